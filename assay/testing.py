@@ -1,0 +1,134 @@
+"""Fakes for Assay's tests and its users': a tiny model, a byte tokenizer, a scripted generator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from assay.config import SamplingConfig
+from assay.types import Completion, Group, GroupStream, Problem, Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def byte_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
+    """Return a tokenizer whose tokens are the 256 bytes, plus ``<|pad|>``, ``<|bos|>`` and ``<|eos|>``."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<|bos|>", eos_token="<|eos|>", pad_token="<|pad|>"
+    )
+    fast.chat_template = chat_template
+    return fast
+
+
+def tiny_model(
+    vocab_size: int = 259,
+    seed: int = 0,
+    hidden_size: int = 32,
+    num_layers: int = 2,
+    max_positions: int = 512,
+    family: str = "llama",
+    eos_token_id: int | None = 257,
+) -> PreTrainedModel:
+    """Return a freshly initialized decoder (``llama``, ``qwen2``, ``qwen3`` or ``gpt2``) in float32, in eval mode."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": hidden_size,
+        "intermediate_size": 2 * hidden_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": hidden_size // 4,
+        "max_position_embeddings": max_positions,
+        "tie_word_embeddings": True,
+    }
+    if family == "gpt2":
+        sizes = {
+            "vocab_size": vocab_size,
+            "n_embd": hidden_size,
+            "n_layer": num_layers,
+            "n_head": 4,
+            "n_positions": max_positions,
+        }
+    tokens = {"bos_token_id": None, "eos_token_id": eos_token_id, "pad_token_id": None}
+    config = AutoConfig.for_model(family, **sizes, **tokens)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config)
+        with torch.no_grad():  # wider than the default, so that next-token distributions differ
+            for name, parameter in model.named_parameters():
+                if parameter.dim() == 2:
+                    parameter.normal_(0.0, 0.2)
+    return model.float().eval()
+
+
+def save_tiny_model(folder: Path | str, chat_template: str | None = None, **sizes: Any) -> Path:
+    """Save `tiny_model` and `byte_tokenizer` in Hugging Face layout and return the folder."""
+    tiny_model(**sizes).save_pretrained(folder)
+    byte_tokenizer(chat_template).save_pretrained(folder)
+    return Path(folder)
+
+
+class ScriptedGenerator:
+    """A generator whose completions are given: ``script(problem, sibling)`` returns the text.
+
+    Log-probabilities are constant; tokens are the text's bytes. It meets the generator protocol.
+    """
+
+    def __init__(self, script: Callable[[Problem, int], str], logprob: float = -1.0) -> None:
+        self.script = script
+        self.logprob = logprob
+        self.policy_version = 0
+
+    def generate(
+        self, problems: Sequence[Problem], sampling: SamplingConfig, group_size: int
+    ) -> GroupStream:
+        """Return one group a problem."""
+
+        def arrivals() -> Iterator[tuple[int, Group]]:
+            for position, problem in enumerate(problems):
+                prompt = Prompt(problem.question, _bytes_of(problem.question))
+                siblings = tuple(self._complete(problem, n) for n in range(group_size))
+                yield position, Group(problem, prompt, siblings)
+
+        return GroupStream(arrivals(), len(problems))
+
+    def load_policy(self, policy: Any) -> None:
+        """Count a policy version; scripts do not learn."""
+        self.policy_version += 1
+
+    def _complete(self, problem: Problem, sibling: int) -> Completion:
+        text = self.script(problem, sibling)
+        tokens = _bytes_of(text)
+        logprobs = np.full(len(tokens), self.logprob, np.float32)
+        return Completion(
+            id=f"{problem.group_id}/{sibling}",
+            text=text,
+            tokens=tokens,
+            behavior_logprobs=logprobs,
+            model_logprobs=logprobs,
+            sampled=np.ones(len(tokens), np.bool_),
+            policy_version=self.policy_version,
+        )
+
+
+def _bytes_of(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode() or b" ", np.uint8).astype(np.int32)

@@ -1,0 +1,264 @@
+"""The nouns of a run: problems, prompts, completions, groups, verdicts.
+
+Plain values: picklable, without torch, the same on one machine and on many.
+
+Shape legend, for every array and tensor name in Assay (joined in axis order, as in ``logits_TV``):
+
+    T  packed tokens      R  rows (completions)    P  prompts (groups)     G  group size
+    L  padded length      V  vocabulary            D  model width          N  layers
+    S  engine slots       K  key/value extent      H  attention heads
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens: TypeAlias = NDArray[np.int32]
+Floats: TypeAlias = NDArray[np.float32]
+Mask: TypeAlias = NDArray[np.bool_]
+Message: TypeAlias = Mapping[str, str]
+
+FinishReason = Literal["eos", "stop_string", "length"]
+Status = Literal["passed", "failed", "not_judged"]
+NotJudgedReason = Literal["timeout", "error", "unavailable"]
+ThinkMode = Literal["off", "free", "opened", "empty"]
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkFormat:
+    """How a prompt asks for reasoning, and so how its completion splits into reasoning and answer.
+
+    mode: ``off``: there is no think block. ``free``: the model opens and closes the block itself.
+    ``opened``: the prompt already ends inside an open block. ``empty``: the prompt already holds an
+    intentionally empty block (no-think mode), so that the completion is all answer.
+    """
+
+    mode: ThinkMode = "off"
+    open_tag: str = "<think>"
+    close_tag: str = "</think>"
+
+    def split(self, text: str) -> tuple[str, str]:
+        """Return (reasoning, answer) of a completion's text; the tags belong to neither.
+
+        The answer begins after the last close tag. A block that never closes is all reasoning, and
+        so leaves an empty answer: nothing inside a think block ever counts as an answer.
+        """
+        if self.mode == "off":
+            return "", text
+        before, close, after = text.rpartition(self.close_tag)
+        inside = before if close else text
+        if close:
+            return inside.replace(self.open_tag, "", 1).strip(), after
+        if self.mode == "opened" or self.open_tag in text:
+            return inside.replace(self.open_tag, "", 1).strip(), ""
+        return "", text
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One row: what the policy is asked, and what its verifier needs to judge the reply.
+
+    spec: answers, tests and the like; never visible to the policy. draw: how many times a
+    curriculum has handed the problem out before; with the id it names the group.
+    verifier: an expression such as ``math`` or ``math*1.0 + think_format*0.1``; None: the config's.
+    source: where the row stands, as ``file.jsonl:12``.
+    """
+
+    id: str
+    prompt: str | tuple[Message, ...]
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    verifier: str | None = None
+    tags: tuple[str, ...] = ()
+    source: str = ""
+    draw: int = 0
+
+    @property
+    def group_id(self) -> str:
+        """The name of the group that this draw of the problem gives rise to."""
+        return f"{self.id}#{self.draw}"
+
+    @property
+    def question(self) -> str:
+        """The prompt as plain text: the last user message of a chat, or the text itself."""
+        if isinstance(self.prompt, str):
+            return self.prompt
+        for turn in reversed(self.prompt):
+            if turn["role"] == "user":
+                return turn["content"]
+        return self.prompt[-1]["content"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """A problem as the policy sees it: text rendered through a template, and its tokens [L]."""
+
+    text: str
+    tokens: Tokens
+    think: ThinkFormat = ThinkFormat()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Completion:
+    """One sampled token sequence, with what is known of its sampling.
+
+    tokens [L]: what was sampled, the end-of-sequence token included. sampled [L]: False where the
+    policy did not choose the token (it is context only: never in a loss, a ratio or a KL).
+    behavior_logprobs [L]: of the distribution that was sampled from (temperature and truncation
+    included). model_logprobs [L]: of the untempered model. num_think_tokens: how many leading tokens
+    belong to the think block. id: ``problem#draw/sibling``.
+    """
+
+    id: str
+    text: str
+    tokens: Tokens
+    behavior_logprobs: Floats
+    model_logprobs: Floats
+    sampled: Mask
+    finish_reason: FinishReason = "eos"
+    policy_version: int = 0
+    num_think_tokens: int = 0
+    think: ThinkFormat = ThinkFormat()
+
+    @classmethod
+    def from_text(
+        cls, text: str, id: str = "completion", think: ThinkFormat | None = None
+    ) -> Completion:
+        """Return a completion that has text and no tokens, for judging text from a file."""
+        nothing = np.zeros(0, np.float32)
+        return cls(
+            id=id,
+            text=text,
+            tokens=np.zeros(0, np.int32),
+            behavior_logprobs=nothing,
+            model_logprobs=nothing,
+            sampled=np.zeros(0, np.bool_),
+            think=think or ThinkFormat(),
+        )
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the completion ran into its limit before it ended."""
+        return self.finish_reason == "length"
+
+    @property
+    def reasoning_text(self) -> str:
+        """The text inside the think block, or an empty string."""
+        return self.think.split(self.text)[0]
+
+    @property
+    def answer_text(self) -> str:
+        """The text outside the think block: all that a verifier of answers may read."""
+        return self.think.split(self.text)[1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """The completions of one prompt: siblings, never separated."""
+
+    problem: Problem
+    prompt: Prompt
+    completions: tuple[Completion, ...]
+
+    @property
+    def id(self) -> str:
+        """``problem#draw``."""
+        return self.problem.group_id
+
+
+@dataclass(frozen=True, slots=True)
+class StepScore:
+    """The score of one reasoning step, and the index of the completion token at which it ends."""
+
+    score: float
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a verifier says of one completion.
+
+    score: correctness in [0, 1]; None exactly when status is ``not_judged``. components: each part
+    under its own name, not bounded. reward: the weighted sum that the optimizer sees; None when not
+    judged. A verdict that was not judged is never a 0: it enters no baseline and has no gradient.
+    verifier: ``name@version``. seconds: time spent judging.
+    """
+
+    score: float | None
+    status: Status
+    verifier: str
+    reward: float | None = None
+    components: Mapping[str, float] = field(default_factory=dict)
+    step_scores: tuple[StepScore, ...] = ()
+    reason: NotJudgedReason | None = None
+    extracted: str | None = None
+    detail: str = ""
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if (self.status == "not_judged") != (self.score is None):
+            raise ValueError(f"status {self.status!r} does not go with score {self.score!r}")
+        if (self.status == "not_judged") != (self.reason is not None):
+            raise ValueError(f"status {self.status!r} does not go with reason {self.reason!r}")
+        if self.score is not None and not 0.0 <= self.score <= 1.0:
+            raise ValueError(f"score {self.score!r} is outside [0, 1]")
+
+    @property
+    def judged(self) -> bool:
+        """Whether there is a judgement at all."""
+        return self.status != "not_judged"
+
+    @property
+    def correct(self) -> bool:
+        """Whether the completion passed."""
+        return self.status == "passed"
+
+    @classmethod
+    def of_score(cls, score: float, verifier: str, **rest: Any) -> Verdict:
+        """Return a judgement: passed when score is 1, failed below."""
+        rest.setdefault("reward", score)
+        status: Status = "passed" if score >= 1.0 else "failed"
+        return cls(score=score, status=status, verifier=verifier, **rest)
+
+    @classmethod
+    def not_judged(cls, reason: NotJudgedReason, verifier: str, **rest: Any) -> Verdict:
+        """Return the verdict of a checker that could not do its work."""
+        return cls(score=None, status="not_judged", verifier=verifier, reason=reason, **rest)
+
+
+class GroupStream(Sequence[Group]):
+    """Groups that arrive as they finish, and afterwards a sequence in the order of their problems.
+
+    `as_finished` drives the generator and yields each group once; anything that needs them all
+    (an index, a length, iteration) first lets the generator run to its end.
+    """
+
+    def __init__(self, arrivals: Iterable[tuple[int, Group]], num_groups: int) -> None:
+        self._arrivals = iter(arrivals)
+        self._groups: list[Group | None] = [None] * num_groups
+
+    def as_finished(self) -> Iterator[tuple[int, Group]]:
+        """Yield (position, group) for each group that has not been yielded yet."""
+        for position, group in self._arrivals:
+            self._groups[position] = group
+            yield position, group
+
+    def _all(self) -> list[Group]:
+        for _ in self.as_finished():
+            pass
+        groups = [group for group in self._groups if group is not None]
+        assert len(groups) == len(self._groups), "the generator ended before its last group"
+        return groups
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._all()[index]
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self._all())
