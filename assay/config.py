@@ -12,7 +12,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -382,9 +382,10 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
     *parents, leaf = key.strip().split(".")
     node = tree
     for parent in parents:
-        node = node.setdefault(parent, {})
-        if not isinstance(node, dict):
-            raise ConfigError(message(f"--set {key}", f"{parent} = {node!r}", "a section"))
+        child: Any = node.setdefault(parent, {})
+        if not isinstance(child, dict):
+            raise ConfigError(message(f"--set {key}", f"{parent} = {child!r}", "a section"))
+        node = cast("dict[str, Any]", child)
     node[leaf] = parsed
 
 

@@ -74,7 +74,7 @@ def tiny_model(
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config)
         with torch.no_grad():  # wider than the default, so that next-token distributions differ
-            for name, parameter in model.named_parameters():
+            for _, parameter in model.named_parameters():
                 if parameter.dim() == 2:
                     parameter.normal_(0.0, 0.2)
     return model.float().eval()

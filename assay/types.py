@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,7 +71,7 @@ class Problem:
 
     id: str
     prompt: str | tuple[Message, ...]
-    spec: Mapping[str, Any] = field(default_factory=dict)
+    spec: Mapping[str, Any] = field(default_factory=dict[str, Any])
     verifier: str | None = None
     tags: tuple[str, ...] = ()
     source: str = ""
@@ -192,7 +192,7 @@ class Verdict:
     status: Status
     verifier: str
     reward: float | None = None
-    components: Mapping[str, float] = field(default_factory=dict)
+    components: Mapping[str, float] = field(default_factory=dict[str, float])
     step_scores: tuple[StepScore, ...] = ()
     reason: NotJudgedReason | None = None
     extracted: str | None = None
@@ -257,7 +257,11 @@ class GroupStream(Sequence[Group]):
     def __len__(self) -> int:
         return len(self._groups)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> Group: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Group]: ...
+    def __getitem__(self, index: int | slice) -> Group | Sequence[Group]:
         return self._all()[index]
 
     def __iter__(self) -> Iterator[Group]:
