@@ -57,6 +57,8 @@ lint: setup  ## check style (ruff), format (ruff) and types (pyright)
 	@$(BIN)/ruff format --check .
 	@echo "lint: pyright"
 	@$(BIN)/pyright
+	@echo "lint: pyright, strict on types, errors, config, learn and verify"
+	@$(BIN)/pyright -p pyright-strict.json
 
 clean:  ## remove .venv and every cache; runs are kept
 	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
