@@ -7,40 +7,66 @@ None keys loads as the same configuration.
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
+from assay.complaints import complain, section_of, toml_words, type_words
 from assay.errors import ConfigError, message
+from assay.toml_text import apply_override, key_lines
 
+Text = Annotated[str, Field(min_length=1)]
 Rate = Annotated[float, Field(ge=0.0, le=1.0)]
+Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 Natural = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 
 
 class Section(BaseModel):
-    """Base of every configuration model: frozen, unknown keys forbidden."""
+    """Base of every configuration model: frozen, unknown keys forbidden, no value of another type.
+
+    TOML has types, so a quoted number, or true for 1, is a mistake and not a number.
+    """
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _freeze_list(cls, value: object) -> object:
+        return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
+
+
+def _found(value: str, accepted: str, remedy: str = "") -> str:
+    return message("", toml_words(value), accepted, remedy).removeprefix(": ")
 
 
 class RunConfig(Section):
     """Where the run lives and what makes it repeatable."""
 
-    name: str | None = None
+    name: Text | None = None
     """Name of the run's directory. None: the configuration file's name, numbered if it exists."""
     directory: str = "runs"
     """Folder that holds run directories."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seeds the curriculum, the sampling and the initial weights of adapters and heads."""
     threads: Natural | None = None
     """CPU threads for tensor operations. None: all cores. Part of what makes a CPU run bitwise repeatable."""
@@ -48,6 +74,20 @@ class RunConfig(Section):
     """``cpu``, ``cuda`` or ``cuda:1``. None: CUDA when there is one, else the CPU."""
     max_minutes: Positive | None = None
     """Stop cleanly, with a checkpoint, after this many minutes. None: no limit."""
+
+    @field_validator("name")
+    @classmethod
+    def _one_folder(cls, name: str | None) -> str | None:
+        if name is not None and (name in (".", "..") or re.search(r"[/\\\0]", name)):
+            raise ValueError(_found(name, "one folder's name", "set run.directory to its place"))
+        return name
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, device: str | None) -> str | None:
+        if device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+            raise ValueError(_found(device, '"cpu", "cuda" or "cuda:1"'))
+        return device
 
 
 class LoraConfig(Section):
@@ -57,14 +97,14 @@ class LoraConfig(Section):
     """Rank of each adapter."""
     alpha: Positive = 32.0
     """Scale: an adapter's output is multiplied by alpha / rank."""
-    targets: tuple[str, ...] | None = None
+    targets: tuple[Text, ...] | None = None
     """Names of the linear layers to adapt. None: all linear layers except the output head."""
 
 
 class ModelConfig(Section):
     """The model that is trained."""
 
-    path: str
+    path: Text
     """A folder in Hugging Face layout, a run's checkpoint folder, or a hub name."""
     revision: str | None = None
     """Branch, tag or commit of a hub model. None: its default branch."""
@@ -87,11 +127,11 @@ class DataConfig(Section):
     ``gym:TASK[?setting=value&size=1000&seed=0]`` or ``package.module:object``.
     """
 
-    train: tuple[str, ...] = ()
+    train: tuple[Text, ...] = ()
     """Sources of training problems. Required by ``[rl]``."""
-    heldout: tuple[str, ...] = ()
+    heldout: tuple[Text, ...] = ()
     """Sources of held-out problems, for evaluation only. A question that also stands in train is an error."""
-    verifier: str = "math"
+    verifier: Text = "math"
     """Verifier of rows that name none: a name, ``package.module:object``, or a weighted sum such as ``math*1.0 + think_format*0.1`` (the first term is the correctness)."""
     template: Literal["chat", "base"] | None = None
     """``chat``: the tokenizer's chat template. ``base``: `prompt_template` as plain text. None: chat where the tokenizer has a template, else base."""
@@ -101,9 +141,9 @@ class DataConfig(Section):
     """System message that opens every chat; under the base template it precedes the prompt."""
     think: Literal["off", "free", "opened", "empty"] = "off"
     """Reasoning block. ``off``: none. ``free``: the policy writes it. ``opened``: the prompt ends with the open tag. ``empty``: the prompt holds an empty block (no-think mode)."""
-    think_open: str = "<think>"
+    think_open: Text = "<think>"
     """The tag that opens the reasoning block."""
-    think_close: str = "</think>"
+    think_close: Text = "</think>"
     """The tag that closes the reasoning block."""
     on_bad_row: Literal["stop", "skip"] = "stop"
     """What a malformed row does: stop with its place, or skip it and report how many were skipped."""
@@ -113,6 +153,19 @@ class DataConfig(Section):
     """Share of a held-out question's 8-grams that a training question must hold to count as a near duplicate."""
     max_prompt_tokens: Natural | None = None
     """Longest prompt. A longer one is a malformed row (see `on_bad_row`). None: what the model's context leaves beside `sampling.max_tokens`."""
+
+    @field_validator("prompt_template")
+    @classmethod
+    def _holds_question(cls, template: str) -> str:
+        if "{question}" not in template:
+            raise ValueError(_found(template, "text that holds {question}"))
+        return template
+
+    @model_validator(mode="after")
+    def _distinct_tags(self) -> DataConfig:
+        if self.think_open == self.think_close:
+            raise ValueError("think_open and think_close are equal; choose two different tags")
+        return self
 
 
 class SamplingConfig(Section):
@@ -128,7 +181,7 @@ class SamplingConfig(Section):
     """Drop tokens less likely than this share of the most likely one."""
     max_tokens: Natural = 256
     """Longest completion, in tokens."""
-    stop: tuple[str, ...] = ()
+    stop: tuple[Text, ...] = ()
     """Strings that end a completion when they appear; the text keeps them, so that what was sampled is what is learned from."""
 
     @property
@@ -168,7 +221,7 @@ class RLConfig(Section):
 class AlgorithmConfig(Section):
     """A row of the algorithm table, and what of it to change. None: as the row says."""
 
-    name: str = "grpo"
+    name: Text = "grpo"
     """A row of the table (``grpo``, ``dr_grpo``, ``dapo``, ``rloo``), or ``package.module:object``."""
     baseline: Literal["mean", "leave_one_out", "none"] | None = None
     """What is subtracted from a reward: the group's mean, the mean of the other siblings, or nothing."""
@@ -203,7 +256,7 @@ class OptimizerConfig(Section):
     """``adamw_8bit`` keeps its state in 8 bits (needs the extra ``bnb``)."""
     learning_rate: Positive = 1e-6
     """Peak learning rate."""
-    betas: tuple[Rate, Rate] = (0.9, 0.95)
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
     """Decay of the first and second moment."""
     epsilon: Positive = 1e-8
     """Added to the root of the second moment."""
@@ -222,7 +275,7 @@ class OptimizerConfig(Section):
 class SFTConfig(Section):
     """The supervised stage (cold start): loss on completions only, packed."""
 
-    traces: tuple[str, ...]
+    traces: Annotated[tuple[Text, ...], Field(min_length=1)]
     """Sources of rows with ``prompt`` (text or messages) and ``completion``, in the forms of `data.train`."""
     epochs: Positive = 1.0
     """Passes over the traces; a fraction stops part way."""
@@ -276,7 +329,7 @@ class GuardConfig(Section):
     """Largest mean KL to the reference, in nats a token. None: no bound."""
     min_entropy: NonNegative | None = None
     """Smallest mean entropy, in nats a token. None: no bound."""
-    rules: tuple[str, ...] = ()
+    rules: tuple[Text, ...] = ()
     """More rules, as ``package.module:function``: called with the run, returning None or the reason to stop."""
 
 
@@ -298,14 +351,32 @@ class TrainConfig(Section):
     guard: GuardConfig = GuardConfig()
 
     @model_validator(mode="after")
-    def _one_stage(self) -> TrainConfig:
+    def _sections_agree(self) -> TrainConfig:
+        """Check what no section can see alone; a complaint begins with the key that it is about."""
         if (self.rl is None) == (self.sft is None):
-            raise ValueError("a run has exactly one of the sections [rl] and [sft]")
-        if self.rl is not None and not self.data.train:
-            raise ValueError("data.train is missing; name at least one source of problems")
-        if self.rl is not None and self.sampling.temperature == 0:
+            found = "neither" if self.rl is None else "both"
             raise ValueError(
-                "sampling.temperature is 0 (greedy): siblings would be equal; choose a number > 0"
+                f"found {found} of [rl] and [sft]; accepted: exactly one (they are two runs: "
+                "the second starts from the first one's checkpoint)"
+            )
+        if self.rl is None:
+            return self
+        if not self.data.train:
+            raise ValueError('data.train: missing; add train = ["problems.jsonl"] to [data]')
+        if self.sampling.temperature == 0:
+            raise ValueError(
+                "sampling.temperature: found 0 (greedy); accepted: a number > 0 while training, "
+                "or all siblings would be equal"
+            )
+        if self.rl.num_minibatches > self.rl.num_prompts:
+            raise ValueError(
+                f"rl.num_minibatches: found {self.rl.num_minibatches}; accepted: at most "
+                f"rl.num_prompts ({self.rl.num_prompts}): groups are never separated"
+            )
+        if (self.algorithm.overlong_buffer or 0) > self.sampling.max_tokens:
+            raise ValueError(
+                f"algorithm.overlong_buffer: found {self.algorithm.overlong_buffer}; accepted: "
+                f"at most sampling.max_tokens ({self.sampling.max_tokens})"
             )
         return self
 
@@ -313,31 +384,42 @@ class TrainConfig(Section):
 def load(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
     """Read a TOML file and apply overrides of the form ``section.key=value``.
 
-    Raises ConfigError, whose message names the line, the key, what was found and what is accepted.
+    The value is TOML; a key that holds text takes it as it stands; an empty value gives the key its
+    default again. Raises ConfigError, whose message names the line, the key, what was found and
+    what is accepted.
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        not_text = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+        reason = getattr(error, "strerror", None) or not_text
         raise ConfigError(f"{path}: cannot be read ({reason}); give a TOML file") from error
     try:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from error
-    for override in overrides:
-        _apply_override(tree, override)
-    return parse(tree, where=str(path), lines=_key_lines(text))
+        raise ConfigError(_not_toml(path, str(error))) from error
+    overridden = [apply_override(tree, override, _holds_text) for override in overrides]
+    return parse(tree, where=str(path), lines=key_lines(text), overridden=overridden)
 
 
 def parse(
-    tree: Mapping[str, Any], where: str = "config", lines: Mapping[str, int] | None = None
+    tree: Mapping[str, Any],
+    where: str = "config",
+    lines: Mapping[str, int] | None = None,
+    overridden: Collection[str] = (),
 ) -> TrainConfig:
-    """Validate a tree of plain values; raises ConfigError with every complaint, one line each."""
+    """Validate a tree of plain values; raises ConfigError with every complaint, one line each.
+
+    lines: of each dotted key. overridden: the dotted keys that a ``--set`` has given.
+    """
     try:
         return TrainConfig.model_validate(tree)
     except ValidationError as error:
-        complaints = [_complaint(dict(item), where, lines or {}) for item in error.errors()]
+        complaints = [
+            complain(dict(item), TrainConfig, where, lines or {}, overridden)
+            for item in error.errors()
+        ]
         raise ConfigError("\n".join(complaints)) from error
 
 
@@ -347,99 +429,29 @@ def dump(config: TrainConfig) -> str:
 
 
 def field_help() -> Iterator[tuple[str, str, str, str]]:
-    """Yield (dotted key, type, default, description) of every key, in order."""
+    """Yield (dotted key, what it accepts, default, description) of every key, in order."""
     yield from _walk(TrainConfig, "")
 
 
 def _walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str, str]]:
     for name, field in model.model_fields.items():
-        section = _section_of(field.annotation)
+        section = section_of(field.annotation)
         if section is not None:
             yield from _walk(section, f"{prefix}{name}.")
             continue
-        kind = re.sub(r"typing\.|<class '|'>", "", str(field.annotation))
-        default = "required" if field.is_required() else repr(field.default)
+        kind = type_words(field.annotation, field.metadata)
+        default = "None" if field.default is None else toml_words(field.default)
+        default = "required" if field.is_required() else default
         yield f"{prefix}{name}", kind, default, field.description or ""
 
 
-def _section_of(annotation: Any) -> type[BaseModel] | None:
-    for kind in (annotation, *getattr(annotation, "__args__", ())):
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return kind
-    return None
+def _not_toml(path: Path, reason: str) -> str:
+    """Put the line of a TOML syntax error where every other complaint has it."""
+    place = re.search(r" \(at line (\d+), column (\d+)\)$", reason)
+    if place is None:
+        return f"{path}: not TOML: {reason}"
+    return f"{path}:{place[1]} not TOML: {reason[: place.start()]}, at column {place[2]}"
 
 
-def _apply_override(tree: dict[str, Any], override: str) -> None:
-    key, equals, value = override.partition("=")
-    if not equals or not key.strip():
-        raise ConfigError(
-            message("--set", repr(override), "section.key=value", "quote it if needed")
-        )
-    try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        parsed = value
-    *parents, leaf = key.strip().split(".")
-    node = tree
-    for parent in parents:
-        child: Any = node.setdefault(parent, {})
-        if not isinstance(child, dict):
-            raise ConfigError(message(f"--set {key}", f"{parent} = {child!r}", "a section"))
-        node = cast("dict[str, Any]", child)
-    node[leaf] = parsed
-
-
-def _key_lines(text: str) -> dict[str, int]:
-    """Return the line of each ``section.key`` of a TOML text."""
-    lines: dict[str, int] = {}
-    section = ""
-    for number, line in enumerate(text.splitlines(), start=1):
-        if header := re.match(r"\s*\[\s*([\w.-]+)\s*\]", line):
-            section = header[1] + "."
-            lines.setdefault(header[1], number)
-        elif key := re.match(r"\s*([\w.-]+)\s*=", line):
-            lines.setdefault(section + key[1], number)
-    return lines
-
-
-def _complaint(error: dict[str, Any], where: str, lines: Mapping[str, int]) -> str:
-    names = [str(part) for part in error["loc"]]
-    dotted = ".".join(names)
-    line = next(
-        (lines[key] for n in range(len(names), 0, -1) if (key := ".".join(names[:n])) in lines),
-        None,
-    )
-    place = f"{where}:{line} {dotted}" if line else f"{where} {dotted}".strip()
-    if error["type"] == "extra_forbidden":
-        known = _known_keys(names[:-1])
-        nearest = difflib.get_close_matches(names[-1], known, n=1, cutoff=0.5)
-        remedy = f"did you mean {nearest[0]}?" if nearest else f"known keys: {', '.join(known)}"
-        return f"{place}: unknown key; {remedy}"
-    if error["type"] == "missing":
-        return f"{place}: missing; {_description(names) or 'add it'}"
-    if error["type"] == "value_error":
-        return f"{place}: {error['ctx']['error']}"
-    accepted = error["msg"].removeprefix("Input should be ")
-    return message(place, repr(error["input"]), accepted, _description(names))
-
-
-def _model_at(names: Sequence[str]) -> type[BaseModel] | None:
-    model: type[BaseModel] | None = TrainConfig
-    for name in names:
-        field = model.model_fields.get(name) if model else None
-        model = _section_of(field.annotation) if field else None
-    return model
-
-
-def _known_keys(names: Sequence[str]) -> list[str]:
-    model = _model_at(names)
-    return list(model.model_fields) if model else []
-
-
-def _description(names: Sequence[str]) -> str:
-    for end in range(len(names), 0, -1):
-        model = _model_at(names[: end - 1])
-        field = model.model_fields.get(names[end - 1]) if model else None
-        if field:
-            return field.description or ""
-    return ""
+def _holds_text(key: str) -> bool:
+    return any(name == key and kind.startswith("text") for name, kind, _, _ in field_help())

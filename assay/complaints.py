@@ -1,0 +1,231 @@
+"""Words for what is wrong with a configuration: its line, what was found, what is accepted, the remedy.
+
+`complain` makes one line of one pydantic error; `type_words` says in words what a field accepts
+(the reference page uses it too).
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from assay.errors import message
+
+_Path = tuple[str | int, ...]
+_BOUNDS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
+
+
+def type_words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+    """Say in words which TOML values a type accepts, as ``a whole number >= 1``."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return type_words(arguments[0], [*arguments[1:], *metadata])
+    if origin in (Union, UnionType):
+        kinds = [kind for kind in arguments if kind is not NoneType]
+        return " or ".join(type_words(kind, metadata) for kind in kinds)
+    if origin is Literal:
+        *most, last = map(toml_words, arguments)
+        return f"{', '.join(most)} or {last}" if most else last
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return f"a list of {type_words(arguments[0]).removeprefix('a ')}"
+    if origin is tuple:
+        return f"a list of {len(arguments)}, each {type_words(arguments[0])}"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "a section"
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+    return words.get(annotation, str(annotation)) + _limit_words(metadata)
+
+
+def _limit_words(metadata: Sequence[Any]) -> str:
+    limits: dict[str, Any] = {}
+    for item in metadata:
+        for part in getattr(item, "metadata", None) or [item]:
+            for name in ("ge", "gt", "le", "lt", "min_length"):
+                if getattr(part, name, None) is not None:
+                    limits[name] = getattr(part, name)
+    if limits.get("min_length"):
+        return ", not empty"
+    if "ge" in limits and "le" in limits:
+        return f" from {_number(limits['ge'])} to {_number(limits['le'])}"
+    bounds = [f"{sign} {_number(limits[name])}" for name, sign in _BOUNDS if name in limits]
+    return f" {' and '.join(bounds)}" if bounds else ""
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
+
+
+def toml_words(value: Any, limit: int = 80) -> str:
+    """Return a value as TOML writes it, in one line and cut to ``limit`` characters."""
+    if isinstance(value, Mapping):
+        return "a section"
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError):  # dates, infinities, and what only Python can hold
+        text = str(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def complain(
+    error: Mapping[str, Any],
+    root: type[BaseModel],
+    where: str,
+    lines: Mapping[str, int],
+    overridden: Collection[str] = (),
+) -> str:
+    """Return one line for one of pydantic's errors about ``root``.
+
+    lines: of the dotted keys of the file ``where``. overridden: keys that came from ``--set``.
+    """
+    path: _Path = tuple(error["loc"])
+    if error["type"] == "value_error" and not path:
+        return _complain_about_whole(str(error["ctx"]["error"]), where, lines, overridden)
+    if error["type"] in ("missing", "too_long") and path and isinstance(path[-1], int):
+        path = path[:-1]  # a list of the wrong length
+    place = _place(path, where, lines, overridden)
+    names = [str(part) for part in path]
+    if error["type"] == "extra_forbidden":
+        return f"{place}: unknown key; {_nearest_key(names, root)}"
+    if error["type"] == "missing" and path == error["loc"]:
+        return f"{place}: missing; {_missing_remedy(names, root)}"
+    if error["type"] == "value_error":
+        return f"{place}: {error['ctx']['error']}"
+    annotation, metadata = _type_at(path, root)
+    found = error["input"]
+    accepted = type_words(annotation, metadata)
+    remedy = _value_remedy(found, annotation, names, root)
+    if not remedy and (purpose := _description(names, root)):
+        accepted = f"{accepted} ({purpose})"
+    return message(place, toml_words(found), accepted, remedy)
+
+
+def _complain_about_whole(
+    text: str, where: str, lines: Mapping[str, int], overridden: Collection[str]
+) -> str:
+    """A check across sections: its text may begin with the key that it is about."""
+    key, colon, rest = text.partition(": ")
+    if not colon or not re.fullmatch(r"[\w.]+", key):
+        return f"{where}: {text}"
+    return f"{_place(tuple(key.split('.')), where, lines, overridden)}: {rest}"
+
+
+def _place(path: _Path, where: str, lines: Mapping[str, int], overridden: Collection[str]) -> str:
+    ancestors = [".".join(map(str, path[:end])) for end in range(len(path), 0, -1)]
+    dotted = re.sub(r"\.(\d+)", r"[\1]", ancestors[0]) if ancestors else ""
+    for key in ancestors:
+        if key in overridden:
+            return f"--set {dotted}"
+        if key in lines:
+            return f"{where}:{lines[key]} {dotted}"
+        implied_by = [override for override in overridden if override.startswith(f"{key}.")]
+        if implied_by and key == ancestors[0]:
+            return f"--set {implied_by[0]}: {dotted}"
+    return f"{where} {dotted}".strip()
+
+
+def _nearest_key(names: Sequence[str], root: type[BaseModel]) -> str:
+    *parents, leaf = names
+    section = _model_at(parents, root)
+    known = list(section.model_fields) if section else []
+    everywhere = list(_all_keys(root))
+    candidates = [key for key in everywhere if key.split(".")[-1] == leaf]
+    if not candidates:
+        near = difflib.get_close_matches(leaf, known, n=1)
+        candidates = [".".join([*parents, name]) for name in near]
+    if not candidates:
+        leaves = {key.split(".")[-1]: key for key in reversed(everywhere)}
+        candidates = [leaves[n] for n in difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.8)]
+    if candidates:
+        return f"did you mean {' or '.join(candidates)}?"
+    return f"known keys: {', '.join(known)}"
+
+
+def _missing_remedy(names: Sequence[str], root: type[BaseModel]) -> str:
+    section = _model_at(names, root)
+    if section is None:
+        parent = ".".join(names[:-1])
+        inside = f" to [{parent}]" if parent else ""
+        return f"add {names[-1]} = ...{inside}: {_description(names, root)}"
+    needed = [name for name, field in section.model_fields.items() if field.is_required()]
+    return f"add [{'.'.join(names)}] with " + "; ".join(
+        f"{name} = ...: {section.model_fields[name].description}" for name in needed
+    )
+
+
+def _value_remedy(found: Any, annotation: Any, names: Sequence[str], root: type[BaseModel]) -> str:
+    words = type_words(annotation)
+    if words == "a section":
+        section = _model_at(names, root)
+        header = f"write [{'.'.join(names)}] and below it its keys"
+        return f"{header}: {', '.join(section.model_fields)}" if section else header
+    if words.startswith("a list") and isinstance(found, str):
+        return f"write [{toml_words(found)}]"
+    if words == "text" and not isinstance(found, str):
+        return f'write "{toml_words(found)}"' if isinstance(found, int | float) else ""
+    if "number" in words and isinstance(found, str):
+        number = found.strip().replace(",", ".")
+        if re.fullmatch(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?", number):
+            return f"write {number}, without quotes"
+    if isinstance(found, str) and (values := list(_literals(annotation))):
+        near = difflib.get_close_matches(found, values, n=1)
+        return f'did you mean "{near[0]}"?' if near else ""
+    return ""
+
+
+def _literals(annotation: Any) -> Iterator[str]:
+    if get_origin(annotation) is Literal:
+        yield from (value for value in get_args(annotation) if isinstance(value, str))
+    else:
+        for kind in get_args(annotation):
+            yield from _literals(kind)
+
+
+def _type_at(path: _Path, root: type[BaseModel]) -> tuple[Any, Sequence[Any]]:
+    """Return the type, and its limits, at a path of keys and list indices."""
+    names = [part for part in path if isinstance(part, str)]
+    owner = _model_at(names[:-1], root) or root
+    field = owner.model_fields[names[-1]]
+    if isinstance(path[-1], str):
+        return field.annotation, field.metadata
+    items = [kind for kind in get_args(field.annotation) if kind is not NoneType]
+    while items and get_origin(items[0]) is tuple:  # tuple[...] | None
+        items = list(get_args(items[0]))
+    return items[0], ()
+
+
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """Return the configuration model that a field's type names, None where it is a value."""
+    for kind in (annotation, *get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
+def _model_at(names: Sequence[str], root: type[BaseModel]) -> type[BaseModel] | None:
+    model: type[BaseModel] | None = root
+    for name in names:
+        field = model.model_fields.get(name) if model else None
+        model = section_of(field.annotation) if field else None
+    return model
+
+
+def _all_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        section = section_of(field.annotation)
+        if section is None:
+            yield prefix + name
+        else:
+            yield from _all_keys(section, f"{prefix}{name}.")
+
+
+def _description(names: Sequence[str], root: type[BaseModel]) -> str:
+    """Return the first sentence of a field's docstring."""
+    owner = _model_at(names[:-1], root)
+    field = owner.model_fields.get(names[-1]) if owner and names else None
+    return re.split(r"(?<=\.)\s", (field.description if field else None) or "")[0].rstrip(".")

@@ -1,0 +1,154 @@
+"""What `tomllib` leaves to us: the line of each key, and overrides from a command line."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from typing import Any, cast
+
+from assay.complaints import toml_words
+from assay.errors import ConfigError, message
+
+_Path = tuple[str | int, ...]
+_SKIPPED = re.compile(r"(?:\s|#[^\n]*)*")
+_KEY_PART = re.compile(r"""[\w-]+|"(?:\\.|[^"\\\n])*"|'[^'\n]*'""")
+_SCALAR = re.compile(
+    r'"""(?:\\.|[^\\])*?"""(?!")'
+    r"|'''.*?'''(?!')"
+    r'|"(?:\\.|[^"\\\n])*"'
+    r"|'[^'\n]*'"
+    r"|[^,\]}\n#]+",
+    re.DOTALL,
+)
+
+
+def key_lines(text: str) -> dict[str, int]:
+    """Return the line of each dotted key, table and list item of a valid TOML text."""
+    return _Scanner(text).scan()
+
+
+def apply_override(tree: dict[str, Any], override: str, holds_text: Callable[[str], bool]) -> str:
+    """Put one ``section.key=value`` into a tree of plain values and return its dotted key.
+
+    The value is TOML where it is TOML. A key that `holds_text` takes it as it stands, and an empty
+    value removes the key. Raises ConfigError.
+    """
+    key, equals, value = (part.strip() for part in override.partition("="))
+    if not equals or not re.fullmatch(r"[\w-]+(\.[\w-]+)*", key):
+        raise ConfigError(
+            message("--set", toml_words(override), "section.key=value, as rl.steps=20")
+        )
+    *parents, leaf = key.split(".")
+    node = tree
+    for parent in parents:
+        child: Any = node.setdefault(parent, {})
+        if not isinstance(child, dict):
+            where = f"--set {key}: {parent}"
+            raise ConfigError(message(where, toml_words(child), "a section, to hold the key"))
+        node = cast("dict[str, Any]", child)
+    if value:
+        node[leaf] = _override_value(value, holds_text(key))
+    else:
+        node.pop(leaf, None)
+    return key
+
+
+def _override_value(text: str, is_text: bool) -> Any:
+    """Read an override's value as TOML where it is TOML; ``True`` and ``False`` as Python has them."""
+    for candidate in (text, text.lower()) if text in ("True", "False") else (text,):
+        try:
+            read = tomllib.loads(f"value = {candidate}")
+        except tomllib.TOMLDecodeError:
+            continue
+        if len(read) == 1 and (isinstance(read["value"], str) or not is_text):
+            return read["value"]
+    return text
+
+
+class _Scanner:
+    """Walk a TOML text that is known to be valid, noting the line where each key stands."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+        self.lines: dict[str, int] = {}
+        self.num_tables: dict[_Path, int] = {}
+
+    def scan(self) -> dict[str, int]:
+        section: _Path = ()
+        while not self.ends():
+            if self.text[self.at] == "[":
+                section = self.header()
+            else:
+                self.pair(section)
+        return self.lines
+
+    def ends(self) -> bool:
+        self.skip()
+        return self.at >= len(self.text)
+
+    def skip(self) -> None:
+        self.take(_SKIPPED)
+
+    def take(self, pattern: re.Pattern[str]) -> str:
+        match = pattern.match(self.text, self.at)
+        assert match is not None, f"the key scanner does not know {self.text[self.at :][:20]!r}"
+        self.at = match.end()
+        return match[0]
+
+    def note(self, path: _Path) -> None:
+        line = self.text.count("\n", 0, self.at) + 1
+        self.lines.setdefault(".".join(map(str, path)), line)
+
+    def header(self) -> _Path:
+        is_array = self.text.startswith("[[", self.at)
+        self.at += 2 if is_array else 1
+        path = self.key(())
+        self.skip()
+        self.at += 2 if is_array else 1
+        if is_array:
+            number = self.num_tables[path] = self.num_tables.get(path, -1) + 1
+            path = (*path, number)
+            self.note(path)
+        return path
+
+    def key(self, prefix: _Path) -> _Path:
+        """Take a dotted key and note it, with the tables that it implies."""
+        path = prefix
+        while True:
+            self.skip()
+            part = self.take(_KEY_PART)
+            path = (*path, *tomllib.loads(f"{part} = 0"))
+            self.note(path)
+            self.skip()
+            if self.text[self.at] != ".":
+                return path
+            self.at += 1
+
+    def pair(self, prefix: _Path) -> None:
+        path = self.key(prefix)
+        self.at += 1  # the equals sign
+        self.value(path)
+
+    def value(self, path: _Path) -> None:
+        self.skip()
+        opening = self.text[self.at]
+        if opening not in "[{":
+            self.take(_SCALAR)
+            return
+        self.at += 1
+        index = 0
+        self.skip()
+        while self.text[self.at] not in "]}":
+            if opening == "{":
+                self.pair(path)
+            else:
+                self.note((*path, index))
+                self.value((*path, index))
+            index += 1
+            self.skip()
+            if self.text[self.at] == ",":
+                self.at += 1
+                self.skip()
+        self.at += 1
