@@ -292,8 +292,8 @@ class EvaluationConfig(Section):
     """Steps between evaluations. None: only before the first step and after the last."""
     num_samples: Natural = 1
     """Completions a problem."""
-    temperature: NonNegative = 0.0
-    """0: greedy."""
+    temperatures: Annotated[tuple[NonNegative, ...], Field(min_length=1)] = (0.0,)
+    """Temperatures to evaluate at; 0 is greedy. The first decides which checkpoint is best."""
     max_problems: Natural | None = None
     """Evaluate on the first so many held-out problems. None: on all."""
 

@@ -1,0 +1,225 @@
+"""The command line: parse, one call, exit code. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from assay.errors import AssayError, UserError
+
+app = typer.Typer(
+    name="assay",
+    help="Train language models to reason from rewards that can be checked, and keep the evidence.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of text.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: CUDA if any.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, as rl.steps=20. Repeatable."),
+]
+
+
+@app.command()
+def train(
+    config: Annotated[Path | None, typer.Argument(help="TOML file (docs/configuration.md).")] = None,
+    overrides: Overrides = None,
+    resume: Annotated[Path | None, typer.Option(help="Run directory to go on with.")] = None,
+    accept_changed_verifiers: Annotated[
+        bool, typer.Option(help="Resume although a verifier's code changed; it is recorded.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option(help="Show one prompt, completion and verdict, and the plan; then stop.")
+    ] = False,
+    max_minutes: Annotated[
+        float | None, typer.Option(help="Stop cleanly, with a checkpoint, after this long.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train a model as CONFIG says, or go on with a run (--resume)."""
+    from assay.train import api
+
+    if (config is None) == (resume is None):
+        raise UserError("assay train: give a CONFIG file, or --resume RUN, and not both")
+    changes = [*(overrides or []), *([f"run.max_minutes={max_minutes}"] if max_minutes else [])]
+    if dry_run:
+        if config is None:
+            raise UserError("assay train --dry-run: needs a CONFIG file")
+        _print(api.dry_run(config, overrides=changes), as_json)
+        return
+    result = api.train(
+        config,
+        overrides=changes,
+        resume=resume,
+        accept_changed_verifiers=accept_changed_verifiers,
+        quiet=as_json,
+    )
+    _print(result, as_json)
+
+
+@app.command()
+def demo(
+    directory: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs"),
+    seed: Annotated[int, typer.Option(help="Seed of the whole demo.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """The R1 recipe in miniature: make a model, cold-start it, reinforce it, prove it. Minutes on a CPU."""
+    from assay.train import recipes
+
+    _print(recipes.demo(directory, seed=seed, quiet=as_json), as_json)
+
+
+@app.command(name="eval")
+def evaluate(
+    model: Annotated[str, typer.Argument(help="Model folder, hub name, checkpoint or run.")],
+    problems: Annotated[list[str], typer.Option(help="Source of problems. Repeatable.")],
+    samples: Annotated[int, typer.Option(min=1, help="Completions a problem.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 0.0,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest completion.")] = None,
+    max_problems: Annotated[int | None, typer.Option(min=1, help="The first so many.")] = None,
+    verifier: Annotated[str | None, typer.Option(help="Verifier of rows that name none.")] = None,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Also write every completion, as JSONL.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Measure a model on problems: pass@1 with its standard error, pass@k, majority@k."""
+    from assay.train import api
+
+    result = api.evaluate_model(
+        model,
+        problems,
+        num_samples=samples,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        max_problems=max_problems,
+        verifier=verifier,
+        overrides=overrides or [],
+        out=out,
+        seed=seed,
+        device=device,
+    )
+    _print(result, as_json)
+
+
+@app.command()
+def sample(
+    model: Annotated[str, typer.Argument(help="Model folder, hub name, checkpoint or run.")],
+    prompt: Annotated[str | None, typer.Option(help="The question to ask.")] = None,
+    problems: Annotated[list[str] | None, typer.Option(help="Or a source of problems.")] = None,
+    answer: Annotated[str | None, typer.Option(help="The prompt's answer, to be judged by.")] = None,
+    num: Annotated[int, typer.Option(min=1, help="Completions of each prompt.")] = 4,
+    max_problems: Annotated[int, typer.Option(min=1, help="Problems to show.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 1.0,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest completion.")] = None,
+    overrides: Overrides = None,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Read completions of a prompt, with their verdicts."""
+    from assay.train import api
+
+    result = api.sample(
+        model,
+        prompt=prompt,
+        problems=problems or [],
+        answer=answer,
+        num_samples=num,
+        max_problems=max_problems,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        overrides=overrides or [],
+        seed=seed,
+        device=device,
+    )
+    _print(result, as_json)
+
+
+@app.command()
+def verify(
+    file: Annotated[Path, typer.Argument(help="Rows of id, completion and a spec such as answer.")],
+    verifier: Annotated[
+        str | None, typer.Option(help="Verifier of rows that name none. Default: math.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write verdicts here. Default: print.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes.")] = None,
+    deadline: Annotated[float, typer.Option(min=0.001, help="Seconds a completion.")] = 5.0,
+    as_json: Json = False,
+) -> None:
+    """Judge the completions in a JSONL file: one verdict a row, in order."""
+    from assay.verify import batch
+
+    summary = batch.verify_file(
+        file, verifier=verifier or "math", out=out, num_workers=workers, deadline=deadline
+    )
+    if out is not None:
+        _print(summary, as_json)
+    else:
+        print(summary, file=sys.stderr)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    as_json: Json = False,
+) -> None:
+    """Write report.html of a run: one self-contained page."""
+    from assay.run.report import write_report
+
+    path = write_report(run)
+    print(json.dumps({"report": str(path)}) if as_json else path)
+
+
+@app.command()
+def export(
+    model: Annotated[str, typer.Argument(help="Run directory or checkpoint.")],
+    out: Annotated[Path, typer.Argument(help="New folder for the merged model.")],
+    as_json: Json = False,
+) -> None:
+    """Write a run's model, adapters merged, as a plain Hugging Face folder for serving."""
+    from assay.train import api
+
+    path = api.export(model, out)
+    print(json.dumps({"model": str(path)}) if as_json else path)
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Say what this machine can do, and whether the install is sound."""
+    from assay import doctor as clinic
+
+    raise typer.Exit(clinic.report(as_json=as_json))
+
+
+def _print(result: Any, as_json: bool) -> None:
+    """Print a result: its ``as_dict`` as one line of JSON, or its text."""
+    print(json.dumps(result.as_dict(), allow_nan=False) if as_json else result)
+
+
+def main() -> None:
+    """Run the command line; an Assay error is one line and its exit code, never a traceback."""
+    try:
+        app()
+    except AssayError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

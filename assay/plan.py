@@ -1,0 +1,82 @@
+"""Estimate the memory of a run before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from assay.config import TrainConfig
+
+MIB = 2**20
+FLOAT32 = 4
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Estimated bytes by part, in MiB, and the setting that each part answers to."""
+
+    parts: Mapping[str, float]
+    settings: Mapping[str, str]
+
+    @property
+    def total_mib(self) -> float:
+        """The sum of the parts."""
+        return sum(self.parts.values())
+
+    def __str__(self) -> str:
+        rows = [
+            f"  {name:<12}{mib:>9.0f} MiB   {self.settings.get(name, '')}".rstrip()
+            for name, mib in self.parts.items()
+        ]
+        return "\n".join([*rows, f"  {'total':<12}{self.total_mib:>9.0f} MiB"])
+
+
+def plan_memory(
+    config: TrainConfig, model: Any, prompt_tokens: int, has_reference: bool
+) -> MemoryPlan:
+    """Estimate the memory of ``config`` on a loaded model.
+
+    Weights, gradients, float32 master weights (where the weights are narrower), two moments of the
+    optimizer, the frozen reference, the key/value cache of all slots, and the activations of one
+    micro-batch: per token and layer 34 bytes a width at 16 bits, so 17 widths, without checkpointing
+    (Korthikanti et al. 2022, eq. 2, without the attention matrix, which is not stored), and one
+    width with it. ``prompt_tokens``: of a typical prompt.
+    """
+    shape = model.config.get_text_config()
+    width, layers = shape.hidden_size, shape.num_hidden_layers
+    heads = shape.num_attention_heads
+    head_width = getattr(shape, "head_dim", None) or width // heads
+    kv_width = (getattr(shape, "num_key_value_heads", None) or heads) * head_width
+    weight_size = next(model.parameters()).element_size()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    num_trained = sum(p.numel() for p in trained)
+    narrow = sum(p.numel() for p in trained if p.element_size() < FLOAT32)
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    moment_size = 1 if config.optimizer.name == "adamw_8bit" else FLOAT32
+    parts = {
+        "weights": weights,
+        "gradients": sum(p.numel() * p.element_size() for p in trained),
+        "master": narrow * FLOAT32,
+        "optimizer": num_trained * 2 * moment_size,
+        "reference": weights if has_reference and config.model.lora is None else 0,
+    }
+    settings = {"reference": "algorithm.kl_weight = 0 needs none; model.lora needs no copy"}
+    settings["optimizer"] = 'optimizer.name = "adamw_8bit"; model.lora trains far fewer weights'
+    stage = config.rl or config.sft
+    if config.rl is not None:
+        extent = prompt_tokens + config.sampling.max_tokens
+        slots = min(config.engine.num_slots, config.rl.num_prompts * config.rl.group_size)
+        parts["kv_cache"] = slots * extent * layers * 2 * kv_width * weight_size
+        settings["kv_cache"] = "engine.max_kv_mib, engine.num_slots"
+        batch_tokens = config.rl.num_prompts * (
+            prompt_tokens + config.rl.group_size * config.sampling.max_tokens
+        )
+    else:
+        batch_tokens = config.sft.tokens_per_step if config.sft else 0
+    tokens = min(batch_tokens, stage.max_tokens_per_micro_batch if stage else 0)
+    widths = 1 if config.model.activation_checkpointing else 17
+    parts["activations"] = tokens * layers * widths * width * weight_size
+    section = "rl" if config.rl is not None else "sft"
+    settings["activations"] = f"{section}.max_tokens_per_micro_batch, model.activation_checkpointing"
+    return MemoryPlan({name: size / MIB for name, size in parts.items() if size}, settings)

@@ -1,0 +1,172 @@
+"""How good a policy is on problems: pass@1 with its standard error, pass@k and majority@k."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from assay.config import SamplingConfig
+from assay.generate.base import Generator
+from assay.types import Group, GroupStream, Problem, Verdict
+
+MAX_PROBLEMS_AT_ONCE = 512
+
+
+class Judge(Protocol):
+    """What judges groups: one tuple of verdicts a group, in the groups' order."""
+
+    def judge(self, groups: GroupStream | Sequence[Group]) -> Sequence[tuple[Verdict, ...]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Rates in 0..1 over problems; completions that were not judged are left out and counted.
+
+    A rate is not a number (None in a row) where nothing was judged: that is not a 0. pass_at_1: mean over problems of the share of their completions that passed. stderr: its standard
+    error over problems (siblings are not independent, problems are). pass_at: k to the unbiased
+    estimate. majority: share of problems whose most frequent extracted answer is right (a tie counts
+    in part); None with a single sample.
+    """
+
+    num_problems: int
+    num_completions: int
+    num_not_judged: int
+    pass_at_1: float
+    stderr: float
+    pass_at: Mapping[int, float] = field(default_factory=dict[int, float])
+    majority: float | None = None
+    by_tag: Mapping[str, float] = field(default_factory=dict[str, float])
+    truncated: float = 0.0
+    mean_tokens: float = 0.0
+    temperature: float = 0.0
+    seconds: float = 0.0
+
+    def as_row(self) -> dict[str, Any]:
+        """Return plain values under the names of metrics."""
+        row = {f"eval/{key}": value for key, value in asdict(self).items() if key != "pass_at"}
+        row.update({f"eval/pass_at_{k}": rate for k, rate in self.pass_at.items() if k > 1})
+        return {key: None if value != value else value for key, value in row.items()}
+
+    def __str__(self) -> str:
+        parts = [f"pass@1 {self.pass_at_1:.3f} ± {self.stderr:.3f}"]
+        parts += [f"pass@{k} {rate:.3f}" for k, rate in self.pass_at.items() if k > 1]
+        if self.majority is not None:
+            parts.append(f"majority {self.majority:.3f}")
+        sampling = "greedy" if self.temperature == 0 else f"temperature {self.temperature:g}"
+        parts.append(f"{self.num_problems} problems, {sampling}")
+        if self.num_not_judged:
+            parts.append(f"{self.num_not_judged} not judged")
+        return ", ".join(parts)
+
+
+def evaluate(
+    generator: Generator,
+    verifiers: Judge,
+    problems: Sequence[Problem],
+    sampling: SamplingConfig,
+    num_samples: int = 1,
+) -> Evaluation:
+    """Sample ``num_samples`` completions of every problem and judge them.
+
+    Problems go through in parts, so that any number of them fits in memory.
+    """
+    started = time.perf_counter()
+    tally = _Tally(num_samples)
+    for first in range(0, len(problems), MAX_PROBLEMS_AT_ONCE):
+        last = min(first + MAX_PROBLEMS_AT_ONCE, len(problems))
+        part = [problems[n] for n in range(first, last)]
+        groups = generator.generate(part, sampling, num_samples)
+        tally.add(groups, verifiers.judge(groups))
+    return tally.result(sampling.temperature, time.perf_counter() - started)
+
+
+def summarize(
+    groups: Iterable[Group], verdicts: Iterable[Sequence[Verdict]], temperature: float = 0.0
+) -> Evaluation:
+    """Return the rates of groups that are already judged."""
+    groups = list(groups)
+    tally = _Tally(max((len(group.completions) for group in groups), default=1))
+    tally.add(groups, verdicts)
+    return tally.result(temperature, 0.0)
+
+
+def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
+    """Return the unbiased estimate 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, eq. 1)."""
+    if k > num_samples:
+        raise ValueError(f"pass@{k} needs at least {k} samples, not {num_samples}")
+    return 1.0 - math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)
+
+
+def majority_correct(verdicts: Sequence[Verdict]) -> float:
+    """Return the chance that the most frequent extracted answer is right, ties broken at random.
+
+    Completions from which no answer was extracted have no vote.
+    """
+    votes = Counter(v.extracted for v in verdicts if v.extracted is not None)
+    if not votes:
+        return 0.0
+    most = max(votes.values())
+    leaders = {answer for answer, count in votes.items() if count == most}
+    right = {v.extracted for v in verdicts if v.correct and v.extracted in leaders}
+    return len(right) / len(leaders)
+
+
+class _Tally:
+    def __init__(self, num_samples: int) -> None:
+        self.ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k < num_samples] + [num_samples]
+        self.num_samples = num_samples
+        self.shares: list[float] = []
+        self.majorities: list[float] = []
+        self.pass_at: dict[int, list[float]] = defaultdict(list)
+        self.by_tag: dict[str, list[float]] = defaultdict(list)
+        self.lengths: list[int] = []
+        self.num_truncated = 0
+        self.num_not_judged = 0
+
+    def add(self, groups: Iterable[Group], verdicts: Iterable[Sequence[Verdict]]) -> None:
+        for group, group_verdicts in zip(groups, verdicts, strict=True):
+            self.lengths += [len(completion.tokens) for completion in group.completions]
+            self.num_truncated += sum(completion.truncated for completion in group.completions)
+            judged = [verdict for verdict in group_verdicts if verdict.judged]
+            self.num_not_judged += len(group_verdicts) - len(judged)
+            if judged:
+                self._add_problem(group.problem, judged)
+
+    def _add_problem(self, problem: Problem, judged: Sequence[Verdict]) -> None:
+        num_correct = sum(verdict.correct for verdict in judged)
+        share = num_correct / len(judged)
+        self.shares.append(share)
+        for tag in problem.tags:
+            self.by_tag[tag].append(share)
+        for k in self.ks:
+            if k <= len(judged):
+                self.pass_at[k].append(pass_at_k(len(judged), num_correct, k))
+        if self.num_samples > 1:
+            self.majorities.append(majority_correct(judged))
+
+    def result(self, temperature: float, seconds: float) -> Evaluation:
+        num = len(self.shares)
+        return Evaluation(
+            num_problems=num,
+            num_completions=len(self.lengths),
+            num_not_judged=self.num_not_judged,
+            pass_at_1=_mean(self.shares),
+            stderr=float(np.std(self.shares, ddof=1) / math.sqrt(num)) if num > 1 else 0.0,
+            pass_at={k: _mean(rates) for k, rates in self.pass_at.items()},
+            majority=_mean(self.majorities) if self.majorities else None,
+            by_tag={tag: _mean(shares) for tag, shares in sorted(self.by_tag.items())},
+            truncated=self.num_truncated / max(1, len(self.lengths)),
+            mean_tokens=_mean(self.lengths),
+            temperature=temperature,
+            seconds=seconds,
+        )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else math.nan

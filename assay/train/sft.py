@@ -1,0 +1,73 @@
+"""Supervised fine-tuning, the cold start: the loss is on completions only, and nothing is padded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from assay.config import SFTConfig
+from assay.data.chat import PromptRenderer
+from assay.data.traces import Trace
+from assay.model.packing import pack
+from assay.train.assemble import SFTParts
+from assay.types import Completion, Group, Problem, Prompt, Verdict
+
+
+def sft_step(parts: SFTParts) -> None:
+    """Draw one step's traces, learn from them, write it down."""
+    groups = parts.schedule.draw(parts.run.step)
+    update = parts.learner.update_sft(pack(groups, [[TRACE]] * len(groups), parts.learner.device))
+    parts.run.finish_step(update)
+    parts.guard.check(parts.run)
+
+
+TRACE = Verdict.of_score(1.0, "trace@1")
+"""A trace is taken to be right: supervised learning has no verifier."""
+
+
+class TraceSchedule:
+    """Which traces each step learns from, fixed before the first: the state is the step alone.
+
+    Every pass is a fresh seeded shuffle; a step takes traces until it holds ``tokens_per_step``
+    completion tokens.
+    """
+
+    def __init__(self, groups: Sequence[Group], config: SFTConfig, seed: int) -> None:
+        self.groups = groups
+        passes = int(np.ceil(config.epochs))
+        orders = [np.random.default_rng((seed, n)).permutation(len(groups)) for n in range(passes)]
+        order = np.concatenate(orders)[: max(1, round(config.epochs * len(groups)))]
+        lengths = np.array([len(group.completions[0].tokens) for group in groups])
+        first_token = np.cumsum(lengths[order]) - lengths[order]
+        step_of = first_token // config.tokens_per_step
+        self.steps = np.split(order, np.flatnonzero(np.diff(step_of)) + 1)
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps in all."""
+        return len(self.steps)
+
+    def draw(self, step: int) -> list[Group]:
+        """Return the traces of a step, each as a group of one."""
+        return [self.groups[index] for index in self.steps[step]]
+
+
+def trace_groups(traces: Sequence[Trace], renderer: PromptRenderer) -> list[Group]:
+    """Render traces to tokens; each becomes a group of one completion that is learned as it is."""
+    return [_group(trace, number, renderer) for number, trace in enumerate(traces)]
+
+
+def _group(trace: Trace, number: int, renderer: PromptRenderer) -> Group:
+    prompt_tokens, completion_tokens = renderer.render_trace(trace)
+    nothing = np.zeros(len(completion_tokens), np.float32)
+    problem = Problem(id=f"trace-{number}", prompt=trace.prompt, source=trace.source)
+    completion = Completion(
+        id=f"trace-{number}/0",
+        text=trace.completion,
+        tokens=completion_tokens,
+        behavior_logprobs=nothing,
+        model_logprobs=nothing,
+        sampled=np.ones(len(completion_tokens), np.bool_),
+    )
+    return Group(problem, Prompt(str(trace.prompt), prompt_tokens), (completion,))
