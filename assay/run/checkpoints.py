@@ -1,0 +1,214 @@
+"""Checkpoints: whole or absent, checked by content, kept within a count and a disk budget.
+
+checkpoints/step-000050/
+  manifest.json       step, size and SHA-256 of every file; written last
+  model files         of the part named ``model``: the folder loads as a Hugging Face model
+  learner/  curriculum/  random/  ...   one folder for every other part
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from assay.config import CheckpointConfig
+from assay.errors import RunError
+from assay.run.files import disk_full_as, read_json, sync_file, write_json
+
+MANIFEST = "manifest.json"
+_PREFIX = "step-"
+
+
+class Part(Protocol):
+    """Anything whose state belongs into a checkpoint."""
+
+    def save_state(self, folder: Path) -> None: ...
+    def load_state(self, folder: Path) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A checkpoint on disk: its step and the bytes it takes."""
+
+    step: int
+    num_bytes: int
+
+
+class Checkpoints:
+    """The folder of a run's checkpoints."""
+
+    def __init__(self, folder: Path, config: CheckpointConfig) -> None:
+        self.folder = folder
+        self.config = config
+
+    def path(self, step: int) -> Path:
+        """Return where the checkpoint of a step is, or would be."""
+        return self.folder / f"{_PREFIX}{step:06d}"
+
+    def steps(self) -> list[int]:
+        """Return the steps of all complete checkpoints, ascending (contents unchecked)."""
+        names = (path.parent.name for path in self.folder.glob(f"{_PREFIX}*/{MANIFEST}"))
+        numbers = (name.removeprefix(_PREFIX) for name in names)
+        return sorted(int(number) for number in numbers if number.isdecimal())
+
+    def save(self, step: int, parts: Mapping[str, Part], best: int | None = None) -> Path:
+        """Write all parts as the checkpoint of a step, then drop what retention no longer wants.
+
+        best: the step that did best on held-out problems so far. Raises DiskFull, which says what
+        the last usable checkpoint is; that one is untouched.
+        """
+        self.folder.mkdir(exist_ok=True)
+        self.clean()
+        self._make_room(best)
+        temporary = self.folder / f".saving-{step:06d}-{os.getpid()}"
+        with disk_full_as(lambda: self._full_complaint(step)):
+            try:
+                self._write(temporary, step, parts)
+                self._discard(self.path(step))
+                os.rename(temporary, self.path(step))
+                sync_file(self.folder)
+            except BaseException:
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
+        for dropped in to_drop(self._kept(), self.config, best):
+            self._discard(self.path(dropped))
+        return self.path(step)
+
+    def newest_valid(self) -> tuple[int | None, list[str]]:
+        """Return the newest step whose files are all as they were written, and what is wrong with newer ones."""
+        complaints: list[str] = []
+        for step in reversed(self.steps()):
+            wrong = find_damage(self.path(step))
+            if wrong is None:
+                return step, complaints
+            complaints.append(f"checkpoint {self.path(step).name}: {wrong}")
+        return None, complaints
+
+    def restore(self, step: int, parts: Mapping[str, Part]) -> None:
+        """Load every part from the checkpoint of a step."""
+        folder = self.path(step)
+        manifest = read_json(folder / MANIFEST) or {}
+        missing = sorted(set(parts) - set(manifest.get("parts", ())))
+        if missing:
+            raise RunError(f"{folder}: holds no state of {', '.join(missing)}; start a new run")
+        for name, part in parts.items():
+            part.load_state(part_folder(folder, name))
+
+    def discard_after(self, step: int) -> None:
+        """Remove checkpoints that are newer than a step (they are damaged)."""
+        for newer in self.steps():
+            if newer > step:
+                self._discard(self.path(newer))
+
+    def clean(self) -> None:
+        """Remove what killed processes left half written or half removed."""
+        for leftover in self.folder.glob(".*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def _write(self, folder: Path, step: int, parts: Mapping[str, Part]) -> None:
+        folder.mkdir()
+        for name, part in parts.items():
+            target = part_folder(folder, name)
+            target.mkdir(exist_ok=True)
+            part.save_state(target)
+        files = {str(path.relative_to(folder)): path for path in _files_of(folder)}
+        described = {name: _describe(path) for name, path in sorted(files.items())}
+        for path in files.values():
+            sync_file(path)
+        manifest = {"step": step, "parts": sorted(parts), "files": described}
+        write_json(folder / MANIFEST, manifest)
+
+    def _kept(self) -> list[Kept]:
+        return [Kept(step, _size(self.path(step))) for step in self.steps()]
+
+    def _make_room(self, best: int | None) -> None:
+        """Drop what the next checkpoint will push out of the disk budget, but never the newest."""
+        kept = self._kept()
+        if kept and self.config.max_disk_gib is not None:
+            budget = self.config.max_disk_gib * 2**30 - kept[-1].num_bytes
+            for step in _over_budget(kept, budget, best):
+                self._discard(self.path(step))
+
+    def _discard(self, folder: Path) -> None:
+        """Remove a checkpoint; killed half way, it is already out of sight."""
+        if folder.exists():
+            out_of_sight = folder.with_name(f".removing-{folder.name}-{os.getpid()}")
+            shutil.rmtree(out_of_sight, ignore_errors=True)
+            os.rename(folder, out_of_sight)
+            shutil.rmtree(out_of_sight, ignore_errors=True)
+
+    def _full_complaint(self, step: int) -> str:
+        steps = self.steps()
+        usable = (
+            f"the last one, {self.path(steps[-1])}, is usable" if steps else "there is none yet"
+        )
+        return (
+            f"{self.path(step)}: the disk is full, so this checkpoint was not saved; {usable}; free some "
+            f"space and go on with: assay train --resume {self.folder.parent}"
+        )
+
+
+def part_folder(checkpoint: Path, name: str) -> Path:
+    """Return where a part's state lies in a checkpoint."""
+    return checkpoint if name == "model" else checkpoint / name
+
+
+def to_drop(kept: Sequence[Kept], config: CheckpointConfig, best: int | None) -> list[int]:
+    """Return the steps that retention removes: beyond the last k, save the best, then over the budget.
+
+    The newest always stays, whatever the budget says; the best goes last.
+    """
+    newest_first = sorted(kept, key=lambda one: -one.step)
+    stays = {one.step for one in newest_first[: config.keep_last]}
+    if config.keep_best and best is not None:
+        stays.add(best)
+    dropped = [one.step for one in newest_first if one.step not in stays]
+    if config.max_disk_gib is not None:
+        rest = [one for one in kept if one.step in stays]
+        dropped += _over_budget(rest, config.max_disk_gib * 2**30, best)
+    return sorted(dropped)
+
+
+def _over_budget(kept: Sequence[Kept], max_bytes: float, best: int | None) -> list[int]:
+    newest = max(one.step for one in kept)
+    total = sum(one.num_bytes for one in kept)
+    dropped: list[int] = []
+    for one in sorted(kept, key=lambda one: (one.step == best, one.step)):
+        if total > max_bytes and one.step != newest:
+            dropped.append(one.step)
+            total -= one.num_bytes
+    return dropped
+
+
+def find_damage(folder: Path) -> str | None:
+    """Return what differs between a checkpoint's files and its manifest; None when nothing does."""
+    manifest = read_json(folder / MANIFEST)
+    files: Any = manifest.get("files") if manifest else None
+    if not isinstance(files, dict):
+        return f"{MANIFEST} is missing or damaged"
+    for name, facts in files.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if _describe(path) != facts:
+            return f"{name} is not as it was written"
+    return None
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def _files_of(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in _files_of(folder))

@@ -1,0 +1,438 @@
+"""A run is a directory, and the directory is the evidence: `Run` is the one that writes it.
+
+    runs/NAME/
+      config.toml  environment.json  metrics.jsonl  evaluations.jsonl  events.jsonl
+      rollouts/step-000012.parquet   checkpoints/step-000050/   report.html
+
+Killed at any moment, it goes on: `Run.resume` goes back to the newest whole checkpoint, takes the
+rows beyond it out of the metrics, and keeps the rollouts beyond it, to be replayed by `recorded`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from assay.config import TrainConfig, dump, load
+from assay.errors import DiskFull, RunError, RunStopped
+from assay.run.checkpoints import Checkpoints, Part
+from assay.run.environment import collect_environment, find_changed_verifiers, find_differences
+from assay.run.files import (
+    DirectoryLock,
+    Journal,
+    disk_full_as,
+    read_json,
+    write_atomic,
+    write_json,
+)
+from assay.run.guard import find_non_finite
+from assay.run.metrics import (
+    accuracy_of,
+    best_step,
+    kind_of,
+    memory_metrics,
+    rollout_metrics,
+    timing_metrics,
+)
+from assay.run.progress import Progress, format_seconds
+from assay.run.random_state import GlobalRandomState
+from assay.run.rollout_log import RolloutLog
+from assay.run.stop import StopSignal
+from assay.run.timing import PhaseClock
+from assay.types import Group, Problem, Verdict
+
+Verifiers = Mapping[str, Mapping[str, Any]]
+"""Name to facts of each verifier; ``version`` and ``hash`` are compared on resume."""
+
+_HARMLESS = ("run", "checkpoint", "evaluation", "verification", "guard")
+"""Sections whose change leaves what was sampled, judged and learned as it was."""
+
+
+class Update(Protocol):
+    """What `finish_step` reads of a learner's update; without a batch no rollouts are completed."""
+
+    @property
+    def metrics(self) -> Mapping[str, float]: ...
+    @property
+    def policy_version(self) -> int: ...
+
+
+class Run:
+    """One run directory, locked while it is open; use it as a context so that it ends in order.
+
+    step: how many steps are finished. metrics: the row of the last one. config: as it was written.
+    Made by `create` or `resume`, never directly.
+    """
+
+    def __init__(
+        self, folder: Path, config: TrainConfig, num_steps: int | None, quiet: bool
+    ) -> None:
+        self.folder = folder
+        self.config = config
+        self.num_steps = num_steps if num_steps is not None else config.rl and config.rl.steps
+        self.step = 0
+        self.metrics: dict[str, float] = {}
+        self.clock = PhaseClock()
+        self.verifiers: dict[str, dict[str, Any]] = {}
+        self.checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint)
+        self.rollouts = RolloutLog(folder / "rollouts")
+        self._lock = DirectoryLock(folder)
+        self._metrics = Journal(folder / "metrics.jsonl")
+        self._evaluations = Journal(folder / "evaluations.jsonl")
+        self._events = Journal(folder / "events.jsonl")
+        self._parts: dict[str, Part] = {"random": GlobalRandomState()}
+        self._rollout_metrics: dict[str, float] = {}
+        self._evaluated: list[dict[str, Any]] = []
+        self._resumed: dict[str, Any] | None = None
+        self._stop = StopSignal()
+        self._started = self._step_started = time.perf_counter()
+        self._elapsed_before = 0.0
+        self._progress = Progress(folder.name, self.num_steps, quiet)
+
+    @classmethod
+    def create(
+        cls,
+        config: TrainConfig,
+        *,
+        config_path: Path | str | None = None,
+        verifiers: Verifiers | None = None,
+        num_steps: int | None = None,
+        quiet: bool = False,
+    ) -> Run:
+        """Make the directory of a new run; a name that is taken gets a number.
+
+        num_steps: steps in all, where ``rl.steps`` does not say so. Raises RunError where the
+        directory cannot be made.
+        """
+        name = config.run.name or (Path(config_path).stem if config_path else "run")
+        if not re.fullmatch(r"[\w][\w .+-]*", name):
+            raise RunError(
+                f"run.name: found {name!r}; accepted: letters, digits, and . _ + - within"
+            )
+        parent = Path(config.run.directory)
+        try:
+            folder = _make_folder(parent, name)
+            write_atomic(folder / "config.toml", dump(config).encode())
+            run = cls(folder, config, num_steps, quiet)
+            run._write_environment(collect_environment(config))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise RunError(
+                f"{parent / name}: cannot be written ({reason}); set run.directory"
+            ) from error
+        run.event("created")
+        run.check_verifiers(verifiers or {})
+        return run
+
+    @classmethod
+    def resume(
+        cls,
+        path: Path | str,
+        *,
+        overrides: Sequence[str] = (),
+        verifiers: Verifiers | None = None,
+        accept_changed_verifiers: bool = False,
+        num_steps: int | None = None,
+        quiet: bool = False,
+    ) -> Run:
+        """Open a run to go on from its newest whole checkpoint, or from the start where it has none.
+
+        Its rows and rollouts are as they were until `attach` has loaded the checkpoint. overrides: changes of its
+        configuration, as ``rl.steps=500`` to extend a finished run. Raises RunError, also when a
+        verifier has changed and `accept_changed_verifiers` is not set.
+        """
+        folder = Path(path)
+        if not (folder / "config.toml").is_file():
+            raise RunError(f"{folder}: not a run directory (it has no config.toml); see assay runs")
+        before = load(folder / "config.toml")
+        config = load(folder / "config.toml", overrides)
+        run = cls(folder, config, num_steps, quiet)
+        try:
+            run._find_checkpoint(before)
+            run.check_verifiers(verifiers or {}, accept_changed=accept_changed_verifiers)
+        except BaseException:
+            run._release()
+            raise
+        return run
+
+    def attach(self, **parts: Part) -> None:
+        """Name the objects whose state makes a checkpoint, and on resume load it into them.
+
+        The part called ``model`` is saved to the checkpoint's own folder, all others to one of
+        their name. On resume this is the moment when the run goes back to its checkpoint.
+        """
+        self._parts.update(parts)
+        if self._resumed is not None:
+            facts, self._resumed = self._resumed, None
+            if self.step:
+                self.checkpoints.restore(self.step, self._parts)
+            self._roll_back(facts)
+        self._step_started = time.perf_counter()
+
+    def record(
+        self,
+        groups: Sequence[Group],
+        verdicts: Sequence[Sequence[Verdict]],
+        **facts: Any,
+    ) -> None:
+        """Write the rollouts of the step at hand; they are on disk before it is learned from.
+
+        facts: plain values to keep beside them, for `rollouts.read`.
+        """
+        sampling = self.config.sampling.model_dump(mode="json")
+        known = self.verifiers.items()
+        hashes = {f"{name}@{one.get('version')}": str(one.get("hash")) for name, one in known}
+        with self.clock.phase("record"):
+            groups = list(groups)
+            self.rollouts.record(self.step + 1, groups, verdicts, sampling, hashes, facts)
+            self._rollout_metrics = rollout_metrics(groups, verdicts)
+
+    def recorded(
+        self, step: int, problem_of: Callable[[str], Problem] | None = None
+    ) -> tuple[list[Group], list[tuple[Verdict, ...]]] | None:
+        """Return what was recorded of a step before the run was killed; None where nothing was.
+
+        problem_of: gives the problem of an id; without it problems have no spec.
+        """
+        found = self.rollouts.read(step, problem_of)
+        return (found.groups, found.verdicts) if found else None
+
+    def finish_step(
+        self, update: Update, extra_metrics: Mapping[str, float] | None = None
+    ) -> dict[str, float]:
+        """Write the step's metrics, complete its rollouts, and save a checkpoint when one is due.
+
+        Returns the row. Raises DiskFull.
+        """
+        step = self.step + 1
+        now = time.perf_counter()
+        with self.clock.phase("record"):
+            if getattr(update, "batch", None) is not None and self._rollout_metrics:
+                self.rollouts.complete(step, update.batch, update.advantages_T)  # pyright: ignore
+        row: dict[str, float] = {"step": step, "policy_version": update.policy_version}
+        row |= {**self._rollout_metrics, **update.metrics, **(extra_metrics or {})}
+        elapsed = self._elapsed_before + now - self._started
+        num_tokens = row.get("tokens/generated") or row.get("tokens/trained") or 0.0
+        row |= timing_metrics(self.clock.drain(), now - self._step_started, elapsed, num_tokens)
+        row |= memory_metrics()
+        with disk_full_as(self._disk_full):
+            self._metrics.append(row)
+        self.step, self.metrics = step, row
+        self._rollout_metrics = {}
+        self._progress.step(step, row)
+        if step % self.config.checkpoint.every == 0 or step == self.num_steps:
+            self.save_checkpoint()
+        self._step_started = time.perf_counter()
+        return row
+
+    def record_evaluation(self, result: Mapping[str, Any], step: int | None = None) -> None:
+        """Write an evaluation on held-out problems (``eval/pass_at_1``, ``eval/stderr``, ...).
+
+        A new best is worth a checkpoint, where the configuration keeps the best.
+        """
+        row = {"step": self.step if step is None else step, **result}
+        with disk_full_as(self._disk_full):
+            self._evaluations.append(row)
+        self._evaluated.append(row)
+        accuracy, stderr = accuracy_of(row), row.get("eval/stderr")
+        if accuracy is not None:
+            spread = f" ± {stderr:.3f}" if stderr else ""
+            self._progress.note(
+                f"step {row['step']}: held-out {accuracy:.3f}{spread} ({kind_of(row)})"
+            )
+        if (
+            self.config.checkpoint.keep_best
+            and self.step
+            and best_step(self._evaluated) == self.step
+        ):
+            self.save_checkpoint()
+        self._step_started = time.perf_counter()  # an evaluation is no part of a step
+
+    def evaluations(self, step: int | None = None) -> list[dict[str, Any]]:
+        """Return the evaluations so far, or those of one step."""
+        return [row for row in self._evaluated if step is None or row["step"] == step]
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """Write down that something happened; safe from any thread."""
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        with disk_full_as(self._disk_full):
+            self._events.append({"time": now, "step": self.step, "kind": kind, **facts})
+
+    def note(self, text: str) -> None:
+        """Show a line to whoever watches, without breaking the live display."""
+        self._progress.note(text)
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Count the time inside as ``time/NAME`` of the step at hand."""
+        return self.clock.phase(name)
+
+    def save_checkpoint(self) -> Path | None:
+        """Save the state after the last finished step, unless it is saved or its loss is not finite."""
+        path = self.checkpoints.path(self.step)
+        if self.step in self.checkpoints.steps():
+            return path
+        if find_non_finite(self.metrics):
+            return None
+        with self.clock.phase("checkpoint"):
+            self.rollouts.flush()
+            for journal in (self._metrics, self._evaluations, self._events):
+                journal.sync()
+            self.checkpoints.save(self.step, self._parts, best_step(self._evaluated))
+        return path
+
+    def check_verifiers(self, verifiers: Verifiers, *, accept_changed: bool = False) -> None:
+        """Hold verifiers against those that this run has used; new ones are written down.
+
+        Raises RunError where one's version or hash has changed, unless that is accepted, which is
+        recorded: rollouts that were judged before but not yet saved as learned are then dropped.
+        """
+        changed = find_changed_verifiers(self.verifiers, verifiers)
+        if changed and not accept_changed:
+            raise RunError(
+                f"{self.folder}: a verifier has changed since this run began ({'; '.join(changed)}); "
+                "rewards would not be comparable; resume with --accept-changed-verifiers if they are"
+            )
+        now = {name: dict(facts) for name, facts in verifiers.items()}
+        if any(self.verifiers.get(name) != facts for name, facts in now.items()):
+            self.verifiers |= now
+            self._write_environment()
+        if changed:
+            self.event("verifiers_changed", changes=changed)
+            dropped = self.rollouts.discard_after(self.step)
+            self.event("rollouts_dropped", steps=dropped, reason="a verifier changed")
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why no further step should begin: ``interrupted``, ``max_minutes``, or None."""
+        limit = self.config.run.max_minutes
+        if self._stop.requested:
+            return "interrupted"
+        if limit is not None and time.perf_counter() - self._started > 60 * limit:
+            return "max_minutes"
+        return None
+
+    def __enter__(self) -> Run:
+        self._stop.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        """End the run: save what can be saved, write down why it ended, release the lock."""
+        try:
+            if error is None or isinstance(error, RunStopped):
+                self.save_checkpoint() if self.step else None
+            self._write_end(error)
+        finally:
+            self._stop.__exit__()
+            self._release()
+
+    def _write_end(self, error: BaseException | None) -> None:
+        if error is None:
+            done = self.num_steps is None or self.step >= self.num_steps
+            reason = "finished" if done else self.stop_reason or "stopped early"
+        else:
+            reason = f"{type(error).__name__}: {error}".rstrip(": ")
+        try:
+            self.event("ended", reason=reason)
+        except DiskFull:
+            if error is None:
+                raise
+
+    def _release(self) -> None:
+        self._progress.close()
+        try:
+            self.rollouts.close()
+        finally:
+            for journal in (self._metrics, self._evaluations, self._events):
+                journal.close()
+            self._lock.release()
+
+    def _find_checkpoint(self, before: TrainConfig) -> None:
+        """Choose the checkpoint to go on from; nothing is changed yet."""
+        step, damaged = self.checkpoints.newest_valid()
+        self.step = step or 0
+        environment = read_json(self.folder / "environment.json") or {}
+        self.verifiers = environment.get("verifiers") or {}
+        self._resumed = {
+            "damaged": damaged,
+            "differences": find_differences(environment, collect_environment(self.config)),
+            "config_changes": _config_changes(before, self.config),
+        }
+
+    def _roll_back(self, facts: dict[str, Any]) -> None:
+        """Take out of the directory what lies beyond the checkpoint and will be made again."""
+        last = self.step
+        with disk_full_as(self._disk_full):
+            self.checkpoints.discard_after(last)
+            self.checkpoints.clean()
+            for leftover in [*self.folder.glob(".*.tmp"), *self.rollouts.folder.glob(".*.tmp")]:
+                leftover.unlink(missing_ok=True)
+            self._metrics.keep(lambda row: row.get("step", last + 1) <= last)
+            self._evaluations.keep(lambda row: row.get("step", last + 1) <= last)
+            self._events.keep(lambda row: True)
+            changes = facts["config_changes"]
+            if any(change.partition(".")[0] not in _HARMLESS for change in changes):
+                facts["dropped_rollouts"] = self.rollouts.discard_after(last)
+            write_atomic(self.folder / "config.toml", dump(self.config).encode())
+        rows = self._metrics.rows()
+        newest = rows[-1] if rows else {}
+        self.metrics = {key: value for key, value in newest.items() if value is not None}
+        self._evaluated = self._evaluations.rows()
+        self._elapsed_before = self.metrics.get("time/elapsed", 0.0)
+        self.event("resumed", **{key: value for key, value in facts.items() if value})
+        for complaint in facts["damaged"]:
+            self.note(f"warning: {complaint}; going on from an older one")
+        for difference in facts["differences"]:
+            self.note(f"warning: {difference}; the result may differ in the last bits")
+        at = f"after step {last}" if last else "at the start (no checkpoint)"
+        self.note(f"{self.folder}: going on {at}, {format_seconds(self._elapsed_before)} in")
+
+    def _write_environment(self, facts: Mapping[str, Any] | None = None) -> None:
+        path = self.folder / "environment.json"
+        facts = facts or read_json(path) or collect_environment(self.config)
+        with disk_full_as(self._disk_full):
+            write_json(path, {**facts, "verifiers": self.verifiers})
+
+    def _disk_full(self) -> str:
+        steps = self.checkpoints.steps()
+        usable = (
+            f"its last checkpoint, step {steps[-1]}, is usable" if steps else "it has no checkpoint"
+        )
+        return (
+            f"{self.folder}: the disk is full after step {self.step}; {usable}; free some space and "
+            f"go on with: assay train --resume {self.folder}"
+        )
+
+
+def _make_folder(parent: Path, name: str) -> Path:
+    parent.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        folder = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            number += 1
+            continue
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(13, "Permission denied")
+        return folder
+
+
+def _config_changes(before: TrainConfig, now: TrainConfig) -> list[str]:
+    """Return each key whose value differs, as ``rl.steps: 100 before, 200 now``."""
+    changes: list[str] = []
+    old_tree, new_tree = before.model_dump(mode="json"), now.model_dump(mode="json")
+    for section in new_tree:
+        old, new = old_tree[section] or {}, new_tree[section] or {}
+        for key in sorted({*old, *new}):
+            if old.get(key) != new.get(key):
+                changes.append(f"{section}.{key}: {old.get(key)} before, {new.get(key)} now")
+    return changes

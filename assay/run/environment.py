@@ -1,0 +1,143 @@
+"""What a run ran on: versions, hardware, threads, git state; and what differs when it is resumed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from assay.config import TrainConfig
+
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "pyarrow",
+    "math-verify",
+    "sympy",
+    "reasoning-gym",
+    "peft",
+)
+
+
+def collect_environment(config: TrainConfig) -> dict[str, Any]:
+    """Return plain facts about the process and the machine; whatever cannot be learned is None."""
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "seed": config.run.seed,
+        "threads": _threads(config),
+        "versions": _versions(),
+        "platform": platform.platform(),
+        "hardware": _hardware(),
+        "git": git_state(Path.cwd()),
+    }
+
+
+def find_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return what differs between two environments and can change a result, one phrase each."""
+    differences: list[str] = []
+    for key in ("threads", "platform"):
+        if before.get(key) != now.get(key):
+            differences.append(f"{key}: {before.get(key)} before, {now.get(key)} now")
+    for key in ("versions", "hardware"):
+        old, new = before.get(key) or {}, now.get(key) or {}
+        for name in sorted({*old, *new}):
+            if old.get(name) != new.get(name):
+                differences.append(f"{name}: {old.get(name)} before, {new.get(name)} now")
+    old_commit = (before.get("git") or {}).get("commit")
+    new_commit = (now.get("git") or {}).get("commit")
+    if old_commit != new_commit:
+        differences.append(f"git commit: {old_commit} before, {new_commit} now")
+    return differences
+
+
+def find_changed_verifiers(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the verifiers known to both whose version or content hash differs, one phrase each."""
+    changed: list[str] = []
+    for name in sorted({*before} & {*now}):
+        old, new = dict(before[name]), dict(now[name])
+        if (old.get("version"), old.get("hash")) != (new.get("version"), new.get("hash")):
+            changed.append(f"{name}: {_verifier(old)} before, {_verifier(new)} now")
+    return changed
+
+
+def _verifier(facts: Mapping[str, Any]) -> str:
+    return f"version {facts.get('version')} ({str(facts.get('hash'))[:12]})"
+
+
+def _threads(config: TrainConfig) -> int | None:
+    torch = sys.modules.get("torch")
+    return torch.get_num_threads() if torch else config.run.threads or os.cpu_count()
+
+
+def _versions() -> dict[str, str | None]:
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    from assay import __version__
+
+    versions["assay"] = __version__
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None
+    return versions
+
+
+def _hardware() -> dict[str, Any]:
+    torch = sys.modules.get("torch")
+    gpus: list[str] = []
+    if torch and torch.cuda.is_available():
+        gpus = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+    return {
+        "cpu": _from_proc("/proc/cpuinfo", "model name") or platform.processor() or None,
+        "cores": os.cpu_count(),
+        "memory_gib": _memory_gib(),
+        "gpus": gpus,
+    }
+
+
+def _memory_gib() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (OSError, ValueError):
+        return None
+
+
+def _from_proc(path: str, key: str) -> str | None:
+    try:
+        for line in Path(path).read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == key:
+                return value.strip()
+    except OSError:
+        pass
+    return None
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Return commit, branch and whether there are uncommitted changes; None outside a repository."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    branch = _git(folder, "rev-parse", "--abbrev-ref", "HEAD")
+    return {"commit": commit, "branch": branch, "uncommitted": bool(changes)}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

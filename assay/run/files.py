@@ -1,0 +1,194 @@
+"""Files that survive a kill: whole or absent, with a full disk told apart from other failures."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from assay.errors import DiskFull, RunError
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FULL_TEXTS = ("No space left", "os error 28", "os error 122", "os error 27", "Disk quota exceeded")
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Return whether an error, or its cause, says that the disk or a quota is used up.
+
+    Libraries that write tensors wrap the system's error; only its text is left then.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.errno in _FULL:
+            return True
+        if any(text in str(seen) for text in _FULL_TEXTS):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+@contextmanager
+def disk_full_as(complaint: Callable[[], str]) -> Iterator[None]:
+    """Turn whatever a full disk raises into DiskFull with ``complaint()`` as its message."""
+    try:
+        yield
+    except DiskFull:
+        raise
+    except Exception as error:  # tensor libraries raise their own types: re-raised unless full
+        if is_disk_full(error):
+            raise DiskFull(complaint()) from error
+        raise
+
+
+def sync_file(path: Path) -> None:
+    """Make what was written to a file (or the entries of a folder) survive a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomic(path: Path, data: bytes | memoryview) -> None:
+    """Write a file so that at any moment there is the old one or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_file(path.parent)
+
+
+def plain(value: Any) -> Any:
+    """Return a value that strict JSON can hold: numpy scalars unwrapped, no NaN or infinity (None)."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return a JSON object from a file, or None where it is absent or not one."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON object for people and machines, atomically."""
+    write_atomic(path, (json.dumps(plain(value), indent=2) + "\n").encode())
+
+
+class Journal:
+    """A JSON Lines file that is only appended to, one row a write; safe to use from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: Any = None
+        self._lock = threading.Lock()
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Append one row; it has left this process when this returns."""
+        line = (json.dumps(plain(row)) + "\n").encode()
+        with self._lock:
+            if self._file is None:
+                self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115 (kept open)
+                line = self._missing_newline() + line
+            self._file.write(line)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return all rows; a torn last line (the writer was killed) is not a row."""
+        return list(read_rows(self.path))
+
+    def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
+        """Rewrite the file with the rows that are wanted, and without a torn last line."""
+        rows = [row for row in self.rows() if wanted(row)]
+        with self._lock:
+            self._close()
+            write_atomic(self.path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+    def sync(self) -> None:
+        """Make all rows survive a power failure."""
+        with self._lock:
+            if self._file is not None:
+                os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file; a later append opens it again."""
+        with self._lock:
+            self._close()
+
+    def _missing_newline(self) -> bytes:
+        """Return what ends a torn last line, so that the next row is not lost with it."""
+        if self._file.seek(0, os.SEEK_END) == 0:
+            return b""
+        self._file.seek(-1, os.SEEK_END)
+        return b"" if self._file.read(1) == b"\n" else b"\n"
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the whole rows of a JSON Lines file; lines that are torn or not objects are passed over."""
+    if not path.exists():
+        return
+    with open(path, "rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(row, dict):
+                yield row
+
+
+class DirectoryLock:
+    """An exclusive lock on a run directory; the system releases it however the process ends."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / ".lock"
+        self._file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 (held until `release`)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._file.seek(0)
+            owner = self._file.read().strip() or "another process"
+            self._file.close()
+            raise RunError(
+                f"{folder}: {owner} is writing this run; wait for it or stop it"
+            ) from error
+        except OSError:  # some network file systems have no locks: go on without
+            return
+        self._file.truncate(0)
+        self._file.write(f"process {os.getpid()}")
+        self._file.flush()
+
+    def release(self) -> None:
+        """Let another process write the run."""
+        self._file.close()

@@ -1,0 +1,91 @@
+"""The guard: what stops a run before it wastes more time, or a good policy."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, cast
+
+from assay.config import GuardConfig
+from assay.errors import ConfigError, RunStopped
+
+if TYPE_CHECKING:
+    from assay.run.directory import Run
+
+Rule = Callable[["Run"], str | None]
+
+
+class Guard:
+    """Checks every finished step against limits and the user's rules."""
+
+    def __init__(self, config: GuardConfig) -> None:
+        self.config = config
+        self.rules = {name: load_rule(name) for name in config.rules}
+
+    def check(self, run: Run) -> None:
+        """Raise RunStopped, with the reason, when the step that just finished must be the last."""
+        for reason in (*find_breaches(run.metrics, self.config), *self._ask_rules(run)):
+            run.event("guard_stop", reason=reason)
+            raise RunStopped(f"step {run.step}: {reason}")
+
+    def _ask_rules(self, run: Run) -> Iterator[str]:
+        for name, rule in self.rules.items():
+            try:
+                reason = rule(run)
+            except Exception as error:  # a user's code: it is recorded, and the run goes on
+                run.event("guard_rule_error", rule=name, error=f"{type(error).__name__}: {error}")
+                continue
+            if reason:
+                yield f"{name}: {reason}"
+
+
+def find_breaches(metrics: Mapping[str, float], config: GuardConfig) -> Iterator[str]:
+    """Yield why a step's metrics must stop the run: the value, the limit, and the setting."""
+    if broken := find_non_finite(metrics):
+        yield f"{broken} is {metrics[broken]}; lower optimizer.learning_rate, or look at the last rollouts"
+    share = metrics.get("verdict/not_judged_share", 0.0)
+    if share > config.max_not_judged:
+        yield (
+            f"{share:.0%} of the completions were not judged, above guard.max_not_judged "
+            f"({config.max_not_judged:.0%}); see the rollouts' reasons and verification.deadline"
+        )
+    if config.max_kl is not None:
+        kl = _measured(metrics, "kl/mean", "guard.max_kl", "a reference (algorithm.kl_weight > 0)")
+        if kl > config.max_kl:
+            yield f"kl/mean is {kl:.4g} nats a token, above guard.max_kl ({config.max_kl:g})"
+    if config.min_entropy is not None:
+        entropy = _measured(metrics, "entropy/mean", "guard.min_entropy", "an [rl] stage")
+        if entropy < config.min_entropy:
+            yield (
+                f"entropy/mean is {entropy:.4g} nats a token, below guard.min_entropy "
+                f"({config.min_entropy:g}): the policy has stopped exploring"
+            )
+
+
+def find_non_finite(metrics: Mapping[str, float]) -> str | None:
+    """Return the name of a loss or gradient metric that is not a number, or infinite."""
+    for name, value in metrics.items():
+        if name.startswith(("loss/", "optimizer/")) and not math.isfinite(value):
+            return name
+    return None
+
+
+def load_rule(name: str) -> Rule:
+    """Import ``package.module:function``; raises ConfigError."""
+    module_name, colon, attribute = name.partition(":")
+    if not colon:
+        raise ConfigError(f"guard.rules: found {name!r}; accepted: package.module:function")
+    try:
+        rule = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"guard.rules: {name!r} cannot be imported ({error})") from error
+    if not callable(rule):
+        raise ConfigError(f"guard.rules: {name!r} is not a function")
+    return cast(Rule, rule)
+
+
+def _measured(metrics: Mapping[str, float], name: str, setting: str, needs: str) -> float:
+    if name not in metrics:
+        raise ConfigError(f"{setting}: this run does not measure {name}; it needs {needs}")
+    return metrics[name]

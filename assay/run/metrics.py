@@ -1,0 +1,169 @@
+"""Metrics of a step, from its groups and verdicts. Keys are ``part/name``; rates are in 0..1.
+
+Keys that depend on the clock or the machine start with one of TIMING_PREFIXES; all others are the
+same in a run that was killed and resumed as in one that never stopped.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from assay.types import Group, Verdict
+
+TIMING_PREFIXES = ("time/", "speed/", "memory/")
+
+
+def is_timing(key: str) -> bool:
+    """Return whether a metric depends on the clock or the machine."""
+    return key.startswith(TIMING_PREFIXES) or key.endswith("/seconds")
+
+
+def rollout_metrics(
+    groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]]
+) -> dict[str, float]:
+    """Return what a step's rollouts say; a metric without a single value is left out, never a 0."""
+    flat = [verdict for group_verdicts in verdicts for verdict in group_verdicts]
+    return {
+        **_reward_metrics(groups, flat),
+        **_family_metrics(groups, verdicts),
+        **_group_metrics(verdicts),
+        **_verdict_metrics(flat),
+        **_length_metrics(groups),
+    }
+
+
+def _reward_metrics(groups: Sequence[Group], flat: Sequence[Verdict]) -> dict[str, float]:
+    completions = [completion for group in groups for completion in group.completions]
+    rewards: list[float] = []
+    parts: dict[str, list[float]] = defaultdict(list)
+    num_sampled = 0
+    for completion, verdict in zip(completions, flat, strict=True):
+        if verdict.judged and verdict.reward is not None:
+            rewards.append(verdict.reward)
+            num_sampled += int(np.count_nonzero(completion.sampled))
+            for name, value in verdict.components.items():
+                parts[name].append(value)
+    if not rewards:
+        return {}
+    metrics = {"reward/mean": float(np.mean(rewards)), "reward/std": float(np.std(rewards))}
+    if num_sampled:
+        metrics["reward/per_token"] = float(np.sum(rewards)) / num_sampled
+    for name, values in sorted(parts.items()):
+        metrics.setdefault(f"reward/{name}", float(np.mean(values)))
+    return metrics
+
+
+def _family_metrics(
+    groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]]
+) -> dict[str, float]:
+    families: dict[str, list[float]] = defaultdict(list)
+    for group, group_verdicts in zip(groups, verdicts, strict=True):
+        rewards = [one.reward for one in group_verdicts if one.judged and one.reward is not None]
+        for tag in group.problem.tags:
+            families[tag].extend(rewards)
+    return {
+        f"family/{tag}": float(np.mean(rewards))
+        for tag, rewards in sorted(families.items())
+        if rewards
+    }
+
+
+def _group_metrics(verdicts: Sequence[Sequence[Verdict]]) -> dict[str, float]:
+    """Shares of the groups that have a judged completion; the three add up to 1."""
+    counts = {"all_pass": 0, "all_fail": 0, "mixed": 0}
+    for group_verdicts in verdicts:
+        correct = {verdict.correct for verdict in group_verdicts if verdict.judged}
+        if correct:
+            kind = "mixed" if len(correct) == 2 else "all_pass" if True in correct else "all_fail"
+            counts[kind] += 1
+    num_groups = sum(counts.values())
+    return {f"group/{kind}": count / num_groups for kind, count in counts.items() if num_groups}
+
+
+def _verdict_metrics(flat: Sequence[Verdict]) -> dict[str, float]:
+    judged = [verdict for verdict in flat if verdict.judged]
+    num_not_judged = len(flat) - len(judged)
+    metrics: dict[str, float] = {"verdict/not_judged": float(num_not_judged)}
+    if flat:
+        metrics["verdict/not_judged_share"] = num_not_judged / len(flat)
+    if judged:
+        metrics["verdict/passed"] = sum(one.correct for one in judged) / len(judged)
+        metrics["verdict/score"] = float(np.mean([one.score or 0.0 for one in judged]))
+    for verdict in flat:
+        if verdict.reason:
+            key = f"verdict/{verdict.reason}"
+            metrics[key] = metrics.get(key, 0.0) + 1.0
+    return metrics
+
+
+def _length_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    completions = [completion for group in groups for completion in group.completions]
+    if not completions:
+        return {}
+    lengths_R = np.array([len(completion.tokens) for completion in completions])
+    metrics = {
+        "length/mean": float(lengths_R.mean()),
+        "length/p95": float(np.percentile(lengths_R, 95)),
+        "length/truncated": sum(one.truncated for one in completions) / len(completions),
+        "tokens/generated": float(lengths_R.sum()),
+        "tokens/prompt": float(sum(len(group.prompt.tokens) for group in groups)),
+    }
+    if any(completion.think.mode != "off" for completion in completions):
+        metrics["length/think"] = float(np.mean([one.num_think_tokens for one in completions]))
+    return metrics
+
+
+def timing_metrics(
+    seconds: Mapping[str, float], step_seconds: float, elapsed_seconds: float, num_tokens: float
+) -> dict[str, float]:
+    """Return seconds and tokens per second, by phase and for the step as a whole."""
+    phases = {name: value for name, value in seconds.items() if name != "step"}
+    metrics = {f"time/{name}": value for name, value in phases.items()}
+    metrics["time/step"] = step_seconds
+    metrics["time/elapsed"] = elapsed_seconds
+    if num_tokens:
+        for name, value in {**phases, "step": step_seconds}.items():
+            if value > 0 and name not in ("checkpoint", "evaluate"):
+                metrics[f"speed/{name}"] = num_tokens / value
+    return metrics
+
+
+def memory_metrics() -> dict[str, float]:
+    """Return the peak memory of this process so far, and of its CUDA devices, in MiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    bytes_per_unit = 1 if sys.platform == "darwin" else 1024
+    metrics = {"memory/peak_mib": peak * bytes_per_unit / 2**20}
+    torch = sys.modules.get("torch")
+    if torch and torch.cuda.is_available() and torch.cuda.is_initialized():
+        devices = range(torch.cuda.device_count())
+        peaks = [torch.cuda.max_memory_allocated(n) for n in devices]
+        metrics["memory/cuda_peak_mib"] = max(peaks) / 2**20
+    return metrics
+
+
+def accuracy_of(evaluation: Mapping[str, Any]) -> float | None:
+    """Return the accuracy (pass@1) of an evaluation row."""
+    value = evaluation.get("eval/pass_at_1")
+    return float(value) if value is not None else None
+
+
+def kind_of(evaluation: Mapping[str, Any]) -> str:
+    """Return which series an evaluation row belongs to: greedy, or its temperature."""
+    temperature = evaluation.get("eval/temperature")
+    return "greedy" if not temperature else f"temperature {temperature:g}"
+
+
+def best_step(evaluations: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return the step after 0 that did best on held-out problems; among equals the earliest.
+
+    Where a run has several kinds of evaluation, the kind of its first row decides.
+    """
+    rows = [row for row in evaluations if accuracy_of(row) is not None]
+    rows = [row for row in rows if kind_of(row) == kind_of(rows[0]) and row["step"] > 0]
+    return max(rows, key=lambda row: (accuracy_of(row), -row["step"]))["step"] if rows else None

@@ -1,0 +1,129 @@
+"""What a run shows while it runs: a live display on a terminal, plain lines everywhere else."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+_BARS = "▁▂▃▄▅▆▇█"
+_PLAIN_EVERY = 5.0
+_SHOWN = (
+    ("reward/mean", "reward", "{:.3f}"),
+    ("verdict/passed", "passed", "{:.1%}"),
+    ("kl/mean", "kl", "{:.4f}"),
+    ("entropy/mean", "entropy", "{:.3f}"),
+    ("length/mean", "length", "{:.0f}"),
+    ("loss/total", "loss", "{:.4f}"),
+    ("loss/mean", "loss", "{:.4f}"),
+    ("optimizer/grad_norm", "grad norm", "{:.2f}"),
+    ("speed/step", "tok/s", "{:,.0f}"),
+)
+_WINDOW = 32
+
+
+class Progress:
+    """The display of one run, on standard error so that standard output stays clean.
+
+    On a terminal: a bar, the last numbers and how the reward went. Elsewhere: a line a step, at
+    most one every few seconds. Quiet: nothing but notes that matter.
+    """
+
+    def __init__(
+        self, name: str, num_steps: int | None, quiet: bool = False, console: Console | None = None
+    ) -> None:
+        self.name = name
+        self.num_steps = num_steps
+        self.quiet = quiet
+        self.console = console or Console(stderr=True, highlight=False)
+        self._pace: deque[tuple[int, float]] = deque(maxlen=_WINDOW)
+        self._rewards: deque[float] = deque(maxlen=_WINDOW)
+        self._last_line = float("-inf")
+        self._live: Live | None = None
+        if self.console.is_terminal and not quiet:
+            self._live = Live(console=self.console, refresh_per_second=4, transient=True)
+            self._live.start()
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show a finished step."""
+        self._pace.append((step, metrics.get("time/elapsed", 0.0)))
+        if "reward/mean" in metrics:
+            self._rewards.append(metrics["reward/mean"])
+        if self._live is not None:
+            self._live.update(self._display(step, metrics))
+        elif not self.quiet:
+            now = time.monotonic()
+            if now - self._last_line >= _PLAIN_EVERY or step == self.num_steps:
+                self._last_line = now
+                self._print(self._line(step, metrics))
+
+    def note(self, text: str) -> None:
+        """Show a line that stays: an evaluation, a checkpoint, a warning."""
+        if not self.quiet:
+            self._print(text)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def eta(self, step: int) -> float | None:
+        """Return the seconds that the remaining steps will take at the recent pace, all included."""
+        if self.num_steps is None or len(self._pace) < 2:
+            return None
+        (first, started), (last, now) = self._pace[0], self._pace[-1]
+        return (self.num_steps - step) * (now - started) / (last - first)
+
+    def _print(self, text: str) -> None:
+        self.console.print(Text(text), soft_wrap=True)
+
+    def _line(self, step: int, metrics: Mapping[str, float]) -> str:
+        of = f"/{self.num_steps}" if self.num_steps else ""
+        pairs = [f"{label} {value}" for label, value in _shown(metrics)]
+        return "  ".join([f"step {step}{of}", *pairs, *self._times(step, metrics)])
+
+    def _times(self, step: int, metrics: Mapping[str, float]) -> list[str]:
+        eta = self.eta(step)
+        times = [f"{metrics.get('time/step', 0.0):.2f} s/step"]
+        return [*times, f"ETA {format_seconds(eta)}"] if eta is not None else times
+
+    def _display(self, step: int, metrics: Mapping[str, float]) -> Group:
+        head = Table.grid(padding=(0, 2))
+        bar = ProgressBar(total=self.num_steps, completed=step, width=30, pulse=not self.num_steps)
+        of = f"{step}/{self.num_steps}" if self.num_steps else f"{step}"
+        times = "  ".join(self._times(step, metrics))
+        head.add_row(Text(self.name, "bold"), bar, Text(of, "bold"), Text(times, "dim"))
+        numbers = Text()
+        for label, value in _shown(metrics):
+            numbers.append(f"{label} ", "dim").append(f"{value}   ")
+        if len(self._rewards) > 1:
+            numbers.append("reward ", "dim").append(sparkline(self._rewards), "green")
+        return Group(head, numbers)
+
+
+def _shown(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    return [(label, form.format(metrics[key])) for key, label, form in _SHOWN if key in metrics]
+
+
+def sparkline(values: deque[float] | list[float]) -> str:
+    """Return the values as a line of small bars, from the lowest to the highest."""
+    low, high = min(values), max(values)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((value - low) * scale)] for value in values)
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a duration for people: 8 s, 4 min 20 s, 3 h 05 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -1,0 +1,170 @@
+"""The rollout log, the spine of a run: one Parquet shard a step, one row a completion.
+
+A shard is written before its step is learned from, and once more, in the background, with what the
+learner found: log-probabilities, values and advantages. Floats and tokens come back bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from assay.run.files import disk_full_as, write_atomic
+from assay.run.rollout_schema import (
+    LEARNED_COLUMNS,
+    SCHEMA,
+    learned_columns,
+    recorded_columns,
+    restore,
+)
+from assay.types import Group, Problem, Verdict
+
+_FACTS = b"assay"
+_REPEATING = [field.name for field in SCHEMA if field.type in (pa.string(), pa.int32(), pa.int64())]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A shard read back: what was sampled, what was judged, and the facts written beside them."""
+
+    groups: list[Group]
+    verdicts: list[tuple[Verdict, ...]]
+    facts: Mapping[str, Any]
+
+
+class RolloutLog:
+    """The shards of a run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._open: tuple[int, pa.Table] | None = None
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollout-log")
+        self._pending: Future[None] | None = None
+
+    def path(self, step: int) -> Path:
+        """Return where the shard of a step is, or would be."""
+        return self.folder / f"step-{step:06d}.parquet"
+
+    def steps(self) -> list[int]:
+        """Return the steps that have a shard, ascending."""
+        numbers = (path.stem.removeprefix("step-") for path in self.folder.glob("step-*.parquet"))
+        return sorted(int(number) for number in numbers if number.isdecimal())
+
+    def record(
+        self,
+        step: int,
+        groups: Sequence[Group],
+        verdicts: Sequence[Sequence[Verdict]],
+        sampling: Mapping[str, Any],
+        verifier_hashes: Mapping[str, str],
+        facts: Mapping[str, Any],
+    ) -> None:
+        """Write the shard of a step; it is on disk when this returns."""
+        self.flush()
+        columns = recorded_columns(step, groups, verdicts, sampling, verifier_hashes)
+        num_rows = sum(len(group.completions) for group in groups)
+        for name in LEARNED_COLUMNS:
+            columns[name] = pa.nulls(num_rows, SCHEMA.field(name).type)
+        schema = SCHEMA.with_metadata({_FACTS: json.dumps(dict(facts)).encode()})
+        table = pa.table([columns[name] for name in SCHEMA.names], schema=schema)
+        self._write(step, table)
+        self._open = (step, table)
+
+    def complete(self, step: int, batch: Any, advantages_T: Any) -> None:
+        """Add what the learner found to the shard of a step, in the background.
+
+        batch: has ``row_T`` (row of each token, ascending), ``old_logprobs_T``, ``ref_logprobs_T`` and
+        ``values_T`` (the last two may be None), tensors or arrays over the completion tokens in
+        the order in which the groups were recorded.
+        """
+        assert self._open is not None and self._open[0] == step, f"step {step} was not recorded"
+        table = self._open[1]
+        self._open = None
+        learned = learned_columns(batch, advantages_T, table.column("tokens"))
+        self._pending = self._writer.submit(self._write_completed, step, table, learned)
+
+    def read(
+        self, step: int, problem_of: Callable[[str], Problem] | None = None
+    ) -> Recorded | None:
+        """Return what a shard holds; None where there is no shard, or it cannot be read.
+
+        problem_of: gives the problem of an id, with its spec. Without it problems carry only what
+        the log holds: id, prompt text, tags, draw.
+        """
+        self.flush()
+        try:
+            table = _read_table(self.path(step))
+        except (OSError, pa.ArrowInvalid):
+            return None
+        if table.schema.names != SCHEMA.names:
+            return None
+        groups, verdicts = restore(table)
+        if problem_of is not None:
+            groups = [_with_problem(group, problem_of(group.problem.id)) for group in groups]
+        facts = json.loads((table.schema.metadata or {}).get(_FACTS, b"{}"))
+        return Recorded(groups, verdicts, facts)
+
+    def discard_after(self, step: int) -> list[int]:
+        """Remove the shards of steps after this one; returns those steps."""
+        newer = [one for one in self.steps() if one > step]
+        for one in reversed(newer):
+            self.path(one).unlink()
+        return newer
+
+    def flush(self) -> None:
+        """Wait for the background write and raise what went wrong in it."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def close(self) -> None:
+        """Finish writing."""
+        try:
+            self.flush()
+        finally:
+            self._writer.shutdown()
+
+    def _write_completed(self, step: int, table: pa.Table, learned: Mapping[str, pa.Array]) -> None:
+        for name, column in learned.items():
+            table = table.set_column(SCHEMA.get_field_index(name), SCHEMA.field(name), column)
+        self._write(step, table)
+
+    def _write(self, step: int, table: pa.Table) -> None:
+        buffer = pa.BufferOutputStream()
+        pq.write_table(
+            table,
+            buffer,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=_REPEATING,  # pyright: ignore[reportArgumentType]
+            write_statistics=False,
+        )
+        with disk_full_as(
+            lambda: f"{self.path(step)}: the disk is full; the last checkpoint is usable"
+        ):
+            self.folder.mkdir(exist_ok=True)
+            write_atomic(self.path(step), memoryview(buffer.getvalue()))
+
+
+def _with_problem(group: Group, problem: Problem) -> Group:
+    return replace(group, problem=replace(problem, draw=group.problem.draw))
+
+
+def read_columns(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Return some columns of a shard as plain rows, for showing; nothing where it cannot be read."""
+    try:
+        return _read_table(path, list(columns)).to_pylist()
+    except (OSError, pa.ArrowInvalid):
+        return []
+
+
+def _read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
+    with pq.ParquetFile(path) as file:
+        return file.read(columns=columns, use_threads=False)
