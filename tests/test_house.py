@@ -1,0 +1,303 @@
+"""The house rules: who imports whom, sizes, a light `import assay`, few dependencies, no stray names."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import assay
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "assay"
+FOLDERS = ("assay", "tests", "tools", "examples", "bench", "studies")
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 80
+MAX_CORE_DEPENDENCIES = 12
+
+# A room may import rooms of a lower rank, and those of its own rank that are not in APART.
+RANKS = {
+    "types": 0,
+    "errors": 0,
+    "complaints": 1,
+    "toml_text": 1,
+    "config": 2,
+    "testing": 3,
+    "data": 3,
+    "model": 3,
+    "run": 3,
+    "verify": 4,
+    "generate": 4,
+    "learn": 4,
+    "train": 5,
+    "plan": 5,
+    "doctor": 5,
+    "scale": 6,
+    "cli": 7,
+    "__main__": 8,
+}
+APART = {"verify", "generate", "learn"}
+LIGHT = ["assay", "assay.types", "assay.errors", "assay.config", "assay.cli"]
+HEAVY = {"torch", "transformers", "tokenizers", "pyarrow", "plotly", "sympy", "math_verify"}
+HEAVY |= {"reasoning_gym", "pandas", "peft", "datasets", "scipy", "matplotlib"}
+
+PUBLIC = {
+    "AssayError",
+    "Completion",
+    "ConfigError",
+    "DataError",
+    "DiskFull",
+    "Group",
+    "MissingExtra",
+    "ModelError",
+    "OutOfMemory",
+    "Problem",
+    "Prompt",
+    "RunError",
+    "RunStopped",
+    "ThinkFormat",
+    "TrainConfig",
+    "UserError",
+    "Verdict",
+    "VerifierError",
+    "WorkerDied",
+    "load_config",
+}
+
+
+def python_files(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def named(paths: list[Path]) -> list[str]:
+    return [str(path.relative_to(ROOT)) for path in paths]
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_rooms(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield (line, room) of each import of our own package, wherever it stands in the file."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "assay":
+            names = [f"assay.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            is_ours = parts[0] == "assay" and len(parts) > 1
+            if is_ours and (parts[1] in RANKS or not hasattr(assay, parts[1])):
+                yield node.lineno, parts[1]
+
+
+def layer_faults(room: str, tree: ast.AST) -> list[str]:
+    faults: list[str] = []
+    for line, other in imported_rooms(tree):
+        if other == room:
+            continue
+        if other not in RANKS:
+            faults.append(f"{line}: imports assay.{other}, which has no rank in test_house.RANKS")
+        elif RANKS[other] > RANKS[room]:
+            faults.append(f"{line}: {room} imports {other}, a higher layer")
+        elif {room, other} <= APART:
+            faults.append(f"{line}: {room} imports {other}; they never import one another")
+    return faults
+
+
+def test_every_module_has_a_rank() -> None:
+    rooms = {room_of(path) for path in python_files("assay")} - {"__init__"}
+    assert rooms <= RANKS.keys(), "give the new room its rank in RANKS, by the design's layers"
+
+
+@pytest.mark.parametrize("name", named(python_files("assay")))
+def test_imports_run_one_way(name: str) -> None:
+    path = ROOT / name
+    if path != PACKAGE / "__init__.py":
+        assert not layer_faults(room_of(path), tree_of(path))
+
+
+def test_no_relative_imports() -> None:
+    faults = [
+        f"{name}:{node.lineno}"
+        for name in named(python_files("assay"))
+        for node in ast.walk(tree_of(ROOT / name))
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
+    assert not faults, "the layer rule reads absolute imports"
+
+
+@pytest.mark.parametrize(
+    ("room", "line"),
+    [
+        ("config", "from assay.data.problems import load_problems"),
+        ("verify", "import assay.learn.losses"),
+        ("learn", "from assay import generate"),
+        ("train", "def f():\n    from assay.scale import ray_actors"),
+        ("types", "from assay import config"),
+    ],
+)
+def test_the_layer_rule_finds_faults(room: str, line: str) -> None:
+    assert len(layer_faults(room, ast.parse(line))) == 1
+
+
+def test_files_are_short() -> None:
+    sizes = {
+        name: len((ROOT / name).read_text(encoding="utf-8").splitlines())
+        for name in named(python_files(*FOLDERS))
+    }
+    assert {name: size for name, size in sizes.items() if size > MAX_FILE_LINES} == {}
+
+
+def long_functions(tree: ast.AST) -> dict[str, int]:
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    sizes = {
+        f"{node.lineno} {node.name}": (node.end_lineno or 0) - node.lineno + 1
+        for node in ast.walk(tree)
+        if isinstance(node, functions)
+    }
+    return {place: size for place, size in sizes.items() if size > MAX_FUNCTION_LINES}
+
+
+def test_functions_are_short() -> None:
+    files = named(python_files(*FOLDERS))
+    assert {name: found for name in files if (found := long_functions(tree_of(ROOT / name)))} == {}
+
+
+def test_the_size_rule_finds_faults() -> None:
+    body = "\n    x = 1" * MAX_FUNCTION_LINES
+    assert long_functions(ast.parse(f"def f():{body}")) == {"1 f": MAX_FUNCTION_LINES + 1}
+
+
+def modules_after(code: str) -> set[str]:
+    """Return the top-level modules that a fresh interpreter has loaded after running ``code``."""
+    program = f"import sys\n{code}\nprint(' '.join({{name.split('.')[0] for name in sys.modules}}))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    return set(done.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_import_is_light(module: str) -> None:
+    assert modules_after(f"import {module}") & HEAVY == set()
+
+
+def test_help_is_light() -> None:
+    code = (
+        "from assay.cli import main\nsys.argv = ['assay', '--help']\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code"
+    )
+    assert modules_after(code) & HEAVY == set()
+
+
+def test_the_light_rule_finds_faults() -> None:
+    assert "sympy" in modules_after("import sympy") & HEAVY
+
+
+def test_core_dependencies_are_few() -> None:
+    assert len(core_dependencies()) <= MAX_CORE_DEPENDENCIES
+
+
+def core_dependencies() -> set[str]:
+    return {canonicalize_name(Requirement(line).name) for line in project()["dependencies"]}
+
+
+def project() -> dict[str, list[str]]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def eager_imports(tree: ast.Module) -> Iterator[str]:
+    """Yield the top-level packages that a module imports as it is loaded."""
+    pending: list[ast.stmt] = list(tree.body)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield (node.module or "").split(".")[0]
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.unparse(node.test):
+            pending += [*node.body, *node.orelse]
+        elif isinstance(node, ast.Try):
+            pending += [*node.body, *node.orelse, *node.finalbody]
+
+
+def test_only_core_dependencies_are_imported_at_load() -> None:
+    distributions = packages_distributions()
+    core = core_dependencies()
+    faults: list[str] = []
+    for name in named(python_files("assay")):
+        for package in set(eager_imports(tree_of(ROOT / name))) - {"assay", "__future__"}:
+            owners = {canonicalize_name(owner) for owner in distributions.get(package, [])}
+            if package not in sys.stdlib_module_names and not owners & core:
+                faults.append(f"{name} imports {package}")
+    assert not faults, "import an extra, or another package's dependency, where it is used"
+
+
+def test_constraints_hold_every_dependency() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = {}
+    for line in lines:
+        if line and not line.startswith("#"):
+            name, version = line.split("==")
+            pinned[canonicalize_name(name)] = version
+    extras: dict[str, list[str]] = project()["optional-dependencies"]  # type: ignore[assignment]
+    for line in [*project()["dependencies"], *extras["dev"]]:
+        wanted = Requirement(line)
+        version = pinned.get(canonicalize_name(wanted.name))
+        assert version and wanted.specifier.contains(version), f"{line}: constraints: {version}"
+    assert pinned["torch"] == "2.13.0"
+
+
+def test_public_names_are_the_agreed_ones() -> None:
+    assert set(assay.__all__) == PUBLIC, "a public name is a promise: change PUBLIC knowingly"
+    assert list(assay.__all__) == sorted(assay.__all__)
+    assert set(dir(assay)) >= PUBLIC
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_public_name_has_a_docstring(name: str) -> None:
+    thing = getattr(assay, name)
+    own = thing.__dict__.get("__doc__") if inspect.isclass(thing) else thing.__doc__
+    assert own and not own.startswith(f"{name}(")  # a dataclass without one gets its signature
+
+
+def test_unknown_public_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        assay.no_such_name  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_no_machine_paths_or_hosts() -> None:
+    stray = re.compile(r"/(work|root|home|Users|opt)/\w|\b\d+\.\d+\.\d+\.\d+:\d+|shared/data")
+    allowed = {"tests/test_house.py"}
+    texts = [path for path in ROOT.glob("*") if path.suffix in (".md", ".toml", ".json", ".txt")]
+    texts += [ROOT / "Makefile", ROOT / ".ci" / "run"]
+    for folder in (*FOLDERS, "docs", "recipes"):
+        suffixes = (".py", ".md", ".toml", ".sh")
+        texts += [path for path in (ROOT / folder).rglob("*") if path.suffix in suffixes]
+    faults = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in texts
+        if str(path.relative_to(ROOT)) not in allowed
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if stray.search(line)
+    ]
+    assert not faults
