@@ -166,7 +166,7 @@ def _value_remedy(found: Any, annotation: Any, names: Sequence[str], root: type[
         return f"{header}: {', '.join(section.model_fields)}" if section else header
     if words.startswith("a list") and isinstance(found, str):
         return f"write [{toml_words(found)}]"
-    if words == "text" and not isinstance(found, str):
+    if words.startswith("text") and not isinstance(found, str):
         return f'write "{toml_words(found)}"' if isinstance(found, int | float) else ""
     if "number" in words and isinstance(found, str):
         number = found.strip().replace(",", ".")

@@ -138,7 +138,7 @@ class DataConfig(Section):
     prompt_template: str = "{question}\n"
     """Text around the question under the base template; ``{question}`` is replaced."""
     system_prompt: str | None = None
-    """System message that opens every chat; under the base template it precedes the prompt."""
+    """System message that opens every chat; under the base template it precedes the prompt. None: no such message."""
     think: Literal["off", "free", "opened", "empty"] = "off"
     """Reasoning block. ``off``: none. ``free``: the policy writes it. ``opened``: the prompt ends with the open tag. ``empty``: the prompt holds an empty block (no-think mode)."""
     think_open: Text = "<think>"

@@ -125,6 +125,8 @@ class _Scanner:
             if self.text[self.at] != ".":
                 return path
             self.at += 1
+            if path in self.num_tables:  # inside the last [[table]] of that name
+                path = (*path, self.num_tables[path])
 
     def pair(self, prefix: _Path) -> None:
         path = self.key(prefix)
