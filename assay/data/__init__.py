@@ -1,0 +1,1 @@
+"""Problems, traces and how the policy is shown them."""

@@ -1,0 +1,71 @@
+"""Tasks of reasoning-gym: generated problems with known answers, made when they are drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterator
+from typing import Any
+
+from assay.data.sources import UNREAD, split_settings
+from assay.errors import DataError, message
+
+
+class GymRows:
+    """A task's problems; a position is an index. Only the first is made while scanning."""
+
+    def __init__(self, label: str, task: str, problems: Any) -> None:
+        self.label = label
+        self._task = task
+        self._problems = problems
+
+    def scan(self) -> Iterator[tuple[int, int, Any]]:
+        """Yield (index, index, row), the row unread save the first."""
+        for index in range(len(self._problems)):
+            yield index, index, UNREAD if index else self.fetch(0)
+
+    def parse(self, raw: Any, where: str) -> Any:
+        """Return the row itself."""
+        return raw
+
+    def fetch(self, position: int) -> dict[str, Any]:
+        """Make the row at an index."""
+        try:
+            made = self._problems[position]
+        except Exception as error:  # each task has its own code, and its own ways to fail
+            raise DataError(
+                f"{self.label}:{position}: raised {type(error).__name__}: {error}"
+            ) from error
+        return {
+            "prompt": made["question"],
+            "answer": made.get("answer"),
+            "task": self._task,
+            "metadata": made.get("metadata"),
+            "tags": (self._task,),
+        }
+
+
+def open_gym(text: str) -> GymRows:
+    """Open ``gym:TASK[?setting=value&size=1000&seed=0]``.
+
+    Problem number n of seed s is number 0 of seed s + n: keep the seeds of two sets at least `size` apart.
+    """
+    task, settings = split_settings(text.removeprefix("gym:"))
+    import reasoning_gym  # takes over a second, so it is imported only here
+    from reasoning_gym.factory import DATASETS
+
+    if task not in DATASETS:
+        nearest = difflib.get_close_matches(task, DATASETS, n=3, cutoff=0.4) or sorted(DATASETS)
+        raise DataError(
+            message(text, f"no task {task!r}", f"a reasoning-gym task, as {', '.join(nearest)}")
+        )
+    known = [field.name for field in dataclasses.fields(DATASETS[task][1])]
+    for key in settings:
+        if key not in known:
+            raise DataError(message(f"{text} {key}", "an unknown setting", ", ".join(known)))
+    settings = {"size": 1000, "seed": 0, **settings}
+    try:
+        problems = reasoning_gym.create_dataset(task, **settings)
+    except Exception as error:  # a task checks its settings by assert, or not at all
+        raise DataError(f"{text}: settings refused ({type(error).__name__}: {error})") from error
+    return GymRows(text, task, problems)

@@ -1,0 +1,66 @@
+"""Parquet files: read row group by row group, never whole."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from assay.errors import DataError
+
+CACHE_BYTES = 256 * 2**20
+
+
+class ParquetRows:
+    """The rows of a Parquet file; a position is a row's index. Recent row groups stay in memory."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        try:
+            with pq.ParquetFile(label) as file:
+                sizes = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{label}: not a Parquet file that can be read ({error})") from error
+        self._starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
+        self._cache: OrderedDict[int, pa.Table] = OrderedDict()
+
+    def scan(self) -> Iterator[tuple[int, int, Any]]:
+        """Yield (index, row number from 1, row)."""
+        index = 0
+        try:
+            with pq.ParquetFile(self.label) as file:
+                for batch in file.iter_batches(batch_size=1024):
+                    for row in batch.to_pylist():
+                        yield index, index + 1, row
+                        index += 1
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{self.label}:{index + 1}: cannot be read ({error})") from error
+
+    def fetch(self, position: int) -> Any:
+        """Return the row at an index."""
+        group = int(np.searchsorted(self._starts, position, side="right")) - 1
+        offset = position - int(self._starts[group])
+        return self._group(group).slice(offset, 1).to_pylist()[0]
+
+    def parse(self, raw: Any, where: str) -> Any:
+        """Return the row itself."""
+        return raw
+
+    def _group(self, number: int) -> pa.Table:
+        if number not in self._cache:
+            try:
+                with pq.ParquetFile(self.label) as file:
+                    self._cache[number] = file.read_row_group(number)
+            except (pa.ArrowException, OSError) as error:
+                raise DataError(f"{self.label}: cannot be read ({error})") from error
+            while len(self._cache) > 1 and self._cached_bytes() > CACHE_BYTES:
+                self._cache.popitem(last=False)
+        self._cache.move_to_end(number)
+        return self._cache[number]
+
+    def _cached_bytes(self) -> int:
+        return sum(table.nbytes for table in self._cache.values())

@@ -1,0 +1,176 @@
+"""What a row may look like, and how it becomes a problem.
+
+Three forms are read as they are:
+
+    {"id", "prompt": text | messages, "verifier", "answer" or other spec keys, "tags"}
+    {"question", "answer": "... #### 1,234"}                 GSM8K
+    {"problem", "answer" | "solution", "type", "level"}      MATH
+
+``null`` means absent. Whatever a form does not use goes into the spec, which the policy never sees.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from assay.errors import DataError, message
+from assay.types import Message, Problem
+
+PROMPT_KEYS = ("prompt", "question", "problem")
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_PROMPT_FORMS = '"prompt" (text or chat messages), "question" or "problem"'
+
+
+def read_problem(row: Any, where: str, default_id: str) -> Problem:
+    """Return the problem that a row describes; `Problem` values pass through, checked.
+
+    Raises DataError that names ``where`` and the key.
+    """
+    if isinstance(row, Problem):
+        return _read_finished(row, where)
+    spec = copy_row(row, where)
+    key = prompt_key(spec, where)
+    prompt = read_prompt(spec.pop(key), where, key)
+    if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
+        raise complaint(where, key, "a chat that the assistant ends", "a chat that the user ends")
+    tags = _read_tags(spec.pop("tags", ()), where)
+    if key == "question":
+        _take_final_answer(spec, where)
+    elif key == "problem":
+        tags += _take_competition_keys(spec)
+    answer = spec.get("answer")
+    if isinstance(answer, str) and not answer.strip():
+        raise complaint(where, "answer", answer, "text that is not blank, or a number")
+    verifier = spec.pop("verifier", None)
+    if verifier is not None and (not isinstance(verifier, str) or not verifier.strip()):
+        raise complaint(where, "verifier", verifier, "an expression, such as math")
+    return Problem(_read_id(spec, where, default_id), prompt, spec, verifier, tags, where)
+
+
+def copy_row(row: Any, where: str) -> dict[str, Any]:
+    """Return a copy of a row, less its null keys."""
+    if not isinstance(row, Mapping):
+        raise DataError(message(where, shown(row), "a row of keys and values (a JSON object)"))
+    copy = dict(row)
+    if None in copy.values():
+        return {key: value for key, value in copy.items() if value is not None}
+    return copy
+
+
+def prompt_key(row: Mapping[str, Any], where: str) -> str:
+    """Return the key under which a row holds its prompt."""
+    for key in PROMPT_KEYS:
+        if key in row:
+            return key
+    keys = ", ".join(map(str, row)) or "no keys"
+    raise DataError(message(f"{where} prompt", f"none among: {keys}", _PROMPT_FORMS))
+
+
+def read_prompt(value: Any, where: str, key: str) -> str | tuple[Message, ...]:
+    """Return a prompt's text, or its messages."""
+    if isinstance(value, str):
+        if not value.strip():
+            raise complaint(where, key, value, "text that is not blank, or chat messages")
+        check_text(value, where, key)
+        return value
+    if not isinstance(value, Sequence) or not value or isinstance(value, bytes):
+        raise complaint(where, key, value, "text, or a list of chat messages")
+    for turn in value:
+        if not isinstance(turn, Mapping) or turn.get("role") not in ROLES:
+            raise complaint(where, key, turn, f'messages with a "role" among {", ".join(ROLES)}')
+        if not isinstance(turn.get("content"), str):
+            raise complaint(where, key, turn, 'messages whose "content" is text')
+        check_text(turn["content"], where, key)
+    return tuple(value)
+
+
+def check_text(text: str, where: str, key: str) -> None:
+    """Refuse half a surrogate pair (JSON can spell one): no tokenizer can read it."""
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise complaint(where, key, text[error.start], "text that UTF-8 can hold") from error
+
+
+def complaint(where: str, key: str, found: Any, accepted: str) -> DataError:
+    """Return the error ``file.jsonl:12 key: found ...; accepted: ...``."""
+    return DataError(message(f"{where} {key}", shown(found), accepted))
+
+
+def shown(value: Any) -> str:
+    """Return a value as an error message shows it: its repr, cut short."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
+
+
+def _read_finished(problem: Problem, where: str) -> Problem:
+    if not isinstance(problem.id, str) or not problem.id:
+        raise complaint(where, "id", problem.id, "text that is not empty")
+    read_prompt(problem.prompt, where, "prompt")
+    return problem if problem.source else dataclasses.replace(problem, source=where)
+
+
+def _read_id(spec: dict[str, Any], where: str, default_id: str) -> str:
+    value = spec.pop("id", None)
+    if value is None:
+        return default_id
+    if isinstance(value, str) and value:
+        check_text(value, where, "id")
+        return value
+    if type(value) is int:
+        return str(value)
+    raise complaint(where, "id", value, "text or a whole number")
+
+
+def _read_tags(value: Any, where: str) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, Sequence) and all(isinstance(tag, str) for tag in value):
+        return tuple(value)
+    raise complaint(where, "tags", value, "a list of texts")
+
+
+def _take_final_answer(spec: dict[str, Any], where: str) -> None:
+    """GSM8K: the answer is what follows the last ``####``, without thousands separators."""
+    answer = spec.get("answer")
+    if not isinstance(answer, str) or "####" not in answer:
+        return
+    final = answer.rpartition("####")[2].replace(",", "").strip()
+    if not final:
+        raise complaint(where, "answer", answer[-40:], "an answer after ####")
+    spec["answer"] = final
+
+
+def _take_competition_keys(spec: dict[str, Any]) -> tuple[str, ...]:
+    """MATH: type and level are tags; without an answer it is what the solution's last box holds."""
+    if "answer" not in spec and isinstance(solution := spec.get("solution"), str):
+        boxed = last_box(solution)
+        if boxed:
+            spec["answer"] = boxed
+    tags: list[str] = []
+    if isinstance(spec.get("type"), str):
+        tags.append(spec.pop("type"))
+    level = spec.get("level")
+    if isinstance(level, str | int | float):
+        number = f"{level:g}" if isinstance(level, float) else str(level)
+        tags.append(f"level-{number.lower().removeprefix('level').strip()}")
+        del spec["level"]
+    return tuple(tags)
+
+
+def last_box(text: str) -> str | None:
+    r"""Return what the last ``\boxed{...}`` holds, or None where there is none or it never closes."""
+    start = text.rfind(r"\boxed{")
+    if start < 0:
+        return None
+    start += len(r"\boxed{")
+    depth = 1
+    for end in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[end], 0)
+        if depth == 0:
+            return text[start:end].strip()
+    return None

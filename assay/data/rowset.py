@@ -1,0 +1,240 @@
+"""A lazy sequence over sources: checked once, then read row by row.
+
+One pass validates every row and keeps eight bytes for each, its position; a row is parsed again
+when it is asked for. So a million rows cost a few megabytes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from os.path import basename
+from typing import Any, Generic, Literal, Self, TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.data.sources import UNREAD, Source, open_source
+from assay.errors import DataError, message
+
+Row = TypeVar("Row")
+OnBadRow = Literal["stop", "skip"]
+MAX_KEPT_COMPLAINTS = 1000
+
+
+class RowSet(Sequence[Row], Generic[Row]):
+    """Rows of several sources as one sequence; what `load_rows` fills and its subclasses name.
+
+    skipped: complaints about rows that were left out (the first thousand). num_skipped: how many.
+    """
+
+    noun = "rows"
+
+    def __init__(self, read: Callable[[Any, str, str], Row], shelves: Sequence[Shelf]) -> None:
+        self._read = read
+        self._shelves = shelves
+        self._ends = list(accumulate(len(shelf.index) for shelf in shelves))
+        self._chosen: NDArray[np.int64] | None = None
+        self.skipped: list[str] = []
+        self.num_skipped = 0
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._chosen is None else len(self._chosen)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+    def __getitem__(self, index: int | slice) -> Row | Self:
+        if isinstance(index, slice):
+            return self.select(range(len(self))[index])
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index {index} of {len(self)} {self.noun}")
+        row = index % len(self)
+        if self._chosen is not None:
+            row = int(self._chosen[row])
+        number = bisect_right(self._ends, row)
+        shelf = self._shelves[number]
+        return shelf.row(row - (self._ends[number] - len(shelf.index)), self._read)
+
+    def select(self, indices: Iterable[int]) -> Self:
+        """Return the set of the rows at these indices, in this order."""
+        chosen = np.fromiter(indices, np.int64)
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._chosen = chosen if self._chosen is None else self._chosen[chosen]
+        return other
+
+    def describe(self) -> str:
+        """Return one line: how many rows, from where, and how many were left out."""
+        rows = range(len(self)) if self._chosen is None else self._chosen
+        shelf_of_row = np.searchsorted(self._ends, rows, side="right")
+        counts = np.bincount(shelf_of_row, minlength=len(self._shelves)).tolist()
+        labels = (shelf.source.label for shelf in self._shelves)
+        parts = (f"{count} from {label}" for count, label in zip(counts, labels, strict=True))
+        text = f"{len(self)} {self.noun}: {', '.join(parts)}"
+        return f"{text}; {self.num_skipped} bad rows skipped" if self.num_skipped else text
+
+
+class RowIndex:
+    """Position and number of each accepted row of one source, in eight bytes a row.
+
+    Numbers run along with rows, so only where they jump (a blank or a bad line) is written down.
+    """
+
+    def __init__(self) -> None:
+        self._positions = array("Q")
+        self._jumps_at = array("Q", [0])
+        self._shifts = array("q", [0])
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def append(self, position: int, number: int) -> None:
+        """Add the next row."""
+        shift = number - len(self._positions)
+        if shift != self._shifts[-1]:
+            self._jumps_at.append(len(self._positions))
+            self._shifts.append(shift)
+        self._positions.append(position)
+
+    def __getitem__(self, row: int) -> tuple[int, int]:
+        shift = self._shifts[bisect_right(self._jumps_at, row) - 1]
+        return self._positions[row], row + shift
+
+
+@dataclass
+class Shelf:
+    """One source, the short name that its rows' ids begin with, and its accepted rows."""
+
+    source: Source
+    name: str
+    index: RowIndex = field(default_factory=RowIndex)
+
+    def row(self, row: int, read: Callable[[Any, str, str], Row]) -> Row:
+        """Read an accepted row again."""
+        position, number = self.index[row]
+        where = f"{self.source.label}:{number}"
+        raw = self.source.fetch(position)
+        return read(self.source.parse(raw, where), where, f"{self.name}:{number}")
+
+
+class _Loading:
+    """One validating pass: the rows that were accepted, their keys' hashes, and the complaints."""
+
+    def __init__(
+        self,
+        read: Callable[[Any, str, str], Any],
+        key: Callable[[Any], str] | None,
+        on_bad_row: OnBadRow,
+        limit: int | None,
+    ) -> None:
+        self.read, self.key, self.on_bad_row, self.limit = read, key, on_bad_row, limit
+        self.shelves: list[Shelf] = []
+        self.hashes = array("q")
+        self.complaints: list[str] = []
+        self.num_accepted = 0
+        self.num_complaints = 0
+
+    def complain(self, error: DataError) -> None:
+        if self.on_bad_row == "stop":
+            raise error
+        self.num_complaints += 1
+        if len(self.complaints) < MAX_KEPT_COMPLAINTS:
+            self.complaints.append(str(error))
+
+    def scan(self, shelf: Shelf) -> None:
+        self.shelves.append(shelf)
+        source, name, read, key = shelf.source, shelf.name, self.read, self.key
+        for position, number, raw in source.scan():
+            where, row_name = f"{source.label}:{number}", f"{name}:{number}"
+            if raw is UNREAD:
+                row_key = row_name
+            else:
+                try:
+                    row = read(source.parse(raw, where), where, row_name)
+                except DataError as error:
+                    self.complain(error)
+                    continue
+                row_key = key(row) if key else ""
+            shelf.index.append(position, number)
+            if key:
+                self.hashes.append(hash(row_key))
+            self.num_accepted += 1
+            if self.num_accepted == self.limit:
+                break
+        if not len(shelf.index):
+            found = (
+                f"{self.num_complaints} bad rows and no good one" if self.complaints else "no rows"
+            )
+            first = f"the first: {self.complaints[0]}" if self.complaints else ""
+            raise DataError(message(source.label, found, "at least one good row", first))
+
+    def repeated(self, rows: RowSet[Any]) -> Iterator[tuple[int, DataError]]:
+        """Yield the rows whose key an earlier row has, with the complaint about each."""
+        assert self.key is not None
+        hashes = np.frombuffer(self.hashes, np.int64)
+        order = np.argsort(hashes, kind="stable")
+        same = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
+        suspects = np.unique(np.concatenate([order[same], order[same + 1]]))
+        first_of: dict[str, Any] = {}
+        for index in suspects.tolist():  # equal hashes only suggest equal keys
+            row = rows[index]
+            row_key = self.key(row)
+            first = first_of.setdefault(row_key, row)
+            if first is not row:
+                found = f"{row_key!r} again (first in {first.source})"
+                yield index, DataError(message(f"{row.source} id", found, "ids that differ"))
+
+
+Rows = TypeVar("Rows", bound=RowSet[Any])
+
+
+def load_rows(
+    kind: type[Rows],
+    read: Callable[[Any, str, str], Any],
+    sources: Sequence[str],
+    *,
+    key: Callable[[Any], str] | None = None,
+    on_bad_row: OnBadRow = "stop",
+    limit: int | None = None,
+) -> Rows:
+    """Open the sources and validate up to ``limit`` rows in one pass.
+
+    ``read(row, where, default_id)`` makes a row or raises DataError. ``key`` names a row; a name
+    that comes twice is a bad row. Raises DataError for the first bad row where ``on_bad_row`` is
+    ``stop``, and for a source without a good row.
+    """
+    if isinstance(sources, str) or not sources:
+        raise DataError(message("sources", repr(sources), "a list of at least one source"))
+    loading = _Loading(read, key, on_bad_row, limit)
+    for text, name in zip(sources, _short_names(sources), strict=True):
+        if loading.num_accepted != limit:
+            loading.scan(Shelf(open_source(text), name))
+    rows = kind(read, loading.shelves)
+    if key:
+        repeats = dict[int, DataError]()
+        for index, error in loading.repeated(rows):
+            loading.complain(error)
+            repeats[index] = error
+        if repeats:
+            rows = rows.select(index for index in range(len(rows)) if index not in repeats)
+    rows.skipped, rows.num_skipped = loading.complaints, loading.num_complaints
+    return rows
+
+
+def _short_names(sources: Sequence[str]) -> list[str]:
+    """Return what default ids begin with: a file's name or a source less its settings, if unique."""
+    if len(set(sources)) < len(sources):
+        twice = next(text for text in sources if list(sources).count(text) > 1)
+        raise DataError(message(twice, "the same source twice", "each source once"))
+    short = [
+        text.partition("?")[0] if ":" in text else basename(text) for text in map(str, sources)
+    ]
+    return [
+        name if short.count(name) == 1 else str(text)
+        for name, text in zip(short, sources, strict=True)
+    ]

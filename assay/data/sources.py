@@ -1,0 +1,266 @@
+"""Where rows come from: files, the hub, reasoning-gym and Python objects.
+
+A source is named by one string:
+
+    problems.jsonl, problems.parquet                       a file (which kind: seen by its content)
+    hf:OWNER/NAME[/CONFIG][?split=train&revision=main]     a hub dataset (extra ``hub``)
+    gym:TASK[?setting=value&size=1000&seed=0]              a reasoning-gym task
+    package.module:object[?argument=value]                 rows, or a callable that returns them
+
+The settings after ``?`` are JSON values where they read as such (``4``, ``0.5``, ``true``, ``[1,2]``),
+else text; ``%26`` stands for ``&``. They are the object's keyword arguments.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+import json
+import os
+import re
+import sys
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+from urllib.parse import unquote
+
+from assay.data.rows import shown
+from assay.errors import DataError, message
+
+ACCEPTED = "a JSONL or Parquet file, hf:NAME, gym:TASK or package.module:object"
+UNREAD: Any = object()
+"""Stands for a row that trusted code makes on demand, so that scanning need not make it."""
+
+_OBJECT_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+class Source(Protocol):
+    """Rows in a fixed order, each found again by an integer position."""
+
+    label: str
+
+    def scan(self) -> Iterator[tuple[int, int, Any]]:
+        """Yield (position, number, raw row) of every row; the number is how people count it."""
+        ...
+
+    def fetch(self, position: int) -> Any:
+        """Return the raw row at a position, from any thread."""
+        ...
+
+    def parse(self, raw: Any, where: str) -> Any:
+        """Return a raw row as plain keys and values; raises DataError."""
+        ...
+
+
+def open_source(text: str) -> Source:
+    """Return the source that a string names; raises DataError in one line where there is none."""
+    if text.startswith("hf:"):
+        from assay.data.hub import open_hub
+
+        return open_hub(text)
+    if text.startswith("gym:"):
+        from assay.data.gym import open_gym
+
+        return open_gym(text)
+    if os.path.exists(text):
+        return _open_file(text)
+    name, settings = split_settings(text)
+    if _OBJECT_NAME.fullmatch(name):
+        return _open_object(text, name, settings)
+    raise DataError(message(text, "no such file", ACCEPTED))
+
+
+def split_settings(text: str) -> tuple[str, dict[str, Any]]:
+    """Split ``name?key=value&...`` into the name and its settings."""
+    name, mark, query = text.partition("?")
+    settings: dict[str, Any] = {}
+    for part in query.split("&") if mark else ():
+        key, equals, value = part.partition("=")
+        if not equals or not key or key in settings:
+            found = f"{key!r} twice" if key in settings else repr(part)
+            raise DataError(message(text, found, "name?key=value&key=value"))
+        settings[key] = _read_setting(unquote(value))
+    return name, settings
+
+
+def _read_setting(text: str) -> Any:
+    spelled = {"True": True, "False": False, "None": None}
+    if text in spelled:  # as Python spells them: the text "False" would be true
+        return spelled[text]
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _open_file(text: str) -> Source:
+    path = Path(text)
+    if path.is_dir():
+        raise DataError(message(text, "a folder", ACCEPTED, "name the files in it"))
+    try:
+        with path.open("rb") as file:
+            head = file.read(4096)
+    except OSError as error:
+        raise DataError(f"{text}: cannot be read ({error.strerror})") from error
+    if head.startswith(b"PAR1"):
+        from assay.data.parquet import ParquetRows
+
+        return ParquetRows(text)
+    if head.startswith(b"\x1f\x8b"):
+        raise DataError(message(text, "a gzip file", ACCEPTED, "decompress it"))
+    if b"\0" in head:
+        raise DataError(message(text, "a binary or UTF-16 file", "JSON Lines in UTF-8"))
+    if head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
+        raise DataError(message(text, "a JSON array", "JSON Lines: one object a line"))
+    return JsonLines(text)
+
+
+class JsonLines:
+    """A file with one JSON object a line; a position is a byte offset. Blank lines are passed over."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self._descriptor = os.open(label, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return JsonLines, (self.label,)
+
+    def scan(self) -> Iterator[tuple[int, int, bytes]]:
+        """Yield (offset, line number, line)."""
+        position = 0
+        with open(self.label, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.isspace():
+                    yield position, number, line
+                position += len(line)
+
+    def fetch(self, position: int) -> bytes:
+        """Return the line at an offset."""
+        pieces: list[bytes] = []
+        while piece := os.pread(self._descriptor, 8192, position):
+            line, newline, _ = piece.partition(b"\n")
+            pieces.append(line)
+            if newline:
+                break
+            position += len(piece)
+        return b"".join(pieces)
+
+    def parse(self, raw: bytes, where: str) -> Any:
+        """Return a line's value."""
+        accepted = "one JSON object a line, in UTF-8"
+        try:
+            text = raw.decode("utf-8-sig" if raw.startswith(b"\xef\xbb\xbf") else "utf-8")
+            return _JSON.decode(text)
+        except UnicodeDecodeError as error:
+            found = f"byte 0x{raw[error.start]:02x} at column {error.start + 1}, not UTF-8"
+            raise DataError(message(where, found, accepted)) from error
+        except json.JSONDecodeError as error:
+            found = f"broken JSON ({error.msg}, column {error.colno})"
+            raise DataError(message(where, found, accepted)) from error
+        except (ValueError, RecursionError) as error:  # NaN, 5000 digits, 100,000 brackets
+            raise DataError(message(where, f"a value ({error})", accepted)) from error
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_JSON = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+class ObjectRows:
+    """Rows of a Python object. A sequence is indexed when needed; an iterator's rows are kept."""
+
+    def __init__(self, label: str, rows: Iterable[Any]) -> None:
+        self.label = label
+        self._kept: list[Any] = []
+        self._rest: Iterator[Any] = iter(())
+        self._rows: Sequence[Any] = self._kept
+        if isinstance(rows, Sequence):
+            self._rows = rows
+        else:
+            self._rest = iter(rows)
+
+    def scan(self) -> Iterator[tuple[int, int, Any]]:
+        """Yield (index, index, row), taking from an iterator only as much as is asked for."""
+        for index in itertools.count():
+            if index >= len(self._rows) and not self._take_one():
+                return
+            yield index, index, self.fetch(index)
+
+    def parse(self, raw: Any, where: str) -> Any:
+        """Return the row itself."""
+        return raw
+
+    def _take_one(self) -> bool:
+        try:
+            self._kept.append(next(self._rest))
+        except StopIteration:
+            return False
+        except DataError:
+            raise
+        except Exception as error:  # a user's generator
+            raise _raised(self.label, error) from error
+        return True
+
+    def fetch(self, position: int) -> Any:
+        """Return the row at an index."""
+        try:
+            return self._rows[position]
+        except DataError:
+            raise
+        except Exception as error:  # a user's sequence
+            raise _raised(self.label, error) from error
+
+
+def _raised(label: str, error: Exception) -> DataError:
+    return DataError(f"{label}: raised {type(error).__name__}: {error}")
+
+
+def import_object(name: str, error: type[Exception] = DataError) -> Any:
+    """Return the object that ``package.module:object`` names.
+
+    The working directory is searched last, as `python -m` searches it first, so that a file beside
+    the configuration is found and none can shadow an installed package.
+    """
+    module_name, _, path = name.partition(":")
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as failure:  # whatever the user's module raises
+        raise error(
+            f"{name}: cannot be imported ({type(failure).__name__}: {failure}); "
+            "accepted: package.module:object"
+        ) from failure
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise error(message(name, f"no {part!r} in {module_name}", "package.module:object"))
+        found = getattr(found, part)
+    return found
+
+
+def _open_object(text: str, name: str, settings: Mapping[str, Any]) -> Source:
+    rows = import_object(name)
+    if callable(rows):
+        signature = inspect.signature(rows)
+        try:
+            signature.bind(**settings)
+        except TypeError as error:
+            found = f"settings that do not fit ({error})"
+            raise DataError(message(text, found, f"{name}{signature}")) from error
+        try:
+            rows = rows(**settings)
+        except DataError:
+            raise
+        except Exception as error:  # a user's generator function
+            raise _raised(text, error) from error
+    elif settings:
+        raise DataError(message(text, f"settings for a {type(rows).__name__}", "a callable"))
+    if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
+        raise DataError(message(text, shown(rows), "an iterable of rows, or a callable for one"))
+    return ObjectRows(text, rows)
