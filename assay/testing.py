@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from assay.config import SamplingConfig
-from assay.types import Completion, Group, GroupStream, Problem, Prompt
+from assay.types import Completion, Group, GroupStream, Problem, Prompt, ThinkFormat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -21,12 +21,12 @@ CHAT_TEMPLATE = (
 
 
 def byte_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
-    """Return a tokenizer whose tokens are the 256 bytes, plus ``<|pad|>``, ``<|bos|>`` and ``<|eos|>``."""
+    """Return a tokenizer whose token ids are UTF-8 bytes; 256 is ``<|bos|>``, 257 ``<|eos|>``, 258 ``<|pad|>``."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    vocab = {letter: byte for byte, letter in enumerate(_byte_letters())}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(
@@ -34,6 +34,13 @@ def byte_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
     )
     fast.chat_template = chat_template
     return fast
+
+
+def _byte_letters() -> list[str]:
+    """Return the letter that byte-level tokenizers write for each byte: itself where it is visible."""
+    visible = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return [chr(byte if byte in visible else 256 + hidden.index(byte)) for byte in range(256)]
 
 
 def tiny_model(
@@ -90,12 +97,19 @@ def save_tiny_model(folder: Path | str, chat_template: str | None = None, **size
 class ScriptedGenerator:
     """A generator whose completions are given: ``script(problem, sibling)`` returns the text.
 
-    Log-probabilities are constant; tokens are the text's bytes. It meets the generator protocol.
+    Log-probabilities are constant; tokens are the text's bytes, as in `byte_tokenizer`. It meets
+    the generator protocol.
     """
 
-    def __init__(self, script: Callable[[Problem, int], str], logprob: float = -1.0) -> None:
+    def __init__(
+        self,
+        script: Callable[[Problem, int], str],
+        logprob: float = -1.0,
+        think: ThinkFormat | None = None,
+    ) -> None:
         self.script = script
         self.logprob = logprob
+        self.think = think or ThinkFormat()
         self.policy_version = 0
 
     def generate(
@@ -105,15 +119,16 @@ class ScriptedGenerator:
 
         def arrivals() -> Iterator[tuple[int, Group]]:
             for position, problem in enumerate(problems):
-                prompt = Prompt(problem.question, _bytes_of(problem.question))
+                question = problem.question
+                prompt = Prompt(question, _bytes_of(question), self.think)
                 siblings = tuple(self._complete(problem, n) for n in range(group_size))
                 yield position, Group(problem, prompt, siblings)
 
         return GroupStream(arrivals(), len(problems))
 
-    def load_policy(self, policy: Any) -> None:
-        """Count a policy version; scripts do not learn."""
-        self.policy_version += 1
+    def load_policy(self, policy: Any, version: int | None = None) -> None:
+        """Take the policy's version, by default the next one; scripts do not learn."""
+        self.policy_version = self.policy_version + 1 if version is None else version
 
     def _complete(self, problem: Problem, sibling: int) -> Completion:
         text = self.script(problem, sibling)
@@ -127,6 +142,7 @@ class ScriptedGenerator:
             model_logprobs=logprobs,
             sampled=np.ones(len(tokens), np.bool_),
             policy_version=self.policy_version,
+            think=self.think,
         )
 
 

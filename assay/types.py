@@ -45,18 +45,16 @@ class ThinkFormat:
     def split(self, text: str) -> tuple[str, str]:
         """Return (reasoning, answer) of a completion's text; the tags belong to neither.
 
-        The answer begins after the last close tag. A block that never closes is all reasoning, and
-        so leaves an empty answer: nothing inside a think block ever counts as an answer.
+        The answer stands after the last close tag, up to a block that opens again. A block that
+        never closes is all reasoning: nothing inside a think block ever counts as an answer.
         """
         if self.mode == "off":
             return "", text
-        before, close, after = text.rpartition(self.close_tag)
-        inside = before if close else text
-        if close:
-            return inside.replace(self.open_tag, "", 1).strip(), after
-        if self.mode == "opened" or self.open_tag in text:
-            return inside.replace(self.open_tag, "", 1).strip(), ""
-        return "", text
+        before, closed, after = text.rpartition(self.close_tag)
+        if not closed and (self.mode == "opened" or self.open_tag in text):
+            return text.replace(self.open_tag, "", 1).strip(), ""
+        answer, _, reopened = after.partition(self.open_tag)
+        return (before.replace(self.open_tag, "", 1) + reopened).strip(), answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +202,8 @@ class Verdict:
             raise ValueError(f"status {self.status!r} does not go with score {self.score!r}")
         if (self.status == "not_judged") != (self.reason is not None):
             raise ValueError(f"status {self.status!r} does not go with reason {self.reason!r}")
+        if self.status == "not_judged" and self.reward is not None:
+            raise ValueError(f"reward {self.reward!r} of a completion that was not judged")
         if self.score is not None and not 0.0 <= self.score <= 1.0:
             raise ValueError(f"score {self.score!r} is outside [0, 1]")
 

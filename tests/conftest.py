@@ -1,15 +1,39 @@
-"""What all tests share: the folder of real data, and one CPU thread so that results repeat."""
+"""What all tests share: the folder of real data, one CPU thread so that results repeat, and markers.
+
+A test marked ``gpu`` or ``peer`` is skipped, with its reason, where this machine lacks what it needs.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("ASSAY_DATA", ROOT.parent / "shared" / "data"))
+
+# Shared machines are slow at times, which is no fault of the code; CI draws the same examples each time.
+settings.register_profile("assay", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("assay")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what this machine cannot run."""
+    for item in items:
+        if item.get_closest_marker("peer") and find_spec("trl") is None:
+            item.add_marker(pytest.mark.skip(reason='needs TRL: pip install -e ".[peer]"'))
+        if item.get_closest_marker("gpu") and not _has_cuda():
+            item.add_marker(pytest.mark.skip(reason="needs CUDA"))
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 @pytest.fixture

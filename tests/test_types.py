@@ -1,0 +1,202 @@
+"""The nouns: how text splits into reasoning and answer, what a verdict may say, how groups arrive."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assay.types import (
+    Completion,
+    Group,
+    GroupStream,
+    Problem,
+    Prompt,
+    StepScore,
+    ThinkFormat,
+    ThinkMode,
+    Verdict,
+)
+
+OPEN, CLOSE = "<think>", "</think>"
+MODES: list[ThinkMode] = ["off", "free", "opened", "empty"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "text", "reasoning", "answer"),
+    [
+        ("off", "<think>a</think> 4", "", "<think>a</think> 4"),
+        ("free", "<think> a </think> 4", "a", " 4"),
+        ("free", "4", "", "4"),
+        ("free", "<think> 4", "4", ""),
+        ("free", "so <think> 4", "so  4", ""),
+        ("opened", " a </think> 4", "a", " 4"),
+        ("opened", "4", "4", ""),
+        ("opened", "<think> a </think> 4", "a", " 4"),
+        ("opened", "a </think> 3 </think> 4", "a </think> 3", " 4"),
+        ("opened", "a </think> 4 <think> 5", "a  5", " 4 "),
+        ("free", "<think>a</think> 3 <think>b</think> 4", "a</think> 3 <think>b", " 4"),
+        ("empty", "4", "", "4"),
+        ("empty", "<think> 4", "4", ""),
+        ("empty", "<think> a </think> 4", "a", " 4"),
+    ],
+)
+def test_split(mode: ThinkMode, text: str, reasoning: str, answer: str) -> None:
+    assert ThinkFormat(mode).split(text) == (reasoning, answer)
+
+
+def answer_by_pieces(mode: ThinkMode, pieces: list[str]) -> str:
+    """The slow, obvious way: walk the pieces, knowing at each whether it stands inside a block."""
+    inside = mode == "opened"
+    answer = ""
+    for piece in pieces:
+        if piece == OPEN:
+            inside = True
+        elif piece == CLOSE:
+            inside, answer = False, ""  # what stood before a close tag was reasoning
+        elif not inside:
+            answer += piece
+    # an open block without any close tag makes the whole text reasoning
+    return "" if inside and CLOSE not in pieces else answer
+
+
+pieces_of_text = st.lists(st.sampled_from([OPEN, CLOSE, "4", "a ", " "]), max_size=10)
+
+
+@given(st.sampled_from(MODES[1:]), pieces_of_text)
+def test_answer_is_what_stands_outside_every_block(mode: ThinkMode, pieces: list[str]) -> None:
+    reasoning, answer = ThinkFormat(mode).split("".join(pieces))
+    expected = answer_by_pieces(mode, pieces)
+    # text between a close tag and a block that opens again is the answer; what follows it is not
+    assert answer == expected
+    assert OPEN not in answer and CLOSE not in answer
+    assert reasoning == reasoning.strip()
+
+
+@given(st.text())
+def test_without_a_block_all_is_answer(text: str) -> None:
+    assert ThinkFormat("off").split(text) == ("", text)
+
+
+@given(st.sampled_from(MODES), st.text("ab<>/think "), st.text("ab<>/think "))
+def test_no_letter_of_the_answer_is_invented(mode: ThinkMode, before: str, after: str) -> None:
+    text = f"{before}</think>{after}"
+    _, answer = ThinkFormat(mode).split(text)
+    assert answer in text
+
+
+def test_tags_are_the_users() -> None:
+    think = ThinkFormat("free", "[R]", "[/R]")
+    assert think.split("[R] a [/R] 4") == ("a", " 4")
+    assert think.split("<think> a </think> 4") == ("", "<think> a </think> 4")
+
+
+def test_question_is_the_last_user_message() -> None:
+    turns = (
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "first"},
+        {"role": "assistant", "content": "a"},
+        {"role": "user", "content": "last"},
+        {"role": "assistant", "content": "prefill"},
+    )
+    assert Problem("p", "text").question == "text"
+    assert Problem("p", turns).question == "last"
+    assert Problem("p", turns[:1]).question == "s"
+    assert Problem("p", "text", draw=3).group_id == "p#3"
+
+
+def test_a_completion_from_text_has_no_tokens() -> None:
+    completion = Completion.from_text(" a </think> 4", think=ThinkFormat("opened"))
+    assert completion.reasoning_text == "a"
+    assert completion.answer_text == " 4"
+    assert len(completion.tokens) == len(completion.sampled) == 0
+    assert not completion.truncated
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"score": None, "status": "passed"},
+        {"score": 0.0, "status": "not_judged", "reason": "timeout"},
+        {"score": None, "status": "not_judged"},
+        {"score": 1.0, "status": "passed", "reason": "timeout"},
+        {"score": None, "status": "not_judged", "reason": "timeout", "reward": 0.0},
+        {"score": 1.1, "status": "passed"},
+        {"score": -0.1, "status": "failed"},
+        {"score": float("nan"), "status": "failed"},
+    ],
+)
+def test_a_verdict_cannot_contradict_itself(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"status|reward|score"):
+        Verdict(verifier="math@1", **wrong)  # pyright: ignore[reportArgumentType]
+
+
+def test_not_judged_is_never_a_zero() -> None:
+    verdict = Verdict.not_judged("timeout", "math@1", detail="5 s")
+    assert (verdict.score, verdict.reward) == (None, None)
+    assert not verdict.judged and not verdict.correct
+
+
+@pytest.mark.parametrize(("score", "status"), [(1.0, "passed"), (0.999, "failed"), (0.0, "failed")])
+def test_only_a_full_score_passes(score: float, status: str) -> None:
+    verdict = Verdict.of_score(score, "math@1")
+    assert verdict.judged
+    assert (verdict.status, verdict.reward, verdict.correct) == (status, score, status == "passed")
+
+
+def test_reward_may_differ_from_the_score() -> None:
+    assert Verdict.of_score(1.0, "math@1", reward=-3.5).reward == -3.5
+
+
+def group(name: str) -> Group:
+    prompt = Prompt("q", np.array([1], np.int32))
+    return Group(Problem(name, "q"), prompt, (Completion.from_text("a"),))
+
+
+def arrivals(*order: int) -> Iterator[tuple[int, Group]]:
+    for position in order:
+        yield position, group(f"p{position}")
+
+
+def test_groups_arrive_as_they_finish_and_stay_in_order() -> None:
+    stream = GroupStream(arrivals(2, 0, 1), 3)
+    assert [position for position, _ in stream.as_finished()] == [2, 0, 1]
+    assert [one.problem.id for one in stream] == ["p0", "p1", "p2"]
+    assert list(stream.as_finished()) == []
+    assert [one.id for one in stream[1:]] == ["p1#0", "p2#0"]
+    assert stream[-1].problem.id == "p2"
+
+
+def test_an_index_lets_the_generator_run_to_its_end() -> None:
+    stream = GroupStream(arrivals(1, 0), 2)
+    position, first = next(stream.as_finished())
+    assert (position, len(stream)) == (1, 2)
+    assert stream[0].problem.id == "p0"
+    assert stream[1] is first
+
+
+def test_a_generator_that_ends_early_is_a_fault() -> None:
+    with pytest.raises(AssertionError, match="before its last group"):
+        list(GroupStream(arrivals(0), 2))
+
+
+def test_a_generator_error_reaches_the_reader() -> None:
+    def broken() -> Iterator[tuple[int, Group]]:
+        yield 0, group("p0")
+        raise RuntimeError("device lost")
+
+    with pytest.raises(RuntimeError, match="device lost"):
+        list(GroupStream(broken(), 2))
+
+
+def test_the_nouns_survive_pickling() -> None:
+    one = group("p")
+    verdict = Verdict.of_score(1.0, "math@1", step_scores=(StepScore(0.5, 3),))
+    again, verdict_again = pickle.loads(pickle.dumps((one, verdict)))
+    assert again.problem == one.problem
+    assert again.completions[0].text == "a"
+    assert verdict_again == verdict
