@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from assay.config import CheckpointConfig
-from assay.errors import RunError
-from assay.run.files import disk_full_as, read_json, sync_file, write_json
+from assay.errors import DiskFull, RunError
+from assay.run.files import has_room, is_disk_full, read_json, sync_file, write_json
 
 MANIFEST = "manifest.json"
 _PREFIX = "step-"
@@ -66,15 +66,17 @@ class Checkpoints:
         self.clean()
         self._make_room(best)
         temporary = self.folder / f".saving-{step:06d}-{os.getpid()}"
-        with disk_full_as(lambda: self._full_complaint(step)):
-            try:
-                self._write(temporary, step, parts)
-                self._discard(self.path(step))
-                os.rename(temporary, self.path(step))
-                sync_file(self.folder)
-            except BaseException:
-                shutil.rmtree(temporary, ignore_errors=True)
-                raise
+        try:
+            self._write(temporary, step, parts)
+            self._discard(self.path(step))
+            os.rename(temporary, self.path(step))
+            sync_file(self.folder)
+        except Exception as error:  # whatever a part raises: a full disk has many names
+            if is_disk_full(error) or not has_room(self.folder):
+                raise DiskFull(self._full_complaint(step)) from error
+            raise
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
         for dropped in to_drop(self._kept(), self.config, best):
             self._discard(self.path(dropped))
         return self.path(step)

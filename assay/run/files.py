@@ -22,7 +22,7 @@ _FULL_TEXTS = ("No space left", "os error 28", "os error 122", "os error 27", "D
 def is_disk_full(error: BaseException) -> bool:
     """Return whether an error, or its cause, says that the disk or a quota is used up.
 
-    Libraries that write tensors wrap the system's error; only its text is left then.
+    Where a library wraps the system's error, only its text is left; see also `has_room`.
     """
     seen: BaseException | None = error
     while seen is not None:
@@ -32,6 +32,18 @@ def is_disk_full(error: BaseException) -> bool:
             return True
         seen = seen.__cause__ or seen.__context__
     return False
+
+
+def has_room(folder: Path) -> bool:
+    """Return whether a MiB can be written here: some libraries say only that a write failed."""
+    probe = folder / f".probe-{os.getpid()}"
+    try:
+        probe.write_bytes(bytes(2**20))
+    except OSError as error:
+        return not is_disk_full(error)
+    finally:
+        probe.unlink(missing_ok=True)
+    return True
 
 
 @contextmanager
@@ -153,13 +165,11 @@ class Journal:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the whole rows of a JSON Lines file; lines that are torn or not objects are passed over."""
+    """Yield the whole rows of a JSON Lines file; a torn line is passed over (no part of an object is one)."""
     if not path.exists():
         return
     with open(path, "rb") as file:
         for line in file:
-            if not line.endswith(b"\n"):
-                return
             try:
                 row = json.loads(line)
             except ValueError:

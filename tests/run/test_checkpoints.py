@@ -1,0 +1,230 @@
+"""Checkpoints are whole or absent, and retention never takes the newest."""
+
+from __future__ import annotations
+
+import errno
+import random
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from run_fakes import FakeLearner
+
+from assay.config import CheckpointConfig
+from assay.errors import DiskFull, RunError
+from assay.run.checkpoints import Checkpoints, Kept, find_damage, to_drop
+from assay.run.random_state import GlobalRandomState
+
+
+def make(folder: Path, **settings: object) -> Checkpoints:
+    return Checkpoints(folder / "checkpoints", CheckpointConfig.model_validate(settings))
+
+
+class Failing(FakeLearner):
+    """A part that fails while saving, after it has written something."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def save_state(self, folder: Path) -> None:
+        super().save_state(folder)
+        raise self.error
+
+
+def test_saves_and_restores(tmp_path: Path) -> None:
+    checkpoints, learner = make(tmp_path), FakeLearner()
+    learner.weights += 1.5
+    folder = checkpoints.save(3, {"learner": learner, "model": FakeLearner()})
+    assert folder.name == "step-000003"
+    assert (folder / "weights.npy").is_file() and (folder / "learner" / "weights.npy").is_file()
+    other = FakeLearner()
+    checkpoints.restore(3, {"learner": other})
+    assert other.weights.tobytes() == learner.weights.tobytes()
+    assert checkpoints.newest_valid() == (3, [])
+
+
+def test_restoring_a_part_that_was_not_saved_names_it(tmp_path: Path) -> None:
+    checkpoints = make(tmp_path)
+    checkpoints.save(3, {"learner": FakeLearner()})
+    with pytest.raises(RunError, match="no state of critic"):
+        checkpoints.restore(3, {"learner": FakeLearner(), "critic": FakeLearner()})
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove", "manifest"])
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: str) -> None:
+    checkpoints = make(tmp_path)
+    for step in (1, 2):
+        checkpoints.save(step, {"learner": FakeLearner()})
+    victim = checkpoints.path(2) / "learner" / "weights.npy"
+    data = bytearray(victim.read_bytes())
+    if damage == "flip":
+        data[-1] ^= 1
+        victim.write_bytes(data)
+    elif damage == "cut":
+        victim.write_bytes(data[:-1])
+    elif damage == "remove":
+        victim.unlink()
+    else:
+        (checkpoints.path(2) / "manifest.json").write_text("{")
+    step, complaints = checkpoints.newest_valid()
+    assert step == 1
+    assert len(complaints) == 1 and "step-000002" in complaints[0]
+
+
+def test_a_folder_of_another_name_is_no_checkpoint(tmp_path: Path) -> None:
+    checkpoints = make(tmp_path)
+    folder = checkpoints.save(1, {})
+    folder.rename(folder.with_name("step-000001-mine"))
+    assert checkpoints.steps() == []
+
+
+def test_keeps_the_last_and_the_best(tmp_path: Path) -> None:
+    checkpoints = make(tmp_path, keep_last=2)
+    for step in range(1, 6):
+        checkpoints.save(step, {"learner": FakeLearner()}, best=2 if step >= 2 else None)
+    assert checkpoints.steps() == [2, 4, 5]
+
+
+def test_the_disk_budget_is_kept_while_saving_too(tmp_path: Path) -> None:
+    first = make(tmp_path).save(0, {"learner": FakeLearner()})
+    one = sum(path.stat().st_size for path in first.rglob("*") if path.is_file())
+    checkpoints = make(tmp_path, keep_last=9, max_disk_gib=2.5 * one / 2**30)
+    beside: list[int] = []
+
+    class Watching(FakeLearner):
+        def save_state(self, folder: Path) -> None:
+            super().save_state(folder)
+            beside.append(len(checkpoints.steps()))
+
+    for step in range(1, 6):
+        checkpoints.save(step, {"learner": Watching()})
+    assert checkpoints.steps() == [4, 5]
+    assert beside == [1] * 5
+
+
+sizes = st.lists(st.integers(0, 100), min_size=1, max_size=12)
+
+
+@given(sizes, st.integers(1, 5), st.integers(0, 12), st.none() | st.integers(1, 300), st.booleans())
+def test_retention(
+    num_bytes: list[int], keep_last: int, best: int, budget: int | None, keep_best: bool
+) -> None:
+    kept = [Kept(step, size) for step, size in enumerate(num_bytes)]
+    gib = budget and budget / 2**30
+    config = CheckpointConfig(keep_last=keep_last, keep_best=keep_best, max_disk_gib=gib)
+    dropped = to_drop(kept, config, best)
+    left = [one for one in kept if one.step not in dropped]
+    assert kept[-1] in left
+    wanted = {one.step for one in kept[-keep_last:]} | ({best} if keep_best else set())
+    assert {one.step for one in left} <= wanted
+    if budget is None:
+        assert {one.step for one in left} == wanted & {one.step for one in kept}
+    else:
+        assert sum(one.num_bytes for one in left) <= budget or left == [kept[-1]]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        RuntimeError("SafetensorError: I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(
+    tmp_path: Path, error: Exception
+) -> None:
+    checkpoints = make(tmp_path)
+    checkpoints.save(1, {"learner": FakeLearner()})
+    with pytest.raises(
+        DiskFull, match=r"step-000002.*disk is full.*step-000001, is usable.*--resume"
+    ):
+        checkpoints.save(2, {"learner": Failing(error)})
+    assert checkpoints.newest_valid() == (1, [])
+    assert [path.name for path in checkpoints.folder.iterdir()] == ["step-000001"]
+
+
+def test_another_failure_is_not_called_a_full_disk(tmp_path: Path) -> None:
+    checkpoints = make(tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        checkpoints.save(2, {"learner": Failing(ZeroDivisionError())})
+    assert not list(checkpoints.folder.iterdir())
+
+
+def test_a_real_limit_is_a_full_disk_whatever_a_library_calls_it(tmp_path: Path) -> None:
+    """The system itself refuses to write, in a process of its own."""
+    program = """
+        import resource, sys
+        from pathlib import Path
+        import numpy, torch
+        from safetensors.torch import save_file
+        from assay.config import CheckpointConfig
+        from assay.errors import DiskFull
+        from assay.run.checkpoints import Checkpoints
+
+        class Part:
+            def __init__(self, save):
+                self.save_state = save
+
+        zeros = numpy.zeros(10**6)
+        savers = [
+            lambda folder: numpy.save(folder / "x.npy", zeros),
+            lambda folder: torch.save(torch.from_numpy(zeros), folder / "x"),
+            lambda folder: save_file({"x": torch.from_numpy(zeros)}, folder / "x"),
+        ]
+        checkpoints = Checkpoints(Path(sys.argv[1]), CheckpointConfig())
+        checkpoints.save(1, {})
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        for saver in savers:
+            try:
+                checkpoints.save(2, {"learner": Part(saver)})
+            except DiskFull as error:
+                print(error)
+        assert checkpoints.newest_valid() == (1, [])
+        """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.count("step-000001, is usable") == 3, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000001"]
+
+
+def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
+    checkpoints = make(tmp_path)
+    checkpoints.save(1, {})
+    (checkpoints.folder / ".saving-000002-99").mkdir()
+    (checkpoints.folder / ".removing-step-000000-99").mkdir()
+    checkpoints.save(2, {})
+    assert sorted(path.name for path in checkpoints.folder.iterdir()) == [
+        "step-000001",
+        "step-000002",
+    ]
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+    checkpoints, learner = make(tmp_path), FakeLearner()
+    checkpoints.save(1, {"learner": learner})
+    learner.weights += 1.0
+    checkpoints.save(1, {"learner": learner})
+    assert find_damage(checkpoints.path(1)) is None
+    other = FakeLearner()
+    checkpoints.restore(1, {"learner": other})
+    assert np.array_equal(other.weights, learner.weights)
+
+
+def test_global_random_generators_go_on_where_they_were(tmp_path: Path) -> None:
+    random.gauss(0, 1)  # leaves a cached second value
+    np.random.standard_normal()
+    GlobalRandomState().save_state(tmp_path)
+    draws = [(random.gauss(0, 1), np.random.standard_normal(), torch.rand(3).tolist())]
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    GlobalRandomState().load_state(tmp_path)
+    assert draws == [(random.gauss(0, 1), np.random.standard_normal(), torch.rand(3).tolist())]

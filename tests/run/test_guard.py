@@ -1,0 +1,98 @@
+"""The guard stops what must be stopped, names the setting, and survives broken rules."""
+
+from __future__ import annotations
+
+import math
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from assay.config import GuardConfig
+from assay.errors import ConfigError, RunStopped
+from assay.run.guard import Guard
+
+GOOD = {"loss/total": 0.1, "optimizer/grad_norm": 1.0, "verdict/not_judged_share": 0.0}
+
+
+class FakeRun:
+    def __init__(self, **changes: float) -> None:
+        names = {key.replace("__", "/"): value for key, value in changes.items()}
+        self.metrics = {**GOOD, **names}
+        self.step = 12
+        self.events: list[tuple[str, dict[str, Any]]] = []
+
+    def event(self, kind: str, **facts: Any) -> None:
+        self.events.append((kind, facts))
+
+
+@pytest.fixture
+def rules() -> Iterator[types.ModuleType]:
+    module = types.ModuleType("guard_rules_of_a_user")
+    sys.modules[module.__name__] = module
+    yield module
+    del sys.modules[module.__name__]
+
+
+def check(run: FakeRun, **config: Any) -> None:
+    Guard(GuardConfig(**config)).check(run)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_healthy_step_passes() -> None:
+    run = FakeRun(kl__mean=0.1, entropy__mean=1.0)
+    check(run, max_kl=0.2, min_entropy=0.5)
+    assert run.events == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "config", "said"),
+    [
+        ({"loss__total": math.nan}, {}, "loss/total is nan"),
+        ({"optimizer__grad_norm": math.inf}, {}, "optimizer/grad_norm is inf"),
+        ({"verdict__not_judged_share": 0.3}, {}, "guard.max_not_judged"),
+        ({"kl__mean": 0.3}, {"max_kl": 0.2}, "guard.max_kl"),
+        ({"entropy__mean": 0.3}, {"min_entropy": 0.4}, "guard.min_entropy"),
+    ],
+)
+def test_a_breach_stops_the_run(
+    changes: dict[str, float], config: dict[str, float], said: str
+) -> None:
+    run = FakeRun(**changes)
+    with pytest.raises(RunStopped, match=f"^step 12: .*{said}"):
+        check(run, **config)
+    assert [kind for kind, _ in run.events] == ["guard_stop"]
+
+
+def test_limits_are_inclusive() -> None:
+    check(FakeRun(kl__mean=0.2, verdict__not_judged_share=0.25), max_kl=0.2)
+
+
+@pytest.mark.parametrize("config", [{"max_kl": 0.2}, {"min_entropy": 0.1}])
+def test_a_limit_on_what_is_not_measured_is_a_mistake(config: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="does not measure"):
+        check(FakeRun(), **config)
+
+
+def test_a_users_rule_can_stop(rules: types.ModuleType) -> None:
+    rules.never = lambda run: None  # type: ignore[attr-defined]
+    rules.always = lambda run: f"enough at {run.step}"  # type: ignore[attr-defined]
+    check(FakeRun(), rules=("guard_rules_of_a_user:never",))
+    with pytest.raises(RunStopped, match="guard_rules_of_a_user:always: enough at 12"):
+        check(FakeRun(), rules=("guard_rules_of_a_user:never", "guard_rules_of_a_user:always"))
+
+
+def test_a_rule_that_fails_is_recorded_and_the_run_goes_on(rules: types.ModuleType) -> None:
+    rules.broken = lambda run: 1 / 0  # type: ignore[attr-defined]
+    run = FakeRun()
+    check(run, rules=("guard_rules_of_a_user:broken",))
+    assert (
+        run.events[0][0] == "guard_rule_error" and "ZeroDivisionError" in run.events[0][1]["error"]
+    )
+
+
+@pytest.mark.parametrize("name", ["nothing", "no.such.module:f", "math:nothing", "math:pi"])
+def test_a_rule_that_cannot_be_had_is_a_configuration_error(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"guard\.rules"):
+        Guard(GuardConfig(rules=(name,)))

@@ -1,0 +1,117 @@
+"""What is shown: lines off a terminal, a live display on one, nothing when quiet."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import threading
+
+import pytest
+from rich.console import Console
+
+from assay.run.progress import Progress, format_seconds, sparkline
+from assay.run.stop import StopSignal
+from assay.run.timing import PhaseClock
+
+METRICS = {"reward/mean": 0.5, "time/step": 0.5, "speed/step": 1234.5, "loss/total": 0.25}
+
+
+def row(step: int) -> dict[str, float]:
+    return {**METRICS, "time/elapsed": 2.0 * step}
+
+
+def make(terminal: bool, **settings: object) -> tuple[Progress, io.StringIO]:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=120, highlight=False)
+    return Progress("demo", 10, console=console, **settings), out  # type: ignore[arg-type]
+
+
+def test_plain_lines_are_few_and_end_with_the_last_step() -> None:
+    progress, out = make(terminal=False)
+    for step in range(1, 11):
+        progress.step(step, row(step))
+    progress.close()
+    lines = out.getvalue().splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["step 1/10", "step 10/10"]
+    assert "reward 0.500" in lines[0] and "tok/s 1,234" in lines[0]
+    assert lines[1].endswith("ETA 0 s")
+
+
+def test_the_pace_includes_what_lies_between_steps() -> None:
+    progress, _ = make(terminal=False)
+    assert progress.eta(0) is None
+    for step in (1, 2, 3):
+        progress.step(step, row(step))
+    assert progress.eta(3) == pytest.approx(14.0)
+
+
+def test_a_terminal_gets_a_live_display_that_leaves_notes() -> None:
+    progress, out = make(terminal=True)
+    for step in (1, 2):
+        progress.step(step, row(step))
+    progress.note("held-out 0.5 [not markup]")
+    progress.close()
+    assert "2/10" in out.getvalue() and "held-out 0.5 [not markup]" in out.getvalue()
+
+
+def test_quiet_shows_nothing() -> None:
+    for terminal in (True, False):
+        progress, out = make(terminal=terminal, quiet=True)
+        progress.step(10, row(10))
+        progress.note("x")
+        progress.close()
+        assert out.getvalue() == ""
+
+
+def test_durations_and_sparklines() -> None:
+    shown = [format_seconds(s) for s in (0.4, 59.6, 260, 11100)]
+    assert shown == ["0 s", "1 min 00 s", "4 min 20 s", "3 h 05 min"]
+    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█" and sparkline([3.0, 3.0]) == "▁▁"
+
+
+def test_the_first_signal_asks_and_the_second_interrupts() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with StopSignal() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.requested
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_signals_are_left_alone_outside_the_main_thread() -> None:
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with StopSignal():
+                pass
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert not errors
+
+
+def test_a_nested_phase_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    clock = PhaseClock()
+
+    def decode() -> str:
+        nonlocal now
+        now += 3.0
+        return "done"
+
+    with clock.phase("judge"):
+        now += 1.0
+        assert clock.timed("generate", decode)() == "done"
+        now += 0.5
+    with pytest.raises(ValueError, match="x"), clock.phase("judge"):
+        now += 1.0
+        raise ValueError("x")
+    assert clock.drain() == {"judge": 2.5, "generate": 3.0}
+    assert clock.drain() == {}

@@ -1,0 +1,134 @@
+"""Metrics of a step, held against counting by hand."""
+
+from __future__ import annotations
+
+import statistics
+
+import numpy as np
+import pytest
+from run_fakes import make_problem, make_rollouts
+
+from assay.run.metrics import (
+    best_step,
+    is_timing,
+    kind_of,
+    memory_metrics,
+    rollout_metrics,
+    timing_metrics,
+)
+from assay.types import Completion, Group, Prompt, ThinkFormat, Verdict
+
+
+def rollout(
+    length: int, verdict: Verdict, truncated: bool = False, think: int = 0
+) -> tuple[Completion, Verdict]:
+    floats = np.zeros(length, np.float32)
+    completion = Completion(
+        id="x",
+        text="",
+        tokens=np.zeros(length, np.int32),
+        behavior_logprobs=floats,
+        model_logprobs=floats,
+        sampled=np.arange(length) != 0,  # the first token was injected
+        finish_reason="length" if truncated else "eos",
+        num_think_tokens=think,
+        think=ThinkFormat("free" if think else "off"),
+    )
+    return completion, verdict
+
+
+def judge(score: float, reward: float | None = None, **components: float) -> Verdict:
+    reward = score if reward is None else reward
+    return Verdict.of_score(score, "math@1", reward=reward, components=components)
+
+
+TIMEOUT = Verdict.not_judged("timeout", "math@1")
+ERROR = Verdict.not_judged("error", "math@1")
+
+
+def metrics_of(*groups: list[tuple[Completion, Verdict]]) -> dict[str, float]:
+    prompt = Prompt("Q", np.zeros(3, np.int32))
+    made = [
+        Group(make_problem(n), prompt, tuple(c for c, _ in pairs)) for n, pairs in enumerate(groups)
+    ]
+    return rollout_metrics(made, [tuple(v for _, v in pairs) for pairs in groups])
+
+
+def test_rewards_leave_out_what_was_not_judged() -> None:
+    metrics = metrics_of(
+        [rollout(5, judge(1.0, 1.1, math=1.0, think_format=1.0)), rollout(9, TIMEOUT)],
+        [rollout(3, judge(0.0, 0.1, math=0.0, think_format=1.0)), rollout(4, judge(0.0, 0.0))],
+    )
+    assert metrics["reward/mean"] == pytest.approx(0.4)
+    assert metrics["reward/std"] == pytest.approx(statistics.pstdev([1.1, 0.1, 0.0]))
+    assert metrics["reward/math"] == 0.5 and metrics["reward/think_format"] == 1.0
+    assert metrics["reward/per_token"] == pytest.approx(1.2 / (4 + 2 + 3))
+    assert metrics["verdict/passed"] == pytest.approx(1 / 3)
+    assert metrics["family/sums"] == pytest.approx(0.4)
+    assert metrics["family/level 0"] == pytest.approx(1.1)
+    assert metrics["family/level 1"] == pytest.approx(0.05)
+
+
+def test_groups_are_all_pass_all_fail_or_mixed() -> None:
+    metrics = metrics_of(
+        [rollout(1, judge(1.0)), rollout(1, judge(1.0))],
+        [rollout(1, judge(0.0)), rollout(1, TIMEOUT)],
+        [rollout(1, judge(1.0)), rollout(1, judge(0.5))],
+        [rollout(1, judge(0.0)), rollout(1, judge(0.0))],
+        [rollout(1, ERROR), rollout(1, TIMEOUT)],
+    )
+    shares = [metrics[f"group/{kind}"] for kind in ("all_pass", "all_fail", "mixed")]
+    assert shares == [0.25, 0.5, 0.25]
+    assert metrics["verdict/not_judged"] == 3 and metrics["verdict/not_judged_share"] == 0.3
+    assert metrics["verdict/timeout"] == 2 and metrics["verdict/error"] == 1
+
+
+def test_nothing_judged_leaves_rates_out_and_never_says_zero() -> None:
+    metrics = metrics_of([rollout(2, TIMEOUT), rollout(2, ERROR)])
+    assert not [key for key in metrics if key.startswith(("reward/", "group/", "family/"))]
+    assert "verdict/passed" not in metrics and metrics["verdict/not_judged_share"] == 1.0
+
+
+def test_lengths() -> None:
+    metrics = metrics_of(
+        [rollout(10, judge(1.0), think=4), rollout(20, judge(0.0), truncated=True, think=20)]
+    )
+    assert metrics["length/mean"] == 15 and metrics["length/truncated"] == 0.5
+    assert metrics["length/p95"] == pytest.approx(19.5) and metrics["length/think"] == 12
+    assert metrics["tokens/generated"] == 30 and metrics["tokens/prompt"] == 3
+    assert "length/think" not in metrics_of([rollout(1, judge(1.0))])
+
+
+def test_a_component_cannot_take_the_place_of_the_mean() -> None:
+    assert metrics_of([rollout(2, judge(1.0, mean=7.0))])["reward/mean"] == 1.0
+
+
+def test_metrics_of_equal_rollouts_are_equal() -> None:
+    assert rollout_metrics(*make_rollouts(3)) == rollout_metrics(*make_rollouts(3))
+
+
+def test_every_metric_of_clock_or_machine_is_known_as_one() -> None:
+    timing = timing_metrics({"generate": 2.0, "checkpoint": 1.0, "idle": 0.0}, 4.0, 100.0, 800.0)
+    assert timing["speed/generate"] == 400.0 and timing["speed/step"] == 200.0
+    assert "speed/checkpoint" not in timing and "speed/idle" not in timing
+    assert timing["time/generate"] == 2.0 and timing["time/elapsed"] == 100.0
+    assert all(map(is_timing, timing)) and all(map(is_timing, memory_metrics()))
+    assert memory_metrics()["memory/peak_mib"] > 20
+    assert not any(map(is_timing, rollout_metrics(*make_rollouts(1))))
+
+
+def test_the_best_step_is_the_earliest_of_the_first_kind() -> None:
+    def row(step: int, accuracy: float | None, temperature: float) -> dict[str, float | None]:
+        return {"step": step, "eval/pass_at_1": accuracy, "eval/temperature": temperature}
+
+    rows = [
+        row(0, 0.9, 0.0),
+        row(5, 0.4, 0.0),
+        row(5, 0.99, 1.0),
+        row(10, 0.6, 0.0),
+        row(15, 0.6, 0),
+    ]
+    assert best_step(rows) == 10
+    assert best_step(rows[:1]) is None and best_step([]) is None
+    assert best_step([row(5, None, 0.0)]) is None
+    assert [kind_of(one) for one in rows[1:3]] == ["greedy", "temperature 1"]
