@@ -46,7 +46,7 @@ def open_hub(text: str) -> HubRows:
         found = f"setting {next(iter(settings))!r}" if settings else repr(name)
         raise DataError(message(text, found, _FORM))
     try:
-        import datasets
+        import datasets  # pyright: ignore[reportMissingImports]  # an extra
     except ImportError as error:
         raise MissingExtra.of("datasets", "hub", f"the source {text}") from error
     path = "/".join(parts[:2])

@@ -41,8 +41,10 @@ def read_problem(row: Any, where: str, default_id: str) -> Problem:
     elif key == "problem":
         tags += _take_competition_keys(spec)
     answer = spec.get("answer")
-    if isinstance(answer, str) and not answer.strip():
-        raise complaint(where, "answer", answer, "text that is not blank, or a number")
+    if isinstance(answer, str):
+        if not answer.strip():
+            raise complaint(where, "answer", answer, "text that is not blank, or a number")
+        check_text(answer, where, "answer")
     verifier = spec.pop("verifier", None)
     if verifier is not None and (not isinstance(verifier, str) or not verifier.strip()):
         raise complaint(where, "verifier", verifier, "an expression, such as math")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from os.path import basename
@@ -66,6 +66,13 @@ class RowSet(Sequence[Row], Generic[Row]):
         other = type(self).__new__(type(self))
         other.__dict__.update(self.__dict__)
         other._chosen = chosen if self._chosen is None else self._chosen[chosen]
+        return other
+
+    def with_skipped(self, complaints: Collection[str]) -> Self:
+        """Return this set with more complaints about rows that were left out of it."""
+        other = self.select(range(len(self)))
+        other.skipped = [*self.skipped, *complaints][:MAX_KEPT_COMPLAINTS]
+        other.num_skipped = self.num_skipped + len(complaints)
         return other
 
     def describe(self) -> str:

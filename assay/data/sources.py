@@ -99,6 +99,8 @@ def _open_file(text: str) -> Source:
     path = Path(text)
     if path.is_dir():
         raise DataError(message(text, "a folder", ACCEPTED, "name the files in it"))
+    if not path.is_file():
+        raise DataError(message(text, "a pipe or a device", ACCEPTED, "write it to a file"))
     try:
         with path.open("rb") as file:
             head = file.read(4096)

@@ -1,0 +1,236 @@
+"""How a problem is shown to the policy: chat template or plain text, think block, tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from assay.config import DataConfig
+from assay.data.problems import ProblemSet
+from assay.data.traces import Trace
+from assay.errors import ConfigError, DataError, ModelError, message
+from assay.types import Message, Problem, Prompt, ThinkFormat, ThinkMode, Tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_MARK = "0Assay0"
+
+
+class PromptRenderer:
+    """Renders problems and traces for one tokenizer.
+
+    Under a chat template the tokens are exactly those of ``apply_chat_template``, which is how the
+    model will be served: special tokens are the template's alone. Under the base template the
+    tokenizer's own leading tokens (a BOS) are added, once.
+
+    What the rendered text says of its think block holds, whoever wrote it: where a chat template
+    opens or empties the block itself, nothing is doubled, and `Prompt.think` says so.
+
+    Raises ModelError where a chat template is asked for and there is none, ConfigError for a
+    prompt template without ``{question}``.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        data: DataConfig,
+        max_prompt_tokens: int | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.max_prompt_tokens = max_prompt_tokens
+        self._data = data
+        has_template = bool(tokenizer.chat_template)
+        self.template = data.template or ("chat" if has_template else "base")
+        if self.template == "chat" and not has_template:
+            found = "a tokenizer without a chat template"
+            remedy = "set data.template = 'base', or use an instruction-tuned model's tokenizer"
+            raise ModelError(message("data.template = 'chat'", found, "one that has it", remedy))
+        if "{question}" not in data.prompt_template:
+            found, accepted = repr(data.prompt_template), "text that contains {question}"
+            raise ConfigError(message("data.prompt_template", found, accepted))
+        self._formats: dict[ThinkMode, ThinkFormat] = {
+            mode: ThinkFormat(mode, data.think_open, data.think_close)
+            for mode in ("off", "free", "opened", "empty")
+        }
+        opened = re.escape(data.think_open)
+        self._ends_open = re.compile(rf"{opened}\s*\Z")
+        self._ends_empty = re.compile(rf"{opened}\s*{re.escape(data.think_close)}\s*\Z")
+
+    def render(self, problem: Problem) -> Prompt:
+        """Return a problem's prompt; DataError where it is longer than the limit."""
+        return self._render(problem.prompt, problem.source or problem.id)
+
+    def render_trace(self, trace: Trace) -> tuple[Tokens, Tokens]:
+        """Return the tokens of a trace's prompt and of its completion, end token included.
+
+        The prompt is the one that `render` gives. A block that the prompt has opened already is
+        not opened again; behind a prompt's empty block only the trace's answer is left.
+        """
+        where = trace.source or "trace"
+        prompt = self._render(trace.prompt, where)
+        text = trace.completion
+        if prompt.think.mode == "opened":
+            text = _without_lead(text, prompt.think.open_tag)
+        elif prompt.think.mode == "empty" and prompt.think.close_tag in text:
+            text = prompt.think.split(text)[1].lstrip()
+        tokens = self._encode_after(prompt, text)
+        if not tokens:
+            raise DataError(message(f"{where} completion", "no tokens", "text that has some"))
+        if self.end_id is not None and tokens[-1] != self.end_id:
+            tokens.append(self.end_id)
+        return prompt.tokens, np.array(tokens, np.int32)
+
+    @cached_property
+    def end_id(self) -> int | None:
+        """The token that ends a completion: the chat template's end of turn, else EOS; None: there is none."""
+        eos: Any = self.tokenizer.eos_token_id
+        if self.template == "chat":
+            turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _MARK}]
+            try:
+                text = str(self.tokenizer.apply_chat_template(turns, tokenize=False))
+            except Exception:  # a template that takes no finished turn says nothing of its end
+                return eos
+            tail = self._encode(text.rpartition(_MARK)[2].lstrip())
+            if tail and tail[0] in self._special_ids:
+                return tail[0]
+        return eos
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        added = self.tokenizer.get_added_vocab().values()
+        return frozenset(self.tokenizer.all_special_ids) | frozenset(added)
+
+    @cached_property
+    def _leading_ids(self) -> list[int]:
+        """What the tokenizer puts before any text by default: a BOS, or nothing."""
+        plain, full = self._encode("x"), list(self.tokenizer("x")["input_ids"])
+        for start in range(len(full) - len(plain) + 1):
+            if full[start : start + len(plain)] == plain:
+                return full[:start]
+        return []
+
+    @cached_property
+    def most_overhead(self) -> int:
+        """An upper bound on the tokens that a template adds to a text of ASCII characters."""
+        text = self._text("x", "a prompt")
+        return len(text.encode()) + len(self._leading_ids) + 16
+
+    def _render(self, prompt: str | Sequence[Message], where: str) -> Prompt:
+        text, mode = self._with_think_block(self._text(prompt, where))
+        tokens = self._encode_prompt(text)
+        limit = self.max_prompt_tokens
+        if limit is not None and len(tokens) > limit:
+            remedy = "shorten it, raise data.max_prompt_tokens, or set data.on_bad_row = 'skip'"
+            found, accepted = f"{len(tokens)} tokens", f"at most {limit} tokens"
+            raise DataError(message(f"{where} prompt", found, accepted, remedy))
+        if not tokens:
+            raise DataError(message(f"{where} prompt", "no tokens", "text that has some"))
+        return Prompt(text, np.array(tokens, np.int32), self._formats[mode])
+
+    def _text(self, prompt: str | Sequence[Message], where: str) -> str:
+        if self.template == "base":
+            return self._base_text(prompt)
+        turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        system = self._data.system_prompt
+        if system is not None and turns[0]["role"] not in ("system", "developer"):
+            turns.insert(0, {"role": "system", "content": system})
+        switches: dict[str, Any] = {}
+        if self._data.think != "off":  # the names that chat templates know; others pass them over
+            thinks = self._data.think != "empty"
+            switches = {"enable_thinking": thinks, "thinking": thinks}
+        apply: Any = self.tokenizer.apply_chat_template
+        try:
+            return str(apply(turns, tokenize=False, add_generation_prompt=True, **switches))
+        except Exception as error:  # a chat template is a program that comes with the model
+            remedy = "drop data.system_prompt or the system message" if system else ""
+            found = f"messages that the chat template refuses ({error})"
+            accepted = "messages that it takes"
+            raise DataError(message(f"{where} prompt", found, accepted, remedy)) from error
+
+    def _base_text(self, prompt: str | Sequence[Message]) -> str:
+        """Plain text; the turns of a longer chat are labelled by their roles."""
+        system = self._data.system_prompt
+        if not isinstance(prompt, str):
+            if prompt[0]["role"] in ("system", "developer"):
+                system, prompt = prompt[0]["content"], prompt[1:]
+            if len(prompt) == 1:
+                prompt = prompt[0]["content"]
+            else:
+                prompt = "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in prompt)
+        text = self._data.prompt_template.replace("{question}", prompt)
+        return text if system is None else f"{system}\n\n{text}"
+
+    def _with_think_block(self, text: str) -> tuple[str, ThinkMode]:
+        wanted = self._data.think
+        opening, closing = self._data.think_open, self._data.think_close
+        if self._ends_open.search(text):
+            if wanted == "empty":
+                return f"{text.rstrip()}\n\n{closing}\n\n", "empty"
+            return text, "opened"
+        if wanted == "opened":
+            return text + opening, "opened"
+        if self._ends_empty.search(text):
+            return text, "empty"
+        if wanted == "empty":
+            return f"{text}{opening}\n\n{closing}\n\n", "empty"
+        return text, wanted
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _encode_prompt(self, text: str) -> list[int]:
+        tokens = self._encode(text)
+        leading = self._leading_ids if self.template == "base" else []
+        return tokens if tokens[: len(leading)] == leading else leading + tokens
+
+    def _encode_after(self, prompt: Prompt, text: str) -> list[int]:
+        """Return a completion's tokens as the policy would write them behind the prompt's.
+
+        Some tokenizers treat the start of a text specially (a space is put before it), so the two
+        are encoded together; where a token would span both, the completion is encoded alone.
+        """
+        together = self._encode_prompt(prompt.text + text)
+        length = len(prompt.tokens)
+        if together[:length] == prompt.tokens.tolist():
+            return together[length:]
+        return self._encode(text)
+
+
+def keep_fitting(problems: ProblemSet, renderer: PromptRenderer, on_bad_row: str) -> ProblemSet:
+    """Return the problems whose prompts are within the renderer's limit.
+
+    A longer prompt is a bad row: DataError, or skipped with its complaint. Prompts that are short
+    in characters are not rendered to know it: in ASCII a token is at least a character.
+    """
+    limit = renderer.max_prompt_tokens
+    if limit is None:
+        return problems
+    longest = limit - renderer.most_overhead
+    long: dict[int, str] = {}
+    for index, problem in enumerate(problems):
+        text = problem.prompt
+        if isinstance(text, str) and len(text) <= longest and text.isascii():
+            continue
+        try:
+            renderer.render(problem)
+        except DataError as error:
+            if on_bad_row == "stop":
+                raise
+            long[index] = str(error)
+    if not long:
+        return problems
+    if len(long) == len(problems):
+        first = f"the first: {next(iter(long.values()))}"
+        raise DataError(message("data", "no prompt that fits", "at least one", first))
+    kept = problems.select(index for index in range(len(problems)) if index not in long)
+    return kept.with_skipped(long.values())
+
+
+def _without_lead(text: str, lead: str) -> str:
+    stripped = text.lstrip()
+    return stripped.removeprefix(lead) if stripped.startswith(lead) else text

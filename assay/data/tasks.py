@@ -1,0 +1,194 @@
+"""Built-in generated problems: sums of small numbers, written and reasoned about character by character.
+
+    assay.data.tasks:chain_sums?size=2000&split=train         problems such as 3+5-2+7=
+    assay.data.tasks:imperfect_traces?size=2000&guessed=0.5   a cold start that is often wrong
+
+Row n depends on the seed and n alone. The split that an expression belongs to is a property of its
+text (a hash), so training and held-out sets are disjoint for all sizes and seeds.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Generic, Literal, TypeVar, overload
+
+from assay.data.traces import Trace
+from assay.errors import DataError, message
+from assay.types import Problem
+
+Row = TypeVar("Row")
+Split = Literal["train", "heldout"]
+HELDOUT_ONE_IN = 5
+MAX_SLIP = 3
+
+
+class Generated(Sequence[Row], Generic[Row]):
+    """``size`` rows that are made when they are asked for: row n is ``make(n)``."""
+
+    def __init__(self, size: int, make: Callable[[int], Row]) -> None:
+        if type(size) is not int or size < 1:
+            raise DataError(message("size", repr(size), "a whole number >= 1"))
+        self._size = size
+        self._make = make
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
+        if isinstance(index, slice):
+            return [self._make(n) for n in range(self._size)[index]]
+        return self._make(range(self._size)[index])
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """An expression read from left to right: the first number, then (operator, number) steps."""
+
+    first: int
+    steps: tuple[tuple[str, int], ...]
+
+    def __str__(self) -> str:
+        return f"{self.first}{''.join(f'{operator}{number}' for operator, number in self.steps)}"
+
+    def partial_results(self) -> Iterator[int]:
+        """Yield the value after each step."""
+        value = self.first
+        for operator, number in self.steps:
+            value = apply(operator, value, number)
+            yield value
+
+
+def apply(operator: str, left: int, right: int) -> int:
+    """Return ``left operator right``."""
+    return left + right if operator == "+" else left - right
+
+
+def chain_sums(
+    size: int = 1000,
+    seed: int = 0,
+    split: Split = "train",
+    num_terms: int = 4,
+    max_number: int = 9,
+    operators: str = "+-",
+) -> Sequence[Problem]:
+    """Return problems such as ``3+5-2+7=`` whose spec is ``{"answer": "13"}``.
+
+    Numbers are uniform in [0, max_number]; two rows may be equal where the space is small.
+    """
+    _check_chain(split, num_terms, max_number, operators)
+
+    def make(index: int) -> Problem:
+        chain = _draw_chain(Random(f"sums {seed} {index}"), split, num_terms, max_number, operators)
+        *_, answer = chain.partial_results()
+        return Problem(
+            id=f"chain_sums-{split}-{seed}-{index}",
+            prompt=f"{chain}=",
+            spec={"answer": str(answer)},
+            tags=(f"terms-{num_terms}",),
+        )
+
+    return Generated(size, make)
+
+
+def imperfect_traces(
+    size: int = 1000,
+    seed: int = 0,
+    split: Split = "train",
+    num_terms: int = 4,
+    max_number: int = 9,
+    operators: str = "+-",
+    corrupted: float = 0.15,
+    guessed: float = 0.5,
+    bare: float = 0.5,
+    think_open: str = "<think>",
+    think_close: str = "</think>",
+) -> Sequence[Trace]:
+    """Return traces such as ``3+5-2+7=`` with ``<think>3+5=8;8-2=6;6+7=13</think>13``.
+
+    The share ``guessed`` of them does not reason: of these, the share ``bare`` has an empty
+    block and a random answer, the rest steps whose every result is random. In the others each
+    result is off by 1 to 3 with probability ``corrupted``, and later steps go on from it.
+    """
+    _check_chain(split, num_terms, max_number, operators)
+    for name, share in (
+        ("corrupted", corrupted),
+        ("guessed", guessed),
+        ("bare", bare),
+    ):
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+            raise DataError(message(name, repr(share), "a share in [0, 1]"))
+
+    def make(index: int) -> Trace:
+        random = Random(f"traces {seed} {index}")
+        chain = _draw_chain(random, split, num_terms, max_number, operators)
+        if random.random() >= guessed:
+            results = _slipping_results(random, chain, corrupted)
+        else:
+            steps = () if random.random() < bare else chain.steps
+            results = [_random_result(random, num_terms, max_number) for _ in steps]
+        answer = results[-1] if results else _random_result(random, num_terms, max_number)
+        reasoning = ";".join(_written_steps(chain, results))
+        return Trace(f"{chain}=", f"{think_open}{reasoning}{think_close}{answer}")
+
+    return Generated(size, make)
+
+
+def in_split(expression: str, split: Split) -> bool:
+    """Whether an expression belongs to a split; each belongs to exactly one."""
+    held_out = zlib.crc32(expression.encode()) % HELDOUT_ONE_IN == 0
+    return held_out == (split == "heldout")
+
+
+def _draw_chain(
+    random: Random, split: Split, num_terms: int, max_number: int, operators: str
+) -> Chain:
+    for _ in range(10_000):
+        steps = tuple(
+            (random.choice(operators), random.randint(0, max_number)) for _ in range(num_terms - 1)
+        )
+        chain = Chain(random.randint(0, max_number), steps)
+        if in_split(str(chain), split):
+            return chain
+    found = f"no expression of {num_terms} numbers up to {max_number}"
+    raise DataError(message(f"split={split}", found, "a larger num_terms or max_number"))
+
+
+def _slipping_results(random: Random, chain: Chain, corrupted: float) -> list[int]:
+    results: list[int] = []
+    value = chain.first
+    for operator, number in chain.steps:
+        value = apply(operator, value, number)
+        if random.random() < corrupted:
+            value += random.choice((-1, 1)) * random.randint(1, MAX_SLIP)
+        results.append(value)
+    return results
+
+
+def _random_result(random: Random, num_terms: int, max_number: int) -> int:
+    """Return a number as far from zero as sums of so many terms are."""
+    return sum(random.choice((-1, 1)) * random.randint(0, max_number) for _ in range(num_terms))
+
+
+def _written_steps(chain: Chain, results: Sequence[int]) -> Iterator[str]:
+    value = chain.first
+    for (operator, number), result in zip(chain.steps, results, strict=False):
+        yield f"{value}{operator}{number}={result}"
+        value = result
+
+
+def _check_chain(split: str, num_terms: int, max_number: int, operators: str) -> None:
+    if split not in ("train", "heldout"):
+        raise DataError(message("split", repr(split), "train or heldout"))
+    if type(num_terms) is not int or num_terms < 2:
+        raise DataError(message("num_terms", repr(num_terms), "a whole number >= 2"))
+    if type(max_number) is not int or max_number < 1:
+        raise DataError(message("max_number", repr(max_number), "a whole number >= 1"))
+    if not isinstance(operators, str) or not operators or set(operators) - set("+-"):
+        raise DataError(message("operators", repr(operators), "+ or - or both"))
