@@ -33,7 +33,8 @@ def type_words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         *most, last = map(toml_words, arguments)
         return f"{', '.join(most)} or {last}" if most else last
     if origin is tuple and arguments[-1] is Ellipsis:
-        return f"a list of {type_words(arguments[0]).removeprefix('a ')}"
+        item = type_words(arguments[0]).removeprefix("a ").removesuffix(", not empty")
+        return f"a list of {item.replace('number', 'numbers')}{_limit_words(metadata)}"
     if origin is tuple:
         return f"a list of {len(arguments)}, each {type_words(arguments[0])}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):

@@ -429,20 +429,23 @@ def dump(config: TrainConfig) -> str:
 
 
 def field_help() -> Iterator[tuple[str, str, str, str]]:
-    """Yield (dotted key, what it accepts, default, description) of every key, in order."""
+    """Yield (dotted key, what it accepts, default, description) of every key, section by section."""
     yield from _walk(TrainConfig, "")
 
 
 def _walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str, str]]:
+    inner: list[tuple[type[BaseModel], str]] = []
     for name, field in model.model_fields.items():
         section = section_of(field.annotation)
         if section is not None:
-            yield from _walk(section, f"{prefix}{name}.")
+            inner.append((section, f"{prefix}{name}."))
             continue
         kind = type_words(field.annotation, field.metadata)
         default = "None" if field.default is None else toml_words(field.default)
         default = "required" if field.is_required() else default
         yield f"{prefix}{name}", kind, default, field.description or ""
+    for section, section_prefix in inner:  # as TOML wants it: a table's own keys come first
+        yield from _walk(section, section_prefix)
 
 
 def _not_toml(path: Path, reason: str) -> str:

@@ -1,0 +1,344 @@
+"""What this machine can do, and whether the install is sound: `diagnose` finds, `report` prints.
+
+A finding is ``ok``; or a ``note``: something is absent or limited, and Assay works without it; or
+``broken``: something that Assay needs does not work. Every note and fault names its remedy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Any, Literal
+
+GIB = 2**30
+LITTLE_MEMORY_GIB = 4
+LITTLE_DISK_GIB = 5
+DISTRIBUTION = "assay-rl"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fact about the machine or the install."""
+
+    name: str
+    status: Literal["ok", "note", "broken"]
+    found: str
+    remedy: str = ""
+
+
+def diagnose(directory: Path | str = "runs") -> list[Finding]:
+    """Examine the machine, the install and the folder of runs; takes a few seconds.
+
+    Nothing is changed, and nothing is sent or fetched.
+    """
+    checks: tuple[Callable[[], Iterator[Finding]], ...] = (
+        _check_python,
+        _check_dependencies,
+        _check_extras,
+        _check_processor,
+        _check_cuda,
+        _check_memory,
+        lambda: _check_directory(Path(directory)),
+        _check_hub,
+        _check_workers,
+        _check_isolation,
+        _check_learning,
+    )
+    return [finding for check in checks for finding in check()]
+
+
+def report(as_json: bool = False, directory: Path | str = "runs") -> int:
+    """Print what `diagnose` finds, as a table or as one line of JSON; return the exit code."""
+    findings = diagnose(directory)
+    sound = all(finding.status != "broken" for finding in findings)
+    if as_json:
+        print(json.dumps({"sound": sound, "findings": [asdict(finding) for finding in findings]}))
+    else:
+        _print_table(findings)
+    return 0 if sound else 1
+
+
+def _print_table(findings: list[Finding]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    styles = {"ok": "green", "note": "yellow", "broken": "bold red"}
+    for finding in findings:
+        text = Text(finding.found)
+        if finding.remedy:
+            text.append(f"\n{finding.remedy}", style="dim")
+        table.add_row(Text(finding.status, style=styles[finding.status]), Text(finding.name), text)
+    console.print(table)
+    num_broken = sum(finding.status == "broken" for finding in findings)
+    if num_broken:
+        console.print(f"\n{num_broken} required part(s) broken", style=styles["broken"])
+    else:
+        console.print("\nthe install is sound", style=styles["ok"])
+
+
+def _check_python() -> Iterator[Finding]:
+    found = f"{platform.python_version()} at {sys.executable}"
+    is_new = sys.version_info >= (3, 11)
+    remedy = "" if is_new else "install Python 3.11 or newer"
+    yield Finding("python", "ok" if is_new else "broken", found, remedy)
+
+
+def _check_dependencies() -> Iterator[Finding]:
+    """Each core dependency: installed, in the accepted range, and importable."""
+    from packaging.requirements import Requirement
+
+    try:
+        lines = requires(DISTRIBUTION) or []
+    except PackageNotFoundError:
+        remedy = "run  pip install -e .  in the checkout"
+        yield Finding("assay", "broken", "its package metadata is not installed", remedy)
+        return
+    yield Finding("assay", "ok", f"{version(DISTRIBUTION)} at {Path(__file__).parent}")
+    for wanted in map(Requirement, lines):
+        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+            continue
+        accepted = f"{wanted.name}{wanted.specifier}"
+        remedy = f'run  pip install "{accepted}"'
+        try:
+            installed = version(wanted.name)
+            import_module(wanted.name.replace("-", "_"))
+        except PackageNotFoundError:
+            yield Finding(wanted.name, "broken", f"not installed; accepted: {accepted}", remedy)
+        except Exception as error:  # importing runs foreign code
+            found = f"cannot be imported: {type(error).__name__}: {error}"
+            yield Finding(wanted.name, "broken", found, remedy)
+        else:
+            fits = wanted.specifier.contains(installed, prereleases=True)
+            found = installed if fits else f"{installed}; accepted: {accepted}"
+            yield Finding(wanted.name, "ok" if fits else "broken", found, "" if fits else remedy)
+
+
+def _check_extras() -> Iterator[Finding]:
+    """Optional packages, by the extra that installs them; those of our own developers are left out."""
+    from packaging.requirements import Requirement
+
+    try:
+        lines = requires(DISTRIBUTION) or []
+    except PackageNotFoundError:
+        return
+    purposes = {
+        "lora": "low-rank adapters (model.lora)",
+        "hub": "problems from the Hugging Face hub (hf:)",
+        "bnb": "8-bit AdamW (optimizer.name)",
+        "gguf": "models in GGUF files",
+    }
+    for extra, purpose in purposes.items():
+        for wanted in map(Requirement, lines):
+            if wanted.marker is None or not wanted.marker.evaluate({"extra": extra}):
+                continue
+            if wanted.marker.evaluate({"extra": ""}):
+                continue
+            try:
+                yield Finding(f"extra {extra}", "ok", f"{wanted.name} {version(wanted.name)}")
+            except PackageNotFoundError:
+                install = f'for {purpose}: pip install "{DISTRIBUTION}[{extra}]"'
+                yield Finding(f"extra {extra}", "note", f"{wanted.name} is not installed", install)
+
+
+def _check_processor() -> Iterator[Finding]:
+    torch = _torch()
+    if torch is None:
+        return
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    threads = torch.get_num_threads()
+    found = f"{usable} cores usable, {threads} threads for tensors ({platform.machine()})"
+    if usable and threads > usable:
+        remedy = f"more threads than cores: set run.threads or OMP_NUM_THREADS to {usable}"
+        yield Finding("processor", "note", found, remedy)
+    else:
+        yield Finding("processor", "ok", found)
+    flags = _cpu_flags()
+    fast = [name for name in ("amx_bf16", "avx512_bf16", "bf16") if name in flags]
+    if "amx_bf16" in fast:
+        yield Finding("bfloat16 on CPU", "ok", "AMX: fast matrix products")
+    else:
+        found = f"no AMX ({', '.join(fast) or 'no bfloat16 instructions'})"
+        remedy = 'model.dtype = "float32" (the CPU\'s default) is likely as fast here'
+        yield Finding("bfloat16 on CPU", "note", found, remedy)
+
+
+def _check_cuda() -> Iterator[Finding]:
+    torch = _torch()
+    if torch is None:
+        return
+    if not torch.cuda.is_available():
+        build = f"torch was built for CUDA {torch.version.cuda}" if torch.version.cuda else ""
+        found = f"no GPU is usable ({build or 'a CPU build of torch'})"
+        remedy = "check the driver with nvidia-smi" if build else "the CPU is used"
+        yield Finding("cuda", "note", found, remedy)
+        return
+    for index in range(torch.cuda.device_count()):
+        facts = torch.cuda.get_device_properties(index)
+        memory = f"{facts.total_memory / GIB:.0f} GiB, compute {facts.major}.{facts.minor}"
+        found = f"{facts.name}, {memory}, CUDA {torch.version.cuda}"
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        remedy = "" if has_bf16 else 'it has no bfloat16: set model.dtype = "float32"'
+        yield Finding(f"cuda:{index}", "ok" if has_bf16 else "note", found, remedy)
+
+
+def _check_memory() -> Iterator[Finding]:
+    facts = _key_values(Path("/proc/meminfo"))
+    if not facts:
+        yield Finding("memory", "note", "cannot be read on this system")
+        return
+    total, free = (int(facts[key].split()[0]) / 2**20 for key in ("MemTotal", "MemAvailable"))
+    limit = _memory_limit_gib()
+    found = f"{free:.1f} of {total:.1f} GiB free"
+    if limit is not None and limit < total:
+        found += f", limited to {limit:.1f} GiB by a control group"
+    if min(free, limit or free) < LITTLE_MEMORY_GIB:
+        remedy = "enough for the demo; for a real model see  assay train --dry-run"
+        yield Finding("memory", "note", found, remedy)
+    else:
+        yield Finding("memory", "ok", found)
+
+
+def _check_directory(directory: Path) -> Iterator[Finding]:
+    """The folder of runs, or the nearest one that exists: writable, with room for checkpoints."""
+    place = directory.absolute()
+    while not place.exists():
+        place = place.parent
+    try:
+        with tempfile.NamedTemporaryFile(dir=place, prefix=".assay-"):
+            pass
+    except OSError as error:
+        remedy = "choose another folder by run.directory"
+        yield Finding("runs", "broken", f"{place} cannot be written ({error.strerror})", remedy)
+        return
+    yield Finding("runs", "ok", f"{place} can be written")
+    free = shutil.disk_usage(place).free / GIB
+    little = free < LITTLE_DISK_GIB
+    remedy = "checkpoint.max_disk_gib bounds what checkpoints take" if little else ""
+    yield Finding("disk", "note" if little else "ok", f"{free:.0f} GiB free", remedy)
+
+
+def _check_hub() -> Iterator[Finding]:
+    set_to = os.environ.get("HF_HUB_OFFLINE", "")
+    if set_to.upper() in ("1", "ON", "YES", "TRUE"):
+        found = f"HF_HUB_OFFLINE={set_to}: models and problems come from folders and the cache"
+        yield Finding("model hub", "note", found, "unset it to fetch from the hub")
+    else:
+        yield Finding("model hub", "ok", "online names are allowed (HF_HUB_OFFLINE is not set)")
+
+
+def _check_workers() -> Iterator[Finding]:
+    """Verifiers judge in fresh interpreters: start one."""
+    start = time.perf_counter()
+    done = _run(sys.executable, "-c", "import assay.types; print('ready')")
+    if done == "ready":
+        seconds = time.perf_counter() - start
+        yield Finding("worker processes", "ok", f"start in {seconds:.1f} s")
+    else:
+        remedy = "verifiers need them: allow this program to start processes"
+        yield Finding("worker processes", "broken", f"cannot start: {done or 'no reply'}", remedy)
+
+
+def _check_isolation() -> Iterator[Finding]:
+    """What could hold code that a model wrote; the first verifiers run none, so it is only reported."""
+    has_namespaces = _run("unshare", "--user", "--map-root-user", "echo", "yes") == "yes"
+    state = "work" if has_namespaces else "do not work"
+    yield Finding("user namespaces", "ok" if has_namespaces else "note", state)
+    bubblewrap = shutil.which("bwrap")
+    works = bubblewrap and _run("bwrap", "--ro-bind", "/", "/", "echo", "yes") == "yes"
+    found = "works" if works else "does not work" if bubblewrap else "is not installed"
+    remedy = "" if works else "needed only to run code that a model wrote"
+    yield Finding("bubblewrap", "ok" if works else "note", found, remedy)
+
+
+def _check_learning() -> Iterator[Finding]:
+    """A tiny model learns for one step on each device: forward, backward, finite gradients."""
+    torch = _torch()
+    if torch is None:
+        return
+    for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
+        start = time.perf_counter()
+        try:
+            largest = _gradient_of_tiny_model(device)
+        except Exception as error:  # torch, transformers and a driver: foreign code
+            found = f"failed: {type(error).__name__}: {error}".splitlines()[0]
+            remedy = "reinstall torch and transformers in the versions of constraints.txt"
+            yield Finding(f"self-test {device}", "broken", found, remedy)
+            continue
+        seconds = time.perf_counter() - start
+        found = f"a tiny model learns: {seconds:.1f} s, largest gradient {largest:.2g}"
+        sound = 0 < largest < float("inf")
+        yield Finding(f"self-test {device}", "ok" if sound else "broken", found)
+
+
+def _gradient_of_tiny_model(device: str) -> float:
+    import torch
+
+    from assay.testing import tiny_model
+
+    model: Any = tiny_model()
+    model.to(device)
+    tokens_RL = torch.arange(64, device=device).reshape(2, 32)
+    loss = model(input_ids=tokens_RL, labels=tokens_RL).loss
+    loss.backward()
+    return max(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None)
+
+
+def _torch() -> Any:
+    """Return the module, or None where it does not load (`_check_dependencies` says why)."""
+    try:
+        import torch
+    except Exception:  # importing runs foreign code
+        return None
+    return torch
+
+
+def _run(*command: str) -> str:
+    """Return what a command printed, or why it could not be run."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return (done.stdout or done.stderr).strip()
+
+
+def _key_values(path: Path) -> dict[str, str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in lines)
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _cpu_flags() -> set[str]:
+    facts = _key_values(Path("/proc/cpuinfo"))
+    return set((facts.get("flags") or facts.get("Features") or "").split())
+
+
+def _memory_limit_gib() -> float | None:
+    """Return the bound of a control group, in its version 2 or 1; None where there is none."""
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            text = (Path("/sys/fs/cgroup") / name).read_text(encoding="utf-8").strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            return int(text) / GIB
+    return None

@@ -1,0 +1,116 @@
+"""The doctor finds what is broken, says how to mend it, and calls a sound install sound."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from assay import doctor
+
+
+def by_name(findings: list[doctor.Finding]) -> dict[str, doctor.Finding]:
+    return {finding.name: finding for finding in findings}
+
+
+def test_this_install_is_sound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.report(as_json=True, directory=tmp_path / "runs") == 0
+    [line] = capsys.readouterr().out.splitlines()
+    told = json.loads(line)
+    assert told["sound"] is True
+    names = [finding["name"] for finding in told["findings"]]
+    assert len(names) == len(set(names))
+    assert {"python", "torch", "math-verify", "extra lora", "memory", "self-test cpu"} <= {*names}
+    for finding in told["findings"]:
+        assert finding["found"]
+        assert (finding["status"] == "ok") == (finding["remedy"] == "") or finding["name"] == "cuda"
+    assert list(tmp_path.iterdir()) == []  # nothing is left behind
+
+
+def test_the_table_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert doctor.report(directory=tmp_path) == 0
+    text = capsys.readouterr().out
+    assert "the install is sound" in text
+    assert "self-test cpu" in text
+
+
+@pytest.mark.parametrize(
+    ("requirement", "found"),
+    [
+        ("numpy>=99", "accepted: numpy>=99"),
+        ("no-such-package>=1", "not installed; accepted: no-such-package>=1"),
+    ],
+)
+def test_a_dependency_out_of_range_is_broken(
+    requirement: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "requires", lambda _: [requirement, 'peft ; extra == "lora"'])
+    findings = list(doctor._check_dependencies())
+    assert [finding.status for finding in findings] == ["ok", "broken"]
+    assert findings[1].found.endswith(found)
+    assert findings[1].remedy == f'run  pip install "{requirement}"'
+
+
+def test_a_dependency_that_does_not_import_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tabulate_broken.py").write_text("raise OSError('libgomp.so.1 is missing')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(doctor, "requires", lambda _: ["tabulate-broken"])
+    monkeypatch.setattr(doctor, "version", lambda _: "1.0")
+    finding = list(doctor._check_dependencies())[-1]
+    assert finding.status == "broken"
+    assert finding.found == "cannot be imported: OSError: libgomp.so.1 is missing"
+
+
+def test_a_checkout_that_is_not_installed_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "DISTRIBUTION", "no-such-distribution")
+    [finding] = doctor._check_dependencies()
+    assert (finding.status, "pip install -e ." in finding.remedy) == ("broken", True)
+    assert list(doctor._check_extras()) == []
+
+
+def test_an_absent_extra_is_a_note_with_its_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ['no-such-package>=1 ; extra == "lora"', "numpy"]
+    monkeypatch.setattr(doctor, "requires", lambda _: lines)
+    [finding] = doctor._check_extras()
+    assert finding.status == "note"
+    assert finding.remedy.endswith('pip install "assay-rl[lora]"')
+
+
+def test_a_runs_folder_that_is_a_file_is_broken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "runs"
+    place.write_text("")
+    assert doctor.report(as_json=True, directory=place) == 1
+    told = json.loads(capsys.readouterr().out)
+    broken = [finding for finding in told["findings"] if finding["status"] == "broken"]
+    assert [finding["name"] for finding in broken] == ["runs"]
+    assert broken[0]["found"] == f"{place} cannot be written (Not a directory)"
+
+
+def test_workers_that_cannot_start_are_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "no-such-interpreter")
+    [finding] = doctor._check_workers()
+    assert finding.status == "broken"
+    assert "No such file" in finding.found
+
+
+def test_a_model_that_cannot_learn_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(device: str) -> float:
+        raise RuntimeError("illegal instruction\nmore lines")
+
+    monkeypatch.setattr(doctor, "_gradient_of_tiny_model", broken)
+    finding = next(doctor._check_learning())
+    assert finding.status == "broken"
+    assert finding.found == "failed: RuntimeError: illegal instruction"
+
+
+def test_offline_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert next(doctor._check_hub()).status == "note"
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    assert next(doctor._check_hub()).status == "ok"
