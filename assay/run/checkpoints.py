@@ -77,9 +77,13 @@ class Checkpoints:
             raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+        self.prune(best)
+        return self.path(step)
+
+    def prune(self, best: int | None) -> None:
+        """Drop what retention does not want; the newest always stays."""
         for dropped in to_drop(self._kept(), self.config, best):
             self._discard(self.path(dropped))
-        return self.path(step)
 
     def newest_valid(self) -> tuple[int | None, list[str]]:
         """Return the newest step whose files are all as they were written, and what is wrong with newer ones."""
@@ -165,6 +169,8 @@ def to_drop(kept: Sequence[Kept], config: CheckpointConfig, best: int | None) ->
 
     The newest always stays, whatever the budget says; the best goes last.
     """
+    if not kept:
+        return []
     newest_first = sorted(kept, key=lambda one: -one.step)
     stays = {one.step for one in newest_first[: config.keep_last]}
     if config.keep_best and best is not None:

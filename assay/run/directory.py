@@ -67,7 +67,7 @@ class Run:
     """One run directory, locked while it is open; use it as a context so that it ends in order.
 
     step: how many steps are finished. metrics: the row of the last one. config: as it was written.
-    Made by `create` or `resume`, never directly.
+    Made by `create` or `resume`, never directly. Opening a run seeds the process-wide random generators.
     """
 
     def __init__(
@@ -93,6 +93,7 @@ class Run:
         self._stop = StopSignal()
         self._started = self._step_started = time.perf_counter()
         self._elapsed_before = 0.0
+        GlobalRandomState.seed(config.run.seed)
         self._progress = Progress(folder.name, self.num_steps, quiet)
 
     @classmethod
@@ -358,11 +359,15 @@ class Run:
         """Choose the checkpoint to go on from; nothing is changed yet."""
         step, damaged = self.checkpoints.newest_valid()
         self.step = step or 0
-        environment = read_json(self.folder / "environment.json") or {}
+        now = collect_environment(self.config)
+        environment = read_json(self.folder / "environment.json")
+        if environment is None:  # killed while the run was being created
+            environment = now
+            self._write_environment(now)
         self.verifiers = environment.get("verifiers") or {}
         self._resumed = {
             "damaged": damaged,
-            "differences": find_differences(environment, collect_environment(self.config)),
+            "differences": find_differences(environment, now),
             "config_changes": _config_changes(before, self.config),
         }
 
@@ -385,6 +390,7 @@ class Run:
         newest = rows[-1] if rows else {}
         self.metrics = {key: value for key, value in newest.items() if value is not None}
         self._evaluated = self._evaluations.rows()
+        self.checkpoints.prune(best_step(self._evaluated))
         self._elapsed_before = self.metrics.get("time/elapsed", 0.0)
         self.event("resumed", **{key: value for key, value in facts.items() if value})
         for complaint in facts["damaged"]:

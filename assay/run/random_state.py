@@ -5,51 +5,59 @@ Assay's own sampling is keyed and has no state; a user's verifier, rule or model
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-_FILE = "random.npz"
+_FILE = "random.json"
 
 
 class GlobalRandomState:
     """Saves and restores the states of `random`, numpy's legacy generator and torch."""
 
+    @staticmethod
+    def seed(seed: int) -> None:
+        """Seed all three, so that a run killed before its first checkpoint begins again alike."""
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        if torch := sys.modules.get("torch"):
+            torch.manual_seed(seed)
+
     def save_state(self, folder: Path) -> None:
-        """Write the states, without pickle."""
-        version, words, gauss = random.getstate()
-        _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # pyright: ignore
-        states = {
-            "python": np.array([version, *words], np.int64),
-            "python_gauss": np.array([] if gauss is None else [gauss], np.float64),
-            "numpy_keys": keys,
-            "numpy_position": np.array([position, has_gauss], np.int64),
-            "numpy_gauss": np.array([cached], np.float64),
+        """Write the states; equal states make equal files."""
+        _, keys, *rest = np.random.get_state(legacy=True)
+        states: dict[str, Any] = {
+            "python": random.getstate(),
+            "numpy": ["MT19937", np.asarray(keys).tolist(), *rest],
         }
         if torch := sys.modules.get("torch"):
-            states["torch"] = torch.get_rng_state().numpy()
+            states["torch"] = _hex(torch.get_rng_state())
             if torch.cuda.is_initialized():
-                for n, state in enumerate(torch.cuda.get_rng_state_all()):
-                    states[f"cuda_{n}"] = state.cpu().numpy()
-        np.savez(folder / _FILE, **states)
+                states["cuda"] = [_hex(state) for state in torch.cuda.get_rng_state_all()]
+        (folder / _FILE).write_text(json.dumps(states))
 
     def load_state(self, folder: Path) -> None:
-        """Restore the states; devices that are not there are passed over."""
-        with np.load(folder / _FILE) as states:
-            version, *words = states["python"].tolist()
-            gauss = states["python_gauss"].tolist()
-            random.setstate((version, tuple(words), gauss[0] if gauss else None))
-            position, has_gauss = states["numpy_position"].tolist()
-            cached = float(states["numpy_gauss"][0])
-            np.random.set_state(("MT19937", states["numpy_keys"], position, has_gauss, cached))
-            torch = sys.modules.get("torch")
-            if torch and "torch" in states:
-                torch.set_rng_state(torch.from_numpy(states["torch"].copy()))
-                if torch.cuda.is_initialized():
-                    for n in range(torch.cuda.device_count()):
-                        if f"cuda_{n}" in states:
-                            torch.cuda.set_rng_state(
-                                torch.from_numpy(states[f"cuda_{n}"].copy()), n
-                            )
+        """Restore the states; those of devices that are not there are passed over."""
+        states = json.loads((folder / _FILE).read_text())
+        version, words, gauss = states["python"]
+        random.setstate((version, tuple(words), gauss))
+        name, keys, *rest = states["numpy"]
+        np.random.set_state((name, np.array(keys, np.uint32), *rest))
+        torch = sys.modules.get("torch")
+        if torch and "torch" in states:
+            torch.set_rng_state(_tensor(torch, states["torch"]))
+        if torch and torch.cuda.is_available():
+            for n, state in enumerate(states.get("cuda", ())[: torch.cuda.device_count()]):
+                torch.cuda.set_rng_state(_tensor(torch, state), n)
+
+
+def _hex(state: Any) -> str:
+    return state.cpu().numpy().tobytes().hex()
+
+
+def _tensor(torch: Any, text: str) -> Any:
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
