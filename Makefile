@@ -52,13 +52,13 @@ test-all: setup  ## run every test that this machine can: slow ones, and gpu and
 
 lint: setup  ## check style (ruff), format (ruff) and types (pyright)
 	@echo "lint: ruff check"
-	@$(BIN)/ruff check .
+	@$(BIN)/python -m ruff check .
 	@echo "lint: ruff format --check"
-	@$(BIN)/ruff format --check .
+	@$(BIN)/python -m ruff format --check .
 	@echo "lint: pyright"
-	@$(BIN)/pyright
+	@$(BIN)/python -m pyright
 	@echo "lint: pyright, strict on types, errors, config, learn and verify"
-	@$(BIN)/pyright -p pyright-strict.json
+	@$(BIN)/python -m pyright -p pyright-strict.json
 
 clean:  ## remove .venv and every cache; runs are kept
 	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
