@@ -11,7 +11,6 @@ rows beyond it out of the metrics, and keeps the rollouts beyond it, to be repla
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -112,10 +111,6 @@ class Run:
         directory cannot be made.
         """
         name = config.run.name or (Path(config_path).stem if config_path else "run")
-        if not re.fullmatch(r"[\w][\w .+-]*", name):
-            raise RunError(
-                f"run.name: found {name!r}; accepted: letters, digits, and . _ + - within"
-            )
         parent = Path(config.run.directory)
         try:
             folder = _make_folder(parent, name)

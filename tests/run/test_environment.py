@@ -1,0 +1,67 @@
+"""What a run ran on is collected without fail, and differences are told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from run_fakes import make_config
+
+from assay.run.environment import (
+    collect_environment,
+    find_changed_verifiers,
+    find_differences,
+    git_state,
+)
+
+
+def test_an_environment_is_plain_and_complete(tmp_path: Path) -> None:
+    facts = collect_environment(make_config(tmp_path))
+    assert json.loads(json.dumps(facts)) == facts
+    assert {"versions", "seed", "hardware", "threads", "git", "platform"} <= set(facts)
+    assert find_differences(facts, collect_environment(make_config(tmp_path))) == []
+
+
+def test_differences_name_what_was_and_what_is() -> None:
+    before = {"threads": 2, "versions": {"torch": "1", "numpy": "2"}, "git": {"commit": "a"}}
+    now = {"threads": 1, "versions": {"torch": "2", "numpy": "2"}, "git": None}
+    assert find_differences(before, now) == [
+        "threads: 2 before, 1 now",
+        "torch: 1 before, 2 now",
+        "git commit: a before, None now",
+    ]
+
+
+def test_only_verifiers_known_to_both_can_have_changed() -> None:
+    before = {"a": {"version": 1, "hash": "x"}, "b": {"version": 1, "hash": "y"}}
+    assert find_changed_verifiers(before, {"a": before["a"], "c": {"version": 9}}) == []
+    assert find_changed_verifiers(before, {"b": {"version": 2, "hash": "y"}}) == [
+        "b: version 1 (y) before, version 2 (y) now"
+    ]
+
+
+def test_git_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert git_state(tmp_path) is None
+
+    def git(*arguments: str) -> None:
+        who = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+        subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    git("init", "-b", "main")
+    (tmp_path / "file").write_text("1")
+    git("add", "file")
+    git("commit", "-m", "x")
+    state = git_state(tmp_path)
+    assert state is not None and len(state["commit"]) == 40
+    assert (state["branch"], state["uncommitted"]) == ("main", False)
+    (tmp_path / "file").write_text("2")
+    changed = git_state(tmp_path)
+    assert changed is not None and changed["uncommitted"]
+
+
+def test_without_git_there_is_no_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert git_state(tmp_path) is None
