@@ -11,7 +11,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 STAMP := .venv/.complete
 ARGS ?=
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 help:  ## list these commands
@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml constraints.txt
 	echo "setup 1/3: .venv with $$($$python --version)"; \
 	{ $(BIN)/python -c '$(SUITABLE)' && $(BIN)/python -m pip --version; } >/dev/null 2>&1 \
 	    || "$$python" -m venv --clear .venv
-	@echo "setup 2/3: $$(grep ^torch== constraints.txt), the largest package (pinned and first, so that nothing pulls another build)"
+	@echo "setup 2/3: $$(grep ^torch== constraints.txt), the largest package, pinned and first so that nothing pulls another build"
 	@$(PIP_INSTALL) "$$(grep ^torch== constraints.txt)"
 	@echo "setup 3/3: assay and everything else in constraints.txt (a few minutes)"
 	@$(PIP_INSTALL) -e '.[dev]'

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from assay import config
 from assay.errors import ConfigError
+from assay.toml_text import apply_override
 
 MODEL = '[model]\npath = "m"\n'
 RL = MODEL + '[data]\ntrain = ["p.jsonl"]\n[rl]\n'
@@ -348,3 +349,50 @@ def test_every_section_has_a_docstring() -> None:
     for name, field in config.TrainConfig.model_fields.items():
         section = config.section_of(field.annotation)
         assert section is not None and section.__doc__, name
+
+
+# Whatever a file says, it is a configuration or one line a fault.
+known_keys = st.sampled_from([key for key, *_ in config.field_help()])
+odd_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text("a1.,-", max_size=4)
+    | st.dates()
+    | st.sampled_from(["chat", "0,5", "std", "1e-3", "cpu"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab", max_size=2), inner),
+    max_leaves=4,
+)
+odd_keys = known_keys | st.sampled_from(
+    ["", "rl", "model", "model.lora", "zz", "rl.zz", "data.a.b"]
+)
+
+
+@given(st.lists(st.tuples(odd_keys, odd_values), max_size=5))
+def test_any_tree_is_loaded_or_complained_about(pairs: list[tuple[str, Any]]) -> None:
+    tree: dict[str, Any] = {"model": {"path": "m"}, "rl": {}, "data": {"train": ["p"]}}
+    for key, value in pairs:
+        *parents, leaf = key.split(".")
+        node = tree
+        for parent in parents:
+            child = node.setdefault(parent, {})
+            if not isinstance(child, dict):
+                child = node[parent] = {}
+            node = child
+        node[leaf] = value
+    try:
+        config.parse(tree, where="run.toml")
+    except ConfigError as error:
+        for line in str(error).splitlines():
+            assert re.match(r"run\.toml[^:]*: (found|unknown key|missing|think_)", line), line
+
+
+@given(st.text(max_size=20), st.text(max_size=20))
+def test_any_override_is_applied_or_complained_about(key: str, value: str) -> None:
+    tree: dict[str, Any] = {"model": {"path": "m"}, "rl": {}, "data": {"train": ["p"]}}
+    for override in (f"{key}={value}", f"rl.steps={value}", f"data.verifier={value}", value):
+        try:
+            apply_override(tree, override, lambda name: name == "data.verifier")
+        except ConfigError as error:
+            assert str(error).startswith("--set")
