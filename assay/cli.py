@@ -30,7 +30,9 @@ Overrides = Annotated[
 
 @app.command()
 def train(
-    config: Annotated[Path | None, typer.Argument(help="TOML file (docs/configuration.md).")] = None,
+    config: Annotated[
+        Path | None, typer.Argument(help="TOML file (docs/configuration.md).")
+    ] = None,
     overrides: Overrides = None,
     resume: Annotated[Path | None, typer.Option(help="Run directory to go on with.")] = None,
     accept_changed_verifiers: Annotated[
@@ -116,7 +118,9 @@ def sample(
     model: Annotated[str, typer.Argument(help="Model folder, hub name, checkpoint or run.")],
     prompt: Annotated[str | None, typer.Option(help="The question to ask.")] = None,
     problems: Annotated[list[str] | None, typer.Option(help="Or a source of problems.")] = None,
-    answer: Annotated[str | None, typer.Option(help="The prompt's answer, to be judged by.")] = None,
+    answer: Annotated[
+        str | None, typer.Option(help="The prompt's answer, to be judged by.")
+    ] = None,
     num: Annotated[int, typer.Option(min=1, help="Completions of each prompt.")] = 4,
     max_problems: Annotated[int, typer.Option(min=1, help="Problems to show.")] = 1,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 1.0,

@@ -7,6 +7,7 @@ None keys loads as the same configuration.
 
 from __future__ import annotations
 
+import copy
 import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -401,6 +402,13 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
         raise ConfigError(_not_toml(path, str(error))) from error
     overridden = [apply_override(tree, override, _holds_text) for override in overrides]
     return parse(tree, where=str(path), lines=key_lines(text), overridden=overridden)
+
+
+def build(tree: Mapping[str, Any], overrides: Sequence[str] = ()) -> TrainConfig:
+    """Validate a tree of plain values after overrides, which are those of `load`."""
+    changed = copy.deepcopy(dict(tree))
+    overridden = [apply_override(changed, override, _holds_text) for override in overrides]
+    return parse(changed, overridden=overridden)
 
 
 def parse(

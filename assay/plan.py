@@ -78,5 +78,7 @@ def plan_memory(
     widths = 1 if config.model.activation_checkpointing else 17
     parts["activations"] = tokens * layers * widths * width * weight_size
     section = "rl" if config.rl is not None else "sft"
-    settings["activations"] = f"{section}.max_tokens_per_micro_batch, model.activation_checkpointing"
+    settings["activations"] = (
+        f"{section}.max_tokens_per_micro_batch, model.activation_checkpointing"
+    )
     return MemoryPlan({name: size / MIB for name, size in parts.items() if size}, settings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -71,10 +71,11 @@ def evaluate(
     problems: Sequence[Problem],
     sampling: SamplingConfig,
     num_samples: int = 1,
+    sink: Callable[[Group, Sequence[Verdict]], None] | None = None,
 ) -> Evaluation:
     """Sample ``num_samples`` completions of every problem and judge them.
 
-    Problems go through in parts, so that any number of them fits in memory.
+    sink: is given each group with its verdicts. Problems go through in parts, so that any number of them fits in memory.
     """
     started = time.perf_counter()
     tally = _Tally(num_samples)
@@ -82,7 +83,11 @@ def evaluate(
         last = min(first + MAX_PROBLEMS_AT_ONCE, len(problems))
         part = [problems[n] for n in range(first, last)]
         groups = generator.generate(part, sampling, num_samples)
-        tally.add(groups, verifiers.judge(groups))
+        verdicts = verifiers.judge(groups)
+        tally.add(groups, verdicts)
+        if sink is not None:
+            for group, group_verdicts in zip(groups, verdicts, strict=True):
+                sink(group, group_verdicts)
     return tally.result(sampling.temperature, time.perf_counter() - started)
 
 

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from assay import config as configuration
 from assay.train import api
 
 PROBLEMS = "assay.data.tasks:chain_sums?num_terms=4"
 TRACES = "assay.data.tasks:imperfect_traces?num_terms=4&corrupted=0.15&guessed=0.5"
 NUM_HELDOUT = 200
+PRESENTATION = {"template": "base", "prompt_template": "{question}", "think": "free"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +68,86 @@ def demo(directory: Path, seed: int = 0, quiet: bool = False) -> DemoResult:
     """
     started = time.perf_counter()
     say = (lambda text: None) if quiet else print
-    say("1/4  A fresh 0.6M-parameter Transformer that knows nothing")
+    say("1/3  A fresh 0.6M-parameter Transformer that knows nothing")
     model = make_model(directory / "demo-model", seed)
-    say("2/4  Cold start: supervised on imperfect reasoning traces")
+    say("2/3  Cold start: supervised on reasoning traces, half of them guesses, many steps wrong")
     cold = api.train(cold_start(directory, model, seed), quiet=quiet)
-    say("3/4  GRPO: sample, verify, reinforce")
-    result = api.train(reinforce(directory, Path(cold.checkpoint), seed), quiet=quiet)
-    say("4/4  Examples")
-    shown = api.sample(result.run, problems=[f"{PROBLEMS}&split=heldout&size=3"], num_samples=1,
-                       max_problems=3, temperature=0.0)
+    assert cold.checkpoint is not None
+    say("3/3  GRPO: sample groups, verify, reinforce")
+    result = api.train(reinforce(directory, cold.checkpoint, seed), quiet=quiet)
+    heldout = [f"{PROBLEMS}&split=heldout&size=3"]
+    shown = api.sample(result.run, problems=heldout, num_samples=1, max_problems=3, temperature=0.0)
     return DemoResult(
-        before=result.before.greedy,
-        after=result.after.greedy,
-        before_sampled=result.before.sampled,
-        after_sampled=result.after.sampled,
+        before=result.accuracy("before", 0.0),
+        after=result.accuracy("after", 0.0),
+        before_sampled=result.accuracy("before", 1.0),
+        after_sampled=result.accuracy("after", 1.0),
         seconds=time.perf_counter() - started,
         run=result.run,
-        report=result.report,
-        examples=shown.examples,
+        report=str(result.report),
+        examples=shown.samples,
     )
+
+
+def make_model(folder: Path, seed: int) -> Path:
+    """Save a freshly initialized 0.6M-parameter Llama and a byte tokenizer; returns the folder."""
+    from assay.testing import byte_tokenizer
+
+    config = LlamaConfig(
+        vocab_size=259,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=257,
+    )
+    torch.manual_seed(seed)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def cold_start(directory: Path, model: Path, seed: int) -> dict[str, Any]:
+    """Return the configuration of the demo's supervised stage."""
+    return {
+        "run": {"name": "demo-cold-start", "directory": str(directory), "seed": seed},
+        "model": {"path": str(model)},
+        "data": PRESENTATION,
+        "sft": {"traces": [f"{TRACES}&size=40000&seed={seed}"], "tokens_per_step": 1600},
+        "optimizer": {
+            "learning_rate": 2e-3,
+            "warmup_steps": 50,
+            "schedule": "linear",
+            "final_fraction": 0.05,
+        },
+        "checkpoint": {"every": 1_000_000, "keep_last": 1},
+    }
+
+
+def reinforce(directory: Path, checkpoint: str, seed: int) -> dict[str, Any]:
+    """Return the configuration of the demo's reinforcement stage."""
+    return {
+        "run": {"name": "demo", "directory": str(directory), "seed": seed},
+        "model": {"path": checkpoint},
+        "data": {
+            **PRESENTATION,
+            "train": [f"{PROBLEMS}&split=train&size=20000&seed={seed}"],
+            "heldout": [f"{PROBLEMS}&split=heldout&size={NUM_HELDOUT}&seed={seed}"],
+            "verifier": "math*1.0 + think_format*0.1",
+        },
+        "sampling": {"max_tokens": 48},
+        "engine": {"num_slots": 128},
+        "rl": {
+            "steps": 300,
+            "num_prompts": 16,
+            "group_size": 8,
+            "max_tokens_per_micro_batch": 8192,
+        },
+        "algorithm": {"name": "grpo", "kl_weight": 0.0},
+        "optimizer": {"learning_rate": 1e-4, "warmup_steps": 10},
+        "evaluation": {"every": 100, "temperatures": [0.0, 1.0]},
+        "checkpoint": {"every": 100, "keep_last": 1},
+    }

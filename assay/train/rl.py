@@ -1,29 +1,78 @@
-"""Reinforcement learning: THE page. `train_step` is the whole of it; the rest sets the table."""
+"""Reinforcement learning: THE page. `train_step` and `collect` are the whole of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from assay.config import RLConfig, TrainConfig
-from assay.errors import RunStopped
+from assay.config import RLConfig, SamplingConfig
+from assay.data.curriculum import Curriculum
+from assay.generate.base import Generator
 from assay.learn.advantages import compute_advantages
+from assay.learn.update import Learner
 from assay.model.packing import pack
 from assay.run.directory import Run
-from assay.train.assemble import Parts, assemble
-from assay.train.evaluate import Evaluation, evaluate
-from assay.types import Group, Problem, Verdict
+from assay.run.guard import Guard
+from assay.train.evaluate import Judge
+from assay.types import Group, Verdict
 
-COLD_START_FLOOR = 0.08
-"""Below about this share of correct samples there is too little to reinforce."""
+Judged = tuple[Group, Sequence[Verdict]]
 
 
-def train_step(parts: Parts) -> None:
+@dataclass(frozen=True)
+class Loop:
+    """What a step works with: each part behind its own protocol, wherever it runs."""
+
+    curriculum: Curriculum
+    generator: Generator
+    verifiers: Judge
+    run: Run
+    learner: Learner
+    guard: Guard
+    rl: RLConfig
+    sampling: SamplingConfig
+
+
+def train_step(loop: Loop) -> None:
     """Collect one batch, learn from it, write it all down."""
-    curriculum, generator, verifiers, run, learner, guard = parts.in_order
-    groups, verdicts = collect(parts)
-    batch = learner.score(pack(groups, verdicts, learner.device))
-    advantages_T = compute_advantages(batch, learner.algorithm)
-    update = learner.update(batch, advantages_T)
-    generator.load_policy(learner.policy)
-    run.finish_step(update)
-    guard.check(run)
+    groups, verdicts = collect(loop)
+    batch = loop.learner.score(pack(groups, verdicts, loop.learner.device))
+    advantages_T = compute_advantages(batch, loop.learner.algorithm)
+    update = loop.learner.update(batch, advantages_T)
+    loop.generator.load_policy(loop.learner.policy, update.policy_version)
+    loop.run.finish_step(update)
+    loop.guard.check(loop.run)
+
+
+def collect(loop: Loop) -> tuple[list[Group], list[Sequence[Verdict]]]:
+    """Draw problems, sample their groups, judge them, and write them down before they are learned from.
+
+    Under dynamic sampling (DAPO eq. 11) groups whose judged completions are all right or all wrong
+    are replaced by fresh draws, at most ``rl.max_refills`` times; they are recorded all the same.
+    """
+    kept: list[Judged] = []
+    passed_over: list[Judged] = []
+    refills = loop.rl.max_refills if loop.learner.algorithm.dynamic_sampling else 0
+    for _ in range(1 + refills):
+        problems = loop.curriculum.draw(loop.rl.num_prompts - len(kept))
+        groups = loop.generator.generate(problems, loop.sampling, loop.rl.group_size)
+        verdicts = loop.verifiers.judge(groups)
+        loop.curriculum.observe(groups, verdicts)
+        for judged in zip(groups, verdicts, strict=True):
+            (kept if not refills or is_mixed(judged[1]) else passed_over).append(judged)
+        if len(kept) == loop.rl.num_prompts:
+            break
+    if not kept:  # nothing to learn from, but a step is a step: its gradient is zero
+        kept, passed_over = passed_over, []
+    loop.run.record(*unzip([*kept, *passed_over]))
+    return unzip(kept)
+
+
+def is_mixed(verdicts: Sequence[Verdict]) -> bool:
+    """Return whether some judged completions are right and some are wrong."""
+    return len({verdict.correct for verdict in verdicts if verdict.judged}) == 2
+
+
+def unzip(judged: Sequence[Judged]) -> tuple[list[Group], list[Sequence[Verdict]]]:
+    """Return the groups and their verdicts apart."""
+    return [group for group, _ in judged], [verdicts for _, verdicts in judged]

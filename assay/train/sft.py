@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from assay.config import SFTConfig
 from assay.data.chat import PromptRenderer
 from assay.data.traces import Trace
+from assay.learn.update import Learner
 from assay.model.packing import pack
-from assay.train.assemble import SFTParts
+from assay.run.directory import Run
+from assay.run.guard import Guard
 from assay.types import Completion, Group, Problem, Prompt, Verdict
-
-
-def sft_step(parts: SFTParts) -> None:
-    """Draw one step's traces, learn from them, write it down."""
-    groups = parts.schedule.draw(parts.run.step)
-    update = parts.learner.update_sft(pack(groups, [[TRACE]] * len(groups), parts.learner.device))
-    parts.run.finish_step(update)
-    parts.guard.check(parts.run)
-
 
 TRACE = Verdict.of_score(1.0, "trace@1")
 """A trace is taken to be right: supervised learning has no verifier."""
+
+
+@dataclass(frozen=True)
+class SFTLoop:
+    """What a supervised step works with."""
+
+    schedule: TraceSchedule
+    run: Run
+    learner: Learner
+    guard: Guard
+
+
+def sft_step(loop: SFTLoop) -> None:
+    """Draw one step's traces, learn from them, write it down."""
+    groups = loop.schedule.draw(loop.run.step)
+    update = loop.learner.update_sft(pack(groups, [[TRACE]] * len(groups), loop.learner.device))
+    loop.run.finish_step(update)
+    loop.guard.check(loop.run)
 
 
 class TraceSchedule:

@@ -1,0 +1,245 @@
+"""What the command line and notebooks call: train, evaluate a model, read samples, export."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from assay import config as configuration
+from assay.config import TrainConfig
+from assay.data.chat import keep_fitting
+from assay.data.problems import load_problems
+from assay.data.traces import load_traces
+from assay.errors import ConfigError, RunError
+from assay.plan import plan_memory
+from assay.run.checkpoints import MANIFEST
+from assay.train.assemble import Bench, choose_algorithm, choose_layout, open_bench, open_problems
+from assay.train.evaluate import Evaluation, evaluate
+from assay.train.results import DryRun, SampleResult, TrainResult, describe_sample, read_result
+from assay.train.stages import Source, run_rl, run_sft
+from assay.types import Group, Problem, Verdict
+
+Configured = TrainConfig | Mapping[str, Any] | Path | str
+
+
+def train(
+    config: Configured | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    resume: Path | str | None = None,
+    accept_changed_verifiers: bool = False,
+    quiet: bool = False,
+) -> TrainResult:
+    """Train as ``config`` says (a TOML file, a tree of plain values or a `TrainConfig`), or go on with a run.
+
+    Raises UserError where the input is wrong, RunStopped where a guard stopped the run, DiskFull,
+    OutOfMemory.
+    """
+    if resume is not None:
+        config = Path(resume) / "config.toml"
+        if not config.is_file():
+            raise RunError(f"{resume}: not a run directory (it has no config.toml)")
+    if config is None:
+        raise ConfigError("train: give a configuration, or a run to resume")
+    path = Path(config) if isinstance(config, Path | str) else None
+    settings = with_checkpoint(read_config(config, overrides))
+    source = Source(
+        config_path=path,
+        resume=Path(resume) if resume is not None else None,
+        overrides=overrides,
+        accept_changed_verifiers=accept_changed_verifiers,
+        quiet=quiet,
+    )
+    folder = (run_rl if settings.rl is not None else run_sft)(settings, source)
+    return read_result(folder)
+
+
+def evaluate_model(
+    model: str,
+    problems: Sequence[str],
+    *,
+    num_samples: int = 1,
+    temperature: float = 0.0,
+    max_tokens: int | None = None,
+    max_problems: int | None = None,
+    verifier: str | None = None,
+    overrides: Sequence[str] = (),
+    out: Path | None = None,
+    seed: int = 0,
+    device: str | None = None,
+) -> Evaluation:
+    """Measure a model (a folder, a hub name, a checkpoint or a run) on problems.
+
+    A run's own configuration says how prompts are rendered; ``overrides`` change it. out: a JSONL
+    file that gets every completion with its verdict.
+    """
+    if num_samples > 1 and temperature == 0:
+        raise ConfigError(
+            "temperature: found 0 with several samples; they would be equal; raise it"
+        )
+    config = sampling_config(model, problems, overrides, max_tokens, verifier, seed, device)
+    with ExitStack() as stack:
+        bench = open_bench(config, stack)
+        rows = _problems(bench, problems, max_problems)
+        sampling = config.sampling.model_copy(update={"temperature": temperature})
+        sink = None
+        if out is not None:
+            file = stack.enter_context(_open_output(out))
+
+            def sink(group: Group, verdicts: Sequence[Verdict]) -> None:
+                for index, verdict in enumerate(verdicts):
+                    file.write(json.dumps(describe_sample(group, index, verdict)) + "\n")
+
+        return evaluate(bench.generator, bench.verifiers, rows, sampling, num_samples, sink)
+
+
+def sample(
+    model: str,
+    *,
+    prompt: str | None = None,
+    problems: Sequence[str] = (),
+    answer: str | None = None,
+    num_samples: int = 4,
+    max_problems: int = 1,
+    temperature: float = 1.0,
+    max_tokens: int | None = None,
+    overrides: Sequence[str] = (),
+    seed: int = 0,
+    device: str | None = None,
+) -> SampleResult:
+    """Return completions of one prompt, or of the first problems of a source, with their verdicts."""
+    if (prompt is None) == (not problems):
+        raise ConfigError("sample: give --prompt or --problems, and not both")
+    config = sampling_config(model, problems, overrides, max_tokens, None, seed, device)
+    with ExitStack() as stack:
+        bench = open_bench(config, stack)
+        if prompt is None:
+            rows: Sequence[Problem] = _problems(bench, problems, max_problems)
+        else:
+            rows = [Problem("prompt", prompt, {} if answer is None else {"answer": answer})]
+        return _sample(bench, rows, num_samples, temperature)
+
+
+def dry_run(config: Configured, *, overrides: Sequence[str] = ()) -> DryRun:
+    """Open everything that a run needs, sample one completion, and estimate the memory."""
+    settings = with_checkpoint(read_config(config, overrides))
+    with ExitStack() as stack:
+        bench = open_bench(settings, stack)
+        if settings.rl is None:
+            assert settings.sft is not None
+            traces = load_traces(settings.sft.traces, on_bad_row=settings.data.on_bad_row)
+            rows: Sequence[Problem] = [Problem("trace", traces[0].prompt)]
+            notes = [f"{len(traces)} traces", f"the first completion is {traces[0].completion!r}"]
+            has_reference = False
+        else:
+            row = choose_algorithm(settings)
+            opened = open_problems(settings, bench.renderer)
+            rows = [opened.train[0]]
+            layout = choose_layout(settings, bench)
+            notes = [*opened.notes, f"{row.name}: {row.paper}, {row.equation}", layout.reason]
+            completions = settings.rl.num_prompts * settings.rl.group_size
+            notes.append(f"{settings.rl.steps} steps of {completions} completions")
+            has_reference = row.kl_weight > 0
+        length = len(bench.renderer.render(rows[0]).tokens)
+        memory = plan_memory(settings, bench.loaded.model, length, has_reference)
+        return DryRun(_sample(bench, rows, 1, settings.sampling.temperature), notes, memory)
+
+
+def export(model: str, out: Path | str) -> Path:
+    """Write a run's newest checkpoint, or a given one, as a plain Hugging Face folder."""
+    from assay.model.load import export as export_model
+
+    return export_model(checkpoint_of(model) or Path(model), Path(out))
+
+
+def read_config(config: Configured, overrides: Sequence[str]) -> TrainConfig:
+    """Return the validated configuration that a file, a tree or a model stands for."""
+    if isinstance(config, Path | str):
+        return configuration.load(config, overrides)
+    tree = config.model_dump(exclude_none=True) if isinstance(config, TrainConfig) else dict(config)
+    return configuration.build(tree, overrides)
+
+
+def checkpoint_of(model: str) -> Path | None:
+    """Return the newest checkpoint of a run directory, or a checkpoint itself; None for others."""
+    path = Path(model)
+    if (path / MANIFEST).is_file():
+        return path
+    if not (path / "config.toml").is_file():
+        return None
+    checkpoints = sorted(path.glob(f"checkpoints/step-*/{MANIFEST}"))
+    if not checkpoints:
+        raise RunError(f"{path}: the run has no checkpoint yet; train it further")
+    return checkpoints[-1].parent
+
+
+def with_checkpoint(config: TrainConfig) -> TrainConfig:
+    """Return the configuration with a run directory as its model replaced by the newest checkpoint."""
+    checkpoint = checkpoint_of(config.model.path)
+    if checkpoint is None:
+        return config
+    model = config.model.model_copy(update={"path": str(checkpoint)})
+    return config.model_copy(update={"model": model})
+
+
+def sampling_config(
+    model: str,
+    problems: Sequence[str],
+    overrides: Sequence[str],
+    max_tokens: int | None,
+    verifier: str | None,
+    seed: int,
+    device: str | None,
+) -> TrainConfig:
+    """Return how to sample from a model: as its run did, or by the defaults."""
+    checkpoint = checkpoint_of(model)
+    tree: dict[str, Any] = {"model": {"path": model}, "rl": {}}
+    if checkpoint is not None:
+        run = checkpoint.parent.parent / "config.toml"
+        if run.is_file():
+            tree = configuration.load(run).model_dump(exclude_none=True)
+        tree["model"] = {**tree["model"], "path": str(checkpoint)}
+    data = {**tree.get("data", {}), "train": list(problems) or ["prompt"], "heldout": []}
+    tree["data"] = data
+    if verifier is not None:
+        data["verifier"] = verifier
+    if max_tokens is not None:
+        tree["sampling"] = {**tree.get("sampling", {}), "max_tokens": max_tokens}
+    tree["run"] = {**tree.get("run", {}), "seed": seed}
+    if device is not None:
+        tree["run"]["device"] = device
+    return configuration.build(tree, overrides)
+
+
+def _problems(bench: Bench, sources: Sequence[str], limit: int | None) -> Sequence[Problem]:
+    on_bad_row = bench.config.data.on_bad_row
+    return keep_fitting(
+        load_problems(sources, on_bad_row=on_bad_row, limit=limit), bench.renderer, on_bad_row
+    )
+
+
+def _sample(
+    bench: Bench, problems: Sequence[Problem], num_samples: int, temperature: float
+) -> SampleResult:
+    sampling = bench.config.sampling.model_copy(update={"temperature": temperature})
+    rows = [replace(problems[n], draw=0) for n in range(len(problems))]
+    groups = bench.generator.generate(rows, sampling, num_samples)
+    judged = bench.verifiers.judge(groups)
+    return SampleResult(
+        [
+            describe_sample(group, index, verdicts[index] if group.problem.spec else None)
+            for group, verdicts in zip(groups, judged, strict=True)
+            for index in range(len(group.completions))
+        ]
+    )
+
+
+def _open_output(path: Path) -> Any:
+    try:
+        return open(path, "w", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--out {path}: cannot be written ({error.strerror})") from error

@@ -1,0 +1,203 @@
+"""From a configuration to the parts that work: model, renderer, generator, verifiers, problems, learner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from assay.config import RLConfig, TrainConfig
+from assay.data.chat import PromptRenderer, keep_fitting
+from assay.data.overlap import check_overlap
+from assay.data.problems import ProblemSet, load_problems
+from assay.errors import ModelError, message
+from assay.generate.base import Generator
+from assay.generate.engine import Engine
+from assay.learn.algorithms import Algorithm, algorithm, check_group_size
+from assay.learn.update import Learner
+from assay.model.load import LoadedModel, load_model
+from assay.model.packing import Layout
+from assay.model.probe import LayoutChoice, probe_layouts
+from assay.run.timing import PhaseClock
+from assay.train.evaluate import Judge
+from assay.types import Group, GroupStream, Problem, Verdict
+from assay.verify.service import VerifierService
+
+Event = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every command that samples and judges needs."""
+
+    config: TrainConfig
+    loaded: LoadedModel
+    renderer: PromptRenderer
+    generator: Engine
+    verifiers: VerifierService
+
+
+def open_bench(config: TrainConfig, stack: ExitStack, on_event: Event | None = None) -> Bench:
+    """Load the model and start the engine and the verifiers; ``stack`` closes what must be closed.
+
+    Verifier workers start first: they load while the model does.
+    """
+    if config.run.threads is not None:
+        torch.set_num_threads(config.run.threads)
+    verifiers = stack.enter_context(
+        VerifierService(
+            config.data.verifier,
+            num_workers=config.verification.num_workers,
+            deadline=config.verification.deadline,
+            on_event=on_event,
+        )
+    )
+    loaded = load_model(config.model, config.run.device, config.run.seed)
+    renderer = PromptRenderer(loaded.tokenizer, config.data, max_prompt_tokens(config, loaded))
+    generator = Engine(
+        loaded.model,
+        loaded.tokenizer,
+        renderer.render,
+        eos_ids=loaded.eos_ids,
+        settings=config.engine,
+        seed=config.run.seed,
+        context_length=loaded.context_length,
+    )
+    return Bench(config, loaded, renderer, generator, verifiers)
+
+
+def max_prompt_tokens(config: TrainConfig, loaded: LoadedModel) -> int | None:
+    """Return the longest prompt: as configured, or what the context leaves beside a completion."""
+    if loaded.context_length is None:
+        return config.data.max_prompt_tokens
+    room = loaded.context_length - config.sampling.max_tokens
+    if room < 1:
+        found = f"{config.sampling.max_tokens} on a context of {loaded.context_length} tokens"
+        accepted = f"at most {loaded.context_length - 1}, less the prompt"
+        raise ModelError(message("sampling.max_tokens", found, accepted, "lower it"))
+    return min(room, config.data.max_prompt_tokens or room)
+
+
+@dataclass(frozen=True)
+class Problems:
+    """Both sets, checked against each other. notes: one line a finding."""
+
+    train: ProblemSet
+    heldout: Sequence[Problem]
+    notes: tuple[str, ...]
+
+
+def open_problems(config: TrainConfig, renderer: PromptRenderer) -> Problems:
+    """Open the training and held-out problems; raises DataError for rows and sets that are wrong."""
+    data = config.data
+    train = load_problems(data.train, on_bad_row=data.on_bad_row)
+    heldout = open_heldout(config, renderer)
+    report = check_overlap(
+        train, heldout, near=data.near_duplicates, overlap=data.near_duplicate_overlap
+    )
+    train = keep_fitting(report.train, renderer, data.on_bad_row)
+    notes = [f"{len(train)} training problems, {len(heldout)} held out", report.describe()]
+    if train.skipped:
+        notes.append(f"{len(train.skipped)} bad rows skipped, the first: {train.skipped[0]}")
+    return Problems(train, heldout, tuple(line for note in notes for line in note.splitlines()))
+
+
+def open_heldout(config: TrainConfig, renderer: PromptRenderer) -> Sequence[Problem]:
+    """Open the held-out problems that evaluations use; an empty list where there are none."""
+    data = config.data
+    if not data.heldout:
+        return []
+    problems = load_problems(
+        data.heldout, on_bad_row=data.on_bad_row, limit=config.evaluation.max_problems
+    )
+    return keep_fitting(problems, renderer, data.on_bad_row)
+
+
+def choose_algorithm(config: TrainConfig) -> Algorithm:
+    """Return the configured row of the table; raises ConfigError where it cannot work."""
+    settings = config.algorithm.model_dump(exclude={"name"})
+    row = algorithm(config.algorithm.name, **settings, max_tokens=config.sampling.max_tokens)
+    if config.rl is not None:
+        check_group_size(row, config.rl.group_size)
+    return row
+
+
+def choose_layout(bench: Bench) -> LayoutChoice:
+    """Prove on the loaded model that shared prompts equal plain ones; fall back where they do not."""
+    return probe_layouts(bench.loaded.model)
+
+
+def make_learner(
+    config: TrainConfig,
+    bench: Bench,
+    total_steps: int,
+    row: Algorithm | None = None,
+    layout: Layout = "plain",
+) -> Learner:
+    """Return the learner of the configured stage; supervised learning has no algorithm."""
+    stage = config.rl or config.sft
+    assert stage is not None
+    passes = {}
+    if config.rl is not None:
+        passes = {"epochs": config.rl.epochs, "num_minibatches": config.rl.num_minibatches}
+    return Learner(
+        bench.loaded.model,
+        row or algorithm("dr_grpo", max_tokens=config.sampling.max_tokens),
+        config.optimizer,
+        total_steps=total_steps,
+        temperature=config.sampling.temperature,
+        layout=layout,
+        max_tokens_per_micro_batch=stage.max_tokens_per_micro_batch,
+        activation_checkpointing=config.model.activation_checkpointing,
+        seed=config.run.seed,
+        **passes,
+    )
+
+
+def num_updates(rl: RLConfig) -> int:
+    """Return the optimizer steps of a whole run, which its learning rate schedule spans."""
+    return rl.steps * rl.epochs * rl.num_minibatches
+
+
+class TimedGenerator:
+    """A generator whose time is counted as the phase ``generate``, also while others consume it."""
+
+    def __init__(self, generator: Generator, clock: PhaseClock) -> None:
+        self._generator = generator
+        self._clock = clock
+
+    def generate(self, problems: Sequence[Problem], sampling: Any, group_size: int) -> GroupStream:
+        """Return the generator's stream, with every wait for its next group counted."""
+        with self._clock.phase("generate"):
+            stream = self._generator.generate(problems, sampling, group_size)
+        return GroupStream(self._timed(stream), len(problems))
+
+    def load_policy(self, policy: Any, version: int) -> None:
+        """Pass the policy on."""
+        with self._clock.phase("load_policy"):
+            self._generator.load_policy(policy, version)
+
+    def _timed(self, stream: GroupStream) -> Iterator[tuple[int, Group]]:
+        arrivals = stream.as_finished()
+        while True:
+            with self._clock.phase("generate"):
+                arrival = next(arrivals, None)
+            if arrival is None:
+                return
+            yield arrival
+
+
+class TimedVerifiers:
+    """Verifiers whose own time, without the generation that they wait for, is counted as ``verify``."""
+
+    def __init__(self, verifiers: Judge, clock: PhaseClock) -> None:
+        self._verifiers = verifiers
+        self._clock = clock
+
+    def judge(self, groups: GroupStream | Sequence[Group]) -> Sequence[tuple[Verdict, ...]]:
+        """Judge the groups."""
+        with self._clock.phase("verify"):
+            return self._verifiers.judge(groups)

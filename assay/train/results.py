@@ -1,0 +1,134 @@
+"""What commands and notebooks get back: plain values, with a text for people and a row for machines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from assay.plan import MemoryPlan
+from assay.run.files import read_rows
+from assay.types import Group, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """How a run ended. before, after: first and last held-out evaluation, one row a temperature."""
+
+    run: str
+    checkpoint: str | None
+    report: str | None
+    steps: int
+    ended: str
+    before: Sequence[Mapping[str, Any]]
+    after: Sequence[Mapping[str, Any]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return asdict(self)
+
+    def accuracy(self, when: str, temperature: float) -> float:
+        """Return held-out accuracy ``before`` or ``after`` at a temperature; KeyError if not measured."""
+        for row in getattr(self, when):
+            if row["eval/temperature"] == temperature:
+                return row["eval/pass_at_1"]
+        raise KeyError(f"no evaluation {when} at temperature {temperature}")
+
+    def __str__(self) -> str:
+        lines = [f"{self.run}: {self.ended} after {self.steps} steps"]
+        for first, last in zip(self.before, self.after, strict=False):
+            kind = f"temperature {first['eval/temperature']:g}"
+            kind = "greedy" if first["eval/temperature"] == 0 else kind
+            rates = [_rate(row) for row in (first, last)]
+            lines.append(f"held-out accuracy, {kind}: {rates[0]} before, {rates[1]} after")
+        lines += [f"checkpoint: {self.checkpoint}", f"report: {self.report}"]
+        return "\n".join(lines)
+
+
+def _rate(row: Mapping[str, Any]) -> str:
+    if row["eval/pass_at_1"] is None:
+        return "not judged"
+    return f"{row['eval/pass_at_1']:.1%} ± {row['eval/stderr']:.1%}"
+
+
+def read_result(folder: Path) -> TrainResult:
+    """Read how a run stands from its directory."""
+    evaluations = list(read_rows(folder / "evaluations.jsonl"))
+    events = list(read_rows(folder / "events.jsonl"))
+    steps = max((row["step"] for row in read_rows(folder / "metrics.jsonl")), default=0)
+    first = min((row["step"] for row in evaluations), default=0)
+    last = max((row["step"] for row in evaluations), default=0)
+    ended = [event["reason"] for event in events if event["kind"] == "ended"]
+    checkpoints = sorted((folder / "checkpoints").glob("step-*"))
+    report = folder / "report.html"
+    return TrainResult(
+        run=str(folder),
+        checkpoint=str(checkpoints[-1]) if checkpoints else None,
+        report=str(report) if report.exists() else None,
+        steps=steps,
+        ended=ended[-1] if ended else "still running, or killed",
+        before=[row for row in evaluations if row["step"] == first],
+        after=[row for row in evaluations if row["step"] == last],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SampleResult:
+    """Completions with their verdicts, to be read."""
+
+    samples: Sequence[Mapping[str, Any]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {"samples": list(self.samples)}
+
+    def __str__(self) -> str:
+        lines: list[str] = []
+        last_prompt = None
+        for sample in self.samples:
+            if sample["prompt"] != last_prompt:
+                last_prompt = sample["prompt"]
+                lines += ["=== prompt ===", sample["prompt"]]
+            facts = [f"{sample['tokens']} tokens, {sample['finish_reason']}", sample["status"]]
+            facts += [f"{name} {value:g}" for name, value in sample["components"].items()]
+            if sample["extracted"] is not None:
+                facts.append(f"extracted {sample['extracted']!r}")
+            lines += [f"--- {', '.join(facts)} ---", sample["completion"]]
+        return "\n".join(lines)
+
+
+def describe_sample(group: Group, index: int, verdict: Verdict | None) -> dict[str, Any]:
+    """Return one completion of a group as plain values; without a verdict it is unjudged."""
+    completion = group.completions[index]
+    return {
+        "id": completion.id,
+        "prompt": group.prompt.text,
+        "completion": completion.text,
+        "tokens": len(completion.tokens),
+        "finish_reason": completion.finish_reason,
+        "status": verdict.status if verdict else "no answer to judge by",
+        "score": verdict.score if verdict else None,
+        "reward": verdict.reward if verdict else None,
+        "components": dict(verdict.components) if verdict else {},
+        "extracted": verdict.extracted if verdict else None,
+        "detail": verdict.detail if verdict else "",
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """What a run would do: one sample, the plan, and the memory it will need."""
+
+    sample: SampleResult
+    notes: Sequence[str]
+    memory: MemoryPlan
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        memory = {**self.memory.parts, "total": self.memory.total_mib}
+        return {**self.sample.as_dict(), "notes": list(self.notes), "memory_mib": memory}
+
+    def __str__(self) -> str:
+        notes = "\n".join(f"  {note}" for note in self.notes)
+        return f"{self.sample}\n=== plan ===\n{notes}\n=== estimated memory ===\n{self.memory}"

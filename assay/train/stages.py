@@ -1,0 +1,186 @@
+"""A whole run of one stage: open the parts, create or resume the run, loop, evaluate, report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from assay.config import TrainConfig
+from assay.data.curriculum import Curriculum
+from assay.data.traces import load_traces
+from assay.run.directory import Run
+from assay.run.guard import Guard
+from assay.train.assemble import (
+    Bench,
+    TimedGenerator,
+    TimedVerifiers,
+    choose_algorithm,
+    choose_layout,
+    make_learner,
+    num_updates,
+    open_bench,
+    open_heldout,
+    open_problems,
+)
+from assay.train.evaluate import evaluate
+from assay.train.replay import ReplayGenerator, ReplayVerifiers
+from assay.train.rl import Loop, train_step
+from assay.train.sft import SFTLoop, TraceSchedule, sft_step, trace_groups
+from assay.types import Problem
+
+COLD_START_FLOOR = 0.08
+COLD_START_PROBLEMS = 32
+COLD_START_SAMPLES = 4
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a run comes from: a new directory, or one to go on with."""
+
+    config_path: Path | None = None
+    resume: Path | None = None
+    overrides: Sequence[str] = ()
+    accept_changed_verifiers: bool = False
+    quiet: bool = False
+
+
+def run_rl(config: TrainConfig, source: Source) -> Path:
+    """Run the reinforcement learning stage; returns the run's folder. Raises RunStopped by a guard."""
+    assert config.rl is not None
+    algorithm = choose_algorithm(config)
+    with ExitStack() as stack:
+        events = EventRelay()
+        bench = open_bench(config, stack, events)
+        problems = open_problems(config, bench.renderer)
+        layout = choose_layout(bench)
+        learner = make_learner(config, bench, num_updates(config.rl), algorithm, layout.layout)
+        curriculum = Curriculum(problems.train, config.run.seed)
+        run = stack.enter_context(open_run(config, source, bench, config.rl.steps))
+        events.run = run
+        run.attach(model=learner, curriculum=curriculum)
+        for note in (*problems.notes, layout.reason):
+            run.note(note)
+        run.event("assembled", layout=asdict(layout), slots=bench.generator.num_slots)
+        generator = TimedGenerator(bench.generator, run.clock)
+        verifiers = TimedVerifiers(bench.verifiers, run.clock)
+        generator.load_policy(learner.policy, learner.policy_version)
+        if run.step == 0:
+            check_cold_start(run, bench, problems.train)
+        loop = Loop(
+            curriculum=curriculum,
+            generator=ReplayGenerator(generator, run),
+            verifiers=ReplayVerifiers(verifiers),
+            run=run,
+            learner=learner,
+            guard=Guard(config.guard),
+            rl=config.rl,
+            sampling=config.sampling,
+        )
+        advance(run, lambda: train_step(loop), bench, problems.heldout)
+    return run.folder
+
+
+def run_sft(config: TrainConfig, source: Source) -> Path:
+    """Run the supervised stage; returns the run's folder."""
+    assert config.sft is not None
+    with ExitStack() as stack:
+        events = EventRelay()
+        bench = open_bench(config, stack, events)
+        traces = load_traces(config.sft.traces, on_bad_row=config.data.on_bad_row)
+        heldout = open_heldout(config, bench.renderer)
+        groups = trace_groups(traces, bench.renderer)
+        schedule = TraceSchedule(groups, config.sft, config.run.seed)
+        learner = make_learner(config, bench, schedule.num_steps)
+        run = stack.enter_context(open_run(config, source, bench, schedule.num_steps))
+        events.run = run
+        run.attach(model=learner)
+        run.note(f"{len(groups)} traces, {schedule.num_steps} steps")
+        loop = SFTLoop(schedule, run, learner, Guard(config.guard))
+        advance(run, lambda: sft_step(loop), bench, heldout)
+    return run.folder
+
+
+def open_run(config: TrainConfig, source: Source, bench: Bench, num_steps: int) -> Run:
+    """Create the run's directory, or open the one to go on with."""
+    verifiers = bench.verifiers.describe()
+    if source.resume is not None:
+        return Run.resume(
+            source.resume,
+            overrides=source.overrides,
+            verifiers=verifiers,
+            accept_changed_verifiers=source.accept_changed_verifiers,
+            num_steps=num_steps,
+            quiet=source.quiet,
+        )
+    return Run.create(
+        config,
+        config_path=source.config_path,
+        verifiers=verifiers,
+        num_steps=num_steps,
+        quiet=source.quiet,
+    )
+
+
+def advance(run: Run, step: Callable[[], None], bench: Bench, heldout: Sequence[Problem]) -> None:
+    """Take steps until the run is done or must stop; evaluate before, when due, and after."""
+    assert run.num_steps is not None
+    evaluate_heldout(run, bench, heldout)
+    while run.step < run.num_steps and run.stop_reason is None:
+        step()
+        if evaluation_due(run):
+            evaluate_heldout(run, bench, heldout)
+
+
+def evaluation_due(run: Run) -> bool:
+    """Whether held-out problems are to be evaluated after the step that just finished."""
+    every = run.config.evaluation.every
+    if run.step == run.num_steps or run.stop_reason == "max_minutes":
+        return True
+    return every is not None and run.step % every == 0
+
+
+def evaluate_heldout(run: Run, bench: Bench, heldout: Sequence[Problem]) -> None:
+    """Evaluate at every configured temperature, unless this step's evaluation is there already."""
+    done = {row["eval/temperature"] for row in run.evaluations(run.step)}
+    settings = run.config.evaluation
+    for temperature in settings.temperatures if heldout else ():
+        if temperature not in done:
+            sampling = run.config.sampling.model_copy(update={"temperature": temperature})
+            result = evaluate(
+                bench.generator, bench.verifiers, heldout, sampling, settings.num_samples
+            )
+            run.record_evaluation(result.as_row())
+
+
+def check_cold_start(run: Run, bench: Bench, problems: Sequence[Problem]) -> None:
+    """Sample the untrained policy and warn where there is too little success to reinforce.
+
+    The draws are none of the curriculum's (their number is -1).
+    """
+    count = min(COLD_START_PROBLEMS, len(problems))
+    drawn = [replace(problems[n], draw=-1) for n in range(count)]
+    start = evaluate(
+        bench.generator, bench.verifiers, drawn, run.config.sampling, COLD_START_SAMPLES
+    )
+    run.event("cold_start", pass_at_1=start.pass_at_1, not_judged=start.num_not_judged)
+    if start.pass_at_1 < COLD_START_FLOOR:
+        run.note(
+            f"warning: only {start.pass_at_1:.1%} of {start.num_completions} first completions are"
+            f" right (below {COLD_START_FLOOR:.0%}): there is little to reinforce, and the run may"
+            " learn nothing or collapse; train on easier problems, or cold-start with [sft] first"
+        )
+
+
+class EventRelay:
+    """Takes events before the run exists, and hands them to it once it does."""
+
+    def __init__(self) -> None:
+        self.run: Run | None = None
+
+    def __call__(self, kind: str, **facts: Any) -> None:
+        """Write an event down; what happens before there is a run has no place to stand in."""
+        if self.run is not None:
+            self.run.event(kind, **facts)
