@@ -47,6 +47,7 @@ class RolloutLog:
         self._open: tuple[int, pa.Table] | None = None
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollout-log")
         self._pending: Future[None] | None = None
+        self._pending_step = 0
 
     def path(self, step: int) -> Path:
         """Return where the shard of a step is, or would be."""
@@ -80,15 +81,17 @@ class RolloutLog:
     def complete(self, step: int, batch: Any, advantages_T: Any) -> None:
         """Add what the learner found to the shard of a step, in the background.
 
-        batch: has ``row_T`` (row of each token, ascending), ``old_logprobs_T``, ``ref_logprobs_T`` and
-        ``values_T`` (the last two may be None), tensors or arrays over the completion tokens in
-        the order in which the groups were recorded.
+        batch: has ``length_R``, ``row_T`` (row of each token, ascending), ``old_logprobs_T``,
+        ``ref_logprobs_T`` and ``values_T`` (the last two may be None), tensors or arrays over the
+        completion tokens in the order in which the groups were recorded; rows that were recorded
+        after the batch's last are left without.
         """
         assert self._open is not None and self._open[0] == step, f"step {step} was not recorded"
         table = self._open[1]
         self._open = None
         learned = learned_columns(batch, advantages_T, table.column("tokens"))
         self._pending = self._writer.submit(self._write_completed, step, table, learned)
+        self._pending_step = step
 
     def read(
         self, step: int, problem_of: Callable[[str], Problem] | None = None
@@ -98,7 +101,8 @@ class RolloutLog:
         problem_of: gives the problem of an id, with its spec. Without it problems carry only what
         the log holds: id, prompt text, tags, draw.
         """
-        self.flush()
+        if step == self._pending_step:
+            self.flush()
         try:
             table = _read_table(self.path(step))
         except (OSError, pa.ArrowInvalid):

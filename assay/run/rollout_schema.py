@@ -113,13 +113,22 @@ def recorded_columns(
 
 
 def learned_columns(batch: Any, advantages_T: Any, tokens: pa.ChunkedArray) -> dict[str, pa.Array]:
-    """Return the columns that the learner found, cut into rows like the tokens column."""
+    """Return the columns that the learner found, cut into rows like the tokens column.
+
+    The batch holds the first rows of the log, or all: groups that dynamic sampling passed over are
+    recorded last, are not learned from, and stay without.
+    """
     lengths_R = tokens.combine_chunks().value_lengths().to_numpy(zero_copy_only=False)
     row_T = as_numpy(batch.row_T, np.int64)
-    counts_R = np.bincount(row_T, minlength=len(lengths_R))
-    assert np.array_equal(counts_R, lengths_R), "the batch's rows are not the recorded completions"
+    num_learned = len(batch.length_R)
+    counts_R = np.bincount(row_T, minlength=num_learned)
+    assert np.array_equal(counts_R, lengths_R[:num_learned]), (
+        "the batch's rows are not the recorded completions"
+    )
     assert np.all(np.diff(row_T) >= 0), "the batch's tokens are not in the order of its rows"
-    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths_R)]), pa.int32())
+    ends_R = np.cumsum(np.where(np.arange(len(lengths_R)) < num_learned, lengths_R, 0))
+    offsets = pa.array(np.concatenate([[0], ends_R]), pa.int32())
+    missing = pa.array(np.arange(len(lengths_R)) >= num_learned)
     found = {
         "old_logprobs": batch.old_logprobs_T,
         "ref_logprobs": batch.ref_logprobs_T,
@@ -127,7 +136,9 @@ def learned_columns(batch: Any, advantages_T: Any, tokens: pa.ChunkedArray) -> d
         "advantages": advantages_T,
     }
     return {
-        name: pa.ListArray.from_arrays(offsets, pa.array(as_numpy(values_T, np.float32)))
+        name: pa.ListArray.from_arrays(
+            offsets, pa.array(as_numpy(values_T, np.float32)), mask=missing
+        )
         for name, values_T in found.items()
         if values_T is not None
     }

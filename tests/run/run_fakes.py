@@ -85,6 +85,7 @@ def make_rollouts(
 
 @dataclass
 class FakeBatch:
+    length_R: Any
     row_T: Any
     old_logprobs_T: Any
     ref_logprobs_T: Any = None
@@ -105,7 +106,7 @@ def make_update(groups: list[Group], seed: int = 0, **metrics: float) -> FakeUpd
     lengths = [len(completion.tokens) for group in groups for completion in group.completions]
     row_T = np.repeat(np.arange(len(lengths)), lengths)
     old, ref, advantages = (rng.random(len(row_T), dtype=np.float32) for _ in range(3))
-    batch = FakeBatch(row_T, old, ref)
+    batch = FakeBatch(np.array(lengths), row_T, old, ref)
     return FakeUpdate({"loss/total": 0.5, **metrics}, seed + 1, batch, advantages)
 
 

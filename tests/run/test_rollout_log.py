@@ -101,7 +101,7 @@ def test_completes_from_tensors_with_a_graph(log: RolloutLog, dtype: torch.dtype
     update = make_update(groups, 3)
     assert update.batch is not None
     old_T = torch.from_numpy(update.batch.old_logprobs_T).to(dtype).requires_grad_()
-    batch = FakeBatch(torch.from_numpy(update.batch.row_T), old_T)
+    batch = FakeBatch(update.batch.length_R, torch.from_numpy(update.batch.row_T), old_T)
     log.complete(1, batch, torch.from_numpy(update.advantages_T))
     log.flush()
     rows = pq.ParquetFile(log.path(1)).read().column("old_logprobs").to_pylist()
@@ -114,6 +114,21 @@ def test_a_batch_of_other_rows_is_refused(log: RolloutLog) -> None:
     update = make_update(groups[1:], 3)
     with pytest.raises(AssertionError, match="not the recorded completions"):
         log.complete(1, update.batch, update.advantages_T)
+
+
+def test_groups_that_were_passed_over_stay_without_advantages(log: RolloutLog) -> None:
+    groups, verdicts = make_rollouts(1)
+    log.record(1, groups, verdicts, SAMPLING, HASHES, {})
+    update = make_update(groups[:2])
+    log.complete(1, update.batch, update.advantages_T)
+    log.flush()
+    table = pq.ParquetFile(log.path(1)).read()
+    advantages = table.column("advantages").to_pylist()
+    assert advantages[8:] == [None] * 4
+    flat = np.array([value for row in advantages[:8] for value in row], np.float32)
+    assert flat.tobytes() == update.advantages_T.tobytes()
+    found = log.read(1)
+    assert found is not None and found.verdicts == verdicts
 
 
 def test_rows_out_of_order_are_refused(log: RolloutLog) -> None:
@@ -132,7 +147,11 @@ def test_an_empty_completion_and_a_single_row_survive(log: RolloutLog) -> None:
     verdicts = [(Verdict.not_judged("error", "math@1"),)]
     log.record(1, [group], verdicts, SAMPLING, HASHES, {})
     batch = SimpleNamespace(
-        row_T=np.zeros(0, int), old_logprobs_T=np.zeros(0), ref_logprobs_T=None, values_T=None
+        length_R=np.zeros(1),
+        row_T=np.zeros(0, int),
+        old_logprobs_T=np.zeros(0),
+        ref_logprobs_T=None,
+        values_T=None,
     )
     log.complete(1, batch, np.zeros(0))
     found = log.read(1, problem_of)
