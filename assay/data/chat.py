@@ -11,8 +11,9 @@ import numpy as np
 
 from assay.config import DataConfig
 from assay.data.problems import ProblemSet
+from assay.data.rows import cause
 from assay.data.traces import Trace
-from assay.errors import ConfigError, DataError, ModelError, message
+from assay.errors import DataError, ModelError, message
 from assay.types import Message, Problem, Prompt, ThinkFormat, ThinkMode, Tokens
 
 if TYPE_CHECKING:
@@ -31,8 +32,7 @@ class PromptRenderer:
     What the rendered text says of its think block holds, whoever wrote it: where a chat template
     opens or empties the block itself, nothing is doubled, and `Prompt.think` says so.
 
-    Raises ModelError where a chat template is asked for and there is none, ConfigError for a
-    prompt template without ``{question}``.
+    Raises ModelError where a chat template is asked for and there is none.
     """
 
     def __init__(
@@ -50,9 +50,6 @@ class PromptRenderer:
             found = "a tokenizer without a chat template"
             remedy = "set data.template = 'base', or use an instruction-tuned model's tokenizer"
             raise ModelError(message("data.template = 'chat'", found, "one that has it", remedy))
-        if "{question}" not in data.prompt_template:
-            found, accepted = repr(data.prompt_template), "text that contains {question}"
-            raise ConfigError(message("data.prompt_template", found, accepted))
         self._formats: dict[ThinkMode, ThinkFormat] = {
             mode: ThinkFormat(mode, data.think_open, data.think_close)
             for mode in ("off", "free", "opened", "empty")
@@ -102,8 +99,8 @@ class PromptRenderer:
 
     @cached_property
     def _special_ids(self) -> frozenset[int]:
-        added = self.tokenizer.get_added_vocab().values()
-        return frozenset(self.tokenizer.all_special_ids) | frozenset(added)
+        get_added_vocab: Any = self.tokenizer.get_added_vocab
+        return frozenset(self.tokenizer.all_special_ids) | frozenset(get_added_vocab().values())
 
     @cached_property
     def _leading_ids(self) -> list[int]:
@@ -148,7 +145,7 @@ class PromptRenderer:
             return str(apply(turns, tokenize=False, add_generation_prompt=True, **switches))
         except Exception as error:  # a chat template is a program that comes with the model
             remedy = "drop data.system_prompt or the system message" if system else ""
-            found = f"messages that the chat template refuses ({error})"
+            found = f"messages that the chat template refuses ({cause(error)})"
             accepted = "messages that it takes"
             raise DataError(message(f"{where} prompt", found, accepted, remedy)) from error
 

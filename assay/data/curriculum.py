@@ -84,10 +84,11 @@ class Curriculum:
             "num_problems": len(self._problems),
             "fingerprint": self._fingerprint(),
         }
+        saved = state if isinstance(state, dict) else {}
         for name, value in here.items():
-            if state[name] != value:
+            if saved.get(name) != value:
                 remedy = "resume with the data and the seed that the run began with"
-                raise RunError(message(f"{path} {name}", repr(value), repr(state[name]), remedy))
+                raise RunError(message(f"{path} {name}", value, str(saved.get(name)), remedy))
         self._epoch, self._position = state["epoch"], state["position"]
         self._order = self._shuffle()
         self._outcomes = {key: (passed, n) for key, (passed, n) in state["outcomes"].items()}

@@ -7,6 +7,7 @@ import difflib
 from collections.abc import Iterator
 from typing import Any
 
+from assay.data.rows import cause
 from assay.data.sources import UNREAD, split_settings
 from assay.errors import DataError, message
 
@@ -33,9 +34,7 @@ class GymRows:
         try:
             made = self._problems[position]
         except Exception as error:  # each task has its own code, and its own ways to fail
-            raise DataError(
-                f"{self.label}:{position}: raised {type(error).__name__}: {error}"
-            ) from error
+            raise DataError(f"{self.label}:{position}: raised {cause(error)}") from error
         return {
             "prompt": made["question"],
             "answer": made.get("answer"),
@@ -67,5 +66,5 @@ def open_gym(text: str) -> GymRows:
     try:
         problems = reasoning_gym.create_dataset(task, **settings)
     except Exception as error:  # a task checks its settings by assert, or not at all
-        raise DataError(f"{text}: settings refused ({type(error).__name__}: {error})") from error
+        raise DataError(f"{text}: settings refused ({cause(error)})") from error
     return GymRows(text, task, problems)

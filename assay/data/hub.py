@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from assay.data.rows import cause
 from assay.data.sources import split_settings
 from assay.errors import DataError, MissingExtra, message
 
@@ -56,10 +57,7 @@ def open_hub(text: str) -> HubRows:
     except DataError:
         raise
     except Exception as error:  # offline, unknown name, wrong split: each has its own type there
-        first_line = str(error).strip().partition("\n")[0]
-        raise DataError(
-            f"{text}: cannot be loaded ({type(error).__name__}: {first_line}); accepted: {_FORM}"
-        ) from error
+        raise DataError(f"{text}: cannot be loaded ({cause(error)}); accepted: {_FORM}") from error
     return HubRows(text, rows)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from assay.data.rows import cause
 from assay.errors import DataError
 
 CACHE_BYTES = 256 * 2**20
@@ -24,7 +25,9 @@ class ParquetRows:
             with pq.ParquetFile(label) as file:
                 sizes = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{label}: not a Parquet file that can be read ({error})") from error
+            raise DataError(
+                f"{label}: not a Parquet file that can be read ({cause(error)})"
+            ) from error
         self._starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
         self._cache: OrderedDict[int, pa.Table] = OrderedDict()
 
@@ -38,7 +41,7 @@ class ParquetRows:
                         yield index, index + 1, row
                         index += 1
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{self.label}:{index + 1}: cannot be read ({error})") from error
+            raise DataError(f"{self.label}:{index + 1}: cannot be read ({cause(error)})") from error
 
     def fetch(self, position: int) -> Any:
         """Return the row at an index."""
@@ -56,7 +59,7 @@ class ParquetRows:
                 with pq.ParquetFile(self.label) as file:
                     self._cache[number] = file.read_row_group(number)
             except (pa.ArrowException, OSError) as error:
-                raise DataError(f"{self.label}: cannot be read ({error})") from error
+                raise DataError(f"{self.label}: cannot be read ({cause(error)})") from error
             while len(self._cache) > 1 and self._cached_bytes() > CACHE_BYTES:
                 self._cache.popitem(last=False)
         self._cache.move_to_end(number)

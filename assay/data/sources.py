@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 from urllib.parse import unquote
 
-from assay.data.rows import shown
+from assay.data.rows import cause, shown
 from assay.errors import DataError, message
 
 ACCEPTED = "a JSONL or Parquet file, hf:NAME, gym:TASK or package.module:object"
@@ -219,7 +219,7 @@ class ObjectRows:
 
 
 def _raised(label: str, error: Exception) -> DataError:
-    return DataError(f"{label}: raised {type(error).__name__}: {error}")
+    return DataError(f"{label}: raised {cause(error)}")
 
 
 def import_object(name: str, error: type[Exception] = DataError) -> Any:
@@ -236,8 +236,7 @@ def import_object(name: str, error: type[Exception] = DataError) -> Any:
         found: Any = importlib.import_module(module_name)
     except Exception as failure:  # whatever the user's module raises
         raise error(
-            f"{name}: cannot be imported ({type(failure).__name__}: {failure}); "
-            "accepted: package.module:object"
+            f"{name}: cannot be imported ({cause(failure)}); accepted: package.module:object"
         ) from failure
     for part in path.split("."):
         if not hasattr(found, part):
@@ -249,12 +248,7 @@ def import_object(name: str, error: type[Exception] = DataError) -> Any:
 def _open_object(text: str, name: str, settings: Mapping[str, Any]) -> Source:
     rows = import_object(name)
     if callable(rows):
-        signature = inspect.signature(rows)
-        try:
-            signature.bind(**settings)
-        except TypeError as error:
-            found = f"settings that do not fit ({error})"
-            raise DataError(message(text, found, f"{name}{signature}")) from error
+        _check_settings(rows, text, name, settings)
         try:
             rows = rows(**settings)
         except DataError:
@@ -266,3 +260,15 @@ def _open_object(text: str, name: str, settings: Mapping[str, Any]) -> Source:
     if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
         raise DataError(message(text, shown(rows), "an iterable of rows, or a callable for one"))
     return ObjectRows(text, rows)
+
+
+def _check_settings(function: Any, text: str, name: str, settings: Mapping[str, Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a builtin without one: calling it will tell
+        return
+    try:
+        signature.bind(**settings)
+    except TypeError as error:
+        found = f"settings that do not fit ({error})"
+        raise DataError(message(text, found, f"{name}{signature}")) from error

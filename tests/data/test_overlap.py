@@ -1,0 +1,178 @@
+"""Overlap: what is shared is found, exactly and nearly; what only looks alike is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from data_files import problems_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assay.data.overlap import check_overlap, holds_own_answer, normalize
+from assay.data.problems import ProblemSet, load_problems
+from assay.errors import DataError
+from assay.types import Problem
+
+LONG = "A farmer has twelve cows and sells four of them at the market for ninety dollars each"
+
+
+def sets(tmp_path: Path, train: list[str], heldout: list[str]) -> tuple[ProblemSet, ProblemSet]:
+    return (
+        problems_of(tmp_path / "train.jsonl", [{"prompt": text} for text in train]),
+        problems_of(tmp_path / "heldout.jsonl", [{"prompt": text} for text in heldout]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("What is 2 + 2?", "what is   2+2 ?"),
+        ("It\u2019s \u201cfive\u201d.", 'It\'s "five"'),
+        ("Straße, 1.", "STRASSE 1"),
+    ],
+)
+def test_the_same_question_in_other_clothes_is_an_error(
+    tmp_path: Path, one: str, other: str
+) -> None:
+    train, heldout = sets(tmp_path, ["something else", one], ["not that", other])
+    with pytest.raises(DataError) as caught:
+        check_overlap(train, heldout, near="ignore")
+    assert "train.jsonl:2 prompt: found the question of the held-out" in str(caught.value)
+    assert "heldout.jsonl:2;" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("3+5-2=", "3-5+2="),
+        ("What is 3.5?", "What is 35?"),
+        ("What is 1 2?", "What is 12?"),
+        ("Compute 5!", "Compute 5"),
+        ("f'(x)", "f(x)"),
+        ("1,000", "1 000"),
+        ("x\u00b2", "x2"),
+    ],
+)
+def test_questions_that_differ_in_a_mark_that_matters_are_two(
+    tmp_path: Path, one: str, other: str
+) -> None:
+    train, heldout = sets(tmp_path, [one], [other])
+    assert check_overlap(train, heldout).near_duplicates == ()
+
+
+def test_chats_are_compared_whole_but_for_the_system_part() -> None:
+    def chat(*texts: str) -> Problem:
+        roles = ("system", "user", "assistant", "user")
+        return Problem(
+            "a", tuple({"role": r, "content": t} for r, t in zip(roles, texts, strict=False))
+        )
+
+    assert normalize(chat("Be kind.", "2+2?")) == normalize(Problem("b", "2+2"))
+    assert normalize(chat("S", "2+2?", "4", "Sure?")) != normalize(chat("S", "3+3?", "6", "Sure?"))
+
+
+def test_near_duplicates_are_reported_dropped_or_ignored(tmp_path: Path) -> None:
+    train, heldout = sets(tmp_path, ["short", f"{LONG} today.", "other"], ["nothing", LONG])
+    report = check_overlap(train, heldout)
+    (near,) = report.near_duplicates
+    assert (near.train.endswith("train.jsonl:2"), near.heldout.endswith("heldout.jsonl:2")) == (
+        True,
+        True,
+    )
+    assert (near.share, report.num_dropped, len(report.train)) == (1.0, 0, 3)
+    assert "1 training problems nearly repeat held-out ones (kept;" in report.describe()
+    dropped = check_overlap(train, heldout, near="drop")
+    assert [problem.prompt for problem in dropped.train] == ["short", "other"]
+    assert [problem.id for problem in dropped.train] == ["train.jsonl:1", "train.jsonl:3"]
+    assert "(dropped)" in dropped.describe()
+    assert check_overlap(train, heldout, near="ignore").near_duplicates == ()
+
+
+def test_dropping_everything_is_an_error(tmp_path: Path) -> None:
+    train, heldout = sets(tmp_path, [f"{LONG} today."], [LONG])
+    with pytest.raises(DataError, match="near duplicates of held-out problems alone"):
+        check_overlap(train, heldout, near="drop")
+
+
+@given(
+    train=st.lists(
+        st.lists(st.sampled_from("abc"), min_size=1, max_size=25), min_size=1, max_size=6
+    ),
+    heldout=st.lists(
+        st.lists(st.sampled_from("abc"), min_size=1, max_size=25), min_size=1, max_size=6
+    ),
+    overlap=st.sampled_from([0.1, 0.5, 1.0]),
+)
+def test_shares_equal_those_of_a_plain_double_loop(
+    train: list[list[str]], heldout: list[list[str]], overlap: float
+) -> None:
+    """`check_overlap` needs only a sequence with `select`, so lists stand in for sets."""
+
+    class Listed(list[Problem]):
+        def select(self, indices: object) -> Listed:
+            return Listed(self[index] for index in indices)  # type: ignore[attr-defined]
+
+    def listed(name: str, rows: list[list[str]]) -> Listed:
+        return Listed(Problem(f"{name}{n}", " ".join(words)) for n, words in enumerate(rows))
+
+    def grams(words: list[str]) -> set[tuple[str, ...]]:
+        return {tuple(words[n : n + 8]) for n in range(len(words) - 7)}
+
+    expected = {}
+    for n, words in enumerate(train):
+        shares = [len(grams(words) & grams(h)) / len(grams(h)) for h in heldout if grams(h)]
+        if max(shares, default=0) >= overlap:
+            expected[f"t{n}"] = max(shares)
+    arguments = listed("t", train), listed("h", heldout)
+    if any(words in heldout for words in train):
+        with pytest.raises(DataError, match="the question of the held-out"):
+            check_overlap(*arguments, overlap=overlap)  # type: ignore[arg-type]
+        return
+    report = check_overlap(*arguments, overlap=overlap)  # type: ignore[arg-type]
+    assert {near.train: near.share for near in report.near_duplicates} == expected
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "expected"),
+    [
+        ("Is 18 even?", "18", True),
+        ("Is 18 even?", 18, True),
+        ("Is 18 even?", "8", False),
+        ("Is 180 or 18 even?", "18", True),
+        ("Solve x+1=2.", "x+1=2", True),
+        ("Solve x+1=23", "x+1=2", False),
+        ("$x$ is?", "$x$", True),
+        ("Is it?", "", False),
+        ("Is it true?", True, False),
+        ("Is it?", ["it"], False),
+    ],
+)
+def test_prompts_that_hold_their_own_answer(question: str, answer: object, expected: bool) -> None:
+    assert holds_own_answer(Problem("a", question, {"answer": answer})) is expected
+
+
+def test_own_answers_are_counted_in_one_line(tmp_path: Path) -> None:
+    train = problems_of(
+        tmp_path / "t.jsonl", [{"prompt": "is it 4?", "answer": 4}, {"prompt": "x"}]
+    )
+    heldout = problems_of(tmp_path / "h.jsonl", [{"prompt": "is it 5 or 6?", "answer": "6"}])
+    text = check_overlap(train, heldout).describe()
+    assert text.startswith("2 of 3 prompts contain their own answer")
+    assert "\n" not in text
+
+
+def test_neighboring_gym_seeds_share_problems_and_the_error_says_so() -> None:
+    train = load_problems(["gym:chain_sum?size=30&seed=0"])
+    with pytest.raises(DataError, match="set their seeds further apart than their sizes"):
+        check_overlap(train, load_problems(["gym:chain_sum?size=30&seed=5"]))
+    check_overlap(train, load_problems(["gym:chain_sum?size=30&seed=1000"]))
+
+
+def test_real_sets_are_disjoint(shared_data: Path) -> None:
+    train = load_problems([str(shared_data / "gsm8k" / "train.jsonl")])
+    heldout = load_problems([str(shared_data / "gsm8k" / "test_200.jsonl")])
+    report = check_overlap(train, heldout)
+    assert report.num_prompts == 7673
+    assert len(report.near_duplicates) < 10
+    assert 0 < report.num_self_answering < 2000
