@@ -1,0 +1,127 @@
+"""What an update reports. Tensors stay on their device until all is computed, and cross over once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from assay.learn.losses import LossParts, kl_estimate
+from assay.learn.optimizer import StepReport
+from assay.model.packing import Batch
+
+MISMATCH_QUANTILE = 0.99
+LOSS_PARTS = ("loss/total", "loss/policy", "loss/kl", "loss/entropy")
+
+
+class UpdateMeter:
+    """Collects the facts of one update; `metrics` names them.
+
+    carries_T: which tokens carry gradient; ratio and clip fraction are over these, in every pass.
+    KL, entropy and mismatch are over all sampled tokens, each measured where the update first met
+    it; the KL by k3, whatever the loss uses.
+    """
+
+    def __init__(
+        self, batch: Batch, advantages_T: Tensor, mask_T: Tensor, carries_T: Tensor
+    ) -> None:
+        self.batch = batch
+        self._advantages_T = advantages_T
+        self._mask_T = mask_T
+        self._carries_T = carries_T
+        self._logprobs_T = torch.zeros_like(batch.behavior_logprobs_T)
+        self._entropy_T = torch.zeros_like(batch.behavior_logprobs_T)
+        self._losses: list[Tensor] = []
+        self._ratios: list[Tensor] = []
+        self._clipped: list[Tensor] = []
+        self._carries: list[Tensor] = []
+        self._steps: list[StepReport] = []
+
+    def see(self, index_T: Tensor, logprobs_T: Tensor, entropy_T: Tensor) -> None:
+        """Take in what the policy gave for the tokens at ``index_T`` when the update first met them."""
+        self._logprobs_T[index_T] = logprobs_T.detach().float()
+        self._entropy_T[index_T] = entropy_T.detach().float()
+
+    def add_loss(self, index_T: Tensor, parts: LossParts) -> None:
+        """Take in the loss of one micro-batch, the tokens at ``index_T``."""
+        self._losses.append(
+            torch.stack([parts.loss.detach(), parts.policy, parts.kl, parts.entropy])
+        )
+        self._ratios.append(parts.ratio_T)
+        self._clipped.append(parts.clipped_T)
+        self._carries.append(self._carries_T[index_T])
+
+    def add_step(self, report: StepReport) -> None:
+        """Take in one optimizer step."""
+        self._steps.append(report)
+
+    def old_logprobs(self) -> Tensor:
+        """Return the policy's log-probabilities [T] before the update: scored, or as first met."""
+        scored_T = self.batch.old_logprobs_T
+        return self._logprobs_T if scored_T is None else scored_T
+
+    def batch_as_seen(self) -> Batch:
+        """Return the batch with its old log-probabilities filled in."""
+        return replace(self.batch, old_logprobs_T=self.old_logprobs())
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics; one that has nothing to be measured on is left out."""
+        sampled_T, think_T = self.batch.sampled_T, self.batch.think_T
+        mismatch_T = (self.batch.behavior_logprobs_T - self.old_logprobs()).abs()[sampled_T]
+        values = {
+            "entropy/mean": self._entropy_T[sampled_T],
+            "mismatch/mean": mismatch_T,
+            "advantage/mean": self._advantages_T[self._mask_T],
+            "loss/token_share": self._carries_T[sampled_T],
+        }
+        if self.batch.ref_logprobs_T is not None:
+            kl_T = kl_estimate(self._logprobs_T, self.batch.ref_logprobs_T, "k3")
+            values["kl/mean"] = kl_T[sampled_T]
+            values["kl/think"] = kl_T[sampled_T & think_T]
+            values["kl/answer"] = kl_T[sampled_T & ~think_T]
+        extremes: dict[str, Tensor] = {}
+        if len(mismatch_T):
+            extremes["mismatch/p99"] = _quantile(mismatch_T, MISMATCH_QUANTILE)
+        if len(values["advantage/mean"]):
+            extremes["advantage/std"] = values["advantage/mean"].double().std(correction=0)
+        if self._losses:
+            carries_T = torch.cat(self._carries)
+            ratio_T = torch.cat(self._ratios)[carries_T]
+            values["ratio/mean"] = ratio_T
+            values["loss/clip_fraction"] = torch.cat(self._clipped)[carries_T]
+            if len(ratio_T):
+                extremes["ratio/max"], extremes["ratio/min"] = ratio_T.max(), ratio_T.min()
+            per_step = torch.stack(self._losses).sum(0) / max(1, len(self._steps))
+            extremes |= dict(zip(LOSS_PARTS, per_step, strict=True))
+        means = {name: part.double().mean() for name, part in values.items() if len(part)}
+        counted = {"tokens/trained": float(self._mask_T.sum())}
+        return to_floats(means | extremes) | counted | step_metrics(self._steps)
+
+
+def step_metrics(steps: Sequence[StepReport]) -> dict[str, float]:
+    """Return the optimizer's metrics over the steps of one update; grad_norm before clipping."""
+    metrics: dict[str, float] = {}
+    taken = [report for report in steps if not report.skipped]
+    if taken:
+        metrics["optimizer/grad_norm"] = sum(report.grad_norm for report in taken) / len(taken)
+        metrics["optimizer/learning_rate"] = taken[-1].learning_rate
+    metrics["optimizer/steps"] = float(len(taken))
+    metrics["optimizer/skipped"] = float(len(steps) - len(taken))
+    return metrics
+
+
+def to_floats(values: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return scalars as floats, sorted by name, in one transfer."""
+    if not values:
+        return {}
+    names = sorted(values)
+    numbers = torch.stack([values[name].double() for name in names]).tolist()
+    return dict(zip(names, numbers, strict=True))
+
+
+def _quantile(values_T: Tensor, q: float) -> Tensor:
+    """The smallest value that at least a share ``q`` of all does not exceed, for any number of them."""
+    return values_T.kthvalue(math.ceil(len(values_T) * q)).values
