@@ -1,0 +1,25 @@
+"""What every generator is: problems in, groups of completions out, always under the newest policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from assay.config import SamplingConfig
+from assay.types import GroupStream, Problem
+
+
+class Generator(Protocol):
+    """Anything that samples completions: the built-in engine, a server, a script in a test."""
+
+    policy_version: int
+
+    def generate(
+        self, problems: Sequence[Problem], sampling: SamplingConfig, group_size: int
+    ) -> GroupStream:
+        """Return one group of ``group_size`` completions a problem, each as soon as it is finished."""
+        ...
+
+    def load_policy(self, policy: Any, version: int | None = None) -> None:
+        """Sample from ``policy`` from now on; completions carry ``version`` (None: one more than before)."""
+        ...

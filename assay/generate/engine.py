@@ -1,0 +1,389 @@
+"""The built-in generator, in three nouns: schedule, run, postprocess.
+
+Schedule gives free slots to waiting siblings (a group's prompt goes through the model once, alone,
+and its keys and values are copied to each sibling's slot). Run feeds one token a slot and samples
+the next. Postprocess takes out what ended and yields groups whose last completion it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from assay.config import EngineConfig, SamplingConfig
+from assay.errors import DataError, ModelError, OutOfMemory, message
+from assay.generate.finish import TextEnds, num_think_tokens
+from assay.generate.forward import choose_forward
+from assay.generate.kv_cache import BLOCK
+from assay.generate.lean import NotLean
+from assay.generate.memory import default_kv_mib
+from assay.generate.sampler import completion_key, sample, uniforms
+from assay.types import Completion, FinishReason, Group, GroupStream, Problem, Prompt
+
+
+@dataclass
+class EngineStats:
+    """What the last call of `Engine.generate` did so far. Seconds exclude the consumer's own."""
+
+    num_slots: int = 0
+    num_completions: int = 0
+    num_steps: int = 0
+    prompt_tokens: int = 0
+    tokens: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    postprocess_seconds: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """All of the engine's time."""
+        return self.prefill_seconds + self.decode_seconds + self.postprocess_seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Sampled tokens over all of the engine's time."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A group on its way: what is known of it, and the completions that are done."""
+
+    position: int
+    problem: Problem
+    prompt: Prompt
+    limit: int
+    num_placed: int = 0
+    logits_V: Tensor | None = None
+    done: dict[int, Completion] = field(default_factory=dict[int, Completion])
+
+
+class _Slots:
+    """The host's side of every slot, as arrays [S]; idle slots feed token 0 at position 0."""
+
+    def __init__(self, num_slots: int, num_rows: int, longest: int) -> None:
+        self.num_usable = num_slots
+        self.active_S = np.zeros(num_rows, np.bool_)
+        self.keys_S = np.zeros(num_rows, np.uint64)
+        self.prompt_length_S = np.zeros(num_rows, np.int64)
+        self.counts_S = np.zeros(num_rows, np.int64)
+        self.limits_S = np.zeros(num_rows, np.int64)
+        self.tokens_S = np.zeros(num_rows, np.int64)
+        self.group: list[_Waiting | None] = [None] * num_rows
+        self.sibling = [0] * num_rows
+        # what was sampled, a row a step; a completion ends within `longest` steps, then rows return
+        self.step = -1
+        self.token_log = np.zeros((longest, num_rows), np.int32)
+        self.behavior_log = np.zeros((longest, num_rows), np.float32)
+        self.model_log = np.zeros((longest, num_rows), np.float32)
+
+    def free(self) -> np.ndarray:
+        return np.flatnonzero(~self.active_S[: self.num_usable])
+
+    def take(self, slot: int, group: _Waiting, sibling: int, key: int) -> None:
+        self.active_S[slot] = True
+        self.keys_S[slot] = key
+        self.prompt_length_S[slot] = len(group.prompt.tokens)
+        self.counts_S[slot] = 0
+        self.limits_S[slot] = group.limit
+        self.group[slot] = group
+        self.sibling[slot] = sibling
+
+    def release(self, slot: int) -> None:
+        self.active_S[slot] = False
+        self.group[slot] = None
+
+    def positions(self) -> np.ndarray:
+        """Return where each slot's last token goes; a slot that has none yet writes past its prompt,
+        where its first token will go."""
+        positions_S = self.prompt_length_S + np.maximum(self.counts_S, 1) - 1
+        return np.where(self.active_S, positions_S, 0)
+
+    def record(self, sampled: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
+        self.step += 1
+        row = self.step % len(self.token_log)
+        self.tokens_S = sampled[0].astype(np.int64)
+        self.token_log[row], self.behavior_log[row], self.model_log[row] = sampled
+        self.counts_S += self.active_S
+
+    def rows(self, slot: int) -> np.ndarray:
+        """Return the rows of the logs that hold a slot's completion."""
+        first = self.step + 1 - self.counts_S[slot]
+        return np.arange(first, self.step + 1) % len(self.token_log)
+
+
+@dataclass(eq=False)
+class _Call:
+    """One call of `Engine.generate`, from its first token to its last."""
+
+    sampling: SamplingConfig
+    group_size: int
+    queue: deque[_Waiting]
+    slots: _Slots
+    text_ends: TextEnds | None
+    policy_version: int
+    # slots that begin in this step: their first token comes from the prompt's logits
+    fresh: list[tuple[Tensor, Tensor]] = field(default_factory=list[tuple[Tensor, Tensor]])
+    num_decoding: int = 0
+
+
+class Engine:
+    """Samples completions from a live Hugging Face causal language model, without a copy of it.
+
+    ``render`` turns a problem into a prompt. A completion depends, to the bit, on the weights, the
+    seed, its prompt and its place (problem, draw, sibling), on the number of slots, the dtype and the
+    thread count, and not on its neighbors (`independent`; a mixture of experts is the exception).
+    Models without ``eos_ids`` go on to the limit. Only the newest stream can be read.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        render: Callable[[Problem], Prompt],
+        *,
+        eos_ids: Sequence[int] = (),
+        settings: EngineConfig | None = None,
+        seed: int = 0,
+        context_length: int | None = None,
+        policy_version: int = 0,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.render = render
+        self.settings = settings or EngineConfig()
+        self.seed = seed
+        self.policy_version = policy_version
+        self.stats = EngineStats()
+        config: Any = getattr(model, "config", None)
+        self.context_length = context_length or getattr(config, "max_position_embeddings", None)
+        self._eos_ids = np.array(sorted(set(eos_ids)), np.int64)
+        self._newest: _Call | None = None
+        self._model = model
+        self._choice = choose_forward(model, self.settings.num_slots, self.context_length)
+
+    @property
+    def path(self) -> str:
+        """The way through the model that was found right: ``lean``, or through the module."""
+        return self._choice.forward.name
+
+    @property
+    def independent(self) -> bool:
+        """Whether completions are, to the bit, independent of their neighbors."""
+        return self._choice.independent
+
+    def load_policy(self, policy: nn.Module, version: int | None = None) -> None:
+        """Sample from ``policy``: the module itself is used, so later updates of it are seen."""
+        self.policy_version = self.policy_version + 1 if version is None else version
+        if policy is not self._model:
+            self._model = policy
+            self._choice = choose_forward(policy, self.settings.num_slots, self.context_length)
+
+    def generate(
+        self, problems: Sequence[Problem], sampling: SamplingConfig, group_size: int
+    ) -> GroupStream:
+        """Return a stream that samples as it is read, each group as soon as it is finished.
+
+        Raises DataError for a prompt that leaves no room in the model's context, OutOfMemory where
+        not one slot fits in ``engine.max_kv_mib``.
+        """
+        return GroupStream(self._arrivals(list(problems), sampling, group_size), len(problems))
+
+    def _arrivals(
+        self, problems: list[Problem], sampling: SamplingConfig, group_size: int
+    ) -> Iterator[tuple[int, Group]]:
+        call = self._begin(problems, sampling, group_size)
+        while call.queue or call.slots.active_S.any():
+            self._schedule(call)
+            self._run(call)
+            for finished in self._postprocess(call):
+                yield finished
+                if self._newest is not call:
+                    raise RuntimeError(
+                        "a newer generate() took the slots: read one stream at a time"
+                    )
+
+    def _begin(self, problems: list[Problem], sampling: SamplingConfig, group_size: int) -> _Call:
+        try:
+            self._choice.forward.refresh()
+        except NotLean:  # the model was wrapped or hooked since
+            self._choice = choose_forward(self._model, self.settings.num_slots, self.context_length)
+        waiting = [self._admit(n, problem, sampling) for n, problem in enumerate(problems)]
+        longest = max((group.limit for group in waiting), default=1)
+        capacity = max((len(g.prompt.tokens) + g.limit for g in waiting), default=1)
+        num_slots, num_rows = self._allocate(capacity)
+        self.stats = EngineStats(num_slots=num_slots)
+        text_ends = TextEnds(self.tokenizer, sampling.stop) if sampling.stop else None
+        self._newest = _Call(
+            sampling=sampling,
+            group_size=group_size,
+            queue=deque(waiting),
+            slots=_Slots(num_slots, num_rows, longest),
+            text_ends=text_ends,
+            policy_version=self.policy_version,
+        )
+        return self._newest
+
+    def _admit(self, position: int, problem: Problem, sampling: SamplingConfig) -> _Waiting:
+        prompt = self.render(problem)
+        where, length = problem.source or problem.id, len(prompt.tokens)
+        if not length:
+            raise DataError(f"{where}: the prompt has no tokens; give it text, or a template")
+        room = sampling.max_tokens
+        if self.context_length is not None:
+            room = min(room, self.context_length - length)
+        if room < 1:
+            accepted = f"at most {self.context_length} - 1, so that a completion has room"
+            remedy = "shorten the prompt, or leave long rows out (data.max_prompt_tokens)"
+            raise DataError(message(where, f"a prompt of {length} tokens", accepted, remedy))
+        return _Waiting(position, problem, prompt, room)
+
+    def _allocate(self, capacity: int) -> tuple[int, int]:
+        """Return (slots, rows) that fit in memory: rows are slots padded with idle ones."""
+        cache, multiple = self._choice.forward.cache, self._choice.row_multiple
+        slot_mib = -(-capacity // BLOCK) * BLOCK * cache.bytes_per_token / 2**20
+        budget = self.settings.max_kv_mib or default_kv_mib(self._device)
+        num_fit = int(budget / slot_mib) - 1  # one is the prompt on its way to its slots
+        num_rows = -(-self.settings.num_slots // multiple) * multiple
+        if num_fit < num_rows:
+            num_rows = num_fit // multiple * multiple or num_fit
+        remedy = "raise engine.max_kv_mib, or lower sampling.max_tokens or engine.num_slots"
+        if num_rows < 1:
+            raise OutOfMemory(
+                f"engine.max_kv_mib: {budget:.0f} MiB do not hold one completion of {capacity} "
+                f"tokens beside its prompt ({2 * slot_mib:.0f} MiB); {remedy}"
+            )
+        try:
+            with torch.inference_mode():
+                cache.allocate(num_rows, capacity)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise OutOfMemory(
+                f"keys and values of {num_rows} slots do not fit; {remedy}"
+            ) from error
+        return min(num_rows, self.settings.num_slots), num_rows
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self._model.parameters()).device
+
+    @torch.inference_mode()
+    def _schedule(self, call: _Call) -> None:
+        """Give every free slot to the next sibling that waits."""
+        slots, forward = call.slots, self._choice.forward
+        call.num_decoding = int(slots.active_S.sum())
+        if not call.queue:
+            return
+        started = time.perf_counter()
+        free = slots.free()
+        while len(free) and call.queue:
+            group = call.queue[0]
+            if group.logits_V is None:
+                tokens_L = torch.from_numpy(group.prompt.tokens.astype(np.int64))
+                group.logits_V = forward.prefill(tokens_L.to(self._device))
+                self.stats.prompt_tokens += len(tokens_L)
+            siblings = range(group.num_placed, min(call.group_size, group.num_placed + len(free)))
+            chosen, free = free[: len(siblings)], free[len(siblings) :]
+            index = torch.from_numpy(chosen).to(self._device)
+            forward.cache.place(index)
+            call.fresh.append((index, group.logits_V))
+            problem = group.problem
+            for slot, sibling in zip(chosen, siblings, strict=True):
+                key = completion_key(self.seed, problem.id, problem.draw, sibling)
+                slots.take(int(slot), group, sibling, key)
+            group.num_placed = siblings.stop
+            if group.num_placed == call.group_size:
+                group.logits_V = None
+                call.queue.popleft()
+        self.stats.prefill_seconds += time.perf_counter() - started
+
+    @torch.inference_mode()
+    def _run(self, call: _Call) -> None:
+        """Feed the last token of every slot and sample the next; new slots sample their first."""
+        started = time.perf_counter()
+        slots, device = call.slots, self._device
+        uniforms_S = torch.from_numpy(uniforms(slots.keys_S, slots.counts_S))
+        if call.num_decoding:
+            positions_S = slots.positions()
+            logits_SV = self._choice.forward.decode(
+                torch.from_numpy(slots.tokens_S).to(device),
+                torch.from_numpy(positions_S).to(device),
+                int(positions_S.max()) + 1,
+            )
+        else:
+            logits_V = call.fresh[0][1]
+            logits_SV = logits_V.new_zeros(len(slots.tokens_S), len(logits_V))
+        for index, logits_V in call.fresh:
+            logits_SV[index] = logits_V
+        call.fresh.clear()
+        sampled = sample(logits_SV, uniforms_S.to(device), call.sampling)
+        slots.record(_to_host(sampled))
+        self.stats.num_steps += 1
+        self.stats.decode_seconds += time.perf_counter() - started
+
+    def _postprocess(self, call: _Call) -> list[tuple[int, Group]]:
+        """Take out what ended, and return the groups that are complete."""
+        started = time.perf_counter()
+        slots = call.slots
+        at_eos_S = np.isin(slots.tokens_S, self._eos_ids) & slots.active_S
+        ended_S = at_eos_S | ((slots.counts_S >= slots.limits_S) & slots.active_S)
+        stopped: set[int] = set()
+        if call.text_ends is not None:
+            going = np.flatnonzero(slots.active_S & ~at_eos_S)
+            stopped = call.text_ends.found(going, slots.token_log, slots.rows)
+            ended_S[list(stopped)] = True
+        finished: list[tuple[int, Group]] = []
+        for slot in np.flatnonzero(ended_S).tolist():
+            reason: FinishReason = "stop_string" if slot in stopped else "length"
+            group = self._take_out(call, slot, "eos" if at_eos_S[slot] else reason)
+            if len(group.done) == call.group_size:
+                siblings = tuple(group.done[n] for n in range(call.group_size))
+                finished.append((group.position, Group(group.problem, group.prompt, siblings)))
+        self.stats.postprocess_seconds += time.perf_counter() - started
+        return finished
+
+    def _take_out(self, call: _Call, slot: int, reason: FinishReason) -> _Waiting:
+        slots = call.slots
+        group, sibling = slots.group[slot], slots.sibling[slot]
+        assert group is not None, "an idle slot ended"
+        rows = slots.rows(slot)
+        tokens = slots.token_log[rows, slot]
+        behavior_logprobs = slots.behavior_log[rows, slot]
+        name = f"{group.problem.group_id}/{sibling}"
+        if not np.isfinite(behavior_logprobs).all():
+            raise ModelError(
+                f"{name}: the policy's log-probabilities are not numbers: its weights have diverged; "
+                "lower optimizer.learning_rate"
+            )
+        end = len(tokens) - (reason == "eos")
+        text = self.tokenizer.decode(tokens[:end], clean_up_tokenization_spaces=False)
+        think = group.prompt.think
+        group.done[sibling] = Completion(
+            id=name,
+            text=text,
+            tokens=tokens,
+            behavior_logprobs=behavior_logprobs,
+            model_logprobs=slots.model_log[rows, slot],
+            sampled=np.ones(len(tokens), np.bool_),
+            finish_reason=reason,
+            policy_version=call.policy_version,
+            num_think_tokens=num_think_tokens(self.tokenizer, tokens, end, text, think),
+            think=think,
+        )
+        slots.release(slot)
+        self.stats.num_completions += 1
+        self.stats.tokens += len(tokens)
+        return group
+
+
+def _to_host(sampled: tuple[Tensor, Tensor, Tensor]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Bring tokens and log-probabilities to the host, in one transfer from a device."""
+    if sampled[0].device.type != "cpu":
+        packed = torch.stack([tensor.double() for tensor in sampled]).cpu()
+        return packed[0].numpy(), packed[1].numpy(), packed[2].numpy()
+    return sampled[0].numpy(), sampled[1].numpy(), sampled[2].numpy()

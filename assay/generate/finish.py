@@ -1,0 +1,64 @@
+"""Where a completion's text ends: stop strings, and the end of its think block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.types import ThinkFormat, Tokens
+
+SLACK = 8  # tokens decoded before the longest stop string: a cut character, a leading space
+
+
+class TextEnds:
+    """Looks for stop strings in the last tokens of each slot."""
+
+    def __init__(self, tokenizer: Any, stop: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._stop = tuple(stop)
+        # a token is at least one byte, so a match that ends in the newest token lies within these
+        self._num_tail = max(len(text.encode()) for text in stop) + SLACK
+
+    def found(
+        self,
+        slots: NDArray[np.int64],
+        token_log: NDArray[np.int32],
+        rows: Callable[[int], NDArray[np.int64]],
+    ) -> set[int]:
+        """Return those of ``slots`` in whose text a stop string stands."""
+        tails = [token_log[rows(slot)[-self._num_tail :], slot] for slot in slots.tolist()]
+        texts = self._tokenizer.batch_decode(tails, clean_up_tokenization_spaces=False)
+        return {
+            slot
+            for slot, text in zip(slots.tolist(), texts, strict=True)
+            if any(stop in text for stop in self._stop)
+        }
+
+
+def num_think_tokens(
+    tokenizer: Any, tokens: Tokens, end: int, text: str, think: ThinkFormat
+) -> int:
+    """Return how many leading tokens belong to the think block, its close tag included.
+
+    A block that never closes is all reasoning, as in `ThinkFormat.split`. ``tokens[:end]`` are the
+    tokens of ``text``.
+    """
+    if think.mode in ("off", "empty"):
+        return 0
+    if think.mode == "free" and think.open_tag not in text and think.close_tag not in text:
+        return 0
+    num_closed = text.count(think.close_tag)
+    if not num_closed:
+        return len(tokens)
+    low, high = 1, end  # the shortest prefix that holds every close tag
+    while low < high:
+        middle = (low + high) // 2
+        prefix = tokenizer.decode(tokens[:middle], clean_up_tokenization_spaces=False)
+        if prefix.count(think.close_tag) == num_closed:
+            high = middle
+        else:
+            low = middle + 1
+    return low

@@ -1,0 +1,262 @@
+"""Ways through the model, and the proof, before one is used, that it equals the model's own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from assay.errors import ModelError
+from assay.generate.kv_cache import BLOCK, SlotCache, attend, blocked_bias
+from assay.generate.lean import LeanForward
+
+SLOT_ATTENTION = "assay_slots"
+ROW_MULTIPLES = (8, 16, 64)
+PROBE_PROMPT, PROBE_STEPS = BLOCK + 6, 3  # so that the probe reaches into a second block
+MAX_DIFFERENCE = 1e-3  # of log-probabilities over the whole vocabulary, in float32
+MEAN_DIFFERENCE, P99_DIFFERENCE = 0.05, 0.25  # in narrower types
+
+
+class Forward(Protocol):
+    """One way through a model, with a `SlotCache` of its own."""
+
+    name: str
+    by_blocks: bool
+    cache: SlotCache
+
+    def refresh(self) -> None:
+        """Look at the live model again; raise NotLean where this way no longer applies."""
+        ...
+
+    def prefill(self, tokens_L: Tensor) -> Tensor:
+        """Take a prompt's keys and values down in the cache and return its last logits [V]."""
+        ...
+
+    def decode(self, tokens_S: Tensor, positions_S: Tensor, extent: int) -> Tensor:
+        """Feed one token a slot and return the logits [S, V] of the next."""
+        ...
+
+
+class ModuleForward:
+    """Through the module's own forward.
+
+    By blocks: its attention is replaced while a step decodes, by the one that neighbors cannot
+    change. Otherwise it keeps its own over gathered keys: right, but not independent to the bit.
+    """
+
+    def __init__(self, model: nn.Module, by_blocks: bool) -> None:
+        self.model = model
+        self.name = "module" if by_blocks else "module with its own attention"
+        self.cache: SlotCache = SlotCache() if by_blocks else GatheringCache()
+        self.by_blocks = by_blocks
+        base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+        accepts = inspect.signature(base.forward).parameters
+        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepts else {}
+        configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None))}
+        self._configs = [c for c in configs.values() if hasattr(c, "_attn_implementation")]
+
+    def refresh(self) -> None:
+        """Nothing to do: the module itself is called."""
+
+    def prefill(self, tokens_L: Tensor) -> Tensor:
+        """Take a prompt's keys and values down in the cache and return its last logits [V]."""
+        self.cache.begin_prompt()
+        positions_L = torch.arange(len(tokens_L), device=tokens_L.device)
+        logits = self._call(tokens_L[None], positions_L[None], None, **self._last_only)
+        return logits[0, -1]
+
+    def decode(self, tokens_S: Tensor, positions_S: Tensor, extent: int) -> Tensor:
+        """Feed one token a slot and return the logits [S, V] of the next."""
+        self.cache.begin_step(positions_S, extent)
+        with self._slot_attention():
+            logits = self._call(tokens_S[:, None], positions_S[:, None], self.cache.mask)
+        return logits[:, -1]
+
+    def _call(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, **rest: Any) -> Tensor:
+        with in_eval(self.model):
+            return self.model(
+                input_ids=tokens,
+                position_ids=positions,
+                attention_mask=mask,
+                past_key_values=self.cache,
+                use_cache=True,
+                **rest,
+            ).logits
+
+    @contextmanager
+    def _slot_attention(self) -> Iterator[None]:
+        if not self.by_blocks:
+            yield
+            return
+        before = [config._attn_implementation for config in self._configs]
+        for config in self._configs:
+            config._attn_implementation = SLOT_ATTENTION
+        try:
+            yield
+        finally:
+            for config, name in zip(self._configs, before, strict=True):
+                config._attn_implementation = name
+
+
+@contextmanager
+def in_eval(model: nn.Module) -> Iterator[None]:
+    """Turn dropout off, and checkpointing that would drop the cache, where a learner left them on."""
+    training = model.training
+    if training:
+        model.eval()
+    try:
+        yield
+    finally:
+        if training:
+            model.train()
+
+
+class GatheringCache(SlotCache):
+    """Returns keys and values as any attention takes them, [S, H, K, D]: a copy every step."""
+
+    def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Store, and gather the blocks of each slot."""
+        keys, values = super().update(*args, **kwargs)
+        if keys.dim() == 4:
+            return keys, values
+        gathered = [
+            tensor.permute(1, 2, 0, 3, 4).reshape(
+                tensor.shape[1], tensor.shape[2], -1, tensor.shape[4]
+            )
+            for tensor in (keys, values)
+        ]
+        return gathered[0], gathered[1]
+
+
+def slot_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attend one query a slot to the cache's blocks, under the interface of Transformers.
+
+    query [S, H, 1, D]; key and value as `SlotCache.write` returns them; attention_mask [S, 1, 1, K].
+    """
+    unknown = [
+        name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None
+    ]
+    if unknown:
+        raise NotImplementedError(f"attention with {', '.join(unknown)}")
+    num_slots, num_queries, _, width = query.shape
+    heads = key.shape[2]
+    bias_SK = attention_mask[:, 0, 0]
+    if sliding_window is not None:
+        order = torch.arange(bias_SK.shape[-1], device=bias_SK.device)
+        length_S1 = (bias_SK == 0).sum(-1, keepdim=True)
+        bias_SK = bias_SK.masked_fill(order < length_S1 - sliding_window, float("-inf"))
+    out = attend(
+        query.reshape(num_slots * heads, num_queries // heads, width),
+        key,
+        value,
+        blocked_bias(bias_SK, heads),
+        width**-0.5 if scaling is None else scaling,
+    )
+    return out.reshape(num_slots, 1, num_queries, -1), None
+
+
+AttentionInterface.register(SLOT_ATTENTION, slot_attention)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A proven way through a model.
+
+    row_multiple: slots are padded to a multiple of it. independent: whether completions are, to the
+    bit, the same beside any neighbors (not so in a mixture of experts, whose products are as long as
+    the neighbors' routes make them). reasons: why faster ways were not taken.
+    """
+
+    forward: Forward
+    row_multiple: int
+    independent: bool
+    reasons: tuple[str, ...]
+
+
+@torch.inference_mode()
+def choose_forward(model: nn.Module, num_slots: int, context_length: int | None) -> Choice:
+    """Return the fastest way that is right: a prompt and steps through the cache must give the
+    log-probabilities of one plain pass.
+
+    Slots are padded until every row gives the same bits for the same input: some products treat the
+    last rows of an odd batch differently. Raises ModelError where no way is right.
+    """
+    ways: tuple[Callable[[], Forward], ...] = (
+        lambda: LeanForward(model),
+        lambda: ModuleForward(model, by_blocks=True),
+        lambda: ModuleForward(model, by_blocks=False),
+    )
+    tokens_L = _probe_tokens(model, context_length)
+    with in_eval(model):
+        logits_LV = model(input_ids=tokens_L[None], use_cache=False).logits[0]
+    plain_LV = logits_LV.float().log_softmax(-1)
+    reasons: list[str] = []
+    for way in ways:
+        try:
+            forward = way()
+            same_rows = False
+            for multiple in ROW_MULTIPLES:
+                num_rows = -(-num_slots // multiple) * multiple
+                logprobs, same_rows = _through_cache(forward, tokens_L, num_rows)
+                _check_close(logprobs, plain_LV[-len(logprobs) :], logits_LV.dtype)
+                if same_rows:
+                    break
+            forward.cache.release()
+            independent = same_rows and forward.by_blocks
+            return Choice(forward, multiple, independent, tuple(reasons))
+        except Exception as error:  # a model's own code may refuse a cache or a mask in any way
+            reasons.append(f"{type(error).__name__}: {error}")
+    raise ModelError(
+        f"{type(model).__name__}: found no way to decode it with a cache ({'; '.join(reasons)}); "
+        "accepted: a causal language model of Transformers whose attention keeps keys and values"
+    )
+
+
+def _probe_tokens(model: nn.Module, context_length: int | None) -> Tensor:
+    embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
+    length = min(PROBE_PROMPT + PROBE_STEPS, context_length or PROBE_PROMPT + PROBE_STEPS)
+    dice = torch.Generator().manual_seed(0)
+    tokens_L = torch.randint(embeddings.num_embeddings, (length,), generator=dice)
+    return tokens_L.to(embeddings.weight.device)
+
+
+def _through_cache(forward: Forward, tokens_L: Tensor, num_rows: int) -> tuple[Tensor, bool]:
+    """Return log-probabilities of the last positions, and whether all rows gave the same bits."""
+    num_prompt = max(len(tokens_L) - PROBE_STEPS, 1)
+    found = [forward.prefill(tokens_L[:num_prompt])]
+    forward.cache.allocate(num_rows, len(tokens_L))
+    forward.cache.place(torch.arange(num_rows, device=tokens_L.device))
+    same_rows = True
+    for position in range(num_prompt, len(tokens_L)):
+        tokens_S = tokens_L[position].repeat(num_rows)
+        positions_S = torch.full_like(tokens_S, position)
+        logits_SV = forward.decode(tokens_S, positions_S, position + 1)
+        same_rows &= torch.equal(logits_SV, logits_SV[:1].expand_as(logits_SV))
+        found.append(logits_SV[0])
+    return torch.stack(found).float().log_softmax(-1), same_rows
+
+
+def _check_close(found_LV: Tensor, plain_LV: Tensor, dtype: torch.dtype) -> None:
+    difference = (found_LV - plain_LV).abs().flatten()
+    if dtype == torch.float32:
+        close = bool(difference.max() <= MAX_DIFFERENCE)
+    else:
+        p99 = difference.kthvalue(max(int(0.99 * len(difference)), 1)).values
+        close = bool(difference.mean() <= MEAN_DIFFERENCE and p99 <= P99_DIFFERENCE)
+    if not close:
+        raise ModelError(f"log-probabilities differ from a plain pass by {difference.max():.2g}")

@@ -1,0 +1,190 @@
+"""Keys and values of every slot, preallocated; and attention over them that no neighbor can change.
+
+Keys of a layer stand as ``[num_blocks, S, H, BLOCK, D]``: position p of a slot is in block p // BLOCK.
+Attention multiplies block by block, so every product has one shape however far the longest slot
+has come, and blocks beyond a slot's own length add exact zeros. One product over the whole
+extent would not do: for some shapes the library splits the sum differently at another extent, and
+the last bits of a completion would depend on its neighbors' lengths.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+BLOCK = 64
+
+
+class SlotCache(Cache):
+    """The cache that a Hugging Face model reads and writes, one row a slot.
+
+    Between `begin_prompt` and the end of the model's call it takes down a prompt's keys and values,
+    which `place` then copies into slots. After `begin_step` it takes one token a slot.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.num_slots = 0
+        self.num_blocks = 0  # of the step at hand: the rounded extent is num_blocks * BLOCK
+        self.prompt: dict[int, tuple[Tensor, Tensor]] = {}
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._in_prompt = False
+        self._positions_S = torch.zeros(0, dtype=torch.int64)
+        self._row_of_heads: dict[int, Tensor] = {}
+        self._bias_of_heads: dict[int, Tensor] = {}
+        self._order = torch.zeros(0)
+        self._bias_SK = torch.zeros(0)
+
+    @property
+    def capacity(self) -> int:
+        """How many tokens a slot can hold."""
+        return next((keys.shape[0] * BLOCK for keys, _ in self._layers.values()), 0)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What one token of one slot takes, by the shapes of the last prompt."""
+        return sum(
+            tensor.shape[1] * tensor.shape[3] * tensor.element_size()
+            for pair in self.prompt.values()
+            for tensor in pair
+        )
+
+    def allocate(self, num_slots: int, capacity: int) -> None:
+        """Make room for ``num_slots`` of ``capacity`` tokens, in the shapes of the last prompt."""
+        if not self.prompt:
+            raise NotImplementedError("the model keeps no keys and values in its cache")
+        num_blocks = -(-capacity // BLOCK)
+        if num_slots == self.num_slots and num_blocks * BLOCK <= self.capacity:
+            return
+        self.release()  # before the new tensors, so that never both are held
+        self.num_slots = num_slots
+        for layer, (keys, values) in self.prompt.items():
+            heads = keys.shape[1]
+            # zeros, not garbage: a masked position still enters a product, where 0 * nan is nan
+            self._layers[layer] = (
+                keys.new_zeros(num_blocks, num_slots, heads, BLOCK, keys.shape[3]),
+                values.new_zeros(num_blocks, num_slots, heads, BLOCK, values.shape[3]),
+            )
+        device = next(iter(self.prompt.values()))[0].device
+        self._order = torch.arange(num_blocks * BLOCK, device=device)
+
+    def release(self) -> None:
+        """Give the memory back."""
+        self._layers.clear()
+
+    def begin_prompt(self) -> None:
+        """Take down the keys and values of the model's next call, which is a prompt."""
+        self.prompt = {}
+        self._in_prompt = True
+
+    def place(self, slots: Tensor) -> None:
+        """Copy the prompt into ``slots``."""
+        for layer, prompt in self.prompt.items():
+            for store, (tensor,) in zip(self._layers[layer], prompt, strict=True):
+                heads, length, width = tensor.shape
+                num_blocks = -(-length // BLOCK)
+                padded = F.pad(tensor, (0, 0, 0, num_blocks * BLOCK - length))
+                blocks = padded.reshape(heads, num_blocks, 1, BLOCK, width).permute(1, 2, 0, 3, 4)
+                store[:num_blocks].index_copy_(1, slots, blocks.expand(-1, len(slots), -1, -1, -1))
+
+    def begin_step(self, positions_S: Tensor, extent: int) -> None:
+        """Expect one token for each slot, at its position; no position is beyond ``extent``."""
+        self._in_prompt = False
+        self.num_blocks = -(-extent // BLOCK)
+        self._positions_S = positions_S
+        self._row_of_heads.clear()
+        self._bias_of_heads.clear()
+        order = self._order[: self.num_blocks * BLOCK]
+        dtype = next(iter(self._layers.values()))[0].dtype
+        self._bias_SK = torch.zeros((self.num_slots, len(order)), dtype=dtype, device=order.device)
+        self._bias_SK.masked_fill_(order > positions_S[:, None], -math.inf)
+
+    @property
+    def mask(self) -> Tensor:
+        """The step's additive mask [S, 1, 1, K], in the form that Hugging Face models take."""
+        return self._bias_SK[:, None, None]
+
+    def bias(self, heads: int) -> Tensor:
+        """Return the step's mask in the form that `attend` takes, for a layer of so many key heads."""
+        if heads not in self._bias_of_heads:
+            self._bias_of_heads[heads] = blocked_bias(self._bias_SK, heads)
+        return self._bias_of_heads[heads]
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store one token a slot ([S * heads, D] each) and return all blocks of the step's extent."""
+        key_store, value_store = self._layers[layer]
+        heads = key_store.shape[2]
+        if heads not in self._row_of_heads:
+            self._row_of_heads[heads] = self._rows(heads)
+        rows = self._row_of_heads[heads]
+        key_store.view(-1, key_store.shape[-1]).index_copy_(0, rows, keys)
+        value_store.view(-1, value_store.shape[-1]).index_copy_(0, rows, values)
+        return key_store[: self.num_blocks], value_store[: self.num_blocks]
+
+    def _rows(self, heads: int) -> Tensor:
+        device = self._order.device
+        row_S = self._positions_S // BLOCK * self.num_slots
+        row_S += torch.arange(self.num_slots, device=device)
+        row_SH = row_S[:, None] * heads + torch.arange(heads, device=device)
+        return (row_SH * BLOCK + self._positions_S[:, None] % BLOCK).view(-1)
+
+    # What a Hugging Face model calls.
+
+    def update(
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """Take down a prompt's keys and values, or one token a slot."""
+        if self._in_prompt:
+            self.prompt[layer_idx] = (key_states, value_states)
+            return key_states, value_states
+        keys = key_states.reshape(-1, key_states.shape[-1])
+        values = value_states.reshape(-1, value_states.shape[-1])
+        return self.write(layer_idx, keys, values)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return 0 for a prompt, and else the extent before the step's token."""
+        return 0 if self._in_prompt else self.num_blocks * BLOCK - 1
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """Return (extent, first position)."""
+        return (query_length if self._in_prompt else self.num_blocks * BLOCK), 0
+
+
+def blocked_bias(bias_SK: Tensor, heads: int) -> Tensor:
+    """Return a mask as [num_blocks * S * heads, 1, BLOCK]."""
+    num_slots, extent = bias_SK.shape
+    blocks = bias_SK.view(num_slots, extent // BLOCK, 1, BLOCK).transpose(0, 1)
+    return blocks.expand(-1, -1, heads, -1).reshape(-1, 1, BLOCK)
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float) -> Tensor:
+    """Return softmax(scale * query keys^T + bias) values, block by block.
+
+    query: [S * heads, queries a head, D], heads counted as the keys'. keys, values: [num_blocks, S,
+    heads, BLOCK, D]. bias: from `blocked_bias`. Returns [S * heads, queries a head, D of values].
+    """
+    num_blocks = keys.shape[0]
+    num_rows, num_queries, _ = query.shape
+    flat_keys = keys.view(num_blocks * num_rows, BLOCK, keys.shape[-1]).transpose(1, 2)
+    flat_values = values.view(num_blocks * num_rows, BLOCK, values.shape[-1])
+    if num_blocks == 1:
+        weights = torch.baddbmm(bias, query, flat_keys, alpha=scale).softmax(-1)
+        return torch.bmm(weights, flat_values)
+    query = query.expand(num_blocks, -1, -1, -1).reshape(num_blocks * num_rows, num_queries, -1)
+    scores = torch.baddbmm(bias, query, flat_keys, alpha=scale)
+    scores = scores.view(num_blocks, num_rows, num_queries, BLOCK).permute(1, 2, 0, 3)
+    weights = scores.reshape(num_rows, num_queries, num_blocks * BLOCK).softmax(-1)
+    weights = weights.view(num_rows, num_queries, num_blocks, BLOCK).permute(2, 0, 1, 3)
+    parts = torch.bmm(weights.reshape(num_blocks * num_rows, num_queries, BLOCK), flat_values)
+    # a sum over the first axis goes block after block: zeros at its end change nothing
+    return parts.view(num_blocks, num_rows, num_queries, -1).sum(0)

@@ -1,0 +1,30 @@
+"""How much memory the cache may take where nothing is configured."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+CGROUP_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+
+
+def default_kv_mib(device: torch.device) -> float:
+    """Return a quarter of the device's memory (of the container's, where it has a limit).
+
+    Of all memory, not of what is free right now: the number of slots depends on it, and a resumed
+    run must come to the same number.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory / 4 / 2**20
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in CGROUP_LIMITS:
+        try:
+            size = min(size, int(path.read_text()))
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+    return size / 4 / 2**20

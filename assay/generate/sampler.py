@@ -1,0 +1,126 @@
+"""Choose one token a row: inverse CDF over one uniform a row, keyed by what the row is.
+
+A uniform depends on (seed, problem, draw, sibling, position) alone, so a completion is the same
+whatever is sampled beside it, before it and on which machine the row lands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from assay.config import SamplingConfig
+
+SECTION = 128  # tokens summed at once: the CDF of a large vocabulary is walked in two levels
+TOP_P_FIRST = 256  # most likely tokens that are sorted first; more only where they hold too little
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+
+def completion_key(seed: int, problem_id: str, draw: int, sibling: int) -> int:
+    """Return 64 bits that stand for one completion of one run."""
+    name = f"{seed}\0{problem_id}\0{draw}\0{sibling}".encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
+
+
+def uniforms(keys_S: NDArray[np.uint64], positions_S: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return a number in [0, 1) for each (completion key, token position).
+
+    SplitMix64 used as a counter-based generator (Steele, Lea and Flood 2014, fig. 11).
+    """
+    bits = keys_S + (positions_S.astype(np.uint64) + np.uint64(1)) * _GOLDEN
+    bits = (bits ^ (bits >> np.uint64(30))) * _MIX_1
+    bits = (bits ^ (bits >> np.uint64(27))) * _MIX_2
+    bits ^= bits >> np.uint64(31)
+    return (bits >> np.uint64(12)).astype(np.float64) * 2.0**-52
+
+
+def sample(
+    logits_SV: Tensor, uniforms_S: Tensor, sampling: SamplingConfig
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (tokens_S, behavior_logprobs_S, model_logprobs_S).
+
+    Behavior: after temperature and truncation, as sampled. Model: neither. Greedy (temperature 0)
+    samples from a point mass, so its behavior log-probability is 0.
+    """
+    model_SV = logits_SV.float().log_softmax(-1)
+    if sampling.temperature == 0:
+        tokens_S = model_SV.argmax(-1)
+        return tokens_S, torch.zeros_like(model_SV[:, 0]), _pick(model_SV, tokens_S)
+    behavior_SV = model_SV
+    if sampling.temperature != 1.0:
+        behavior_SV = (model_SV / sampling.temperature).log_softmax(-1)
+    if sampling.truncates:
+        behavior_SV = truncate(behavior_SV, sampling)
+    tokens_S = invert_cdf(behavior_SV.exp(), uniforms_S)
+    return tokens_S, _pick(behavior_SV, tokens_S), _pick(model_SV, tokens_S)
+
+
+def truncate(logprobs_SV: Tensor, sampling: SamplingConfig) -> Tensor:
+    """Return the log-probabilities after top-k, top-p and min-p (in that order), renormalized.
+
+    top-p (Holtzman et al. 2020) keeps a token while those above it hold less than p; min-p is
+    relative to the most likely token (Nguyen et al. 2024). Tokens equal to the last one kept stay.
+    """
+    num_tokens = logprobs_SV.shape[-1]
+    top_k = min(sampling.top_k or num_tokens, num_tokens)
+    floor_S1 = torch.full_like(logprobs_SV[:, :1], -math.inf)
+    if top_k < num_tokens:
+        floor_S1 = logprobs_SV.topk(top_k, dim=-1).values[:, -1:]
+    if sampling.top_p < 1.0:
+        floor_S1 = torch.maximum(floor_S1, _top_p_floor(logprobs_SV, sampling.top_p, top_k))
+    if sampling.min_p > 0.0:
+        most_S1 = logprobs_SV.amax(-1, keepdim=True)
+        floor_S1 = torch.maximum(floor_S1, most_S1 + math.log(sampling.min_p))
+    return logprobs_SV.masked_fill(logprobs_SV < floor_S1, -math.inf).log_softmax(-1)
+
+
+def invert_cdf(probs_SV: Tensor, uniforms_S: Tensor) -> Tensor:
+    """Return for each row the first token at which the CDF exceeds its uniform.
+
+    Sums are in float64 and in two levels (sections, then within one), so that the cost is one pass
+    over the vocabulary and no token's share is lost to rounding. A token of probability 0 is never
+    returned.
+    """
+    num_rows, num_tokens = probs_SV.shape
+    num_sections = -(-num_tokens // SECTION)
+    sections = F.pad(probs_SV, (0, num_sections * SECTION - num_tokens))
+    sections = sections.view(num_rows, num_sections, SECTION)
+    mass = sections.sum(-1).double()
+    edges = mass.cumsum(-1)
+    target_S1 = uniforms_S[:, None] * edges[:, -1:]
+    section_S1 = torch.searchsorted(edges, target_S1, right=True).clamp_(max=num_sections - 1)
+    mass_S1 = mass.gather(1, section_S1)
+    share_S1 = (target_S1 - (edges.gather(1, section_S1) - mass_S1)) / mass_S1
+    share_S1 = share_S1.clamp_(0.0, 1.0 - 2.0**-52)
+    row = torch.arange(num_rows, device=probs_SV.device)
+    inner = sections[row, section_S1[:, 0]].double().cumsum(-1)
+    token_S1 = torch.searchsorted(inner, share_S1 * inner[:, -1:], right=True)
+    return (section_S1 * SECTION + token_S1)[:, 0].clamp_(max=num_tokens - 1)
+
+
+def _pick(values_SV: Tensor, tokens_S: Tensor) -> Tensor:
+    return values_SV.gather(1, tokens_S[:, None])[:, 0]
+
+
+def _top_p_floor(logprobs_SV: Tensor, top_p: float, top_k: int) -> Tensor:
+    """Return the smallest log-probability that top-p keeps, among the ``top_k`` most likely."""
+    num_tokens = logprobs_SV.shape[-1]
+    num_sorted = top_k if top_k < num_tokens else min(TOP_P_FIRST, num_tokens)
+    while True:
+        sorted_SV = logprobs_SV.topk(num_sorted, dim=-1).values
+        held_SV = sorted_SV.double().exp().cumsum(-1)
+        if top_k < num_tokens:
+            held_SV = held_SV / held_SV[:, -1:]
+        if num_sorted in (top_k, num_tokens) or bool((held_SV[:, -1] >= top_p).all()):
+            kept_S = (held_SV[:, :-1] < top_p).sum(-1)
+            return sorted_SV.gather(1, kept_S[:, None])
+        num_sorted = min(8 * num_sorted, num_tokens)
