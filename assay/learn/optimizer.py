@@ -108,9 +108,7 @@ class Optimizer:
         """Write moments, master weights and the step count to ``optimizer.safetensors``."""
         tensors, plain = self._state()
         metadata = {"num_steps": str(self.num_steps), "plain": json.dumps(plain)}
-        # Clones, as 8-bit states share lookup tables and safetensors refuses shared memory.
-        copies = {key: tensor.detach().cpu().clone() for key, tensor in tensors.items()}
-        save_file(copies, folder / STATE_FILE, metadata=metadata)
+        save_file(_without_sharing(tensors), folder / STATE_FILE, metadata=metadata)
 
     def load_state(self, folder: Path) -> None:
         """Restore what `save_state` wrote, bit for bit.
@@ -181,6 +179,17 @@ def _make_adamw(parameters: list[Tensor], config: OptimizerConfig) -> torch.opti
     except ImportError as error:
         raise MissingExtra.of("bitsandbytes", "bnb", 'optimizer.name = "adamw_8bit"') from error
     return bitsandbytes.optim.AdamW8bit(groups, **settings)
+
+
+def _without_sharing(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors of which no two share memory (8-bit states share tables), as safetensors asks."""
+    seen: set[int] = set()
+    apart: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        address = tensor.data_ptr()
+        apart[key] = tensor.detach().clone() if address in seen else tensor.detach()
+        seen.add(address)
+    return apart
 
 
 def _read_state(file: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any], int]:

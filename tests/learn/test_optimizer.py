@@ -16,6 +16,13 @@ def small_model(dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3)).to(dtype)
 
 
+def wide_model(dtype: torch.dtype, seed: int = 0) -> nn.Module:
+    """Two matrices of 8192 weights: 8-bit states are kept from 4096 on."""
+    torch.manual_seed(seed)
+    layers = nn.Linear(4, 2048), nn.LayerNorm(2048), nn.Linear(2048, 4)
+    return nn.Sequential(*layers).to(dtype)
+
+
 def learn(model: nn.Module, optimizer: Optimizer, steps: int, seed: int = 1) -> None:
     generator = torch.Generator().manual_seed(seed)
     dtype = next(model.parameters()).dtype
@@ -122,16 +129,24 @@ def test_only_trainable_parameters_are_stepped() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_state_is_restored_bit_for_bit(dtype: torch.dtype, tmp_path: Path) -> None:
-    config = OptimizerConfig(learning_rate=0.01, warmup_steps=3, schedule="cosine")
-    straight = small_model(dtype)
+@pytest.mark.parametrize("name", ["adamw", "adamw_8bit"])
+def test_state_is_restored_bit_for_bit(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    if name == "adamw_8bit":
+        pytest.importorskip("bitsandbytes")
+    config = OptimizerConfig(
+        name=name,  # type: ignore[arg-type]
+        learning_rate=0.01,
+        warmup_steps=3,
+        schedule="cosine",
+    )
+    straight = wide_model(dtype)
     optimizer = Optimizer(straight, config, 8)
     learn(straight, optimizer, 4, seed=1)
     optimizer.save_state(tmp_path)
     saved = weights(straight)
     learn(straight, optimizer, 4, seed=2)
 
-    resumed = small_model(dtype, seed=9)
+    resumed = wide_model(dtype, seed=9)
     with torch.no_grad():
         for parameter, weight in zip(resumed.parameters(), saved, strict=True):
             parameter.copy_(weight)

@@ -267,6 +267,11 @@ def test_a_batch_without_gradient_takes_no_step() -> None:
     assert_same(before, weights(learner.policy), rtol=0, atol=0)
 
 
+def test_an_empty_batch_takes_no_step() -> None:
+    update = learn(a_learner(algorithm("grpo")), make_batch([]))
+    assert update.policy_version == 0 and update.metrics["tokens/trained"] == 0
+
+
 def test_a_gradient_that_is_not_finite_is_skipped_and_counted() -> None:
     learner = a_learner(algorithm("rloo"))
     before = weights(learner.policy)
