@@ -1,0 +1,309 @@
+"""The contract of verifiers: what one is, what it may say, and how several make one verdict.
+
+A verifier looks at one completion (or at a whole group) and returns a `Part`. An expression such as
+``math*1.0 + think_format*0.1`` names the parts and their weights; the first one is the correctness.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from numbers import Real
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from assay.errors import VerifierError, message
+from assay.types import NotJudgedReason, StepScore, Verdict
+from assay.verify.expression import BUILT_IN, Term
+
+MAX_TEXT = 2000  # characters of `extracted` and `detail` that a verdict keeps
+MAX_COMPONENTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class KnownError:
+    """A way in which a verifier is known to be wrong, with an example that is also a test."""
+
+    what: str
+    spec: Mapping[str, Any]
+    completion: str
+    says: Literal["passed", "failed"]
+    should_say: Literal["passed", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one verifier says of one completion, before weights.
+
+    value: what its weight multiplies, any finite number; None when not judged. score: correctness in
+    [0, 1], needed of the first term only; None: the value serves. passed: whether it passed; None:
+    a score of 1 passes.
+    """
+
+    value: float | None
+    score: float | None = None
+    passed: bool | None = None
+    reason: NotJudgedReason | None = None
+    extracted: str | None = None
+    detail: str = ""
+    components: Mapping[str, float] = field(default_factory=dict[str, float])
+    step_scores: tuple[StepScore, ...] = ()
+    seconds: float = 0.0
+
+    @classmethod
+    def not_judged(cls, reason: NotJudgedReason, detail: str, seconds: float = 0.0) -> Part:
+        """Return the part of a verifier that could not do its work."""
+        return cls(None, reason=reason, detail=_text(detail), seconds=seconds)
+
+
+@dataclass(frozen=True, eq=False)
+class Verifier:
+    """A checker and everything that must be known of it.
+
+    judge: ``(problem, completion) -> result`` or, where `takes` is ``group``,
+    ``(problem, group) -> list of results``; a result is whatever `as_part` reads. fields: keys of
+    the spec that it reads. memory_mib: bound on the worker's data while it judges. text_only: it
+    reads a completion's text, think format and finish reason, and neither tokens nor the prompt, so
+    that they need not travel. modules, packages: what the content hash covers.
+    """
+
+    name: str
+    version: int
+    judge: Callable[[Any, Any], Any]
+    takes: Literal["completion", "group"] = "completion"
+    domain: str = ""
+    fields: tuple[str, ...] = ()
+    accepts: str = ""
+    partial_credit: str = "none"
+    hidden_tests: str = "none"
+    memory_mib: int | None = None
+    known_errors: tuple[KnownError, ...] = ()
+    text_only: bool = False
+    modules: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """``name@version``."""
+        return f"{self.name}@{self.version}"
+
+    @cached_property
+    def hash(self) -> str:
+        """Twelve hexadecimal digits over the source of `modules` and the versions of `packages`."""
+        digest = hashlib.sha256()
+        for module in self.modules:
+            digest.update(f"{module}\n".encode() + _source_of(module))
+        for package in self.packages:
+            digest.update(f"{package}=={importlib.metadata.version(package)}\n".encode())
+        return digest.hexdigest()[:12]
+
+
+def resolve(name: str) -> Verifier:
+    """Return a built-in verifier, or the one that ``package.module:object`` names.
+
+    Such an object is a `Verifier`, or a function of ``(problem, completion)`` or of
+    ``(problem, group)``: the second parameter's name tells which. Raises VerifierError.
+    """
+    place, _, pinned = name.partition("@")
+    verifier = _load(BUILT_IN.get(place, place), name)
+    if pinned and pinned != str(verifier.version):
+        raise VerifierError(
+            message("verifier", name, verifier.label, "the version pinned is not the one installed")
+        )
+    return verifier
+
+
+def _load(place: str, name: str) -> Verifier:
+    module_name, _, path = place.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # foreign code runs here
+        raise VerifierError(
+            f"verifier {name}: {module_name} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    for attribute in path.split("."):
+        if not hasattr(found, attribute):
+            raise VerifierError(f"verifier {name}: {module_name} has no {path}")
+        found = getattr(found, attribute)
+    if isinstance(found, Verifier):
+        return found
+    if not callable(found):
+        raise VerifierError(message(f"verifier {name}", type(found).__name__, "a function"))
+    return _of_function(found, name, module_name)
+
+
+def _of_function(function: Callable[..., Any], name: str, module: str) -> Verifier:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if parameters and len(positional) < 2 and not any(p.kind == p.VAR_POSITIONAL for p in parameters):
+        names = ", ".join(p.name for p in parameters)
+        raise VerifierError(
+            message(f"verifier {name}", f"parameters ({names})", "(problem, completion) or (problem, group)")
+        )
+    takes = "group" if len(positional) > 1 and positional[1].name == "group" else "completion"
+    version = getattr(function, "version", 1)
+    return Verifier(
+        name=name.partition("@")[0],
+        version=version if isinstance(version, int) else 1,
+        judge=function,
+        takes=takes,
+        domain=(inspect.getdoc(function) or "").partition("\n")[0],
+        modules=(module,),
+    )
+
+
+def _source_of(module: str) -> bytes:
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+        return b""
+    return Path(spec.origin).read_bytes()
+
+
+def as_part(result: Any, seconds: float = 0.0) -> Part:
+    """Read what a verifier returned: a Part, Verdict, number, bool, dict with ``score``, or None.
+
+    Anything else, NaN and infinity included, is not judged, and the detail says what was returned.
+    """
+    try:
+        part = _as_part(result)
+    except Exception as error:  # the result's own methods may raise
+        return Part.not_judged("error", f"returned {_shown(result)}: {error}", seconds)
+    return _replace_seconds(part, seconds)
+
+
+def _as_part(result: Any) -> Part:
+    if isinstance(result, Part):
+        return result
+    if result is None:
+        return Part.not_judged("unavailable", "the verifier returned None")
+    if isinstance(result, Verdict):
+        return _of_verdict(result)
+    if isinstance(result, Mapping):
+        return _of_mapping(cast("Mapping[str, Any]", result))
+    return Part(_number(result))
+
+
+def _of_verdict(verdict: Verdict) -> Part:
+    if verdict.score is None:
+        return Part.not_judged(verdict.reason or "error", verdict.detail)
+    value = verdict.score if verdict.reward is None else verdict.reward
+    return Part(
+        _number(value),
+        score=_number(verdict.score),
+        passed=verdict.status == "passed",
+        extracted=_optional_text(verdict.extracted),
+        detail=_text(verdict.detail),
+        components=_components(verdict.components),
+        step_scores=tuple(verdict.step_scores),
+    )
+
+
+def _of_mapping(result: Mapping[str, Any]) -> Part:
+    """Read a dict: ``score``, ``extracted``, ``detail``; every other key is a component."""
+    if "score" not in result:
+        raise ValueError('accepted: a dict with the key "score"')
+    if result["score"] is None:
+        return Part.not_judged("unavailable", _text(result.get("detail") or "the score is None"))
+    rest = {k: v for k, v in result.items() if k not in ("score", "extracted", "detail", "components")}
+    return Part(
+        _number(result["score"]),
+        extracted=_optional_text(result.get("extracted")),
+        detail=_text(result.get("detail") or ""),
+        components=_components({**result.get("components", {}), **rest}),
+    )
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, Real) and hasattr(value, "item"):
+        value = value.item()  # numpy and torch scalars
+    if not isinstance(value, Real):
+        raise TypeError("accepted: a number, a dict with score, a Verdict or None")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError("accepted: a finite number")
+    return number
+
+
+def _components(components: Mapping[Any, Any]) -> dict[str, float]:
+    if len(components) > MAX_COMPONENTS:
+        raise ValueError(f"accepted: at most {MAX_COMPONENTS} components")
+    return {_text(str(name))[:100]: _number(value) for name, value in components.items()}
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:  # foreign code runs here
+        text = "a value without a repr"
+    return f"{text[:200]} ({type(value).__name__})"
+
+
+def _text(text: Any) -> str:
+    """Cut a text, and make it one that UTF-8 can hold."""
+    return str(text)[:MAX_TEXT].encode("utf-8", "replace").decode("utf-8")
+
+
+def _optional_text(text: Any) -> str | None:
+    return None if text is None else _text(text)
+
+
+def _replace_seconds(part: Part, seconds: float) -> Part:
+    return Part(
+        part.value,
+        part.score,
+        part.passed,
+        part.reason,
+        _optional_text(part.extracted),
+        _text(part.detail),
+        part.components,
+        part.step_scores,
+        seconds,
+    )
+
+
+def combine(terms: Sequence[Term], parts: Sequence[Part], label: str) -> Verdict:
+    """Return the verdict that weighted parts make.
+
+    Score, status, extracted and detail are those of the first term. reward = sum of weight * value.
+    The whole is not judged when the first part, or a part of nonzero weight, is not.
+    """
+    seconds = math.fsum({id(part): part.seconds for part in parts}.values())
+    components: dict[str, float] = {}
+    for term, part in zip(terms, parts, strict=True):
+        if part.value is not None:
+            name = term.name.partition("@")[0]
+            components[name] = part.value
+            components |= {f"{name}.{key}": value for key, value in part.components.items()}
+    rest: dict[str, Any] = {"components": components, "seconds": seconds}
+    first = parts[0]
+    score = first.value if first.score is None else first.score
+    if score is not None and not 0.0 <= score <= 1.0:
+        detail = f"{terms[0].name}: returned {score}; accepted: a correctness from 0 to 1"
+        return Verdict.not_judged("error", label, detail=detail, **rest)
+    for index, (term, part) in enumerate(zip(terms, parts, strict=True)):
+        if part.value is None and (term.weight or index == 0):
+            detail = f"{term.name}: {part.detail}" if len(parts) > 1 else part.detail
+            return Verdict.not_judged(part.reason or "error", label, detail=detail, **rest)
+    assert score is not None
+    values = (term.weight * (part.value or 0.0) for term, part in zip(terms, parts, strict=True))
+    passed = score >= 1.0 if first.passed is None else first.passed
+    return Verdict(
+        score=score,
+        status="passed" if passed else "failed",
+        verifier=label,
+        reward=math.fsum(values),
+        step_scores=first.step_scores,
+        extracted=first.extracted,
+        detail=first.detail,
+        **rest,
+    )

@@ -1,0 +1,120 @@
+"""Verifier expressions: ``math*1.0 + think_format*0.1`` as terms, with complaints that say where."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from assay.errors import VerifierError
+
+# Where each built-in verifier is defined; anything else is named as package.module:object.
+BUILT_IN = {
+    "math": "assay.verify.math_answer:MATH",
+    "think_format": "assay.verify.text_format:THINK_FORMAT",
+}
+
+_TOKEN = re.compile(
+    r"""\s*(?:
+    (?P<name>[A-Za-z_][\w.]*(?::[A-Za-z_][\w.]*)?(?:@\d+)?)
+    |(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)
+    |(?P<sign>[+*-])
+    |(?P<other>\S))""",
+    re.VERBOSE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One verifier of an expression, and its weight."""
+
+    name: str
+    weight: float = 1.0
+
+
+@lru_cache(maxsize=1024)
+def parse_expression(text: str) -> tuple[Term, ...]:
+    """Return the terms of a weighted sum; the first is the correctness.
+
+    A term is ``name``, ``name*number`` or ``number*name``; a name is a built-in verifier, optionally
+    pinned to a version (``math@1``), or ``package.module:object``. Raises VerifierError, whose
+    message names the column.
+    """
+    return _Parser(text).terms()
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tokens = [
+            (match.lastgroup or "", match[match.lastgroup or 0], match.start(match.lastgroup or 0))
+            for match in _TOKEN.finditer(text)
+        ]
+        self.index = 0
+
+    def terms(self) -> tuple[Term, ...]:
+        found = [self._term(self._leading_sign())]
+        while self.index < len(self.tokens):
+            if self._peek()[1] not in ("+", "-"):
+                self._fail("+, - or the end")
+            sign = -1.0 if self._next()[1] == "-" else 1.0
+            found.append(self._term(sign * self._leading_sign()))
+        return tuple(found)
+
+    def _leading_sign(self) -> float:
+        if self._peek()[1] not in ("+", "-"):
+            return 1.0
+        return -1.0 if self._next()[1] == "-" else 1.0
+
+    def _term(self, sign: float) -> Term:
+        names: list[str] = []
+        weight = sign
+        while True:
+            kind, token, _ = self._peek()
+            if kind == "number":
+                weight *= float(token)
+            elif kind == "name" and not names:
+                self._check_name(token)
+                names.append(token)
+            else:
+                self._fail("a number" if names else "a verifier's name or a number")
+            self._next()
+            if self._peek()[1] == "*":
+                self._next()
+            elif not names:
+                self._fail("* and a verifier's name")
+            elif not math.isfinite(weight):
+                self.index -= 1
+                self._fail("a finite weight")
+            else:
+                return Term(names[0], weight + 0.0)
+
+    def _check_name(self, token: str) -> None:
+        name = token.partition("@")[0]
+        if name in BUILT_IN or ":" in name:
+            return
+        nearest = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.5)
+        self._fail(
+            f"{', '.join(BUILT_IN)} or package.module:object",
+            f"did you mean {nearest[0]}?" if nearest else "",
+        )
+
+    def _peek(self) -> tuple[str, str, int]:
+        if self.index < len(self.tokens):
+            return self.tokens[self.index]
+        return "end", "", len(self.text)
+
+    def _next(self) -> tuple[str, str, int]:
+        token = self._peek()
+        self.index += 1
+        return token
+
+    def _fail(self, accepted: str, remedy: str = "") -> None:
+        kind, token, start = self._peek()
+        found = "the end" if kind == "end" else repr(token)
+        end = f"; {remedy}" if remedy else ""
+        raise VerifierError(
+            f"verifier {self.text!r} column {start + 1}: found {found}; accepted: {accepted}{end}"
+        )

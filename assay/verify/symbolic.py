@@ -1,0 +1,259 @@
+"""Equality of symbolic answers: math-verify beneath, with its known faults fixed in front of it.
+
+math-verify's own time limits (signals) are off: the worker that runs this is killed from outside.
+Its comparison of numbers is replaced, because it rounds to an absolute number of decimals, which
+takes 1/2004! for 1/2006! and 1e-7 for 0. Nothing here evaluates Python; sizes are bounded before
+sympy sees a text.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+from functools import lru_cache
+from typing import Any
+
+MAX_LENGTH = 2000
+MAX_DEPTH = 40
+MAX_DIGITS = 400
+MAX_EXPONENT = 10_000
+MAX_FACTORIAL = 5_000
+PRECISION = 40  # decimal digits of numeric comparison
+CLOSE = 1e-30  # relative difference of exact numbers that are the same
+FLOAT_CLOSE = 1e-12
+ROUNDED_CLOSE = 1.001e-6  # a decimal against a number that it cannot hold
+
+_EXPONENT = re.compile(r"\^\s*\{?\s*[+-]?\s*(\d+)")
+_FACTORIAL = re.compile(r"(\d+)\s*!|([)\]}!])\s*!")
+_TOWER = re.compile(r"\^\s*\{?\s*\(?\s*\d+\s*\)?\s*\^|\^\s*\{[^{}]*\d\s*\^|[)}]\s*\^\s*\{?\s*\d\d\d")
+_TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)")
+_DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*°")
+_BINOMIAL = re.compile(r"\\[dt]?binom\s*\{?\s*(\d+)")
+
+
+def too_big(text: str) -> str:
+    """Return why a text must not be handed to sympy, or an empty string."""
+    if len(text) > MAX_LENGTH:
+        return f"longer than {MAX_LENGTH} characters"
+    if re.search(rf"\d{{{MAX_DIGITS}}}", text):
+        return f"a number of {MAX_DIGITS} digits or more"
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        deepest = max(deepest, depth)
+    if deepest > MAX_DEPTH or text.count("\\frac") > MAX_DEPTH or text.count("\\sqrt") > MAX_DEPTH:
+        return "nested too deeply"
+    if any(len(e) > 9 or int(e) > MAX_EXPONENT for e in _EXPONENT.findall(text)):
+        return f"an exponent above {MAX_EXPONENT}"
+    if _power_depth(text) > 2 or (_TOWER.search(text) and any(int(e) > 6 for e in _EXPONENT.findall(text))):
+        return "a tower of powers"
+    for number, closing in _FACTORIAL.findall(text):
+        if closing or len(number) > 9 or int(number) > MAX_FACTORIAL:
+            return f"a factorial above {MAX_FACTORIAL}"
+    if any(len(n) > 9 or int(n) > MAX_EXPONENT for n in _BINOMIAL.findall(text)):
+        return f"a binomial above {MAX_EXPONENT}"
+    return ""
+
+
+def _power_depth(text: str) -> int:
+    """Return how many exponents stand inside one another."""
+    opened: list[bool] = []
+    deepest = 0
+    for position, character in enumerate(text):
+        if character == "{":
+            opened.append(text[:position].rstrip().endswith("^"))
+            deepest = max(deepest, sum(opened))
+        elif character == "}" and opened:
+            opened.pop()
+    return deepest
+
+
+def same_expression(gold: str, text: str) -> bool:
+    """Whether two canonical answers denote the same mathematical object."""
+    if too_big(gold) or too_big(text):
+        return False
+    expected, found = parse_latex(gold), parse_latex(text)
+    if expected is None or found is None:
+        return False
+    return _grader().verify(
+        expected, found, timeout_seconds=None, strict=True, allow_set_relation_comp=True
+    )
+
+
+@lru_cache(maxsize=1024)
+def parse_latex(text: str) -> Any:
+    """Return the sympy object of a canonical answer, or None where it is no mathematics."""
+    from latex2sympy2_extended import NormalizationConfig
+    from math_verify import LatexExtractionConfig, parse
+
+    _grader()
+    # Units are taken off before: math-verify's own list would read the variable in 3c as one.
+    normalization = NormalizationConfig(
+        basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
+    )
+    config = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=normalization)
+    if _TRIGONOMETRIC.search(text):
+        text = _DEGREES.sub(r"(\1\\pi/180)", text)
+    found = parse(
+        f"$${text.replace('°', '').replace('%', '')}$$",
+        extraction_config=[config],
+        fallback_mode="no_fallback",
+        parsing_timeout=None,  # type: ignore[arg-type]
+    )
+    return _plain_symbols(found[0]) if found else None
+
+
+def _plain_symbols(expression: Any) -> Any:
+    """Read i as the imaginary unit, and other symbols as real ones: math-verify makes them all complex."""
+    from sympy import I, Symbol
+
+    try:
+        symbols = expression.free_symbols
+        if all(symbol.is_real for symbol in symbols):
+            return expression
+        return expression.xreplace(
+            {s: I if s.name == "i" else Symbol(s.name, real=True) for s in symbols}
+        )
+    except Exception:  # sympy raises many kinds for what it cannot rebuild
+        return expression
+
+
+def same_union(gold: list[str], found: list[str]) -> bool:
+    """Whether two unions of intervals and inequalities hold the same real numbers."""
+    if any(too_big(text) for text in (*gold, *found)):
+        return False
+    from sympy import Union
+
+    sets = [[_as_set(text) for text in side] for side in (gold, found)]
+    if any(each is None for side in sets for each in side):
+        return False
+    expected, answered = (Union(*side) for side in sets)
+    try:
+        return bool(expected.symmetric_difference(answered).is_empty)
+    except Exception:  # as above
+        return False
+
+
+def _as_set(text: str) -> Any:
+    from sympy import Expr, FiniteSet, Set
+
+    expression = parse_latex(text)
+    try:
+        if isinstance(expression, Set):
+            return expression
+        if isinstance(expression, Expr):
+            return FiniteSet(expression)
+        return _grader().unwrap_fcs(expression).as_set()
+    except Exception:  # as above
+        return None
+
+
+@lru_cache(maxsize=1)
+def _grader() -> Any:
+    """Import math-verify, silence it, and put exact comparisons in place of its rounding ones."""
+    from math_verify import grader
+
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+    logging.getLogger("latex2sympy2_extended").setLevel(logging.CRITICAL)
+    grader.sympy_numeric_eq = _same_value
+    grader.sympy_symbolic_eq = _same_formula
+    return grader
+
+
+def _same_value(a: Any, b: Any, float_rounding: int = 0, numeric_precision: int = 0) -> bool:
+    """Compare two constants, or two matrices, by relative difference; formulas are left to the next stage."""
+    from sympy import Expr, MatrixBase, MatrixExpr
+
+    matrices = (MatrixBase, MatrixExpr)
+    if isinstance(a, matrices) or isinstance(b, matrices):
+        a, b = _done(a), _done(b)
+        if not (isinstance(a, MatrixBase) and isinstance(b, MatrixBase)) or a.shape != b.shape:
+            return False
+        pairs = zip(a.flat(), b.flat(), strict=True)
+        return all(_same_value(x, y) or _same_formula(x, y) for x, y in pairs)
+    if not isinstance(a, Expr) or not isinstance(b, Expr) or a.free_symbols or b.free_symbols:
+        return False
+    return bool(_compare_at(a, b, {}))
+
+
+def _same_formula(a: Any, b: Any) -> bool:
+    """Compare two formulas: at random points first (cheap, and decisive where they differ), then by algebra."""
+    from sympy import Expr, MatrixBase, simplify
+
+    if isinstance(a, MatrixBase) or isinstance(b, MatrixBase):
+        return False  # compared entry by entry before
+    if not isinstance(a, Expr) or not isinstance(b, Expr):
+        return False
+    symbols = sorted(a.free_symbols | b.free_symbols, key=str)
+    if not symbols and _compare_at(a, b, {}) is False and not (_is_tiny(a) or _is_tiny(b)):
+        return False
+    outcomes = [_compare_at(a, b, point) for point in _points(symbols)] if symbols else []
+    if any(outcome is False for outcome in outcomes):
+        return False
+    if sum(outcome is True for outcome in outcomes) >= 6:
+        return True
+    difference = simplify(_done(a) - _done(b))
+    return bool(difference.is_zero)
+
+
+def _points(symbols: list[Any]) -> list[dict[Any, Any]]:
+    """Return eight points, the same ones every time: positive and mixed signs, large and small."""
+    from sympy import Rational
+
+    draw = random.Random(20240607)
+    return [
+        {
+            symbol: Rational(draw.randint(1, 997), draw.choice((101, 211, 997)))
+            * (1 if n % 2 == 0 else draw.choice((-1, 1)))
+            for symbol in symbols
+        }
+        for n in range(8)
+    ]
+
+
+def _compare_at(a: Any, b: Any, point: dict[Any, Any]) -> bool | None:
+    """Compare the values at a point; None where one of them has no finite value there."""
+    from sympy import Float
+
+    if point:
+        a, b = a.subs(point), b.subs(point)
+    floats_a, floats_b = bool(a.atoms(Float)), bool(b.atoms(Float))
+    x, y = _complex(a), _complex(b)
+    if x is None or y is None:
+        return None
+    scale = abs(x)
+    if not scale or not abs(y):
+        return bool(scale == abs(y))
+    difference = abs(x - y) / scale
+    if floats_a and floats_b:
+        return bool(difference <= FLOAT_CLOSE)
+    if floats_a or floats_b:
+        return bool(difference <= (FLOAT_CLOSE if point else ROUNDED_CLOSE))
+    return bool(difference <= CLOSE)
+
+
+def _complex(expression: Any) -> Any:
+    """Return a number of `PRECISION` digits, or None."""
+    try:
+        value = _done(expression).evalf(PRECISION)
+        real, imaginary = value.as_real_imag()
+        if not (real.is_Number and imaginary.is_Number and value.is_finite):
+            return None
+    except Exception:  # sympy raises many kinds for what it cannot evaluate
+        return None
+    return value
+
+
+def _is_tiny(expression: Any) -> bool:
+    """Whether a value is so small that it may be zero in disguise."""
+    value = _complex(expression)
+    return value is None or bool(abs(value) < CLOSE)
+
+
+def _done(expression: Any) -> Any:
+    try:
+        return expression.doit()
+    except Exception:  # as math-verify does: an object that cannot be evaluated is compared as it is
+        return expression
+
