@@ -42,7 +42,8 @@ class PromptRenderer:
         max_prompt_tokens: int | None = None,
     ) -> None:
         self.tokenizer = tokenizer
-        self.max_prompt_tokens = max_prompt_tokens
+        limits = [limit for limit in (max_prompt_tokens, data.max_prompt_tokens) if limit]
+        self.max_prompt_tokens = min(limits, default=None)
         self._data = data
         has_template = bool(tokenizer.chat_template)
         self.template = data.template or ("chat" if has_template else "base")
@@ -122,7 +123,9 @@ class PromptRenderer:
         tokens = self._encode_prompt(text)
         limit = self.max_prompt_tokens
         if limit is not None and len(tokens) > limit:
-            remedy = "shorten it, raise data.max_prompt_tokens, or set data.on_bad_row = 'skip'"
+            by_config = limit == self._data.max_prompt_tokens
+            change = "raise data.max_prompt_tokens" if by_config else "lower sampling.max_tokens"
+            remedy = f"shorten it, {change}, or set data.on_bad_row = 'skip'"
             found, accepted = f"{len(tokens)} tokens", f"at most {limit} tokens"
             raise DataError(message(f"{where} prompt", found, accepted, remedy))
         if not tokens:

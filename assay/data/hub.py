@@ -56,7 +56,7 @@ def open_hub(text: str) -> HubRows:
         rows = datasets.load_dataset(path, config, split=split, revision=revision)
     except DataError:
         raise
-    except Exception as error:  # offline, unknown name, wrong split: each has its own type there
+    except Exception as error:  # of `datasets`, where each cause has its own type
         raise DataError(f"{text}: cannot be loaded ({cause(error)}); accepted: {_FORM}") from error
     return HubRows(text, rows)
 

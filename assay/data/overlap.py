@@ -16,8 +16,10 @@ NGRAM = 8
 MAX_NAMED = 5
 
 # A number keeps its separators (3.5 is not 35); a letter of a script without spaces is a word.
-_WORD = re.compile(r"\d+(?:[.,]\d+)*|[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\d_]+|[^\w\s]|_")
-_PASSED_OVER = frozenset(".,;?")  # other marks carry meaning in mathematics: + - ! ' : $
+# Only . , ; ? are passed over: other marks carry meaning in mathematics (+ - ! ' : $).
+_WORD = re.compile(
+    r"\d+(?:[.,]\d+)*|[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\d_]+|[^\w\s.,;?]|_"
+)
 _QUOTES = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"'})
 
 
@@ -129,8 +131,9 @@ def normalize(problem: Problem) -> tuple[str, ...]:
     text = problem.prompt
     if not isinstance(text, str):
         text = "\n".join(turn["content"] for turn in text if turn["role"] != "system")
-    words = _WORD.findall(text.casefold().translate(_QUOTES))
-    return tuple(word for word in words if word not in _PASSED_OVER)
+    if not text.isascii():
+        text = text.translate(_QUOTES)
+    return tuple(_WORD.findall(text.casefold()))
 
 
 def holds_own_answer(problem: Problem) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
@@ -30,6 +31,10 @@ class ParquetRows:
             ) from error
         self._starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
         self._cache: OrderedDict[int, pa.Table] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ParquetRows, (self.label,)
 
     def scan(self) -> Iterator[tuple[int, int, Any]]:
         """Yield (index, row number from 1, row)."""
@@ -47,7 +52,9 @@ class ParquetRows:
         """Return the row at an index."""
         group = int(np.searchsorted(self._starts, position, side="right")) - 1
         offset = position - int(self._starts[group])
-        return self._group(group).slice(offset, 1).to_pylist()[0]
+        with self._lock:
+            table = self._group(group)
+        return table.slice(offset, 1).to_pylist()[0]
 
     def parse(self, raw: Any, where: str) -> Any:
         """Return the row itself."""

@@ -42,7 +42,7 @@ class RowSet(Sequence[Row], Generic[Row]):
         self.num_skipped = 0
 
     def __len__(self) -> int:
-        return self._ends[-1] if self._chosen is None else len(self._chosen)
+        return (self._ends or [0])[-1] if self._chosen is None else len(self._chosen)
 
     @overload
     def __getitem__(self, index: int) -> Row: ...
