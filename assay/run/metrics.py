@@ -17,6 +17,7 @@ import numpy as np
 from assay.types import Group, Verdict
 
 TIMING_PREFIXES = ("time/", "speed/", "memory/")
+_NO_SPEED = ("checkpoint", "evaluate", "record", "load_policy")
 
 
 def is_timing(key: str) -> bool:
@@ -129,7 +130,7 @@ def timing_metrics(
     metrics["time/elapsed"] = elapsed_seconds
     if num_tokens:
         for name, value in {**phases, "step": step_seconds}.items():
-            if value > 0 and name not in ("checkpoint", "evaluate"):
+            if value > 0 and name not in _NO_SPEED:
                 metrics[f"speed/{name}"] = num_tokens / value
     return metrics
 
