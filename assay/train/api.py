@@ -139,7 +139,7 @@ def dry_run(config: Configured, *, overrides: Sequence[str] = ()) -> DryRun:
             row = choose_algorithm(settings)
             opened = open_problems(settings, bench.renderer)
             rows = [opened.train[0]]
-            layout = choose_layout(settings, bench)
+            layout = choose_layout(settings, bench, opened.train)
             notes = [*opened.notes, f"{row.name}: {row.paper}, {row.equation}", layout.reason]
             completions = settings.rl.num_prompts * settings.rl.group_size
             notes.append(f"{settings.rl.steps} steps of {completions} completions")

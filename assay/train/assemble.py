@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -14,19 +13,17 @@ from assay.data.chat import PromptRenderer, keep_fitting
 from assay.data.overlap import check_overlap
 from assay.data.problems import ProblemSet, load_problems
 from assay.errors import ModelError, message
-from assay.generate.base import Generator
 from assay.generate.engine import Engine
 from assay.learn.algorithms import Algorithm, algorithm, check_group_size
 from assay.learn.update import Learner
 from assay.model.load import LoadedModel, load_model
 from assay.model.packing import Layout
 from assay.model.probe import LayoutChoice, probe_layouts
-from assay.run.timing import PhaseClock
-from assay.train.evaluate import Judge
-from assay.types import Group, GroupStream, Problem, Verdict
+from assay.types import Problem
 from assay.verify.service import VerifierService
 
 Event = Callable[..., None]
+PROBED_PROMPTS = 16
 
 
 @dataclass(frozen=True)
@@ -125,9 +122,17 @@ def choose_algorithm(config: TrainConfig) -> Algorithm:
     return row
 
 
-def choose_layout(bench: Bench) -> LayoutChoice:
-    """Prove on the loaded model that shared prompts equal plain ones; fall back where they do not."""
-    return probe_layouts(bench.loaded.model)
+def choose_layout(config: TrainConfig, bench: Bench, problems: Sequence[Problem]) -> LayoutChoice:
+    """Prove on the loaded model that shared prompts equal plain ones, and choose for this run's shape."""
+    assert config.rl is not None
+    first = [problems[n] for n in range(min(PROBED_PROMPTS, len(problems)))]
+    lengths = sorted(len(bench.renderer.render(problem).tokens) for problem in first)
+    return probe_layouts(
+        bench.loaded.model,
+        prompt_length=lengths[len(lengths) // 2],
+        completion_length=config.sampling.max_tokens // 2,
+        group_size=config.rl.group_size,
+    )
 
 
 def make_learner(
@@ -140,9 +145,7 @@ def make_learner(
     """Return the learner of the configured stage; supervised learning has no algorithm."""
     stage = config.rl or config.sft
     assert stage is not None
-    passes = {}
-    if config.rl is not None:
-        passes = {"epochs": config.rl.epochs, "num_minibatches": config.rl.num_minibatches}
+    rl = config.rl
     return Learner(
         bench.loaded.model,
         row or algorithm("dr_grpo", max_tokens=config.sampling.max_tokens),
@@ -152,52 +155,12 @@ def make_learner(
         layout=layout,
         max_tokens_per_micro_batch=stage.max_tokens_per_micro_batch,
         activation_checkpointing=config.model.activation_checkpointing,
+        epochs=rl.epochs if rl else 1,
+        num_minibatches=rl.num_minibatches if rl else 1,
         seed=config.run.seed,
-        **passes,
     )
 
 
 def num_updates(rl: RLConfig) -> int:
     """Return the optimizer steps of a whole run, which its learning rate schedule spans."""
     return rl.steps * rl.epochs * rl.num_minibatches
-
-
-class TimedGenerator:
-    """A generator whose time is counted as the phase ``generate``, also while others consume it."""
-
-    def __init__(self, generator: Generator, clock: PhaseClock) -> None:
-        self._generator = generator
-        self._clock = clock
-
-    def generate(self, problems: Sequence[Problem], sampling: Any, group_size: int) -> GroupStream:
-        """Return the generator's stream, with every wait for its next group counted."""
-        with self._clock.phase("generate"):
-            stream = self._generator.generate(problems, sampling, group_size)
-        return GroupStream(self._timed(stream), len(problems))
-
-    def load_policy(self, policy: Any, version: int) -> None:
-        """Pass the policy on."""
-        with self._clock.phase("load_policy"):
-            self._generator.load_policy(policy, version)
-
-    def _timed(self, stream: GroupStream) -> Iterator[tuple[int, Group]]:
-        arrivals = stream.as_finished()
-        while True:
-            with self._clock.phase("generate"):
-                arrival = next(arrivals, None)
-            if arrival is None:
-                return
-            yield arrival
-
-
-class TimedVerifiers:
-    """Verifiers whose own time, without the generation that they wait for, is counted as ``verify``."""
-
-    def __init__(self, verifiers: Judge, clock: PhaseClock) -> None:
-        self._verifiers = verifiers
-        self._clock = clock
-
-    def judge(self, groups: GroupStream | Sequence[Group]) -> Sequence[tuple[Verdict, ...]]:
-        """Judge the groups."""
-        with self._clock.phase("verify"):
-            return self._verifiers.judge(groups)

@@ -1,8 +1,11 @@
-"""Replay of a killed run's unfinished steps: what the rollout log holds is neither sampled nor judged again."""
+"""A run's generator and verifiers: timed, and never asked again for what the rollout log holds.
+
+A killed run replays the logged groups and verdicts of its unfinished step; nothing in the loop knows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,14 +26,19 @@ class LoggedGroups(GroupStream):
         self.verdicts = [verdicts for _, verdicts in logged]
 
 
-class ReplayGenerator:
-    """A generator that looks into the rollout log of the step at hand first."""
+class RunGenerator:
+    """Looks into the rollout log of the step at hand, then generates; counted as ``time/generate``."""
 
     def __init__(self, generator: Generator, run: Run) -> None:
         self.generator = generator
         self._run = run
         self._step = 0
         self._logged: dict[str, Logged] = {}
+
+    @property
+    def policy_version(self) -> int:
+        """The version of the policy that is sampled from."""
+        return self.generator.policy_version
 
     def generate(
         self, problems: Sequence[Problem], sampling: SamplingConfig, group_size: int
@@ -39,11 +47,24 @@ class ReplayGenerator:
         logged = self._read_step()
         if all(problem.group_id in logged for problem in problems):
             return LoggedGroups([_with_spec(logged[one.group_id], one) for one in problems])
-        return self.generator.generate(problems, sampling, group_size)
+        with self._run.phase("generate"):
+            stream = self.generator.generate(problems, sampling, group_size)
+        return GroupStream(self._timed(stream), len(problems))
 
-    def load_policy(self, policy: Any, version: int) -> None:
+    def load_policy(self, policy: Any, version: int | None = None) -> None:
         """Pass the policy on."""
-        self.generator.load_policy(policy, version)
+        with self._run.phase("load_policy"):
+            self.generator.load_policy(policy, version)
+
+    def _timed(self, stream: GroupStream) -> Iterator[tuple[int, Group]]:
+        """Count every wait for the next group, also while verifiers consume the stream."""
+        arrivals = stream.as_finished()
+        while True:
+            with self._run.phase("generate"):
+                arrival = next(arrivals, None)
+            if arrival is None:
+                return
+            yield arrival
 
     def _read_step(self) -> dict[str, Logged]:
         if self._step != self._run.step + 1:
@@ -60,14 +81,16 @@ def _with_spec(logged: Logged, problem: Problem) -> Logged:
     return replace(group, problem=problem), verdicts
 
 
-class ReplayVerifiers:
-    """Verifiers that pass over groups which were judged before the run was killed."""
+class RunVerifiers:
+    """Passes over groups that were judged before the run was killed; counted as ``time/verify``."""
 
-    def __init__(self, verifiers: Judge) -> None:
+    def __init__(self, verifiers: Judge, run: Run) -> None:
         self.verifiers = verifiers
+        self._run = run
 
     def judge(self, groups: GroupStream | Sequence[Group]) -> Sequence[tuple[Verdict, ...]]:
         """Return the logged verdicts of logged groups, and judge all others."""
         if isinstance(groups, LoggedGroups):
             return groups.verdicts
-        return self.verifiers.judge(groups)
+        with self._run.phase("verify"):
+            return self.verifiers.judge(groups)

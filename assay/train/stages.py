@@ -15,8 +15,6 @@ from assay.run.directory import Run
 from assay.run.guard import Guard
 from assay.train.assemble import (
     Bench,
-    TimedGenerator,
-    TimedVerifiers,
     choose_algorithm,
     choose_layout,
     make_learner,
@@ -26,7 +24,7 @@ from assay.train.assemble import (
     open_problems,
 )
 from assay.train.evaluate import evaluate
-from assay.train.replay import ReplayGenerator, ReplayVerifiers
+from assay.train.replay import RunGenerator, RunVerifiers
 from assay.train.rl import Loop, train_step
 from assay.train.sft import SFTLoop, TraceSchedule, sft_step, trace_groups
 from assay.types import Problem
@@ -55,7 +53,7 @@ def run_rl(config: TrainConfig, source: Source) -> Path:
         events = EventRelay()
         bench = open_bench(config, stack, events)
         problems = open_problems(config, bench.renderer)
-        layout = choose_layout(bench)
+        layout = choose_layout(config, bench, problems.train)
         learner = make_learner(config, bench, num_updates(config.rl), algorithm, layout.layout)
         curriculum = Curriculum(problems.train, config.run.seed)
         run = stack.enter_context(open_run(config, source, bench, config.rl.steps))
@@ -64,15 +62,13 @@ def run_rl(config: TrainConfig, source: Source) -> Path:
         for note in (*problems.notes, layout.reason):
             run.note(note)
         run.event("assembled", layout=asdict(layout), slots=bench.generator.num_slots)
-        generator = TimedGenerator(bench.generator, run.clock)
-        verifiers = TimedVerifiers(bench.verifiers, run.clock)
-        generator.load_policy(learner.policy, learner.policy_version)
+        bench.generator.load_policy(learner.policy, learner.policy_version)
         if run.step == 0:
             check_cold_start(run, bench, problems.train)
         loop = Loop(
             curriculum=curriculum,
-            generator=ReplayGenerator(generator, run),
-            verifiers=ReplayVerifiers(verifiers),
+            generator=RunGenerator(bench.generator, run),
+            verifiers=RunVerifiers(bench.verifiers, run),
             run=run,
             learner=learner,
             guard=Guard(config.guard),

@@ -1,0 +1,166 @@
+"""Log-probabilities and entropies of completion tokens, without ever holding [T, V] logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from assay.errors import ModelError, message
+from assay.model.packing import Layout, MicroBatch
+
+LOGITS_AT_ONCE = 2**24
+"""Logits that are held at one time, 64 MiB in float32: memory does not grow with T times V."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenStats:
+    """Of each completion token: its log-probability, and the entropy it was drawn from (nats)."""
+
+    logprobs_T: Tensor
+    entropy_T: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """A model's last step, from hidden states to logits: softcap(scale * (h W' + b))."""
+
+    weight_VD: Tensor
+    bias_V: Tensor | None
+    scale: float
+    softcap: float | None
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Head:
+        """Return the head of a Hugging Face causal model; raises ModelError for one of another form."""
+        inner = unwrap(model)
+        linear = inner.get_output_embeddings()
+        if type(linear) is not nn.Linear:
+            found = f"an output head of type {type(linear).__name__}"
+            raise ModelError(message(type(inner).__name__, found, "a plain linear output head"))
+        config = inner.config.get_text_config()
+        scale = getattr(config, "logit_scale", None) or 1.0  # Cohere
+        scale /= getattr(config, "logits_scaling", None) or 1.0  # Granite
+        softcap = getattr(config, "final_logit_softcapping", None)  # Gemma 2
+        return cls(linear.weight, linear.bias, scale, softcap)
+
+
+def unwrap(model: nn.Module) -> Any:
+    """Return the causal model inside adapters; its layers still hold them."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore
+
+
+def token_logprobs(
+    model: nn.Module,
+    micro_batch: MicroBatch,
+    *,
+    temperature: float,
+    layout: Layout,
+    logits_at_once: int = LOGITS_AT_ONCE,
+) -> TokenStats:
+    """Score a micro-batch's completion tokens under ``model`` at ``temperature``; float32, [T] each.
+
+    Both results carry gradient. The head is applied to predicting positions only, some tokens at a
+    time, and its logits are computed again in the backward pass.
+    """
+    inputs = micro_batch.inputs(layout)
+    decoder: Any = unwrap(model).get_decoder()
+    extra = {} if inputs.position_ids is None else {"position_ids": inputs.position_ids}
+    output = decoder(input_ids=inputs.tokens, attention_mask=inputs.mask, use_cache=False, **extra)
+    hidden_TD = output.last_hidden_state.flatten(0, 1).index_select(0, inputs.predict_T)
+    head = Head.of(model)
+    logprobs_T, entropy_T = _HeadLogprobs.apply(  # pyright: ignore
+        hidden_TD,
+        head.weight_VD,
+        head.bias_V,
+        micro_batch.batch.tokens_T,
+        head.scale,
+        head.softcap,
+        temperature,
+        max(1, logits_at_once // len(head.weight_VD)),
+    )
+    return TokenStats(logprobs_T, entropy_T)
+
+
+class _HeadLogprobs(torch.autograd.Function):
+    """log p(token) and H(p), p = softmax(softcap(scale * (h W' + b)) / temperature), by chunks of tokens.
+
+    With g the gradient of log p(token) and e that of H, the gradient of logit j is
+    g ([j = token] - p_j) - e p_j (log p_j + H).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_TD: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        tokens_T: Tensor,
+        scale: float,
+        softcap: float | None,
+        temperature: float,
+        chunk: int,
+    ) -> tuple[Tensor, Tensor]:
+        logprobs, entropies, normalizers = [], [], []
+        for hidden, tokens in zip(hidden_TD.split(chunk), tokens_T.split(chunk), strict=True):
+            scaled = _logits(hidden, weight_VD, bias_V, scale, softcap) / temperature
+            normalizer = scaled.logsumexp(-1)
+            chosen = scaled.gather(-1, tokens[:, None])[:, 0]
+            scaled -= normalizer[:, None]
+            logprobs.append(chosen - normalizer)
+            entropies.append(-(scaled.exp() * scaled).sum(-1))
+            normalizers.append(normalizer)
+        empty = hidden_TD.new_zeros(0, dtype=torch.float32)
+        logprobs_T, entropy_T, normalizer_T = (
+            torch.cat(parts) if parts else empty for parts in (logprobs, entropies, normalizers)
+        )
+        ctx.save_for_backward(hidden_TD, weight_VD, bias_V, tokens_T, normalizer_T, entropy_T)
+        ctx.settings = (scale, softcap, temperature, chunk)
+        return logprobs_T, entropy_T
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        hidden_TD, weight_VD, bias_V, tokens_T, normalizer_T, entropy_T = ctx.saved_tensors
+        scale, softcap, temperature, chunk = ctx.settings
+        grad_logprobs_T, grad_entropy_T = gradients
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        grad_hidden_TD = torch.empty_like(hidden_TD) if needs_hidden else None
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if needs_weight else None
+        grad_bias_V = torch.zeros_like(bias_V, dtype=torch.float32) if needs_bias else None
+        for first in range(0, len(hidden_TD), chunk):
+            part = slice(first, first + chunk)
+            logits = _logits(hidden_TD[part], weight_VD, bias_V, scale, softcap)
+            logprobs = logits / temperature - normalizer_T[part, None]
+            probs = logprobs.exp()
+            gain = grad_logprobs_T[part, None]
+            grad = -probs * (gain + grad_entropy_T[part, None] * (logprobs + entropy_T[part, None]))
+            grad.scatter_add_(-1, tokens_T[part, None], gain)
+            grad *= scale / temperature
+            if softcap is not None:
+                grad *= 1 - (logits / softcap).square()
+            grad = grad.to(weight_VD.dtype)
+            if grad_hidden_TD is not None:
+                grad_hidden_TD[part] = grad @ weight_VD
+            if grad_weight_VD is not None:
+                grad_weight_VD += grad.T @ hidden_TD[part]
+            if grad_bias_V is not None:
+                grad_bias_V += grad.sum(0)
+        if grad_weight_VD is not None:
+            grad_weight_VD = grad_weight_VD.to(weight_VD.dtype)
+        if grad_bias_V is not None:
+            grad_bias_V = grad_bias_V.to(bias_V.dtype)
+        return grad_hidden_TD, grad_weight_VD, grad_bias_V, None, None, None, None, None
+
+
+def _logits(
+    hidden_TD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, scale: float, softcap: float | None
+) -> Tensor:
+    logits_TV = F.linear(hidden_TD, weight_VD, bias_V).float()
+    if scale != 1.0:
+        logits_TV *= scale
+    if softcap is not None:
+        logits_TV = softcap * torch.tanh(logits_TV / softcap)
+    return logits_TV
