@@ -213,14 +213,14 @@ def _changed(section: BaseModel, prefix: str) -> list[tuple[str, Any]]:
 
 
 def _environment_html(environment: Mapping[str, Any]) -> str:
-    rows: list[tuple[str, str]] = []
-    for key, value in environment.items():
-        if isinstance(value, Mapping):
-            inner = [f"{name} {_text(item)}" for name, item in value.items() if item is not None]
-            value = ", ".join(inner)
-        if value not in (None, "", []):
-            rows.append((safe(key), safe(_text(value))))
-    return _table(rows)
+    shown = {**environment, "command": " ".join(environment.get("command") or ())}
+    verifiers = environment.get("verifiers") or {}
+    shown["verifiers"] = {name: _verifier_text(facts) for name, facts in verifiers.items()}
+    return _table((safe(key), safe(_text(value))) for key, value in shown.items() if _text(value))
+
+
+def _verifier_text(facts: Mapping[str, Any]) -> str:
+    return f"version {facts.get('version')} ({str(facts.get('hash'))[:12]})"
 
 
 def _events_html(events: Sequence[Mapping[str, Any]]) -> str:
@@ -247,8 +247,12 @@ def _table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
 
 
 def _text(value: Any) -> str:
+    """Return a plain value for people; what is None or empty is left out."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
+        texts = {key: _text(item) for key, item in value.items()}
+        return ", ".join(f"{key} {text}" for key, text in texts.items() if text)
     if isinstance(value, list | tuple):
         return "; ".join(_text(item) for item in value)
+    if value is None or isinstance(value, bool):
+        return {None: "", True: "yes", False: "no"}[value]
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ _SMOOTH_FROM = 40
 _PASS, _FAIL, _OTHER = "pass", "fail", "other"
 _COLORS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8")
 _MAX_FAMILIES = 8
+_MAX_LABEL = 40
 
 
 @dataclass(frozen=True)
@@ -258,12 +260,18 @@ def _line(name: str, steps: Sequence[int], values: Any, color: str) -> Trace:
     return {
         "type": "scatter",
         "mode": "lines+markers" if len(steps) == 1 else "lines",
-        "name": name,
+        "name": _label(name),
         "x": list(steps),
         "y": _rounded(values),
         "line": {"width": 2, "color": color},
         "hovertemplate": "%{y:.4~g}",
     }
+
+
+def _label(name: str) -> str:
+    """A name as plotly shows it literally: it would read tags and TeX in names of parts and tags."""
+    name = name if len(name) <= _MAX_LABEL else f"{name[:_MAX_LABEL]}…"
+    return html.escape(name, quote=False).replace("$", "\N{FULLWIDTH DOLLAR SIGN}")
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
