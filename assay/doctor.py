@@ -25,6 +25,7 @@ GIB = 2**30
 LITTLE_MEMORY_GIB = 4
 LITTLE_DISK_GIB = 5
 DISTRIBUTION = "assay-rl"
+REINSTALL = "reinstall torch and transformers in the versions of constraints.txt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,36 +269,43 @@ def _check_isolation() -> Iterator[Finding]:
 
 
 def _check_learning() -> Iterator[Finding]:
-    """A tiny model learns for one step on each device: forward, backward, finite gradients."""
+    """A tiny model learns on each device, and prompts shared by a group give what separate ones give."""
     torch = _torch()
     if torch is None:
         return
     for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
         start = time.perf_counter()
         try:
-            largest = _gradient_of_tiny_model(device)
+            gradient, difference, limit = _try_tiny_model(device)
         except Exception as error:  # torch, transformers and a driver: foreign code
             found = f"failed: {type(error).__name__}: {error}".splitlines()[0]
-            remedy = "reinstall torch and transformers in the versions of constraints.txt"
-            yield Finding(f"self-test {device}", "broken", found, remedy)
+            yield Finding(f"self-test {device}", "broken", found, REINSTALL)
             continue
-        seconds = time.perf_counter() - start
-        found = f"a tiny model learns: {seconds:.1f} s, largest gradient {largest:.2g}"
-        sound = 0 < largest < float("inf")
-        yield Finding(f"self-test {device}", "ok" if sound else "broken", found)
+        if not 0 < gradient < float("inf"):
+            yield Finding(f"self-test {device}", "broken", f"its gradient is {gradient}", REINSTALL)
+        elif not difference <= limit:
+            found = f"shared prompts differ from separate ones by {difference:.2g} nats"
+            remedy = "training falls back to separate prompts: right, and slower"
+            yield Finding(f"self-test {device}", "note", found, remedy)
+        else:
+            seconds = time.perf_counter() - start
+            found = f"a tiny model learns, prompts can be shared ({seconds:.1f} s)"
+            yield Finding(f"self-test {device}", "ok", found)
 
 
-def _gradient_of_tiny_model(device: str) -> float:
+def _try_tiny_model(device: str) -> tuple[float, float, float]:
+    """Return the largest gradient, how far shared prompts are from separate ones, and its limit."""
     import torch
 
+    from assay.model.probe import TOLERANCE, measure_difference
     from assay.testing import tiny_model
 
     model: Any = tiny_model()
     model.to(device)
     tokens_RL = torch.arange(64, device=device).reshape(2, 32)
-    loss = model(input_ids=tokens_RL, labels=tokens_RL).loss
-    loss.backward()
-    return max(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None)
+    model(input_ids=tokens_RL, labels=tokens_RL).loss.backward()
+    gradients = [p.grad.abs().max() for p in model.parameters() if p.grad is not None]
+    return float(max(gradients)), measure_difference(model), TOLERANCE[torch.float32]
 
 
 def _torch() -> Any:

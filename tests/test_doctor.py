@@ -99,14 +99,32 @@ def test_workers_that_cannot_start_are_broken(monkeypatch: pytest.MonkeyPatch) -
     assert "No such file" in finding.found
 
 
-def test_a_model_that_cannot_learn_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(device: str) -> float:
+def test_a_model_that_cannot_run_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(device: str) -> tuple[float, float, float]:
         raise RuntimeError("illegal instruction\nmore lines")
 
-    monkeypatch.setattr(doctor, "_gradient_of_tiny_model", broken)
+    monkeypatch.setattr(doctor, "_try_tiny_model", broken)
     finding = next(doctor._check_learning())
     assert finding.status == "broken"
     assert finding.found == "failed: RuntimeError: illegal instruction"
+
+
+@pytest.mark.parametrize(
+    ("gradient", "difference", "status"),
+    [
+        (0.5, 1e-6, "ok"),
+        (0.0, 1e-6, "broken"),
+        (float("nan"), 1e-6, "broken"),
+        (float("inf"), 1e-6, "broken"),
+        (0.5, 1e-2, "note"),
+        (0.5, float("nan"), "note"),
+    ],
+)
+def test_the_self_test_is_judged(
+    gradient: float, difference: float, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_try_tiny_model", lambda _: (gradient, difference, 1e-4))
+    assert next(doctor._check_learning()).status == status
 
 
 def test_offline_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
