@@ -38,7 +38,7 @@ _HOPE = re.compile(r"\s*I hope (?:it|this) (?:is correct|helps)[.!]*\s*$", re.IG
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{|\\?[\w.]+)")
 _TAGS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _JOINING = re.compile(
-    r"^(?:[\s,;.&$]|\\[\[\]()]|\\q?quad|\\[,;:! ]|\\\\|\\text\s*\{\s*(?:and|or|,)\s*\}"
+    r"^(?:[\s,;.&$]|\\[\[\]()]|\\q?quad|\\[,;:! n]|\\\\|\\text\s*\{\s*(?:and|or|,)\s*\}"
     r"|(?:and|or|alternatively|maybe|perhaps)\b|[A-Za-z]\w*(?:_\{?\w+\}?)?\s*(?:\(\w\))?\s*=)*$",
     re.IGNORECASE,
 )

@@ -14,6 +14,8 @@ import re
 from functools import lru_cache
 from typing import Any
 
+from assay.verify.loading import slow_import
+
 MAX_LENGTH = 2000
 MAX_DEPTH = 40
 MAX_DIGITS = 400
@@ -76,18 +78,27 @@ def same_expression(gold: str, text: str) -> bool:
     expected, found = parse_latex(gold), parse_latex(text)
     if expected is None or found is None:
         return False
-    return _grader().verify(
-        expected, found, timeout_seconds=None, strict=True, allow_set_relation_comp=True
-    )
+    try:
+        return _grader().verify(
+            expected,
+            found,
+            timeout_seconds=None,
+            allow_set_relation_comp=True,
+            raise_on_error=True,
+        )
+    except MemoryError:
+        raise  # the checker failed: no judgement
+    except Exception:  # sympy raises many kinds for what it cannot compare
+        return False
 
 
 @lru_cache(maxsize=1024)
 def parse_latex(text: str) -> Any:
     """Return the sympy object of a canonical answer, or None where it is no mathematics."""
+    _grader()
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
 
-    _grader()
     # Units are taken off before: math-verify's own list would read the variable in 3c as one.
     normalization = NormalizationConfig(
         basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
@@ -152,7 +163,8 @@ def _as_set(text: str) -> Any:
 @lru_cache(maxsize=1)
 def _grader() -> Any:
     """Import math-verify, silence it, and put exact comparisons in place of its rounding ones."""
-    from math_verify import grader
+    with slow_import():
+        from math_verify import grader
 
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     logging.getLogger("latex2sympy2_extended").setLevel(logging.CRITICAL)

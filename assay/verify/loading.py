@@ -1,0 +1,25 @@
+"""Tell whoever keeps the deadline that a heavy import runs, so that it is no completion's fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_listeners: list[Callable[[bool], None]] = []
+
+
+def on_slow_import(listener: Callable[[bool], None]) -> None:
+    """Call ``listener(True)`` before, and ``listener(False)`` after, each heavy import."""
+    _listeners.append(listener)
+
+
+@contextmanager
+def slow_import() -> Iterator[None]:
+    """Mark the imports inside: the deadline stands still meanwhile."""
+    for listener in _listeners:
+        listener(True)
+    try:
+        yield
+    finally:
+        for listener in _listeners:
+            listener(False)

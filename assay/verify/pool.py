@@ -1,0 +1,308 @@
+"""Worker processes with a real deadline: killed when a unit overruns it, restarted, counted."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from assay.errors import WorkerDied
+from assay.types import NotJudgedReason
+from assay.verify.protocol import WHOLE_GROUP, frame, load_reply, take_frames
+
+START_DEADLINE = 120.0  # seconds for a fresh interpreter, or for a heavy import inside a worker
+CONFIRMATION = 0.25  # seconds between finding a worker overdue and killing it
+MAX_FAILED_STARTS = 3
+UNITS_AHEAD = 24  # units given to a worker beyond the one it works on, so that it never waits
+
+Unit = tuple[int, int]
+
+
+@dataclass(eq=False)
+class Task:
+    """Units of work on one group, done in order by one worker."""
+
+    kind: Literal["judge", "describe"]
+    names: tuple[str, ...]
+    blob: bytes
+    units: deque[Unit]
+    num_completions: int
+    on_reply: Callable[[Unit, Any], None]
+    on_failure: Callable[[Unit, NotJudgedReason, str, float], None]
+    id: int = 0
+    answered: int = 0
+
+
+@dataclass(eq=False)
+class WorkerProcess:
+    """One child process, its socket, and what it was given."""
+
+    process: subprocess.Popen[bytes]
+    channel: socket.socket
+    errors: Any
+    since: float
+    ready: bool = False
+    loading: bool = False
+    overdue: float | None = None
+    tasks: deque[Task] = field(default_factory=deque[Task])
+    inbox: bytearray = field(default_factory=bytearray)
+    outbox: bytearray = field(default_factory=bytearray)
+
+    @property
+    def num_units(self) -> int:
+        return sum(len(task.units) for task in self.tasks)
+
+    def kill(self) -> int:
+        """Kill the process and its children, and return its exit code."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.channel.close()
+        code = self.process.wait()
+        self.errors.close()
+        return code
+
+
+class Pool:
+    """Workers, a queue of tasks, and the clock. Not thread-safe: the service holds a lock."""
+
+    def __init__(
+        self, num_workers: int, deadline: float, on_event: Callable[..., None] | None = None
+    ) -> None:
+        self.num_workers = num_workers
+        self.deadline = deadline
+        self.on_event = on_event
+        self.num_kills = 0
+        self.num_deaths = 0
+        self.workers: list[WorkerProcess] = []
+        self._queue: deque[Task] = deque()
+        self._num_tasks = 0
+        self._failed_starts = 0
+        while len(self.workers) < num_workers:
+            self._start()
+
+    def submit(self, task: Task) -> None:
+        """Queue a task, and give it to a worker if one has room."""
+        self._num_tasks += 1
+        task.id = self._num_tasks
+        self._queue.append(task)
+        self._dispatch()
+
+    def cancel(self, tasks: Sequence[Task]) -> None:
+        """Forget tasks that no worker has yet; the others' replies are for their owner to ignore."""
+        gone = set(map(id, tasks))
+        self._queue = deque(task for task in self._queue if id(task) not in gone)
+
+    def pump(self, timeout: float) -> None:
+        """Read replies and write requests, waiting at most ``timeout`` seconds, then look at the clock."""
+        poll = select.poll()
+        by_descriptor = {worker.channel.fileno(): worker for worker in self.workers}
+        for descriptor, worker in by_descriptor.items():
+            poll.register(descriptor, select.POLLIN | (select.POLLOUT if worker.outbox else 0))
+        ready = poll.poll(1000 * min(timeout, self._until_deadline()))
+        for descriptor, events in ready:
+            worker = by_descriptor[descriptor]
+            if worker.outbox and events & select.POLLOUT:
+                self._write(worker)
+            if events & ~select.POLLOUT:
+                self._read(worker)
+        self._check_clock()
+        self._dispatch()
+
+    def close(self) -> None:
+        """Kill and reap every worker."""
+        workers, self.workers = self.workers, []
+        for worker in workers:
+            worker.kill()
+        self._queue.clear()
+
+    def abandon(self) -> None:
+        """After a fork, in the child: let go of the parent's workers without touching them."""
+        for worker in self.workers:
+            worker.channel.close()
+        self.workers = []
+        self._queue.clear()
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        errors = tempfile.TemporaryFile()  # noqa: SIM115, lives as long as the worker
+        paths = [path or os.getcwd() for path in sys.path]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+        arguments = [str(theirs.fileno()), str(self.deadline), str(os.getpid())]
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "assay.verify.worker", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is the parent's affair, and a kill takes children too
+            )
+        ours.setblocking(False)
+        self.workers.append(WorkerProcess(process, ours, errors, time.monotonic()))
+
+    def _dispatch(self) -> None:
+        while self._queue and self.workers:
+            worker = min(self.workers, key=lambda w: w.num_units)
+            if worker.num_units > UNITS_AHEAD:
+                break
+            if not worker.tasks:
+                if worker.process.poll() is not None:  # it died idle: this task is not to blame
+                    self._lose(worker, "error", "an idle worker died", died=True)
+                    continue
+                worker.since, worker.overdue = time.monotonic(), None
+            task = self._queue.popleft()
+            worker.tasks.append(task)
+            task.answered = 0
+            request = (task.kind, task.id, task.names, list(task.units), task.blob)
+            worker.outbox += frame(pickle.dumps(request, pickle.HIGHEST_PROTOCOL))
+            self._write(worker)
+
+    def _write(self, worker: WorkerProcess) -> None:
+        try:
+            while worker.outbox:
+                sent = worker.channel.send(worker.outbox)
+                del worker.outbox[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:
+            worker.outbox.clear()  # it died: reading will tell
+
+    def _read(self, worker: WorkerProcess) -> None:
+        ended = False
+        try:
+            while chunk := worker.channel.recv(1 << 18):
+                worker.inbox += chunk
+            ended = True
+        except BlockingIOError:
+            pass
+        except OSError:
+            ended = True
+        try:
+            for payload in take_frames(worker.inbox):
+                self._take(worker, load_reply(payload))
+        except (ValueError, TypeError, IndexError, KeyError) as error:
+            self._lose(worker, "error", f"a worker sent nonsense: {error}")
+            return
+        if ended:
+            self._lose(worker, "error", "the worker died", died=True)
+
+    def _take(self, worker: WorkerProcess, reply: list[Any]) -> None:
+        worker.overdue = None
+        if reply[0] == "hello":
+            worker.ready = True
+            worker.since = time.monotonic()
+            self._failed_starts = 0
+        elif reply[0] == "loading":
+            worker.loading, worker.since = bool(reply[1]), _clock(reply[2])
+        else:
+            _, task_id, unit_index, clock, data = reply
+            task = worker.tasks[0]
+            if task.id != task_id or unit_index != task.answered:
+                raise ValueError("a reply out of turn")
+            worker.since = _clock(clock)
+            task.answered += 1
+            unit = task.units.popleft()
+            if not task.units:
+                worker.tasks.popleft()
+            task.on_reply(unit, data)
+
+    def _allowance(self, worker: WorkerProcess) -> float:
+        """Seconds that the worker may take for what it does now; infinite for nothing."""
+        if not worker.ready or worker.loading:
+            return START_DEADLINE
+        if not worker.tasks:
+            return float("inf")
+        task = worker.tasks[0]
+        if task.kind == "describe":
+            return START_DEADLINE
+        whole = task.units[0][1] == WHOLE_GROUP
+        return self.deadline * (task.num_completions if whole else 1)
+
+    def _until_deadline(self) -> float:
+        now = time.monotonic()
+        waits = [
+            w.since + self._allowance(w) - now if w.overdue is None else w.overdue + CONFIRMATION - now
+            for w in self.workers
+        ]
+        return max(0.0, min(waits, default=0.0)) + 0.001
+
+    def _check_clock(self) -> None:
+        """Kill what overran its deadline.
+
+        A worker found overdue gets a moment more: after a time in which nobody read its replies it
+        may only have waited for us.
+        """
+        now = time.monotonic()
+        for worker in list(self.workers):
+            seconds = now - worker.since
+            if seconds <= self._allowance(worker):
+                worker.overdue = None
+            elif worker.overdue is None:
+                worker.overdue = now
+            elif now - worker.overdue >= CONFIRMATION:
+                self._lose(worker, "timeout", f"killed after {seconds:.1f} s")
+
+    def _lose(
+        self, worker: WorkerProcess, reason: NotJudgedReason, detail: str, died: bool = False
+    ) -> None:
+        """Kill a worker, blame the unit at its head, requeue the rest, and start another."""
+        if worker not in self.workers:
+            return
+        self.workers.remove(worker)
+        seconds = time.monotonic() - worker.since
+        worker.errors.seek(0)
+        said = worker.errors.read()[-2000:].decode(errors="replace").strip()
+        code = worker.kill()
+        if died:
+            detail = f"{detail} ({_cause(code)})"
+        if not worker.ready:
+            self._failed_starts += 1
+            if self._failed_starts >= MAX_FAILED_STARTS:
+                raise WorkerDied(f"a verifier worker does not start ({_cause(code)}): {said or detail}")
+        culprit: tuple[Task, Unit] | None = None
+        if worker.ready and worker.tasks:
+            task = worker.tasks[0]
+            culprit = task, task.units.popleft()
+            if not task.units:
+                worker.tasks.popleft()
+        self._queue.extendleft(reversed(worker.tasks))
+        self._start()
+        self._count(reason, detail, seconds, culprit)
+        if culprit is not None:
+            culprit[0].on_failure(culprit[1], reason, detail, seconds)
+        self._dispatch()
+
+    def _count(
+        self, reason: str, detail: str, seconds: float, culprit: tuple[Task, Unit] | None
+    ) -> None:
+        self.num_kills += reason == "timeout"
+        self.num_deaths += reason != "timeout"
+        if self.on_event is None:
+            return
+        name = culprit[0].names[culprit[1][0]] if culprit else ""
+        kind = "worker_killed" if reason == "timeout" else "worker_died"
+        self.on_event(kind, verifier=name, detail=detail, seconds=round(seconds, 3))
+
+
+def _clock(value: Any) -> float:
+    """Return a worker's clock, which on one machine is ours, never ahead of now."""
+    return min(float(value), time.monotonic())
+
+
+def _cause(code: int) -> str:
+    if code < 0:
+        with suppress(ValueError):
+            return signal.Signals(-code).name
+    return f"exit code {code}"

@@ -1,0 +1,114 @@
+"""What the service and its workers say to each other over a socket.
+
+Requests are pickled: the service is trusted. Replies are JSON lists, so that nothing a worker says,
+whatever ran in it, is ever executed.
+
+Requests: ``(kind, task, names, units, blob)``. kind ``judge``: blob is the pickled
+(problem, prompt, completions) and each unit is (index into names, completion or -1 for the whole
+group); kind ``describe``: one unit, the card of names[0].
+Replies: ``["hello"]``, ``["loading", bool, clock]``, ``["reply", task, unit, clock, data]``; units
+are answered in their order.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from assay.types import Completion, Group, Problem, Prompt, StepScore
+from assay.verify.base import Part
+
+HEADER = struct.Struct("<Q")
+WHOLE_GROUP = -1
+
+_NO_FLOATS = np.zeros(0, np.float32)
+_NO_TOKENS = np.zeros(0, np.int32)
+_NO_MASK = np.zeros(0, np.bool_)
+
+
+def frame(payload: bytes) -> bytes:
+    """Return a payload with its length in front."""
+    return HEADER.pack(len(payload)) + payload
+
+
+def take_frames(buffer: bytearray) -> Iterator[bytes]:
+    """Yield the complete payloads at the front of a buffer, and remove them."""
+    start = 0
+    while len(buffer) - start >= HEADER.size:
+        (length,) = HEADER.unpack_from(buffer, start)
+        end = start + HEADER.size + length
+        if len(buffer) < end:
+            break
+        yield bytes(buffer[start + HEADER.size : end])
+        start = end
+    del buffer[:start]
+
+
+def encode_group(group: Group, text_only: bool) -> bytes:
+    """Pickle what verifiers need of a group; tokens and the prompt only where one reads them."""
+    if not text_only:
+        return pickle.dumps((group.problem, group.prompt, group.completions), pickle.HIGHEST_PROTOCOL)
+    slim = [(c.id, c.text, c.finish_reason, c.policy_version, c.think) for c in group.completions]
+    return pickle.dumps((group.problem, None, slim), pickle.HIGHEST_PROTOCOL)
+
+
+def decode_group(blob: bytes) -> Group:
+    """Return the group of `encode_group`; a slim one has texts and no tokens."""
+    problem, prompt, completions = cast(
+        "tuple[Problem, Prompt | None, Sequence[Any]]", pickle.loads(blob)
+    )
+    if prompt is None:
+        prompt = Prompt(problem.question, _NO_TOKENS)
+        completions = [
+            Completion(
+                id=id,
+                text=text,
+                tokens=_NO_TOKENS,
+                behavior_logprobs=_NO_FLOATS,
+                model_logprobs=_NO_FLOATS,
+                sampled=_NO_MASK,
+                finish_reason=finish_reason,
+                policy_version=policy_version,
+                think=think,
+            )
+            for id, text, finish_reason, policy_version, think in completions
+        ]
+    return Group(problem, prompt, tuple(completions))
+
+
+def encode_part(part: Part) -> list[Any]:
+    """Return a part as plain values."""
+    steps = [[step.score, step.end] for step in part.step_scores]
+    return [
+        part.value,
+        part.score,
+        part.passed,
+        part.reason,
+        part.extracted,
+        part.detail,
+        dict(part.components),
+        steps,
+        part.seconds,
+    ]
+
+
+def decode_part(data: Sequence[Any]) -> Part:
+    """Return the part of `encode_part`."""
+    *head, components, steps, seconds = data
+    scores = tuple(StepScore(float(score), int(end)) for score, end in steps)
+    return Part(*head, components, scores, seconds)
+
+
+def dump_reply(*reply: Any) -> bytes:
+    """Return a framed reply; raises ValueError for a number that JSON does not know."""
+    return frame(json.dumps(reply, allow_nan=False, separators=(",", ":")).encode())
+
+
+def load_reply(payload: bytes) -> list[Any]:
+    """Return a reply as plain values."""
+    return cast("list[Any]", json.loads(payload))

@@ -1,0 +1,186 @@
+"""A worker process: ``python -m assay.verify.worker FD DEADLINE``, started by the service.
+
+A fresh interpreter without torch. It reads requests from the socket FD, judges, and answers one unit
+at a time. Standard output goes nowhere, so that a verifier may print what it likes. It ends when its
+parent does: a watcher sees the socket close or the parent change, and an alarm ends a call that
+holds the interpreter for far longer than the deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, cast
+
+from assay.types import Group
+from assay.verify.base import Part, Verifier, as_part, resolve
+from assay.verify.expression import BUILT_IN
+from assay.verify.loading import on_slow_import
+from assay.verify.protocol import (
+    HEADER,
+    WHOLE_GROUP,
+    decode_group,
+    dump_reply,
+    encode_part,
+)
+
+ALARM_SLACK = 60.0  # seconds beyond twice the deadlines before an orphan's hung call is ended
+
+
+class Worker:
+    """The loop of one worker process."""
+
+    def __init__(self, channel: socket.socket, deadline: float) -> None:
+        self.channel = channel
+        self.deadline = deadline
+        self.verifiers: dict[str, Verifier] = {}
+        self.memory_mib: int | None = None
+        self.task = 0
+
+    def run(self) -> None:
+        """Answer requests until the parent closes the socket."""
+        stream = self.channel.makefile("rb")
+        on_slow_import(lambda on: self.send("loading", on, time.monotonic()))
+        for name in BUILT_IN:
+            self.verifier(name)
+        self.send("hello")
+        while header := stream.read(HEADER.size):
+            payload = stream.read(HEADER.unpack(header)[0])
+            kind, self.task, names, units, blob = pickle.loads(payload)
+            if kind == "describe":
+                self.answer(0, self.card(names[0]))
+            else:
+                longest = self.deadline * len(units) * 2
+                signal.setitimer(signal.ITIMER_REAL, longest + ALARM_SLACK)
+                self.judge(names, units, blob)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def card(self, name: str) -> dict[str, Any]:
+        """Return what the service must know of a verifier, or why it cannot be had."""
+        try:
+            verifier = self.verifier(name)
+            return {
+                "name": verifier.name,
+                "version": verifier.version,
+                "hash": verifier.hash,
+                "takes": verifier.takes,
+                "text_only": verifier.text_only,
+            }
+        except Exception as error:  # foreign code runs here
+            return {"error": f"{error}"[:2000]}
+
+    def verifier(self, name: str) -> Verifier:
+        if name not in self.verifiers:
+            self.verifiers[name] = resolve(name)
+        return self.verifiers[name]
+
+    def judge(self, names: Sequence[str], units: Sequence[tuple[int, int]], blob: bytes) -> None:
+        group: Group | None = None
+        trouble = ""
+        try:
+            group = decode_group(blob)
+        except Exception as error:  # a spec may hold objects of foreign classes
+            trouble = f"the group cannot be read: {type(error).__name__}: {error}"
+        for position, (index, sibling) in enumerate(units):
+            name = names[index]
+            if group is None:
+                size = 1 if sibling >= 0 else 0
+                parts = [Part.not_judged("error", trouble)] * size
+            elif sibling == WHOLE_GROUP:
+                parts = self.parts_of_group(name, group)
+            else:
+                parts = [self.part(name, group, sibling)]
+            self.answer(position, [encode_part(part) for part in parts])
+
+    def part(self, name: str, group: Group, sibling: int) -> Part:
+        started = time.perf_counter()
+        try:
+            result = self.call(name, group.problem, group.completions[sibling])
+        except BaseException as error:  # foreign code runs here; an exit is its error too
+            return Part.not_judged("error", _words(error), time.perf_counter() - started)
+        return as_part(result, time.perf_counter() - started)
+
+    def parts_of_group(self, name: str, group: Group) -> list[Part]:
+        started, size = time.perf_counter(), len(group.completions)
+        try:
+            results = list(self.call(name, group.problem, group))
+            if len(results) != size:
+                raise ValueError(f"returned {len(results)} results for a group of {size}")
+        except BaseException as error:  # as above
+            seconds = (time.perf_counter() - started) / size
+            return [Part.not_judged("error", _words(error), seconds)] * size
+        seconds = (time.perf_counter() - started) / size
+        return [as_part(result, seconds) for result in results]
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        verifier = self.verifier(name)
+        if verifier.memory_mib != self.memory_mib:
+            self.memory_mib = verifier.memory_mib
+            _limit_memory(verifier.memory_mib)
+        return verifier.judge(*arguments)
+
+    def answer(self, unit: int, data: Any) -> None:
+        self.send("reply", self.task, unit, time.monotonic(), data)
+
+    def send(self, *reply: Any) -> None:
+        self.channel.sendall(dump_reply(*reply))
+
+
+def _words(error: BaseException) -> str:
+    with suppress(Exception):  # the error's own methods may raise
+        return f"{type(error).__name__}: {error}"
+    return type(error).__name__
+
+
+def _limit_memory(mib: int | None) -> None:
+    """Bound the data of this process: too much is a MemoryError here, not the end of the trainer."""
+    with suppress(ImportError, ValueError, OSError):  # not every system has the limit
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        soft = hard if mib is None else mib * 2**20
+        if hard != resource.RLIM_INFINITY:
+            soft = min(soft, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def _prefer_to_be_killed() -> None:
+    """When memory runs out, a worker is to go before the trainer."""
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+
+
+def _end_with_parent(descriptor: int, parent: int) -> None:
+    """End this process when the socket's other end closes or the parent is gone."""
+    poll = select.poll()
+    poll.register(descriptor, 0)  # nothing is read here; a hang-up is always told
+    while not poll.poll(1000) and os.getppid() == parent:
+        pass
+    os._exit(0)
+
+
+def main() -> None:
+    """Run a worker; the arguments are a socket's descriptor, the deadline and the parent's process id."""
+    descriptor, deadline, parent = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+    channel = socket.socket(fileno=descriptor)
+    _prefer_to_be_killed()
+    watcher = threading.Thread(target=_end_with_parent, args=(descriptor, parent), daemon=True)
+    watcher.start()
+    worker = Worker(channel, deadline)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, cast("int", 2))  # until here, errors of the start reach the service
+    with suppress(BrokenPipeError, ConnectionResetError):
+        worker.run()
+    os._exit(0)  # threads of a verifier must not keep the process
+
+
+if __name__ == "__main__":
+    main()
