@@ -242,12 +242,10 @@ class Run:
             self._progress.note(
                 f"step {row['step']}: held-out {accuracy:.3f}{spread} ({kind_of(row)})"
             )
-        if (
-            self.config.checkpoint.keep_best
-            and self.step
-            and best_step(self._evaluated) == self.step
-        ):
+        best = best_step(self._evaluated)
+        if self.config.checkpoint.keep_best and self.step and best == self.step:
             self.save_checkpoint()
+            self.checkpoints.prune(best)
         self._step_started = time.perf_counter()  # an evaluation is no part of a step
 
     def evaluations(self, step: int | None = None) -> list[dict[str, Any]]:

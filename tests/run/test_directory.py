@@ -268,6 +268,17 @@ def test_a_new_best_is_checkpointed_and_kept(tmp_path: Path) -> None:
     assert run.checkpoints.steps() == [6, 12]
 
 
+def test_an_older_best_goes_when_there_is_a_better_one(tmp_path: Path) -> None:
+    config = make_config(tmp_path, checkpoint={"keep_last": 1, "every": 6})
+    with Run.create(config, quiet=True) as run:
+        learner = FakeLearner()
+        run.attach(learner=learner)
+        for accuracy in (0.2, 0.9):
+            take_steps(run, learner, 6)
+            run.record_evaluation({"eval/pass_at_1": accuracy})
+        assert run.checkpoints.steps() == [12]
+
+
 def test_a_broken_step_is_never_checkpointed(tmp_path: Path) -> None:
     with (
         pytest.raises(RunStopped, match="stop"),
