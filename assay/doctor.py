@@ -21,10 +21,13 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any, Literal
 
+from assay.errors import AssayError
+
 GIB = 2**30
 LITTLE_MEMORY_GIB = 4
 LITTLE_DISK_GIB = 5
 DISTRIBUTION = "assay-rl"
+WORKER_DEADLINE = 30.0
 REINSTALL = "reinstall torch and transformers in the versions of constraints.txt"
 
 
@@ -52,7 +55,7 @@ def diagnose(directory: Path | str = "runs") -> list[Finding]:
         _check_memory,
         lambda: _check_directory(Path(directory)),
         _check_hub,
-        _check_workers,
+        _check_verifiers,
         _check_isolation,
         _check_learning,
     )
@@ -244,16 +247,33 @@ def _check_hub() -> Iterator[Finding]:
         yield Finding("model hub", "ok", "online names are allowed (HF_HUB_OFFLINE is not set)")
 
 
-def _check_workers() -> Iterator[Finding]:
-    """Verifiers judge in fresh interpreters: start one."""
+def _check_verifiers() -> Iterator[Finding]:
+    """A worker process starts, and tells a right answer from a wrong one."""
     start = time.perf_counter()
-    done = _run(sys.executable, "-c", "import assay.types; print('ready')")
-    if done == "ready":
-        seconds = time.perf_counter() - start
-        yield Finding("worker processes", "ok", f"start in {seconds:.1f} s")
+    try:
+        statuses = _try_verifier()
+    except (AssayError, OSError) as error:
+        remedy = "verifiers judge in processes of their own: allow this program to start them"
+        yield Finding("verifiers", "broken", f"no worker can be used: {error}", remedy)
+        return
+    found = f"a worker judged in {time.perf_counter() - start:.1f} s"
+    if statuses == ["passed", "failed"]:
+        yield Finding("verifiers", "ok", found)
     else:
-        remedy = "verifiers need them: allow this program to start processes"
-        yield Finding("worker processes", "broken", f"cannot start: {done or 'no reply'}", remedy)
+        found = f"a right and a wrong answer are judged {' and '.join(statuses)}"
+        remedy = "reinstall math-verify and sympy in the versions of constraints.txt"
+        yield Finding("verifiers", "broken", found, remedy)
+
+
+def _try_verifier() -> list[str]:
+    """Return the status of a right and of a wrong answer to one problem."""
+    from assay.types import Problem
+    from assay.verify.service import VerifierService
+
+    problem = Problem("half", "What is one half?", {"answer": "1/2"})
+    with VerifierService("math", num_workers=1, deadline=WORKER_DEADLINE) as service:
+        pairs = [(problem, text) for text in ("\\boxed{0.5}", "\\boxed{0.6}")]
+        return [verdict.status for verdict in service.judge_text(pairs)]
 
 
 def _check_isolation() -> Iterator[Finding]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from assay import doctor
+from assay.errors import WorkerDied
 
 
 def by_name(findings: list[doctor.Finding]) -> dict[str, doctor.Finding]:
@@ -92,11 +92,23 @@ def test_a_runs_folder_that_is_a_file_is_broken(
     assert broken[0]["found"] == f"{place} cannot be written (Not a directory)"
 
 
-def test_workers_that_cannot_start_are_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "no-such-interpreter")
-    [finding] = doctor._check_workers()
+@pytest.mark.parametrize("error", [WorkerDied("it died twice"), OSError(11, "no more processes")])
+def test_workers_that_cannot_start_are_broken(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> list[str]:
+        raise error
+
+    monkeypatch.setattr(doctor, "_try_verifier", fail)
+    [finding] = doctor._check_verifiers()
+    assert (finding.status, finding.found) == ("broken", f"no worker can be used: {error}")
+
+
+def test_a_verifier_that_passes_everything_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_try_verifier", lambda: ["passed", "passed"])
+    [finding] = doctor._check_verifiers()
     assert finding.status == "broken"
-    assert "No such file" in finding.found
+    assert finding.found == "a right and a wrong answer are judged passed and passed"
 
 
 def test_a_model_that_cannot_run_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
