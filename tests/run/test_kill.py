@@ -25,10 +25,10 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     assert result == {"kills": 20, "different": []}
 
 
-def test_killed_before_every_eighth_file_operation(tmp_path: Path) -> None:
-    result = run_harness(tmp_path, "sweep", "3", "8")
+def test_killed_before_every_twelfth_file_operation(tmp_path: Path) -> None:
+    result = run_harness(tmp_path, "sweep", "3", "12")
     assert not result["different"]
-    assert result["kills"] >= 20
+    assert result["kills"] >= 15
 
 
 @pytest.mark.slow
