@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,15 +15,15 @@ from torch import Tensor, nn
 from assay.config import OptimizerConfig
 from assay.learn.advantages import loss_mask
 from assay.learn.algorithms import Algorithm
+from assay.learn.checkpoint import restore_weights
 from assay.learn.losses import policy_loss, row_sums, token_weights
 from assay.learn.memory import RecomputedActivations, out_of_memory_names
 from assay.learn.meter import UpdateMeter, step_metrics, to_floats
 from assay.learn.optimizer import Optimizer
 from assay.learn.reference import Reference
+from assay.model.load import save_model
 from assay.model.logprobs import TokenStats, token_logprobs
 from assay.model.packing import Batch, Layout, MicroBatch
-
-STATE_FILE = "learner.json"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +42,8 @@ class Learner:
     policy: the live model. policy_version: +1 per optimizer step taken. epochs: passes over a batch;
     num_minibatches: optimizer steps a pass, each on a share of the groups. total_steps: optimizer
     steps in all, for the schedule. keep_reference: measure the KL to the starting policy even where the
-    algorithm has none. seed: shuffles groups into minibatches.
+    algorithm has none. seed: shuffles groups into minibatches. tokenizer: saved with the policy,
+    so that a checkpoint loads as a model; None: a checkpoint is only good for `load_state`.
 
     Make it before a checkpoint is loaded: the reference is the policy at this moment.
     """
@@ -60,8 +63,10 @@ class Learner:
         keep_reference: bool = False,
         activation_checkpointing: bool = False,
         seed: int = 0,
+        tokenizer: Any = None,
     ) -> None:
         self.policy = model
+        self.tokenizer = tokenizer
         self.algorithm = algorithm
         self.temperature = temperature
         self.layout: Layout = layout
@@ -154,6 +159,23 @@ class Learner:
         metrics = to_floats({"loss/nll": nll, "entropy/mean": entropy})
         metrics["tokens/trained"] = float(batch.sampled_T.sum())
         return Update(metrics | step_metrics([report]), self.policy_version)
+
+    def save_state(self, folder: Path) -> None:
+        """Write the policy in Hugging Face layout, and the optimizer's state beside it."""
+        if self.tokenizer is None:
+            policy: Any = self.policy
+            policy.save_pretrained(folder)
+        else:
+            save_model(self.policy, self.tokenizer, folder)
+        self.optimizer.save_state(folder)
+
+    def load_state(self, folder: Path) -> None:
+        """Restore what `save_state` wrote, bit for bit, into the live policy. Raises RunError.
+
+        There is no random state: what is shuffled is a function of seed and policy version.
+        """
+        restore_weights(self.policy, folder)
+        self.optimizer.load_state(folder)
 
     def _minibatches(self, num_groups: int) -> Iterator[tuple[int, list[int]]]:
         """Yield (epoch, groups) of each optimizer step; the order is a function of seed and version."""
