@@ -1,86 +1,30 @@
-import contextlib
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from learn_batches import make_batch
+from learn_learners import (
+    VOCAB,
+    a_batch,
+    a_learner,
+    a_model,
+    assert_same,
+    collect_gradients,
+    learn,
+    plain_logprobs,
+    weights,
+)
 from torch import Tensor, nn
 
 import assay.learn.update as update_module
 from assay.config import OptimizerConfig
-from assay.errors import OutOfMemory
 from assay.learn.advantages import compute_advantages, loss_mask
 from assay.learn.algorithms import Algorithm, algorithm
 from assay.learn.losses import policy_loss, token_weights
-from assay.learn.optimizer import StepReport
-from assay.learn.update import Learner, Update
 from assay.model.packing import Batch
-from assay.testing import tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-VOCAB = 16
-RATE = OptimizerConfig(learning_rate=1e-3)
-
-
-def a_model(seed: int = 0) -> Any:
-    return tiny_model(vocab_size=VOCAB, seed=seed, hidden_size=16, eos_token_id=None)
-
-
-def a_batch(seed: int = 0) -> Batch:
-    return make_batch(
-        [[1.0, 0.0, 0.0, 1.0], [0.5, None, 0.0], [1.0, 1.0], [1.0, None], [0.0, 1.0, 0.25]],
-        seed=seed,
-        truncated=[(0, 1)],
-        unsampled=[(0, 0, 0)],
-        num_think=2,
-        vocab_size=VOCAB,
-    )
-
-
-def a_learner(row: Algorithm, model: Any = None, **settings: Any) -> Learner:
-    settings = {"total_steps": 100, "layout": "plain", **settings}
-    return Learner(model or a_model(), row, settings.pop("optimizer", RATE), **settings)
-
-
-def learn(learner: Learner, batch: Batch) -> Update:
-    batch = learner.score(batch)
-    return learner.update(batch, compute_advantages(batch, learner.algorithm))
-
-
-def weights(model: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-
-
-def collect_gradients(learner: Learner, batch: Batch) -> list[dict[str, Tensor]]:
-    """The gradient of each optimizer step, none of which is taken."""
-    collected: list[dict[str, Tensor]] = []
-
-    def step() -> StepReport:
-        masters = learner.optimizer.masters
-        collected.append({n: m.grad.clone() for n, m in masters.items() if m.grad is not None})
-        learner.optimizer.zero_grad()
-        return StepReport(0.0, 0.0, skipped=True)
-
-    learner.optimizer.step = step  # type: ignore[method-assign]
-    learn(learner, batch)
-    return collected
-
-
-def plain_logprobs(model: Any, batch: Batch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy of each token, one completion at a time."""
-    logprobs: list[Tensor] = []
-    entropies: list[Tensor] = []
-    for row in range(batch.num_rows):
-        completion = batch.tokens_T[batch.row_T == row]
-        prompt = batch.prompts[int(batch.group_R[row])]
-        logits = model(input_ids=torch.cat([prompt, completion])[None]).logits[0] / temperature
-        all_logprobs = logits[len(prompt) - 1 : -1].log_softmax(-1)
-        logprobs.append(all_logprobs.gather(1, completion[:, None])[:, 0])
-        entropies.append(-(all_logprobs.exp() * all_logprobs).sum(-1))
-    return torch.cat(logprobs), torch.cat(entropies)
 
 
 def plain_gradient(model: Any, reference: Any, batch: Batch, row: Algorithm) -> dict[str, Tensor]:
@@ -104,12 +48,6 @@ def plain_gradient(model: Any, reference: Any, batch: Batch, row: Algorithm) -> 
     )
     parts.loss.backward()
     return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-
-
-def assert_same(one: dict[str, Tensor], other: dict[str, Tensor], **tolerance: float) -> None:
-    assert one.keys() == other.keys()
-    for name in one:
-        torch.testing.assert_close(one[name], other[name], **tolerance)
 
 
 ROWS = {
@@ -283,69 +221,6 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted() -> None:
     assert_same(before, weights(learner.policy), rtol=0, atol=0)
 
 
-def test_reference_is_the_starting_policy() -> None:
-    learner = a_learner(algorithm("grpo"), optimizer=OptimizerConfig(learning_rate=0.01))
-    first, second = learn(learner, a_batch()), learn(learner, a_batch(seed=1))
-    assert first.metrics["kl/mean"] == pytest.approx(0.0, abs=1e-9)
-    assert second.metrics["kl/mean"] > 1e-6
-    reference_T, _ = plain_logprobs(a_model(), a_batch(seed=1))
-    assert second.batch is not None and second.batch.ref_logprobs_T is not None
-    torch.testing.assert_close(second.batch.ref_logprobs_T, reference_T.detach())
-    assert all(not p.requires_grad for p in learner.reference._model.parameters())  # type: ignore[union-attr]
-
-
-def test_no_reference_where_no_kl_is_asked_for() -> None:
-    learner = a_learner(algorithm("rloo"))
-    assert learner.reference is None
-    assert not any(key.startswith("kl/") for key in learn(learner, a_batch()).metrics)
-    watching = a_learner(algorithm("rloo"), keep_reference=True)
-    assert learn(watching, a_batch()).metrics["kl/mean"] == pytest.approx(0.0, abs=1e-9)
-
-
-def test_kl_is_split_into_think_and_answer() -> None:
-    batch = a_batch()
-    learner = a_learner(algorithm("rloo"), keep_reference=True)
-    with torch.no_grad():
-        for parameter in learner.policy.parameters():
-            parameter.add_(0.05)
-    metrics = learn(learner, batch).metrics
-    now_T, _ = plain_logprobs(learner.policy, batch)
-    num_think = int((batch.think_T & batch.sampled_T).sum())
-    num_answer = int((~batch.think_T & batch.sampled_T).sum())
-    assert num_think and num_answer and len(now_T) > num_think + num_answer
-    together = metrics["kl/think"] * num_think + metrics["kl/answer"] * num_answer
-    assert together / (num_think + num_answer) == pytest.approx(metrics["kl/mean"])
-
-
-def test_mismatch_is_between_generator_and_learner() -> None:
-    batch = a_batch()
-    learner = a_learner(algorithm("rloo"))
-    with torch.no_grad():
-        logprobs_T, entropy_T = plain_logprobs(learner.policy, batch)
-    off_T = torch.where(torch.arange(batch.num_tokens) == 1, 0.5, 0.0)
-    batch = replace(batch, behavior_logprobs_T=logprobs_T + off_T)
-    metrics = learn(learner, batch).metrics
-    num_sampled = int(batch.sampled_T.sum())
-    assert metrics["mismatch/mean"] == pytest.approx(0.5 / num_sampled, abs=1e-5)
-    assert metrics["mismatch/p99"] == pytest.approx(0.5, abs=1e-5)
-    entropy = entropy_T[batch.sampled_T].mean().item()
-    assert metrics["entropy/mean"] == pytest.approx(entropy, rel=1e-4)
-
-
-def test_metrics_by_hand() -> None:
-    row, batch = algorithm("dr_grpo", max_tokens=9), a_batch()
-    metrics = learn(a_learner(row), batch).metrics
-    mask_T = loss_mask(batch, row)
-    advantages_T = compute_advantages(batch, row)
-    assert metrics["tokens/trained"] == mask_T.sum()
-    assert metrics["advantage/mean"] == pytest.approx(advantages_T[mask_T].mean().item())
-    std = advantages_T[mask_T].std(correction=0).item()
-    assert metrics["advantage/std"] == pytest.approx(std)
-    share = ((advantages_T != 0) & mask_T).sum() / batch.sampled_T.sum()
-    assert metrics["loss/token_share"] == pytest.approx(share.item())
-    assert metrics["optimizer/learning_rate"] == 1e-3 and metrics["optimizer/grad_norm"] > 0
-
-
 @pytest.mark.parametrize("row", ["rloo", "grpo"])
 def test_bf16_takes_steps_too_small_for_bf16(row: str) -> None:
     model = a_model().to(torch.bfloat16)
@@ -383,121 +258,3 @@ def test_reward_is_learned() -> None:
     for _ in range(10):
         learn(learner, batch)
     assert log_chance(batch) > before + 0.5
-
-
-class Adapted(nn.Module):
-    """A model whose adapter is a switch: what Reference needs of peft."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.on = True
-        self.weight = nn.Parameter(torch.zeros(1))
-
-    @contextlib.contextmanager
-    def disable_adapter(self) -> Iterator[None]:
-        self.on = False
-        yield
-        self.on = True
-
-
-def test_adapters_off_is_the_reference() -> None:
-    model = Adapted()
-    reference = update_module.Reference(model)
-    assert reference.shares_weights
-    with reference.policy() as off:
-        assert off is model and not model.on
-    assert model.on
-
-
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
-def test_lora_learns_and_its_reference_is_the_base_model() -> None:
-    peft = pytest.importorskip("peft")
-    base = a_model()
-    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    model = peft.get_peft_model(base, config)
-    learner = a_learner(algorithm("grpo"), model, optimizer=OptimizerConfig(learning_rate=0.01))
-    assert all("lora" in name for name in learner.optimizer.trained)
-    base_weights = {n: w for n, w in weights(model).items() if "lora" not in n}
-    scored = learner.score(a_batch())
-    want, _ = plain_logprobs(a_model(), a_batch())
-    assert scored.ref_logprobs_T is not None
-    torch.testing.assert_close(scored.ref_logprobs_T, want.detach(), rtol=1e-4, atol=1e-5)
-    assert learn(learner, a_batch()).metrics["kl/mean"] > 0
-    after = weights(model)
-    assert_same(base_weights, {n: after[n] for n in base_weights}, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_recomputed_activations_change_nothing_else(family: str) -> None:
-    def model() -> Any:
-        return tiny_model(vocab_size=VOCAB, hidden_size=16, family=family, eos_token_id=None)
-
-    row, batch = algorithm("grpo"), a_batch()
-    [plain] = collect_gradients(a_learner(row, model()), batch)
-    learner = a_learner(row, model(), activation_checkpointing=True)
-    layers = learner._recomputed._layers  # type: ignore[union-attr]
-    assert len(layers) == 2
-    [recomputed] = collect_gradients(learner, batch)
-    assert_same(plain, recomputed, rtol=1e-6, atol=1e-8)
-    assert not any(layer.training for layer in layers)
-
-
-def test_recomputed_activations_are_recomputed() -> None:
-    learner = a_learner(algorithm("rloo"), activation_checkpointing=True)
-    calls: list[bool] = []
-    attention = learner.policy.model.layers[0].self_attn  # type: ignore[union-attr,index]
-    attention.register_forward_hook(lambda *_: calls.append(torch.is_grad_enabled()))  # type: ignore[union-attr,operator]
-    collect_gradients(learner, make_batch([[1.0, 0.0]], vocab_size=VOCAB))
-    assert len(calls) == 2
-
-
-def test_out_of_memory_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_out(*_: Any, **__: Any) -> None:
-        raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate")
-
-    monkeypatch.setattr(update_module, "token_logprobs", run_out)
-    learner = a_learner(algorithm("grpo"))
-    with pytest.raises(OutOfMemory, match=r"rl\.max_tokens_per_micro_batch"):
-        learner.score(a_batch())
-    with pytest.raises(OutOfMemory, match=r"rl\.max_tokens_per_micro_batch"):
-        learn(a_learner(algorithm("rloo")), a_batch())
-    with pytest.raises(OutOfMemory, match=r"sft\.max_tokens_per_micro_batch"):
-        learner.update_sft(a_batch())
-
-
-def test_other_errors_pass_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError("shapes cannot be multiplied")
-
-    monkeypatch.setattr(update_module, "token_logprobs", fail)
-    with pytest.raises(RuntimeError, match="shapes"):
-        learn(a_learner(algorithm("rloo")), a_batch())
-
-
-@pytest.mark.parametrize("max_tokens", [8, 8192])
-def test_sft_step_by_hand(max_tokens: int) -> None:
-    traces = make_batch([[1.0]] * 4, [[5], [3], [8], [4]], vocab_size=VOCAB, unsampled=[(0, 0, 1)])
-    learner = a_learner(algorithm("rloo"), max_tokens_per_micro_batch=max_tokens)
-    model = a_model()
-    logprobs_T, entropy_T = plain_logprobs(model, traces)
-    loss = -logprobs_T[traces.sampled_T].mean()
-    loss.backward()
-    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    torch.optim.AdamW(
-        model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0
-    ).step()
-    update = learner.update_sft(traces)
-    assert update.policy_version == 1 and update.batch is None
-    assert update.metrics["loss/nll"] == pytest.approx(loss.item(), rel=1e-5)
-    entropy = entropy_T[traces.sampled_T].mean().item()
-    assert update.metrics["entropy/mean"] == pytest.approx(entropy, rel=1e-5)
-    assert update.metrics["optimizer/grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
-    assert update.metrics["tokens/trained"] == 19
-    assert_same(weights(learner.policy), weights(model), rtol=1e-3, atol=1e-5)
-
-
-def test_sft_learns_its_traces() -> None:
-    traces = make_batch([[1.0]] * 3, vocab_size=VOCAB)
-    learner = a_learner(algorithm("rloo"), optimizer=OptimizerConfig(learning_rate=0.01))
-    losses = [learner.update_sft(traces).metrics["loss/nll"] for _ in range(15)]
-    assert losses[-1] < losses[0] / 2
