@@ -106,7 +106,7 @@ def recorded_columns(
         "extracted": _strings(verdict.extracted for verdict in flat),
         "detail": _strings(verdict.detail for verdict in flat),
         "verifier": _strings(names),
-        "verifier_hash": pa.array([verifier_hashes.get(name) for name in names], pa.string()),
+        "verifier_hash": _hashes(names, verifier_hashes),
         "judge_seconds": pa.array([verdict.seconds for verdict in flat], pa.float64()),
         "sampling": _repeat(json.dumps(dict(sampling)), num_rows, pa.string()),
     }
@@ -225,6 +225,16 @@ def _components(mappings: Sequence[Mapping[str, float]]) -> pa.Array:
     names = _strings(name for one in mappings for name in one)
     values = pa.array([float(value) for one in mappings for value in one.values()], pa.float64())
     return pa.MapArray.from_arrays(offsets, names, values)
+
+
+def _hashes(labels: Sequence[str], known: Mapping[str, str]) -> pa.Array:
+    """The content hash of ``math@1``; of a sum ``math@1*1 + think_format@1*0.1`` those of its terms."""
+    found: dict[str, str | None] = {}
+    for label in set(labels):
+        names = [label] if label in known else [t.rpartition("*")[0] for t in label.split(" + ")]
+        hashes = [known.get(name, "?") for name in names]
+        found[label] = " + ".join(hashes) if set(hashes) != {"?"} else None
+    return pa.array([found[label] for label in labels], pa.string())
 
 
 def _thinks(formats: Sequence[ThinkFormat]) -> pa.Array:

@@ -71,6 +71,26 @@ def test_is_whole_on_disk_before_it_is_completed(log: RolloutLog) -> None:
     assert not list(log.folder.glob(".*"))
 
 
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        ("math@1", "abc"),
+        ("math@1*1 + think_format@2*0.1", "abc + def"),
+        ("math@1*0.5", "abc"),
+        ("math@1*1 + mine@1*1", "abc + ?"),
+        ("mine@1", None),
+    ],
+)
+def test_every_row_names_the_content_that_judged_it(
+    log: RolloutLog, label: str, expected: str | None
+) -> None:
+    groups, _ = make_rollouts(1, num_groups=1, group_size=1)
+    hashes = {"math@1": "abc", "think_format@2": "def"}
+    log.record(1, groups, [(Verdict.of_score(1.0, label),)], SAMPLING, hashes, {})
+    table = pq.ParquetFile(log.path(1)).read()
+    assert table.column("verifier_hash").to_pylist() == [expected]
+
+
 def test_completion_adds_the_learners_columns_and_changes_nothing_else(log: RolloutLog) -> None:
     groups, verdicts = make_rollouts(1)
     log.record(1, groups, verdicts, SAMPLING, HASHES, {})
