@@ -148,10 +148,13 @@ class Learner:
         with out_of_memory_names("sft.max_tokens_per_micro_batch"):
             # A trace shares its prompt with no other, so that a tree would only add a mask.
             for micro_batch in batch.split(self.max_tokens_per_micro_batch, "plain"):
-                stats = token_logprobs(self.policy, micro_batch, temperature=1.0, layout="plain")
                 index_T = micro_batch.token_index_T
-                loss = -(weights_T[index_T] * stats.logprobs_T).sum()
-                loss.backward()
+                with self._recomputed or nullcontext():
+                    stats = token_logprobs(
+                        self.policy, micro_batch, temperature=1.0, layout="plain"
+                    )
+                    loss = -(weights_T[index_T] * stats.logprobs_T).sum()
+                    loss.backward()
                 entropy = (weights_T[index_T] * stats.entropy_T.detach()).sum()
                 losses.append(torch.stack([loss.detach(), entropy]))
         report = self.optimizer.step()

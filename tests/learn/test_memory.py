@@ -40,12 +40,17 @@ def test_recomputed_activations_change_nothing_else(family: str) -> None:
     assert not any(layer.training for layer in layers)
 
 
-def test_recomputed_activations_are_recomputed() -> None:
+@pytest.mark.parametrize("stage", ["rl", "sft"])
+def test_recomputed_activations_are_recomputed(stage: str) -> None:
     learner = a_learner(algorithm("rloo"), activation_checkpointing=True)
     calls: list[bool] = []
     attention = learner.policy.model.layers[0].self_attn  # type: ignore[union-attr,index]
     attention.register_forward_hook(lambda *_: calls.append(torch.is_grad_enabled()))  # type: ignore[union-attr,operator]
-    collect_gradients(learner, make_batch([[1.0, 0.0]], vocab_size=VOCAB))
+    batch = make_batch([[1.0, 0.0]], vocab_size=VOCAB)
+    if stage == "rl":
+        collect_gradients(learner, batch)
+    else:
+        learner.update_sft(batch)
     assert len(calls) == 2
 
 
