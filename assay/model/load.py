@@ -40,7 +40,7 @@ def load_model(config: ModelConfig, device: str | None, seed: int) -> LoadedMode
     Raises ModelError in one line for whatever cannot be loaded; MissingExtra for adapters without
     peft and GGUF files without gguf.
     """
-    _quiet()
+    silence_transformers()
     place = choose_device(device)
     dtype = choose_dtype(config.dtype, place)
     adapter = Path(config.path) / ADAPTER_FILE
@@ -178,7 +178,7 @@ def _gguf_of(source: str) -> Path | None:
     return None
 
 
-def _quiet() -> None:
+def silence_transformers() -> None:
     """Keep the library's progress bars and advice out of ours."""
     from transformers.utils import logging
 

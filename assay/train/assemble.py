@@ -158,6 +158,7 @@ def make_learner(
         epochs=rl.epochs if rl else 1,
         num_minibatches=rl.num_minibatches if rl else 1,
         seed=config.run.seed,
+        tokenizer=bench.loaded.tokenizer,
     )
 
 

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from assay.model.load import silence_transformers
 from assay.train import api
 
 PROBLEMS = "assay.data.tasks:chain_sums?num_terms=4"
 TRACES = "assay.data.tasks:imperfect_traces?num_terms=4&corrupted=0.15&guessed=0.5"
 NUM_HELDOUT = 200
+MAX_TOKENS = 48
 PRESENTATION = {"template": "base", "prompt_template": "{question}", "think": "free"}
 
 
@@ -108,6 +110,7 @@ def make_model(folder: Path, seed: int) -> Path:
         eos_token_id=257,
     )
     torch.manual_seed(seed)
+    silence_transformers()
     LlamaForCausalLM(config).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return folder
@@ -119,6 +122,7 @@ def cold_start(directory: Path, model: Path, seed: int) -> dict[str, Any]:
         "run": {"name": "demo-cold-start", "directory": str(directory), "seed": seed},
         "model": {"path": str(model)},
         "data": PRESENTATION,
+        "sampling": {"max_tokens": MAX_TOKENS},
         "sft": {"traces": [f"{TRACES}&size=40000&seed={seed}"], "tokens_per_step": 1600},
         "optimizer": {
             "learning_rate": 2e-3,
@@ -141,7 +145,7 @@ def reinforce(directory: Path, checkpoint: str, seed: int) -> dict[str, Any]:
             "heldout": [f"{PROBLEMS}&split=heldout&size={NUM_HELDOUT}&seed={seed}"],
             "verifier": "math*1.0 + think_format*0.1",
         },
-        "sampling": {"max_tokens": 48},
+        "sampling": {"max_tokens": MAX_TOKENS},
         "engine": {"num_slots": 128},
         "rl": {
             "steps": 300,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -13,6 +14,7 @@ from assay.data.curriculum import Curriculum
 from assay.data.traces import load_traces
 from assay.run.directory import Run
 from assay.run.guard import Guard
+from assay.run.report import write_report
 from assay.train.assemble import (
     Bench,
     choose_algorithm,
@@ -56,12 +58,12 @@ def run_rl(config: TrainConfig, source: Source) -> Path:
         layout = choose_layout(config, bench, problems.train)
         learner = make_learner(config, bench, num_updates(config.rl), algorithm, layout.layout)
         curriculum = Curriculum(problems.train, config.run.seed)
-        run = stack.enter_context(open_run(config, source, bench, config.rl.steps))
+        run = open_run(config, source, bench, config.rl.steps, stack)
         events.run = run
         run.attach(model=learner, curriculum=curriculum)
         for note in (*problems.notes, layout.reason):
             run.note(note)
-        run.event("assembled", layout=asdict(layout), slots=bench.generator.num_slots)
+        run.event("assembled", layout=asdict(layout), slots=config.engine.num_slots)
         bench.generator.load_policy(learner.policy, learner.policy_version)
         if run.step == 0:
             check_cold_start(run, bench, problems.train)
@@ -90,7 +92,7 @@ def run_sft(config: TrainConfig, source: Source) -> Path:
         groups = trace_groups(traces, bench.renderer)
         schedule = TraceSchedule(groups, config.sft, config.run.seed)
         learner = make_learner(config, bench, schedule.num_steps)
-        run = stack.enter_context(open_run(config, source, bench, schedule.num_steps))
+        run = open_run(config, source, bench, schedule.num_steps, stack)
         events.run = run
         run.attach(model=learner)
         run.note(f"{len(groups)} traces, {schedule.num_steps} steps")
@@ -99,11 +101,13 @@ def run_sft(config: TrainConfig, source: Source) -> Path:
     return run.folder
 
 
-def open_run(config: TrainConfig, source: Source, bench: Bench, num_steps: int) -> Run:
-    """Create the run's directory, or open the one to go on with."""
+def open_run(
+    config: TrainConfig, source: Source, bench: Bench, num_steps: int, stack: ExitStack
+) -> Run:
+    """Create the run's directory, or open the one to go on with; its report is written as it closes."""
     verifiers = bench.verifiers.describe()
     if source.resume is not None:
-        return Run.resume(
+        run = Run.resume(
             source.resume,
             overrides=source.overrides,
             verifiers=verifiers,
@@ -111,13 +115,24 @@ def open_run(config: TrainConfig, source: Source, bench: Bench, num_steps: int) 
             num_steps=num_steps,
             quiet=source.quiet,
         )
-    return Run.create(
-        config,
-        config_path=source.config_path,
-        verifiers=verifiers,
-        num_steps=num_steps,
-        quiet=source.quiet,
-    )
+    else:
+        run = Run.create(
+            config,
+            config_path=source.config_path,
+            verifiers=verifiers,
+            num_steps=num_steps,
+            quiet=source.quiet,
+        )
+    stack.callback(report_if_possible, run.folder)
+    return stack.enter_context(run)
+
+
+def report_if_possible(folder: Path) -> None:
+    """Write the report; a run that is over is not failed by a page that cannot be written."""
+    try:
+        write_report(folder)
+    except OSError as error:
+        print(f"warning: {folder}: no report ({error}); see assay report", file=sys.stderr)
 
 
 def advance(run: Run, step: Callable[[], None], bench: Bench, heldout: Sequence[Problem]) -> None:
