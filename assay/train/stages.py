@@ -61,6 +61,8 @@ def run_rl(config: TrainConfig, source: Source) -> Path:
         run = open_run(config, source, bench, config.rl.steps, stack)
         events.run = run
         run.attach(model=learner, curriculum=curriculum)
+        for name in ("score", "update"):  # their seconds become time/score and time/update
+            setattr(learner, name, run.clock.timed(name, getattr(learner, name)))
         for note in (*problems.notes, layout.reason):
             run.note(note)
         run.event("assembled", layout=asdict(layout), slots=config.engine.num_slots)
