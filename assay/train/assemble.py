@@ -154,6 +154,7 @@ def make_learner(
         temperature=config.sampling.temperature,
         layout=layout,
         max_tokens_per_micro_batch=stage.max_tokens_per_micro_batch,
+        keep_reference=rl is not None and config.guard.max_kl is not None,
         activation_checkpointing=config.model.activation_checkpointing,
         epochs=rl.epochs if rl else 1,
         num_minibatches=rl.num_minibatches if rl else 1,
