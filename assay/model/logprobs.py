@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from assay.errors import ModelError, message
+from assay.model.decoder import hidden_states, unwrap
 from assay.model.packing import Layout, MicroBatch
 
 LOGITS_AT_ONCE = 2**24
@@ -48,11 +49,6 @@ class Head:
         return cls(linear.weight, linear.bias, scale, softcap)
 
 
-def unwrap(model: nn.Module) -> Any:
-    """Return the causal model inside adapters; its layers still hold them."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore
-
-
 def token_logprobs(
     model: nn.Module,
     micro_batch: MicroBatch,
@@ -66,11 +62,7 @@ def token_logprobs(
     Both results carry gradient. The head is applied to predicting positions only, some tokens at a
     time, and its logits are computed again in the backward pass.
     """
-    inputs = micro_batch.inputs(layout)
-    decoder: Any = unwrap(model).get_decoder()
-    extra = {} if inputs.position_ids is None else {"position_ids": inputs.position_ids}
-    output = decoder(input_ids=inputs.tokens, attention_mask=inputs.mask, use_cache=False, **extra)
-    hidden_TD = output.last_hidden_state.flatten(0, 1).index_select(0, inputs.predict_T)
+    hidden_TD = hidden_states(model, micro_batch.inputs(layout))
     head = Head.of(model)
     logprobs_T, entropy_T = _HeadLogprobs.apply(  # pyright: ignore
         hidden_TD,

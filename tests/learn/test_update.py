@@ -82,7 +82,7 @@ def test_any_split_into_micro_batches_gives_the_same_gradient(name: str, max_tok
     [whole] = collect_gradients(a_learner(ROWS[name]), batch)
     parts = a_learner(ROWS[name], max_tokens_per_micro_batch=max_tokens)
     [split] = collect_gradients(parts, batch)
-    assert_same(split, whole, rtol=1e-5, atol=1e-7)
+    assert_same(split, whole, rtol=1e-4, atol=1e-6)
 
 
 def test_an_update_is_repeatable_to_the_bit() -> None:

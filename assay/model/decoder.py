@@ -1,0 +1,104 @@
+"""A model's hidden states at the positions that predict completion tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from assay.model.layouts import ModelInputs, Rectangle
+
+
+def unwrap(model: nn.Module) -> Any:
+    """Return the causal model inside adapters; its layers still hold them."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore
+
+
+def hidden_states(model: nn.Module, inputs: ModelInputs) -> Tensor:
+    """Return the last hidden state that predicts each completion token, [T, D], with gradient."""
+    decoder: Any = unwrap(model).get_decoder()
+    states: list[Tensor] = []
+    prompts = PromptCache()
+    if any(rectangle.parent_B is not None for rectangle in inputs.rectangles):
+        _let_caches_through(decoder)
+    for rectangle in inputs.rectangles:
+        if rectangle.parent_B is not None:
+            cache = BranchCache(prompts, rectangle.parent_B)
+        else:
+            cache = prompts = PromptCache()
+        options = _options(rectangle, cache, next(decoder.parameters()).dtype)
+        output = decoder(input_ids=rectangle.tokens, use_cache=False, **options)
+        states.append(output.last_hidden_state.flatten(0, 1))
+    hidden = states[0] if len(states) == 1 else torch.cat(states)
+    return hidden.index_select(0, inputs.predict_T)
+
+
+def _options(rectangle: Rectangle, cache: Cache, dtype: torch.dtype) -> dict[str, Any]:
+    if rectangle.mask is None:  # a row of its own: nothing is kept
+        return {}
+    mask = torch.zeros(rectangle.mask.shape, dtype=dtype, device=rectangle.mask.device)
+    mask.masked_fill_(~rectangle.mask, -torch.inf)  # added to scores by any kind of attention
+    options: dict[str, Any] = {"attention_mask": mask, "past_key_values": cache}
+    if rectangle.position_ids is not None:
+        options["position_ids"] = rectangle.position_ids
+    return options
+
+
+class PromptCache(Cache):
+    """Takes down the keys and values of prompts, each [P, H, L, D], as they are computed.
+
+    Taking them down twice is the same as once, so that layers can be computed again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Keep a layer's keys and values and return them."""
+        self.kept[layer_idx] = (key_states, value_states)
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Nothing precedes a prompt."""
+        return 0
+
+
+class BranchCache(Cache):
+    """Puts the keys and values of each row's prompt before its own; gradients flow into both."""
+
+    def __init__(self, prompts: PromptCache, parent_B: Tensor) -> None:
+        super().__init__(layers=[])
+        self.kept = prompts.kept
+        self.parent_B = parent_B
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Return a layer's keys and values, [B, H, prompt + own, D]."""
+        prompt_keys, prompt_values = self.kept[layer_idx]
+        return self._behind(prompt_keys, key_states), self._behind(prompt_values, value_states)
+
+    def _behind(self, prompt: Tensor, own: Tensor) -> Tensor:
+        if len(prompt) == 1:
+            return torch.cat([prompt.expand(len(own), -1, -1, -1), own], dim=2)
+        return torch.cat([prompt.index_select(0, self.parent_B), own], dim=2)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """How many positions the prompts take, padding included."""
+        return self.kept[layer_idx][0].shape[2] if self.kept else 0
+
+
+def _let_caches_through(decoder: nn.Module) -> None:
+    """Keep layers that recompute their activations from dropping our caches.
+
+    Transformers drops every cache there, since most would be written twice; ours may be.
+    """
+    for layer in decoder.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer._can_checkpoint_with_cache = True

@@ -1,0 +1,235 @@
+"""How the rows of a micro-batch are laid out for the model: rectangles, and how prompts are shared.
+
+    plain   every row is prompt + completion
+    tree    a prompt is computed once for its group; its completions then continue from the keys and
+            values it left behind
+
+Either way rows of alike length share a rectangle, so that little is padded, and the last token of a
+completion, which predicts nothing that is scored, is not fed at all. A tree is what one sequence of
+prompt and completions would be under a mask that hides siblings from each other, without the pairs
+of siblings that such a mask rules out: those grow with the square of the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Layout = Literal["tree", "plain"]
+
+RECTANGLE_TOKENS = {"cpu": (256, 1024), "cuda": (4096, 2**15)}
+"""By device: a rectangle of the first size takes no much shorter row, and none grows past the second.
+
+On a CPU a rectangle's activations should stay in its cache; on a GPU every launch should count.
+"""
+MUCH_SHORTER = 0.75
+
+
+@dataclass(frozen=True, eq=False)
+class Rectangle:
+    """One call of the model.
+
+    tokens: [B, L], padded on the right. position_ids: [B, L]; None: 0, 1, 2, ... parent_B: the row
+    of the last rectangle of prompts that each row continues; None: rows start afresh. mask:
+    [B, 1, L, K], True where a token sees another, those of its prompt first; None: causal.
+    """
+
+    tokens: Tensor
+    position_ids: Tensor | None = None
+    mask: Tensor | None = None
+    parent_B: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ModelInputs:
+    """All calls of the model for a micro-batch, in order, and where its tokens are predicted.
+
+    predict_T: for each completion token the place of the hidden state that predicts it, among those
+    of all rectangles one after another.
+    """
+
+    rectangles: tuple[Rectangle, ...]
+    predict_T: Tensor
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the model computes, padding included."""
+        return sum(rectangle.tokens.numel() for rectangle in self.rectangles)
+
+
+@dataclass(frozen=True, eq=False)
+class BatchShape:
+    """A batch's sizes on the host: lengths of prompts and rows, and each row's group."""
+
+    prompt_length_P: np.ndarray
+    group_R: np.ndarray
+    length_R: np.ndarray
+
+    @cached_property
+    def first_R(self) -> np.ndarray:
+        """Index of each row's first token."""
+        return np.cumsum(self.length_R) - self.length_R
+
+    @cached_property
+    def row_T(self) -> np.ndarray:
+        """The row of each token."""
+        return np.repeat(np.arange(len(self.length_R)), self.length_R)
+
+    @cached_property
+    def offset_T(self) -> np.ndarray:
+        """Index of each token within its row."""
+        return np.arange(len(self.row_T)) - self.first_R[self.row_T]
+
+    def rows_of(self, groups: Sequence[int]) -> list[np.ndarray]:
+        """Return the rows of each of these groups."""
+        first_P = np.searchsorted(self.group_R, groups)
+        last_P = np.searchsorted(self.group_R, groups, side="right")
+        return [np.arange(first, last) for first, last in zip(first_P, last_P, strict=True)]
+
+    def fill_with_groups(self, groups: Sequence[int], max_tokens: int) -> list[list[np.ndarray]]:
+        """Return a micro-batch's blocks of rows; a block shares one prompt, which is counted once.
+
+        A group that is too large is divided into blocks, and its prompt is repeated.
+        """
+        blocks: list[np.ndarray] = []
+        sizes: list[int] = []
+        for group, rows in zip(groups, self.rows_of(groups), strict=True):
+            prompt = int(self.prompt_length_P[group])
+            for first, last in fill(self.length_R[rows], max_tokens - prompt):
+                blocks.append(rows[first:last])
+                sizes.append(prompt + int(self.length_R[rows[first:last]].sum()))
+        return [blocks[first:last] for first, last in fill(np.array(sizes, np.int64), max_tokens)]
+
+    def fill_with_rows(self, groups: Sequence[int], max_tokens: int) -> list[list[np.ndarray]]:
+        """Return a micro-batch's blocks of rows, where every row counts its prompt."""
+        rows = np.concatenate([*self.rows_of(groups), np.zeros(0, np.int64)])
+        sizes = self.prompt_length_P[self.group_R[rows]] + self.length_R[rows]
+        parts = [rows[first:last] for first, last in fill(sizes, max_tokens)]
+        return [np.split(part, np.flatnonzero(np.diff(self.group_R[part])) + 1) for part in parts]
+
+
+def fill(sizes: np.ndarray, room: int) -> Iterator[tuple[int, int]]:
+    """Yield (first, last) of consecutive members that together fit, or of one that alone does not."""
+    first, total = 0, 0
+    for index, size in enumerate(sizes.tolist()):
+        if index > first and total + size > room:
+            yield first, index
+            first, total = index, 0
+        total += size
+    if first < len(sizes):
+        yield first, len(sizes)
+
+
+def plain_inputs(
+    shape: BatchShape, prompts: Sequence[Tensor], tokens_T: np.ndarray, device: torch.device
+) -> ModelInputs:
+    """Lay out every row as prompt + completion: padded on the right, attention needs no mask."""
+    prompt_R = shape.prompt_length_P[shape.group_R]
+    prompt_tokens = _flat(prompts)
+    first_prompt_R = (np.cumsum(shape.prompt_length_P) - shape.prompt_length_P)[shape.group_R]
+    before_R = np.zeros(len(prompt_R), np.int64)  # where a row's first token is predicted
+    rectangles: list[Rectangle] = []
+    base = 0
+    for rows in _of_alike(prompt_R + shape.length_R - 1, device, least=prompt_R):
+        prompt, fed = prompt_R[rows, None], np.maximum(shape.length_R[rows, None] - 1, 0)
+        column = np.arange(int((prompt + fed).max()))
+        before_R[rows] = base + np.arange(len(rows)) * len(column) + prompt[:, 0] - 1
+        tokens = _take(prompt_tokens, first_prompt_R[rows, None] + column, column < prompt)
+        own = shape.first_R[rows, None] + column - prompt
+        tokens += _take(tokens_T, own, (column >= prompt) & (column < prompt + fed))
+        rectangles.append(Rectangle(torch.from_numpy(tokens).to(device)))
+        base += tokens.size
+    predict_T = before_R[shape.row_T] + shape.offset_T
+    return ModelInputs(tuple(rectangles), torch.from_numpy(predict_T).to(device))
+
+
+def tree_inputs(
+    shape: BatchShape, prompts: Sequence[Tensor], tokens_T: np.ndarray, device: torch.device
+) -> ModelInputs:
+    """Lay out prompts in rectangles of their own, each followed by those of its completions."""
+    prompt_P, fed_R = shape.prompt_length_P, np.maximum(shape.length_R - 1, 0)
+    prompt_tokens, first_prompt_P = _flat(prompts), np.cumsum(prompt_P) - prompt_P
+    first_R, second_R = np.zeros((2, len(fed_R)), np.int64)  # where those tokens are predicted
+    rectangles: list[Rectangle] = []
+    base = 0
+    for groups in _of_alike(prompt_P, device):
+        length = int(prompt_P[groups].max())
+        parent_P = np.full(len(prompt_P), -1)
+        parent_P[groups] = np.arange(len(groups))
+        column = np.arange(length)
+        inside = column < prompt_P[groups, None]
+        tokens = _take(prompt_tokens, first_prompt_P[groups, None] + column, inside)
+        causal = torch.ones(1, 1, length, length, dtype=torch.bool, device=device).tril_()
+        rectangles.append(Rectangle(torch.from_numpy(tokens).to(device), mask=causal))
+        members = np.flatnonzero(parent_P[shape.group_R] >= 0)
+        parent_R = parent_P[shape.group_R]
+        first_R[members] = base + parent_R[members] * length
+        first_R[members] += prompt_P[shape.group_R[members]] - 1
+        base += tokens.size
+        members = members[fed_R[members] > 0]
+        for part in _of_alike(fed_R[members], device):
+            rows = members[part]
+            column = np.arange(int(fed_R[rows].max()))
+            inside = column < fed_R[rows, None]
+            second_R[rows] = base + np.arange(len(rows)) * len(column)
+            tokens = _take(tokens_T, shape.first_R[rows, None] + column, inside)
+            prompt = prompt_P[shape.group_R[rows], None]
+            rectangles.append(
+                Rectangle(
+                    torch.from_numpy(tokens).to(device),
+                    torch.from_numpy(np.where(inside, prompt + column, 0)).to(device),
+                    _branch_mask(torch.from_numpy(prompt).to(device), length, len(column)),
+                    torch.from_numpy(parent_R[rows]).to(device),
+                )
+            )
+            base += tokens.size
+    offset_T, row_T = shape.offset_T, shape.row_T
+    predict_T = np.where(offset_T == 0, first_R[row_T], second_R[row_T] + offset_T - 1)
+    return ModelInputs(tuple(rectangles), torch.from_numpy(predict_T).to(device))
+
+
+def _branch_mask(prompt_length_B1: Tensor, prompt_extent: int, length: int) -> Tensor:
+    """Return [B, 1, L, K]: a completion's token sees its prompt, without padding, and what precedes it."""
+    column = torch.arange(prompt_extent, device=prompt_length_B1.device)
+    seen = (column < prompt_length_B1)[:, None, None].expand(-1, 1, length, -1)
+    causal = torch.ones(length, length, dtype=torch.bool, device=seen.device).tril_()
+    return torch.cat([seen, causal.expand(len(seen), 1, -1, -1)], dim=3)
+
+
+def _of_alike(
+    length_B: np.ndarray, device: torch.device, least: np.ndarray | None = None
+) -> list[np.ndarray]:
+    """Return index arrays, ascending within each, of members for one rectangle each."""
+    if least is not None:  # a row without tokens still has its prompt
+        length_B = np.maximum(length_B, least)
+    enough, most = RECTANGLE_TOKENS.get(device.type, RECTANGLE_TOKENS["cuda"])
+    order = np.argsort(-length_B, kind="stable")
+    sorted_lengths = length_B[order].tolist()
+    parts: list[np.ndarray] = []
+    first = 0
+    for index, length in enumerate(sorted_lengths):
+        longest, count = sorted_lengths[first], index - first
+        full = (count + 1) * longest > most
+        if count and (full or (count * longest >= enough and length < MUCH_SHORTER * longest)):
+            parts.append(np.sort(order[first:index]))
+            first = index
+    if first < len(order):
+        parts.append(np.sort(order[first:]))
+    return parts
+
+
+def _flat(prompts: Sequence[Tensor]) -> np.ndarray:
+    return torch.cat([*prompts, torch.zeros(0, dtype=torch.int64)]).numpy()
+
+
+def _take(source: np.ndarray, index: np.ndarray, inside: np.ndarray) -> np.ndarray:
+    """Return ``source[index]`` where inside, 0 elsewhere."""
+    found = np.zeros(inside.shape, np.int64)
+    found[inside] = source[index[inside]]
+    return found
