@@ -15,7 +15,7 @@ from assay.model.load import silence_transformers
 from assay.train import api
 
 PROBLEMS = "assay.data.tasks:chain_sums?num_terms=4"
-TRACES = "assay.data.tasks:imperfect_traces?num_terms=4&corrupted=0.15&guessed=0.5"
+TRACES = "assay.data.tasks:imperfect_traces?num_terms=4&corrupted=0.15&guessed=0.55&bare=1"
 NUM_HELDOUT = 200
 MAX_TOKENS = 48
 PRESENTATION = {"template": "base", "prompt_template": "{question}", "think": "free"}
@@ -123,7 +123,7 @@ def cold_start(directory: Path, model: Path, seed: int) -> dict[str, Any]:
         "model": {"path": str(model)},
         "data": PRESENTATION,
         "sampling": {"max_tokens": MAX_TOKENS},
-        "sft": {"traces": [f"{TRACES}&size=40000&seed={seed}"], "tokens_per_step": 1600},
+        "sft": {"traces": [f"{TRACES}&size=60000&seed={seed}"], "tokens_per_step": 1600},
         "optimizer": {
             "learning_rate": 2e-3,
             "warmup_steps": 50,

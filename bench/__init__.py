@@ -1,0 +1,1 @@
+"""Measurements: each is one command that prints its figures."""
