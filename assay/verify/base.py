@@ -145,10 +145,18 @@ def _of_function(function: Callable[..., Any], name: str, module: str) -> Verifi
     except (TypeError, ValueError):
         parameters = []
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if parameters and len(positional) < 2 and not any(p.kind == p.VAR_POSITIONAL for p in parameters):
+    if (
+        parameters
+        and len(positional) < 2
+        and not any(p.kind == p.VAR_POSITIONAL for p in parameters)
+    ):
         names = ", ".join(p.name for p in parameters)
         raise VerifierError(
-            message(f"verifier {name}", f"parameters ({names})", "(problem, completion) or (problem, group)")
+            message(
+                f"verifier {name}",
+                f"parameters ({names})",
+                "(problem, completion) or (problem, group)",
+            )
         )
     takes = "group" if len(positional) > 1 and positional[1].name == "group" else "completion"
     version = getattr(function, "version", 1)
@@ -214,7 +222,9 @@ def _of_mapping(result: Mapping[str, Any]) -> Part:
         raise ValueError('accepted: a dict with the key "score"')
     if result["score"] is None:
         return Part.not_judged("unavailable", _text(result.get("detail") or "the score is None"))
-    rest = {k: v for k, v in result.items() if k not in ("score", "extracted", "detail", "components")}
+    rest = {
+        k: v for k, v in result.items() if k not in ("score", "extracted", "detail", "components")
+    }
     return Part(
         _number(result["score"]),
         extracted=_optional_text(result.get("extracted")),

@@ -25,9 +25,24 @@ from assay.verify.symbolic import same_expression, same_union
 
 MAX_PARTS = 64
 
-_RELATION = re.compile(r"[<>]|\\le |\\ge |\\ne |\\in |\\cup|\\cap|\\setminus|\\approx|\\subset|\\mid|\\to ")
+_RELATION = re.compile(
+    r"[<>]|\\le |\\ge |\\ne |\\in |\\cup|\\cap|\\setminus|\\approx|\\subset|\\mid|\\to "
+)
 _BASED = re.compile(r"(\d[0-9A-Za-z]{0,200})_\{?(\d\d?)\}?")
-_FUNCTION_WORDS = {"sin", "cos", "tan", "log", "exp", "sqrt", "pi", "max", "min", "mod", "gcd", "lcm"}
+_FUNCTION_WORDS = {
+    "sin",
+    "cos",
+    "tan",
+    "log",
+    "exp",
+    "sqrt",
+    "pi",
+    "max",
+    "min",
+    "mod",
+    "gcd",
+    "lcm",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +91,7 @@ def _same_structure(a: str, b: str) -> bool:
         return equivalent(value_a, value_b)
     if label_a and not label_b and not _has_relation(b):
         return equivalent(value_a, b)
-    if not label_a and not _has_relation(a) and (label_b or "=" in b and not _is_bare_list(b)):
+    if not label_a and not _has_relation(a) and (label_b or ("=" in b and not _is_bare_list(b))):
         value = value_b if label_b else split_equals(b)[-1]
         if value and value != b:
             return equivalent(a, value)
@@ -160,7 +175,9 @@ def read_parts(text: str) -> Parts | None:
     return _parts("list", expanded, "") if len(expanded) > 1 else None
 
 
-def _parts(kind: Literal["list", "set", "tuple"], pieces: list[str], brackets: str, label: str = "") -> Parts:
+def _parts(
+    kind: Literal["list", "set", "tuple"], pieces: list[str], brackets: str, label: str = ""
+) -> Parts:
     if kind == "set":
         pieces = [each for piece in pieces for each in _plus_minus(piece)]
     labeled = [strip_label(piece) for piece in pieces]
@@ -194,7 +211,9 @@ def _same_parts(gold: Parts | None, found: Parts | None, a: str, b: str) -> bool
     if gold.kind == "tuple" and same_kind:
         if len(gold.items) != len(found.items):
             return False
-        if gold.brackets != found.brackets and (len(gold.items) == 2 or _mixed(gold) or _mixed(found)):
+        if gold.brackets != found.brackets and (
+            len(gold.items) == 2 or _mixed(gold) or _mixed(found)
+        ):
             return False
         return all(map(equivalent, gold.items, found.items))
     if "tuple" in (gold.kind, found.kind):
@@ -219,7 +238,8 @@ def _same_collection(gold: Parts, found: Parts) -> bool:
     if gold.ordered_by_label and found.ordered_by_label and set(gold.labels) == set(found.labels):
         by_label = dict(zip(found.labels, found.items, strict=True))
         return all(
-            equivalent(item, by_label[label]) for label, item in zip(gold.labels, gold.items, strict=True)
+            equivalent(item, by_label[label])
+            for label, item in zip(gold.labels, gold.items, strict=True)
         )
     if gold.ordered_by_label or found.ordered_by_label:
         same_length = len(gold.items) == len(found.items)

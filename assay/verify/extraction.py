@@ -14,7 +14,7 @@ from assay.verify.plain_numbers import read_number
 
 Fallback = Literal["sentence", "last_number", "none"]
 
-MAX_SCANNED = 200_000  # characters at the end of a text in which an answer is looked for
+MAX_SCANNED = 100_000  # characters at the end of a text in which an answer is looked for
 MAX_ANSWER = 1000
 MAX_SHORT = 80
 
@@ -34,9 +34,9 @@ class Commitment:
 
 
 _SPECIAL = re.compile(r"<\|[^|<>]{1,40}\|>|</s>|<eos>|<end_of_turn>|<｜[^｜]{1,40}｜>")
-_HOPE = re.compile(r"\s*I hope (?:it|this) (?:is correct|helps)[.!]*\s*$", re.IGNORECASE)
+_HOPE = re.compile(r"\bI hope (?:it|this) (?:is correct|helps)[.!]*$", re.IGNORECASE)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{|\\?[\w.]+)")
-_TAGS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_SPACES = re.compile(r"[ \t]{3,}|\n{3,}")
 _JOINING = re.compile(
     r"^(?:[\s,;.&$]|\\[\[\]()]|\\q?quad|\\[,;:! n]|\\\\|\\text\s*\{\s*(?:and|or|,)\s*\}"
     r"|(?:and|or|alternatively|maybe|perhaps)\b|[A-Za-z]\w*(?:_\{?\w+\}?)?\s*(?:\(\w\))?\s*=)*$",
@@ -44,25 +44,32 @@ _JOINING = re.compile(
 )
 _OR = re.compile(r"\b(?:or|alternatively|maybe|perhaps|possibly|either)\b", re.IGNORECASE)
 
+_GAP = r"[\s*]{0,8}"
 _ANCHORS = (
-    # 0: how a line that holds an answer begins; 1: how a sentence says it
-    r"####\s*",
-    r"^\W{0,6}(?:(?:the\s+)?final\s+answer|answer|ans|final|A)\s*(?:\*\*)?\s*[:：]\s*(?:\*\*)?",
-    r"\bfinal\s+answer\s*(?:\*\*)?\s*(?:[:：]|is\b[:：]?|\n)\s*(?:\*\*)?",
-    r"\b(?:answer|result)\b(?:\s+(?!is\b)[\w'$\\{}()^/,-]+){0,8}?\s*(?:\*\*)?\s*(?:\bis\b|=|\bequals\b)\s*(?:\*\*)?[:：]?",
-    r"\banswer\s*(?:\*\*)?\s*[:：]\s*(?:\*\*)?",
-    r"(?:答案|答え|答|正解|الجواب|الإجابة|정답|답|उत्तर)\s*(?:是|为|為|は|هو|هي|은|는)?\s*[:：]?",
-    r"(?:r[ée]ponse|respuesta|antwort|risposta|resposta|ответ|odpowied[źz]|cevap|jawaban|svar|antwoord)"
-    r"\s*(?:finale?|final)?\s*(?:est|es|ist|è|é|är|is|[:：—=-])+\s*[:：]?",
+    # 0: how a line that holds an answer begins; then how a sentence says it, in several languages
+    r"####",
+    rf"^\W{{0,6}}(?:(?:the\s)?final\sanswer|answer|ans|final|A){_GAP}[:：]{_GAP}",
+    rf"\bfinal\s{{1,3}}answer{_GAP}(?:[:：]|is\b[:：]?|\n){_GAP}",
+    rf"\b(?:answer|result)\b(?:\s{{1,3}}(?!is\b)[\w'$\\{{}}()^/,-]{{1,40}}){{0,8}}?{_GAP}(?:\bis\b|=|\bequals\b){_GAP}[:：]?",
+    rf"\banswer{_GAP}[:：]{_GAP}",
+    r"(?:答案|答え|答|正解|الجواب|الإجابة|정답|답|उत्तर)\s{0,3}(?:是|为|為|は|هو|هي|은|는)?\s{0,3}[:：]?",
+    r"\b(?:r[ée]ponse|respuesta|antwort|risposta|resposta|ответ|odpowied[źz]|cevap|jawaban|svar|antwoord)"
+    r"\s{0,3}(?:finale?|final)?\s{0,3}(?:est\b|es\b|ist\b|è|é|är\b|is\b|[:：—=-]){1,3}\s{0,3}[:：]?",
 )
-_ANCHOR = re.compile("|".join(f"(?:{pattern})" for pattern in _ANCHORS), re.IGNORECASE | re.MULTILINE)
+_ANCHOR = re.compile(
+    "|".join(f"(?:{pattern})" for pattern in _ANCHORS), re.IGNORECASE | re.MULTILINE
+)
 
-_DISPLAY = r"\$\$.+?\$\$|\\\[.+?\\\]"
-_INLINE = r"(?<![\\\d])\$(?!\s*\d[\d.,]*\s+[a-z]{2})[^$\n]+?(?<!\\)\$|\\\(.+?\\\)"
+_DISPLAY = r"\$\$.{1,1000}?\$\$|\\\[.{1,1000}?\\\]"
+_INLINE = r"(?<![\\\d])\$(?!\s*\d[\d.,]*\s+[a-z]{2})[^$\n]{1,1000}?(?<!\\)\$|\\\(.{1,1000}?\\\)"
 _MATH = re.compile(f"{_DISPLAY}|{_INLINE}", re.DOTALL)
-_JOINED_MATH = re.compile(rf"(?:{_DISPLAY}|{_INLINE})(?:\s*(?:,|and|or|, and)\s*(?:{_DISPLAY}|{_INLINE}))*", re.DOTALL)
+_JOINED_MATH = re.compile(
+    rf"(?:{_DISPLAY}|{_INLINE})(?:\s*(?:,|and|or|, and)\s*(?:{_DISPLAY}|{_INLINE}))*", re.DOTALL
+)
 _BOLD = re.compile(r"\*\*(.+?)\*\*", re.DOTALL)
-_BARE = re.compile(r"-?\\[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}|-?\d*\\sqrt\s*\{[^{}]*\}")
+_BARE = re.compile(
+    r"-?\\[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}|(?:(?<!\d)-?\d{1,20})?\\sqrt\s*\{[^{}]*\}"
+)
 _NUMBER = re.compile(
     r"(?<![A-Za-z0-9_.^{/\\])(?:[€£¥₹]|\\?\$)?\s?[-−]?(?:\\?\$)?"
     r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,3}(?: \d{3})+(?!\d)|\d+[.,]\d+|\.\d+|\d+)"
@@ -71,8 +78,24 @@ _NUMBER = re.compile(
 )
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=\D|\d+\.\s)|(?<=[。！？؟।])\s*|\n+")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
-_SPOKEN = re.compile(r"\\(?:begin|end)\s*\{[^{}]*\}|\\(?:text|mbox|mathrm|textbf|mathbf|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+")
-_MATH_WORDS = {"and", "or", "pi", "sqrt", "sin", "cos", "tan", "log", "ln", "exp", "infinity", "inf", "mod"}
+_SPOKEN = re.compile(
+    r"\\(?:begin|end)\s*\{[^{}]*\}|\\(?:text|mbox|mathrm|textbf|mathbf|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+"
+)
+_MATH_WORDS = {
+    "and",
+    "or",
+    "pi",
+    "sqrt",
+    "sin",
+    "cos",
+    "tan",
+    "log",
+    "ln",
+    "exp",
+    "infinity",
+    "inf",
+    "mod",
+}
 
 
 def find_answer(text: str, fallback: Fallback = "sentence") -> Commitment | None:
@@ -82,25 +105,44 @@ def find_answer(text: str, fallback: Fallback = "sentence") -> Commitment | None
     an answer. ``sentence``: the value of its last sentence, where that sentence has just one;
     ``last_number``: the last number; ``none``: nothing.
     """
-    text = text[-MAX_SCANNED:]
+    text = _SPACES.sub(lambda m: m[0][:2], text[-MAX_SCANNED:].strip())
     if "<" in text:
         text = _SPECIAL.split(text, maxsplit=1)[0] if _SPECIAL.search(text) else text
-    text = _HOPE.sub("", text).strip()
+    text = _HOPE.sub("", text.rstrip()).strip()
     if not text:
         return None
     marked = _boxes(text) if "boxed" in text or "fbox" in text else []
-    marked += [(m.start(), m.end(), m[1]) for m in _TAGS.finditer(text)] if "<" in text else []
+    marked += _tags(text) if "</" in text else []
     found, end = _last_run(text, sorted(marked))
-    phrase = _phrase(text, end, only_values=found is not None)
-    if phrase is not None:
-        return phrase
-    if found is not None or marked:
-        return found
+    found = _phrase(text, end, only_values=found is not None) or found
+    if found is None and not marked:
+        found = _unmarked(text, fallback)
+    return found if found and all(len(part) <= MAX_ANSWER for part in found.parts) else None
+
+
+def _unmarked(text: str, fallback: Fallback) -> Commitment | None:
+    """Return the answer of a text in which nothing marks one."""
     if _is_answer_alone(text):
         return Commitment((text,))
     if fallback == "none":
         return None
     return _of_sentence(text) if fallback == "sentence" else _last_number(text)
+
+
+def _tags(text: str) -> list[tuple[int, int, str]]:
+    """Return (start, end, content) of every closed pair of answer tags, innermost only."""
+    opening, closing = "<answer>", "</answer>"
+    lowered = text.lower()
+    if len(lowered) != len(text):  # a character whose lower case is longer
+        lowered = text
+    found: list[tuple[int, int, str]] = []
+    position = 0
+    while (end := lowered.find(closing, position)) >= 0:
+        start = lowered.rfind(opening, position, end)
+        if start >= 0:
+            found.append((start, end + len(closing), text[start + len(opening) : end]))
+        position = end + len(closing)
+    return found
 
 
 def _boxes(text: str) -> list[tuple[int, int, str]]:
@@ -192,7 +234,9 @@ def _content_after(text: str, position: int) -> str:
     if display:
         return display[0]
     line = rest.partition("\n")[0]
-    sentence = re.split(r"(?<!\b[A-Z])\.\s+(?=[A-Z\W])|[。！？]|(?<=\D)[!?](?=\s|$)|\s+####", line, maxsplit=1)[0]
+    sentence = re.split(
+        r"(?<!\b[A-Z])\.\s+(?=[A-Z\W])|[。！？]|(?<=\D)[!?](?=\s|$)|\s+####", line, maxsplit=1
+    )[0]
     return sentence.strip().strip("*").rstrip(".。").strip()
 
 
@@ -203,10 +247,16 @@ def _is_answer_alone(text: str) -> bool:
         return False
     if read_number(text.rstrip(".")) is not None:
         return True
-    words = [word for word in _WORD.findall(_SPOKEN.sub(" ", text)) if word.lower() not in _MATH_WORDS]
+    words = [
+        word for word in _WORD.findall(_SPOKEN.sub(" ", text)) if word.lower() not in _MATH_WORDS
+    ]
     if not re.search(r"[\d=+^\\$]", text):
         return len(words) <= 4 and len(text) <= MAX_SHORT
-    if len(words) > 1 or (words and len(text) > MAX_SHORT) or re.search(r"[^\W\d_a-zA-Z]{2,}", text):
+    if (
+        len(words) > 1
+        or (words and len(text) > MAX_SHORT)
+        or re.search(r"[^\W\d_a-zA-Z]{2,}", text)
+    ):
         return False
     return not re.search(r"[?؟]|[A-Za-z][.!]\s", text)
 

@@ -113,14 +113,16 @@ def _ascii_like(text: str) -> str:
         elif character in _SUBSCRIPTS:
             pieces.append("_{" + _SUBSCRIPTS[character] + "}")
         elif character in _FRACTIONS:
-            pieces.append(r"\frac{%d}{%d}" % _FRACTIONS[character])
+            pieces.append(r"\frac{{{}}}{{{}}}".format(*_FRACTIONS[character]))
         elif character in _CHARACTERS:
             pieces.append(_CHARACTERS[character])
         elif character.isdigit() and not character.isascii():
             pieces.append(str(unicodedata.digit(character)))
         else:
             pieces.append(character)
-    text = re.sub(r"√\s*\(([^()]*)\)|√\s*(\w+)", lambda m: rf"\sqrt{{{m[1] or m[2]}}}", "".join(pieces))
+    text = re.sub(
+        r"√\s*\(([^()]*)\)|√\s*(\w+)", lambda m: rf"\sqrt{{{m[1] or m[2]}}}", "".join(pieces)
+    )
     return unicodedata.normalize("NFKC", text)
 
 
@@ -241,7 +243,11 @@ def strip_label(text: str) -> tuple[str, str]:
     if len(pieces) == 2 and all(pieces):
         if is_label(pieces[0]):
             return squeeze(pieces[0]), pieces[1]
-        if is_label(pieces[1]) and any(c.isdigit() for c in pieces[0]) and not re.search(r"[A-Za-z]", pieces[0]):
+        if (
+            is_label(pieces[1])
+            and any(c.isdigit() for c in pieces[0])
+            and not re.search(r"[A-Za-z]", pieces[0])
+        ):
             return squeeze(pieces[1]), pieces[0]
     if len(pieces) == 1 and r"\in " in text:
         name, _, value = text.partition(r"\in ")

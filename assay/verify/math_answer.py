@@ -88,7 +88,11 @@ def agrees(gold_text: str, commitment: Commitment) -> bool:
     if len(parts) == 1:
         if equivalent(gold, parts[0]):
             return True
-        if commitment.phrase and commitment.phrase != parts[0] and _same_text(gold, commitment.phrase):
+        if (
+            commitment.phrase
+            and commitment.phrase != parts[0]
+            and _same_text(gold, commitment.phrase)
+        ):
             return True
     elif is_single(gold):
         return all(equivalent(gold, part) for part in parts)

@@ -36,29 +36,46 @@ for _dimension, _sizes in {
         for _name in _group[0].split():
             _UNITS[_name] = (_dimension, Fraction(_group[1]))
 _UNITS |= {"am": ("morning", Fraction(1)), "pm": ("afternoon", Fraction(1))}
-_UNITS |= {"°": ("angle", Fraction(1)), "degree": ("angle", Fraction(1)), "degrees": ("angle", Fraction(1))}
+_UNITS |= {
+    "°": ("angle", Fraction(1)),
+    "degree": ("angle", Fraction(1)),
+    "degrees": ("angle", Fraction(1)),
+}
 
 _SHORT = {"ft", "sq", "cu", "kW", "Hz", "hz", "AM", "PM", "GB", "MB", "kB", "TB"}
-_SHORT |= {"N", "J", "W", "V", "C", "F", "A", "K", "Pa", "mol", "kJ", "eV", "cc", "pt", "gal", "rs", "Rs"}
-_NOT_UNITS = set(
+_SHORT |= {
+    "N",
+    "J",
+    "W",
+    "V",
+    "C",
+    "F",
+    "A",
+    "K",
+    "Pa",
+    "mol",
+    "kJ",
+    "eV",
+    "cc",
+    "pt",
+    "gal",
+    "rs",
+    "Rs",
+}
+_OTHER_WORDS = (
     "pi sin cos tan sec csc cot arcsin arccos arctan log ln exp sqrt mod choose to times plus minus over"
-    " divided and or abs max gcd lcm det xyz abc abcd xyzw"
-    " thousand million billion trillion hundred half not is".split()
+    " divided and or abs max gcd lcm det xyz abc abcd xyzw thousand million billion trillion hundred half not is"
 )
-_WORDS = dict(
-    zip(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
-        " sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety".split(),
-        [*range(20), *range(20, 100, 10)],
-        strict=True,
-    )
+_NOT_UNITS = set(_OTHER_WORDS.split())
+_NUMERALS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+    " seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety"
 )
+_WORDS = dict(zip(_NUMERALS.split(), [*range(20), *range(20, 100, 10)], strict=True))
 _SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 
 _SIMPLE = re.compile(r"-?\d{1,18}")
-_DECIMAL = (
-    r"(?:(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,3}(?:[ ]\d{3})+(?:\.\d+)?|\d+,\d+|\d+\.\d+|\d+\.|\.\d+|\d+)(?![\d,]))"
-)
+_DECIMAL = r"(?:(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,3}(?:[ ]\d{3})+(?:\.\d+)?|\d+,\d+|\d+\.\d+|\d+\.|\.\d+|\d+)(?![\d,]))"
 _NUMBER = re.compile(
     rf"""(?P<sign>[+-]?)\s*(?:[€£¥₹₽₩]|US\$)?\s*(?P<inner>[+-]?)\s*(?:
     (?P<whole>\d+)\s*\\frac\s*\{{\s*(?P<mtop>\d+)\s*\}}\s*\{{\s*(?P<mbottom>\d+)\s*\}}
@@ -71,7 +88,9 @@ _NUMBER = re.compile(
     )\s*(?P<tail>.*)""",
     re.VERBOSE | re.DOTALL,
 )
-_TAIL_WORD = re.compile(r"(?P<name>[A-Za-z]+|°)(?P<dot>\.?)(?:\s*\^\s*\{?\s*(?P<power>-?[123])\s*\}?)?")
+_TAIL_WORD = re.compile(
+    r"(?P<name>[A-Za-z]+|°)(?P<dot>\.?)(?:\s*\^\s*\{?\s*(?P<power>-?[123])\s*\}?)?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +143,10 @@ def _from_match(match: re.Match[str]) -> PlainNumber | None:
         top, bottom = match["mtop"] or match["mtop2"], match["mbottom"] or match["mbottom2"]
         return PlainNumber(int(whole) + Fraction(int(top), int(bottom)))
     if match["top"] or match["top2"]:
-        top, bottom = _decimal(match["top"] or match["top2"]), _decimal(match["bottom"] or match["bottom2"])
+        top, bottom = (
+            _decimal(match["top"] or match["top2"]),
+            _decimal(match["bottom"] or match["bottom2"]),
+        )
         return PlainNumber(top.value / bottom.value)
     if again := match["again"]:
         once = match["once"]
@@ -136,7 +158,9 @@ def _from_match(match: re.Match[str]) -> PlainNumber | None:
         return number
     if len(power) > 4:
         return None
-    return PlainNumber(number.value * Fraction(10) ** int(power), number.digits or len(match["decimal"]))
+    return PlainNumber(
+        number.value * Fraction(10) ** int(power), number.digits or len(match["decimal"])
+    )
 
 
 def _decimal(text: str) -> PlainNumber:
@@ -146,7 +170,9 @@ def _decimal(text: str) -> PlainNumber:
     listed = False
     if "," in text:
         head, _, last = text.rpartition(",")
-        thousands = re.fullmatch(r"[1-9]\d{0,2}(?:,\d{3})*", head) and re.fullmatch(r"\d{3}(?:\.\d+)?", last)
+        thousands = re.fullmatch(r"[1-9]\d{0,2}(?:,\d{3})*", head) and re.fullmatch(
+            r"\d{3}(?:\.\d+)?", last
+        )
         if thousands:
             text = text.replace(",", "")
         else:
@@ -176,7 +202,9 @@ def _read_tail(tail: str, attached: bool) -> tuple[bool, str, bool]:
         match = _TAIL_WORD.match(tail, position)
         if match is None or not _is_unit(match["name"], match["power"], attached and not names):
             return False, "", False
-        names.append(match["name"] + (f"^{match['power']}" if match["power"] not in (None, "1") else ""))
+        names.append(
+            match["name"] + (f"^{match['power']}" if match["power"] not in (None, "1") else "")
+        )
         position = match.end()
         while position < len(tail) and tail[position] in " /-'":
             position += 1
@@ -189,19 +217,25 @@ def _is_unit(name: str, power: str | None, attached: bool) -> bool:
     if name in _NOT_UNITS:
         return False
     if len(name) == 1:
-        return name == "°" or name in "msghLNJWVCFAK" and (not attached or bool(power))
+        return name == "°" or (name in "msghLNJWVCFAK" and (not attached or bool(power)))
     known = name in _UNITS or name in _SHORT
     return known or (len(name) > 2 and not attached)
 
 
-_LAST_WORD = re.compile(r"(?<=[\w})\]°])[\s/]+([A-Za-z]{2,}|[msgh])\.?(?:\s*\^\s*\{?\s*-?[123]\s*\}?)?$")
+_LAST_WORD = re.compile(
+    r"(?<=[\w})\]°])[\s/]+([A-Za-z]{2,}|[msgh])\.?(?:\s*\^\s*\{?\s*-?[123]\s*\}?)?$"
+)
 
 
 def strip_unit(text: str) -> str:
     """Return a canonical formula without the unit words that follow it."""
     for _ in range(4):
         match = _LAST_WORD.search(text)
-        if match is None or not _is_unit(match[1], None, False) or not re.search(r"[\d\\]", text[: match.start()]):
+        if (
+            match is None
+            or not _is_unit(match[1], None, False)
+            or not re.search(r"[\d\\]", text[: match.start()])
+        ):
             break
         text = text[: match.start()]
     return text.strip()
@@ -250,7 +284,10 @@ def same_number(gold: PlainNumber, number: PlainNumber) -> bool:
 
 def _conversion(source: str, target: str) -> Fraction | None:
     """Return what to multiply by; 1 where a unit is unknown, None where the dimensions differ."""
-    (source_name, source_power), (target_name, target_power) = _unit_power(source), _unit_power(target)
+    (source_name, source_power), (target_name, target_power) = (
+        _unit_power(source),
+        _unit_power(target),
+    )
     if source_name not in _UNITS or target_name not in _UNITS:
         return Fraction(1)
     (dimension, size), (other, other_size) = _UNITS[source_name], _UNITS[target_name]

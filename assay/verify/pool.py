@@ -233,7 +233,9 @@ class Pool:
     def _until_deadline(self) -> float:
         now = time.monotonic()
         waits = [
-            w.since + self._allowance(w) - now if w.overdue is None else w.overdue + CONFIRMATION - now
+            w.since + self._allowance(w) - now
+            if w.overdue is None
+            else w.overdue + CONFIRMATION - now
             for w in self.workers
         ]
         return max(0.0, min(waits, default=0.0)) + 0.001
@@ -270,7 +272,9 @@ class Pool:
         if not worker.ready:
             self._failed_starts += 1
             if self._failed_starts >= MAX_FAILED_STARTS:
-                raise WorkerDied(f"a verifier worker does not start ({_cause(code)}): {said or detail}")
+                raise WorkerDied(
+                    f"a verifier worker does not start ({_cause(code)}): {said or detail}"
+                )
         culprit: tuple[Task, Unit] | None = None
         if worker.ready and worker.tasks:
             task = worker.tasks[0]

@@ -52,7 +52,9 @@ def take_frames(buffer: bytearray) -> Iterator[bytes]:
 def encode_group(group: Group, text_only: bool) -> bytes:
     """Pickle what verifiers need of a group; tokens and the prompt only where one reads them."""
     if not text_only:
-        return pickle.dumps((group.problem, group.prompt, group.completions), pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps(
+            (group.problem, group.prompt, group.completions), pickle.HIGHEST_PROTOCOL
+        )
     slim = [(c.id, c.text, c.finish_reason, c.policy_version, c.think) for c in group.completions]
     return pickle.dumps((group.problem, None, slim), pickle.HIGHEST_PROTOCOL)
 
@@ -99,9 +101,9 @@ def encode_part(part: Part) -> list[Any]:
 
 def decode_part(data: Sequence[Any]) -> Part:
     """Return the part of `encode_part`."""
-    *head, components, steps, seconds = data
-    scores = tuple(StepScore(float(score), int(end)) for score, end in steps)
-    return Part(*head, components, scores, seconds)
+    value, score, passed, reason, extracted, detail, components, steps, seconds = data
+    ends = tuple(StepScore(float(each), int(end)) for each, end in steps)
+    return Part(value, score, passed, reason, extracted, detail, components, ends, seconds)
 
 
 def dump_reply(*reply: Any) -> bytes:

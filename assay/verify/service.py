@@ -125,7 +125,8 @@ class VerifierService:
         self.check([None])
         cards = {card.name: card for card in self._cards.values() if not card.error}
         return {
-            name: {"version": card.version, "hash": card.hash} for name, card in sorted(cards.items())
+            name: {"version": card.version, "hash": card.hash}
+            for name, card in sorted(cards.items())
         }
 
     @property
@@ -293,9 +294,7 @@ def _built_in_card(name: str) -> Card:
         verifier = resolve(name)
     except VerifierError as error:
         return Card(name, error=str(error))
-    return Card(
-        verifier.name, verifier.version, verifier.hash, verifier.takes, verifier.text_only
-    )
+    return Card(verifier.name, verifier.version, verifier.hash, verifier.takes, verifier.text_only)
 
 
 def _close_in(process: int, pool: Pool) -> None:

@@ -28,7 +28,9 @@ ROUNDED_CLOSE = 1.001e-6  # a decimal against a number that it cannot hold
 
 _EXPONENT = re.compile(r"\^\s*\{?\s*[+-]?\s*(\d+)")
 _FACTORIAL = re.compile(r"(\d+)\s*!|([)\]}!])\s*!")
-_TOWER = re.compile(r"\^\s*\{?\s*\(?\s*\d+\s*\)?\s*\^|\^\s*\{[^{}]*\d\s*\^|[)}]\s*\^\s*\{?\s*\d\d\d")
+_TOWER = re.compile(
+    r"\^\s*\{?\s*\(?\s*\d+\s*\)?\s*\^|\^\s*\{[^{}]*\d\s*\^|[)}]\s*\^\s*\{?\s*\d\d\d"
+)
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)")
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*°")
 _BINOMIAL = re.compile(r"\\[dt]?binom\s*\{?\s*(\d+)")
@@ -48,7 +50,9 @@ def too_big(text: str) -> str:
         return "nested too deeply"
     if any(len(e) > 9 or int(e) > MAX_EXPONENT for e in _EXPONENT.findall(text)):
         return f"an exponent above {MAX_EXPONENT}"
-    if _power_depth(text) > 2 or (_TOWER.search(text) and any(int(e) > 6 for e in _EXPONENT.findall(text))):
+    if _power_depth(text) > 2 or (
+        _TOWER.search(text) and any(int(e) > 6 for e in _EXPONENT.findall(text))
+    ):
         return "a tower of powers"
     for number, closing in _FACTORIAL.findall(text):
         if closing or len(number) > 9 or int(number) > MAX_FACTORIAL:
@@ -101,7 +105,12 @@ def parse_latex(text: str) -> Any:
 
     # Units are taken off before: math-verify's own list would read the variable in 3c as one.
     normalization = NormalizationConfig(
-        basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
+        basic_latex=True,
+        units=False,
+        malformed_operators=True,
+        nits=True,
+        boxed="none",
+        equations=False,
     )
     config = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=normalization)
     if _TRIGONOMETRIC.search(text):
@@ -266,6 +275,7 @@ def _is_tiny(expression: Any) -> bool:
 def _done(expression: Any) -> Any:
     try:
         return expression.doit()
-    except Exception:  # as math-verify does: an object that cannot be evaluated is compared as it is
+    except (
+        Exception
+    ):  # as math-verify does: an object that cannot be evaluated is compared as it is
         return expression
-

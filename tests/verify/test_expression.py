@@ -1,0 +1,76 @@
+"""Verifier expressions: grammar, weights, and complaints that name the column."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assay.errors import VerifierError
+from assay.verify.expression import BUILT_IN, Term, parse_expression
+
+
+@pytest.mark.parametrize(
+    ("text", "terms"),
+    [
+        ("math", [("math", 1.0)]),
+        ("math*1.0 + think_format*0.1", [("math", 1.0), ("think_format", 0.1)]),
+        ("0.5*math", [("math", 0.5)]),
+        ("2*math*0.25", [("math", 0.5)]),
+        ("math - think_format*0.2", [("math", 1.0), ("think_format", -0.2)]),
+        ("math + -0.2*think_format", [("math", 1.0), ("think_format", -0.2)]),
+        ("math*0", [("math", 0.0)]),
+        ("-math", [("math", -1.0)]),
+        ("math*1e-3", [("math", 0.001)]),
+        ("math + math*0.5", [("math", 1.0), ("math", 0.5)]),
+        ("math@1", [("math@1", 1.0)]),
+        ("my.rewards:length.of*0.1 + math", [("my.rewards:length.of", 0.1), ("math", 1.0)]),
+        ("  math  ", [("math", 1.0)]),
+    ],
+)
+def test_terms(text: str, terms: list[tuple[str, float]]) -> None:
+    assert [(term.name, term.weight) for term in parse_expression(text)] == terms
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "words"),
+    [
+        ("", 1, "the end"),
+        ("mth", 1, "did you mean math?"),
+        ("math*1.0 + thnk_format", 12, "did you mean think_format?"),
+        ("math math", 6, "+, - or the end"),
+        ("math *", 7, "the end"),
+        ("math + ", 8, "the end"),
+        ("3", 2, "verifier's name"),
+        ("3 * 4", 6, "verifier's name"),
+        ("math * math", 8, "accepted: a number"),
+        ("math / 2", 6, "+, - or the end"),
+        ("(math)", 1, "verifier's name or a number"),
+        ("math*1e999", 6, "a finite weight"),
+        ("some_function", 1, "package.module:object"),
+    ],
+)
+def test_complaints_name_the_column(text: str, column: int, words: str) -> None:
+    with pytest.raises(VerifierError) as caught:
+        parse_expression(text)
+    assert f"column {column}:" in str(caught.value)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+names = st.sampled_from([*BUILT_IN, "a.b:c"])
+weights = st.floats(0, 1e6).map(lambda w: float(f"{w:.6g}"))
+
+
+@given(st.lists(st.tuples(names, weights), min_size=1, max_size=5))
+def test_what_is_written_is_read(terms: list[tuple[str, float]]) -> None:
+    text = " + ".join(f"{name}*{weight!r}" for name, weight in terms)
+    assert parse_expression(text) == tuple(Term(name, weight) for name, weight in terms)
+
+
+@given(st.text(alphabet="math +-*.0123e:@_(", max_size=20))
+def test_no_text_breaks_the_parser(text: str) -> None:
+    try:
+        assert parse_expression(text)
+    except VerifierError as error:
+        assert "column" in str(error)
