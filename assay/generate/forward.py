@@ -55,7 +55,8 @@ class ModuleForward:
         self.name = "module" if by_blocks else "module with its own attention"
         self.cache: SlotCache = SlotCache() if by_blocks else GatheringCache()
         self.by_blocks = by_blocks
-        base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+        inner: Any = model  # adapters wrap the model whose forward decides
+        base = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
         accepts = inspect.signature(base.forward).parameters
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepts else {}
         configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None))}

@@ -55,7 +55,7 @@ class LeanForward:
 
     def refresh(self) -> None:
         """Read the parameters of the live model again; raise NotLean where it no longer fits."""
-        config = getattr(self._model, "config", None)
+        config: Any = getattr(self._model, "config", None)
         if getattr(config, "model_type", None) not in FAMILIES or config.hidden_act != "silu":
             raise NotLean("not of the Llama family")
         if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
@@ -181,7 +181,8 @@ def _read(layer: Any) -> Layer:
 def _weight(module: Any, kind: type[nn.Module]) -> Tensor:
     if type(module) is not kind or getattr(module, "parametrizations", None):
         raise NotLean(f"{type(module).__name__} stands where a plain {kind.__name__} is expected")
-    return module.weight
+    weight: Tensor = module.get_parameter("weight")
+    return weight
 
 
 def _linear(module: Any) -> tuple[Tensor, Tensor | None]:

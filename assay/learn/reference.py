@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,7 +24,7 @@ class Reference:
             self._model = copy.deepcopy(model).requires_grad_(False).eval()
 
     @contextmanager
-    def policy(self) -> Iterator[nn.Module]:
+    def policy(self) -> Generator[nn.Module]:
         """Hold the model that is the reference as long as the context lasts."""
         if not self.shares_weights:
             yield self._model
