@@ -76,6 +76,8 @@ _NUMBER = re.compile(
     r"(?:\s*/\s*\d+|\s+\d+\s*[/⁄]\s*\d+|\s*⁄\s*\d+)?(?:[eE][+-]?\d+)?"
     r"(?:\s*(?:\\?%|percent\b)|\s?[€£¥₹$]|(?:m|cm|km|mm)[²³]|°)?"
 )
+_LISTED = re.compile(r"[\s,;]*(?:and|or)?[\s,;]*")
+_CUT_OFF = re.compile(r"(?:[=+/^({\\-]|(?<!\*)\*)\s*$|\\f?boxed\b|<answer>")  # inside a formula, a box or a tag
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=\D|\d+\.\s)|(?<=[。！？؟।])\s*|\n+")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _SPOKEN = re.compile(
@@ -122,6 +124,8 @@ def find_answer(text: str, fallback: Fallback = "sentence") -> Commitment | None
 
 def _unmarked(text: str, fallback: Fallback) -> Commitment | None:
     """Return the answer of a text in which nothing marks one."""
+    if _CUT_OFF.search(text):
+        return None
     if _is_answer_alone(text):
         return Commitment((text,))
     if fallback == "none":
@@ -212,6 +216,8 @@ def _phrase(text: str, start: int, only_values: bool) -> Commitment | None:
     only_values: a phrase may overrule a box before it only by a number or a formula.
     """
     for match in reversed(list(_ANCHOR.finditer(text, start))):
+        if only_values and _is_weak(text, match):
+            continue
         content = _content_after(text, match.end())
         if not content or (only_values and not re.match(r"\W{0,4}\\?[$\d(\[.-]", content)):
             continue
@@ -223,6 +229,12 @@ def _phrase(text: str, start: int, only_values: bool) -> Commitment | None:
         if len(content) <= MAX_SHORT and not only_values:
             return Commitment((content,))
     return None
+
+
+def _is_weak(text: str, match: re.Match[str]) -> bool:
+    """Whether a phrase is too vague to overrule a box: it opens no line and says neither final nor is."""
+    opens_line = not text[: match.start()].rpartition("\n")[2].strip()
+    return not opens_line and not re.search(r"####|final|\bis\b", match[0], re.IGNORECASE)
 
 
 def _content_after(text: str, position: int) -> str:
@@ -295,7 +307,10 @@ def _number_of(sentence: str) -> str | None:
     if len({canonical(text) for _, _, text in numbers}) == 1:
         return numbers[-1][2]
     if not re.search(r"\w", sentence[numbers[-1][1] :]):
-        return numbers[-1][2]
+        first = len(numbers) - 1
+        while first and _LISTED.fullmatch(sentence[numbers[first - 1][1] : numbers[first][0]]):
+            first -= 1
+        return sentence[numbers[first][0] : numbers[-1][1]].strip()
     money = [text for _, _, text in numbers if re.search(r"[$€£¥₹%]", text)]
     return money[0] if len(money) == 1 else None
 
@@ -316,8 +331,6 @@ def _numbers(text: str) -> list[tuple[int, int, str]]:
 
 def _of_sentence(text: str) -> Commitment | None:
     """Return the value of the last sentence that holds one, among the last two."""
-    if re.search(r"[=+*/^({\\-]\s*$", text):
-        return None  # cut off inside a formula
     sentences = [s for s in _SENTENCE.split(_protect(text)) if s and re.search(r"\w", s)]
     for sentence in reversed(sentences[-2:]):
         sentence = re.sub(r"^\s*(?:\d+[.)]|[-*•])\s+", "", sentence.replace("\0", "\n"))
