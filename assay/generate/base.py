@@ -12,7 +12,10 @@ from assay.types import GroupStream, Problem
 class Generator(Protocol):
     """Anything that samples completions: the built-in engine, a server, a script in a test."""
 
-    policy_version: int
+    @property
+    def policy_version(self) -> int:
+        """The version of the policy that is sampled from."""
+        ...
 
     def generate(
         self, problems: Sequence[Problem], sampling: SamplingConfig, group_size: int

@@ -25,6 +25,7 @@ from assay.generate.kv_cache import BLOCK
 from assay.generate.lean import NotLean
 from assay.generate.memory import default_kv_mib
 from assay.generate.sampler import completion_key, sample, uniforms
+from assay.model.memory import out_of_memory_names
 from assay.types import Completion, FinishReason, Group, GroupStream, Problem, Prompt
 
 
@@ -200,8 +201,9 @@ class Engine:
     ) -> Iterator[tuple[int, Group]]:
         call = self._begin(problems, sampling, group_size)
         while call.queue or call.slots.active_S.any():
-            self._schedule(call)
-            self._run(call)
+            with out_of_memory_names("engine.max_kv_mib or engine.num_slots", "generation"):
+                self._schedule(call)
+                self._run(call)
             for finished in self._postprocess(call):
                 yield finished
                 if self._newest is not call:

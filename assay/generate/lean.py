@@ -178,7 +178,7 @@ def _read(layer: Any) -> Layer:
     )
 
 
-def _weight(module: Any, kind: type[nn.Module]) -> Tensor:
+def _weight(module: Any, kind: type) -> Tensor:
     if type(module) is not kind or getattr(module, "parametrizations", None):
         raise NotLean(f"{type(module).__name__} stands where a plain {kind.__name__} is expected")
     weight: Tensor = module.get_parameter("weight")

@@ -1,0 +1,119 @@
+"""Stop strings and the end of the think block, against slow readings of the whole text."""
+
+import numpy as np
+import pytest
+import torch
+from generate_fakes import engine_of, problem_of, render
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from assay.config import SamplingConfig
+from assay.generate.finish import num_think_tokens
+from assay.testing import byte_tokenizer
+from assay.types import Prompt, ThinkFormat
+
+TOKENIZER = byte_tokenizer()
+
+
+def slow_num_think(tokens: np.ndarray, end: int, text: str, think: ThinkFormat) -> int:
+    if think.mode in ("off", "empty"):
+        return 0
+    if think.close_tag in text:
+        for n in range(end + 1):
+            prefix = TOKENIZER.decode(tokens[:n], clean_up_tokenization_spaces=False)
+            if prefix.count(think.close_tag) == text.count(think.close_tag):
+                return n
+    inside = think.mode == "opened" or think.open_tag in text
+    return len(tokens) if inside else 0
+
+
+PIECES = ["<t>", "</t>", "a", "é", "∑", "<", "/t>", " 12 "]
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.lists(st.sampled_from(PIECES), max_size=12),
+    st.sampled_from(["off", "free", "opened", "empty"]),
+)
+def test_think_tokens_are_those_up_to_the_last_close_tag(pieces: list[str], mode: str) -> None:
+    think = ThinkFormat(mode, "<t>", "</t>")  # type: ignore[arg-type]
+    encoded = np.frombuffer("".join(pieces).encode(), np.uint8).astype(np.int32)
+    tokens = np.append(encoded, 257).astype(np.int32)
+    text = TOKENIZER.decode(tokens[:-1], clean_up_tokenization_spaces=False)
+    found = num_think_tokens(TOKENIZER, tokens, len(tokens) - 1, text, think)
+    assert found == slow_num_think(tokens, len(tokens) - 1, text, think)
+
+
+def test_the_engine_counts_think_tokens_by_the_prompts_format() -> None:
+    tag = "ab"  # short, so that a random model writes it now and then
+    closed = 0
+    for mode in ("off", "free", "opened", "empty"):
+        think = ThinkFormat(mode, "zq", tag)  # type: ignore[arg-type]
+
+        def marked(problem: object, think: ThinkFormat = think) -> Prompt:
+            plain = render(problem)  # type: ignore[arg-type]
+            return Prompt(plain.text, plain.tokens, think)
+
+        engine = engine_of(render=marked, model=letters_only())
+        (group,) = engine.generate([problem_of(7)], SamplingConfig(max_tokens=40), 24)
+        for completion in group.completions:
+            assert completion.think is think
+            end = len(completion.tokens) - (completion.finish_reason == "eos")
+            expected = slow_num_think(completion.tokens, end, completion.text, think)
+            assert completion.num_think_tokens == expected
+            closed += 0 < expected < len(completion.tokens)
+    assert closed > 5
+
+
+def letters_only() -> torch.nn.Module:
+    """A tiny model that writes almost only a to d (and ends now and then)."""
+    from assay.testing import tiny_model
+
+    model = tiny_model()
+    model.lm_head = torch.nn.Linear(32, 259)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(0.3)
+        model.lm_head.bias.fill_(-12.0)
+        model.lm_head.bias[97:101] = 1.0
+        model.lm_head.bias[257] = -2.0
+    return model.eval()
+
+
+@pytest.mark.parametrize("stop", [("ab",), ("dca", "bbb"), ("a",)])
+def test_a_completion_ends_with_its_first_stop_string_and_keeps_it(stop: tuple[str, ...]) -> None:
+    engine = engine_of(model=letters_only())
+    free = SamplingConfig(max_tokens=40)
+    (whole,) = engine.generate([problem_of(7)], free, 30)
+    (ended,) = engine.generate([problem_of(7)], free.model_copy(update={"stop": stop}), 30)
+    reasons = set()
+    for one, other in zip(whole.completions, ended.completions, strict=True):
+        ends = [one.text.find(text) + len(text) for text in stop if text in one.text]
+        expected = one.text[: min(ends)] if ends else one.text
+        assert other.text == expected
+        assert other.tokens.tolist() == one.tokens[: len(other.tokens)].tolist()
+        assert other.finish_reason == ("stop_string" if ends else one.finish_reason)
+        reasons.add(other.finish_reason)
+    assert "stop_string" in reasons
+
+
+def test_end_of_sequence_and_limit_give_way_to_the_right_reason() -> None:
+    """A stop string that is complete at the very last token allowed is still a stop string."""
+    engine = engine_of(model=letters_only())
+    (whole,) = engine.generate([problem_of(7)], SamplingConfig(max_tokens=5), 30)
+    texts = [c.text for c in whole.completions if c.finish_reason == "length"]
+    last_two = texts[0][-2:]
+    (ended,) = engine.generate([problem_of(7)], SamplingConfig(max_tokens=5, stop=(last_two,)), 30)
+    for one, other in zip(whole.completions, ended.completions, strict=True):
+        assert (other.finish_reason == "stop_string") == (last_two in one.text)
+
+
+def test_a_stop_string_may_be_cut_across_tokens_of_several_bytes() -> None:
+    from assay.generate.finish import TextEnds
+
+    tokens = np.frombuffer("x = ∑é; y".encode(), np.uint8).astype(np.int32)[:, None]
+    ends = TextEnds(TOKENIZER, ["∑é"])
+    for num in range(1, len(tokens) + 1):
+        found = ends.found(np.array([0]), tokens, lambda _, num=num: np.arange(num))
+        assert (found == {0}) == (
+            "∑é" in bytes(tokens[:num, 0].astype(np.uint8)).decode(errors="replace")
+        )

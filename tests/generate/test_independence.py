@@ -1,0 +1,136 @@
+"""A completion is the same to the bit whatever is sampled beside it, in whatever order."""
+
+import random
+import subprocess
+import sys
+
+import pytest
+import torch
+from generate_fakes import bits_of, completions_of, engine_of, problem_of
+
+from assay.config import EngineConfig, SamplingConfig
+from assay.generate.forward import Choice, ModuleForward
+from assay.testing import tiny_model
+
+LENGTHS = [1, 9, 40, 63, 64, 65, 130, 300]
+EARLY = tuple(range(0, 259, 24))  # end tokens, so that completions end early and unevenly
+SAMPLINGS = {
+    "plain": SamplingConfig(max_tokens=48),
+    "truncated": SamplingConfig(max_tokens=48, temperature=0.8, top_k=50, top_p=0.9, min_p=0.01),
+}
+
+
+def through_module(engine: object) -> None:
+    model = engine._model  # type: ignore[attr-defined]
+    forward = ModuleForward(model, by_blocks=True)
+    forward.cache.prompt = engine._choice.forward.cache.prompt  # type: ignore[attr-defined]
+    engine._choice = Choice(forward, 8, True, ())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("family", "lean"), [("llama", True), ("llama", False), ("qwen3", True), ("gpt2", False)]
+)
+def test_bits_do_not_depend_on_neighbors(
+    family: str, lean: bool, dtype: torch.dtype, threads: int
+) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        engine = engine_of(tiny_model(family=family).to(dtype), eos_ids=EARLY, seed=3)
+        if not lean:
+            through_module(engine)
+        assert engine.independent
+        problems = [problem_of(n) for n in LENGTHS]
+        for sampling in SAMPLINGS.values():
+            alone = {}
+            for problem in problems:
+                alone |= completions_of(list(engine.generate([problem], sampling, 2)))
+            for trial, group_size in enumerate((2, 5, 3)):
+                mixed = random.Random(trial).sample(problems, len(problems) - trial)
+                together = completions_of(list(engine.generate(mixed, sampling, group_size)))
+                shared = alone.keys() & together.keys()
+                assert len(shared) == 2 * len(mixed)
+                for name in shared:
+                    assert bits_of(together[name]) == bits_of(alone[name]), name
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bits_hold_for_the_attention_of_qwen2_half_a_billion(dtype: torch.dtype) -> None:
+    """14 query heads on 2: plain attention gives other bits at another extent here."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        "qwen2",
+        vocab_size=300,
+        hidden_size=896,
+        intermediate_size=256,
+        num_hidden_layers=1,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).to(dtype).eval()
+    engine = engine_of(model, eos_ids=())
+    sampling = SamplingConfig(max_tokens=8)
+    problems = [problem_of(n) for n in (20, 130, 300, 600)]
+    together = completions_of(list(engine.generate(problems, sampling, 2)))
+    for problem in problems:
+        for name, alone in completions_of(list(engine.generate([problem], sampling, 1))).items():
+            assert bits_of(together[name]) == bits_of(alone), name
+
+
+@pytest.mark.parametrize("num_slots", [1, 5, 7, 24])
+def test_bits_hold_at_any_number_of_slots(num_slots: int) -> None:
+    engine = engine_of(settings=EngineConfig(num_slots=num_slots), eos_ids=EARLY)
+    problems = [problem_of(n) for n in LENGTHS]
+    together = completions_of(list(engine.generate(problems, SAMPLINGS["plain"], 3)))
+    assert engine.stats.num_slots == num_slots
+    for problem in problems[::3]:
+        for name, alone in completions_of(
+            list(engine.generate([problem], SAMPLINGS["plain"], 1))
+        ).items():
+            assert bits_of(together[name]) == bits_of(alone), name
+
+
+def test_seed_draw_and_sibling_change_a_completion() -> None:
+    from dataclasses import replace
+
+    problem, sampling = problem_of(12), SamplingConfig(max_tokens=20)
+    (first,) = engine_of(seed=0).generate([problem], sampling, 3)
+    (other,) = engine_of(seed=1).generate([problem], sampling, 3)
+    (drawn,) = engine_of(seed=0).generate([replace(problem, draw=1)], sampling, 3)
+    texts = [c.text for group in (first, other, drawn) for c in group.completions]
+    assert len(set(texts)) == 9
+
+
+SCRIPT = """
+import sys; sys.path.insert(0, sys.argv[1])
+import torch; torch.set_num_threads(1)
+from generate_fakes import *
+groups = list(engine_of(eos_ids=range(0, 259, 24)).generate([problem_of(9)], SamplingConfig(max_tokens=30), 4))
+import hashlib
+print(hashlib.sha256(repr([bits_of(c) for c in groups[0].completions]).encode()).hexdigest())
+"""
+
+
+@pytest.mark.slow
+def test_bits_are_the_same_in_another_process(one_thread: None) -> None:
+    from pathlib import Path
+
+    runs = {
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT, str(Path(__file__).parent)],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for _ in range(2)
+    }
+    assert len(runs) == 1
