@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from assay.errors import AssayError, UserError
+
+INTERRUPTED = 130  # as shells have it: 128 + SIGINT
 
 app = typer.Typer(
     name="assay",
@@ -65,6 +68,9 @@ def train(
         quiet=as_json,
     )
     _print(result, as_json)
+    if result.ended == "interrupted":
+        print(f"interrupted; go on with: assay train --resume {result.run}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED)
 
 
 @app.command()
@@ -166,10 +172,11 @@ def verify(
     summary = batch.verify_file(
         file, verifier=verifier or "math", out=out, num_workers=workers, deadline=deadline
     )
-    if out is not None:
-        _print(summary, as_json)
+    if out is not None and as_json:
+        print(json.dumps(summary))
     else:
-        print(summary, file=sys.stderr)
+        facts = (f"{key.replace('_', ' ')} {value}" for key, value in summary.items() if value)
+        print(", ".join(facts), file=sys.stderr)
 
 
 @app.command()
@@ -211,7 +218,12 @@ def _print(result: Any, as_json: bool) -> None:
 
 
 def main() -> None:
-    """Run the command line; an Assay error is one line and its exit code, never a traceback."""
+    """Run the command line; an Assay error is one line and its exit code, never a traceback.
+
+    A user's ``my_rewards:reward`` is found in the working directory, after everything installed.
+    """
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())
     try:
         app()
     except AssayError as error:
@@ -219,7 +231,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)

@@ -1,36 +1,15 @@
-"""Memory: recomputed activations, and the error that names the setting to lower."""
+"""Less memory for more time: recomputed activations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import torch
 import torch.utils.checkpoint
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from assay.errors import ModelError, OutOfMemory, message
-
-
-@contextmanager
-def out_of_memory_names(setting: str) -> Iterator[None]:
-    """Turn running out of memory, on any device, into OutOfMemory that names ``setting``."""
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not _ran_out(error):
-            raise
-        reason = str(error).strip().split("\n")[0].split(". ")[0]
-        raise OutOfMemory(f"memory ran out in the update ({reason}); lower {setting}") from error
-
-
-def _ran_out(error: RuntimeError) -> bool:
-    """The CPU allocator raises a plain RuntimeError."""
-    text = str(error)
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in text
+from assay.errors import ModelError, message
 
 
 class RecomputedActivations:

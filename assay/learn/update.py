@@ -17,12 +17,13 @@ from assay.learn.advantages import loss_mask
 from assay.learn.algorithms import Algorithm
 from assay.learn.checkpoint import restore_weights
 from assay.learn.losses import policy_loss, row_sums, token_weights
-from assay.learn.memory import RecomputedActivations, out_of_memory_names
+from assay.learn.memory import RecomputedActivations
 from assay.learn.meter import UpdateMeter, step_metrics, to_floats
 from assay.learn.optimizer import Optimizer
 from assay.learn.reference import Reference
 from assay.model.load import save_model
 from assay.model.logprobs import TokenStats, token_logprobs
+from assay.model.memory import out_of_memory_names
 from assay.model.packing import Batch, Layout, MicroBatch
 
 

@@ -39,7 +39,7 @@ from assay.run.metrics import (
     rollout_metrics,
     timing_metrics,
 )
-from assay.run.progress import Progress, format_seconds
+from assay.run.progress import Progress, evaluation_seconds_left, format_seconds
 from assay.run.random_state import GlobalRandomState
 from assay.run.rollout_log import RolloutLog
 from assay.run.stop import StopSignal
@@ -88,6 +88,7 @@ class Run:
         self._parts: dict[str, Part] = {"random": GlobalRandomState()}
         self._rollout_metrics: dict[str, float] = {}
         self._evaluated: list[dict[str, Any]] = []
+        self._seconds_evaluating = 0.0
         self._resumed: dict[str, Any] | None = None
         self._stop = StopSignal()
         self._started = self._step_started = time.perf_counter()
@@ -145,7 +146,7 @@ class Run:
         """
         folder = Path(path)
         if not (folder / "config.toml").is_file():
-            raise RunError(f"{folder}: not a run directory (it has no config.toml); see assay runs")
+            raise RunError(f"{folder}: not a run directory (it has no config.toml); check the path")
         before = load(folder / "config.toml")
         config = load(folder / "config.toml", overrides)
         run = cls(folder, config, num_steps, quiet)
@@ -221,11 +222,18 @@ class Run:
             self._metrics.append(row)
         self.step, self.metrics = step, row
         self._rollout_metrics = {}
-        self._progress.step(step, row)
+        self._show(row)
         if step % self.config.checkpoint.every == 0 or step == self.num_steps:
             self.save_checkpoint()
         self._step_started = time.perf_counter()
         return row
+
+    def _show(self, row: Mapping[str, float]) -> None:
+        every, limit = self.config.evaluation.every, self.config.run.max_minutes
+        to_evaluate = evaluation_seconds_left(self._evaluated, every, self.step, self.num_steps)
+        spent = time.perf_counter() - self._started
+        most = float("inf") if limit is None else 60 * limit - spent
+        self._progress.step(self.step, row, self._seconds_evaluating, to_evaluate, most)
 
     def record_evaluation(self, result: Mapping[str, Any], step: int | None = None) -> None:
         """Write an evaluation on held-out problems (``eval/pass_at_1``, ``eval/stderr``, ...).
@@ -236,6 +244,7 @@ class Run:
         with disk_full_as(self._disk_full):
             self._evaluations.append(row)
         self._evaluated.append(row)
+        self._seconds_evaluating += result.get("eval/seconds") or 0.0
         accuracy, stderr = accuracy_of(row), row.get("eval/stderr")
         if accuracy is not None:
             spread = f" ± {stderr:.3f}" if stderr else ""

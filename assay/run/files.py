@@ -8,12 +8,15 @@ import json
 import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from assay.errors import DiskFull, RunError
+
+LOCK_PATIENCE = 3.0  # seconds for the children of a killed process to let go of its lock
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FULL_TEXTS = ("No space left", "os error 28", "os error 122", "os error 27", "Disk quota exceeded")
@@ -179,26 +182,53 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class DirectoryLock:
-    """An exclusive lock on a run directory; the system releases it however the process ends."""
+    """An exclusive lock on a run directory; the system releases it however the process ends.
+
+    A process that was killed while it started a child holds it a moment longer: that is waited for.
+    """
 
     def __init__(self, folder: Path) -> None:
         path = folder / ".lock"
         self._file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 (held until `release`)
+        give_up = time.monotonic() + LOCK_PATIENCE
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self._file.seek(0)
-            owner = self._file.read().strip() or "another process"
-            self._file.close()
-            raise RunError(
-                f"{folder}: {owner} is writing this run; wait for it or stop it"
-            ) from error
+            while not self._take():
+                owner = self._owner()
+                if _is_alive(owner) or time.monotonic() > give_up:
+                    self._file.close()
+                    who = f"process {owner}" if owner else "another process"
+                    raise RunError(f"{folder}: {who} is writing this run; wait for it or stop it")
+                time.sleep(0.01)
         except OSError:  # some network file systems have no locks: go on without
             return
         self._file.truncate(0)
         self._file.write(f"process {os.getpid()}")
         self._file.flush()
 
+    def _take(self) -> bool:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _owner(self) -> int | None:
+        self._file.seek(0)
+        number = self._file.read().removeprefix("process ").strip()
+        return int(number) if number.isdecimal() else None
+
     def release(self) -> None:
         """Let another process write the run."""
         self._file.close()
+
+
+def _is_alive(process: int | None) -> bool:
+    if process is None:
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        pass
+    return True

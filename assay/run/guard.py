@@ -27,7 +27,9 @@ class Guard:
         """Raise RunStopped, with the reason, when the step that just finished must be the last."""
         for reason in (*find_breaches(run.metrics, self.config), *self._ask_rules(run)):
             run.event("guard_stop", reason=reason)
-            raise RunStopped(f"step {run.step}: {reason}")
+            raise RunStopped(
+                f"step {run.step}: {reason}; the guard stopped {run.folder}, and all is saved"
+            )
 
     def _ask_rules(self, run: Run) -> Iterator[str]:
         for name, rule in self.rules.items():

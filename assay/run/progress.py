@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -43,6 +44,8 @@ class Progress:
         self.quiet = quiet
         self.console = console or Console(stderr=True, highlight=False)
         self._pace: deque[tuple[int, float]] = deque(maxlen=_WINDOW)
+        self._to_evaluate = 0.0
+        self._most = float("inf")
         self._rewards: deque[float] = deque(maxlen=_WINDOW)
         self._last_line = float("-inf")
         self._live: Live | None = None
@@ -50,9 +53,21 @@ class Progress:
             self._live = Live(console=self.console, refresh_per_second=4, transient=True)
             self._live.start()
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show a finished step."""
-        self._pace.append((step, metrics.get("time/elapsed", 0.0)))
+    def step(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        evaluated: float = 0.0,
+        to_evaluate: float = 0.0,
+        most: float = float("inf"),
+    ) -> None:
+        """Show a finished step.
+
+        evaluated, to_evaluate: seconds that went, and are still to go, into evaluations; they are
+        no part of the pace. most: seconds after which the run stops by itself.
+        """
+        self._pace.append((step, metrics.get("time/elapsed", 0.0) - evaluated))
+        self._to_evaluate, self._most = to_evaluate, most
         if "reward/mean" in metrics:
             self._rewards.append(metrics["reward/mean"])
         if self._live is not None:
@@ -75,11 +90,12 @@ class Progress:
             self._live = None
 
     def eta(self, step: int) -> float | None:
-        """Return the seconds that the remaining steps will take at the recent pace, all included."""
+        """Return the seconds to the end of the run: steps at the recent pace, and evaluations."""
         if self.num_steps is None or len(self._pace) < 2:
             return None
         (first, started), (last, now) = self._pace[0], self._pace[-1]
-        return (self.num_steps - step) * (now - started) / (last - first)
+        pace = (now - started) / (last - first)
+        return max(0.0, min((self.num_steps - step) * pace + self._to_evaluate, self._most))
 
     def _print(self, text: str) -> None:
         self.console.print(Text(text), soft_wrap=True)
@@ -110,6 +126,20 @@ class Progress:
 
 def _shown(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
     return [(label, form.format(metrics[key])) for key, label, form in _SHOWN if key in metrics]
+
+
+def evaluation_seconds_left(
+    evaluations: Sequence[Mapping[str, Any]], every: int | None, step: int, num_steps: int | None
+) -> float:
+    """Return what the evaluations from ``step`` on will take, if each is as long as the newest."""
+    if num_steps is None or not evaluations:
+        return 0.0
+    newest = [row for row in evaluations if row["step"] == evaluations[-1]["step"]]
+    seconds = sum(row.get("eval/seconds") or 0.0 for row in newest)
+    if every is None:
+        return seconds
+    count = num_steps // every - (step - 1) // every + (num_steps % every > 0)
+    return count * seconds
 
 
 def sparkline(values: deque[float] | list[float]) -> str:

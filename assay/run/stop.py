@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+from contextlib import suppress
 from types import FrameType
 from typing import Any
+
+NOTICE = b"\nstopping cleanly after this step; once more to stop at once\n"
 
 
 class StopSignal:
@@ -33,3 +37,5 @@ class StopSignal:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
+        with suppress(OSError):  # not print(): the signal may have come in the middle of one
+            os.write(2, NOTICE)

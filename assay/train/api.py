@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -47,6 +48,8 @@ def train(
         raise ConfigError("train: give a configuration, or a run to resume")
     path = Path(config) if isinstance(config, Path | str) else None
     settings = with_checkpoint(read_config(config, overrides))
+    if resume is None:
+        check_directory(Path(settings.run.directory))
     source = Source(
         config_path=path,
         resume=Path(resume) if resume is not None else None,
@@ -86,14 +89,7 @@ def evaluate_model(
         bench = open_bench(config, stack)
         rows = _problems(bench, problems, max_problems)
         sampling = config.sampling.model_copy(update={"temperature": temperature})
-        sink = None
-        if out is not None:
-            file = stack.enter_context(_open_output(out))
-
-            def sink(group: Group, verdicts: Sequence[Verdict]) -> None:
-                for index, verdict in enumerate(verdicts):
-                    file.write(json.dumps(describe_sample(group, index, verdict)) + "\n")
-
+        sink = _write_samples(stack.enter_context(_open_output(out))) if out is not None else None
         return evaluate(bench.generator, bench.verifiers, rows, sampling, num_samples, sink)
 
 
@@ -154,6 +150,16 @@ def export(model: str, out: Path | str) -> Path:
     from assay.model.load import export as export_model
 
     return export_model(checkpoint_of(model) or Path(model), Path(out))
+
+
+def check_directory(folder: Path) -> None:
+    """Raise RunError where runs cannot be written, before minutes are spent on loading a model."""
+    nearest = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        what = "not writable" if nearest.is_dir() else "a file"
+        raise RunError(
+            f"run.directory {folder}: found {nearest}, {what}; accepted: a folder that can be written"
+        )
 
 
 def read_config(config: Configured, overrides: Sequence[str]) -> TrainConfig:
@@ -236,6 +242,14 @@ def _sample(
             for index in range(len(group.completions))
         ]
     )
+
+
+def _write_samples(file: Any) -> Callable[[Group, Sequence[Verdict]], None]:
+    def write(group: Group, verdicts: Sequence[Verdict]) -> None:
+        for index, verdict in enumerate(verdicts):
+            file.write(json.dumps(describe_sample(group, index, verdict)) + "\n")
+
+    return write
 
 
 def _open_output(path: Path) -> Any:

@@ -53,7 +53,13 @@ class Evaluation:
         row.update({f"eval/pass_at_{k}": rate for k, rate in self.pass_at.items() if k > 1})
         return {key: None if value != value else value for key, value in row.items()}
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON: the names of `as_row` without their prefix."""
+        return {key.removeprefix("eval/"): value for key, value in self.as_row().items()}
+
     def __str__(self) -> str:
+        if not self.num_problems:
+            return f"nothing was judged: {self.num_not_judged} of {self.num_completions} not judged"
         parts = [f"pass@1 {self.pass_at_1:.3f} ± {self.stderr:.3f}"]
         parts += [f"pass@{k} {rate:.3f}" for k, rate in self.pass_at.items() if k > 1]
         if self.majority is not None:

@@ -5,13 +5,13 @@ A killed run replays the logged groups and verdicts of its unfinished step; noth
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from assay.config import SamplingConfig
 from assay.generate.base import Generator
-from assay.run.directory import Run
+from assay.run.directory import Run, Verifiers
 from assay.train.evaluate import Judge
 from assay.types import Group, GroupStream, Problem, Verdict
 
@@ -82,15 +82,22 @@ def _with_spec(logged: Logged, problem: Problem) -> Logged:
 
 
 class RunVerifiers:
-    """Passes over groups that were judged before the run was killed; counted as ``time/verify``."""
+    """Passes over groups that were judged before the run was killed; counted as ``time/verify``.
 
-    def __init__(self, verifiers: Judge, run: Run) -> None:
+    describe: what is known of the verifiers, which grows as rows name more of them; it goes into the
+    run's evidence before what they judged does.
+    """
+
+    def __init__(self, verifiers: Judge, run: Run, describe: Callable[[], Verifiers]) -> None:
         self.verifiers = verifiers
         self._run = run
+        self._describe = describe
 
     def judge(self, groups: GroupStream | Sequence[Group]) -> Sequence[tuple[Verdict, ...]]:
         """Return the logged verdicts of logged groups, and judge all others."""
         if isinstance(groups, LoggedGroups):
             return groups.verdicts
         with self._run.phase("verify"):
-            return self.verifiers.judge(groups)
+            verdicts = self.verifiers.judge(groups)
+        self._run.check_verifiers(self._describe())
+        return verdicts

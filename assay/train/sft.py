@@ -10,6 +10,7 @@ import numpy as np
 from assay.config import SFTConfig
 from assay.data.chat import PromptRenderer
 from assay.data.traces import Trace
+from assay.errors import DataError, message
 from assay.learn.update import Learner
 from assay.model.packing import pack
 from assay.run.directory import Run
@@ -65,13 +66,25 @@ class TraceSchedule:
         return [self.groups[index] for index in self.steps[step]]
 
 
-def trace_groups(traces: Sequence[Trace], renderer: PromptRenderer) -> list[Group]:
-    """Render traces to tokens; each becomes a group of one completion that is learned as it is."""
-    return [_group(trace, number, renderer) for number, trace in enumerate(traces)]
+def trace_groups(
+    traces: Sequence[Trace], renderer: PromptRenderer, context_length: int | None = None
+) -> list[Group]:
+    """Render traces to tokens; each becomes a group of one completion that is learned as it is.
+
+    Raises DataError for a trace that is longer than the model's context.
+    """
+    return [_group(trace, number, renderer, context_length) for number, trace in enumerate(traces)]
 
 
-def _group(trace: Trace, number: int, renderer: PromptRenderer) -> Group:
+def _group(
+    trace: Trace, number: int, renderer: PromptRenderer, context_length: int | None
+) -> Group:
     prompt_tokens, completion_tokens = renderer.render_trace(trace)
+    length = len(prompt_tokens) + len(completion_tokens)
+    if context_length is not None and length > context_length:
+        accepted = f"at most the model's context of {context_length}"
+        found = f"{length} tokens, the prompt's included"
+        raise DataError(message(f"{trace.source} completion", found, accepted, "shorten it"))
     nothing = np.zeros(len(completion_tokens), np.float32)
     problem = Problem(id=f"trace-{number}", prompt=trace.prompt, source=trace.source)
     completion = Completion(

@@ -12,11 +12,14 @@ from typing import Any
 from assay.config import TrainConfig
 from assay.data.curriculum import Curriculum
 from assay.data.traces import load_traces
+from assay.errors import DataError, VerifierError
 from assay.run.directory import Run
+from assay.run.files import read_json
 from assay.run.guard import Guard
 from assay.run.report import write_report
 from assay.train.assemble import (
     Bench,
+    Problems,
     choose_algorithm,
     choose_layout,
     make_learner,
@@ -30,7 +33,9 @@ from assay.train.replay import RunGenerator, RunVerifiers
 from assay.train.rl import Loop, train_step
 from assay.train.sft import SFTLoop, TraceSchedule, sft_step, trace_groups
 from assay.types import Problem
+from assay.verify.service import VerifierService
 
+CHECKED_ROWS = 256
 COLD_START_FLOOR = 0.08
 COLD_START_PROBLEMS = 32
 COLD_START_SAMPLES = 4
@@ -53,8 +58,10 @@ def run_rl(config: TrainConfig, source: Source) -> Path:
     algorithm = choose_algorithm(config)
     with ExitStack() as stack:
         events = EventRelay()
+        guard = Guard(config.guard)
         bench = open_bench(config, stack, events)
         problems = open_problems(config, bench.renderer)
+        check_row_verifiers(bench.verifiers, problems)
         layout = choose_layout(config, bench, problems.train)
         learner = make_learner(config, bench, num_updates(config.rl), algorithm, layout.layout)
         curriculum = Curriculum(problems.train, config.run.seed)
@@ -67,15 +74,15 @@ def run_rl(config: TrainConfig, source: Source) -> Path:
             run.note(note)
         run.event("assembled", layout=asdict(layout), slots=config.engine.num_slots)
         bench.generator.load_policy(learner.policy, learner.policy_version)
-        if run.step == 0:
+        if run.step == 0 and run.stop_reason is None:
             check_cold_start(run, bench, problems.train)
         loop = Loop(
             curriculum=curriculum,
             generator=RunGenerator(bench.generator, run),
-            verifiers=RunVerifiers(bench.verifiers, run),
+            verifiers=RunVerifiers(bench.verifiers, run, bench.verifiers.describe),
             run=run,
             learner=learner,
-            guard=Guard(config.guard),
+            guard=guard,
             rl=config.rl,
             sampling=config.sampling,
         )
@@ -88,17 +95,18 @@ def run_sft(config: TrainConfig, source: Source) -> Path:
     assert config.sft is not None
     with ExitStack() as stack:
         events = EventRelay()
+        guard = Guard(config.guard)
         bench = open_bench(config, stack, events)
         traces = load_traces(config.sft.traces, on_bad_row=config.data.on_bad_row)
         heldout = open_heldout(config, bench.renderer)
-        groups = trace_groups(traces, bench.renderer)
+        groups = trace_groups(traces, bench.renderer, bench.loaded.context_length)
         schedule = TraceSchedule(groups, config.sft, config.run.seed)
         learner = make_learner(config, bench, schedule.num_steps)
         run = open_run(config, source, bench, schedule.num_steps, stack)
         events.run = run
         run.attach(model=learner)
         run.note(f"{len(groups)} traces, {schedule.num_steps} steps")
-        loop = SFTLoop(schedule, run, learner, Guard(config.guard))
+        loop = SFTLoop(schedule, run, learner, guard)
         advance(run, lambda: sft_step(loop), bench, heldout)
     return run.folder
 
@@ -107,12 +115,12 @@ def open_run(
     config: TrainConfig, source: Source, bench: Bench, num_steps: int, stack: ExitStack
 ) -> Run:
     """Create the run's directory, or open the one to go on with; its report is written as it closes."""
-    verifiers = bench.verifiers.describe()
     if source.resume is not None:
+        bench.verifiers.check(verifiers_of(source.resume))  # so that `describe` has them too
         run = Run.resume(
             source.resume,
             overrides=source.overrides,
-            verifiers=verifiers,
+            verifiers=bench.verifiers.describe(),
             accept_changed_verifiers=source.accept_changed_verifiers,
             num_steps=num_steps,
             quiet=source.quiet,
@@ -121,7 +129,7 @@ def open_run(
         run = Run.create(
             config,
             config_path=source.config_path,
-            verifiers=verifiers,
+            verifiers=bench.verifiers.describe(),
             num_steps=num_steps,
             quiet=source.quiet,
         )
@@ -140,7 +148,14 @@ def report_if_possible(folder: Path) -> None:
 def advance(run: Run, step: Callable[[], None], bench: Bench, heldout: Sequence[Problem]) -> None:
     """Take steps until the run is done or must stop; evaluate before, when due, and after."""
     assert run.num_steps is not None
-    evaluate_heldout(run, bench, heldout)
+    if run.step >= run.num_steps:
+        longer = "sft.epochs=N" if run.config.rl is None else f"rl.steps={2 * run.step}"
+        run.note(
+            f"all {run.step} steps are done; to extend the run:"
+            f" assay train --resume {run.folder} --set {longer}"
+        )
+    if evaluation_due(run):  # before the first step; later where the run was killed just before it
+        evaluate_heldout(run, bench, heldout)
     while run.step < run.num_steps and run.stop_reason is None:
         step()
         if evaluation_due(run):
@@ -148,9 +163,9 @@ def advance(run: Run, step: Callable[[], None], bench: Bench, heldout: Sequence[
 
 
 def evaluation_due(run: Run) -> bool:
-    """Whether held-out problems are to be evaluated after the step that just finished."""
+    """Whether held-out problems are to be evaluated now, after ``run.step`` steps."""
     every = run.config.evaluation.every
-    if run.step == run.num_steps or run.stop_reason == "max_minutes":
+    if run.step in (0, run.num_steps) or run.stop_reason == "max_minutes":
         return True
     return every is not None and run.step % every == 0
 
@@ -160,12 +175,30 @@ def evaluate_heldout(run: Run, bench: Bench, heldout: Sequence[Problem]) -> None
     done = {row["eval/temperature"] for row in run.evaluations(run.step)}
     settings = run.config.evaluation
     for temperature in settings.temperatures if heldout else ():
-        if temperature not in done:
+        if temperature not in done and run.stop_reason != "interrupted":
             sampling = run.config.sampling.model_copy(update={"temperature": temperature})
             result = evaluate(
                 bench.generator, bench.verifiers, heldout, sampling, settings.num_samples
             )
             run.record_evaluation(result.as_row())
+
+
+def check_row_verifiers(service: VerifierService, problems: Problems) -> None:
+    """Raise DataError for a row whose verifier cannot be used, as far as the first rows show it.
+
+    Rows further on are not read for this; what their verifier cannot judge is counted as not judged.
+    """
+    for rows in (problems.train, problems.heldout):
+        for number in range(min(CHECKED_ROWS, len(rows))):
+            try:
+                service.check([rows[number].verifier])
+            except VerifierError as error:
+                raise DataError(f"{rows[number].source} verifier: {error}") from error
+
+
+def verifiers_of(run: Path) -> list[str]:
+    """Return the names of the verifiers that a run has used so far."""
+    return list((read_json(run / "environment.json") or {}).get("verifiers") or {})
 
 
 def check_cold_start(run: Run, bench: Bench, problems: Sequence[Problem]) -> None:

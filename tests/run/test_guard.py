@@ -22,6 +22,7 @@ class FakeRun:
         names = {key.replace("__", "/"): value for key, value in changes.items()}
         self.metrics = {**GOOD, **names}
         self.step = 12
+        self.folder = "runs/x"
         self.events: list[tuple[str, dict[str, Any]]] = []
 
     def event(self, kind: str, **facts: Any) -> None:

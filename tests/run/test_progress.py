@@ -10,7 +10,7 @@ import threading
 import pytest
 from rich.console import Console
 
-from assay.run.progress import Progress, format_seconds, sparkline
+from assay.run.progress import Progress, evaluation_seconds_left, format_seconds, sparkline
 from assay.run.stop import StopSignal
 from assay.run.timing import PhaseClock
 
@@ -44,6 +44,30 @@ def test_the_pace_includes_what_lies_between_steps() -> None:
     for step in (1, 2, 3):
         progress.step(step, row(step))
     assert progress.eta(3) == pytest.approx(14.0)
+
+
+def test_evaluations_are_counted_apart_from_the_pace() -> None:
+    progress, _ = make(terminal=False)
+    progress.step(1, row(1))
+    progress.step(2, {**row(2), "time/elapsed": 104.0}, evaluated=100.0, to_evaluate=50.0)
+    assert progress.eta(2) == pytest.approx(8 * 2.0 + 50.0)
+    progress.step(3, {**row(3), "time/elapsed": 106.0}, evaluated=100.0, most=5.0)
+    assert progress.eta(3) == 5.0
+
+
+@pytest.mark.parametrize(
+    ("every", "step", "num_steps", "count"),
+    [(None, 3, 10, 1), (5, 3, 10, 2), (5, 5, 10, 2), (5, 6, 10, 1), (4, 1, 10, 3), (4, 10, 10, 1)],
+)
+def test_seconds_of_evaluations_to_come(
+    every: int | None, step: int, num_steps: int, count: int
+) -> None:
+    due = {num_steps, *(range(every, num_steps + 1, every) if every else ())}
+    assert count == len([one for one in due if one >= step])
+    rows = [{"step": 0, "eval/seconds": 90.0}, {"step": 2, "eval/seconds": 2.0}]
+    rows.append({"step": 2, "eval/seconds": 1.0})
+    assert evaluation_seconds_left(rows, every, step, num_steps) == pytest.approx(3.0 * count)
+    assert evaluation_seconds_left([], every, step, num_steps) == 0.0
 
 
 def test_a_terminal_gets_a_live_display_that_leaves_notes() -> None:
