@@ -148,7 +148,7 @@ def reinforce(directory: Path, checkpoint: str, seed: int) -> dict[str, Any]:
         "sampling": {"max_tokens": MAX_TOKENS},
         "engine": {"num_slots": 128},
         "rl": {
-            "steps": 300,
+            "steps": 200,
             "num_prompts": 16,
             "group_size": 8,
             "max_tokens_per_micro_batch": 8192,
