@@ -77,7 +77,9 @@ _NUMBER = re.compile(
     r"(?:\s*(?:\\?%|percent\b)|\s?[€£¥₹$]|(?:m|cm|km|mm)[²³]|°)?"
 )
 _LISTED = re.compile(r"[\s,;]*(?:and|or)?[\s,;]*")
-_CUT_OFF = re.compile(r"(?:[=+/^({\\-]|(?<!\*)\*)\s*$|\\f?boxed\b|<answer>")  # inside a formula, a box or a tag
+_CUT_OFF = re.compile(
+    r"(?:[=+/^({\\-]|(?<!\*)\*)\s*$|\\f?boxed\b|<answer>"
+)  # inside a formula, a box or a tag
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=\D|\d+\.\s)|(?<=[。！？؟।])\s*|\n+")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _SPOKEN = re.compile(

@@ -46,10 +46,11 @@ class Task:
 
 @dataclass(eq=False)
 class WorkerProcess:
-    """One child process, its socket, and what it was given."""
+    """One child process, its socket, the pipe whose end is its end, and what it was given."""
 
     process: subprocess.Popen[bytes]
     channel: socket.socket
+    lifeline: int
     errors: Any
     since: float
     ready: bool = False
@@ -67,10 +68,15 @@ class WorkerProcess:
         """Kill the process and its children, and return its exit code."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.channel.close()
         code = self.process.wait()
-        self.errors.close()
+        self.release()
         return code
+
+    def release(self) -> None:
+        """Close our ends; the process goes with its lifeline unless another holds it."""
+        self.channel.close()
+        os.close(self.lifeline)
+        self.errors.close()
 
 
 class Pool:
@@ -129,16 +135,17 @@ class Pool:
     def abandon(self) -> None:
         """After a fork, in the child: let go of the parent's workers without touching them."""
         for worker in self.workers:
-            worker.channel.close()
+            worker.release()
         self.workers = []
         self._queue.clear()
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
+        lifeline, kept = os.pipe()
         errors = tempfile.TemporaryFile()  # noqa: SIM115, lives as long as the worker
         paths = [path or os.getcwd() for path in sys.path]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-        arguments = [str(theirs.fileno()), str(self.deadline), str(os.getpid())]
+        arguments = [str(theirs.fileno()), str(lifeline), str(os.getpid())]
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "assay.verify.worker", *arguments],
@@ -146,11 +153,12 @@ class Pool:
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
                 env=environment,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), lifeline],
                 start_new_session=True,  # Ctrl-C is the parent's affair, and a kill takes children too
             )
+        os.close(lifeline)
         ours.setblocking(False)
-        self.workers.append(WorkerProcess(process, ours, errors, time.monotonic()))
+        self.workers.append(WorkerProcess(process, ours, kept, errors, time.monotonic()))
 
     def _dispatch(self) -> None:
         while self._queue and self.workers:

@@ -1,16 +1,16 @@
-"""A worker process: ``python -m assay.verify.worker FD DEADLINE``, started by the service.
+"""A worker process: ``python -m assay.verify.worker SOCKET LIFELINE PARENT``, started by the service.
 
-A fresh interpreter without torch. It reads requests from the socket FD, judges, and answers one unit
-at a time. Standard output goes nowhere, so that a verifier may print what it likes. It ends when its
-parent does: a watcher sees the socket close or the parent change, and an alarm ends a call that
-holds the interpreter for far longer than the deadline.
+A fresh interpreter without torch. It reads requests from a socket, judges, and answers one unit at a
+time. Standard output goes nowhere, so that a verifier may print what it likes. It ends when its
+parent does: the kernel signals that the pipe LIFELINE closed, even into a call that never returns
+to Python, and a watcher sees that the parent changed.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
-import select
 import signal
 import socket
 import sys
@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 from assay.types import Group
 from assay.verify.base import Part, Verifier, as_part, resolve
@@ -32,15 +32,12 @@ from assay.verify.protocol import (
     encode_part,
 )
 
-ALARM_SLACK = 60.0  # seconds beyond twice the deadlines before an orphan's hung call is ended
-
 
 class Worker:
     """The loop of one worker process."""
 
-    def __init__(self, channel: socket.socket, deadline: float) -> None:
+    def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
-        self.deadline = deadline
         self.verifiers: dict[str, Verifier] = {}
         self.memory_mib: int | None = None
         self.task = 0
@@ -58,10 +55,7 @@ class Worker:
             if kind == "describe":
                 self.answer(0, self.card(names[0]))
             else:
-                longest = self.deadline * len(units) * 2
-                signal.setitimer(signal.ITIMER_REAL, longest + ALARM_SLACK)
                 self.judge(names, units, blob)
-                signal.setitimer(signal.ITIMER_REAL, 0)
 
     def card(self, name: str) -> dict[str, Any]:
         """Return what the service must know of a verifier, or why it cannot be had."""
@@ -158,25 +152,35 @@ def _prefer_to_be_killed() -> None:
         file.write("1000")
 
 
-def _end_with_parent(descriptor: int, parent: int) -> None:
-    """End this process when the socket's other end closes or the parent is gone."""
-    poll = select.poll()
-    poll.register(descriptor, 0)  # nothing is read here; a hang-up is always told
-    while not poll.poll(1000) and os.getppid() == parent:
-        pass
-    os._exit(0)
+def _end_with_parent(lifeline: int, parent: int) -> None:
+    """End this process when the parent closes its end of ``lifeline``, or is gone.
+
+    The default action of SIGIO ends a process at once, whatever it does. A fork of the parent may
+    keep its end open; then only a look at the parent tells.
+    """
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    flags = fcntl.fcntl(lifeline, fcntl.F_GETFL)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, flags | os.O_ASYNC)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def main() -> None:
-    """Run a worker; the arguments are a socket's descriptor, the deadline and the parent's process id."""
-    descriptor, deadline, parent = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
-    channel = socket.socket(fileno=descriptor)
+    """Run a worker until its socket closes."""
+    descriptor, lifeline, parent = map(int, sys.argv[1:])
+    for each in (descriptor, lifeline):
+        os.set_inheritable(each, False)  # programs that a verifier runs must not hold them open
     _prefer_to_be_killed()
-    watcher = threading.Thread(target=_end_with_parent, args=(descriptor, parent), daemon=True)
-    watcher.start()
-    worker = Worker(channel, deadline)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, cast("int", 2))  # until here, errors of the start reach the service
+    _end_with_parent(lifeline, parent)
+    worker = Worker(socket.socket(fileno=descriptor))
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)  # until here, errors of the start reach the service
     with suppress(BrokenPipeError, ConnectionResetError):
         worker.run()
     os._exit(0)  # threads of a verifier must not keep the process

@@ -79,7 +79,10 @@ DIFFERENT = [
     (r"\frac{1}{2004!}", r"\frac{1}{2006!}"),
     ("x/2004!", "x/2006!"),
     (r"(1, \frac{1}{2004!})", r"(1, \frac{1}{2006!})"),
-    (r"\begin{pmatrix}1 & \frac{1}{2004!}\end{pmatrix}", r"\begin{pmatrix}1 & \frac{1}{2006!}\end{pmatrix}"),
+    (
+        r"\begin{pmatrix}1 & \frac{1}{2004!}\end{pmatrix}",
+        r"\begin{pmatrix}1 & \frac{1}{2006!}\end{pmatrix}",
+    ),
     ("0", "10^{-7}"),
     ("0", r"\frac{1}{10^{9}}"),
     (r"\frac{1}{2^{99}}", r"\frac{1}{2^{98}}"),
@@ -171,7 +174,9 @@ def test_a_formula_equals_itself_rewritten_and_not_itself_plus_one(formula: str)
 @settings(max_examples=60, deadline=None)
 @given(st.fractions(-50, 50, max_denominator=40), st.fractions(-50, 50, max_denominator=40))
 def test_symbols_and_numbers_agree_about_fractions(a: Fraction, b: Fraction) -> None:
-    slow = same_expression(rf"\frac{{{a.numerator}}}{{{a.denominator}}}", rf"\frac{{{b.numerator}}}{{{b.denominator}}}")
+    slow = same_expression(
+        rf"\frac{{{a.numerator}}}{{{a.denominator}}}", rf"\frac{{{b.numerator}}}{{{b.denominator}}}"
+    )
     assert equivalent(str(a), str(b)) == slow == (a == b)
 
 
@@ -187,14 +192,29 @@ def test_a_list_has_no_order_and_a_tuple_has(items: list[int], random) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["9^{9^{9^{9}}}", "9^9^9^9", "(9^{9999})^{9999}", "10^{100000000}", "99999999!", "(5!)!", "3!!", "1" * 500]
-    + ["(" * 60 + ")" * 60, "x" * 3000, r"\binom{99999999}{5}", r"\frac{1}{" * 50 + "2" + "}" * 50, "2^{-99999999}"],
+    [
+        "9^{9^{9^{9}}}",
+        "9^9^9^9",
+        "(9^{9999})^{9999}",
+        "10^{100000000}",
+        "99999999!",
+        "(5!)!",
+        "3!!",
+        "1" * 500,
+        "(" * 60 + ")" * 60,
+        "x" * 3000,
+        r"\binom{99999999}{5}",
+        r"\frac{1}{" * 50 + "2" + "}" * 50,
+        "2^{-99999999}",
+    ],
 )
 def test_what_sympy_never_sees(text: str) -> None:
     assert too_big(text)
 
 
-@pytest.mark.parametrize("text", ["2^{2005}+1", "2006!", "2^{3^2}", "e^{x^2}", r"x^{10}(1+x)^{20}", r"\binom{100}{50}"])
+@pytest.mark.parametrize(
+    "text", ["2^{2005}+1", "2006!", "2^{3^2}", "e^{x^2}", r"x^{10}(1+x)^{20}", r"\binom{100}{50}"]
+)
 def test_what_it_may_see(text: str) -> None:
     assert not too_big(text)
 
@@ -203,8 +223,21 @@ def test_of_a_text_python_sees_numerals_alone(monkeypatch: pytest.MonkeyPatch) -
     """The LaTeX grammar hands numerals to sympy.Number, which evaluates them; nothing else may get there."""
     import builtins
 
-    hostile = ["__import__('os').getpid()", "exec(1)", "lambda: 1", "().__class__.__bases__", "print(5)"]
-    hostile += [r"\\text{exit()}+7", "5;import os", r"\\operatorname{eval}(3)", "x.__class__", "a[0].b()", "3.5.real"]
+    hostile = [
+        "__import__('os').getpid()",
+        "exec(1)",
+        "lambda: 1",
+        "().__class__.__bases__",
+        "print(5)",
+    ]
+    hostile += [
+        r"\\text{exit()}+7",
+        "5;import os",
+        r"\\operatorname{eval}(3)",
+        "x.__class__",
+        "a[0].b()",
+        "3.5.real",
+    ]
     for text in hostile:
         same_expression("5", text)  # everything that is imported at first use is now
     symbolic.parse_latex.cache_clear()
@@ -220,7 +253,9 @@ def test_of_a_text_python_sees_numerals_alone(monkeypatch: pytest.MonkeyPatch) -
         assert not equivalent("41", text)
         assert not same_expression("41", text)
     assert ran
-    assert [code for code in ran if not re.fullmatch(r"(Integer|Float)\s*\('?\s*[\d.]+\s*'?\)\s*", code)] == []
+    assert [
+        code for code in ran if not re.fullmatch(r"(Integer|Float)\s*\('?\s*[\d.]+\s*'?\)\s*", code)
+    ] == []
 
 
 def test_signals_are_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,12 +62,23 @@ def test_marked_answers(text: str, answer: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", " \n", "no answer here at all, sorry about that", r"\boxed{}", r"\boxed{5", "<answer></answer>", "<answer>5"]
-    + [r"\boxed{5} and then \boxed{", "We get 3, 4 and 5 in turn and go on", "Then 12 +", r"\boxed"],
+    [
+        "",
+        " \n",
+        "no answer here at all, sorry about that",
+        r"\boxed{}",
+        r"\boxed{5",
+        "<answer></answer>",
+        "<answer>5",
+        r"\boxed{5} and then \boxed{",
+        "We get 3, 4 and 5 in turn and go on",
+        "Then 12 +",
+        r"\boxed",
+    ],
 )
 def test_nothing_is_committed_to(text: str) -> None:
     found = parts(text, fallback="none")
-    assert found is None or found == ("5",) and r"\boxed{5}" in text
+    assert found is None or (found == ("5",) and r"\boxed{5}" in text)
 
 
 def test_neighbors_are_parts_of_one_answer() -> None:
@@ -81,7 +92,9 @@ def test_neighbors_are_parts_of_one_answer() -> None:
 
 
 def test_boxes_far_apart_are_kept_as_earlier() -> None:
-    found = find_answer(r"First \boxed{3} stands here for a reason that we now explain at length; \boxed{6}")
+    found = find_answer(
+        r"First \boxed{3} stands here for a reason that we now explain at length; \boxed{6}"
+    )
     assert found is not None
     assert (found.parts, found.earlier) == (("6",), ("3",))
 
@@ -107,7 +120,11 @@ def test_the_last_sentence_may_hold_the_answer(text: str, answer: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["there are 12 apples in 3 baskets at 5 dollars", "12 + 5 = 17 and then 17 +", "AZYUK2A is it so"],
+    [
+        "there are 12 apples in 3 baskets at 5 dollars",
+        "12 + 5 = 17 and then 17 +",
+        "AZYUK2A is it so",
+    ],
 )
 def test_an_unclear_last_sentence_holds_none(text: str) -> None:
     assert parts(text) is None
@@ -116,7 +133,9 @@ def test_an_unclear_last_sentence_holds_none(text: str) -> None:
 def test_the_last_number_is_an_option() -> None:
     text = "there are 12 apples in 3 baskets at 5 dollars"
     assert parts(text, fallback="last_number") == ("5",)
-    assert parts("nothing", fallback="last_number") == ("nothing",)  # a reply of one word is an answer alone
+    assert parts("nothing", fallback="last_number") == (
+        "nothing",
+    )  # a reply of one word is an answer alone
 
 
 @given(st.text(alphabet=r"\boxed{}<answer>/ 15.,$*=:iste-(#A", max_size=80))

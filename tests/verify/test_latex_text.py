@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.verify.latex_text import brackets_of, canonical, is_label, split_top, squeeze, strip_label
+from assay.verify.latex_text import (
+    brackets_of,
+    canonical,
+    is_label,
+    split_top,
+    squeeze,
+    strip_label,
+)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +49,9 @@ def test_canonical(text: str, same: str) -> None:
     assert squeeze(canonical(text)) == squeeze(canonical(same))
 
 
-@pytest.mark.parametrize(("text", "other"), [("12", "1 2"), ("5!", "5"), ("-1", "1"), ("x_1", "x1"), ("[1,2)", "(1,2)")])
+@pytest.mark.parametrize(
+    ("text", "other"), [("12", "1 2"), ("5!", "5"), ("-1", "1"), ("x_1", "x1"), ("[1,2)", "(1,2)")]
+)
 def test_differences_are_kept(text: str, other: str) -> None:
     assert squeeze(canonical(text)) != squeeze(canonical(other))
 
@@ -89,7 +98,10 @@ def test_brackets_of(text: str, found: tuple[str, str]) -> None:
     assert brackets_of(text) == found
 
 
-@pytest.mark.parametrize("text", ["x", "x_1", "f(x)", "f(2)", "S_{ABC}", "(p,q,r)", r"\theta", r"\frac{NO}{BO}", "total cost"])
+@pytest.mark.parametrize(
+    "text",
+    ["x", "x_1", "f(x)", "f(2)", "S_{ABC}", "(p,q,r)", r"\theta", r"\frac{NO}{BO}", "total cost"],
+)
 def test_names_are_labels(text: str) -> None:
     assert is_label(text)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import time
@@ -33,9 +34,21 @@ PINNED = [
     ("(5, 6)", r"x = \boxed{5}, y = \boxed{6}", True),
     ("(5, 6)", r"x = \boxed{6}, y = \boxed{5}", False),
     ("5, 6", r"\boxed{6}", False),
-    ("3, 6", r"First \boxed{3} holds, as one sees by checking every case in turn; then \boxed{6}", True),
-    ("6", r"First \boxed{3} holds, as one sees by checking every case in turn; then \boxed{6}", True),
-    ("3", r"First \boxed{3} holds, as one sees by checking every case in turn; then \boxed{6}", False),
+    (
+        "3, 6",
+        r"First \boxed{3} holds, as one sees by checking every case in turn; then \boxed{6}",
+        True,
+    ),
+    (
+        "6",
+        r"First \boxed{3} holds, as one sees by checking every case in turn; then \boxed{6}",
+        True,
+    ),
+    (
+        "3",
+        r"First \boxed{3} holds, as one sees by checking every case in turn; then \boxed{6}",
+        False,
+    ),
     ("7", r"It could be \boxed{5}. Alternatively, \boxed{7}.", False),
     ("42", r"\boxed{41}. So the answer is 42.", True),
     ("41", r"\boxed{41}. So the answer is 42.", False),
@@ -121,7 +134,13 @@ def test_a_truncated_completion_needs_a_marked_answer() -> None:
     text = "We add 12 and 5. That is 17"
     whole = Completion.from_text(text)
     cut = Completion(
-        "c", text, whole.tokens, whole.behavior_logprobs, whole.model_logprobs, whole.sampled, "length"
+        "c",
+        text,
+        whole.tokens,
+        whole.behavior_logprobs,
+        whole.model_logprobs,
+        whole.sampled,
+        "length",
     )
     assert judge_math(problem, whole).value == 1.0
     assert judge_math(problem, cut).value == 0.0
@@ -142,7 +161,10 @@ HONEST = [
     ("42", "FINAL ANSWER: 42"),
     ("42", "The answer is forty-two."),
     ("42", r"Hence $\boxed{42\text{ apples}}$."),
-    ("42", r"Wait, \boxed{41} is wrong because I forgot to carry the one when adding up the columns. \boxed{42}"),
+    (
+        "42",
+        r"Wait, \boxed{41} is wrong because I forgot to carry the one when adding up the columns. \boxed{42}",
+    ),
     ("1/2", r"\boxed{\dfrac12}"),
     ("2 1/2", r"\boxed{2\tfrac{1}{2}}"),
     ("1000000", r"\boxed{1{,}000{,}000}"),
@@ -152,7 +174,10 @@ HONEST = [
     ("x+1", "so f(x) is\n\\[ \\boxed{1 + x} \\]"),
     ("50%", "The answer is 50 percent."),
     ("Monday", "The answer is **Monday**."),
-    ("72", "Natalia sold 48/2 = 24 clips in May.\nShe sold 48+24 = 72 clips altogether in April and May."),
+    (
+        "72",
+        "Natalia sold 48/2 = 24 clips in May.\nShe sold 48+24 = 72 clips altogether in April and May.",
+    ),
 ]
 
 
@@ -173,7 +198,9 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 def test_labeled_pairs(shared_data: Path) -> None:
     rows = [
-        row for row in rows_of(shared_data / "verifier/pairs.jsonl") if row["kind"] not in ("policy", "choice")
+        row
+        for row in rows_of(shared_data / "verifier/pairs.jsonl")
+        if row["kind"] not in ("policy", "choice")
     ]
     wrong = [row["id"] for row in rows if passes(row["gold"], row["pred"]) != row["expected"]]
     false_accepts = [row["id"] for row in rows if row["id"] in wrong and not row["expected"]]
@@ -192,9 +219,9 @@ def test_expected_answers_pass_and_their_neighbors_fail(shared_data: Path) -> No
     """Each gold of MATH, boxed, passes for itself; the next row's passes only where it says the same."""
     golds = [row["answer"] for row in rows_of(shared_data / "math/train_2000.jsonl")][:300]
     assert [gold for gold in golds if not passes(gold, rf"So we get $\boxed{{{gold}}}$.")] == []
-    pairs = zip(golds, golds[1:], strict=False)
+    pairs = itertools.pairwise(golds)
     crossed = [(a, b) for a, b in pairs if passes(a, rf"\boxed{{{b}}}")]
-    assert all(a.strip("$^\\circ ") == b.strip("$^\\circ ") for a, b in crossed), crossed
+    assert all(a.removesuffix(r"^\circ") == b.removesuffix(r"^\circ") for a, b in crossed), crossed
 
 
 def test_a_plain_answer_is_cheap() -> None:

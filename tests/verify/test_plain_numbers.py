@@ -77,9 +77,34 @@ def test_numbers(text: str, value: int | Fraction) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", " ", "x", "2x", "3c", "2m", "3 pi", "5^2", "5²", "1,-2", "1,2,3", "5:30", "3/0", "1e99999", "AZYUK2A"]
-    + ["0.5.3", "1..2", "12 13 x", "five apples", "hundred", "1" * 5000, "1e-99999", "-", "%", r"\frac{1}{x}"]
-    + ["5 sin x", "sqrt 2", "1 + 1", "(1, 2)", "inf", "nan", "0x10", "1_000", "٣x"],
+    [
+        "",
+        " ",
+        "x",
+        "2x",
+        "3c",
+        "2m",
+        "3 pi",
+        "5^2",
+        "5²",
+        "1,-2",
+        "1,2,3",
+        "5:30",
+        "3/0",
+        "1e99999",
+        "AZYUK2A",
+        "0.5.3",
+        "1..2",
+        "12 13 x",
+        "five apples",
+        "hundred",
+        "1" * 5000,
+        "1e-99999",
+        "-",
+        "%",
+        r"\frac{1}{x}",
+        *["5 sin x", "sqrt 2", "1 + 1", "(1, 2)", "inf", "nan", "0x10", "1_000", "٣x"],
+    ],
 )
 def test_what_is_no_plain_number(text: str) -> None:
     assert read_number(text) is None
@@ -146,7 +171,12 @@ def test_a_decimal_is_read_exactly_in_every_spelling(number: int, places: int) -
     fraction = f".{abs(number) % 10**places:0{places}d}" if places else ""
     grouped = f"{int(plain.lstrip('-')):,}"
     sign = "-" if number < 0 else ""
-    for text in (plain + fraction, f"{sign}{grouped}{fraction}", f"${plain}{fraction}$", f"{plain}{fraction} miles"):
+    for text in (
+        plain + fraction,
+        f"{sign}{grouped}{fraction}",
+        f"${plain}{fraction}$",
+        f"{plain}{fraction} miles",
+    ):
         read = read_number(text)
         assert read is not None and read.value == value
 
@@ -155,7 +185,11 @@ def test_a_decimal_is_read_exactly_in_every_spelling(number: int, places: int) -
 def test_fractions_are_read_exactly_in_every_spelling(value: Fraction) -> None:
     top, bottom = abs(value.numerator), value.denominator
     sign = "-" if value < 0 else ""
-    for text in (f"{sign}{top}/{bottom}", rf"{sign}\frac{{{top}}}{{{bottom}}}", f"{sign}{top}⁄{bottom}"):
+    for text in (
+        f"{sign}{top}/{bottom}",
+        rf"{sign}\frac{{{top}}}{{{bottom}}}",
+        f"{sign}{top}⁄{bottom}",
+    ):
         read = read_number(text)
         assert read is not None and read.value == value
     if top > bottom > 1 and top % bottom:

@@ -60,7 +60,9 @@ def test_other_tags() -> None:
 
 def test_the_detail_says_what_is_wrong() -> None:
     completion = Completion.from_text("a</think>", think=ThinkFormat("opened"))
-    assert judge_think_format(Problem("p", "q"), completion).detail == "no answer after the close tag"
+    assert (
+        judge_think_format(Problem("p", "q"), completion).detail == "no answer after the close tag"
+    )
 
 
 @pytest.mark.parametrize("known", THINK_FORMAT.known_errors, ids=lambda known: known.what)

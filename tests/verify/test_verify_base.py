@@ -25,14 +25,34 @@ class Weird:
 
 @pytest.mark.parametrize(
     ("result", "value"),
-    [(1, 1.0), (0.25, 0.25), (True, 1.0), (False, 0.0), (-3, -3.0), (np.float32(0.5), 0.5), (np.array(2.0), 2.0)],
+    [
+        (1, 1.0),
+        (0.25, 0.25),
+        (True, 1.0),
+        (False, 0.0),
+        (-3, -3.0),
+        (np.float32(0.5), 0.5),
+        (np.array(2.0), 2.0),
+    ],
 )
 def test_numbers_are_parts(result: Any, value: float) -> None:
     assert as_part(result).value == value
 
 
 @pytest.mark.parametrize(
-    "result", [math.nan, math.inf, "1.0", b"1", [1.0], object(), 1j, Weird(), {"points": 1}, {"score": "high"}]
+    "result",
+    [
+        math.nan,
+        math.inf,
+        "1.0",
+        b"1",
+        [1.0],
+        object(),
+        1j,
+        Weird(),
+        {"points": 1},
+        {"score": "high"},
+    ],
 )
 def test_nonsense_is_not_judged(result: Any) -> None:
     part = as_part(result, seconds=0.5)
@@ -48,7 +68,9 @@ def test_none_is_not_judged() -> None:
 
 
 def test_a_dict_has_score_components_and_notes() -> None:
-    part = as_part({"score": 0.5, "style": 2, "components": {"length": -1}, "extracted": 7, "detail": "so"})
+    part = as_part(
+        {"score": 0.5, "style": 2, "components": {"length": -1}, "extracted": 7, "detail": "so"}
+    )
     assert (part.value, part.extracted, part.detail) == (0.5, "7", "so")
     assert part.components == {"length": -1.0, "style": 2.0}
 
@@ -76,7 +98,9 @@ def together(expression: str, *parts: Part) -> Verdict:
 
 
 def test_a_verdict_is_the_weighted_sum() -> None:
-    verdict = together("math*1.0 + think_format*0.1", Part(1.0, extracted="5"), Part(0.0, detail="no tag"))
+    verdict = together(
+        "math*1.0 + think_format*0.1", Part(1.0, extracted="5"), Part(0.0, detail="no tag")
+    )
     assert (verdict.score, verdict.status, verdict.reward) == (1.0, "passed", 1.0)
     assert verdict.components == {"math": 1.0, "think_format": 0.0}
     assert verdict.extracted == "5"
@@ -87,11 +111,18 @@ def test_a_verdict_is_the_weighted_sum() -> None:
 def test_a_part_that_matters_and_is_not_judged_spoils_the_whole() -> None:
     missing = Part.not_judged("timeout", "killed")
     whole = together("math + think_format*0.1", Part(1.0), missing)
-    assert (whole.status, whole.reason, whole.reward, whole.score) == ("not_judged", "timeout", None, None)
+    assert (whole.status, whole.reason, whole.reward, whole.score) == (
+        "not_judged",
+        "timeout",
+        None,
+        None,
+    )
     assert whole.components == {"math": 1.0}
     assert "think_format" in whole.detail
     assert together("math + think_format*0", Part(1.0), missing).reward == 1.0
-    assert not together("math*0 + think_format", missing, Part(1.0)).judged  # no correctness without it
+    assert not together(
+        "math*0 + think_format", missing, Part(1.0)
+    ).judged  # no correctness without it
 
 
 def test_the_correctness_must_be_a_share() -> None:
@@ -126,7 +157,7 @@ def test_a_pinned_version_must_be_installed() -> None:
         resolve("math@7")
 
 
-MODULE = '''
+MODULE = """
 def plain(problem, completion): "First line.\\n\\nMore."
 def grouped(problem, group): ...
 def alone(problem): ...
@@ -136,7 +167,7 @@ class Holder:
     def __call__(self, problem, completion): ...
 instance = Holder()
 constant = 3
-'''
+"""
 
 
 @pytest.fixture
@@ -165,7 +196,9 @@ def test_the_hash_follows_the_source(module: str, tmp_path: Path) -> None:
     assert resolve(f"{module}:plain").hash != before
 
 
-@pytest.mark.parametrize("place", [":missing", ":alone", ":constant", "_broken:x", "_leaving:x", "_absent:x"])
+@pytest.mark.parametrize(
+    "place", [":missing", ":alone", ":constant", "_broken:x", "_leaving:x", "_absent:x"]
+)
 def test_what_cannot_be_used_is_one_line(module: str, place: str) -> None:
     with pytest.raises(VerifierError) as caught:
         resolve(module + place)
