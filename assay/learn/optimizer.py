@@ -107,8 +107,9 @@ class Optimizer:
     def save_state(self, folder: Path) -> None:
         """Write moments, master weights and the step count to ``optimizer.safetensors``."""
         tensors, plain = self._state()
-        metadata = {"num_steps": str(self.num_steps), "plain": json.dumps(plain)}
-        save_file(_without_sharing(tensors), folder / STATE_FILE, metadata=metadata)
+        # one key only: safetensors writes several in any order, and equal states must be equal files
+        state = json.dumps({"num_steps": self.num_steps, "plain": plain})
+        save_file(_without_sharing(tensors), folder / STATE_FILE, metadata={"state": state})
 
     def load_state(self, folder: Path) -> None:
         """Restore what `save_state` wrote, bit for bit.
@@ -197,10 +198,10 @@ def _read_state(file: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any
     saved: dict[str, dict[str, Tensor]] = {}
     try:
         with safe_open(file, framework="pt") as opened:
-            metadata = opened.metadata()
+            state = json.loads(opened.metadata()["state"])
             for full_key in opened.keys():  # noqa: SIM118 (not a dict: it has no iterator)
                 name, _, key = full_key.rpartition("|")
                 saved.setdefault(name, {})[key] = opened.get_tensor(full_key)
-        return saved, json.loads(metadata["plain"]), int(metadata["num_steps"])
+        return saved, state["plain"], state["num_steps"]
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise RunError(message(str(file), error, "the file of an earlier save")) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,8 @@ def add_adapter(model: Any, config: LoraConfig, seed: int) -> nn.Module:
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft uses a name that Transformers drops
         torch.manual_seed(seed)
         try:
             return peft.get_peft_model(model, settings, autocast_adapter_dtype=True).eval()
@@ -249,7 +251,10 @@ def _base_of(folder: Path) -> str:
 
 
 def _load_adapter(model: Any, folder: str) -> nn.Module:
-    return _import_peft().PeftModel.from_pretrained(model, folder, is_trainable=True).eval()
+    peft = _import_peft()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # as above
+        return peft.PeftModel.from_pretrained(model, folder, is_trainable=True).eval()
 
 
 def _import_peft() -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from assay.config import RLConfig, SamplingConfig
+from assay.config import SamplingConfig
 from assay.data.curriculum import Curriculum
 from assay.generate.base import Generator
 from assay.learn.advantages import compute_advantages
@@ -20,6 +20,16 @@ Judged = tuple[Group, Sequence[Verdict]]
 
 
 @dataclass(frozen=True)
+class BatchPlan:
+    """What is collected each step. max_refills: of dynamic sampling; 0 where the algorithm has none."""
+
+    num_prompts: int
+    group_size: int
+    sampling: SamplingConfig
+    max_refills: int = 0
+
+
+@dataclass(frozen=True)
 class Loop:
     """What a step works with: each part behind its own protocol, wherever it runs."""
 
@@ -29,13 +39,12 @@ class Loop:
     run: Run
     learner: Learner
     guard: Guard
-    rl: RLConfig
-    sampling: SamplingConfig
+    plan: BatchPlan
 
 
 def train_step(loop: Loop) -> None:
     """Collect one batch, learn from it, write it all down."""
-    groups, verdicts = collect(loop)
+    groups, verdicts = collect(loop.curriculum, loop.generator, loop.verifiers, loop.run, loop.plan)
     batch = loop.learner.score(pack(groups, verdicts, loop.learner.device))
     advantages_T = compute_advantages(batch, loop.learner.algorithm)
     update = loop.learner.update(batch, advantages_T)
@@ -44,27 +53,28 @@ def train_step(loop: Loop) -> None:
     loop.guard.check(loop.run)
 
 
-def collect(loop: Loop) -> tuple[list[Group], list[Sequence[Verdict]]]:
+def collect(
+    curriculum: Curriculum, generator: Generator, verifiers: Judge, run: Run, plan: BatchPlan
+) -> tuple[list[Group], list[Sequence[Verdict]]]:
     """Draw problems, sample their groups, judge them, and write them down before they are learned from.
 
     Under dynamic sampling (DAPO eq. 11) groups whose judged completions are all right or all wrong
-    are replaced by fresh draws, at most ``rl.max_refills`` times; they are recorded all the same.
+    are replaced by fresh draws, at most ``max_refills`` times; they are recorded all the same.
     """
     kept: list[Judged] = []
     passed_over: list[Judged] = []
-    refills = loop.rl.max_refills if loop.learner.algorithm.dynamic_sampling else 0
-    for _ in range(1 + refills):
-        problems = loop.curriculum.draw(loop.rl.num_prompts - len(kept))
-        groups = loop.generator.generate(problems, loop.sampling, loop.rl.group_size)
-        verdicts = loop.verifiers.judge(groups)
-        loop.curriculum.observe(groups, verdicts)
+    for _ in range(1 + plan.max_refills):
+        problems = curriculum.draw(plan.num_prompts - len(kept))
+        groups = generator.generate(problems, plan.sampling, plan.group_size)
+        verdicts = verifiers.judge(groups)
+        curriculum.observe(groups, verdicts)
         for judged in zip(groups, verdicts, strict=True):
-            (kept if not refills or is_mixed(judged[1]) else passed_over).append(judged)
-        if len(kept) == loop.rl.num_prompts:
+            (kept if not plan.max_refills or is_mixed(judged[1]) else passed_over).append(judged)
+        if len(kept) == plan.num_prompts:
             break
     if not kept:  # nothing to learn from, but a step is a step: its gradient is zero
         kept, passed_over = passed_over, []
-    loop.run.record(*unzip([*kept, *passed_over]))
+    run.record(*unzip([*kept, *passed_over]))
     return unzip(kept)
 
 

@@ -30,7 +30,7 @@ from assay.train.assemble import (
 )
 from assay.train.evaluate import evaluate
 from assay.train.replay import RunGenerator, RunVerifiers
-from assay.train.rl import Loop, train_step
+from assay.train.rl import BatchPlan, Loop, train_step
 from assay.train.sft import SFTLoop, TraceSchedule, sft_step, trace_groups
 from assay.types import Problem
 from assay.verify.service import VerifierService
@@ -83,8 +83,12 @@ def run_rl(config: TrainConfig, source: Source) -> Path:
             run=run,
             learner=learner,
             guard=guard,
-            rl=config.rl,
-            sampling=config.sampling,
+            plan=BatchPlan(
+                num_prompts=config.rl.num_prompts,
+                group_size=config.rl.group_size,
+                sampling=config.sampling,
+                max_refills=config.rl.max_refills if algorithm.dynamic_sampling else 0,
+            ),
         )
         advance(run, lambda: train_step(loop), bench, problems.heldout)
     return run.folder

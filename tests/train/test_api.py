@@ -1,0 +1,224 @@
+"""Whole runs of a tiny model, from a configuration to the directory that is the evidence."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+from train_worlds import NEVER, REWARD, World, events_of, rows_of
+
+import assay.train
+from assay.config import TrainConfig, parse
+from assay.errors import ConfigError, DataError, RunError, RunStopped
+from assay.train.api import train
+
+
+def weights(folder: Path | str) -> dict[str, torch.Tensor]:
+    return load_file(Path(folder) / "model.safetensors")
+
+
+def differ(left: Path | str, right: Path | str) -> bool:
+    one, two = weights(left), weights(right)
+    return any(not torch.equal(one[name], two[name]) for name in one)
+
+
+def test_reinforcement_from_start_to_evidence(world: World) -> None:
+    result = train(world.tree(), quiet=True)
+    run = Path(result.run)
+    assert (result.steps, result.ended) == (3, "finished")
+    assert result.checkpoint == str(run / "checkpoints" / "step-000003")
+    assert result.report and Path(result.report).stat().st_size > 10_000
+    assert differ(world.folder / "model", result.checkpoint)
+    assert [row["step"] for row in rows_of(run, "metrics")] == [1, 2, 3]
+    assert [row["step"] for row in rows_of(run, "evaluations")] == [0, 2, 3]
+    assert events_of(run) == ["created", "assembled", "cold_start", "ended"]
+    row = rows_of(run, "metrics")[0]
+    assert {"time/generate", "time/verify", "time/score", "time/update"} <= row.keys()
+    shard = pq.read_table(run / "rollouts" / "step-000002.parquet").to_pylist()
+    assert len(shard) == 8
+    for one in shard:
+        assert len(one["advantages"]) == len(one["old_logprobs"]) == len(one["tokens"])
+        assert one["verifier"].startswith(REWARD)
+    verifiers = json.loads((run / "environment.json").read_text())["verifiers"]
+    assert REWARD in verifiers and "seconds" in str(result.after)
+    assert result.accuracy("before", 0.0) == rows_of(run, "evaluations")[0]["eval/pass_at_1"]
+    with pytest.raises(KeyError, match="temperature 1"):
+        result.accuracy("after", 1.0)
+    assert "held-out accuracy, greedy" in str(result)
+
+
+def test_the_package_is_the_function(world: World) -> None:
+    result = assay.train(parse(world.tree(rl={"steps": 1})), quiet=True)  # type: ignore[operator]
+    assert result.steps == 1
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "adapters_with_kl": {"model": {"lora": {"rank": 2}}, "algorithm": {"kl_weight": 0.1}},
+    "frozen_reference": {"algorithm": {"kl_weight": 0.1, "kl_place": "reward"}},
+    "epochs_and_minibatches": {"rl": {"epochs": 2, "num_minibatches": 2}},
+    "dapo": {"algorithm": {"name": "dapo", "overlong_buffer": 4}},
+    "recomputed": {"model": {"activation_checkpointing": True}, "algorithm": {"name": "rloo"}},
+    "bfloat16": {"model": {"dtype": "bfloat16"}, "algorithm": {"name": "dr_grpo"}},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants_run_and_resume(world: World, name: str) -> None:
+    """Two steps, then two more: equal to four in one go."""
+    changes = {**VARIANTS[name]}
+    changes["rl"] = {"steps": 4, **changes.get("rl", {})}
+    whole = train(world.tree(**changes, run={"name": "whole"}), quiet=True)
+    changes["rl"] = {**changes["rl"], "steps": 2}
+    part = train(world.tree(**changes, run={"name": "part"}), quiet=True)
+    part = train(resume=part.run, overrides=["rl.steps=4"], quiet=True)
+    assert part.steps == whole.steps == 4 and part.ended == "finished"
+    saved = "adapter_model.safetensors" if "lora" in changes.get("model", {}) else None
+    for file in (saved or "model.safetensors", "optimizer.safetensors"):
+        assert whole.checkpoint and part.checkpoint
+        left, right = (Path(one.checkpoint or "") / file for one in (whole, part))
+        assert left.read_bytes() == right.read_bytes(), file
+    rows = rows_of(whole.run, "metrics")
+    if "kl_weight" in changes.get("algorithm", {}):
+        assert rows[0]["kl/mean"] == pytest.approx(0.0, abs=1e-6)
+        assert rows[-1]["kl/mean"] > 0
+    if name == "epochs_and_minibatches":
+        assert 4 < rows[-1]["policy_version"] <= 16
+
+
+def test_the_cold_start(world: World) -> None:
+    tree = world.sft_tree(sft={"epochs": 4.0}, optimizer={"learning_rate": 1e-2})
+    result = train(tree, quiet=True)
+    losses = [row["loss/nll"] for row in rows_of(result.run, "metrics")]
+    assert result.ended == "finished" and result.steps == len(losses)
+    assert losses[-1] < losses[0] - 1.0
+    assert [row["step"] for row in result.after] == [result.steps]
+    assert sum(row["tokens/trained"] for row in rows_of(result.run, "metrics")) == 4 * (9 * 3 + 4)
+
+
+def test_a_new_run_starts_from_another_run(world: World) -> None:
+    cold = train(world.sft_tree(run={"name": "cold"}), quiet=True)
+    assert cold.checkpoint
+    hot = train(
+        world.tree(run={"name": "hot"}, model={"path": cold.run}, rl={"steps": 1}), quiet=True
+    )
+    config = tomllib.loads((Path(hot.run) / "config.toml").read_text())
+    assert config["model"]["path"] == cold.checkpoint, "what it was then, not what it may become"
+    first = rows_of(hot.run, "evaluations")[0]["eval/pass_at_1"]
+    assert first == rows_of(cold.run, "evaluations")[-1]["eval/pass_at_1"]
+    (world.folder / "runs" / "empty").mkdir()
+    (world.folder / "runs" / "empty" / "config.toml").write_bytes(
+        (Path(hot.run) / "config.toml").read_bytes()
+    )
+    with pytest.raises(RunError, match="no checkpoint yet"):
+        train(world.tree(model={"path": str(world.folder / "runs" / "empty")}), quiet=True)
+
+
+def test_a_finished_run_says_so_and_how_to_extend_it(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = train(world.tree(rl={"steps": 1}))
+    capsys.readouterr()
+    again = train(resume=first.run)
+    said = capsys.readouterr().err
+    assert f"all 1 steps are done; to extend the run: assay train --resume {first.run}" in said
+    assert "--set rl.steps=2" in said
+    assert (again.steps, again.ended) == (1, "finished")
+    extended = train(resume=first.run, overrides=["rl.steps=2"], quiet=True)
+    assert (extended.steps, extended.ended) == (2, "finished")
+    assert [row["step"] for row in rows_of(first.run, "evaluations")] == [0, 1, 2]
+
+
+def test_max_minutes_stops_cleanly(world: World) -> None:
+    result = train(world.tree(run={"max_minutes": 1e-9}), quiet=True)
+    assert (result.steps, result.ended) == (0, "max_minutes")
+    result = train(resume=result.run, overrides=["run.max_minutes="], quiet=True)
+    assert (result.steps, result.ended) == (3, "finished")
+
+
+def test_the_guard_stops_what_cannot_be_judged(world: World) -> None:
+    with pytest.raises(RunStopped, match=r"100% of the completions.*max_not_judged.*all is saved"):
+        train(world.tree(data={"verifier": NEVER}), quiet=True)
+    run = world.folder / "runs" / "run"
+    assert events_of(run)[-2:] == ["guard_stop", "ended"]
+    assert (run / "report.html").exists() and (run / "checkpoints" / "step-000001").is_dir()
+    row = rows_of(run, "evaluations")[0]
+    assert row["eval/pass_at_1"] is None and row["eval/num_not_judged"] == 3
+
+
+def test_a_guard_rule_of_ones_own(world: World) -> None:
+    with pytest.raises(RunStopped, match="step 2: train_worlds:stop_at_two: two is enough"):
+        train(world.tree(guard={"rules": ["train_worlds:stop_at_two"]}), quiet=True)
+    with pytest.raises(ConfigError, match="cannot be imported"):
+        train(world.tree(run={"name": "bad"}, guard={"rules": ["train_worlds:no"]}), quiet=True)
+    assert not (world.folder / "runs" / "bad").exists(), "told before a run is made"
+
+
+@pytest.fixture
+def my_rewards(world: World) -> Iterator[Path]:
+    path = world.folder / "my_rewards.py"
+    path.write_text(
+        "def reward(problem, completion):\n    return float(len(completion.text) % 2)\n"
+    )
+    sys.path.append(str(world.folder))
+    yield path
+    sys.path.remove(str(world.folder))
+
+
+def test_a_changed_verifier_is_refused(world: World, my_rewards: Path) -> None:
+    """Also one that only rows name: the run has written it down when it first judged."""
+    rows = [
+        {"prompt": f"{n} + 1 =", "answer": "1", "verifier": "my_rewards:reward"} for n in range(4)
+    ]
+    world.write_rows("train.jsonl", rows)
+    first = train(world.tree(rl={"steps": 1}), quiet=True)
+    environment = json.loads((Path(first.run) / "environment.json").read_text())
+    assert set(environment["verifiers"]) == {REWARD, "my_rewards:reward"}
+    my_rewards.write_text(
+        my_rewards.read_text().replace("completion.text) %", "completion.tokens) %")
+    )
+    with pytest.raises(RunError, match=r"my_rewards:reward.*--accept-changed-verifiers"):
+        train(resume=first.run, overrides=["rl.steps=2"], quiet=True)
+    again = train(
+        resume=first.run, overrides=["rl.steps=2"], accept_changed_verifiers=True, quiet=True
+    )
+    assert again.steps == 2 and "verifiers_changed" in events_of(first.run)
+
+
+def test_a_row_with_an_unknown_verifier_is_told_with_its_place(world: World) -> None:
+    rows = [
+        {"prompt": "1 + 1 =", "answer": "2"},
+        {"prompt": "2 =", "answer": "2", "verifier": "mth"},
+    ]
+    world.write_rows("train.jsonl", rows)
+    with pytest.raises(DataError, match=r"train\.jsonl:2 verifier: .*mth"):
+        train(world.tree(), quiet=True)
+    assert not (world.folder / "runs").exists()
+
+
+def test_what_train_needs(world: World, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="give a configuration, or a run to resume"):
+        train()
+    with pytest.raises(RunError, match="not a run directory"):
+        train(resume=tmp_path)
+
+
+def test_too_little_success_is_warned_of(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    train(world.tree(data={"verifier": "math"}, rl={"steps": 1}))
+    said = capsys.readouterr().err
+    assert "warning: only 0.0% of 40 first completions are right" in said
+    assert "cold-start with [sft] first" in said
+
+
+def test_a_configuration_is_not_changed_by_training(world: World) -> None:
+    config = parse(world.tree(rl={"steps": 1}))
+    result = train(config, quiet=True)
+    kept = TrainConfig.model_validate(tomllib.loads((Path(result.run) / "config.toml").read_text()))
+    assert kept == config

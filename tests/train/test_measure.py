@@ -1,0 +1,108 @@
+"""Measuring, reading, planning and exporting a model without training it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from train_worlds import REWARD, World, rows_of
+
+from assay.errors import ConfigError, DataError, ModelError
+from assay.train.api import checkpoint_of, dry_run, evaluate_model, export, sample, train
+
+
+def test_evaluate_model_and_what_it_writes(world: World) -> None:
+    model, problems = str(world.folder / "model"), [str(world.folder / "train.jsonl")]
+    out = world.folder / "out.jsonl"
+    settings = {"max_tokens": 6, "verifier": REWARD, "overrides": ["engine.num_slots=8"]}
+    result = evaluate_model(model, problems, num_samples=3, temperature=1.0, out=out, **settings)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["id"] for row in rows] == [f"p{n}#0/{k}" for n in range(10) for k in range(3)]
+    assert result.pass_at_1 == pytest.approx(sum(row["score"] for row in rows) / 30)
+    assert set(result.pass_at) == {1, 2, 3} and result.num_problems == 10
+    few = evaluate_model(model, problems, max_problems=4, **settings)
+    assert few.num_completions == 4 and few.temperature == 0.0
+
+
+def test_a_run_is_measured_as_it_was_trained(world: World) -> None:
+    tree = world.tree(rl={"steps": 1}, evaluation={"every": 1})
+    run = train(tree, quiet=True).run
+    result = evaluate_model(run, [str(world.folder / "heldout.jsonl")])
+    last = rows_of(run, "evaluations")[-1]
+    assert result.as_row()["eval/pass_at_1"] == last["eval/pass_at_1"]
+    assert result.mean_tokens == last["eval/mean_tokens"] <= 8
+
+
+def test_several_equal_samples_are_refused(world: World) -> None:
+    with pytest.raises(ConfigError, match=r"found 0.*raise it"):
+        evaluate_model(str(world.folder / "model"), ["x.jsonl"], num_samples=2)
+
+
+def test_sample_reads_completions_with_their_verdicts(world: World) -> None:
+    model = str(world.folder / "model")
+    overrides = ["engine.num_slots=8"]
+    asked = sample(model, prompt="1 + 1 =", answer="2", max_tokens=4, overrides=overrides)
+    assert len(asked.samples) == 4 and {one["status"] for one in asked.samples} == {"failed"}
+    assert "=== prompt ===" in str(asked)
+    free = sample(model, prompt="Hello", max_tokens=4, num_samples=1, overrides=overrides)
+    assert free.samples[0]["status"] == "no answer to judge by"
+    rows = [str(world.folder / "train.jsonl")]
+    shown = sample(
+        model, problems=rows, max_problems=2, num_samples=1, max_tokens=4, overrides=overrides
+    )
+    assert [one["id"] for one in shown.samples] == ["p0#0/0", "p1#0/0"]
+    with pytest.raises(ConfigError, match="not both"):
+        sample(model)
+
+
+def test_a_dry_run_shows_the_plan_and_writes_nothing(world: World) -> None:
+    shown = dry_run(world.tree())
+    assert "3 steps of 8 completions" in str(shown) and "MiB" in str(shown)
+    assert len(shown.sample.samples) == 1
+    assert json.loads(json.dumps(shown.as_dict()))["memory_mib"]["total"] > 0
+    cold = dry_run(world.sft_tree())
+    assert "10 traces" in str(cold)
+    assert not (world.folder / "runs").exists()
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_export_writes_a_plain_model(world: World, lora: bool) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = {"lora": {"rank": 2}} if lora else {}
+    result = train(world.tree(model=model, rl={"steps": 1}), quiet=True)
+    out = export(result.run, world.folder / "exported")
+    assert not (out / "adapter_config.json").exists()
+    loaded = AutoModelForCausalLM.from_pretrained(out)
+    start = AutoModelForCausalLM.from_pretrained(world.folder / "model")
+    tokens = torch.arange(8)[None]
+    assert not torch.equal(loaded(tokens).logits, start(tokens).logits)
+    heldout = [str(world.folder / "heldout.jsonl")]
+    overrides = ["sampling.max_tokens=8", "engine.num_slots=8"]
+    settings = {"verifier": REWARD, "overrides": overrides}
+    exported = evaluate_model(str(out), heldout, **settings).as_row()
+    checkpoint = evaluate_model(result.run, heldout, **settings).as_row()
+    same = ("eval/pass_at_1", "eval/mean_tokens", "eval/truncated")
+    assert [exported[key] for key in same] == [checkpoint[key] for key in same]
+    with pytest.raises(ModelError, match="new or empty folder"):
+        export(result.run, out)
+
+
+def test_what_a_model_name_can_be(world: World, tmp_path: Path) -> None:
+    run = train(world.tree(rl={"steps": 1}), quiet=True)
+    assert checkpoint_of(run.run) == Path(run.checkpoint or "")
+    assert checkpoint_of(str(run.checkpoint)) == Path(run.checkpoint or "")
+    assert checkpoint_of(str(world.folder / "model")) is None
+    assert checkpoint_of("someone/some-model") is None
+
+
+def test_a_prompt_that_does_not_fit_is_told(world: World) -> None:
+    long = world.write_rows("long.jsonl", [{"prompt": "x" * 80, "answer": "1"}])
+    with pytest.raises(
+        DataError, match=r"long\.jsonl:1 prompt: found 81 tokens; accepted: at most"
+    ):
+        evaluate_model(str(world.folder / "model"), [str(long)], max_tokens=8)
+    with pytest.raises(ModelError, match=r"sampling\.max_tokens: found 256 on a context of 64"):
+        evaluate_model(str(world.folder / "model"), [str(long)])
