@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from assay.errors import ModelError, message
 from assay.model.layouts import ModelInputs, Rectangle
 
 
@@ -17,9 +18,21 @@ def unwrap(model: nn.Module) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore
 
 
+def decoder_of(model: nn.Module) -> Any:
+    """Return the part of a causal model below its output head."""
+    inner = unwrap(model)
+    decoder = inner.get_decoder()
+    if decoder is None or decoder is inner:
+        decoder = inner.base_model
+    if decoder is inner:
+        found = "no decoder beneath its output head"
+        raise ModelError(message(type(inner).__name__, found, "a causal model of Transformers"))
+    return decoder
+
+
 def hidden_states(model: nn.Module, inputs: ModelInputs) -> Tensor:
     """Return the last hidden state that predicts each completion token, [T, D], with gradient."""
-    decoder: Any = unwrap(model).get_decoder()
+    decoder = decoder_of(model)
     states: list[Tensor] = []
     prompts = PromptCache()
     if any(rectangle.parent_B is not None for rectangle in inputs.rectangles):

@@ -96,16 +96,21 @@ class _HeadLogprobs(torch.autograd.Function):
         temperature: float,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
         logprobs, entropies, normalizers = [], [], []
         for hidden, tokens in zip(hidden_TD.split(chunk), tokens_T.split(chunk), strict=True):
-            scaled = _logits(hidden, weight_VD, bias_V, scale, softcap) / temperature
-            normalizer = scaled.logsumexp(-1)
+            scaled = _logits(hidden, weight_VD, bias_V, scale, softcap).mul_(1 / temperature)
             chosen = scaled.gather(-1, tokens[:, None])[:, 0]
-            scaled -= normalizer[:, None]
+            top = scaled.amax(-1)
+            weights = scaled.sub_(top[:, None]).exp()
+            total = weights.sum(-1)
+            log_total = total.log()
+            normalizer = top + log_total
+            mean = torch.bmm(weights[:, None], scaled[:, :, None])[:, 0, 0] / total
             logprobs.append(chosen - normalizer)
-            entropies.append(-(scaled.exp() * scaled).sum(-1))
+            entropies.append(log_total - mean)
             normalizers.append(normalizer)
-        empty = hidden_TD.new_zeros(0, dtype=torch.float32)
+        empty = hidden_TD.new_zeros(0, dtype=torch.promote_types(hidden_TD.dtype, torch.float32))
         logprobs_T, entropy_T, normalizer_T = (
             torch.cat(parts) if parts else empty for parts in (logprobs, entropies, normalizers)
         )
@@ -118,28 +123,35 @@ class _HeadLogprobs(torch.autograd.Function):
         hidden_TD, weight_VD, bias_V, tokens_T, normalizer_T, entropy_T = ctx.saved_tensors
         scale, softcap, temperature, chunk = ctx.settings
         grad_logprobs_T, grad_entropy_T = gradients
+        if grad_logprobs_T is None:
+            grad_logprobs_T = torch.zeros_like(normalizer_T)
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        wide = normalizer_T.dtype
         grad_hidden_TD = torch.empty_like(hidden_TD) if needs_hidden else None
-        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if needs_weight else None
-        grad_bias_V = torch.zeros_like(bias_V, dtype=torch.float32) if needs_bias else None
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=wide) if needs_weight else None
+        grad_bias_V = torch.zeros_like(bias_V, dtype=wide) if needs_bias else None
         for first in range(0, len(hidden_TD), chunk):
             part = slice(first, first + chunk)
             logits = _logits(hidden_TD[part], weight_VD, bias_V, scale, softcap)
-            logprobs = logits / temperature - normalizer_T[part, None]
-            probs = logprobs.exp()
-            gain = grad_logprobs_T[part, None]
-            grad = -probs * (gain + grad_entropy_T[part, None] * (logprobs + entropy_T[part, None]))
+            scaled = logits.mul_(1 / temperature) if softcap is None else logits / temperature
+            scaled.sub_(normalizer_T[part, None])
+            gain = grad_logprobs_T[part, None] * (scale / temperature)
+            if grad_entropy_T is None:
+                grad = scaled.exp_().mul_(-gain)
+            else:
+                grad = scaled.exp().neg_()
+                scaled.add_(entropy_T[part, None]).mul_(grad_entropy_T[part, None])
+                grad.mul_(scaled.mul_(scale / temperature).add_(gain))
             grad.scatter_add_(-1, tokens_T[part, None], gain)
-            grad *= scale / temperature
             if softcap is not None:
-                grad *= 1 - (logits / softcap).square()
+                grad.mul_(1 - (logits / softcap).square_())
             grad = grad.to(weight_VD.dtype)
             if grad_hidden_TD is not None:
                 grad_hidden_TD[part] = grad @ weight_VD
             if grad_weight_VD is not None:
-                grad_weight_VD += grad.T @ hidden_TD[part]
+                grad_weight_VD.add_(grad.T @ hidden_TD[part])
             if grad_bias_V is not None:
-                grad_bias_V += grad.sum(0)
+                grad_bias_V.add_(grad.sum(0))
         if grad_weight_VD is not None:
             grad_weight_VD = grad_weight_VD.to(weight_VD.dtype)
         if grad_bias_V is not None:
@@ -150,9 +162,11 @@ class _HeadLogprobs(torch.autograd.Function):
 def _logits(
     hidden_TD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, scale: float, softcap: float | None
 ) -> Tensor:
-    logits_TV = F.linear(hidden_TD, weight_VD, bias_V).float()
+    """Return logits in float32 (or wider), fresh, so that they may be changed in place."""
+    logits_TV = F.linear(hidden_TD, weight_VD, bias_V)
+    logits_TV = logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32))
     if scale != 1.0:
-        logits_TV *= scale
+        logits_TV.mul_(scale)
     if softcap is not None:
-        logits_TV = softcap * torch.tanh(logits_TV / softcap)
+        logits_TV.div_(softcap).tanh_().mul_(softcap)
     return logits_TV

@@ -196,7 +196,7 @@ def pack(
 ) -> Batch:
     """Return the batch of these groups; ``verdicts`` holds one a completion, in the same order.
 
-    Raises ValueError where a completion has no tokens' log-probabilities or a verdict is missing.
+    Raises ValueError where a verdict is missing, or was judged and has no reward.
     """
     completions = [completion for group in groups for completion in group.completions]
     flat_verdicts = [
@@ -204,11 +204,13 @@ def pack(
         for group, judged in zip(groups, verdicts, strict=True)
         for _, verdict in zip(group.completions, judged, strict=True)
     ]
+    if any(verdict.judged and verdict.reward is None for verdict in flat_verdicts):
+        raise ValueError("a verdict was judged and has no reward")
     length_R = np.array([len(completion.tokens) for completion in completions], np.int64)
     row_T = np.repeat(np.arange(len(completions)), length_R)
     first_R = np.cumsum(length_R) - length_R
     think_R = np.array([completion.num_think_tokens for completion in completions], np.int64)
-    rewards = [np.nan if v.reward is None or not v.judged else v.reward for v in flat_verdicts]
+    rewards = [np.nan if v.reward is None else v.reward for v in flat_verdicts]
     correct = [float(v.correct) if v.judged else np.nan for v in flat_verdicts]
     arrays = {
         "tokens_T": _concatenate([c.tokens for c in completions], np.int64),

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from assay.errors import ModelError, message
+from assay.model.decoder import unwrap
 from assay.model.logprobs import token_logprobs
 from assay.model.packing import Batch, Layout
 
+LAYOUTS: tuple[Layout, ...] = ("plain", "tree")
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 0.25, torch.float16: 0.05}
 """Largest difference of a token's log-probability (nats) that a type's rounding explains."""
 
@@ -32,51 +36,110 @@ class LayoutChoice:
 
 
 def probe_layouts(
-    model: nn.Module, prompt_length: int, completion_length: int, group_size: int
+    model: nn.Module,
+    prompt_length: int,
+    completion_length: int,
+    group_size: int,
+    layout: Layout | None = None,
 ) -> LayoutChoice:
     """Score two small groups in both layouts on the loaded model, and choose for a typical group.
 
     Where the tree does not equal the plain layout, the plain one is taken and the reason says so.
-    Otherwise the cheaper one for the shape is: a tree of G completions is one sequence, whose dense
-    attention grows with its length squared. The choice is a function of the shapes alone, never of
-    a clock, so that a run repeats bit for bit.
+    Otherwise the one with fewer multiplications is. The choice is a function of the shapes alone,
+    never of a clock, so that a run repeats bit for bit. layout: force this one.
+
+    Raises ModelError where the plain layout does not give what the model itself says.
     """
     started = time.perf_counter()
-    difference = measure_difference(model)
-    dtype = next(model.parameters()).dtype
-    limit = TOLERANCE.get(dtype, 0.0)
+    check_head(model)
     tree_tokens = prompt_length + group_size * completion_length
     plain_tokens = group_size * (prompt_length + completion_length)
-    width = getattr(model.config.get_text_config(), "hidden_size", 1024)  # pyright: ignore
-    layout: Layout = "tree"
-    if not difference <= limit:
-        layout = "plain"
-        reason = f"shared prompts differ from plain ones by {difference:.2g} nats (limit {limit:g})"
-        reason += ": falling back to one row a completion"
-    elif _cost(tree_tokens, tree_tokens, width) >= _cost(
-        plain_tokens, prompt_length + completion_length, width
-    ):
-        layout = "plain"
-        reason = "prompts are short beside completions: one row a completion is cheaper"
+    difference = 0.0
+    if layout is not None:
+        reason = f"{layout}, as asked"
+    elif forbidden := _hidden_window(model):
+        layout, reason = "plain", f"one row a completion: {forbidden}"
     else:
-        reason = f"prompts are computed once a group (proved equal within {difference:.1g} nats)"
+        difference = measure_difference(model)
+        limit = TOLERANCE.get(next(model.parameters()).dtype, 0.0)
+        layout, reason = _choose(
+            difference, limit, _savings(model, prompt_length, completion_length, group_size)
+        )
     seconds = time.perf_counter() - started
     return LayoutChoice(layout, reason, difference, tree_tokens, plain_tokens, seconds)
 
 
-def _cost(num_tokens: int, extent: int, width: int) -> float:
-    """Multiplications of a layer, up to a factor: 12 D^2 a token in its matrices, 2 D a pair in attention."""
-    return num_tokens * (12 * width + 2 * extent)
+def _choose(difference: float, limit: float, savings: float) -> tuple[Layout, str]:
+    if not difference <= limit:
+        found = f"differ from plain ones by {difference:.2g} nats (limit {limit:g})"
+        if difference == float("inf"):
+            found = "cannot be computed by this model"
+        return "plain", f"one row a completion: shared prompts {found}"
+    if savings <= 0:
+        return "plain", "one row a completion: prompts are short beside completions"
+    proof = f"proved equal within {difference:.1g} nats"
+    return "tree", f"prompts are computed once a group ({proof}, {savings:.0%} less to compute)"
+
+
+def _savings(model: Any, prompt: int, completion: int, group_size: int) -> float:
+    """Return the share of a layer's multiplications that the tree saves.
+
+    A token takes 12 D^2 in the layer's matrices; a pair of tokens 2 D in attention. Under a mask all
+    pairs of a rectangle are computed, without one only the causal half.
+    """
+    width = getattr(unwrap(model).config.get_text_config(), "hidden_size", 1024)
+    tree_pairs = prompt**2 + group_size * completion * (prompt + completion)
+    plain_pairs = group_size * (prompt + completion) ** 2 / 2
+    tree = 6 * width * (prompt + group_size * completion) + tree_pairs
+    plain = 6 * width * group_size * (prompt + completion) + plain_pairs
+    return 1 - tree / plain
+
+
+def _hidden_window(model: nn.Module) -> str | None:
+    """Say why a model's own mask must not be replaced, if so; too short a text would not show it."""
+    config = unwrap(model).config.get_text_config()
+    kinds = {*(getattr(config, "layer_types", None) or ())} - {"full_attention"}
+    if kinds:
+        return f"the model has layers of {', '.join(sorted(kinds))}"
+    window = getattr(config, "sliding_window", None)
+    if window and getattr(config, "use_sliding_window", True):
+        return f"the model attends through a window of {window} tokens"
+    return None
+
+
+@torch.no_grad()
+def check_head(model: nn.Module) -> None:
+    """Raise ModelError where log-probabilities are not those of the model's own logits."""
+    batch = _small_batch(model)
+    (part,) = batch.split(2**20, "plain", [0])
+    ours_T = token_logprobs(model, part, temperature=1.0, layout="plain").logprobs_T
+    length, prompt = int(batch.length_R[0]), batch.prompts[0].to(batch.device)
+    row = torch.cat([prompt, batch.tokens_T[:length]])[None]
+    logits_TV = model(input_ids=row, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+    theirs_T = logits_TV.log_softmax(-1).gather(-1, batch.tokens_T[:length, None])[:, 0]
+    difference = (ours_T[:length] - theirs_T).abs().max().item()
+    if not difference <= TOLERANCE.get(next(model.parameters()).dtype, 0.0):
+        found = f"log-probabilities {difference:.2g} nats from its own logits"
+        accepted = "a model whose logits are its output head's, scaled or capped"
+        raise ModelError(message(type(unwrap(model)).__name__, found, accepted))
 
 
 @torch.no_grad()
 def measure_difference(model: nn.Module) -> float:
-    """Return the largest difference of a log-probability between the two layouts, in nats."""
+    """Return the largest difference of a log-probability between the two layouts, in nats.
+
+    Infinite where the model gives no number, or cannot continue from a shared prompt at all.
+    """
     batch = _small_batch(model)
-    stats = {}
-    for layout in ("plain", "tree"):
+    stats: dict[Layout, Tensor] = {}
+    for layout in LAYOUTS:
         (part,) = batch.split(2**20, layout)
-        scored = token_logprobs(model, part, temperature=1.0, layout=layout)
+        try:
+            scored = token_logprobs(model, part, temperature=1.0, layout=layout)
+        except Exception:  # a foreign model's forward, asked for what it may not know
+            if layout == "plain":
+                raise
+            return float("inf")
         stats[layout] = torch.empty_like(scored.logprobs_T)
         stats[layout][part.token_index_T] = scored.logprobs_T
     difference = (stats["tree"] - stats["plain"]).abs().max().item()
@@ -87,7 +150,7 @@ def _small_batch(model: nn.Module) -> Batch:
     """Two groups of two completions, all lengths different, of tokens that any model has."""
     device = next(model.parameters()).device
     vocabulary = model.get_input_embeddings().weight.shape[0]  # pyright: ignore
-    lengths_R = torch.tensor([5, 8, 3, 6])
+    lengths_R = torch.tensor([5, 8, 1, 6])
     num_tokens = int(lengths_R.sum())
 
     def tokens(count: int, start: int) -> Tensor:
