@@ -47,7 +47,7 @@ class DemoResult:
     def __str__(self) -> str:
         lines = ["", "Three held-out problems, after training:"]
         for example in self.examples:
-            lines.append(f"  {example['prompt']}{example['completion']}   [{example['verdict']}]")
+            lines.append(f"  {example['prompt']}{example['completion']}   [{example['status']}]")
         lines += [
             "",
             f"Accuracy on {NUM_HELDOUT} held-out problems that neither stage saw:",
