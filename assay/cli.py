@@ -69,7 +69,6 @@ def train(
     )
     _print(result, as_json)
     if result.ended == "interrupted":
-        print(f"interrupted; go on with: assay train --resume {result.run}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED)
 
 

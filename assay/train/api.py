@@ -149,7 +149,10 @@ def export(model: str, out: Path | str) -> Path:
     """Write a run's newest checkpoint, or a given one, as a plain Hugging Face folder."""
     from assay.model.load import export as export_model
 
-    return export_model(checkpoint_of(model) or Path(model), Path(out))
+    folder = checkpoint_of(model) or Path(model)
+    if not folder.is_dir():
+        raise RunError(f"{model}: found nothing there; accepted: a run directory or a checkpoint")
+    return export_model(folder, Path(out))
 
 
 def check_directory(folder: Path) -> None:

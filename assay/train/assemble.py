@@ -74,7 +74,9 @@ def max_prompt_tokens(config: TrainConfig, loaded: LoadedModel) -> int | None:
     if room < 1:
         found = f"{config.sampling.max_tokens} on a context of {loaded.context_length} tokens"
         accepted = f"at most {loaded.context_length - 1}, less the prompt"
-        raise ModelError(message("sampling.max_tokens", found, accepted, "lower it"))
+        raise ModelError(
+            message("sampling.max_tokens", found, accepted, "lower it (or --max-tokens)")
+        )
     return min(room, config.data.max_prompt_tokens or room)
 
 

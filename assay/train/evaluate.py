@@ -66,6 +66,8 @@ class Evaluation:
             parts.append(f"majority {self.majority:.3f}")
         sampling = "greedy" if self.temperature == 0 else f"temperature {self.temperature:g}"
         parts.append(f"{self.num_problems} problems, {sampling}")
+        if self.truncated:
+            parts.append(f"{self.truncated:.0%} cut at the limit")
         if self.num_not_judged:
             parts.append(f"{self.num_not_judged} not judged")
         return ", ".join(parts)

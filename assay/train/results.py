@@ -36,13 +36,16 @@ class TrainResult:
         raise KeyError(f"no evaluation {when} at temperature {temperature}")
 
     def __str__(self) -> str:
-        lines = [f"{self.run}: {self.ended} after {self.steps} steps"]
+        how = "out of time" if self.ended == "max_minutes" else self.ended
+        lines = [f"{self.run}: {how} after {self.steps} steps"]
         for first, last in zip(self.before, self.after, strict=False):
             kind = f"temperature {first['eval/temperature']:g}"
             kind = "greedy" if first["eval/temperature"] == 0 else kind
             rates = [_rate(row) for row in (first, last)]
             lines.append(f"held-out accuracy, {kind}: {rates[0]} before, {rates[1]} after")
         lines += [f"checkpoint: {self.checkpoint}", f"report: {self.report}"]
+        if self.ended != "finished":
+            lines.append(f"go on with: assay train --resume {self.run}")
         return "\n".join(lines)
 
 
