@@ -29,6 +29,7 @@ _RELATION = re.compile(
     r"[<>]|\\le |\\ge |\\ne |\\in |\\cup|\\cap|\\setminus|\\approx|\\subset|\\mid|\\to "
 )
 _BASED = re.compile(r"(\d[0-9A-Za-z]{0,200})_\{?(\d\d?)\}?")
+_OPERATOR = re.compile(r"\\(?:i+nt|oint|sum|prod|lim)(?![a-zA-Z])")
 _FUNCTION_WORDS = {
     "sin",
     "cos",
@@ -94,9 +95,11 @@ def _same_structure(a: str, b: str) -> bool:
     if label_a and not label_b and not _has_relation(b):
         return equivalent(value_a, b)
     if not label_a and not _has_relation(a) and (label_b or ("=" in b and not _is_bare_list(b))):
-        value = value_b if label_b else split_equals(b)[-1]
-        if value and value != b:
-            return equivalent(a, value)
+        value = value_b if label_b else _end_of_chain(b)
+        if value != b:  # an equals sign inside brackets makes no chain
+            return bool(value) and equivalent(a, value)
+    if _OPERATOR.search(b) and not _OPERATOR.search(a):
+        return False  # a sum still to be done is no answer, and it may take for ever
     based = _based(a), _based(b)
     if based[0] or based[1]:
         return _same_based(based[0] or (squeeze(a), ""), based[1] or (squeeze(b), ""))
@@ -113,6 +116,15 @@ def _same_structure(a: str, b: str) -> bool:
     if _is_bare_list(a) != _is_bare_list(b) and not (_has_relation(a) or _has_relation(b)):
         return False
     return same_expression(strip_unit(a), strip_unit(b))
+
+
+def _end_of_chain(text: str) -> str:
+    """Return the last term of ``12 + 1 = 13``; nothing where the chain contradicts itself, as ``5 = 6``."""
+    pieces = split_equals(text)
+    first, last = read_number(pieces[0]), read_number(pieces[-1])
+    if first is not None and last is not None and not same_number(first, last):
+        return ""
+    return pieces[-1]
 
 
 def _has_relation(text: str) -> bool:

@@ -76,6 +76,7 @@ _NUMBER = re.compile(
     r"(?:\s*/\s*\d+|\s+\d+\s*[/⁄]\s*\d+|\s*⁄\s*\d+)?(?:[eE][+-]?\d+)?"
     r"(?:\s*(?:\\?%|percent\b)|\s?[€£¥₹$]|(?:m|cm|km|mm)[²³]|°)?"
 )
+_COPULA = re.compile(r"\b(?:is|are|was|were)\s+\**([A-Za-z][A-Za-z -]{0,60})$")
 _LISTED = re.compile(r"[\s,;]*(?:and|or)?[\s,;]*")
 _CUT_OFF = re.compile(
     r"(?:[=+/^({\\-]|(?<!\*)\*)\s*$|\\f?boxed\b|<answer>"
@@ -332,15 +333,17 @@ def _numbers(text: str) -> list[tuple[int, int, str]]:
 
 
 def _of_sentence(text: str) -> Commitment | None:
-    """Return the value of the last sentence that holds one, among the last two."""
-    sentences = [s for s in _SENTENCE.split(_protect(text)) if s and re.search(r"\w", s)]
-    for sentence in reversed(sentences[-2:]):
+    """Return the value of the last sentence, or of the one before where the last names no number."""
+    sentences = [s for s in _SENTENCE.split(_protect(text)) if s and re.search(r"\w", s)][-2:]
+    for sentence in reversed(sentences):
         sentence = re.sub(r"^\s*(?:\d+[.)]|[-*•])\s+", "", sentence.replace("\0", "\n"))
         value = value_of(sentence)
-        if value is not None:
+        if value is not None and re.search(r"[\d\\$]", value):
             return Commitment((value,), phrase=sentence.strip().rstrip("."))
         if re.search(r"\d", sentence):
             return None
+        if copula := _COPULA.search(sentence.rstrip(".!。* ")):
+            return Commitment((copula[1],))
     return None
 
 

@@ -57,6 +57,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\(?:l?dots[a-z]?|cdots)(?![a-zA-Z])|\.\.\.+", r"\\ldots "),
         (r"\\l?brace(?![a-zA-Z])|\\lbrace", r"\\{"),
         (r"\\rbrace", r"\\}"),
+        (r"\\varnothing|\\\{\s*\\\}|^\s*\{\s*\}\s*$", r"\\emptyset "),
         (r"\\(?:lvert|rvert|vert|mid)(?![a-zA-Z])", "|"),
         (r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?:s)?(?![a-zA-Z])|\^\s*\{?\s*°\s*\}?", "°"),
         (r"\\%|％", "%"),

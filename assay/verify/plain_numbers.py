@@ -65,12 +65,13 @@ _SHORT |= {
 _OTHER_WORDS = (
     "pi sin cos tan sec csc cot arcsin arccos arctan log ln exp sqrt mod choose to times plus minus over"
     " divided and or abs max gcd lcm det xyz abc abcd xyzw thousand million billion trillion hundred half not is"
+    " maybe perhaps possibly alternatively else otherwise either neither nor but versus unless"
 )
-_NOT_UNITS = set(_OTHER_WORDS.split())
 _NUMERALS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
     " seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety"
 )
+_NOT_UNITS = {*_OTHER_WORDS.split(), *_NUMERALS.split()}
 _WORDS = dict(zip(_NUMERALS.split(), [*range(20), *range(20, 100, 10)], strict=True))
 _SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 

@@ -228,10 +228,11 @@ def _points(symbols: list[Any]) -> list[dict[Any, Any]]:
     from sympy import Rational
 
     draw = random.Random(20240607)
+    signs = ((1,), (-1,), (1, -1), (1,))
     return [
         {
             symbol: Rational(draw.randint(1, 997), draw.choice((101, 211, 997)))
-            * (1 if n % 2 == 0 else draw.choice((-1, 1)))
+            * draw.choice(signs[n % 4])
             for symbol in symbols
         }
         for n in range(8)

@@ -109,6 +109,8 @@ def test_boxes_far_apart_are_kept_as_earlier() -> None:
         ("So the pair $(x, y)$ that solves it is $(7, 6)$.", "$(7, 6)$"),
         ("En conclusion, la probabilité est de **25%**.", "25%"),
         ("所以一共有3 + 10 = 13只鸟。", "13"),
+        ("Nobody else could. So the winner is Alice.", "Alice"),
+        ("Hence the winner is not Alice.", "not Alice"),
         ("The roots of it are 1, 2 and 3.", "1, 2 and 3"),
         ("We count 5, then 7. The total is 12 apples.", "12"),
     ],

@@ -364,13 +364,12 @@ def test_a_heavy_import_is_no_completions_fault(rewards: str) -> None:
 
 
 def test_a_formula_that_never_ends_is_killed() -> None:
-    endless = r"\boxed{\int_0^1 \frac{\sin(x^{17}+3x^{5}) \cdot e^{\cos x}}{\ln(x+2)+x^{13}} \, dx}"
-    with VerifierService(num_workers=1, deadline=1.0) as service:
-        verdicts = service.judge([group_of([r"\boxed{x+1}", endless, "2"], answer="2")])[0]
-    assert [v.status for v in verdicts] in (
-        ["failed", "not_judged", "passed"],
-        ["failed", "failed", "passed"],
-    )
+    endless = r"\int_0^1 \frac{\sin(x^{17}+3x^{5}) \cdot e^{\cos x}}{\ln(x+2)+x^{13}} \, dx"
+    with VerifierService(num_workers=1, deadline=0.7) as service:
+        verdicts = service.judge([group_of([r"\boxed{x+1}", "0.3", "x"], answer=endless)])[0]
+        assert service.stats["kills"] >= 1
+        assert judge(service, ["5"])[0].correct
+    assert "timeout" in [v.reason for v in verdicts]
 
 
 def test_close_reaps_everything() -> None:
