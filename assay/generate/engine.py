@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from assay.config import EngineConfig, SamplingConfig
 from assay.errors import DataError, ModelError, OutOfMemory, message
 from assay.generate.finish import TextEnds, num_think_tokens
-from assay.generate.forward import choose_forward
+from assay.generate.forward import Choice, choose_forward
 from assay.generate.kv_cache import BLOCK
 from assay.generate.lean import NotLean
 from assay.generate.memory import default_kv_mib
@@ -166,8 +166,7 @@ class Engine:
         self.context_length = context_length or getattr(config, "max_position_embeddings", None)
         self._eos_ids = np.array(sorted(set(eos_ids)), np.int64)
         self._newest: _Call | None = None
-        self._model = model
-        self._choice = choose_forward(model, self.settings.num_slots, self.context_length)
+        self._choice = self._prove(model)
 
     @property
     def path(self) -> str:
@@ -183,8 +182,7 @@ class Engine:
         """Sample from ``policy``: the module itself is used, so later updates of it are seen."""
         self.policy_version = self.policy_version + 1 if version is None else version
         if policy is not self._model:
-            self._model = policy
-            self._choice = choose_forward(policy, self.settings.num_slots, self.context_length)
+            self._choice = self._prove(policy)
 
     def generate(
         self, problems: Sequence[Problem], sampling: SamplingConfig, group_size: int
@@ -194,12 +192,13 @@ class Engine:
         Raises DataError for a prompt that leaves no room in the model's context, OutOfMemory where
         not one slot fits in ``engine.max_kv_mib``.
         """
-        return GroupStream(self._arrivals(list(problems), sampling, group_size), len(problems))
+        waiting = [self._admit(n, problem, sampling) for n, problem in enumerate(problems)]
+        return GroupStream(self._arrivals(waiting, sampling, group_size), len(waiting))
 
     def _arrivals(
-        self, problems: list[Problem], sampling: SamplingConfig, group_size: int
+        self, waiting: list[_Waiting], sampling: SamplingConfig, group_size: int
     ) -> Iterator[tuple[int, Group]]:
-        call = self._begin(problems, sampling, group_size)
+        call = self._begin(waiting, sampling, group_size)
         while call.queue or call.slots.active_S.any():
             with out_of_memory_names("engine.max_kv_mib or engine.num_slots", "generation"):
                 self._schedule(call)
@@ -211,12 +210,20 @@ class Engine:
                         "a newer generate() took the slots: read one stream at a time"
                     )
 
-    def _begin(self, problems: list[Problem], sampling: SamplingConfig, group_size: int) -> _Call:
+    def _prove(self, model: nn.Module) -> Choice:
+        """Find the way through ``model``."""
+        self._model = model
+        self._dtype, self._device = _kind_of(model)
+        budget = self.settings.max_kv_mib or default_kv_mib(self._device)
+        return choose_forward(model, self.settings.num_slots, self.context_length, budget)
+
+    def _begin(self, waiting: list[_Waiting], sampling: SamplingConfig, group_size: int) -> _Call:
         try:
             self._choice.forward.refresh()
         except NotLean:  # the model was wrapped or hooked since
-            self._choice = choose_forward(self._model, self.settings.num_slots, self.context_length)
-        waiting = [self._admit(n, problem, sampling) for n, problem in enumerate(problems)]
+            self._choice = self._prove(self._model)
+        if (self._dtype, self._device) != _kind_of(self._model):
+            self._choice = self._prove(self._model)
         longest = max((group.limit for group in waiting), default=1)
         capacity = max((len(g.prompt.tokens) + g.limit for g in waiting), default=1)
         num_slots, num_rows = self._allocate(capacity)
@@ -270,10 +277,6 @@ class Engine:
             ) from error
         return min(num_rows, self.settings.num_slots), num_rows
 
-    @property
-    def _device(self) -> torch.device:
-        return next(self._model.parameters()).device
-
     @torch.inference_mode()
     def _schedule(self, call: _Call) -> None:
         """Give every free slot to the next sibling that waits."""
@@ -285,15 +288,16 @@ class Engine:
         free = slots.free()
         while len(free) and call.queue:
             group = call.queue[0]
-            if group.logits_V is None:
+            logits_V = group.logits_V
+            if logits_V is None:
                 tokens_L = torch.from_numpy(group.prompt.tokens.astype(np.int64))
-                group.logits_V = forward.prefill(tokens_L.to(self._device))
+                logits_V = group.logits_V = forward.prefill(tokens_L.to(self._device))
                 self.stats.prompt_tokens += len(tokens_L)
             siblings = range(group.num_placed, min(call.group_size, group.num_placed + len(free)))
             chosen, free = free[: len(siblings)], free[len(siblings) :]
             index = torch.from_numpy(chosen).to(self._device)
             forward.cache.place(index)
-            call.fresh.append((index, group.logits_V))
+            call.fresh.append((index, logits_V))
             problem = group.problem
             for slot, sibling in zip(chosen, siblings, strict=True):
                 key = completion_key(self.seed, problem.id, problem.draw, sibling)
@@ -381,6 +385,11 @@ class Engine:
         self.stats.num_completions += 1
         self.stats.tokens += len(tokens)
         return group
+
+
+def _kind_of(model: nn.Module) -> tuple[torch.dtype, torch.device]:
+    parameter = next(model.parameters())
+    return parameter.dtype, parameter.device
 
 
 def _to_host(sampled: tuple[Tensor, Tensor, Tensor]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,9 +19,16 @@ from assay.generate.lean import LeanForward
 
 SLOT_ATTENTION = "assay_slots"
 ROW_MULTIPLES = (8, 16, 64)
-PROBE_PROMPT, PROBE_STEPS = BLOCK + 6, 3  # so that the probe reaches into a second block
+PROBE_PROMPT, PROBE_STEPS, PROBE_BEYOND = (
+    BLOCK + 6,
+    2,
+    3 * BLOCK,
+)  # so that the probe reaches into a second block
 MAX_DIFFERENCE = 1e-3  # of log-probabilities over the whole vocabulary, in float32
-MEAN_DIFFERENCE, P99_DIFFERENCE = 0.05, 0.25  # in narrower types
+MEAN_DIFFERENCE, P99_DIFFERENCE = (
+    0.15,
+    0.75,
+)  # in narrower types, whose own rounding is up to half of it
 
 
 class Forward(Protocol):
@@ -190,12 +198,15 @@ class Choice:
 
 
 @torch.inference_mode()
-def choose_forward(model: nn.Module, num_slots: int, context_length: int | None) -> Choice:
+def choose_forward(
+    model: nn.Module, num_slots: int, context_length: int | None, kv_mib: float = math.inf
+) -> Choice:
     """Return the fastest way that is right: a prompt and steps through the cache must give the
     log-probabilities of one plain pass.
 
-    Slots are padded until every row gives the same bits for the same input: some products treat the
-    last rows of an odd batch differently. Raises ModelError where no way is right.
+    Slots are padded until every row gives the same bits for the same input, at every extent: some
+    products treat the last rows of an odd batch differently. The proof's own cache stays within
+    ``kv_mib``. Raises ModelError where no way is right.
     """
     ways: tuple[Callable[[], Forward], ...] = (
         lambda: LeanForward(model),
@@ -210,15 +221,15 @@ def choose_forward(model: nn.Module, num_slots: int, context_length: int | None)
     for way in ways:
         try:
             forward = way()
-            same_rows = False
+            same_bits = False
             for multiple in ROW_MULTIPLES:
                 num_rows = -(-num_slots // multiple) * multiple
-                logprobs, same_rows = _through_cache(forward, tokens_L, num_rows)
+                logprobs, same_bits = _through_cache(forward, tokens_L, num_rows, kv_mib)
                 _check_close(logprobs, plain_LV[-len(logprobs) :], logits_LV.dtype)
-                if same_rows:
+                if same_bits or not forward.by_blocks:
                     break
             forward.cache.release()
-            independent = same_rows and forward.by_blocks
+            independent = same_bits and forward.by_blocks
             return Choice(forward, multiple, independent, tuple(reasons))
         except Exception as error:  # a model's own code may refuse a cache or a mask in any way
             reasons.append(f"{type(error).__name__}: {error}")
@@ -236,20 +247,29 @@ def _probe_tokens(model: nn.Module, context_length: int | None) -> Tensor:
     return tokens_L.to(embeddings.weight.device)
 
 
-def _through_cache(forward: Forward, tokens_L: Tensor, num_rows: int) -> tuple[Tensor, bool]:
-    """Return log-probabilities of the last positions, and whether all rows gave the same bits."""
+def _through_cache(
+    forward: Forward, tokens_L: Tensor, num_rows: int, kv_mib: float = math.inf
+) -> tuple[Tensor, bool]:
+    """Return log-probabilities of the last positions, and whether all rows and extents gave the same bits."""
     num_prompt = max(len(tokens_L) - PROBE_STEPS, 1)
     found = [forward.prefill(tokens_L[:num_prompt])]
-    forward.cache.allocate(num_rows, len(tokens_L))
-    forward.cache.place(torch.arange(num_rows, device=tokens_L.device))
-    same_rows = True
+    cache, capacity = forward.cache, len(tokens_L) + PROBE_BEYOND
+    num_fit = kv_mib * 2**20 / max(capacity * cache.bytes_per_token, 1)
+    num_rows = max(int(min(num_rows, num_fit)), 1)
+    cache.allocate(num_rows, capacity)
+    cache.place(torch.arange(num_rows, device=tokens_L.device))
+    same_bits = True
     for position in range(num_prompt, len(tokens_L)):
-        tokens_S = tokens_L[position].repeat(num_rows)
-        positions_S = torch.full_like(tokens_S, position)
-        logits_SV = forward.decode(tokens_S, positions_S, position + 1)
-        same_rows &= torch.equal(logits_SV, logits_SV[:1].expand_as(logits_SV))
+        step = (
+            tokens_L[position].repeat(num_rows),
+            torch.full_like(tokens_L[:1], position).repeat(num_rows),
+        )
+        logits_SV = forward.decode(*step, position + 1)
+        beyond_SV = forward.decode(*step, capacity)
+        same_bits &= torch.equal(logits_SV, logits_SV[:1].expand_as(logits_SV))
+        same_bits &= torch.equal(logits_SV, beyond_SV)
         found.append(logits_SV[0])
-    return torch.stack(found).float().log_softmax(-1), same_rows
+    return torch.stack(found).float().log_softmax(-1), same_bits
 
 
 def _check_close(found_LV: Tensor, plain_LV: Tensor, dtype: torch.dtype) -> None:

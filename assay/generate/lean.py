@@ -144,12 +144,14 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 def _rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
     """Rotary embedding (Su et al. 2021, eq. 34), halves as Llama pairs them."""
     first, second = heads.chunk(2, -1)
-    return torch.cat((second, first), -1).mul_(signed_sin).addcmul_(heads, cos)
+    return (heads * cos).add_(torch.cat((second, first), -1).mul_(signed_sin))
 
 
 def _normalize(hidden: Tensor, norm: tuple[Tensor, float]) -> Tensor:
+    """Root-mean-square norm, rounded where the modules round: in bfloat16 the learner's bits matter."""
     weight, epsilon = norm
-    return F.rms_norm(hidden, (weight.shape[0],), weight, epsilon)
+    normed = F.rms_norm(hidden.float(), (weight.shape[0],), None, epsilon)
+    return normed.to(hidden.dtype).mul_(weight)
 
 
 def _finish(layer: Layer, hidden: Tensor, attended: Tensor) -> None:

@@ -1,7 +1,5 @@
 """The engine against Transformers' `generate` and plain passes; endings, limits, refills, errors."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -13,11 +11,11 @@ from generate_fakes import (
     engine_of,
     plain_logprobs,
     problem_of,
-    render,
 )
 
 from assay.config import EngineConfig, SamplingConfig
 from assay.errors import DataError, ModelError, OutOfMemory
+from assay.generate.sampler import truncate
 from assay.testing import tiny_model
 from assay.types import Problem
 
@@ -58,8 +56,6 @@ def test_logprobs_are_those_of_a_plain_pass(family: str, sampling: SamplingConfi
             picked = np.arange(len(completion.tokens)), completion.tokens
             expected = plain_LV.numpy()[picked]
             assert np.abs(completion.model_logprobs - expected).max() < 1e-4
-            from assay.generate.sampler import truncate
-
             tempered_LV = (plain_LV / sampling.temperature).log_softmax(-1)
             if sampling.truncates:
                 tempered_LV = truncate(tempered_LV, sampling)
@@ -110,10 +106,7 @@ def test_slots_are_refilled_as_soon_as_a_completion_ends() -> None:
 
 
 def test_groups_arrive_as_they_finish() -> None:
-    def limit_by_eos(problem: Problem) -> Any:
-        return render(problem)
-
-    engine = engine_of(render=limit_by_eos, eos_ids=range(0, 259, 16))
+    engine = engine_of(eos_ids=range(0, 259, 16))
     stream = engine.generate(
         [problem_of(n) for n in range(3, 20)], SamplingConfig(max_tokens=60), 2
     )
@@ -224,6 +217,16 @@ def test_parameters_that_were_replaced_are_seen() -> None:
     )
     (group,) = engine.generate([problem_of(12)], GREEDY, 1)
     (expected,) = engine_of(other).generate([problem_of(12)], GREEDY, 1)
+    assert bits_of(group.completions[0]) == bits_of(expected.completions[0])
+
+
+def test_a_model_cast_in_place_is_noticed() -> None:
+    model = tiny_model()
+    engine = engine_of(model)
+    list(engine.generate([problem_of(12)], GREEDY, 1))
+    model.to(torch.bfloat16)
+    (group,) = engine.generate([problem_of(12)], GREEDY, 1)
+    (expected,) = engine_of(model).generate([problem_of(12)], GREEDY, 1)
     assert bits_of(group.completions[0]) == bits_of(expected.completions[0])
 
 

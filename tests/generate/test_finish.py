@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.config import SamplingConfig
-from assay.generate.finish import num_think_tokens
-from assay.testing import byte_tokenizer
+from assay.generate.finish import TextEnds, num_think_tokens
+from assay.testing import byte_tokenizer, tiny_model
 from assay.types import Prompt, ThinkFormat
 
 TOKENIZER = byte_tokenizer()
@@ -67,8 +67,6 @@ def test_the_engine_counts_think_tokens_by_the_prompts_format() -> None:
 
 def letters_only() -> torch.nn.Module:
     """A tiny model that writes almost only a to d (and ends now and then)."""
-    from assay.testing import tiny_model
-
     model = tiny_model()
     model.lm_head = torch.nn.Linear(32, 259)
     with torch.no_grad():
@@ -108,8 +106,6 @@ def test_end_of_sequence_and_limit_give_way_to_the_right_reason() -> None:
 
 
 def test_a_stop_string_may_be_cut_across_tokens_of_several_bytes() -> None:
-    from assay.generate.finish import TextEnds
-
     tokens = np.frombuffer("x = ∑é; y".encode(), np.uint8).astype(np.int32)[:, None]
     ends = TextEnds(TOKENIZER, ["∑é"])
     for num in range(1, len(tokens) + 1):

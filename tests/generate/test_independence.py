@@ -3,12 +3,14 @@
 import random
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 from generate_fakes import bits_of, completions_of, engine_of, problem_of
 
 from assay.config import EngineConfig, SamplingConfig
+from assay.generate import lean as lean_module
 from assay.generate.forward import Choice, ModuleForward
 from assay.testing import tiny_model
 
@@ -27,10 +29,17 @@ def through_module(engine: object) -> None:
     engine._choice = Choice(forward, 8, True, ())  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("family", "lean"), [("llama", True), ("llama", False), ("qwen3", True), ("gpt2", False)]
+    ("family", "lean", "dtype", "threads"),
+    [
+        ("llama", True, torch.float32, 1),
+        ("llama", True, torch.float32, 2),
+        ("llama", True, torch.bfloat16, 2),
+        ("llama", False, torch.float32, 2),
+        ("qwen3", True, torch.bfloat16, 1),
+        ("gpt2", False, torch.float32, 1),
+        ("gpt2", False, torch.bfloat16, 2),
+    ],
 )
 def test_bits_do_not_depend_on_neighbors(
     family: str, lean: bool, dtype: torch.dtype, threads: int
@@ -61,6 +70,18 @@ def test_bits_do_not_depend_on_neighbors(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bits_hold_for_the_attention_of_qwen2_half_a_billion(dtype: torch.dtype) -> None:
     """14 query heads on 2: plain attention gives other bits at another extent here."""
+    model = half_a_billion(dtype)
+    engine = engine_of(model, eos_ids=())
+    sampling = SamplingConfig(max_tokens=8)
+    problems = [problem_of(n) for n in (20, 130, 300, 600)]
+    together = completions_of(list(engine.generate(problems, sampling, 2)))
+    for problem in problems:
+        for name, alone in completions_of(list(engine.generate([problem], sampling, 1))).items():
+            assert bits_of(together[name]) == bits_of(alone), name
+
+
+def half_a_billion(dtype: torch.dtype) -> torch.nn.Module:
+    """One layer as wide as Qwen2-0.5B's attention."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(
@@ -76,14 +97,7 @@ def test_bits_hold_for_the_attention_of_qwen2_half_a_billion(dtype: torch.dtype)
         bos_token_id=None,
     )
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).to(dtype).eval()
-    engine = engine_of(model, eos_ids=())
-    sampling = SamplingConfig(max_tokens=8)
-    problems = [problem_of(n) for n in (20, 130, 300, 600)]
-    together = completions_of(list(engine.generate(problems, sampling, 2)))
-    for problem in problems:
-        for name, alone in completions_of(list(engine.generate([problem], sampling, 1))).items():
-            assert bits_of(together[name]) == bits_of(alone), name
+    return AutoModelForCausalLM.from_config(config).to(dtype).eval()
 
 
 @pytest.mark.parametrize("num_slots", [1, 5, 7, 24])
@@ -97,6 +111,25 @@ def test_bits_hold_at_any_number_of_slots(num_slots: int) -> None:
             list(engine.generate([problem], SAMPLINGS["plain"], 1))
         ).items():
             assert bits_of(together[name]) == bits_of(alone), name
+
+
+@pytest.mark.parametrize("place", ["extent", "row"])
+def test_what_depends_on_neighbors_is_not_called_independent(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = lean_module.attend
+
+    def leaning(query: torch.Tensor, keys: torch.Tensor, *rest: Any) -> torch.Tensor:
+        out = original(query, keys, *rest)
+        if place == "extent":
+            return out * (1 + 1e-6 * keys.shape[0])
+        out[-1] *= 1 + 1e-6
+        return out
+
+    monkeypatch.setattr(lean_module, "attend", leaning)
+    engine = engine_of()
+    assert engine.path == "lean"
+    assert not engine.independent
 
 
 def test_seed_draw_and_sibling_change_a_completion() -> None:
