@@ -195,9 +195,9 @@ class EngineConfig(Section):
     """The built-in generator."""
 
     num_slots: Natural = 64
-    """Completions decoded at once. Fixed, so that a completion does not depend on its neighbors."""
+    """Completions decoded at once. Fixed, so that a completion does not depend on its neighbors: rows without one are computed all the same."""
     max_kv_mib: Positive | None = None
-    """Bound on the key/value cache in MiB; fewer slots are used where `num_slots` does not fit. None: a quarter of the memory that is free."""
+    """Bound on the key/value cache in MiB; fewer slots are used where `num_slots` does not fit. None: a quarter of the memory there is."""
 
 
 class RLConfig(Section):

@@ -127,8 +127,9 @@ def test_truncation_is_that_of_transformers(
     found = truncate((logits / temperature).log_softmax(-1), config)
     for row in range(5):
         differ = torch.isfinite(found[row]) != torch.isfinite(expected[row])
-        if differ.any():  # only where rounding decides whether the last token is kept
-            assert differ.sum() == 1
+        if differ.any():  # only where float32 rounding decides which last tokens are kept
+            mass = (logits[row] / temperature).softmax(-1)[differ].sum()
+            assert differ.sum() == 1 or mass < 1e-5
             continue
         assert torch.allclose(found[row], expected[row].log_softmax(-1), atol=1e-5)
 
