@@ -29,7 +29,8 @@ class MemoryPlan:
             f"  {name:<12}{mib:>9.0f} MiB   {self.settings.get(name, '')}".rstrip()
             for name, mib in self.parts.items()
         ]
-        return "\n".join([*rows, f"  {'total':<12}{self.total_mib:>9.0f} MiB"])
+        total = f"  {'total':<12}{self.total_mib:>9.0f} MiB   (within a factor of two)"
+        return "\n".join([*rows, total])
 
 
 def plan_memory(
@@ -41,7 +42,7 @@ def plan_memory(
     optimizer, the frozen reference, the key/value cache of all slots, and the activations of one
     micro-batch: per token and layer 34 bytes a width at 16 bits, so 17 widths, without checkpointing
     (Korthikanti et al. 2022, eq. 2, without the attention matrix, which is not stored), and one
-    width with it. ``prompt_tokens``: of a typical prompt.
+    width with it. ``prompt_tokens``: of a typical prompt. It is rough: count on a factor of two.
     """
     shape = model.config.get_text_config()
     width, layers = shape.hidden_size, shape.num_hidden_layers

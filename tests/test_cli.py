@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -199,10 +200,11 @@ def test_a_model_that_is_not_cached(
 
 
 def test_a_model_with_code_of_its_own(assay: Assay, here: Path, model: Path) -> None:
-    folder = here / "own_code"
-    folder.mkdir()
+    folder = shutil.copytree(model, here / "own_code")
     auto = {"AutoConfig": "mine.MyConfig", "AutoModelForCausalLM": "mine.MyModel"}
-    (folder / "config.json").write_text(json.dumps({"model_type": "mine", "auto_map": auto}))
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "mine", "auto_map": auto, "architectures": ["MyModel"]}
+    (folder / "config.json").write_text(json.dumps(config))
     (folder / "mine.py").write_text("raise SystemExit('foreign code ran')\n")
     said = assay("sample", folder, "--prompt", "x").complaint
     assert "model.trust_remote_code = true" in said

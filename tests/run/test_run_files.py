@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -129,6 +131,21 @@ def test_a_second_process_is_kept_out(tmp_path: Path) -> None:
         DirectoryLock(tmp_path)
     lock.release()
     DirectoryLock(tmp_path).release()
+
+
+def test_a_lock_that_a_dying_child_still_holds_is_waited_for(tmp_path: Path) -> None:
+    """A process that is killed between fork and exec leaves its lock to the child for a moment."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    with open(tmp_path / ".lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(f"process {ended.pid}")
+        file.flush()
+        timer = threading.Timer(0.3, fcntl.flock, (file, fcntl.LOCK_UN))
+        timer.start()
+        DirectoryLock(tmp_path).release()
+        timer.join()
+    assert (tmp_path / ".lock").read_text() == f"process {os.getpid()}"
 
 
 def test_read_json_is_none_for_anything_but_an_object(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from train_worlds import REWARD, World, rows_of
 
-from assay.errors import ConfigError, DataError, ModelError
+from assay.errors import ConfigError, DataError, ModelError, OutOfMemory
 from assay.train.api import checkpoint_of, dry_run, evaluate_model, export, sample, train
 
 
@@ -88,6 +88,19 @@ def test_export_writes_a_plain_model(world: World, lora: bool) -> None:
     assert [exported[key] for key in same] == [checkpoint[key] for key in same]
     with pytest.raises(ModelError, match="new or empty folder"):
         export(result.run, out)
+
+
+def test_memory_that_runs_out_in_generation_names_its_settings(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out(*_: object) -> None:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate")
+
+    monkeypatch.setattr("assay.generate.engine.Engine._run", run_out)
+    with pytest.raises(
+        OutOfMemory, match=r"generation.*lower engine\.max_kv_mib or engine\.num_slots"
+    ):
+        sample(str(world.folder / "model"), prompt="x", max_tokens=4)
 
 
 def test_what_a_model_name_can_be(world: World, tmp_path: Path) -> None:
