@@ -1,9 +1,7 @@
-"""Models in and out: Hugging Face folders and hub names, GGUF files, adapters; plain folders out."""
+"""Models in and out: loaded ready to train, saved in Hugging Face layout, exported plain."""
 
 from __future__ import annotations
 
-import os
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from assay.config import LoraConfig, ModelConfig
-from assay.errors import MissingExtra, ModelError, message
-from assay.model.logprobs import unwrap
+from assay.config import ModelConfig
+from assay.errors import ModelError, message
+from assay.model.adapters import ADAPTER_FILE, add_adapter, base_of, load_adapter
+from assay.model.sources import Source, read_model, read_tokenizer, saved_dtype
 
-ADAPTER_FILE = "adapter_config.json"
 END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "</s>")
 
 
@@ -38,34 +36,36 @@ class LoadedModel:
 def load_model(config: ModelConfig, device: str | None, seed: int) -> LoadedModel:
     """Load the model and tokenizer that a configuration names; dropout is off.
 
-    Raises ModelError in one line for whatever cannot be loaded; MissingExtra for adapters without
-    peft and GGUF files without gguf.
+    A folder that holds an adapter is loaded with its base model, wherever that lies. Raises ModelError
+    in one line for whatever cannot be loaded; MissingExtra for adapters without peft and GGUF files
+    without gguf.
     """
     silence_transformers()
     place = choose_device(device)
     dtype = choose_dtype(config.dtype, place)
-    adapter = Path(config.path) / ADAPTER_FILE
-    source = _base_of(Path(config.path)) if adapter.is_file() else config.path
-    _check_source(source)
-    options = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
-    gguf = _gguf_of(source)
-    if gguf is not None:
-        options["gguf_file"] = gguf.name
-        source = str(gguf.parent)
-    model: Any = _load_weights(source, dtype, options)
-    tokenizer = _load_tokenizer(config.tokenizer or source, options)
-    if gguf is not None:
-        model = _as_plain_model(model, dtype)
-    model.config.use_cache = False
-    model.to(place).eval()
+    folder = Path(config.path).expanduser()
+    has_adapter = (folder / ADAPTER_FILE).is_file()
+    path, revision = base_of(folder) if has_adapter else (config.path, config.revision)
+    source = Source.find(path, revision, config.trust_remote_code)
+    model = read_model(source, dtype)
+    tokenizer = read_tokenizer(_tokenizer_source(config, source))
+    _check_vocabulary(model, tokenizer, source)
+    model.to(place)
     eos_ids = find_eos_ids(model, tokenizer)
-    if adapter.is_file():
-        model = _load_adapter(model, config.path)
+    shape = model.config.get_text_config()
+    if has_adapter:
+        model = load_adapter(model, folder)
     elif config.lora is not None:
-        model = add_adapter(model, config.lora, seed)
-    shape = unwrap(model).config.get_text_config()
-    context_length = getattr(shape, "max_position_embeddings", None)
-    return LoadedModel(model, tokenizer, config.path, dtype, place, context_length, eos_ids)
+        model = add_adapter(model, config.lora, seed, source.revision)
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        name=config.path,
+        dtype=dtype,
+        device=place,
+        context_length=getattr(shape, "max_position_embeddings", None),
+        eos_ids=eos_ids,
+    )
 
 
 def choose_device(device: str | None) -> torch.device:
@@ -78,6 +78,9 @@ def choose_device(device: str | None) -> torch.device:
         raise ModelError(message("run.device", repr(device), "cpu, cuda or cuda:N")) from error
     if place.type == "cuda" and not torch.cuda.is_available():
         raise ModelError(message("run.device", repr(device), "cpu", "this machine has no CUDA"))
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        accepted = f"cuda:0 to cuda:{torch.cuda.device_count() - 1}"
+        raise ModelError(message("run.device", repr(device), accepted))
     return place
 
 
@@ -95,89 +98,45 @@ def find_eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
         ids = getattr(owner, "eos_token_id", None)
         found.update([ids] if isinstance(ids, int) else ids or [])
     if tokenizer.chat_template:
-        vocabulary = tokenizer.get_vocab()
-        found.update(vocabulary[text] for text in END_OF_TURN if text in vocabulary)
+        added = tokenizer.get_added_vocab()
+        found.update(added[text] for text in END_OF_TURN if text in added)
     return tuple(sorted(found))
 
 
-def add_adapter(model: Any, config: LoraConfig, seed: int) -> nn.Module:
-    """Wrap a model with fresh low-rank adapters in float32; its own weights are frozen."""
-    peft = _import_peft()
-    targets: Any = list(config.targets) if config.targets else "all-linear"
-    settings = peft.LoraConfig(
-        r=config.rank,
-        lora_alpha=config.alpha,
-        target_modules=targets,
-        lora_dropout=0.0,
-        task_type="CAUSAL_LM",
-    )
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # peft uses a name that Transformers drops
-        torch.manual_seed(seed)
-        try:
-            return peft.get_peft_model(model, settings, autocast_adapter_dtype=True).eval()
-        except ValueError as error:
-            found = ", ".join(config.targets or ())
-            raise ModelError(
-                message("model.lora.targets", found, "names of linear layers")
-            ) from error
-
-
 def save_model(model: Any, tokenizer: Any, folder: Path | str) -> None:
-    """Save in Hugging Face layout (safetensors): a plain model whole, an adapted one as its adapter."""
-    model.save_pretrained(folder, safe_serialization=True)
+    """Save in Hugging Face layout (safetensors): a plain model whole, an adapted one as its adapter.
+
+    An adapter's folder names its base model by full path, or by hub name.
+    """
+    silence_transformers()
+    # peft would ask the hub whether the embedding has grown, which it never does here
+    options = {"save_embedding_layers": False} if hasattr(model, "get_base_model") else {}
+    model.save_pretrained(folder, **options)
     tokenizer.save_pretrained(folder)
 
 
 def export(checkpoint: Path | str, out: Path | str) -> Path:
     """Write a checkpoint as a plain model, adapters merged, for serving; returns the folder.
 
-    Weights keep the type they were saved in. Raises ModelError where the folder is not empty.
+    Weights keep the type that the model, or an adapter's base, was saved in; adapters are merged in
+    float32. Raises ModelError where ``out`` is not a new or empty folder.
     """
-    out = Path(out)
+    silence_transformers()
+    checkpoint, out = Path(checkpoint).expanduser(), Path(out).expanduser()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ModelError(
-            message(str(out), "a file or a folder with files", "a new or empty folder")
-        )
-    loaded = load_model(ModelConfig(path=str(checkpoint), dtype=_saved_dtype(checkpoint)), "cpu", 0)
-    model: Any = loaded.model
-    if hasattr(model, "merge_and_unload"):
-        model = model.merge_and_unload()
-    model.config.use_cache = True
-    save_model(model, loaded.tokenizer, out)
+        found = "a folder with files" if out.is_dir() else "a file"
+        raise ModelError(message(str(out), found, "a new or empty folder"))
+    has_adapter = (checkpoint / ADAPTER_FILE).is_file()
+    path, revision = base_of(checkpoint) if has_adapter else (str(checkpoint), None)
+    source = Source.find(path, revision)
+    dtype = saved_dtype(source)
+    model = read_model(source, torch.float32 if has_adapter else dtype)
+    if has_adapter:
+        adapted: Any = load_adapter(model, checkpoint)
+        model = adapted.merge_and_unload().to(dtype)
+    tokenizer = read_tokenizer(_tokenizer_source(ModelConfig(path=str(checkpoint)), source))
+    save_model(model, tokenizer, out)
     return out
-
-
-def _saved_dtype(checkpoint: Path | str) -> Any:
-    from transformers import AutoConfig
-
-    folder = Path(checkpoint)
-    source = _base_of(folder) if (folder / ADAPTER_FILE).is_file() else str(folder)
-    _check_source(source)
-    dtype = getattr(AutoConfig.from_pretrained(source), "dtype", None)
-    return "bfloat16" if dtype == torch.bfloat16 else "float32"
-
-
-def _check_source(source: str) -> None:
-    """Complain about a local path that cannot be a model; a hub name is left to the hub."""
-    path = Path(source)
-    if path.is_dir():
-        if not (path / "config.json").is_file() and not list(path.glob("*.gguf")):
-            found = "a folder without config.json"
-            accepted = "a folder in Hugging Face layout, a checkpoint, or a GGUF file"
-            raise ModelError(message(f"model.path {source}", found, accepted))
-    elif not path.is_file() and (source.startswith((".", "/", "~")) or source.count("/") != 1):
-        accepted = "a model folder, a run's checkpoint, or a hub name such as Qwen/Qwen3-0.6B"
-        raise ModelError(message(f"model.path {source}", "nothing there", accepted))
-
-
-def _gguf_of(source: str) -> Path | None:
-    path = Path(source)
-    if path.suffix == ".gguf" and path.is_file():
-        return path
-    if path.is_dir() and not (path / "config.json").is_file():
-        return next(iter(sorted(path.glob("*.gguf"))), None)
-    return None
 
 
 def silence_transformers() -> None:
@@ -188,78 +147,24 @@ def silence_transformers() -> None:
     logging.set_verbosity_error()
 
 
-def _load_tokenizer(source: str, options: dict[str, Any]) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(source, **options)
-    except Exception as error:  # a foreign library reads foreign files: told in one line
-        raise _refusal(f"the tokenizer of {source}", error, "set model.tokenizer") from error
-
-
-def _load_weights(source: str, dtype: torch.dtype, options: dict[str, Any]) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    try:
-        return AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, attn_implementation="sdpa", **options
-        )
-    except Exception as error:  # a foreign library reads foreign files: told in one line
-        raise _refusal(f"the model {source}", error, "check model.path") from error
+def _tokenizer_source(config: ModelConfig, source: Source) -> Source:
+    """Return where the tokenizer is: as configured, beside an adapter, or with the model."""
+    if config.tokenizer is not None:
+        return Source.of_tokenizer(config.tokenizer, config.trust_remote_code)
+    folder = Path(config.path).expanduser()
+    if (folder / ADAPTER_FILE).is_file():
+        beside = Source.of_tokenizer(str(folder), config.trust_remote_code)
+        if beside.has_tokenizer:
+            return beside
+    return source
 
 
-def _refusal(what: str, error: Exception, remedy: str) -> Exception:
-    """Return the one-line error for what a model library said at length."""
-    text = str(error)
-    if isinstance(error, ImportError) and "gguf" in text.lower():
-        return MissingExtra.of("gguf", "gguf", "reading a GGUF file")
-    if "trust_remote_code" in text:
-        remedy = "it ships its own Python code: read it, then set model.trust_remote_code = true"
-        return ModelError(f"{what} cannot be loaded; {remedy}")
-    offline = os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0")
-    if offline and not Path(what.split()[-1]).exists():
-        return ModelError(f"{what} is not in the local cache, and HF_HUB_OFFLINE is set; unset it")
-    reason = next(
-        (line.strip() for line in text.splitlines() if line.strip()), type(error).__name__
-    )
-    return ModelError(f"{what} cannot be loaded ({reason[:300]}); {remedy}")
-
-
-def _as_plain_model(model: Any, dtype: torch.dtype) -> Any:
-    """Return a widened GGUF model as an ordinary one, which can be saved."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    tree = model.config.to_dict()
-    for key in ("quantization_config", "architectures", "dtype", "torch_dtype", "_name_or_path"):
-        tree.pop(key, None)
-    config = AutoConfig.for_model(tree.pop("model_type"), **tree)
-    plain = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
-    plain.load_state_dict(model.state_dict())
-    plain.config.architectures = [type(plain).__name__]
-    plain.generation_config = model.generation_config
-    return plain
-
-
-def _base_of(folder: Path) -> str:
-    """Return where the base model of a saved adapter is."""
-    base = _import_peft().PeftConfig.from_pretrained(str(folder)).base_model_name_or_path
-    if not base:
+def _check_vocabulary(model: Any, tokenizer: Any, source: Source) -> None:
+    """Complain about a tokenizer of another model; single added tokens may be beyond the embedding."""
+    num_embedded = len(model.get_input_embeddings().weight)
+    if tokenizer.vocab_size > num_embedded:
+        found = f"a tokenizer of {tokenizer.vocab_size} tokens"
+        accepted = f"at most the model's {num_embedded}"
         raise ModelError(
-            message(f"{folder / ADAPTER_FILE}", "no base model", "a base model's path")
+            message(f"model.path {source.name}", found, accepted, "set model.tokenizer")
         )
-    return base
-
-
-def _load_adapter(model: Any, folder: str) -> nn.Module:
-    peft = _import_peft()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # as above
-        return peft.PeftModel.from_pretrained(model, folder, is_trainable=True).eval()
-
-
-def _import_peft() -> Any:
-    try:
-        import peft
-    except ImportError as error:
-        raise MissingExtra.of("peft", "lora", "model.lora") from error
-    return peft

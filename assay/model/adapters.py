@@ -1,0 +1,94 @@
+"""Low-rank adapters: made fresh, read from a folder, merged into a plain model (peft)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from assay.config import LoraConfig
+from assay.errors import MissingExtra, ModelError, message
+
+ADAPTER_FILE = "adapter_config.json"
+
+
+def add_adapter(
+    model: Any, config: LoraConfig, seed: int, base_revision: str | None = None
+) -> nn.Module:
+    """Wrap a model with fresh adapters in float32; its own weights are frozen.
+
+    base_revision: kept with the adapters, so that they find their base model again.
+
+    Raises ModelError where the targets name no linear layer, MissingExtra without peft.
+    """
+    peft = import_peft()
+    settings = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        target_modules=list(config.targets) if config.targets else "all-linear",
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+        revision=base_revision,
+    )
+    with torch.random.fork_rng(devices=[]), _without_peft_advice():
+        torch.manual_seed(seed)
+        try:
+            return peft.get_peft_model(model, settings, autocast_adapter_dtype=True).eval()
+        except ValueError as error:
+            leaves = {name.rpartition(".")[2] for name in linear_layers(model)}
+            found = ", ".join(config.targets or ("all-linear",))
+            accepted = f"names of linear layers: {', '.join(sorted(leaves))}"
+            raise ModelError(message("model.lora.targets", found, accepted)) from error
+
+
+def load_adapter(model: Any, folder: Path) -> nn.Module:
+    """Wrap a base model with the adapters that a folder holds, trainable, in float32."""
+    try:
+        with _without_peft_advice():
+            wrapped = import_peft().PeftModel.from_pretrained(model, folder, is_trainable=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().split("\n")[0][:240]
+        raise ModelError(f"the adapter of {folder} cannot be loaded: {reason}") from error
+    return wrapped.eval()
+
+
+def base_of(folder: Path) -> tuple[str, str | None]:
+    """Return where the base model of a saved adapter is, and its revision."""
+    where = str(folder / ADAPTER_FILE)
+    try:
+        settings = import_peft().PeftConfig.from_pretrained(str(folder))
+    except (OSError, ValueError, TypeError) as error:
+        raise ModelError(message(where, "no settings of an adapter", "those peft saves")) from error
+    if not settings.base_model_name_or_path:
+        raise ModelError(message(where, "no base_model_name_or_path", "a base model's path"))
+    return settings.base_model_name_or_path, settings.revision
+
+
+def linear_layers(model: nn.Module) -> list[str]:
+    """Return the names of the layers that an adapter can sit on, without the output head."""
+    head = model.get_output_embeddings()  # pyright: ignore
+    kinds = ("Linear", "Conv1D")
+    return [n for n, m in model.named_modules() if type(m).__name__ in kinds and m is not head]
+
+
+def import_peft() -> Any:
+    """Return the module; raises MissingExtra."""
+    try:
+        import peft
+    except ImportError as error:
+        raise MissingExtra.of("peft", "lora", "model.lora") from error
+    return peft
+
+
+@contextmanager
+def _without_peft_advice() -> Iterator[None]:
+    """Keep to ourselves what peft settles on its own or has still to change."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*fan_in_fan_out.*")
+        warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*")
+        yield
