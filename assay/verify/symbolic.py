@@ -16,21 +16,21 @@ from typing import Any
 
 from assay.verify.loading import slow_import
 
-MAX_LENGTH = 2000
-MAX_DEPTH = 40
+MAX_LENGTH = 800
+MAX_DEPTH = 24
 MAX_DIGITS = 400
 MAX_EXPONENT = 10_000
 MAX_FACTORIAL = 5_000
+MAX_GROWTH = 1_000_000
 PRECISION = 40  # decimal digits of numeric comparison
 CLOSE = 1e-30  # relative difference of exact numbers that are the same
 FLOAT_CLOSE = 1e-12
 ROUNDED_CLOSE = 1.001e-6  # a decimal against a number that it cannot hold
 
 _EXPONENT = re.compile(r"\^\s*\{?\s*[+-]?\s*(\d+)")
-_FACTORIAL = re.compile(r"(\d+)\s*!(?!\s*!)|([)\]}!])\s*!")
-_TOWER = re.compile(
-    r"\^\s*\{?\s*\(?\s*\d+\s*\)?\s*\^|\^\s*\{[^{}]*\d\s*\^|[)}]\s*\^\s*\{?\s*\d\d\d"
-)
+_FACTORIAL = re.compile(r"(\d+)\s*!(?!\s*!)|([)\]}!])\s*!|(\\Gamma.{0,9}?(?:\^|\d{4}))")
+_TOWER = re.compile(r"\^\s*\{?\s*\(?\s*\d+\s*\)?\s*\^|\^\s*\{[^{}]*\d\s*\^")
+_CHAIN = re.compile(r"(?:\^\s*[^\^(){}\s+*/=,-]{0,8}\s*){4}")
 _FOREIGN = re.compile(r"__|[\"`@#?]")
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)")
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*°")
@@ -57,8 +57,10 @@ def too_big(text: str) -> str:
         _TOWER.search(text) and any(int(e) > 6 for e in _EXPONENT.findall(text))
     ):
         return "a tower of powers"
-    for number, closing in _FACTORIAL.findall(text):
-        if closing or len(number) > 9 or int(number) > MAX_FACTORIAL:
+    if _CHAIN.search(text) or text.count(r"\exp") > 2 or _growth(text) > MAX_GROWTH:
+        return "powers of powers"
+    for number, closing, gamma in _FACTORIAL.findall(text):
+        if closing or gamma or len(number) > 9 or int(number) > MAX_FACTORIAL:
             return f"a factorial above {MAX_FACTORIAL}"
     if any(len(n) > 9 or int(n) > MAX_EXPONENT for n in _BINOMIAL.findall(text)):
         return f"a binomial above {MAX_EXPONENT}"
@@ -76,6 +78,21 @@ def _power_depth(text: str) -> int:
         elif character == "}" and opened:
             opened.pop()
     return deepest
+
+
+def _growth(text: str) -> int:
+    """Return the largest product of exponents that act on one another, as in ((x+1)^{99})^{99}."""
+    within, closed = [1], 1
+    for position, character in enumerate(text):
+        if character in "([{":
+            within.append(1)
+        elif character in ")]}" and len(within) > 1:
+            closed = within.pop()
+            within[-1] = max(within[-1], closed)
+        elif character == "^" and (match := _EXPONENT.match(text, position)):
+            inner = closed if text[:position].rstrip()[-1:] in (")", "]", "}") else 1
+            within[-1] = max(within[-1], inner * max(1, int(match[1])))
+    return max(within)
 
 
 def same_expression(gold: str, text: str) -> bool:
@@ -224,15 +241,16 @@ def _same_formula(a: Any, b: Any) -> bool:
 
 
 def _points(symbols: list[Any]) -> list[dict[Any, Any]]:
-    """Return eight points, the same ones every time: positive and mixed signs, large and small."""
-    from sympy import Rational
+    """Return eight points, the same ones every time: all signs, large and small; no exact fractions,
+    whose powers grow."""
+    from sympy import Float
 
     draw = random.Random(20240607)
     signs = ((1,), (-1,), (1, -1), (1,))
     return [
         {
-            symbol: Rational(draw.randint(1, 997), draw.choice((101, 211, 997)))
-            * draw.choice(signs[n % 4])
+            symbol: Float(draw.choice(signs[n % 4]) * draw.randint(1, 997), 2 * PRECISION)
+            / draw.choice((101, 211, 997))
             for symbol in symbols
         }
         for n in range(8)
@@ -243,9 +261,9 @@ def _compare_at(a: Any, b: Any, point: dict[Any, Any]) -> bool | None:
     """Compare the values at a point; None where one of them has no finite value there."""
     from sympy import Float
 
+    floats_a, floats_b = bool(a.atoms(Float)), bool(b.atoms(Float))
     if point:
         a, b = a.subs(point), b.subs(point)
-    floats_a, floats_b = bool(a.atoms(Float)), bool(b.atoms(Float))
     x, y = _complex(a), _complex(b)
     if x is None or y is None:
         return None
@@ -281,7 +299,5 @@ def _is_tiny(expression: Any) -> bool:
 def _done(expression: Any) -> Any:
     try:
         return expression.doit()
-    except (
-        Exception
-    ):  # as math-verify does: an object that cannot be evaluated is compared as it is
+    except Exception:  # sympy raises many kinds; what it cannot evaluate is compared as it is
         return expression

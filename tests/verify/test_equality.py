@@ -222,6 +222,10 @@ def test_a_list_has_no_order_and_a_tuple_has(items: list[int], random) -> None:
         r"\binom{99999999}{5}",
         r"\frac{1}{" * 50 + "2" + "}" * 50,
         "2^{-99999999}",
+        "x^" * 100 + "2",
+        "((x+1)^{999}+1)^{9999}",
+        r"\exp(\exp(\exp(9)))",
+        r"\Gamma(10^9)",
     ],
 )
 def test_what_sympy_never_sees(text: str) -> None:
