@@ -28,6 +28,8 @@ from assay.generate.sampler import completion_key, sample, uniforms
 from assay.model.memory import out_of_memory_names
 from assay.types import Completion, FinishReason, Group, GroupStream, Problem, Prompt
 
+MEMORY_SETTINGS = "engine.max_kv_mib or engine.num_slots"
+
 
 @dataclass
 class EngineStats:
@@ -200,7 +202,7 @@ class Engine:
     ) -> Iterator[tuple[int, Group]]:
         call = self._begin(waiting, sampling, group_size)
         while call.queue or call.slots.active_S.any():
-            with out_of_memory_names("engine.max_kv_mib or engine.num_slots", "generation"):
+            with out_of_memory_names(MEMORY_SETTINGS, "generation"):
                 self._schedule(call)
                 self._run(call)
             for finished in self._postprocess(call):
@@ -215,7 +217,8 @@ class Engine:
         self._model = model
         self._dtype, self._device = _kind_of(model)
         budget = self.settings.max_kv_mib or default_kv_mib(self._device)
-        return choose_forward(model, self.settings.num_slots, self.context_length, budget)
+        with out_of_memory_names(MEMORY_SETTINGS, "generation"):
+            return choose_forward(model, self.settings.num_slots, self.context_length, budget)
 
     def _begin(self, waiting: list[_Waiting], sampling: SamplingConfig, group_size: int) -> _Call:
         try:
@@ -262,19 +265,13 @@ class Engine:
         num_rows = -(-self.settings.num_slots // multiple) * multiple
         if num_fit < num_rows:
             num_rows = num_fit // multiple * multiple or num_fit
-        remedy = "raise engine.max_kv_mib, or lower sampling.max_tokens or engine.num_slots"
         if num_rows < 1:
             raise OutOfMemory(
                 f"engine.max_kv_mib: {budget:.0f} MiB do not hold one completion of {capacity} "
-                f"tokens beside its prompt ({2 * slot_mib:.0f} MiB); {remedy}"
+                f"tokens beside its prompt ({2 * slot_mib:.0f} MiB); raise it, or lower sampling.max_tokens"
             )
-        try:
-            with torch.inference_mode():
-                cache.allocate(num_rows, capacity)
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            raise OutOfMemory(
-                f"keys and values of {num_rows} slots do not fit; {remedy}"
-            ) from error
+        with out_of_memory_names(MEMORY_SETTINGS, "generation"), torch.inference_mode():
+            cache.allocate(num_rows, capacity)
         return min(num_rows, self.settings.num_slots), num_rows
 
     @torch.inference_mode()

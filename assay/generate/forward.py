@@ -213,11 +213,13 @@ def choose_forward(
         lambda: ModuleForward(model, by_blocks=True),
         lambda: ModuleForward(model, by_blocks=False),
     )
-    tokens_L = _probe_tokens(model, context_length)
-    with in_eval(model):
-        logits_LV = model(input_ids=tokens_L[None], use_cache=False).logits[0]
-    plain_LV = logits_LV.float().log_softmax(-1)
     reasons: list[str] = []
+    tokens_L = _probe_tokens(model, context_length)
+    try:
+        with in_eval(model):
+            logits_LV = model(input_ids=tokens_L[None], use_cache=False).logits[0]
+    except (TypeError, ValueError, AttributeError) as error:  # not a decoder of tokens
+        ways, reasons = (), [f"{type(error).__name__}: {error}"]
     for way in ways:
         try:
             forward = way()
@@ -225,12 +227,14 @@ def choose_forward(
             for multiple in ROW_MULTIPLES:
                 num_rows = -(-num_slots // multiple) * multiple
                 logprobs, same_bits = _through_cache(forward, tokens_L, num_rows, kv_mib)
-                _check_close(logprobs, plain_LV[-len(logprobs) :], logits_LV.dtype)
+                _check_close(logprobs, logits_LV[-len(logprobs) :])
                 if same_bits or not forward.by_blocks:
                     break
             forward.cache.release()
-            independent = same_bits and forward.by_blocks
+            independent = same_bits and forward.by_blocks and not _has_experts(model)
             return Choice(forward, multiple, independent, tuple(reasons))
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:  # a model's own code may refuse a cache or a mask in any way
             reasons.append(f"{type(error).__name__}: {error}")
     raise ModelError(
@@ -272,9 +276,14 @@ def _through_cache(
     return torch.stack(found).float().log_softmax(-1), same_bits
 
 
-def _check_close(found_LV: Tensor, plain_LV: Tensor, dtype: torch.dtype) -> None:
-    difference = (found_LV - plain_LV).abs().flatten()
-    if dtype == torch.float32:
+def _has_experts(model: nn.Module) -> bool:
+    config = getattr(model, "config", None)
+    return any(getattr(config, name, 0) for name in ("num_experts", "num_local_experts"))
+
+
+def _check_close(found_LV: Tensor, logits_LV: Tensor) -> None:
+    difference = (found_LV - logits_LV.float().log_softmax(-1)).abs().flatten()
+    if logits_LV.dtype == torch.float32:
         close = bool(difference.max() <= MAX_DIFFERENCE)
     else:
         p99 = difference.kthvalue(max(int(0.99 * len(difference)), 1)).values

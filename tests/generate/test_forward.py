@@ -135,6 +135,23 @@ def test_a_model_without_keys_and_values_is_refused() -> None:
         engine_of(AutoModelForCausalLM.from_config(config).eval())
 
 
+def test_a_mixture_of_experts_is_right_but_not_called_independent() -> None:
+    model = other_model("mixtral", num_local_experts=4, num_experts_per_tok=2)
+    engine = engine_of(model)
+    assert not engine.independent
+    check_against_plain(model, engine)
+
+
+def test_an_encoder_decoder_is_refused() -> None:
+    config = AutoConfig.for_model(
+        "t5", vocab_size=259, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2
+    )
+    from transformers import T5ForConditionalGeneration
+
+    with pytest.raises(ModelError, match="found no way"):
+        engine_of(T5ForConditionalGeneration(config).eval())
+
+
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_lora_goes_through_the_module_and_is_exact() -> None:
     peft = pytest.importorskip("peft")
