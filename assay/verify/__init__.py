@@ -1,0 +1,1 @@
+"""Verifiers: what a completion is worth, judged in processes that can be killed."""
