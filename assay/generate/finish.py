@@ -29,6 +29,8 @@ class TextEnds:
         rows: Callable[[int], NDArray[np.int64]],
     ) -> set[int]:
         """Return those of ``slots`` in whose text a stop string stands."""
+        if not len(slots):
+            return set()
         tails = [token_log[rows(slot)[-self._num_tail :], slot] for slot in slots.tolist()]
         texts = self._tokenizer.batch_decode(tails, clean_up_tokenization_spaces=False)
         return {

@@ -70,7 +70,7 @@ def letters_only() -> torch.nn.Module:
     model = tiny_model()
     model.lm_head = torch.nn.Linear(32, 259)
     with torch.no_grad():
-        model.lm_head.weight.mul_(0.3)
+        model.lm_head.weight.normal_(0.0, 0.05, generator=torch.Generator().manual_seed(0))
         model.lm_head.bias.fill_(-12.0)
         model.lm_head.bias[97:101] = 1.0
         model.lm_head.bias[257] = -2.0
@@ -103,6 +103,12 @@ def test_end_of_sequence_and_limit_give_way_to_the_right_reason() -> None:
     (ended,) = engine.generate([problem_of(7)], SamplingConfig(max_tokens=5, stop=(last_two,)), 30)
     for one, other in zip(whole.completions, ended.completions, strict=True):
         assert (other.finish_reason == "stop_string") == (last_two in one.text)
+
+
+def test_no_slot_that_goes_on_means_no_stop_string() -> None:
+    ends = TextEnds(TOKENIZER, ["a"])
+    none = np.zeros(0, np.int64)
+    assert ends.found(none, np.zeros((4, 2), np.int32), lambda _: none) == set()
 
 
 def test_a_stop_string_may_be_cut_across_tokens_of_several_bytes() -> None:
