@@ -169,7 +169,12 @@ def verify(
     from assay.verify import batch
 
     summary = batch.verify_file(
-        file, verifier=verifier or "math", out=out, num_workers=workers, deadline=deadline
+        file,
+        verifier=verifier or "math",
+        out=out,
+        num_workers=workers,
+        deadline=deadline,
+        say=_say_progress if out is not None and sys.stderr.isatty() else None,
     )
     if out is not None and as_json:
         print(json.dumps(summary))
@@ -209,6 +214,11 @@ def doctor(as_json: Json = False) -> None:
     from assay import doctor as clinic
 
     raise typer.Exit(clinic.report(as_json=as_json))
+
+
+def _say_progress(text: str) -> None:
+    """Show how far a long command is, on one line of the terminal."""
+    print(f"\r{text}", end="", file=sys.stderr, flush=True)
 
 
 def _print(result: Any, as_json: bool) -> None:
