@@ -379,12 +379,12 @@ def test_transformers_itself_reads_what_is_saved(folder: Path, tmp_path: Path) -
 
 @pytest.fixture
 def gguf(tmp_path: Path) -> Path:
-    """A GGUF file of random weights: one layer, 256 bytes, one merge, special tokens."""
+    """A GGUF file of random weights: one layer, 256 bytes, two merges, special tokens."""
     import numpy as np
 
     GGUFWriter = pytest.importorskip("gguf").GGUFWriter
 
-    width, inner, vocabulary = 32, 64, 260
+    width, inner, vocabulary = 32, 64, 261
     letters = byte_tokenizer().convert_ids_to_tokens(list(range(256)))
     file = tmp_path / "gguf" / "tiny.gguf"
     file.parent.mkdir()
@@ -399,11 +399,11 @@ def gguf(tmp_path: Path) -> Path:
     writer.add_rope_dimension_count(width // 4)
     writer.add_vocab_size(vocabulary)
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([*letters, "ab", "<|pad|>", "<|bos|>", "<|eos|>"])
-    writer.add_token_types([1] * 257 + [3] * 3)
-    writer.add_token_merges(["a b"])
-    writer.add_bos_token_id(258)
-    writer.add_eos_token_id(259)
+    writer.add_token_list([*letters, "ab", "cd", "<|pad|>", "<|bos|>", "<|eos|>"])
+    writer.add_token_types([1] * 258 + [3] * 3)
+    writer.add_token_merges(["a b", "c d"])
+    writer.add_bos_token_id(259)
+    writer.add_eos_token_id(260)
     rng = np.random.default_rng(0)
     block = {
         "attn_q": (width, width),
@@ -438,7 +438,7 @@ def test_a_gguf_file_becomes_a_plain_model(gguf: Path, tmp_path: Path, capfd: An
     ).eval()
     assert torch.equal(logits(loaded.model), logits(theirs))
     assert loaded.model.lm_head.weight is loaded.model.model.embed_tokens.weight
-    assert loaded.eos_ids == (259,)
+    assert loaded.eos_ids == (260,)
     assert torch.equal(logits(load(gguf.parent).model), logits(loaded.model))
     save_model(loaded.model, loaded.tokenizer, tmp_path / "saved")
     again = load(tmp_path / "saved")
