@@ -48,7 +48,7 @@ def load_model(config: ModelConfig, device: str | None, seed: int) -> LoadedMode
     path, revision = base_of(folder) if has_adapter else (config.path, config.revision)
     source = Source.find(path, revision, config.trust_remote_code)
     model = read_model(source, dtype)
-    tokenizer = read_tokenizer(_tokenizer_source(config, source))
+    tokenizer = read_tokenizer(_tokenizer_source(config, source), model)
     _check_vocabulary(model, tokenizer, source)
     model.to(place)
     eos_ids = find_eos_ids(model, tokenizer)
@@ -134,7 +134,8 @@ def export(checkpoint: Path | str, out: Path | str) -> Path:
     if has_adapter:
         adapted: Any = load_adapter(model, checkpoint)
         model = adapted.merge_and_unload().to(dtype)
-    tokenizer = read_tokenizer(_tokenizer_source(ModelConfig(path=str(checkpoint)), source))
+    place = _tokenizer_source(ModelConfig(path=str(checkpoint)), source)
+    tokenizer = read_tokenizer(place, model)
     save_model(model, tokenizer, out)
     return out
 

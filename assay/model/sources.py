@@ -125,8 +125,11 @@ def read_model(source: Source, dtype: torch.dtype) -> Any:
     return model.eval()
 
 
-def read_tokenizer(source: Source) -> Any:
-    """Return the tokenizer; raises ModelError in one line."""
+def read_tokenizer(source: Source, model: Any) -> Any:
+    """Return the tokenizer; raises ModelError in one line.
+
+    model: what the source holds beside it; a GGUF file's first and last token are as the model says.
+    """
     from transformers import AutoTokenizer
 
     where = f"the tokenizer of {source.name}"
@@ -134,9 +137,14 @@ def read_tokenizer(source: Source) -> Any:
         remedy = "set model.tokenizer to another model's folder or hub name"
         raise ModelError(message(where, "none", ", ".join(TOKENIZERS), remedy))
     try:
-        return AutoTokenizer.from_pretrained(source.place, **source.options())
+        tokenizer = AutoTokenizer.from_pretrained(source.place, **source.options())
     except Exception as error:  # a foreign library reads foreign files: told in one line
         raise _refusal(where, error) from error
+    for name in ("bos_token", "eos_token") if source.gguf else ():
+        token = getattr(model.config, f"{name}_id", None)
+        if isinstance(token, int):  # Transformers up to 5.17 takes the one for the other
+            setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(token))
+    return tokenizer
 
 
 def saved_dtype(source: Source) -> torch.dtype:

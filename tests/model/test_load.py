@@ -438,7 +438,7 @@ def test_a_gguf_file_becomes_a_plain_model(gguf: Path, tmp_path: Path, capfd: An
     ).eval()
     assert torch.equal(logits(loaded.model), logits(theirs))
     assert loaded.model.lm_head.weight is loaded.model.model.embed_tokens.weight
-    assert loaded.eos_ids == (260,)
+    assert (loaded.tokenizer.bos_token, loaded.eos_ids) == ("<|bos|>", (260,))
     assert torch.equal(logits(load(gguf.parent).model), logits(loaded.model))
     save_model(loaded.model, loaded.tokenizer, tmp_path / "saved")
     again = load(tmp_path / "saved")
