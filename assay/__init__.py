@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         VerifierError,
         WorkerDied,
     )
+    from assay.train.api import train
     from assay.types import Completion, Group, Problem, Prompt, ThinkFormat, Verdict
 
 __version__ = "0.1.0"
@@ -51,11 +52,13 @@ __all__ = [
     "VerifierError",
     "WorkerDied",
     "load_config",
+    "train",
 ]
 
 _HOMES = {
     "TrainConfig": "assay.config:TrainConfig",
     "load_config": "assay.config:load",
+    "train": "assay.train",
     **{
         name: f"assay.types:{name}"
         for name in ("Completion", "Group", "Problem", "Prompt", "ThinkFormat", "Verdict")
@@ -67,7 +70,8 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'assay' has no public name {name!r}")
     module, _, attribute = _HOMES.get(name, f"assay.errors:{name}").partition(":")
-    return getattr(import_module(module), attribute)
+    home = import_module(module)
+    return getattr(home, attribute) if attribute else home  # assay.train is itself callable
 
 
 def __dir__() -> list[str]:
