@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 _listeners: list[Callable[[bool], None]] = []
@@ -14,7 +14,7 @@ def on_slow_import(listener: Callable[[bool], None]) -> None:
 
 
 @contextmanager
-def slow_import() -> Iterator[None]:
+def slow_import() -> Generator[None]:
     """Mark the imports inside: the deadline stands still meanwhile."""
     for listener in _listeners:
         listener(True)

@@ -59,7 +59,7 @@ def expected_answers(problem: Problem) -> tuple[str, ...]:
     for each in listed:
         if isinstance(each, str) and each.strip():
             found.append(each)
-        elif isinstance(each, Real) and not isinstance(each, bool):
+        elif type(each) is not bool and isinstance(each, Real):
             found.append(str(each))
         else:
             raise VerifierError(message(where, repr(each), "text, a number, or a list of them"))

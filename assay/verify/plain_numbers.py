@@ -35,33 +35,37 @@ for _dimension, _sizes in {
     for _group in re.findall(r"([^=]+)=(\S+)", _sizes):
         for _name in _group[0].split():
             _UNITS[_name] = (_dimension, Fraction(_group[1]))
-_UNITS |= {"am": ("morning", Fraction(1)), "pm": ("afternoon", Fraction(1))}
-_UNITS |= {
-    "°": ("angle", Fraction(1)),
-    "degree": ("angle", Fraction(1)),
-    "degrees": ("angle", Fraction(1)),
-}
+_UNITS.update({"am": ("morning", Fraction(1)), "pm": ("afternoon", Fraction(1))})
+_UNITS.update(
+    {
+        "°": ("angle", Fraction(1)),
+        "degree": ("angle", Fraction(1)),
+        "degrees": ("angle", Fraction(1)),
+    }
+)
 
 _SHORT = {"ft", "sq", "cu", "kW", "Hz", "hz", "AM", "PM", "GB", "MB", "kB", "TB"}
-_SHORT |= {
-    "N",
-    "J",
-    "W",
-    "V",
-    "C",
-    "F",
-    "A",
-    "K",
-    "Pa",
-    "mol",
-    "kJ",
-    "eV",
-    "cc",
-    "pt",
-    "gal",
-    "rs",
-    "Rs",
-}
+_SHORT.update(
+    {
+        "N",
+        "J",
+        "W",
+        "V",
+        "C",
+        "F",
+        "A",
+        "K",
+        "Pa",
+        "mol",
+        "kJ",
+        "eV",
+        "cc",
+        "pt",
+        "gal",
+        "rs",
+        "Rs",
+    }
+)
 _OTHER_WORDS = (
     "pi sin cos tan sec csc cot arcsin arccos arctan log ln exp sqrt mod choose to times plus minus over"
     " divided and or abs max gcd lcm det xyz abc abcd xyzw thousand million billion trillion hundred half not is"

@@ -212,7 +212,8 @@ class VerifierService:
         self._pool.submit(Task("describe", (name,), b"", deque([(0, 0)]), 1, answered, failed))
         while not answers:
             self._pool.pump(IDLE_WAIT)
-        return Card(**{"name": name, **answers[0]})
+        facts: dict[str, Any] = {"name": name} | answers[0]
+        return Card(**facts)
 
 
 @dataclass(frozen=True, slots=True)
