@@ -231,9 +231,10 @@ def main() -> None:
 
     A user's ``my_rewards:reward`` is found in the working directory, after everything installed.
     """
-    # Idle tensor threads sleep instead of spinning: read once, when torch is first imported. On a
-    # machine that does anything else at the same time, spinning made steps up to ten times slower.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Idle tensor threads spin for some microseconds, then sleep. OpenMP reads it once, when torch is
+    # first imported. By default they spin for long, which makes steps several times slower on a
+    # machine that does anything else at the same time; never to spin is slower on an idle one.
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())
     try:

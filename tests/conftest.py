@@ -16,7 +16,7 @@ from hypothesis import settings
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("ASSAY_DATA", ROOT.parent / "shared" / "data"))
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: no spinning on a busy machine
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # before torch: little spinning on a busy machine
 
 # Shared machines are slow at times, which is no fault of the code; CI draws the same examples each time.
 settings.register_profile("assay", deadline=None, derandomize="CI" in os.environ)
