@@ -191,7 +191,10 @@ def report(
     """Write report.html of a run: one self-contained page."""
     from assay.run.report import write_report
 
-    path = write_report(run)
+    try:
+        path = write_report(run)
+    except PermissionError as error:
+        raise UserError(f"{run}: the report cannot be written ({error.strerror})") from error
     print(json.dumps({"report": str(path)}) if as_json else path)
 
 

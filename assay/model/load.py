@@ -113,6 +113,9 @@ def save_model(model: Any, tokenizer: Any, folder: Path | str) -> None:
     options = {"save_embedding_layers": False} if hasattr(model, "get_base_model") else {}
     model.save_pretrained(folder, **options)
     tokenizer.save_pretrained(folder)
+    mode = next(Path(folder).glob("*config.json")).stat().st_mode
+    for weights in Path(folder).glob("*.safetensors"):  # the library makes them the owner's alone
+        weights.chmod(mode)
 
 
 def export(checkpoint: Path | str, out: Path | str) -> Path:

@@ -248,9 +248,12 @@ def _sample(
 
 
 def _write_samples(file: Any) -> Callable[[Group, Sequence[Verdict]], None]:
+    """Return a sink of rows that ``assay verify`` can judge again: they hold the spec."""
+
     def write(group: Group, verdicts: Sequence[Verdict]) -> None:
         for index, verdict in enumerate(verdicts):
-            file.write(json.dumps(describe_sample(group, index, verdict)) + "\n")
+            row = {**group.problem.spec, **describe_sample(group, index, verdict)}
+            file.write(json.dumps(row, default=str) + "\n")
 
     return write
 

@@ -66,16 +66,16 @@ def _row(name: str, before: float, after: float) -> str:
 
 
 def demo(directory: Path, seed: int = 0, quiet: bool = False) -> DemoResult:
-    """Make a 0.6M-parameter model, cold-start it on imperfect traces, reinforce it, measure it.
+    """Make a 0.7M-parameter model, cold-start it on imperfect traces, reinforce it, measure it.
 
     Nothing is fetched: the model, its traces and its problems are made here. Held-out problems are
     disjoint from those of both stages.
     """
     started = time.perf_counter()
     say = (lambda text: None) if quiet else print
-    say("1/3  A fresh 0.6M-parameter Transformer that knows nothing")
+    say("1/3  A fresh 0.7M-parameter Transformer that knows nothing")
     model = make_model(directory / "demo-model", seed)
-    say("2/3  Cold start: supervised on reasoning traces, half of them guesses, many steps wrong")
+    say("2/3  Cold start: supervised on reasoning traces, most of them guesses, many steps wrong")
     cold = api.train(cold_start(directory, model, seed), quiet=quiet)
     assert cold.checkpoint is not None
     say("3/3  GRPO: sample groups, verify, reinforce")
@@ -95,7 +95,7 @@ def demo(directory: Path, seed: int = 0, quiet: bool = False) -> DemoResult:
 
 
 def make_model(folder: Path, seed: int) -> Path:
-    """Save a freshly initialized 0.6M-parameter Llama and a byte tokenizer; returns the folder."""
+    """Save a freshly initialized 0.7M-parameter Llama and a byte tokenizer; returns the folder."""
     from assay.testing import byte_tokenizer
 
     config = LlamaConfig(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -32,7 +33,7 @@ from assay.train.evaluate import evaluate
 from assay.train.replay import RunGenerator, RunVerifiers
 from assay.train.rl import BatchPlan, Loop, train_step
 from assay.train.sft import SFTLoop, TraceSchedule, sft_step, trace_groups
-from assay.types import Problem
+from assay.types import Group, Problem, Verdict
 from assay.verify.service import VerifierService
 
 CHECKED_ROWS = 256
@@ -208,15 +209,25 @@ def verifiers_of(run: Path) -> list[str]:
 def check_cold_start(run: Run, bench: Bench, problems: Sequence[Problem]) -> None:
     """Sample the untrained policy and warn where there is too little success to reinforce.
 
-    The draws are none of the curriculum's (their number is -1).
+    The draws are none of the curriculum's (their number is -1). Where the verifier judges nothing of
+    the first problem, its own words are shown, and the rest is not waited for.
     """
+    details: Counter[str] = Counter()
+
+    def note_reasons(_: Group, verdicts: Sequence[Verdict]) -> None:
+        details.update(one.detail or str(one.reason) for one in verdicts if not one.judged)
+
     count = min(COLD_START_PROBLEMS, len(problems))
     drawn = [replace(problems[n], draw=-1) for n in range(count)]
-    start = evaluate(
-        bench.generator, bench.verifiers, drawn, run.config.sampling, COLD_START_SAMPLES
-    )
+    settings = (run.config.sampling, COLD_START_SAMPLES, note_reasons)
+    start = evaluate(bench.generator, bench.verifiers, drawn[:1], *settings)
+    if not details and count > 1:
+        start = evaluate(bench.generator, bench.verifiers, drawn, *settings)
     run.event("cold_start", pass_at_1=start.pass_at_1, not_judged=start.num_not_judged)
-    if start.pass_at_1 < COLD_START_FLOOR:
+    if details:
+        ((reason, times),) = details.most_common(1)
+        run.note(f"warning: {times} of {start.num_completions} completions not judged: {reason}")
+    elif start.pass_at_1 < COLD_START_FLOOR:
         run.note(
             f"warning: only {start.pass_at_1:.1%} of {start.num_completions} first completions are"
             f" right (below {COLD_START_FLOOR:.0%}): there is little to reinforce, and the run may"
