@@ -62,8 +62,12 @@ def test_matrix_rows_are_kept() -> None:
 
 
 @given(st.text(alphabet="ab12 \\{}()[]$^_,.=", max_size=40))
-def test_canonical_twice_is_canonical_once_more_or_less(text: str) -> None:
-    canonical(canonical(text))  # never raises, whatever the brackets do
+def test_canonical_keeps_every_digit_in_order_whatever_the_brackets_do(text: str) -> None:
+    def digits(written: str) -> list[str]:
+        return [character for character in written if character.isdigit()]
+
+    assert digits(canonical(text)) == digits(text)
+    assert digits(canonical(canonical(text))) == digits(text)
 
 
 @pytest.mark.parametrize(
