@@ -39,6 +39,38 @@ class KnownError:
 
 
 @dataclass(frozen=True, slots=True)
+class Field:
+    """A key of the spec that a verifier reads.
+
+    accepts: what it may hold, in words. needed: a row without it is malformed. default: what it is
+    where neither the row nor ``[verification.options.NAME]`` says. check: whether a value is
+    accepted; it is called in the trainer's process, so built-in verifiers only. from_row: False
+    where only the configuration may set it (an address, a price): a row that does is malformed.
+    """
+
+    name: str
+    accepts: str
+    needed: bool = False
+    default: Any = None
+    check: Callable[[Any], bool] | None = None
+    from_row: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a verifier lets one completion cost; None: no bound of its own.
+
+    seconds: wall time, where the service's deadline is not the bound. cpu_seconds: of one test.
+    """
+
+    seconds: float | None = None
+    cpu_seconds: float | None = None
+    memory_mib: int | None = None
+    output_kib: int | None = None
+    processes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """What one verifier says of one completion, before weights.
 
@@ -67,27 +99,47 @@ class Part:
 class Verifier:
     """A checker and everything that must be known of it.
 
-    judge: ``(problem, completion) -> result`` or, where `takes` is ``group``,
-    ``(problem, group) -> list of results``; a result is whatever `as_part` reads. fields: keys of
-    the spec that it reads. memory_mib: bound on the worker's data while it judges. text_only: it
-    reads a completion's text, think format and finish reason, and neither tokens nor the prompt, so
-    that they need not travel. modules, packages: what the content hash covers.
+    judge: by `takes` one of
+
+    - ``completion``: ``(problem, completion) -> result``, a result being whatever `as_part` reads;
+    - ``group``: ``(problem, group) -> list of results``;
+    - ``verdicts``: ``(problem, group, parts) -> list of results``, where ``parts`` are those of the
+      expression's first term, aligned with the completions (length rewards read correctness there);
+    - ``batch``: ``(list of (problem, completion)) -> list of results``, of any groups together.
+
+    lane: where it runs. ``worker``: in a process that is killed at its deadline; all code of users
+    does. ``thread``: in threads of this process, for waiting on a network. ``device``: in one thread
+    of this process, beside the learner's device. ``inline``: at once, in this process: arithmetic.
+    weight: its weight in a sum where none is written and it is not the first term. bounds: of its
+    value, where known. memory_mib: bound on the worker's data while it judges. limits: for the
+    documentation, and what a sandbox enforces. text_only: it reads a completion's text, think format
+    and finish reason, and neither tokens nor the prompt, so that they need not travel. cached: equal
+    text, spec and version give an equal verdict, so that it may be looked up. modules, packages: what
+    the content hash covers. extra: the optional dependency that it needs.
+
+    The problem that ``judge`` gets holds, in its spec, the configured options under the row's keys.
     """
 
     name: str
     version: int
-    judge: Callable[[Any, Any], Any]
-    takes: Literal["completion", "group"] = "completion"
+    judge: Callable[..., Any]
+    takes: Literal["completion", "group", "verdicts", "batch"] = "completion"
+    lane: Literal["worker", "thread", "device", "inline"] = "worker"
     domain: str = ""
-    fields: tuple[str, ...] = ()
+    fields: tuple[Field, ...] = ()
     accepts: str = ""
     partial_credit: str = "none"
     hidden_tests: str = "none"
+    weight: float = 1.0
+    bounds: tuple[float, float] | None = (0.0, 1.0)
     memory_mib: int | None = None
+    limits: Limits = Limits()
     known_errors: tuple[KnownError, ...] = ()
     text_only: bool = False
+    cached: bool = False
     modules: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
+    extra: str | None = None
 
     @property
     def label(self) -> str:

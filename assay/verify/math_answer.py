@@ -10,7 +10,7 @@ from typing import Any
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem, ThinkFormat
-from assay.verify.base import KnownError, Part, Verifier
+from assay.verify.base import Field, KnownError, Part, Verifier
 from assay.verify.equality import equivalent, is_single
 from assay.verify.extraction import Commitment, Fallback, find_answer
 from assay.verify.latex_text import brackets_of, canonical, split_top
@@ -117,7 +117,10 @@ MATH = Verifier(
     version=1,
     judge=judge_math,
     domain="mathematical answers: numbers with units, formulas, sets, tuples, intervals, matrices, relations",
-    fields=("answer", "fallback"),
+    fields=(
+        Field("answer", "text, a number, or a list of accepted ones", needed=True),
+        Field("fallback", ", ".join(FALLBACKS), default="sentence"),
+    ),
     accepts=r"the last of \boxed{}, <answer>, 'the answer is', ####, Final:, A:; else a reply that is only an "
     "answer; else (spec.fallback = sentence, the default) the one value of the last sentence",
     memory_mib=4096,

@@ -22,8 +22,7 @@ from typing import Any
 
 from assay.types import Group
 from assay.verify.base import Part, Verifier, as_part, resolve
-from assay.verify.expression import BUILT_IN
-from assay.verify.loading import on_slow_import
+from assay.verify.loading import on_slow_import, slow_import
 from assay.verify.protocol import (
     HEADER,
     WHOLE_GROUP,
@@ -46,8 +45,6 @@ class Worker:
         """Answer requests until the parent closes the socket."""
         stream = self.channel.makefile("rb")
         on_slow_import(lambda on: self.send("loading", on, time.monotonic()))
-        for name in BUILT_IN:
-            self.verifier(name)
         self.send("hello")
         while header := stream.read(HEADER.size):
             payload = stream.read(HEADER.unpack(header)[0])
@@ -73,7 +70,8 @@ class Worker:
 
     def verifier(self, name: str) -> Verifier:
         if name not in self.verifiers:
-            self.verifiers[name] = resolve(name)
+            with slow_import():
+                self.verifiers[name] = resolve(name)
         return self.verifiers[name]
 
     def judge(self, names: Sequence[str], units: Sequence[tuple[int, int]], blob: bytes) -> None:
