@@ -9,8 +9,8 @@ from numbers import Real
 from typing import Any
 
 from assay.errors import VerifierError, message
-from assay.types import Completion, Problem, ThinkFormat
-from assay.verify.base import Field, KnownError, Part, Verifier
+from assay.types import Completion, Problem
+from assay.verify.base import Field, KnownError, Part, Verifier, answer_text
 from assay.verify.equality import equivalent, is_single
 from assay.verify.extraction import Commitment, Fallback, find_answer
 from assay.verify.latex_text import brackets_of, canonical, split_top
@@ -26,7 +26,7 @@ def judge_math(problem: Problem, completion: Completion) -> Part:
     Reads ``answer`` (text, a number, or a list of accepted ones) and ``fallback`` of the spec.
     """
     golds = expected_answers(problem)
-    text = _answer_text(completion)
+    text = answer_text(completion)
     if short := _INTEGER.fullmatch(text):  # the commonest reply by far, and 20 times as fast
         commitment = Commitment((short[1],))
     else:
@@ -38,16 +38,6 @@ def judge_math(problem: Problem, completion: Completion) -> Part:
         return Part(0.0, detail="no answer")
     right = any(agrees(gold, commitment) for gold in golds)
     return Part(float(right), extracted=", ".join(commitment.parts))
-
-
-def _answer_text(completion: Completion) -> str:
-    """Return the text outside the think block, also where the format expected none."""
-    think = completion.think
-    if think.mode != "off":
-        return completion.answer_text
-    if think.close_tag not in completion.text and think.open_tag not in completion.text:
-        return completion.text
-    return ThinkFormat("free", think.open_tag, think.close_tag).split(completion.text)[1]
 
 
 def expected_answers(problem: Problem) -> tuple[str, ...]:
