@@ -156,16 +156,38 @@ def sample(
 
 @app.command()
 def verify(
-    file: Annotated[Path, typer.Argument(help="Rows of id, completion and a spec such as answer.")],
+    file: Annotated[
+        Path | None, typer.Argument(help="Rows of id, completion and a spec such as answer.")
+    ] = None,
     verifier: Annotated[
         str | None, typer.Option(help="Verifier of rows that name none. Default: math.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write verdicts here. Default: print.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Worker processes.")] = None,
     deadline: Annotated[float, typer.Option(min=0.001, help="Seconds a completion.")] = 5.0,
+    rescore: Annotated[
+        Path | None, typer.Option(help="Judge a run's recorded completions again, and compare.")
+    ] = None,
+    self_test: Annotated[
+        bool, typer.Option(help="Measure the verifiers on their labelled sets.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Judge the completions in a JSONL file: one verdict a row, in order."""
+    if [file is not None, rescore is not None, self_test].count(True) != 1:
+        raise UserError("assay verify: give one of FILE, --rescore RUN and --self-test")
+    say = _say_progress if sys.stderr.isatty() else None
+    if rescore is not None:
+        from assay.train.rescore import rescore as judge_again
+
+        result = judge_again(
+            rescore, verifier, out=out, num_workers=workers, deadline=deadline, say=say
+        )
+        _print(result, as_json)
+        return
+    if self_test:
+        raise typer.Exit(_self_test(verifier, workers, deadline, as_json))
+    assert file is not None
     from assay.verify import batch
 
     summary = batch.verify_file(
@@ -174,13 +196,23 @@ def verify(
         out=out,
         num_workers=workers,
         deadline=deadline,
-        say=_say_progress if out is not None and sys.stderr.isatty() else None,
+        say=say if out is not None else None,
     )
-    if out is not None and as_json:
-        print(json.dumps(summary))
-    else:
-        facts = (f"{key.replace('_', ' ')} {value}" for key, value in summary.items() if value)
-        print(", ".join(facts), file=sys.stderr)
+    facts = (f"{key.replace('_', ' ')} {value}" for key, value in summary.items() if value)
+    text = json.dumps(summary) if as_json else ", ".join(facts)
+    print(text, file=sys.stdout if as_json and out is not None else sys.stderr)
+
+
+def _self_test(verifier: str | None, workers: int | None, deadline: float, as_json: bool) -> int:
+    """Print how each verifier does on its labelled set; 1 where one gives a wrong verdict."""
+    from assay.verify import selftest
+
+    names = None if verifier is None else [verifier]
+    num_wrong = 0
+    for result in selftest.self_test(names, num_workers=workers, deadline=deadline):
+        print(json.dumps(result.as_dict()) if as_json else result, flush=True)
+        num_wrong += len(result.wrong)
+    return 1 if num_wrong else 0
 
 
 @app.command()

@@ -82,7 +82,7 @@ def verify_file(
         "failed": counts["failed"],
         "not_judged": counts["not_judged"],
         "not_judged_by_reason": dict(reasons),
-        "pass_rate": counts["passed"] / judged if judged else None,
+        "pass_rate": round(counts["passed"] / judged, 6) if judged else None,
         "seconds": round(time.monotonic() - started, 3),
         "out": None if target is None else str(target),
     }
@@ -111,25 +111,30 @@ class _Reader:
             self.error = error
 
     def _read(self, row: Any, where: str, default_id: str) -> tuple[Problem, Completion]:
-        if not isinstance(row, dict):
-            raise DataError(message(where, shown(row), "a row of keys and values (a JSON object)"))
-        row = cast("dict[str, Any]", row)
-        text, mode = row.pop("completion", None), row.pop("think", None) or "free"
-        if not isinstance(text, str):
-            raise complaint(where, "completion", text, "text")
-        if mode not in get_args(ThinkMode):
-            raise complaint(where, "think", mode, ", ".join(get_args(ThinkMode)))
-        if not any(row.get(key) is not None for key in ("prompt", "question", "problem")):
-            row["prompt"] = "(not given)"
-        problem = read_problem(row, where, default_id)
-        if problem.verifier not in self._checked:
-            try:
+        problem, completion = read_row(row, where, default_id)
+        try:
+            if problem.verifier not in self._checked:
                 self.service.check([problem.verifier])
-            except VerifierError as error:
-                raise DataError(f"{where} verifier: {error}") from error
-            self._checked.add(problem.verifier)
-        completion = Completion.from_text(text, problem.id, ThinkFormat(mode))
+                self._checked.add(problem.verifier)
+        except VerifierError as error:
+            raise DataError(f"{where} verifier: {error}") from error
         return problem, completion
+
+
+def read_row(row: Any, where: str, default_id: str) -> tuple[Problem, Completion]:
+    """Return the problem and the completion of a row to judge; raises DataError."""
+    if not isinstance(row, dict):
+        raise DataError(message(where, shown(row), "a row of keys and values (a JSON object)"))
+    row = cast("dict[str, Any]", row)
+    text, mode = row.pop("completion", None), row.pop("think", None) or "free"
+    if not isinstance(text, str):
+        raise complaint(where, "completion", text, "text")
+    if mode not in get_args(ThinkMode):
+        raise complaint(where, "think", mode, ", ".join(get_args(ThinkMode)))
+    if not any(row.get(key) is not None for key in ("prompt", "question", "problem")):
+        row["prompt"] = "(not given)"
+    problem = read_problem(row, where, default_id)
+    return problem, Completion.from_text(text, problem.id, ThinkFormat(mode))
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:

@@ -1,0 +1,216 @@
+"""Judge a run's recorded completions again: ``assay verify --rescore RUN [--verifier math@3]``.
+
+The rollout log holds no answers, so the problems are read again from the run's own sources. Whole
+groups are judged, as they were. Nothing in the run's directory is changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from assay import config as configuration
+from assay.config import TrainConfig
+from assay.data.problems import load_problems
+from assay.errors import DataError, RunError
+from assay.run.rollout_log import RolloutLog, read_columns
+from assay.types import Group, Problem, Verdict
+from assay.verify.service import VerifierService
+
+NUM_EXAMPLES = 3
+SHOWN_TEXT = 160
+
+
+@dataclass(eq=False)
+class RescoreResult:
+    """How verdicts changed. flips: ``before -> after`` to how many; examples: a few of each."""
+
+    run: str
+    verifier: str
+    completions: int = 0
+    unchanged: int = 0
+    missing: int = 0
+    seconds: float = 0.0
+    reward_changes: int = 0
+    flips: Counter[str] = field(default_factory=Counter[str])
+    before: Counter[str] = field(default_factory=Counter[str])
+    after: Counter[str] = field(default_factory=Counter[str])
+    examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict[str, Any])
+
+    def add(self, group: Group, index: int, before: Verdict, after: Verdict, step: int) -> None:
+        """Count one completion's two verdicts."""
+        self.completions += 1
+        self.before[before.status] += 1
+        self.after[after.status] += 1
+        self.reward_changes += before.reward != after.reward
+        if before.status == after.status:
+            self.unchanged += 1
+            return
+        flip = f"{before.status} -> {after.status}"
+        self.flips[flip] += 1
+        examples = self.examples.setdefault(flip, [])
+        if len(examples) < NUM_EXAMPLES:
+            completion = group.completions[index]
+            examples.append(
+                {
+                    "id": completion.id,
+                    "step": step,
+                    "answer": group.problem.spec.get("answer"),
+                    "extracted": [before.extracted, after.extracted],
+                    "detail": [before.detail, after.detail],
+                    "text": completion.text[-SHOWN_TEXT:],
+                }
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        rest = {name: dict(getattr(self, name)) for name in ("flips", "before", "after")}
+        same = ("run", "verifier", "completions", "unchanged", "missing", "reward_changes")
+        return {
+            **{name: getattr(self, name) for name in same},
+            **rest,
+            "examples": self.examples,
+            "seconds": round(self.seconds, 3),
+        }
+
+    def __str__(self) -> str:
+        judged = self.completions
+        lines = [
+            f"{self.run}: {judged} completions judged again by {self.verifier}: "
+            f"{judged - self.unchanged} verdicts flipped, {self.reward_changes} rewards changed"
+        ]
+        if self.missing:
+            lines.append(f"{self.missing} not judged again: their problems are no longer there")
+        for flip, count in self.flips.most_common():
+            lines.append(f"{flip}: {count} ({count / judged:.2%})")
+            for one in self.examples[flip]:
+                old, new = one["extracted"]
+                lines.append(
+                    f"  {one['id']} (step {one['step']}): answer {one['answer']!r}, "
+                    f"read {old!r} before, {new!r} now; ...{one['text']!r}"
+                )
+        return "\n".join(lines)
+
+
+def rescore(
+    run: Path | str,
+    verifier: str | None = None,
+    *,
+    out: Path | str | None = None,
+    num_workers: int | None = None,
+    deadline: float | None = None,
+    say: Callable[[str], None] | None = None,
+) -> RescoreResult:
+    """Judge every recorded completion of a run again and return what changed.
+
+    verifier: in place of the run's ``data.verifier``; rows that name their own keep theirs. out: a
+    JSONL file with one row a completion. Raises RunError where the run holds no rollouts.
+    """
+    folder = Path(run)
+    config = run_config(folder)
+    with ExitStack() as stack:
+        log = stack.enter_context(closing(RolloutLog(folder / "rollouts")))
+        if not log.steps():
+            raise RunError(
+                f"{folder}: holds no rollouts to judge again; name a run that has sampled"
+            )
+        service = stack.enter_context(open_service(config, verifier, num_workers, deadline))
+        service.check([None])
+        known = logged_problems(config, log)
+        file = stack.enter_context(open_out(out)) if out is not None else None
+        result = RescoreResult(str(folder), verifier or config.data.verifier)
+        for step in log.steps():
+            recorded = recorded_groups(log, step, known, result)
+            judged = service.judge([group for group, _ in recorded])
+            for (group, before), after in zip(recorded, judged, strict=True):
+                result.seconds += sum(verdict.seconds for verdict in after)
+                for index, pair in enumerate(zip(before, after, strict=True)):
+                    result.add(group, index, *pair, step)
+                    if file is not None:
+                        file.write(json.dumps(as_row(group, index, *pair, step)) + "\n")
+            if say is not None:
+                say(
+                    f"step {step}: {result.completions} completions, {result.flips.total()} flipped"
+                )
+    return result
+
+
+def run_config(folder: Path) -> TrainConfig:
+    """Return a run's configuration; raises RunError where there is no run."""
+    path = folder / "config.toml"
+    if not path.is_file():
+        raise RunError(f"{folder}: not a run directory (no config.toml); give one, as runs/NAME")
+    return configuration.load(path)
+
+
+def open_service(
+    config: TrainConfig, verifier: str | None, num_workers: int | None, deadline: float | None
+) -> VerifierService:
+    """Return the service that the run had, with another default expression."""
+    return VerifierService(
+        verifier or config.data.verifier,
+        num_workers=num_workers or config.verification.num_workers,
+        deadline=deadline or config.verification.deadline,
+    )
+
+
+def logged_problems(config: TrainConfig, log: RolloutLog) -> dict[str, Problem]:
+    """Return, by id, the problems that the log speaks of and the run's sources still hold."""
+    wanted = {row["problem_id"] for step in log.steps() for row in ids_of(log, step)}
+    problems = load_problems(config.data.train, on_bad_row=config.data.on_bad_row)
+    rows = (problems[number] for number in range(len(problems)))
+    return {problem.id: problem for problem in rows if problem.id in wanted}
+
+
+def ids_of(log: RolloutLog, step: int) -> Sequence[dict[str, Any]]:
+    """Return the problem ids of a step's rows."""
+    return read_columns(log.path(step), ["problem_id"])
+
+
+def recorded_groups(
+    log: RolloutLog, step: int, known: dict[str, Problem], result: RescoreResult
+) -> list[tuple[Group, Sequence[Verdict]]]:
+    """Return a step's groups with their specs, and the verdicts that were recorded."""
+    gone = Problem("", "")
+    recorded = log.read(step, lambda id: known.get(id, gone))
+    found: list[tuple[Group, Sequence[Verdict]]] = []
+    if recorded is None:  # a shard that was being written when the run was killed
+        return found
+    for group, verdicts in zip(recorded.groups, recorded.verdicts, strict=True):
+        if group.problem.id:
+            found.append((group, verdicts))
+        else:
+            result.missing += len(verdicts)
+    return found
+
+
+def as_row(group: Group, index: int, before: Verdict, after: Verdict, step: int) -> dict[str, Any]:
+    """Return one completion's two verdicts as plain values."""
+    return {
+        "id": group.completions[index].id,
+        "step": step,
+        "status": after.status,
+        "score": after.score,
+        "reward": after.reward,
+        "components": dict(after.components),
+        "extracted": after.extracted,
+        "detail": after.detail,
+        "verifier": after.verifier,
+        "before": {"status": before.status, "score": before.score, "reward": before.reward}
+        | {"verifier": before.verifier},
+    }
+
+
+def open_out(path: Path | str) -> Any:
+    """Open a file to write; raises DataError where that cannot be."""
+    try:
+        return open(path, "w", encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise DataError(
+            f"--out {path}: cannot be written ({error.strerror}); choose another"
+        ) from error

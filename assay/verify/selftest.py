@@ -1,0 +1,161 @@
+"""Measure verifiers on their labelled sets: ``assay verify --self-test``, and a sample before training.
+
+A set is ``labelled/NAME.jsonl``: rows as ``assay verify`` reads them, with ``expected`` (``passed`` or
+``failed``) and ``kind`` (``ordinary``, ``odd_style``, ``hack``). A verifier that stands here but not
+on the author's machine (another version of a library, another platform) shows before it has cost a run.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from importlib.resources import files
+from statistics import median
+from typing import Any
+
+from assay.errors import VerifierError
+from assay.types import Completion, Problem
+from assay.verify.batch import read_row
+from assay.verify.expression import BUILT_IN, parse_expression
+from assay.verify.service import VerifierService
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTest:
+    """How a verifier did on its labelled set.
+
+    false_accepts, false_rejects, not_judged: ids of rows. median, p99: seconds a row. skipped: why
+    the verifier could not be asked at all.
+    """
+
+    verifier: str
+    rows: int = 0
+    false_accepts: tuple[str, ...] = ()
+    false_rejects: tuple[str, ...] = ()
+    not_judged: tuple[str, ...] = ()
+    median: float = 0.0
+    p99: float = 0.0
+    skipped: str = ""
+
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        """Every row whose verdict is not the expected one."""
+        return (*self.false_accepts, *self.false_rejects, *self.not_judged)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of rows with the expected verdict; None of no rows."""
+        return 1.0 - len(self.wrong) / self.rows if self.rows else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {**asdict(self), "accuracy": self.accuracy}
+
+    def __str__(self) -> str:
+        if self.skipped:
+            return f"{self.verifier}: skipped: {self.skipped}"
+        assert self.accuracy is not None
+        counts = {
+            "false accepts": self.false_accepts,
+            "false rejects": self.false_rejects,
+            "not judged": self.not_judged,
+        }
+        faults = [
+            f"{len(ids)} {what} ({', '.join(ids[:3])}{', ...' if len(ids) > 3 else ''})"
+            for what, ids in counts.items()
+            if ids
+        ]
+        said = ", ".join(faults) or "no false accept, no false reject"
+        times = f"median {1000 * self.median:.2f} ms, p99 {1000 * self.p99:.1f} ms"
+        return f"{self.verifier}: {self.accuracy:.1%} of {self.rows} rows; {said}; {times}"
+
+
+@lru_cache
+def labelled_names() -> tuple[str, ...]:
+    """Return the built-in verifiers that have a labelled set."""
+    folder = files("assay.verify") / "labelled"
+    return tuple(name for name in BUILT_IN if (folder / f"{name}.jsonl").is_file())
+
+
+def labelled_rows(name: str) -> Iterator[dict[str, Any]]:
+    """Yield the labelled rows of a built-in verifier; none where it has no set."""
+    file = files("assay.verify") / "labelled" / f"{name}.jsonl"
+    if file.is_file():
+        for line in file.read_text(encoding="utf-8").splitlines():
+            yield json.loads(line)
+
+
+def self_test(
+    names: Sequence[str] | None = None,
+    *,
+    service: VerifierService | None = None,
+    num_workers: int | None = None,
+    deadline: float = 10.0,
+) -> Iterator[SelfTest]:
+    """Measure each named verifier (None: all) on the whole of its labelled set.
+
+    Raises VerifierError for a name that has no set.
+    """
+    for name in names or ():
+        if name not in labelled_names():
+            raise VerifierError(
+                f"--self-test: found {name!r}; accepted: {', '.join(labelled_names())}"
+            )
+    with ExitStack() as stack:
+        if service is None:
+            service = stack.enter_context(
+                VerifierService(num_workers=num_workers, deadline=deadline)
+            )
+        for name in names or labelled_names():
+            yield measure(service, name, list(labelled_rows(name)))
+
+
+def sampled_self_test(
+    service: VerifierService, expressions: Iterable[str | None], num_rows: int, seed: int
+) -> list[SelfTest]:
+    """Measure the built-in verifiers of some expressions on a seeded sample of their labelled rows."""
+    terms = (
+        term
+        for expression in dict.fromkeys(expressions)
+        for term in parse_expression(expression or service.default_expression)
+    )
+    names = (one for term in terms for one in term.name.split("|"))
+    found: list[SelfTest] = []
+    for name in sorted({name.partition("@")[0] for name in names} & {*labelled_names()}):
+        rows = list(labelled_rows(name))
+        chosen = random.Random(f"{seed} {name}").sample(rows, min(num_rows, len(rows)))
+        found.append(measure(service, name, chosen))
+    return found
+
+
+def measure(service: VerifierService, name: str, rows: Sequence[Mapping[str, Any]]) -> SelfTest:
+    """Judge labelled rows and hold the verdicts against their labels."""
+    try:
+        service.check([name])
+    except VerifierError as error:
+        return SelfTest(name, skipped=str(error))
+    verdicts = list(service.judge_text(_pair(name, row) for row in rows))
+    wrong: dict[str, list[str]] = {"passed": [], "failed": [], "not_judged": []}
+    for row, verdict in zip(rows, verdicts, strict=True):
+        if verdict.status != row["expected"]:
+            wrong[verdict.status].append(row["id"])
+    seconds = sorted(verdict.seconds for verdict in verdicts)
+    return SelfTest(
+        verifier=verdicts[0].verifier if verdicts else name,
+        rows=len(rows),
+        false_accepts=tuple(wrong["passed"]),
+        false_rejects=tuple(wrong["failed"]),
+        not_judged=tuple(wrong["not_judged"]),
+        median=median(seconds) if seconds else 0.0,
+        p99=seconds[min(len(seconds) - 1, int(0.99 * len(seconds)))] if seconds else 0.0,
+    )
+
+
+def _pair(name: str, row: Mapping[str, Any]) -> tuple[Problem, Completion]:
+    plain = {key: value for key, value in row.items() if key not in ("expected", "kind", "note")}
+    problem, completion = read_row(plain, f"labelled/{name}.jsonl", row["id"])
+    return replace(problem, verifier=name), completion
