@@ -231,7 +231,8 @@ def _hashes(labels: Sequence[str], known: Mapping[str, str]) -> pa.Array:
     """The content hash of ``math@1``; of a sum ``math@1*1 + think_format@1*0.1`` those of its terms."""
     found: dict[str, str | None] = {}
     for label in set(labels):
-        names = [label] if label in known else [t.rpartition("*")[0] for t in label.split(" + ")]
+        terms = [label] if label in known else label.split(" + ")
+        names = [name for term in terms for name in (term.rpartition("*")[0] or term).split("|")]
         hashes = [known.get(name, "?") for name in names]
         found[label] = " + ".join(hashes) if set(hashes) != {"?"} else None
     return pa.array([found[label] for label in labels], pa.string())

@@ -366,11 +366,12 @@ def combine(terms: Sequence[Term], parts: Sequence[Part], label: str) -> Verdict
         detail = f"{terms[0].name}: returned {score}; accepted: a correctness from 0 to 1"
         return Verdict.not_judged("error", label, detail=detail, **rest)
     for index, (term, part) in enumerate(zip(terms, parts, strict=True)):
-        if part.value is None and (term.weight or index == 0):
+        if part.value is None and (term.weight != 0.0 or index == 0):
             detail = f"{term.name}: {part.detail}" if len(parts) > 1 else part.detail
             return Verdict.not_judged(part.reason or "error", label, detail=detail, **rest)
     assert score is not None
-    values = (term.weight * (part.value or 0.0) for term, part in zip(terms, parts, strict=True))
+    weights = (1.0 if term.weight is None else term.weight for term in terms)
+    values = (weight * (part.value or 0.0) for weight, part in zip(weights, parts, strict=True))
     passed = score >= 1.0 if first.passed is None else first.passed
     return Verdict(
         score=score,

@@ -1,11 +1,15 @@
-"""Verifier expressions: ``math*1.0 + think_format*0.1`` as terms, with complaints that say where."""
+"""Verifier expressions: ``math|judge*1.0 + think_format*0.1`` as terms, with complaints that say where.
+
+``+`` and ``-`` join terms, ``*`` gives one a weight, and ``|``, which binds tightest, names
+alternatives: the later is asked only for what no earlier one accepted.
+"""
 
 from __future__ import annotations
 
 import difflib
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from assay.errors import VerifierError
@@ -20,7 +24,7 @@ _TOKEN = re.compile(
     r"""\s*(?:
     (?P<name>[A-Za-z_][\w.]*(?::[A-Za-z_][\w.]*)?(?:@\d+)?)
     |(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)
-    |(?P<sign>[+*-])
+    |(?P<sign>[+*|-])
     |(?P<other>\S))""",
     re.VERBOSE,
 )
@@ -28,10 +32,25 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One verifier of an expression, and its weight."""
+    """One part of a sum: a verifier, or alternatives joined by ``|``, and its weight.
+
+    weight: None where none is written, until `resolved`. negative: subtracted, of such a term.
+    """
 
     name: str
-    weight: float = 1.0
+    weight: float | None = None
+    negative: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The verifiers, in the order in which they are asked."""
+        return tuple(self.name.split("|"))
+
+    def resolved(self, default: float) -> Term:
+        """Return the term with a weight: ``default`` where none is written."""
+        if self.weight is not None:
+            return self
+        return replace(self, weight=-default if self.negative else default, negative=False)
 
 
 @lru_cache(maxsize=1024)
@@ -39,8 +58,9 @@ def parse_expression(text: str) -> tuple[Term, ...]:
     """Return the terms of a weighted sum; the first is the correctness.
 
     A term is ``name``, ``name*number`` or ``number*name``; a name is a built-in verifier, optionally
-    pinned to a version (``math@1``), or ``package.module:object``. Raises VerifierError, whose
-    message names the column.
+    pinned to a version (``math@1``), or ``package.module:object``, or several with ``|`` between
+    them. The first term weighs 1 where no number is written, a later one what its verifier says.
+    Raises VerifierError, whose message names the column.
     """
     return _Parser(text).terms()
 
@@ -69,27 +89,45 @@ class _Parser:
         return -1.0 if self._next()[1] == "-" else 1.0
 
     def _term(self, sign: float) -> Term:
-        names: list[str] = []
-        weight = sign
+        name = ""
+        weight: float | None = None
         while True:
             kind, token, _ = self._peek()
             if kind == "number":
-                weight *= float(token)
-            elif kind == "name" and not names:
-                self._check_name(token)
-                names.append(token)
+                weight = (sign if weight is None else weight) * float(token)
+            elif kind == "name" and not name:
+                name = self._alternatives()
+                self.index -= 1
             else:
-                self._fail("a number" if names else "a verifier's name or a number")
+                self._fail("a number" if name else "a verifier's name or a number")
             self._next()
             if self._peek()[1] == "*":
                 self._next()
-            elif not names:
+            elif not name:
                 self._fail("* and a verifier's name")
+            elif weight is None:
+                return Term(name, negative=sign < 0)
             elif not math.isfinite(weight):
                 self.index -= 1
                 self._fail("a finite weight")
             else:
-                return Term(names[0], weight + 0.0)
+                return Term(name, weight + 0.0)
+
+    def _alternatives(self) -> str:
+        """Take ``name|name``; the weight that follows is that of all of them."""
+        names: list[str] = []
+        while True:
+            kind, token, _ = self._peek()
+            if kind != "name":
+                self._fail("a verifier's name")
+            self._check_name(token)
+            if token in names:
+                self._fail("each alternative once")
+            names.append(token)
+            self._next()
+            if self._peek()[1] != "|":
+                return "|".join(names)
+            self._next()
 
     def _check_name(self, token: str) -> None:
         name = token.partition("@")[0]

@@ -183,7 +183,7 @@ class VerifierService:
     def _plan(self, expression: str) -> _Plan:
         if expression not in self._plans:
             try:
-                terms, error = parse_expression(expression), ""
+                terms, error = tuple(t.resolved(1.0) for t in parse_expression(expression)), ""
             except VerifierError as complaint:
                 terms, error = (Term(expression),), str(complaint)
             names = tuple(dict.fromkeys(term.name for term in terms))

@@ -13,19 +13,21 @@ from assay.verify.expression import BUILT_IN, Term, parse_expression
 @pytest.mark.parametrize(
     ("text", "terms"),
     [
-        ("math", [("math", 1.0)]),
+        ("math", [("math", None)]),
         ("math*1.0 + think_format*0.1", [("math", 1.0), ("think_format", 0.1)]),
         ("0.5*math", [("math", 0.5)]),
         ("2*math*0.25", [("math", 0.5)]),
-        ("math - think_format*0.2", [("math", 1.0), ("think_format", -0.2)]),
-        ("math + -0.2*think_format", [("math", 1.0), ("think_format", -0.2)]),
+        ("math - think_format*0.2", [("math", None), ("think_format", -0.2)]),
+        ("math + -0.2*think_format", [("math", None), ("think_format", -0.2)]),
         ("math*0", [("math", 0.0)]),
-        ("-math", [("math", -1.0)]),
         ("math*1e-3", [("math", 0.001)]),
-        ("math + math*0.5", [("math", 1.0), ("math", 0.5)]),
-        ("math@1", [("math@1", 1.0)]),
-        ("my.rewards:length.of*0.1 + math", [("my.rewards:length.of", 0.1), ("math", 1.0)]),
-        ("  math  ", [("math", 1.0)]),
+        ("math + math*0.5", [("math", None), ("math", 0.5)]),
+        ("math@1", [("math@1", None)]),
+        ("my.rewards:length.of*0.1 + math", [("my.rewards:length.of", 0.1), ("math", None)]),
+        ("  math  ", [("math", None)]),
+        ("math|think_format", [("math|think_format", None)]),
+        ("math@1 | a.b:c*0.5 + math", [("math@1|a.b:c", 0.5), ("math", None)]),
+        ("0.5*math|think_format|a.b:c", [("math|think_format|a.b:c", 0.5)]),
     ],
 )
 def test_terms(text: str, terms: list[tuple[str, float]]) -> None:
@@ -48,6 +50,12 @@ def test_terms(text: str, terms: list[tuple[str, float]]) -> None:
         ("(math)", 1, "verifier's name or a number"),
         ("math*1e999", 6, "a finite weight"),
         ("some_function", 1, "package.module:object"),
+        ("math|", 6, "the end"),
+        ("|math", 1, "verifier's name or a number"),
+        ("math|2", 6, "verifier's name"),
+        ("math|math", 6, "each alternative once"),
+        ("math*2|think_format", 7, "+, - or the end"),
+        ("math|thnk_format", 6, "did you mean think_format?"),
     ],
 )
 def test_complaints_name_the_column(text: str, column: int, words: str) -> None:
@@ -58,7 +66,19 @@ def test_complaints_name_the_column(text: str, column: int, words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-names = st.sampled_from([*BUILT_IN, "a.b:c"])
+def test_a_weight_that_is_not_written_is_the_verifiers_own() -> None:
+    first, added, taken = parse_expression("math + think_format - think_format")
+    assert [one.resolved(0.1).weight for one in (first, added, taken)] == [0.1, 0.1, -0.1]
+    assert Term("math", 0.5).resolved(0.1) == Term("math", 0.5)
+
+
+def test_alternatives_are_asked_in_order() -> None:
+    assert parse_expression("math|a.b:c*0.5")[0].names == ("math", "a.b:c")
+    assert parse_expression("math")[0].names == ("math",)
+
+
+single = st.sampled_from([*BUILT_IN, "a.b:c"])
+names = st.lists(single, min_size=1, max_size=3, unique=True).map("|".join)
 weights = st.floats(0, 1e6).map(lambda w: float(f"{w:.6g}"))
 
 
@@ -68,7 +88,7 @@ def test_what_is_written_is_read(terms: list[tuple[str, float]]) -> None:
     assert parse_expression(text) == tuple(Term(name, weight) for name, weight in terms)
 
 
-@given(st.text(alphabet="math +-*.0123e:@_(", max_size=20))
+@given(st.text(alphabet="math +-*|.0123e:@_(", max_size=20))
 def test_no_text_breaks_the_parser(text: str) -> None:
     try:
         assert parse_expression(text)
