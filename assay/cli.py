@@ -216,6 +216,39 @@ def _self_test(verifier: str | None, workers: int | None, deadline: float, as_js
 
 
 @app.command()
+def redteam(
+    verifier: Annotated[
+        str | None,
+        typer.Option(help="A name, package.module:function or a sum. Default: all built in."),
+    ] = None,
+    problems: Annotated[
+        str | None, typer.Option(help="Rows of yours to attack. Default: the suite's own.")
+    ] = None,
+    suite: Annotated[
+        str | None, typer.Option(help="Attacks to use. Default: those that fit the verifier.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes.")] = None,
+    deadline: Annotated[float, typer.Option(min=0.001, help="Seconds a completion.")] = 10.0,
+    as_json: Json = False,
+) -> None:
+    """Try known reward hacks on a verifier; exit 1 where it pays for one."""
+    from assay.verify import redteam as red
+
+    if verifier is None and (problems or suite):
+        raise UserError("assay redteam: --problems and --suite need --verifier")
+    results = (
+        red.red_team_all(num_workers=workers, deadline=deadline)
+        if verifier is None
+        else [red.red_team(verifier, problems, suite=suite, num_workers=workers, deadline=deadline)]
+    )
+    held = True
+    for result in results:
+        _print(result, as_json)
+        held = held and result.held
+    raise typer.Exit(0 if held else 1)
+
+
+@app.command()
 def report(
     run: Annotated[Path, typer.Argument(help="Run directory.")],
     as_json: Json = False,

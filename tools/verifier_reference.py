@@ -1,0 +1,122 @@
+"""Write docs/verifiers.md from the verifiers themselves: ``python tools/verifier_reference.py``.
+
+What a verifier declares is the only source; a test says when the page is out of date. The text before
+the sections stands in tools/verifiers_head.md, kept by hand.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from assay.verify.base import KnownError, Limits, Verifier, resolve
+from assay.verify.expression import BUILT_IN
+from assay.verify.selftest import labelled_rows
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGE = DOCS / "verifiers.md"
+HEAD = Path(__file__).resolve().parent / "verifiers_head.md"
+
+LANES = {
+    "worker": "in a worker process, killed at its deadline",
+    "thread": "in threads of the trainer's process: it waits for a network",
+    "device": "in one thread of the trainer's process, in batches, on the learner's device",
+    "inline": "in the trainer's process: arithmetic on what is already judged",
+}
+UNITS = {
+    "seconds": "{:g} s of wall time",
+    "cpu_seconds": "{:g} s of CPU time a test",
+    "memory_mib": "{} MiB of memory",
+    "output_kib": "{} KiB of output",
+    "processes": "{} processes",
+}
+
+
+def reference() -> str:
+    """Return the whole page."""
+    verifiers = [resolve(name) for name in BUILT_IN]
+    lines = [HEAD.read_text(encoding="utf-8").rstrip(), "", "## The verifiers", ""]
+    lines += ["| name | judges | default weight | needs |", "|---|---|---|---|"]
+    for each in verifiers:
+        needs = f'`pip install "assay-rl[{each.extra}]"`' if each.extra else ""
+        cells = (f"[{each.name}](#{each.name})", each.domain, f"{each.weight:g}", needs)
+        lines.append("| " + " | ".join(map(cell, cells)) + " |")
+    for each in verifiers:
+        lines += ["", *section(each)]
+    return "\n".join(lines) + "\n"
+
+
+def section(verifier: Verifier) -> Iterator[str]:
+    """Yield the lines of one verifier's section."""
+    yield f"### {verifier.name}"
+    yield ""
+    yield f"`{verifier.label}`: {verifier.domain}. Runs {LANES[verifier.lane]}."
+    yield ""
+    if verifier.accepts:
+        yield f"- Accepts: {verifier.accepts}."
+    yield f"- Partial credit: {verifier.partial_credit}."
+    if verifier.hidden_tests != "none":
+        yield f"- Hidden tests: {verifier.hidden_tests}."
+    bounds = "not bounded" if verifier.bounds is None else "from {:g} to {:g}".format(*verifier.bounds)
+    yield f"- Value: {bounds}; weight {verifier.weight:g} where a sum names none."
+    if limits := list(limit_words(verifier.limits, verifier.memory_mib)):
+        yield f"- Limits: {', '.join(limits)}."
+    if count := sum(1 for _ in labelled_rows(verifier.name)):
+        yield f"- Labelled set: {count} rows (`assay verify --self-test --verifier {verifier.name}`)."
+    if verifier.fields:
+        yield ""
+        yield "| key | accepts | default | set by |"
+        yield "|---|---|---|---|"
+        for field in verifier.fields:
+            default = "needed" if field.needed else f"`{json.dumps(field.default)}`"
+            by = "row or configuration" if field.from_row else "configuration only"
+            yield "| " + " | ".join(map(cell, (f"`{field.name}`", field.accepts, default, by))) + " |"
+    if verifier.known_errors:
+        yield ""
+        yield "Known to be wrong:"
+        yield ""
+        yield from map(known, verifier.known_errors)
+
+
+def limit_words(limits: Limits, memory_mib: int | None) -> Iterator[str]:
+    """Yield each limit in words."""
+    for name, words in UNITS.items():
+        value = getattr(limits, name)
+        if name == "memory_mib":
+            value = value or memory_mib
+        if value is not None:
+            yield words.format(value)
+
+
+def known(error: KnownError) -> str:
+    """Return one known error with its example, as a list item."""
+    spec = json.dumps(dict(error.spec), ensure_ascii=False)
+    shown = error.completion if len(error.completion) <= 200 else f"{error.completion[:200]}..."
+    return (
+        f"- {error.what}. With {code(spec)}, {code(shown)} {error.says}; it should have "
+        f"{error.should_say}."
+    )
+
+
+def code(text: str) -> str:
+    """Return text as inline code, whatever backticks it holds, on one line."""
+    text = text.replace("\n", "⏎")
+    fence = "`" * (max((len(run) for run in runs(text)), default=0) + 1)
+    pad = " " if "`" in text else ""
+    return f"{fence}{pad}{text}{pad}{fence}"
+
+
+def runs(text: str) -> list[str]:
+    """Return the runs of backticks in a text."""
+    return [part for part in "".join(c if c == "`" else " " for c in text).split() if part]
+
+
+def cell(text: str) -> str:
+    """Return text that may stand in a table."""
+    return text.replace("|", "\\|").replace("\n", " ").strip()
+
+
+if __name__ == "__main__":
+    PAGE.write_text(reference(), encoding="utf-8")
+    print(f"wrote {PAGE}")
