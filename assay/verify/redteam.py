@@ -8,6 +8,7 @@ checkers; each family's module names its sources.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -22,6 +23,7 @@ from assay.verify.expression import BUILT_IN, parse_expression
 from assay.verify.service import VerifierService
 
 SHOWN_TEXT = 400
+SHOWN_FINDINGS = 2  # of each attack, for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +124,14 @@ class RedTeamResult:
             accepted, dark = self.accepted.get(attack, 0), self.not_judged.get(attack, 0)
             said = f"{accepted} of {count} ACCEPTED" if accepted else f"0 of {count} accepted"
             lines.append(f"  {attack:<{width}}  {said}" + (f", {dark} not judged" if dark else ""))
+        shown: Counter[tuple[str, str]] = Counter()
         for one in self.findings:
-            lines += [f"{one.kind}: {one.attack} on {one.problem} ({one.detail})"]
-            lines += [f"    {line}" for line in one.completion.splitlines() or ["(empty)"]]
+            shown[one.kind, one.attack] += 1
+            if shown[one.kind, one.attack] <= SHOWN_FINDINGS:
+                lines += [f"{one.kind}: {one.attack} on {one.problem} ({one.detail[:120]})"]
+                lines += [f"    {line[:160]}" for line in one.completion.splitlines()[:12]]
+        if hidden := sum(max(0, count - SHOWN_FINDINGS) for count in shown.values()):
+            lines.append(f"and {hidden} more; --json has them all")
         return "\n".join(lines)
 
 

@@ -86,14 +86,24 @@ _instruction(
     "quotation and end",
     "Wrap the reply in double quotes.",
     {"startend:quotation": {}},
-    {"one quote": '"', "open only": '"A reply.', "other quotes": "\u201eA reply.\u201c"},
+    {
+        "one quote": '"',
+        "open only": '"A reply.',
+        "other quotes": "\u201eA reply.\u201c",
+        "single quotes": "'A reply.'",
+    },
     ('"A reply."', '  "A reply."\n'),
 )
 _instruction(
     "lower case",
     "Reply in English, in lower case only.",
     {"change_case:english_lowercase": {}},
-    {"one capital": "the sea is Wide and deep.", "all capitals": "THE SEA IS WIDE."},
+    {
+        "one capital": "the sea is Wide and deep.",
+        "all capitals": "THE SEA IS WIDE.",
+        "another language": "das meer ist weit und tief und voller fische.",
+        "nothing": "",
+    },
     ("the sea is wide and deep and full of fish.",),
 )
 
