@@ -18,6 +18,11 @@ from assay.errors import VerifierError
 BUILT_IN = {
     "math": "assay.verify.math_answer:MATH",
     "think_format": "assay.verify.text_format:THINK_FORMAT",
+    "answer_tags": "assay.verify.text_format:ANSWER_TAGS",
+    "length_target": "assay.verify.text_length:LENGTH_TARGET",
+    "length_if_correct": "assay.verify.text_length:LENGTH_IF_CORRECT",
+    "overlong": "assay.verify.text_length:OVERLONG",
+    "kimi_length": "assay.verify.text_length:KIMI_LENGTH",
 }
 
 _TOKEN = re.compile(
