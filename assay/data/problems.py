@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from assay.data.rows import read_problem
 from assay.data.rowset import OnBadRow, RowSet, load_rows
+from assay.errors import DataError, VerifierError
 from assay.types import Problem
 
 
@@ -20,19 +22,41 @@ def load_problems(
     *,
     on_bad_row: OnBadRow = "stop",
     limit: int | None = None,
+    check: Callable[[Problem], None] | None = None,
 ) -> ProblemSet:
     """Open sources of problems and validate every row, up to ``limit`` rows in all.
+
+    check: raises VerifierError for a problem that its verifier cannot use; such a row is a bad one.
 
     Sources are described in `assay.data.sources`, rows in `assay.data.rows`. A row without an id
     is named after its file and line. Raises DataError, in one line that names the place: for the
     first bad row (a repeated id is one) unless ``on_bad_row`` is ``skip``, and always for a source
     without a good row; MissingExtra for ``hf:`` without `datasets`.
     """
-    return load_rows(
+    read = _Reader(check)
+    problems = load_rows(
         ProblemSet,
-        read_problem,
+        read,
         sources,
         key=lambda problem: problem.id,
         on_bad_row=on_bad_row,
         limit=limit,
     )
+    read.check = None  # once is enough: rows are parsed again whenever they are asked for
+    return problems
+
+
+class _Reader:
+    """Reads a row, and has its spec checked where there is a check."""
+
+    def __init__(self, check: Callable[[Problem], None] | None) -> None:
+        self.check = check
+
+    def __call__(self, row: Any, where: str, default_id: str) -> Problem:
+        problem = read_problem(row, where, default_id)
+        if self.check is not None:
+            try:
+                self.check(problem)
+            except VerifierError as error:
+                raise DataError(f"{where} {error}") from error
+        return problem

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from assay.data import rowset
 from assay.data.problems import load_problems
-from assay.errors import DataError
+from assay.errors import DataError, VerifierError
+from assay.types import Problem
 
 
 def test_gsm8k_loads_as_it_is(shared_data: Path) -> None:
@@ -266,3 +267,23 @@ def test_a_million_rows_stream(tmp_path: Path) -> None:
     assert problems[777_777].spec == {"answer": "777777"}
     assert grown_mib < 100
     assert seconds < 30
+
+
+def test_a_spec_that_the_verifier_cannot_use_is_a_bad_row(tmp_path: Path) -> None:
+    checked: list[str] = []
+
+    def needs_answer(problem: Problem) -> None:
+        checked.append(problem.id)
+        if "answer" not in problem.spec:
+            raise VerifierError("answer: found no such key; accepted: text")
+
+    path = tmp_path / "rows.jsonl"
+    rows = [{"id": "a", "prompt": "q", "answer": "1"}, {"id": "b", "prompt": "q", "anser": "1"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match=r"rows.jsonl:2 answer: found no such key; accepted: text"):
+        load_problems([str(path)], check=needs_answer)
+    checked.clear()
+    problems = load_problems([str(path)], check=needs_answer, on_bad_row="skip")
+    assert (len(problems), problems.num_skipped) == (1, 1) and checked == ["a", "b"]
+    assert problems[0].id == "a" and checked == ["a", "b"]  # checked once, read as often as asked
+    assert len(pickle.loads(pickle.dumps(problems))) == 1
