@@ -1,0 +1,152 @@
+"""A panel: every judge of a configuration with its votes, one store of replies, one budget."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from assay.types import NotJudgedReason
+from assay.verify.judge_client import JudgeClient
+from assay.verify.judge_costs import Budget, count_reused
+from assay.verify.judge_quoting import Quote
+from assay.verify.judge_replies import JudgeTrouble, Usage, read_body, read_choice, read_score
+from assay.verify.judge_rubrics import CHOICES, PAIR_CHOICES, Rubric, render
+from assay.verify.judge_settings import Judge, Settings, read_settings
+from assay.verify.judge_store import JudgeStore, reply_key
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Vote(Generic[T]):
+    """What one judge said once. finding: None where it gave no judgement, for ``reason``."""
+
+    finding: T | None
+    reason: NotJudgedReason = "error"
+    detail: str = ""
+    usage: Usage | None = None
+
+
+class Panel:
+    """Asks the judges of some settings; safe from any thread."""
+
+    def __init__(self, settings: Settings, store: JudgeStore | None = None) -> None:
+        self.settings = settings
+        self.store = _store(settings.replies) if store is None else store
+        budget = Budget(settings.budget)
+        self.clients = [JudgeClient(judge, settings, budget) for judge in settings.judges]
+
+    def verdicts(self, rubric: Rubric, quotes: Sequence[Quote]) -> list[Vote[str]]:
+        """Return every vote on a rubric of verdicts, or of pairs, in the order of the judges."""
+        choices = CHOICES if rubric.kind == "verdict" else PAIR_CHOICES
+        return self._votes(rubric, quotes, lambda text: read_choice(text, choices))
+
+    def scores(self, rubric: Rubric, quotes: Sequence[Quote]) -> list[Vote[float]]:
+        """Return every vote on a rubric of scores, in the units of its scale."""
+        return self._votes(rubric, quotes, lambda text: read_score(text, *rubric.scale))
+
+    def _votes(
+        self, rubric: Rubric, quotes: Sequence[Quote], read: Callable[[str], T]
+    ) -> list[Vote[T]]:
+        deadline = time.monotonic() + self.settings.patience
+        asked: Counter[str] = Counter()  # a model may stand in the list more than once
+        found: list[Vote[T]] = []
+        for client in self.clients:
+            for _ in range(self.settings.votes):
+                number = asked[client.judge.model]
+                asked[client.judge.model] += 1
+                found.append(self._vote(client, rubric, quotes, number, read, deadline))
+        return found
+
+    def _vote(
+        self,
+        client: JudgeClient,
+        rubric: Rubric,
+        quotes: Sequence[Quote],
+        number: int,
+        read: Callable[[str], T],
+        deadline: float,
+    ) -> Vote[T]:
+        messages = render(rubric, quotes, number)
+        key = _key(client.judge, rubric, messages, number)
+        try:
+            if (vote := self._stored(client, key, read)) is not None:
+                return vote
+            if self.settings.offline:
+                return Vote(None, "unavailable", f"offline: no stored reply {key[:12]}")
+            with self.store.asking(key, deadline) as mine:
+                if not mine:
+                    return Vote(None, "timeout", "an equal request took too long")
+                if (vote := self._stored(client, key, read)) is not None:
+                    return vote
+                finding, reply, body = client.ask(messages, rubric.schema, read, deadline, key)
+                self.store.put(
+                    key, body, model=client.judge.model, rubric=rubric.label, vote=number
+                )
+                return Vote(finding, usage=reply.usage)
+        except JudgeTrouble as error:
+            return Vote(None, error.reason, error.detail)
+
+    def _stored(self, client: JudgeClient, key: str, read: Callable[[str], T]) -> Vote[T] | None:
+        body = self.store.get(key)
+        if body is None:
+            return None
+        try:
+            reply = read_body(body)
+            vote = Vote(read(reply.text), usage=reply.usage)
+        except JudgeTrouble:  # the file was edited: ask again
+            return None
+        count_reused(client.judge.model)
+        return vote
+
+    def close(self) -> None:
+        """Close the connections; the next question opens them again."""
+        for client in self.clients:
+            client.close()
+
+
+def _key(judge: Judge, rubric: Rubric, messages: Sequence[Mapping[str, str]], number: int) -> str:
+    return reply_key(judge.model, rubric.label, messages, judge.sampling, number)
+
+
+_lock = threading.Lock()
+_panels: dict[Settings, Panel] = {}
+_stores: dict[Path, JudgeStore] = {}
+
+
+def panel_for(options: Mapping[str, Any]) -> Panel:
+    """Return the panel that some options ask for: one for equal settings; raises VerifierError."""
+    settings = read_settings(options)
+    with _lock:
+        found = _panels.get(settings)
+    if found is None:
+        made = Panel(settings)
+        with _lock:
+            found = _panels.setdefault(settings, made)
+    return found
+
+
+def _store(path: Path | None) -> JudgeStore:
+    if path is None:
+        return JudgeStore()
+    with _lock:
+        if path not in _stores:
+            _stores[path] = JudgeStore(path)
+        return _stores[path]
+
+
+def close_judges() -> None:
+    """Close every connection and file; panels and their budgets start anew when next used."""
+    with _lock:
+        panels, stores = list(_panels.values()), list(_stores.values())
+        _panels.clear()
+        _stores.clear()
+    for panel in panels:
+        panel.close()
+    for store in stores:
+        store.close()

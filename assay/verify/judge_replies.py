@@ -1,0 +1,170 @@
+"""Read what a judge replied: the last JSON object of its text, strictly validated."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from assay.types import NotJudgedReason
+
+MAX_REPLY = 200_000  # characters from the end of a reply that are searched
+_WORDS = 200  # characters of a reply that a complaint shows
+
+
+class JudgeTrouble(Exception):
+    """A judge that gave no judgement: the reason, and whether asking again may help.
+
+    wait: seconds that the endpoint asks for before the next attempt; None: it does not say.
+    """
+
+    def __init__(
+        self, reason: NotJudgedReason, detail: str, *, retry: bool = True, wait: float | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.reason: NotJudgedReason = reason
+        self.detail = detail
+        self.retry = retry
+        self.wait = wait
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one request and its reply, as the endpoint counts them; None where it does not."""
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The text of one reply, without reasoning."""
+
+    text: str
+    finish_reason: str = ""
+    usage: Usage = Usage()
+
+
+def read_usage(body: Any) -> Usage:
+    """Return the usage in the body of a chat completion, whatever else the body holds."""
+    usage: Any = body.get("usage") if isinstance(body, dict) else None
+    if not isinstance(usage, dict):
+        return Usage()
+    return Usage(_count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens")))
+
+
+def read_body(body: Any) -> Reply:
+    """Return the reply in the body of a chat completion; raises JudgeTrouble.
+
+    Reasoning, whether in a field of its own or in a think block, is never searched for a verdict.
+    """
+    if not isinstance(body, dict):
+        raise JudgeTrouble("error", "the endpoint's reply is not a JSON object")
+    body = cast("dict[str, Any]", body)
+    if body.get("error"):
+        raise JudgeTrouble("unavailable", f"the endpoint said {shown(body['error'])}")
+    choices = body.get("choices")
+    if not isinstance(choices, list) or not choices:
+        raise JudgeTrouble("error", "the endpoint's reply holds no choices")
+    choice: Any = cast("list[Any]", choices)[0]
+    message: Any = choice.get("message") if isinstance(choice, dict) else None
+    if not isinstance(message, dict):
+        raise JudgeTrouble("error", "the endpoint's reply holds no message")
+    message = cast("dict[str, Any]", message)
+    finish = str(cast("dict[str, Any]", choice).get("finish_reason") or "")
+    text = _without_reasoning(_content(message.get("content")))
+    if not text.strip():
+        raise JudgeTrouble("error", _why_empty(message, finish))
+    return Reply(text, finish, read_usage(body))
+
+
+def _content(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return ""
+    parts: list[Any] = content
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def _without_reasoning(text: str) -> str:
+    """Return what follows the last think block; a block that never closes leaves nothing."""
+    _, closed, after = text.rpartition("</think>")
+    rest = after if closed else text
+    return rest.partition("<think>")[0]
+
+
+def _why_empty(message: Mapping[str, Any], finish: str) -> str:
+    if finish == "length":
+        return "the judge ran into max_tokens before it gave a verdict; raise max_tokens"
+    if message.get("tool_calls") or message.get("function_call"):
+        return "the judge called a tool instead of giving a verdict"
+    if message.get("refusal"):
+        return f"the judge refused: {shown(message['refusal'])}"
+    return f"the judge's reply is empty (finish reason {finish or 'not given'})"
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and value >= 0 else None
+
+
+def last_object(text: str) -> dict[str, Any] | None:
+    """Return the last JSON object of a text that stands in no other, or None."""
+    text = text[-MAX_REPLY:]
+    decoder = json.JSONDecoder(object_pairs_hook=_unrepeated, parse_constant=_no_number)
+    found: dict[str, Any] | None = None
+    at = text.find("{")
+    while at >= 0:
+        try:
+            found, end = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            end = at + 1
+        at = text.find("{", end)
+    return found
+
+
+def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an empty object for one that says a key twice: it has no one meaning."""
+    found = dict(pairs)
+    return found if len(found) == len(pairs) else {}
+
+
+def _no_number(name: str) -> None:
+    """Read NaN and the infinities as nothing."""
+
+
+def read_choice(text: str, choices: tuple[str, ...]) -> str:
+    """Return the ``verdict`` of a reply, one of ``choices``, whatever its case; raises JudgeTrouble."""
+    value = _object(text).get("verdict")
+    if isinstance(value, str):
+        for choice in choices:
+            if value.strip().casefold() == choice.casefold():
+                return choice
+    raise JudgeTrouble("error", f"the judge's verdict is not {' or '.join(choices)}: {shown(text)}")
+
+
+def read_score(text: str, low: float, high: float) -> float:
+    """Return the ``score`` of a reply, a number from ``low`` to ``high``; raises JudgeTrouble."""
+    value: Any = _object(text).get("score")
+    if type(value) in (int, float) and math.isfinite(value) and low <= value <= high:
+        return float(value)
+    raise JudgeTrouble(
+        "error", f"the judge's score is not a number from {low:g} to {high:g}: {shown(text)}"
+    )
+
+
+def _object(text: str) -> dict[str, Any]:
+    found = last_object(text)
+    if found is None:
+        raise JudgeTrouble("error", f"the judge's reply holds no JSON object: {shown(text)}")
+    return found
+
+
+def shown(value: Any) -> str:
+    """Return a short, one-line form of what was found."""
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    line = " ".join(text.split())
+    return repr(line if len(line) <= _WORDS else f"{line[:80]} ... {line[-(_WORDS - 85) :]}")
