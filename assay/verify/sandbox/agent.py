@@ -1,0 +1,383 @@
+"""The loop inside a sandboxed process: it executes what the parent sends and answers with plain data.
+
+The submission runs in this very process and may find everything here: the descriptor, frames, objects.
+So nothing that this loop says is believed: a reply holds returned values, which the submission chooses
+anyway, and never a verdict; nothing is here that the submission may not read. What it can do by writing
+to the descriptor itself is to answer a request that it was given, or to end its own session.
+
+The zygote loads this file without the package (`codec` is the sibling file), with a copy of the built-in
+names of its own, so that a submission that replaces `len` breaks itself and not the honest reply.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import os
+import random
+import sys
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import codec
+
+CHANNEL = 3  # the descriptor of the socket to the parent
+MAX_HANDLES = 20_000
+MAX_WORDS = 1000  # characters of an error
+
+read, write, leave = os.read, os.write, os._exit
+
+
+class Gone(BaseException):
+    """The parent closed the channel."""
+
+
+class RemoteError(Exception):
+    """An error of the other side that has no built-in type here."""
+
+
+class Agent:
+    """One submission's process, from its first request to its end."""
+
+    def __init__(self, confine: Callable[[dict[str, Any]], None]) -> None:
+        self.confine = confine
+        self.objects: dict[int, Any] = {}
+        self.numbers: dict[int, int] = {}
+        self.namespace: dict[str, Any] = {}
+        self.origin = 0
+        self.nonce = b""
+        self.asking = threading.Lock()
+
+    # frames: four bytes of length, then one encoded value
+
+    def receive(self) -> Any:
+        size = codec.U32.unpack(self.exactly(4))[0]
+        return codec.decode(self.exactly(size), self.resolve)
+
+    def exactly(self, size: int) -> bytes:
+        chunks: list[bytes] = []
+        while size:
+            chunk = read(CHANNEL, min(size, 1 << 20))
+            if not chunk:
+                raise Gone
+            chunks.append(chunk)
+            size -= len(chunk)
+        return b"".join(chunks)
+
+    def send(self, *message: Any) -> None:
+        data = codec.encode((self.nonce, *message), self.opaque)
+        data = codec.U32.pack(len(data)) + data
+        while data:
+            data = data[write(CHANNEL, data) :]
+
+    # handles
+
+    def opaque(self, value: Any) -> tuple[bytes, codec.Handle]:
+        if type(value) is Foreign:
+            return b"G", object.__getattribute__(value, "_parts")
+        number = self.numbers.get(id(value))
+        if number is None:
+            number = len(self.objects) + 1
+            if number > MAX_HANDLES:
+                raise codec.Unsupported(f"more than {MAX_HANDLES} objects handed out")
+            self.objects[number] = value  # kept alive: its address stays its own
+            self.numbers[id(value)] = number
+        kind = "object"
+        if isinstance(value, type):
+            kind = "class"
+        elif type(value) in FUNCTIONS:
+            kind = "function"
+        name = type(value).__name__ if kind == "object" else getattr(value, "__name__", "")
+        return b"H", codec.Handle(self.origin, number, f"{name}", kind, callable(value))
+
+    def resolve(self, tag: bytes, handle: codec.Handle) -> Any:
+        return self.objects[handle.id] if tag == b"H" else Foreign(self, handle)
+
+    # requests
+
+    def run(self) -> None:
+        """Answer requests until the parent goes."""
+        self.send("ready")
+        while True:
+            self.nonce, verb, *rest = self.receive()
+            try:
+                reply = getattr(self, f"do_{verb}")(*rest)
+            except Gone:
+                raise
+            except (
+                BaseException
+            ) as error:  # whatever the submission raises, here and in a child thread
+                reply = failure(error)
+            flush()
+            try:
+                self.send(*reply)
+            except codec.Unsupported as error:
+                self.send("unsupported", f"{error}")
+            except (MemoryError, RecursionError) as error:
+                self.send(*failure(error))
+            except BaseException as error:  # a value's own methods
+                self.send("unsupported", words(error))
+
+    def do_run(self, settings: dict[str, Any], source: str) -> tuple[Any, ...]:
+        """Execute a script as ``__main__``, to the end of its threads and exit functions."""
+        self.confine(settings)
+        try:
+            code = compiled(source, "main.py")
+        except BaseException as error:
+            return "compile_error", type(error).__name__, words(error)
+        module = fresh_module("__main__")
+        sys.modules["__main__"] = module
+        reply: tuple[Any, ...] = ("ok", None, None, None)
+        try:
+            exec(code, module.__dict__)
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                reply = failure(error)
+        except BaseException as error:
+            reply = failure(error)
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        return reply
+
+    def do_load(self, settings: dict[str, Any], source: str, asks: bool) -> tuple[Any, ...]:
+        """Execute a module, and keep its names."""
+        self.confine(settings)
+        self.origin = settings["origin"]
+        try:
+            code = compiled(source, "submission.py")
+        except BaseException as error:
+            return "compile_error", type(error).__name__, words(error)
+        module = fresh_module("submission")
+        sys.modules["submission"] = module
+        self.namespace = module.__dict__
+        if asks:
+            builtins.call_out = self.call_out  # type: ignore[attr-defined]
+        exec(code, self.namespace)
+        return "ok", None, None, None
+
+    def do_call(
+        self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, ...]:
+        if isinstance(target, str):
+            target = self.named(target)
+        return "ok", target(*args, **kwargs), changeable(args), changeable(kwargs)
+
+    def do_method(
+        self, target: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, ...]:
+        value = special(target, name, args) if name in SPECIAL else None
+        if name not in SPECIAL:
+            value = getattr(target, name)(*args, **kwargs)
+        return "ok", value, changeable(args), changeable(kwargs)
+
+    def do_get(self, target: Any, name: str) -> tuple[Any, ...]:
+        return "ok", self.named(target) if not name else getattr(target, name), None, None
+
+    def do_names(self) -> tuple[Any, ...]:
+        found = {
+            name: kind_of(value, self.namespace.get("__name__"))
+            for name, value in list(self.namespace.items())
+            if isinstance(name, str) and name != "__builtins__"
+        }
+        return "ok", found, None, None
+
+    def named(self, name: str) -> Any:
+        if name not in self.namespace:
+            raise NameError(f"name {name!r} is not defined")
+        return self.namespace[name]
+
+    # questions to the parent
+
+    def call_out(
+        self, name: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Ask the parent to call ``name``; block until it answers. Its error is raised here."""
+        with self.asking:
+            flush()
+            self.send("out", name, tuple(args), dict(kwargs or {}))
+            kind, *rest = self.receive()
+        if kind == "raise":
+            raise_like(*rest)
+        value, args_after = rest
+        for old, new in zip(args, args_after or (), strict=False):
+            write_back(old, new)
+        return value
+
+
+def fresh_module(name: str) -> types.ModuleType:
+    module = types.ModuleType(name)
+    module.__dict__["__builtins__"] = builtins  # the real ones: those here are a copy
+    return module
+
+
+def compiled(source: str, name: str) -> types.CodeType:
+    return compile(source, name, "exec", dont_inherit=True)
+
+
+def failure(error: BaseException) -> tuple[Any, ...]:
+    if isinstance(error, MemoryError):
+        return ("memory",)
+    return "exception", type(error).__name__, words(error)
+
+
+def words(error: BaseException) -> str:
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"[:MAX_WORDS]
+    except BaseException:  # its own methods
+        return name
+
+
+def flush() -> None:
+    for stream in (sys.stdout, sys.stderr, OUTPUT, ERRORS):
+        try:
+            stream.flush()
+        except BaseException:  # replaced or closed by the submission
+            continue
+
+
+def changeable(values: Any) -> Any:
+    """Return the arguments again where one of them may have been changed in place."""
+    each = values.values() if type(values) is dict else values
+    return values if any(type(value) in CHANGEABLE for value in each) else None
+
+
+def write_back(old: Any, new: Any) -> None:
+    """Make ``old``, which the other side changed, equal to ``new``, and stay the same object."""
+    if type(old) is not type(new) or type(old) not in CHANGEABLE:
+        return
+    if isinstance(old, list | bytearray):
+        kept = list(old)
+        old[:] = new
+        if isinstance(old, list):
+            for index, (was, now) in enumerate(zip(kept, new, strict=False)):
+                if type(was) in CHANGEABLE and type(was) is type(now):
+                    write_back(was, now)
+                    old[index] = was
+    elif isinstance(old, dict):
+        kept = dict(old)
+        old.clear()
+        for key, now in new.items():
+            was = kept.get(key)
+            write_back(was, now)
+            old[key] = was if type(was) in CHANGEABLE and type(was) is type(now) else now
+    elif isinstance(old, set):
+        old.clear()
+        old.update(new)
+    else:
+        old.clear()
+        old.extend(new)
+
+
+def raise_like(name: str, text: str) -> None:
+    """Raise the built-in exception called ``name``; another one is a `RemoteError`."""
+    kind = codec.EXCEPTIONS.get(name)
+    _, _, rest = text.partition(": ")
+    if kind is not None and issubclass(kind, Exception):
+        try:
+            error = kind(rest)
+        except TypeError:
+            error = RemoteError(text)
+        raise error
+    raise type(name, (RemoteError,), {})(rest)
+
+
+def kind_of(value: Any, module: Any) -> str:
+    if isinstance(value, types.ModuleType):
+        return "module"
+    if isinstance(value, type):
+        return "class" if value.__module__ == module else "imported"
+    if type(value) in FUNCTIONS:
+        return "function" if getattr(value, "__module__", None) == module else "imported"
+    return "value"
+
+
+def special(target: Any, name: str, args: tuple[Any, ...]) -> Any:
+    return SPECIAL[name](target, *args)
+
+
+class Foreign:
+    """An object that lives in another session: using it asks the parent.
+
+    A call, an attribute and an operator become ``call_out(handle, ...)``, ``call_out("getattr", (handle,
+    name))`` and ``call_out("__len__", (handle, ...))``.
+    """
+
+    __slots__ = ("_agent", "_parts")
+
+    def __init__(self, agent: Agent, handle: codec.Handle) -> None:
+        object.__setattr__(self, "_agent", agent)
+        object.__setattr__(self, "_parts", handle)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return object.__getattribute__(self, "_agent").call_out(self, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return object.__getattribute__(self, "_agent").call_out("getattr", (self, name))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__getattribute__(self, "_agent").call_out("setattr", (self, name, value))
+
+
+def _forward(name: str) -> Callable[..., Any]:
+    def method(self: Any, *args: Any) -> Any:
+        return object.__getattribute__(self, "_agent").call_out(name, (self, *args))
+
+    return method
+
+
+def _call_special(name: str) -> Callable[..., Any]:
+    import operator
+
+    simple: dict[str, Any] = {
+        "__len__": len, "__str__": str, "__repr__": repr, "__bool__": bool, "__hash__": hash,
+        "__iter__": iter, "__next__": next, "__int__": int, "__float__": float, "__abs__": abs,
+        "__reversed__": reversed, "__round__": round, "__enter__": lambda value: value.__enter__(),
+        "__exit__": lambda value, *rest: value.__exit__(*rest),
+        "__setattr__": setattr,
+        "__radd__": lambda a, b: b + a, "__rsub__": lambda a, b: b - a,
+        "__rmul__": lambda a, b: b * a, "__rtruediv__": lambda a, b: b / a,
+    }  # fmt: skip
+    return simple.get(name) or getattr(operator, name)
+
+
+SPECIAL: dict[str, Callable[..., Any]] = {
+    name: _call_special(name)
+    for name in (
+        "__len__ __str__ __repr__ __bool__ __hash__ __iter__ __next__ __int__ __float__ __abs__ "
+        "__reversed__ __round__ __enter__ __exit__ __setattr__ __radd__ __rsub__ __rmul__ __rtruediv__ "
+        "__getitem__ __setitem__ __delitem__ __contains__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ "
+        "__add__ __sub__ __mul__ __truediv__ __floordiv__ __mod__ __pow__ __neg__ __pos__ __invert__ "
+        "__and__ __or__ __xor__ __lshift__ __rshift__ __iadd__ __isub__ __imul__ __matmul__ __index__"
+    ).split()
+}
+for _name in SPECIAL:
+    if _name not in ("__setattr__", "__iadd__", "__isub__", "__imul__"):
+        setattr(Foreign, _name, _forward(_name))
+
+CHANGEABLE = frozenset({list, dict, set, bytearray, *codec.COLLECTIONS}) - {
+    tuple,
+    frozenset,
+    slice,
+}
+FUNCTIONS = {
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    type(len),
+    type([].append),
+    type(str.join),
+}
+OUTPUT, ERRORS = sys.stdout, sys.stderr
+
+
+def main(confine: Callable[[dict[str, Any]], None]) -> None:
+    """Serve one submission; never returns."""
+    random.seed(0)
+    try:
+        Agent(confine).run()
+    except BaseException:  # nobody is left who could be told
+        leave(70)
+    leave(0)

@@ -1,0 +1,72 @@
+"""What came of executing something in the sandbox."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from assay.errors import VerifierError
+
+Status = Literal[
+    "ok", "exception", "compile_error", "timeout", "memory", "output", "died", "unsupported"
+]
+
+
+class SandboxUnavailable(VerifierError):
+    """This machine cannot isolate a process, and the user did not waive it."""
+
+
+class SandboxTrouble(RuntimeError):
+    """The sandbox itself failed, and not the submission: nothing can be judged."""
+
+
+class SubmissionError(Exception):
+    """An ``on_call`` raises this to have an error raised inside the process that asked.
+
+    type_name: of a built-in exception, or of a class of the submission (then a plain subclass of Exception
+    with this name is raised).
+    """
+
+    def __init__(self, type_name: str, text: str = "") -> None:
+        super().__init__(type_name, text)
+        self.type_name, self.text = type_name, text
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an ``on_call`` may return in place of a value: also the arguments, changed in place."""
+
+    value: Any
+    args_after: tuple[Any, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of one request to a sandboxed process; a submission chooses it, so it proves nothing.
+
+    status:
+        ok             it returned `value`
+        exception      it raised; `error` is "ValueError: ...", `error_type` "ValueError"
+        compile_error  the source does not compile
+        timeout        it used up its CPU time, or did nothing for too long
+        memory         MemoryError, or the kernel ended it for its memory
+        output         it wrote more than allowed
+        died           its process ended, or its channel spoke nonsense
+        unsupported    the value cannot travel: too large, too deep
+    value: plain data, or a Handle. args_after, kwargs_after: the arguments after the call, where one was of a
+    type that can be changed in place; None: none was. stdout, stderr: what was written during the request,
+    cut at the limit. cpu_seconds, wall_seconds: of the request.
+    alive: whether the process can take another request.
+    """
+
+    status: Status
+    value: Any = None
+    args_after: tuple[Any, ...] | None = None
+    kwargs_after: dict[str, Any] | None = None
+    error: str = ""
+    error_type: str = ""
+    stdout: str = ""
+    stderr: str = ""
+    cpu_seconds: float = 0.0
+    wall_seconds: float = 0.0
+    alive: bool = False

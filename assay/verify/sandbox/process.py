@@ -1,0 +1,213 @@
+"""One sandboxed process as the worker sees it: frames, clocks, output, and its certain end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import time
+from typing import Any
+
+from assay.verify.sandbox import codec
+
+POLL_SECONDS = 0.1  # longest pause between two looks at the clocks
+FRAME_BYTES = codec.MAX_BYTES + 4
+
+
+class Ended(Exception):
+    """The process has ended, or must; ``status`` and ``text`` make the Outcome."""
+
+    def __init__(self, status: str, text: str) -> None:
+        super().__init__(status, text)
+        self.status, self.text = status, text
+
+
+class Process:
+    """A forked process: ``pid`` and ``pidfd`` name it, ``channel`` speaks to it.
+
+    output: two files that it writes its standard output and errors to.
+    """
+
+    def __init__(self, pid: int, channel: socket.socket, output: tuple[int, int]) -> None:
+        self.pid, self.channel, self.output = pid, channel, output
+        self.pidfd = os.pidfd_open(pid)
+        self.channel.setblocking(False)
+        self.buffer = bytearray()
+        self.at_end = False  # of the channel
+        self.clock = _cpu_clock(pid)
+        self.idle = 0.0
+        self.cpu_limit = self.cpu_start = 0.0
+        self.idle_limit = 10.0
+        self.output_limit = 2**20
+        self.seen = [0, 0]  # bytes of output already reported
+        self.watched = (0.0, 0.0)
+        self.poller = select.poll()
+        self.poller.register(self.pidfd, select.POLLIN)
+
+    # time
+
+    def cpu(self) -> float:
+        """CPU seconds that the process has used so far, by the kernel's count."""
+        try:
+            return time.clock_gettime(self.clock)
+        except OSError:  # it was reaped
+            return 0.0
+
+    def begin(self, cpu_seconds: float, idle_seconds: float, output_bytes: int) -> None:
+        """Start the account of one request."""
+        self.cpu_start, self.cpu_limit = self.cpu(), cpu_seconds
+        self.idle_limit, self.output_limit = idle_seconds, output_bytes
+        self.resume()
+
+    def resume(self) -> None:
+        """Start watching: time until now was ours."""
+        self.watched = (time.monotonic(), self.busy())
+
+    def busy(self) -> float:
+        """Seconds in which a thread of the process ran, or waited for a processor."""
+        total = 0
+        try:
+            for task in os.listdir(f"/proc/{self.pid}/task"):
+                with open(f"/proc/{self.pid}/task/{task}/schedstat") as file:
+                    ran, waited, _ = file.read().split()
+                    total += int(ran) + int(waited)
+        except (OSError, ValueError):
+            return self.cpu()
+        return total * 1e-9
+
+    def check(self) -> None:
+        """Raise Ended where the process is over a limit."""
+        used = self.cpu() - self.cpu_start
+        if used > self.cpu_limit:
+            raise Ended("timeout", f"more than {self.cpu_limit:g} s of CPU time")
+        now, busy = time.monotonic(), self.busy()
+        self.idle += max(0.0, (now - self.watched[0]) - max(0.0, busy - self.watched[1]))
+        self.watched = (now, busy)
+        if self.idle > self.idle_limit:
+            raise Ended("timeout", f"did nothing for {self.idle_limit:g} s")
+        self.check_output()
+
+    def check_output(self) -> None:
+        for descriptor, seen in zip(self.output, self.seen, strict=True):
+            if os.fstat(descriptor).st_size - seen > self.output_limit:
+                raise Ended("output", f"wrote more than {self.output_limit} bytes")
+
+    def pause(self) -> float:
+        """Seconds until the next look: short when the limit is near."""
+        left = self.cpu_limit - (self.cpu() - self.cpu_start)
+        return min(POLL_SECONDS, max(0.002, left / 4))
+
+    # frames
+
+    def send(self, data: bytes) -> None:
+        """Write one frame, however slowly the process reads. Raises Ended."""
+        view = memoryview(codec.U32.pack(len(data)) + data)
+        while view:
+            try:
+                view = view[self.channel.send(view) :]
+            except BlockingIOError:
+                self.wait(select.POLLOUT)
+            except OSError:
+                raise self.end() from None
+
+    def receive(self) -> bytes:
+        """Read one frame. Raises Ended: over a limit, process gone, more than a frame can hold."""
+        while True:
+            if len(self.buffer) >= 4:
+                size = codec.U32.unpack(bytes(self.buffer[:4]))[0]
+                if size > codec.MAX_BYTES:
+                    raise Ended("died", "its channel spoke nonsense")
+                if len(self.buffer) >= size + 4:
+                    frame = bytes(self.buffer[4 : size + 4])
+                    del self.buffer[: size + 4]
+                    return frame
+            if not self.read():
+                self.wait(select.POLLIN)
+
+    def read(self) -> bool:
+        """Take what has arrived; False when nothing has."""
+        if self.at_end:
+            return False
+        try:
+            chunk = self.channel.recv(1 << 18)
+        except BlockingIOError:
+            return False
+        except OSError:
+            chunk = b""
+        self.buffer += chunk
+        self.at_end = not chunk
+        return bool(chunk)
+
+    def wait(self, events: int) -> None:
+        """Wait for the channel or the end of the process, at most until the next look."""
+        if not self.at_end:
+            self.poller.register(self.channel, events)
+        ready = dict(self.poller.poll(1000 * self.pause()))
+        if not self.at_end:
+            self.poller.unregister(self.channel)
+        if self.channel.fileno() in ready and events & select.POLLIN:
+            return
+        if self.pidfd in ready:
+            if self.read():
+                return
+            raise self.end()
+        self.check()
+
+    def silent(self) -> bool:
+        """Whether nothing has arrived that nobody asked for."""
+        return not self.buffer and not self.read() and not self.at_end
+
+    def end(self) -> Ended:
+        """What a process that went by itself makes; its exit status may add to it."""
+        return Ended("died", "its process ended")
+
+    # output
+
+    def take_output(self) -> tuple[str, str]:
+        """Return what was written since the last time, cut at the limit."""
+        texts: list[str] = []
+        for index, descriptor in enumerate(self.output):
+            size = os.fstat(descriptor).st_size
+            start = min(self.seen[index], size)
+            data = os.pread(descriptor, min(size - start, self.output_limit), start)
+            self.seen[index] = size
+            texts.append(data.decode("utf-8", "replace"))
+        return texts[0], texts[1]
+
+    # end
+
+    def kill(self) -> None:
+        """End the process, and with it its namespace; returns when it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        waiter = select.poll()
+        waiter.register(self.pidfd, select.POLLIN)
+        waiter.poll(5000)
+
+    def exited(self) -> bool:
+        waiter = select.poll()
+        waiter.register(self.pidfd, select.POLLIN)
+        return bool(waiter.poll(0))
+
+    def close(self) -> None:
+        self.channel.close()
+        os.close(self.pidfd)
+        for descriptor in self.output:
+            os.close(descriptor)
+
+
+def _cpu_clock(pid: int) -> int:
+    """The clock of a process's CPU time, of all its threads (clock_getcpuclockid(3))."""
+    return (~pid << 3) | 2
+
+
+def memory_file(name: str, data: bytes = b"", flags: Any = os.O_RDWR) -> int:
+    """Return a descriptor of a nameless file in memory, at its start."""
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+    if data:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(data)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor

@@ -1,0 +1,212 @@
+"""Requests to one sandboxed process, each answered with an Outcome."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast, get_args
+
+from assay.verify.base import Limits
+from assay.verify.sandbox import codec
+from assay.verify.sandbox.codec import Handle
+from assay.verify.sandbox.outcome import Answer, Outcome, Status, SubmissionError
+from assay.verify.sandbox.process import Ended, Process
+
+CPU_SECONDS = 2.0  # where Limits leaves them open
+MEMORY_MIB = 256
+OUTPUT_KIB = 256
+PROCESSES = 16
+STATUSES = get_args(Status)
+
+OnCall = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Session:
+    """A loaded module in a process of its own; a context manager. Made by ``Sandbox.load``.
+
+    loaded: the Outcome of executing the module. A request to a process that has ended says ``died``.
+    """
+
+    loaded: Outcome
+
+    def __init__(
+        self,
+        process: Process,
+        origin: int,
+        limits: Limits,
+        reap: Callable[[Process], int],
+        on_call: OnCall | None,
+    ) -> None:
+        self.process, self.origin, self.limits = process, origin, limits
+        self.on_call, self._reap = on_call, reap
+        self.foreign: dict[tuple[int, int], Handle] = {}
+        self.ended: str | None = None
+        self.closed = False
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> int:
+        """End the process; returns its wait status. Nothing of it is left."""
+        if self.closed:
+            return 0
+        self.closed = True
+        try:
+            return self._reap(self.process)
+        finally:
+            self.process.close()
+
+    # requests
+
+    def call(
+        self,
+        name: str | Handle,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        limits: Limits | None = None,
+    ) -> Outcome:
+        """Call a global of the module, or a callable Handle, with plain data."""
+        return self.request(("call", name, tuple(args), dict(kwargs or {})), limits)
+
+    def get(
+        self, handle: Handle | str, attribute: str = "", limits: Limits | None = None
+    ) -> Outcome:
+        """Return an attribute of an opaque object; of a str: the global of this name."""
+        return self.request(("get", handle, attribute), limits)
+
+    def call_method(
+        self,
+        handle: Handle,
+        name: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        limits: Limits | None = None,
+    ) -> Outcome:
+        """Call a method of an opaque object; ``__len__`` and its like go through the operator."""
+        return self.request(("method", handle, name, tuple(args), dict(kwargs or {})), limits)
+
+    def names(self) -> dict[str, str]:
+        """Return the module's globals and their kinds: function, class, value, module, imported."""
+        found = self.request(("names",)).value
+        if type(found) is not dict:
+            return {}
+        return {f"{name}": f"{kind}" for name, kind in cast("dict[Any, Any]", found).items()}
+
+    def request(self, message: tuple[Any, ...], limits: Limits | None = None) -> Outcome:
+        """Send one request and wait for its answer."""
+        if self.ended is not None:
+            return Outcome("died", error=self.ended)
+        started, before = time.monotonic(), self.process.cpu()
+        fields: dict[str, Any]
+        try:
+            fields = self._exchange(message, limits or self.limits)
+            self.process.check_output()
+        except Ended as end:
+            fields = self._over(end)
+        except BaseException:  # of on_call: the checker's own trouble
+            self.ended = "its session was given up"
+            self.close()
+            raise
+        cpu = max(0.0, self.process.cpu() - before)
+        stdout, stderr = self.process.take_output()
+        return Outcome(
+            **fields,
+            stdout=stdout,
+            stderr=stderr,
+            cpu_seconds=cpu,
+            wall_seconds=time.monotonic() - started,
+            alive=self.ended is None,
+        )
+
+    def _over(self, end: Ended) -> dict[str, Any]:
+        self.process.kill()
+        self.ended = f"the process had ended: {end.text}"
+        return {"status": end.status, "error": end.text}
+
+    def _exchange(self, message: tuple[Any, ...], limits: Limits) -> dict[str, Any]:
+        process = self.process
+        if not process.silent():
+            raise process.end() if process.at_end else Ended("died", "it spoke out of turn")
+        cpu = limits.cpu_seconds or CPU_SECONDS
+        process.begin(
+            cpu, limits.seconds or max(10.0, 10.0 * cpu), 1024 * (limits.output_kib or OUTPUT_KIB)
+        )
+        nonce = os.urandom(16)
+        process.send(self.encode((nonce, *message)))
+        while True:
+            reply = self.decode(process.receive())
+            if type(reply) is not tuple or len(reply) < 2 or reply[0] != nonce:
+                raise Ended("died", "it spoke out of turn")
+            if reply[1] != "out":
+                return _fields(reply[1:])
+            if self.on_call is None or len(reply) != 5:
+                raise Ended("died", "it spoke out of turn")
+            process.send(self.encode(self._answer(*reply[2:])))
+            process.resume()
+
+    def _answer(self, name: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+        assert self.on_call is not None
+        if type(args) is not tuple or type(kwargs) is not dict:
+            raise Ended("died", "its channel spoke nonsense")
+        try:
+            value = self.on_call(name, args, kwargs)
+        except SubmissionError as error:
+            return "raise", error.type_name, error.text
+        if type(value) is Answer:
+            return "answer", value.value, value.args_after
+        return "answer", value, None
+
+    # handles
+
+    def encode(self, value: Any) -> bytes:
+        return codec.encode(value, self._opaque)
+
+    def decode(self, data: bytes) -> Any:
+        try:
+            return codec.decode(data, self._resolve)
+        except codec.Malformed as error:
+            raise Ended("died", f"its channel spoke nonsense: {error}") from None
+
+    def _opaque(self, value: Any) -> tuple[bytes, Handle]:
+        if type(value) is not Handle:
+            raise codec.Unsupported(f"{type(value).__name__} is no plain data")
+        if value.origin == self.origin:
+            return b"H", value
+        self.foreign[value.origin, value.id] = value
+        return b"G", value
+
+    def _resolve(self, tag: bytes, handle: Handle) -> Handle:
+        if tag == b"G":
+            return self.foreign[handle.origin, handle.id]  # KeyError: one that it never got
+        handle.origin = self.origin
+        return handle
+
+
+def _fields(reply: tuple[Any, ...]) -> dict[str, Any]:
+    """Read a reply, which the submission may have written itself."""
+    status, *rest = reply
+    if status == "ok" and len(rest) == 3:
+        value, args, kwargs = rest
+        return {
+            "status": "ok",
+            "value": value,
+            "args_after": args if type(args) is tuple else None,
+            "kwargs_after": kwargs if type(kwargs) is dict else None,
+        }
+    if status in ("exception", "compile_error") and [type(each) for each in rest] == [str, str]:
+        return {"status": status, "error_type": rest[0][:200], "error": rest[1][:1000]}
+    if status in ("memory", "unsupported"):
+        text = rest[0] if rest and type(rest[0]) is str else "MemoryError"
+        return {"status": status, "error": text[:1000]}
+    raise Ended("died", "its channel spoke nonsense")
+
+
+def close_quietly(session: Session) -> None:
+    """Close a session whose sandbox may be gone."""
+    with contextlib.suppress(OSError):
+        session.close()
