@@ -139,11 +139,7 @@ class _Parser:
         name = token.partition("@")[0]
         if name in BUILT_IN or ":" in name:
             return
-        nearest = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.5)
-        self._fail(
-            f"{', '.join(BUILT_IN)} or package.module:object",
-            f"did you mean {nearest[0]}?" if nearest else "",
-        )
+        self._fail(f"{', '.join(BUILT_IN)} or package.module:object", nearest_built_in(name))
 
     def _peek(self) -> tuple[str, str, int]:
         if self.index < len(self.tokens):
@@ -162,3 +158,9 @@ class _Parser:
         raise VerifierError(
             f"verifier {self.text!r} column {start + 1}: found {found}; accepted: {accepted}{end}"
         )
+
+
+def nearest_built_in(name: str) -> str:
+    """Return ``did you mean math?`` where a built-in verifier is spelled nearly so."""
+    nearest = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.5)
+    return f"did you mean {nearest[0]}?" if nearest else ""

@@ -26,20 +26,28 @@ CONFIRMATION = 0.25  # seconds between finding a worker overdue and killing it
 MAX_FAILED_STARTS = 3
 UNITS_AHEAD = 24  # units given to a worker beyond the one it works on, so that it never waits
 
+NONSENSE = (ValueError, TypeError, IndexError, KeyError, AttributeError)  # a reply of another form
+
 Unit = tuple[int, int]
 
 
 @dataclass(eq=False)
 class Task:
-    """Units of work on one group, done in order by one worker."""
+    """Units of work on one group, done in order by one worker.
+
+    encode: makes the request's blob; called when a worker has room, so that what waits in the queue
+    takes no memory of its own. seconds: of each name, its own deadline where it has one.
+    """
 
     kind: Literal["judge", "describe"]
     names: tuple[str, ...]
-    blob: bytes
+    encode: Callable[[], bytes]
     units: deque[Unit]
     num_completions: int
     on_reply: Callable[[Unit, Any], None]
     on_failure: Callable[[Unit, NotJudgedReason, str, float], None]
+    seconds: tuple[float | None, ...] = ()
+    blob: bytes | None = None
     id: int = 0
     answered: int = 0
 
@@ -80,10 +88,17 @@ class WorkerProcess:
 
 
 class Pool:
-    """Workers, a queue of tasks, and the clock. Not thread-safe: the service holds a lock."""
+    """Workers, a queue of tasks, and the clock. Not thread-safe: the service holds a lock.
+
+    greeting: what every worker is told first. Workers start with the first task, or by `start`.
+    """
 
     def __init__(
-        self, num_workers: int, deadline: float, on_event: Callable[..., None] | None = None
+        self,
+        num_workers: int,
+        deadline: float,
+        on_event: Callable[..., None] | None = None,
+        greeting: bytes = b"",
     ) -> None:
         self.num_workers = num_workers
         self.deadline = deadline
@@ -94,7 +109,11 @@ class Pool:
         self._queue: deque[Task] = deque()
         self._num_tasks = 0
         self._failed_starts = 0
-        while len(self.workers) < num_workers:
+        self._greeting = greeting
+
+    def start(self) -> None:
+        """Start the workers that are not there yet; they load while others work."""
+        while len(self.workers) < self.num_workers:
             self._start()
 
     def submit(self, task: Task) -> None:
@@ -102,6 +121,8 @@ class Pool:
         self._num_tasks += 1
         task.id = self._num_tasks
         self._queue.append(task)
+        if not self.workers:
+            self.start()
         self._dispatch()
 
     def cancel(self, tasks: Sequence[Task]) -> None:
@@ -109,15 +130,22 @@ class Pool:
         gone = set(map(id, tasks))
         self._queue = deque(task for task in self._queue if id(task) not in gone)
 
-    def pump(self, timeout: float) -> None:
-        """Read replies and write requests, waiting at most ``timeout`` seconds, then look at the clock."""
+    def pump(self, timeout: float, waker: int | None = None) -> None:
+        """Read replies and write requests, waiting at most ``timeout`` seconds, then look at the clock.
+
+        waker: a descriptor that ends the wait when it can be read.
+        """
         poll = select.poll()
+        if waker is not None:
+            poll.register(waker, select.POLLIN)
         by_descriptor = {worker.channel.fileno(): worker for worker in self.workers}
         for descriptor, worker in by_descriptor.items():
             poll.register(descriptor, select.POLLIN | (select.POLLOUT if worker.outbox else 0))
         ready = poll.poll(1000 * min(timeout, self._until_deadline()))
         for descriptor, events in ready:
-            worker = by_descriptor[descriptor]
+            worker = by_descriptor.get(descriptor)
+            if worker is None:
+                continue
             if worker.outbox and events & select.POLLOUT:
                 self._write(worker)
             if events & ~select.POLLOUT:
@@ -158,7 +186,10 @@ class Pool:
             )
         os.close(lifeline)
         ours.setblocking(False)
-        self.workers.append(WorkerProcess(process, ours, kept, errors, time.monotonic()))
+        worker = WorkerProcess(process, ours, kept, errors, time.monotonic())
+        if self._greeting:
+            worker.outbox += _request("options", 0, (), (), self._greeting)
+        self.workers.append(worker)
 
     def _dispatch(self) -> None:
         while self._queue and self.workers:
@@ -171,11 +202,24 @@ class Pool:
                     continue
                 worker.since, worker.overdue = time.monotonic(), None
             task = self._queue.popleft()
+            if not self._encoded(task):
+                continue
+            assert task.blob is not None
             worker.tasks.append(task)
             task.answered = 0
-            request = (task.kind, task.id, task.names, list(task.units), task.blob)
-            worker.outbox += frame(pickle.dumps(request, pickle.HIGHEST_PROTOCOL))
+            worker.outbox += _request(task.kind, task.id, task.names, list(task.units), task.blob)
             self._write(worker)
+
+    def _encoded(self, task: Task) -> bool:
+        """Make a task's blob; where it cannot be made, none of its units is judged."""
+        try:
+            task.blob = task.encode() if task.blob is None else task.blob
+            return True
+        except Exception as error:  # a spec may hold what cannot be pickled
+            detail = f"the group cannot be sent to a worker: {type(error).__name__}: {error}"
+            while task.units:
+                task.on_failure(task.units.popleft(), "error", detail, 0.0)
+            return False
 
     def _write(self, worker: WorkerProcess) -> None:
         try:
@@ -200,7 +244,7 @@ class Pool:
         try:
             for payload in take_frames(worker.inbox):
                 self._take(worker, load_reply(payload))
-        except (ValueError, TypeError, IndexError, KeyError) as error:
+        except NONSENSE as error:
             self._lose(worker, "error", f"a worker sent nonsense: {error}")
             return
         if ended:
@@ -224,7 +268,11 @@ class Pool:
             unit = task.units.popleft()
             if not task.units:
                 worker.tasks.popleft()
-            task.on_reply(unit, data)
+            try:
+                task.on_reply(unit, data)
+            except NONSENSE as error:
+                task.on_failure(unit, "error", f"a worker sent nonsense: {error}", 0.0)
+                raise
 
     def _allowance(self, worker: WorkerProcess) -> float:
         """Seconds that the worker may take for what it does now; infinite for nothing."""
@@ -235,8 +283,10 @@ class Pool:
         task = worker.tasks[0]
         if task.kind == "describe":
             return START_DEADLINE
-        whole = task.units[0][1] == WHOLE_GROUP
-        return self.deadline * (task.num_completions if whole else 1)
+        index, sibling = task.units[0]
+        own = task.seconds[index] if task.seconds else None
+        deadline = self.deadline if own is None else own
+        return deadline * (task.num_completions if sibling == WHOLE_GROUP else 1)
 
     def _until_deadline(self) -> float:
         now = time.monotonic()
@@ -246,7 +296,7 @@ class Pool:
             else w.overdue + CONFIRMATION - now
             for w in self.workers
         ]
-        return max(0.0, min(waits, default=0.0)) + 0.001
+        return max(0.0, min(waits, default=float("inf"))) + 0.001
 
     def _check_clock(self) -> None:
         """Kill what overran its deadline.
@@ -291,9 +341,9 @@ class Pool:
                 worker.tasks.popleft()
         self._queue.extendleft(reversed(worker.tasks))
         self._start()
-        self._count(reason, detail, seconds, culprit)
         if culprit is not None:
             culprit[0].on_failure(culprit[1], reason, detail, seconds)
+        self._count(reason, detail, seconds, culprit)
         self._dispatch()
 
     def _count(
@@ -306,6 +356,10 @@ class Pool:
         name = culprit[0].names[culprit[1][0]] if culprit else ""
         kind = "worker_killed" if reason == "timeout" else "worker_died"
         self.on_event(kind, verifier=name, detail=detail, seconds=round(seconds, 3))
+
+
+def _request(kind: str, task: int, names: Any, units: Any, blob: bytes) -> bytes:
+    return frame(pickle.dumps((kind, task, names, units, blob), pickle.HIGHEST_PROTOCOL))
 
 
 def _clock(value: Any) -> float:

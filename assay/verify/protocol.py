@@ -4,8 +4,9 @@ Requests are pickled: the service is trusted. Replies are JSON lists, so that no
 whatever ran in it, is ever executed.
 
 Requests: ``(kind, task, names, units, blob)``. kind ``judge``: blob is the pickled
-(problem, prompt, completions) and each unit is (index into names, completion or -1 for the whole
-group); kind ``describe``: one unit, the card of names[0].
+(problem, prompt, completions, parts of the first term or None) and each unit is (index into names,
+completion or -1 for the whole group); kind ``describe``: one unit, the card of names[0]; kind
+``options``: blob is the pickled options by verifier, sent once, without a reply.
 Replies: ``["hello"]``, ``["loading", bool, clock]``, ``["reply", task, unit, clock, data]``; units
 are answered in their order.
 """
@@ -49,21 +50,25 @@ def take_frames(buffer: bytearray) -> Iterator[bytes]:
     del buffer[:start]
 
 
-def encode_group(group: Group, text_only: bool) -> bytes:
-    """Pickle what verifiers need of a group; tokens and the prompt only where one reads them."""
+def encode_group(group: Group, text_only: bool, firsts: Sequence[Part] | None = None) -> bytes:
+    """Pickle what verifiers need of a group; tokens and the prompt only where one reads them.
+
+    firsts: the parts of the first term, for verifiers that take verdicts.
+    """
+    parts = None if firsts is None else [encode_part(part) for part in firsts]
     if not text_only:
-        return pickle.dumps(
-            (group.problem, group.prompt, group.completions), pickle.HIGHEST_PROTOCOL
-        )
+        whole = (group.problem, group.prompt, group.completions, parts)
+        return pickle.dumps(whole, pickle.HIGHEST_PROTOCOL)
     slim = [(c.id, c.text, c.finish_reason, c.policy_version, c.think) for c in group.completions]
-    return pickle.dumps((group.problem, None, slim), pickle.HIGHEST_PROTOCOL)
+    return pickle.dumps((group.problem, None, slim, parts), pickle.HIGHEST_PROTOCOL)
 
 
-def decode_group(blob: bytes) -> Group:
-    """Return the group of `encode_group`; a slim one has texts and no tokens."""
-    problem, prompt, completions = cast(
-        "tuple[Problem, Prompt | None, Sequence[Any]]", pickle.loads(blob)
+def decode_group(blob: bytes) -> tuple[Group, list[Part] | None]:
+    """Return the group of `encode_group` and the first term's parts; a slim group has no tokens."""
+    problem, prompt, completions, parts = cast(
+        "tuple[Problem, Prompt | None, Sequence[Any], Sequence[Any] | None]", pickle.loads(blob)
     )
+    firsts = None if parts is None else [decode_part(part) for part in parts]
     if prompt is None:
         prompt = Prompt(problem.question, _NO_TOKENS)
         completions = [
@@ -80,7 +85,7 @@ def decode_group(blob: bytes) -> Group:
             )
             for id, text, finish_reason, policy_version, think in completions
         ]
-    return Group(problem, prompt, tuple(completions))
+    return Group(problem, prompt, tuple(completions)), firsts
 
 
 def encode_part(part: Part) -> list[Any]:
@@ -100,10 +105,24 @@ def encode_part(part: Part) -> list[Any]:
 
 
 def decode_part(data: Sequence[Any]) -> Part:
-    """Return the part of `encode_part`."""
+    """Return the part of `encode_part`; raises ValueError or TypeError for anything else."""
     value, score, passed, reason, extracted, detail, components, steps, seconds = data
-    ends = tuple(StepScore(float(each), int(end)) for each, end in steps)
-    return Part(value, score, passed, reason, extracted, detail, components, ends, seconds)
+    kinds = (passed, bool), (reason, str), (extracted, str)
+    if any(one is not None and type(one) is not kind for one, kind in kinds):
+        raise TypeError("a part of another form")
+    if components:
+        components = {str(name): float(each) for name, each in components.items()}
+    return Part(
+        None if value is None else float(value),
+        None if score is None else float(score),
+        passed,
+        reason,
+        extracted,
+        str(detail),
+        components,
+        tuple(StepScore(float(each), int(end)) for each, end in steps),
+        float(seconds),
+    )
 
 
 def dump_reply(*reply: Any) -> bytes:

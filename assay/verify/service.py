@@ -1,8 +1,9 @@
 """The verifier service: groups in, verdicts out, whatever the verifiers do.
 
-Work is done in `assay.verify.worker` processes. A completion that overruns its deadline costs its
-worker its life and is not judged; so is one whose verifier raises, dies or returns nonsense. The
-rest of the batch is judged all the same.
+Verifiers run in lanes: in `assay.verify.worker` processes, in threads that wait on a network, in one
+thread beside the learner's device, or, where they are arithmetic, at once. A completion that overruns
+its deadline in a worker costs the worker its life and is not judged; so is one whose verifier raises,
+dies or returns nonsense. The rest of the batch is judged all the same.
 """
 
 from __future__ import annotations
@@ -12,45 +13,39 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from assay.errors import VerifierError
+from assay.errors import VerifierError, message
 from assay.types import Completion, Group, GroupStream, NotJudgedReason, Problem, Prompt, Verdict
-from assay.verify.base import Part, combine, resolve
-from assay.verify.expression import BUILT_IN, Term, parse_expression
-from assay.verify.pool import Pool, Task, Unit
-from assay.verify.protocol import WHOLE_GROUP, decode_part, encode_group
-from assay.verify.stats import VerifierStats
+from assay.verify.cards import Card, built_in_card, is_built_in, user_card
+from assay.verify.dispatch import Dispatch, start_workers
+from assay.verify.expression import BUILT_IN, nearest_built_in, parse_expression
+from assay.verify.job import Job
+from assay.verify.plan import Plan, plan_terms
+from assay.verify.pool import Task, Unit
+from assay.verify.schedule import Schedule
+from assay.verify.stats import step_metrics
+from assay.verify.waiting import run_in_thread
 
 GATHER = 0.0005  # seconds in which replies gather: waking up for each costs more than reading it
 IDLE_WAIT = 0.05  # seconds that one waiting thread holds the service before another may
 
+Options = Mapping[str, Mapping[str, Any]]
 
-@dataclass(frozen=True, slots=True)
-class Card:
-    """What the service knows of a verifier; error: why it cannot be used."""
-
-    name: str
-    version: int = 0
-    hash: str = ""
-    takes: str = "completion"
-    text_only: bool = False
-    error: str = ""
-
-    @property
-    def label(self) -> str:
-        """``name@version``, or the name alone of one that cannot be used."""
-        return self.name if self.error else f"{self.name}@{self.version}"
+_services: weakref.WeakSet[VerifierService] = weakref.WeakSet()
 
 
 class VerifierService:
-    """Judges groups by verifier expressions in worker processes; usable from any thread.
+    """Judges groups by verifier expressions; usable from any thread and from asyncio.
 
     default_expression: for problems that name none. num_workers: None means one for every two
-    cores. deadline: seconds for one completion. on_event: called as ``on_event(kind, **facts)`` when
-    a worker is killed (``worker_killed``) or dies (``worker_died``).
+    cores. deadline: seconds for one completion in a worker, where its verifier has no limit of its
+    own. on_event: called as ``on_event(kind, **facts)`` when a worker is killed (``worker_killed``)
+    or dies (``worker_died``) and when a thread's call is given up (``verifier_call_lost``). options:
+    of verifiers, by name, under the keys of rows. schedule: multipliers of terms' weights, by
+    policy version (see `Schedule`). cache_mib: memory for verdicts of verifiers that may be looked
+    up; 0: none. Raises VerifierError for an expression, an option or a schedule that is wrong.
     """
 
     def __init__(
@@ -60,88 +55,148 @@ class VerifierService:
         num_workers: int | None = None,
         deadline: float = 5.0,
         on_event: Callable[..., None] | None = None,
+        options: Options | None = None,
+        schedule: Mapping[str, Sequence[Any]] | None = None,
+        cache_mib: float = 64.0,
     ) -> None:
         self.default_expression = default_expression
-        parse_expression(default_expression)
-        self._settings = (num_workers or max(1, (os.cpu_count() or 1) // 2), deadline, on_event)
+        names = plan_terms(default_expression)[1]
+        self._options = {name: dict(table) for name, table in (options or {}).items()}
+        self._schedule = Schedule(schedule or {})
+        for where in (*self._options, *self._schedule.points):
+            _check_names(where)
+        num_workers = num_workers or max(1, (os.cpu_count() or 1) // 2)
+        cache_bytes = int(cache_mib * 2**20)
+        self._settings = (num_workers, deadline, on_event, self._options, cache_bytes)
         self._lock = threading.RLock()
         self._cards: dict[str, Card] = {}
-        self._plans: dict[str, _Plan] = {}
-        self._stats: dict[str, VerifierStats] = {}
+        self._plans: dict[str, Plan] = {}
         self._closed = False
+        self._check_options()
         self._open()
+        start_workers(self._dispatch, map(self._quick_card, names))
+        _services.add(self)
 
     def _open(self) -> None:
-        self._pool = Pool(*self._settings)
+        self._dispatch = Dispatch(*self._settings)
         self._process = os.getpid()
-        self._finalizer = weakref.finalize(self, _close_in, self._process, self._pool)
+        self._finalizer = weakref.finalize(self, _close_in, self._process, self._dispatch)
+
+    def _check_options(self) -> None:
+        """A wrong option of a built-in verifier is told at once; of a user's, when it is first used."""
+        for name in self._options:
+            if is_built_in(name) and (error := self._card(name).error):
+                raise VerifierError(error)
+
+    def _quick_card(self, name: str) -> Card:
+        """A user's verifier is not imported for the question whether workers are needed: they are."""
+        return self._card(name) if is_built_in(name) else Card(name)
 
     def judge(self, groups: GroupStream | Sequence[Group]) -> list[tuple[Verdict, ...]]:
         """Return the verdicts of every completion, aligned with ``groups``.
 
         Groups of a stream are judged as they finish, while the generator works on the others.
         """
-        jobs: dict[int, _Job] = {}
+        return self._judge(groups, None)
+
+    async def judge_async(self, groups: GroupStream | Sequence[Group]) -> list[tuple[Verdict, ...]]:
+        """Judge without blocking the event loop; a call that is cancelled leaves nothing under way."""
+        cancelled = threading.Event()
+        return await run_in_thread(lambda: self._judge(groups, cancelled), cancelled)
+
+    def _judge(
+        self, groups: GroupStream | Sequence[Group], cancelled: threading.Event | None
+    ) -> list[tuple[Verdict, ...]]:
+        jobs: dict[int, Job] = {}
         arrivals = groups.as_finished() if isinstance(groups, GroupStream) else enumerate(groups)
         try:
             for position, group in arrivals:
                 jobs[position] = self._submit(group)
+                if cancelled is not None and cancelled.is_set():
+                    break
             for position in range(len(groups)):  # those that were taken off the stream before
                 if position not in jobs:
                     jobs[position] = self._submit(groups[position])
-            return [self._finish(jobs[position]) for position in range(len(groups))]
+            return [self._finish(jobs[n], cancelled) for n in range(len(groups))]
         except BaseException:
-            with self._lock:
-                self._pool.cancel([task for job in jobs.values() for task in job.tasks])
+            self._cancel(jobs.values())
             raise
 
     def judge_text(
         self, pairs: Iterable[tuple[Problem, Completion | str]], window: int = 256
     ) -> Iterator[Verdict]:
         """Yield a verdict for each (problem, completion), in order; ``window`` of them are under way."""
-        waiting: deque[_Job] = deque()
-        for problem, completion in pairs:
-            if isinstance(completion, str):
-                completion = Completion.from_text(completion)
-            prompt = Prompt(problem.question, completion.tokens[:0], completion.think)
-            waiting.append(self._submit(Group(problem, prompt, (completion,))))
-            if len(waiting) >= window:
+        waiting: deque[Job] = deque()
+        try:
+            for problem, completion in pairs:
+                if isinstance(completion, str):
+                    completion = Completion.from_text(completion)
+                prompt = Prompt(problem.question, completion.tokens[:0], completion.think)
+                waiting.append(self._submit(Group(problem, prompt, (completion,))))
+                if len(waiting) >= window:
+                    yield self._finish(waiting.popleft())[0]
+            while waiting:
                 yield self._finish(waiting.popleft())[0]
-        while waiting:
-            yield self._finish(waiting.popleft())[0]
+        finally:
+            self._cancel(waiting)
 
     def check(self, expressions: Iterable[str | None]) -> None:
         """Raise VerifierError for the first expression that cannot be used."""
         for expression in dict.fromkeys(expressions):
-            for term in parse_expression(expression or self.default_expression):
-                if error := self._card(term.name).error:
-                    raise VerifierError(error)
+            parse_expression(expression or self.default_expression)
+            if error := self._plan(expression).error:
+                raise VerifierError(error)
+
+    def check_problem(self, problem: Problem) -> None:
+        """Raise VerifierError where a problem's spec is not what its verifiers read.
+
+        The message names the key, what was found and what is accepted. It takes microseconds.
+        """
+        plan = self._plans.get(problem.verifier or self.default_expression)
+        if plan is None:
+            plan = self._plan(problem.verifier)
+        if plan.error:
+            raise VerifierError(plan.error)
+        plan.check_row(problem)
+
+    def warnings(self, expression: str | None = None) -> list[str]:
+        """Return what is doubtful about an expression that can be used, one line each."""
+        self.check([expression])
+        return self._plan(expression).warnings()
 
     def describe(self) -> dict[str, dict[str, Any]]:
-        """Return {name: {version, hash}} of the default expression's verifiers and those used since.
+        """Return {name: facts} of the default expression's verifiers and those used since.
 
-        Raises VerifierError where the default expression cannot be used.
+        Facts: version, hash, and where they apply ``options`` (a digest) and ``checkpoint``. Raises
+        VerifierError where the default expression cannot be used.
         """
         self.check([None])
         cards = {card.name: card for card in self._cards.values() if not card.error}
-        return {
-            name: {"version": card.version, "hash": card.hash}
-            for name, card in sorted(cards.items())
-        }
+        return {name: card.describe() for name, card in sorted(cards.items())}
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Of each verifier: count, p50, p95, p99 in seconds, not judged by reason; and kills and deaths."""
+        """Of each verifier what `VerifierStats.summary` says; and kills and deaths of workers."""
         with self._lock:
-            found: dict[str, Any] = {name: each.summary() for name, each in self._stats.items()}
+            counts = self._dispatch.stats
             return {
-                "verifiers": found,
-                "kills": self._pool.num_kills,
-                "deaths": self._pool.num_deaths,
+                "verifiers": {name: each.summary() for name, each in counts.items()},
+                "kills": self._dispatch.pool.num_kills,
+                "deaths": self._dispatch.pool.num_deaths,
             }
 
+    def take_metrics(self) -> dict[str, float]:
+        """Return the metrics of what was judged since the last call, as ``verify/NAME/p50``."""
+        with self._lock:
+            fresh = {name: each.take_fresh() for name, each in self._dispatch.stats.items()}
+            metrics = step_metrics({name: each for name, each in fresh.items() if each.count})
+            kills, deaths = self._dispatch.pool.num_kills, self._dispatch.pool.num_deaths
+            if kills or deaths:
+                metrics |= {"verify/kills": float(kills), "verify/deaths": float(deaths)}
+            return metrics
+
     def close(self) -> None:
-        """Kill and reap the workers; a second call does nothing."""
+        """Kill and reap the workers and end the lanes; a second call does nothing."""
         with self._lock:
             self._closed = True
             self._finalizer()
@@ -152,53 +207,70 @@ class VerifierService:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _submit(self, group: Group) -> _Job:
-        with self._lock:
+    def _submit(self, group: Group) -> Job:
+        if not self._lock.acquire(blocking=False):
+            self._dispatch.waker.wake()  # whoever waits for replies lets us in
+            self._lock.acquire()
+        try:
             self._same_process()
-            plan = self._plan(group.problem.verifier or self.default_expression)
-            job = _Job(plan, group, self._stats)
-            for task in job.tasks:
-                self._pool.submit(task)
-            self._pool.pump(0)
+            job = Job(self._plan(group.problem.verifier), group, self._dispatch)
+            job.start()
+            self._dispatch.pump(0)
             return job
+        finally:
+            self._lock.release()
 
-    def _finish(self, job: _Job) -> tuple[Verdict, ...]:
+    def _finish(self, job: Job, cancelled: threading.Event | None = None) -> tuple[Verdict, ...]:
         while job.num_missing:
             with self._lock:
                 if self._closed:
                     raise RuntimeError("the verifier service was closed while it judged")
-                self._pool.pump(IDLE_WAIT if job.num_missing else 0)
+                if cancelled is not None and cancelled.is_set():
+                    raise InterruptedError("nobody waits for these verdicts")
+                self._dispatch.pump(IDLE_WAIT if job.num_missing else 0)
             if job.num_missing:
                 time.sleep(GATHER)
         return job.verdicts()
+
+    def _cancel(self, jobs: Iterable[Job]) -> None:
+        with self._lock:
+            self._dispatch.cancel([job for job in jobs if job.num_missing])
 
     def _same_process(self) -> None:
         """A fork of this process must not talk to the workers of its parent."""
         if self._closed:
             raise RuntimeError("the verifier service is closed")
         if self._process != os.getpid():
-            self._pool.abandon()
+            self._dispatch.abandon()
+            self._finalizer.detach()
             self._open()
 
-    def _plan(self, expression: str) -> _Plan:
-        if expression not in self._plans:
-            try:
-                terms, error = tuple(t.resolved(1.0) for t in parse_expression(expression)), ""
-            except VerifierError as complaint:
-                terms, error = (Term(expression),), str(complaint)
-            names = tuple(dict.fromkeys(term.name for term in terms))
-            cards = (Card(expression, error=error),) if error else tuple(map(self._card, names))
-            self._plans[expression] = _Plan(terms, names, cards)
-        return self._plans[expression]
+    def _plan(self, expression: str | None) -> Plan:
+        expression = expression or self.default_expression
+        with self._lock:
+            if expression not in self._plans:
+                try:
+                    terms, names = plan_terms(expression)
+                    cards = [self._card(name) for name in names]
+                    plan = Plan(terms, names, cards, self._schedule)
+                except VerifierError as complaint:
+                    plan = Plan.of_error(expression, str(complaint))
+                self._plans[expression] = plan
+            return self._plans[expression]
 
     def _card(self, name: str) -> Card:
         with self._lock:
             if name not in self._cards:
-                known = name.partition("@")[0] in BUILT_IN
-                self._cards[name] = _built_in_card(name) if known else self._ask_for_card(name)
+                options = self._options.get(name.partition("@")[0], {})
+                known = is_built_in(name)
+                self._cards[name] = (
+                    built_in_card(name, options)
+                    if known
+                    else user_card(name, self._ask_for_facts(name), options)
+                )
             return self._cards[name]
 
-    def _ask_for_card(self, name: str) -> Card:
+    def _ask_for_facts(self, name: str) -> dict[str, Any]:
         """Have a worker import a user's verifier: their code never runs in this process."""
         answers: list[dict[str, Any]] = []
 
@@ -206,98 +278,36 @@ class VerifierService:
             answers.append({"error": f"verifier {name}: its module cannot be imported: {detail}"})
 
         def answered(unit: Unit, data: Any) -> None:
-            answers.append(data)
+            answers.append(dict(data))
 
         self._same_process()
-        self._pool.submit(Task("describe", (name,), b"", deque([(0, 0)]), 1, answered, failed))
+        units = deque([(0, 0)])
+        task = Task("describe", (name,), lambda: b"", units, 1, answered, failed)
+        self._dispatch.pool.submit(task)
         while not answers:
-            self._pool.pump(IDLE_WAIT)
-        facts: dict[str, Any] = {"name": name} | answers[0]
-        return Card(**facts)
+            self._dispatch.pump(IDLE_WAIT)
+        return answers[0]
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """How an expression is judged: each of its verifiers once."""
-
-    terms: tuple[Term, ...]
-    names: tuple[str, ...]
-    cards: tuple[Card, ...]
-
-    @property
-    def label(self) -> str:
-        """``math@1`` of a single term, else the sum with versions."""
-        labels = {name: card.label for name, card in zip(self.names, self.cards, strict=True)}
-        if len(self.terms) == 1 and self.terms[0].weight == 1.0:
-            return labels[self.terms[0].name]
-        return " + ".join(f"{labels[term.name]}*{term.weight:g}" for term in self.terms)
+def _check_names(where: str) -> None:
+    """Refuse a table of options or a schedule for a name that is no verifier's."""
+    for name in where.split("|"):
+        if name not in BUILT_IN and ":" not in name:
+            accepted = "a verifier's name without a version, or package.module:object"
+            raise VerifierError(
+                message("verification", repr(name), accepted, nearest_built_in(name))
+            )
 
 
-class _Job:
-    """The parts of one group as they arrive."""
-
-    def __init__(self, plan: _Plan, group: Group, stats: dict[str, VerifierStats]) -> None:
-        self.plan = plan
-        self.size = len(group.completions)
-        self.stats = [stats.setdefault(card.name, VerifierStats()) for card in plan.cards]
-        self.parts: list[list[Part | None]] = [[None] * self.size for _ in plan.names]
-        self.num_missing = self.size * len(plan.names)
-        usable = [index for index, card in enumerate(plan.cards) if not card.error]
-        for index, card in enumerate(plan.cards):
-            if card.error:
-                self._fill((index, WHOLE_GROUP), Part.not_judged("error", card.error))
-        single = [index for index in usable if plan.cards[index].takes == "completion"]
-        units = deque((index, sibling) for sibling in range(self.size) for index in single)
-        units += ((index, WHOLE_GROUP) for index in usable if index not in single and self.size)
-        self.tasks: list[Task] = []
-        if not units:
-            return
-        try:
-            blob = encode_group(group, all(plan.cards[index].text_only for index in usable))
-        except Exception as error:  # a spec may hold what cannot be pickled
-            detail = f"the group cannot be sent to a worker: {type(error).__name__}: {error}"
-            for unit in units:
-                self._failed(unit, "error", detail, 0.0)
-            return
-        task = Task("judge", plan.names, blob, units, self.size, self._answered, self._failed)
-        self.tasks.append(task)
-
-    def _answered(self, unit: Unit, data: Any) -> None:
-        index, sibling = unit
-        siblings = range(self.size) if sibling == WHOLE_GROUP else (sibling,)
-        for each, encoded in zip(siblings, data, strict=True):
-            self._fill((index, each), decode_part(encoded))
-
-    def _failed(self, unit: Unit, reason: NotJudgedReason, detail: str, seconds: float) -> None:
-        self._fill(unit, Part.not_judged(reason, detail, seconds))
-
-    def _fill(self, unit: Unit, part: Part) -> None:
-        index, sibling = unit
-        for each in range(self.size) if sibling == WHOLE_GROUP else (sibling,):
-            assert self.parts[index][each] is None, "a unit was answered twice"
-            self.parts[index][each] = part
-            self.num_missing -= 1
-            self.stats[index].add(part)
-
-    def verdicts(self) -> tuple[Verdict, ...]:
-        where = {name: index for index, name in enumerate(self.plan.names)}
-        order = [where[term.name] for term in self.plan.terms]
-        label = self.plan.label
-        found: list[Verdict] = []
-        for sibling in range(self.size):
-            parts = [part for index in order if (part := self.parts[index][sibling]) is not None]
-            found.append(combine(self.plan.terms, parts, label))
-        return tuple(found)
-
-
-def _built_in_card(name: str) -> Card:
-    try:
-        verifier = resolve(name)
-    except VerifierError as error:
-        return Card(name, error=str(error))
-    return Card(verifier.name, verifier.version, verifier.hash, verifier.takes, verifier.text_only)
-
-
-def _close_in(process: int, pool: Pool) -> None:
+def _close_in(process: int, dispatch: Dispatch) -> None:
     if process == os.getpid():
-        pool.close()
+        dispatch.close()
+
+
+def _renew_locks() -> None:
+    """In the child of a fork: a thread of the parent may have held a lock, and is not here."""
+    for service in list(_services):
+        service._lock = threading.RLock()  # pyright: ignore[reportPrivateUsage]
+
+
+os.register_at_fork(after_in_child=_renew_locks)

@@ -3,34 +3,85 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from assay.verify.base import Part
 
 KEPT = 4096  # latest latencies that the percentiles are of
+MAX_VERIFIERS = 16  # whose metrics a step's row holds: the busiest
 
 
 @dataclass(eq=False)
 class VerifierStats:
-    """Counts of one verifier's parts, and the latencies of its latest ones, in seconds."""
+    """Counts of one verifier's parts, and the latencies of its latest ones, in seconds.
+
+    cache_hits: parts that were looked up; they take no time and are in no latency. rescues_asked,
+    rescues_accepted: as a later alternative. fresh: the same since `take_fresh` was last called.
+    """
 
     count: int = 0
+    cache_hits: int = 0
+    seconds: float = 0.0
+    rescues_asked: int = 0
+    rescues_accepted: int = 0
     not_judged: Counter[str] = field(default_factory=Counter[str])
     latencies: deque[float] = field(default_factory=lambda: deque[float](maxlen=KEPT))
+    fresh: VerifierStats | None = None
 
-    def add(self, part: Part) -> None:
+    def take_fresh(self) -> VerifierStats:
+        """Return what was counted since the last call, and begin anew."""
+        fresh, self.fresh = self.fresh or VerifierStats(), VerifierStats()
+        return fresh
+
+    def add(self, part: Part, hit: bool = False) -> None:
         """Count a part."""
         self.count += 1
-        self.latencies.append(part.seconds)
+        if hit:
+            self.cache_hits += 1
+        else:
+            self.seconds += part.seconds
+            self.latencies.append(part.seconds)
         if part.value is None:
             self.not_judged[part.reason or "error"] += 1
+        if self.fresh is not None:
+            self.fresh.add(part, hit)
+
+    def add_rescue(self, accepted: bool) -> None:
+        """Count that it was asked after others had not accepted."""
+        self.rescues_asked += 1
+        self.rescues_accepted += accepted
+        if self.fresh is not None:
+            self.fresh.add_rescue(accepted)
 
     def summary(self) -> dict[str, Any]:
-        """Return count, seconds at the 50th, 95th and 99th percentile, and not judged by reason."""
+        """Return count, seconds at the 50th, 95th and 99th percentile, per_second of its own time,
+        cache_hits, not judged by reason and, of an alternative, how often it was asked and accepted."""
         ordered = sorted(self.latencies)
-        seconds = {f"p{p}": _percentile(ordered, p) for p in (50, 95, 99)}
-        return {"count": self.count, **seconds, "not_judged": dict(self.not_judged)}
+        found: dict[str, Any] = {
+            "count": self.count,
+            **{f"p{p}": _percentile(ordered, p) for p in (50, 95, 99)},
+            "per_second": (self.count - self.cache_hits) / self.seconds if self.seconds else 0.0,
+            "cache_hits": self.cache_hits,
+            "not_judged": dict(self.not_judged),
+        }
+        if self.rescues_asked:
+            found |= {"asked": self.rescues_asked, "accepted": self.rescues_accepted}
+        return found
+
+
+def step_metrics(stats: Mapping[str, VerifierStats]) -> dict[str, float]:
+    """Return ``verify/NAME/p50`` and the like, of the verifiers that judged most; zeros are left out."""
+    busiest = sorted(stats, key=lambda name: (-stats[name].count, name))[:MAX_VERIFIERS]
+    metrics: dict[str, float] = {}
+    for name in sorted(busiest):
+        summary = stats[name].summary()
+        reasons = summary.pop("not_judged")
+        summary |= {f"not_judged_{reason}": count for reason, count in sorted(reasons.items())}
+        pairs = ((key, float(value)) for key, value in summary.items())
+        metrics |= {f"verify/{name}/{key}": value for key, value in pairs if value}
+    return metrics
 
 
 def _percentile(ordered: list[float], percent: int) -> float:

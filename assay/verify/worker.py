@@ -21,15 +21,12 @@ from contextlib import suppress
 from typing import Any
 
 from assay.types import Group
-from assay.verify.base import Part, Verifier, as_part, resolve
+from assay.verify.base import Part, Verifier, resolve
+from assay.verify.calling import in_words, judge_unit
+from assay.verify.cards import card_facts
 from assay.verify.loading import on_slow_import, slow_import
-from assay.verify.protocol import (
-    HEADER,
-    WHOLE_GROUP,
-    decode_group,
-    dump_reply,
-    encode_part,
-)
+from assay.verify.options import with_options
+from assay.verify.protocol import HEADER, decode_group, dump_reply, encode_part
 
 
 class Worker:
@@ -38,6 +35,7 @@ class Worker:
     def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
         self.verifiers: dict[str, Verifier] = {}
+        self.options: dict[str, dict[str, Any]] = {}
         self.memory_mib: int | None = None
         self.task = 0
 
@@ -49,7 +47,9 @@ class Worker:
         while header := stream.read(HEADER.size):
             payload = stream.read(HEADER.unpack(header)[0])
             kind, self.task, names, units, blob = pickle.loads(payload)
-            if kind == "describe":
+            if kind == "options":
+                self.options = pickle.loads(blob)
+            elif kind == "describe":
                 self.answer(0, self.card(names[0]))
             else:
                 self.judge(names, units, blob)
@@ -57,16 +57,9 @@ class Worker:
     def card(self, name: str) -> dict[str, Any]:
         """Return what the service must know of a verifier, or why it cannot be had."""
         try:
-            verifier = self.verifier(name)
-            return {
-                "name": verifier.name,
-                "version": verifier.version,
-                "hash": verifier.hash,
-                "takes": verifier.takes,
-                "text_only": verifier.text_only,
-            }
+            return card_facts(self.verifier(name))
         except Exception as error:  # foreign code runs here
-            return {"error": f"{error}"[:2000]}
+            return {"error": (str(error) or in_words(error))[:2000]}
 
     def verifier(self, name: str) -> Verifier:
         if name not in self.verifiers:
@@ -75,61 +68,43 @@ class Worker:
         return self.verifiers[name]
 
     def judge(self, names: Sequence[str], units: Sequence[tuple[int, int]], blob: bytes) -> None:
-        group: Group | None = None
-        trouble = ""
+        """Answer the units of one group in turn."""
         try:
-            group = decode_group(blob)
+            group, firsts = decode_group(blob)
         except Exception as error:  # a spec may hold objects of foreign classes
-            trouble = f"the group cannot be read: {type(error).__name__}: {error}"
+            part = Part.not_judged("error", f"the group cannot be read: {in_words(error)}")
+            for position, (_, sibling) in enumerate(units):
+                self.answer(position, [encode_part(part)] if sibling >= 0 else None)
+            return
+        groups: dict[str, Group] = {}
         for position, (index, sibling) in enumerate(units):
             name = names[index]
-            if group is None:
-                size = 1 if sibling >= 0 else 0
-                parts = [Part.not_judged("error", trouble)] * size
-            elif sibling == WHOLE_GROUP:
-                parts = self.parts_of_group(name, group)
-            else:
-                parts = [self.part(name, group, sibling)]
+            if name not in groups:
+                options = self.options.get(name.partition("@")[0])
+                groups[name] = with_options(group, options) if options else group
+            parts = self.parts(name, groups[name], sibling, firsts)
             self.answer(position, [encode_part(part) for part in parts])
 
-    def part(self, name: str, group: Group, sibling: int) -> Part:
+    def parts(
+        self, name: str, group: Group, sibling: int, firsts: Sequence[Part] | None
+    ) -> list[Part]:
+        """Return the parts of one unit; whatever a verifier raises, an exit too, is its own error."""
         started = time.perf_counter()
         try:
-            result = self.call(name, group.problem, group.completions[sibling])
-        except BaseException as error:  # foreign code runs here; an exit is its error too
-            return Part.not_judged("error", _words(error), time.perf_counter() - started)
-        return as_part(result, time.perf_counter() - started)
-
-    def parts_of_group(self, name: str, group: Group) -> list[Part]:
-        started, size = time.perf_counter(), len(group.completions)
-        try:
-            results = list(self.call(name, group.problem, group))
-            if len(results) != size:
-                raise ValueError(f"returned {len(results)} results for a group of {size}")
-        except BaseException as error:  # as above
-            seconds = (time.perf_counter() - started) / size
-            return [Part.not_judged("error", _words(error), seconds)] * size
-        seconds = (time.perf_counter() - started) / size
-        return [as_part(result, seconds) for result in results]
-
-    def call(self, name: str, *arguments: Any) -> Any:
-        verifier = self.verifier(name)
+            verifier = self.verifier(name)
+        except BaseException as error:  # foreign code runs here
+            part = Part.not_judged("error", in_words(error), time.perf_counter() - started)
+            return [part] * (len(group.completions) if sibling < 0 else 1)
         if verifier.memory_mib != self.memory_mib:
             self.memory_mib = verifier.memory_mib
             _limit_memory(verifier.memory_mib)
-        return verifier.judge(*arguments)
+        return judge_unit(verifier, group, sibling, firsts, (BaseException,))
 
     def answer(self, unit: int, data: Any) -> None:
         self.send("reply", self.task, unit, time.monotonic(), data)
 
     def send(self, *reply: Any) -> None:
         self.channel.sendall(dump_reply(*reply))
-
-
-def _words(error: BaseException) -> str:
-    with suppress(Exception):  # the error's own methods may raise
-        return f"{type(error).__name__}: {error}"
-    return type(error).__name__
 
 
 def _limit_memory(mib: int | None) -> None:
@@ -153,11 +128,12 @@ def _prefer_to_be_killed() -> None:
 def _end_with_parent(lifeline: int, parent: int) -> None:
     """End this process when the parent closes its end of ``lifeline``, or is gone.
 
-    The default action of SIGIO ends a process at once, whatever it does. A fork of the parent may
-    keep its end open; then only a look at the parent tells.
+    The default action of SIGIO ends a process at once, whatever it does; it goes to the whole
+    process group, so that children end too. A fork of the parent may keep its end open; then only a
+    look at the parent tells.
     """
     signal.signal(signal.SIGIO, signal.SIG_DFL)
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
     flags = fcntl.fcntl(lifeline, fcntl.F_GETFL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, flags | os.O_ASYNC)
 

@@ -20,8 +20,11 @@ from assay.errors import VerifierError, WorkerDied
 from assay.testing import ScriptedGenerator
 from assay.types import Completion, Group, GroupStream, Problem, Prompt, ThinkFormat, Verdict
 from assay.verify import pool as pool_module
+from assay.verify.base import resolve
 from assay.verify.math_answer import judge_math
 from assay.verify.service import VerifierService
+
+MATH = resolve("math")
 
 REWARDS = '''
 import ctypes, os, signal, sys, threading, time
@@ -114,7 +117,7 @@ def test_verdicts_are_aligned_and_equal_to_plain_calls(service: VerifierService)
     for group, found in zip(groups, verdicts, strict=True):
         plain = [judge_math(group.problem, completion).value for completion in group.completions]
         assert [verdict.score for verdict in found] == plain == [0, 1, 0, 0]
-        assert {verdict.verifier for verdict in found} == {"math@1"}
+        assert {verdict.verifier for verdict in found} == {MATH.label}
         assert all(verdict.reward == verdict.score for verdict in found)
 
 
@@ -260,11 +263,12 @@ def test_weights(service: VerifierService) -> None:
     verdict = judge(service, ["5"], "math + math*0.5 - think_format*0.25")[0]
     assert (verdict.reward, verdict.score) == (1.25, 1.0)
     assert verdict.components == {"math": 1.0, "think_format": 1.0}
-    assert verdict.verifier == "math@1*1 + math@1*0.5 + think_format@1*-0.25"
+    label = f"{MATH.label}*1 + {MATH.label}*0.5 + {resolve('think_format').label}*-0.25"
+    assert verdict.verifier == label
 
 
 @pytest.mark.parametrize(
-    "expression", ["mth", "absent_module:f", "planted_rewards:absent", "planted_death:f", "math@9"]
+    "expression", ["mth", "absent_module:f", "planted_rewards:absent", "planted_death:f", "math@999"]
 )
 def test_an_expression_that_cannot_be_used(service: VerifierService, expression: str) -> None:
     with pytest.raises(VerifierError) as caught:
@@ -286,7 +290,7 @@ def test_a_problem_that_cannot_be_judged(service: VerifierService) -> None:
 def test_describe_and_stats(service: VerifierService, rewards: str) -> None:
     judge(service, ["5"], f"{rewards}:pid")
     described = service.describe()
-    assert described["math"]["version"] == 1
+    assert described["math"]["version"] == MATH.version
     assert len(described["math"]["hash"]) == len(described[f"{rewards}:pid"]["hash"]) == 12
     stats = service.stats["verifiers"]["math"]
     assert stats["count"] > 0
@@ -375,7 +379,7 @@ def test_a_formula_that_never_ends_is_killed() -> None:
 def test_close_reaps_everything() -> None:
     service = VerifierService(num_workers=2)
     assert judge(service, ["5"])[0].correct
-    processes = [worker.process for worker in service._pool.workers]
+    processes = [worker.process for worker in service._dispatch.pool.workers]
     service.close()
     service.close()
     assert all(process.returncode is not None for process in processes)
@@ -408,7 +412,7 @@ def test_workers_end_with_a_killed_parent(rewards: str, text: str) -> None:
         from assay.types import Problem
         from assay.verify.service import VerifierService
         service = VerifierService("{rewards}:mixed", num_workers=2, deadline=100)
-        print(*[w.process.pid for w in service._pool.workers], flush=True)
+        print(*[w.process.pid for w in service._dispatch.pool.workers], flush=True)
         pairs = [(Problem("p", "q"), "{text}")] * 2
         threading.Thread(target=lambda: list(service.judge_text(pairs)), daemon=True).start()
         time.sleep(60)
@@ -430,7 +434,7 @@ def test_a_parent_that_forgets_to_close_leaves_nothing() -> None:
         """
         from assay.verify.service import VerifierService
         service = VerifierService(num_workers=2)
-        print(*[w.process.pid for w in service._pool.workers], flush=True)
+        print(*[w.process.pid for w in service._dispatch.pool.workers], flush=True)
         """
     )
     out, _ = parent.communicate(timeout=30)

@@ -1,0 +1,163 @@
+"""Options of verifiers, and rows: what the configuration and the data may say, checked before a run.
+
+``[verification.options.NAME]`` stands under the keys of a row: the row wins. A field that only the
+configuration may set (``from_row=False``) makes a row that sets it malformed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from assay.errors import VerifierError, message
+from assay.types import Group, Problem
+from assay.verify.base import Field
+
+LANE_OPTIONS: Mapping[str, Mapping[str, int]] = {
+    "thread": {"concurrency": 8},
+    "device": {"batch_size": 64},
+}
+"""Options that every verifier of a lane has, with their defaults; they change no verdict."""
+
+_SPEED = frozenset(name for options in LANE_OPTIONS.values() for name in options)
+
+
+def complaint_of_options(
+    name: str, fields: Sequence[Field], lane: str, options: Mapping[str, Any]
+) -> str:
+    """Return what is wrong with the options of one verifier, or an empty string."""
+    known = {field.name: field for field in fields}
+    of_lane = LANE_OPTIONS.get(lane, {})
+    for key, value in options.items():
+        where = f"verification.options.{name}.{key}"
+        if key in known:
+            if not _accepts(known[key], value):
+                return message(where, _shown(value), known[key].accepts)
+        elif key in of_lane:
+            if type(value) is not int or value < 1:
+                return message(where, _shown(value), "a whole number >= 1")
+        else:
+            every = [*known, *of_lane]
+            near = difflib.get_close_matches(key, every, n=1, cutoff=0.5)
+            remedy = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(every)}"
+            return f"{where}: unknown key; {remedy}"
+    return ""
+
+
+def options_digest(options: Mapping[str, Any]) -> str:
+    """Return twelve hexadecimal digits over the options that can change a verdict; "" where none is set."""
+    telling = {key: value for key, value in options.items() if key not in _SPEED}
+    if not telling:
+        return ""
+    return hashlib.sha256(canonical(telling).encode()).hexdigest()[:12]
+
+
+def lane_option(lane: str, name: str, options: Mapping[str, Any]) -> int:
+    """Return an option of a lane, or its default."""
+    return int(options.get(name, LANE_OPTIONS[lane][name]))
+
+
+def merged(problem: Problem, options: Mapping[str, Any]) -> Problem:
+    """Return the problem with the options under its spec; a key that is None does not win."""
+    if not options:
+        return problem
+    spec = {**options, **problem.spec}
+    for key in options:
+        if spec[key] is None:
+            spec[key] = options[key]
+    return replace(problem, spec=spec)
+
+
+def with_options(group: Group, options: Mapping[str, Any]) -> Group:
+    """Return the group as a verifier with these options sees it."""
+    return replace(group, problem=merged(group.problem, options)) if options else group
+
+
+def canonical(value: Any) -> str:
+    """Return a text that equal plain values share, whatever the order of their keys.
+
+    Raises TypeError for a value that is not plain.
+    """
+    if value is None or type(value) in (str, int, float, bool):
+        return repr(value)
+    if isinstance(value, Mapping):
+        pairs = cast("Mapping[Any, Any]", value).items()
+        return "{" + ",".join(sorted(f"{canonical(k)}:{canonical(v)}" for k, v in pairs)) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(canonical, cast("Sequence[Any]", value))) + "]"
+    raise TypeError(f"{type(value).__name__} is not plain")
+
+
+class RowCheck:
+    """Checks the spec of rows for the verifiers of one expression, in microseconds.
+
+    verifiers: (fields, options) of each.
+    """
+
+    def __init__(self, verifiers: Iterable[tuple[Sequence[Field], Mapping[str, Any]]]) -> None:
+        self._fields: list[tuple[str, bool, bool, Callable[[Any], bool] | None, Field]] = []
+        for fields, options in verifiers:
+            for field in fields:
+                needed = field.needed and options.get(field.name) is None
+                if needed or field.check is not None or not field.from_row:
+                    entry = (field.name, needed, not field.from_row, field.check, field)
+                    self._fields.append(entry)
+
+    def __call__(self, problem: Problem) -> None:
+        """Raise VerifierError, whose message names the key, what was found and what is accepted."""
+        get = problem.spec.get
+        for name, needed, forbidden, check, field in self._fields:
+            value = get(name)
+            if value is None:
+                if needed:
+                    raise VerifierError(_missing(problem, field))
+            elif forbidden:
+                raise VerifierError(_from_configuration(problem, name))
+            elif check is not None and not _accepts(field, value):
+                raise VerifierError(message(_place(problem, name), _shown(value), field.accepts))
+
+
+def config_only(fields: Sequence[Field]) -> frozenset[str]:
+    """Return the names of the fields that a row may not set."""
+    return frozenset(field.name for field in fields if not field.from_row)
+
+
+def complaint_of_row(problem: Problem, forbidden: frozenset[str]) -> str:
+    """Return what is wrong with a row that sets what only the configuration may, or ""."""
+    found = sorted(key for key in forbidden if problem.spec.get(key) is not None)
+    return _from_configuration(problem, found[0]) if found else ""
+
+
+def _from_configuration(problem: Problem, name: str) -> str:
+    return (
+        f"{_place(problem, name)}: found in a row; accepted: only in [verification.options]; "
+        "take it out of the row"
+    )
+
+
+def _missing(problem: Problem, field: Field) -> str:
+    near = difflib.get_close_matches(field.name, map(str, problem.spec), n=1, cutoff=0.6)
+    near = [name for name in near if name != field.name]
+    remedy = f"; the row has {near[0]}: rename it" if near else ""
+    return f"{_place(problem, field.name)}: missing; accepted: {field.accepts}{remedy}"
+
+
+def _place(problem: Problem, key: str) -> str:
+    return f"{problem.source or f'problem {problem.id}'} {key}"
+
+
+def _accepts(field: Field, value: Any) -> bool:
+    if field.check is None:
+        return True
+    try:
+        return bool(field.check(value))
+    except Exception:  # a check need not expect every type
+        return False
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
