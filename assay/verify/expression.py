@@ -23,6 +23,7 @@ BUILT_IN = {
     "length_if_correct": "assay.verify.text_length:LENGTH_IF_CORRECT",
     "overlong": "assay.verify.text_length:OVERLONG",
     "kimi_length": "assay.verify.text_length:KIMI_LENGTH",
+    "instructions": "assay.verify.instructions:INSTRUCTIONS",
     "judge": "assay.verify.judge:JUDGE",
 }
 

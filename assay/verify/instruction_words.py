@@ -1,0 +1,58 @@
+"""Words as the public scorer of instruction following counts them, and what of a text is visible."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_WORD = re.compile(r"\w+")
+# Where its tokenizer, NLTK's word_tokenize, cuts a word: the cut marks hold no letters.
+_CUT = re.compile(
+    r"""[\s«»“”‘’„`"@#$%&;?!*\[\](){}<>\u2012-\u2015]|''|--|\.\.+|[:,](?!\d)"""
+    r"""|(?<!\w)'(?!(?i:re|ve|ll|m|t|s|d|n)\b)(?=\w)"""
+)
+# What it splits off a word's end, and where it splits a contraction in two.
+_CLITIC = re.compile(r"(.*[^'])('[sSmMdD]|'ll|'LL|'re|'RE|'ve|'VE|n't|N'T|')")
+_PAIR = re.compile(
+    r"(?i)\b(can)(not)\b|\b(d)('ye)\b|\b(gim)(me)\b|\b(gon)(na)\b|\b(got)(ta)\b|\b(lem)(me)\b"
+    r"|\b(more)('n)\b|\b(wan)(na)\Z"
+)
+_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_CONTENT = re.compile(r"[^\W_]")
+
+
+def num_words(text: str) -> int:
+    """Return the number of runs of letters, digits and underscores."""
+    return len(_WORD.findall(text))
+
+
+def num_capital_words(text: str) -> int:
+    """Return the number of tokens without a small letter and with a capital one.
+
+    ``I`` is one, ``DON'T`` are two (``DO``, ``N'T``), ``WELL-KNOWN`` is one.
+    """
+    return sum(_num_capital_tokens(piece) for piece in _CUT.split(text) if piece)
+
+
+def _num_capital_tokens(piece: str) -> int:
+    if "'" not in piece and len(piece) < 5:
+        return int(piece.isupper())
+    clitic = ""
+    if found := _CLITIC.fullmatch(piece.removesuffix(".")):
+        piece, clitic = found[1], found[2]
+    parts = _PAIR.sub(lambda match: " ".join(part for part in match.groups() if part), piece)
+    return sum(part.isupper() for part in (*parts.split(" "), clitic))
+
+
+def visible(text: str) -> str:
+    """Return a text as a reader sees it: without HTML comments and characters of no width."""
+    if "<!--" in text:
+        text = _COMMENT.sub("", text)
+    if text.isascii():
+        return text
+    return "".join(char for char in text if unicodedata.category(char) != "Cf")
+
+
+def has_content(text: str) -> bool:
+    """Whether a text holds a letter or a digit."""
+    return _CONTENT.search(text) is not None
