@@ -115,7 +115,8 @@ class Verifier:
     documentation, and what a sandbox enforces. text_only: it reads a completion's text, think format
     and finish reason, and neither tokens nor the prompt, so that they need not travel. cached: equal
     text, spec and version give an equal verdict, so that it may be looked up. modules, packages: what
-    the content hash covers. extra: the optional dependency that it needs.
+    the content hash covers. extra: the optional dependency that it needs. check_options: raises
+    VerifierError where the options together, or this machine, do not let it work; called before a run.
 
     The problem that ``judge`` gets holds, in its spec, the configured options under the row's keys.
     """
@@ -140,6 +141,7 @@ class Verifier:
     modules: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     extra: str | None = None
+    check_options: Callable[[Mapping[str, Any]], None] | None = None
 
     @property
     def label(self) -> str:

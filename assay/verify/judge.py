@@ -168,6 +168,7 @@ JUDGE = Verifier(
         "assay.verify.judge_settings",
     ),
     extra="judge",
+    check_options=check_judge,
 )
 
 __all__ = ["JUDGE", "check_judge", "close_judges", "judge_by_rubric", "judge_costs"]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from assay.errors import VerifierError
 from assay.verify.judge_costs import Budget, count_failure
 from assay.verify.judge_replies import JudgeTrouble, Reply, read_body, read_usage, shown
-from assay.verify.judge_settings import KEEP_SECRET, Judge, Settings
+from assay.verify.judge_settings import KEEP_SECRET, NEEDS, Judge, Settings
 from assay.verify.loading import slow_import
 
 if TYPE_CHECKING:
@@ -270,9 +270,7 @@ def _open_client(settings: Settings) -> httpx2.Client:
         try:
             import httpx2
         except ImportError as error:
-            raise VerifierError(
-                "judge: needs httpx2: install it with  pip install 'assay-rl[judge]'"
-            ) from error
+            raise VerifierError(NEEDS) from error
         limits = httpx2.Limits(max_keepalive_connections=settings.concurrency)
         here: dict[str, None] = {"all://localhost": None, "all://127.0.0.1": None}
         return httpx2.Client(limits=limits, mounts=here, follow_redirects=False)  # type: ignore[arg-type]

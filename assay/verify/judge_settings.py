@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -20,6 +21,8 @@ from assay.verify.judge_costs import Prices
 URL, MODEL, KEY = "ASSAY_JUDGE_URL", "ASSAY_JUDGE_MODEL", "ASSAY_JUDGE_KEY"
 OPTIONS = "verification.options.judge"
 KEEP_SECRET = 12  # a shorter key is a local server's dummy, and may be a word of a reply
+
+NEEDS = "judge: needs httpx2: install it with  pip install 'assay-rl[judge]'"
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -58,7 +61,7 @@ _ADDRESS = "an http or https address without user name, password or key"
 
 # What each judge of a list may say for itself; the rest is said once for all.
 JUDGE_FIELDS = (
-    Field("url", _ADDRESS, check=is_url, from_row=False),
+    Field("url", _ADDRESS, from_row=False),  # no check: a complaint would show a password in it
     Field("model", "the model's name, as the endpoint knows it", check=_is_text, from_row=False),
     Field("api_key_env", "the name of an environment variable", default=KEY, from_row=False),
     Field(
@@ -102,7 +105,7 @@ SHARED_FIELDS = (
         default=0.5, check=lambda v: is_number(v, 0, 3600), from_row=False,
     ),
     Field(
-        "concurrency", "requests at a time, from 1", default=16,
+        "concurrency", "requests at a time, from 1", default=8,
         check=lambda v: _is_count(v, 1, 1024), from_row=False,
     ),
     Field(
@@ -175,8 +178,11 @@ class Settings:
 
 def check_judge(options: Mapping[str, Any]) -> None:
     """Raise VerifierError where a judge with these options cannot be asked: at once, before a run."""
-    for judge in read_settings(options).judges:
+    settings = read_settings(options)
+    for judge in settings.judges:
         judge.key()
+    if not settings.offline and find_spec("httpx2") is None:
+        raise VerifierError(NEEDS)
 
 
 def read_settings(spec: Mapping[str, Any]) -> Settings:
@@ -233,8 +239,9 @@ def _judge(options: Mapping[str, Any], where: str, environment: tuple[str, ...])
             raise VerifierError(
                 f"{where}.{name}: the judge has no {name}; set it, or the environment variable {variable}"
             )
-    if not is_url(found["url"]):
-        raise VerifierError(f"environment {URL}: accepted: {_ADDRESS}")
+    if not is_url(found["url"]):  # what was found is not shown: it may hold a password
+        place = f"{where}.url" if options.get("url") else f"environment {URL}"
+        raise VerifierError(f"{place}: accepted: {_ADDRESS}")
     variable = found["api_key_env"]
     if not isinstance(variable, str) or not _VARIABLE.fullmatch(variable):
         raise VerifierError(  # what was found is not shown: it may be the key itself
@@ -258,8 +265,7 @@ def _value(field: Field, options: Mapping[str, Any], where: str) -> Any:
     if value is None:
         return field.default
     if field.check is not None and not field.check(value):
-        found = "an address that is not" if field.name == "url" else repr(value)[:200]
-        raise VerifierError(message(f"{where}.{field.name}", found, field.accepts))
+        raise VerifierError(message(f"{where}.{field.name}", repr(value)[:200], field.accepts))
     return value
 
 

@@ -14,6 +14,7 @@ import json
 import re
 import threading
 import time
+import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,7 +23,7 @@ from typing import Any
 from assay.verify.judge_replies import last_object
 
 BLOCK = re.compile(
-    r"^--- begin (?P<name>[a-z]+) (?P<code>[0-9a-f]{16})(?P<note> \(.*\))? ---$\n"
+    r"^--- begin (?P<name>[A-Za-z]+) (?P<code>[0-9a-f]{16})(?P<note> \(.*\))? ---$\n"
     r"(?P<line>.*)\n"
     r"^--- end (?P=name) (?P=code) ---$",
     re.MULTILINE,
@@ -131,7 +132,8 @@ def naive(asked: Asked) -> str:
 
 
 def _letters(text: str) -> str:
-    return "".join(each for each in text.casefold() if each.isalnum() or each in "-./")
+    plain = unicodedata.normalize("NFKD", text).casefold()
+    return "".join(each for each in plain if each.isalnum())
 
 
 class JudgeServer:
