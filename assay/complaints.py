@@ -39,6 +39,8 @@ def type_words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         return f"a list of {len(arguments)}, each {type_words(arguments[0])}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "a section"
+    if origin is dict:
+        return "a table for each name"
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
     return words.get(annotation, str(annotation)) + _limit_words(metadata)
 
@@ -65,7 +67,7 @@ def _number(value: float) -> str:
 def toml_words(value: Any, limit: int = 80) -> str:
     """Return a value as TOML writes it, in one line and cut to ``limit`` characters."""
     if isinstance(value, Mapping):
-        return "a section"
+        return "a section" if value else "{}"
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError):  # dates, infinities, and what only Python can hold

@@ -26,7 +26,7 @@ from pydantic import (
 
 from assay.complaints import complain, section_of, toml_words, type_words
 from assay.errors import ConfigError, message
-from assay.toml_text import apply_override, key_lines
+from assay.toml_text import apply_override, key_lines, plain_tables, point_lists
 
 Text = Annotated[str, Field(min_length=1)]
 Rate = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -318,7 +318,23 @@ class VerificationConfig(Section):
     num_workers: Natural | None = None
     """Worker processes. None: one for every two cores, at least one."""
     deadline: Positive = 5.0
-    """Seconds for one completion, after which the worker is killed and the completion is not judged."""
+    """Seconds for one completion, after which the worker is killed and the completion is not judged. A verifier may have a limit of its own."""
+    cache_mib: NonNegative = 64.0
+    """Memory for verdicts that are looked up where the same text is judged by the same verifier again. 0: none are."""
+    options: dict[str, dict[str, Any]] = {}
+    """Options of verifiers, a table for each: ``[verification.options.math]``. They stand under the keys of a row, which wins. What a verifier reads is listed in docs/verifiers.md."""
+    schedule: dict[str, tuple[tuple[int, float], ...]] = {}
+    """Multipliers of terms' weights while the policy learns: ``[policy_version, multiplier]`` points, linear in between and constant outside, as ``kimi_length = [[200, 0.0], [400, 1.0]]``."""
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _plain_options(cls, value: object) -> object:
+        return plain_tables(value)
+
+    @field_validator("schedule", mode="before")
+    @classmethod
+    def _points(cls, value: object) -> object:
+        return point_lists(value)
 
 
 class GuardConfig(Section):

@@ -1,10 +1,11 @@
-"""What `tomllib` leaves to us: the line of each key, and overrides from a command line."""
+"""What `tomllib` leaves to us: the line of each key, overrides, and tables whose keys are free."""
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from assay.complaints import toml_words
@@ -64,6 +65,59 @@ def _override_value(text: str, is_text: bool) -> Any:
         if len(read) == 1 and (isinstance(read["value"], str) or not is_text):
             return read["value"]
     return text
+
+
+def plain_tables(value: Any) -> dict[str, dict[str, Any]]:
+    """Return a table of tables of plain values, lists as lists; raises ValueError, with the key."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, table in _table(value, "", "a table for each name").items():
+        entries = _table(table, name, "a table of keys and values").items()
+        found[name] = {key: _plain(entry, f"{name}.{key}") for key, entry in entries}
+    return found
+
+
+def point_lists(value: Any) -> dict[str, tuple[tuple[int, float], ...]]:
+    """Return a table of lists of [whole number, number], the first of each rising; raises ValueError."""
+    accepted = "a list of [policy_version, multiplier], versions rising, as [[0, 0.0], [400, 1.0]]"
+    found: dict[str, tuple[tuple[int, float], ...]] = {}
+    for name, listed in _table(value, "", accepted).items():
+        try:
+            points = [(start, float(factor)) for start, factor in listed]
+            starts = [start for start, _ in points]
+            if not points or any(type(each) is not int or each < 0 for each in starts):
+                raise ValueError
+            if starts != sorted(set(starts)) or not all(math.isfinite(each) for _, each in points):
+                raise ValueError
+        except (TypeError, ValueError):
+            raise ValueError(_complaint(listed, name, accepted)) from None
+        found[name] = tuple(points)
+    return found
+
+
+def _plain(value: Any, where: str) -> Any:
+    if isinstance(value, list | tuple):
+        items = cast("list[Any]", value)
+        return [_plain(item, f"{where}[{index}]") for index, item in enumerate(items)]
+    if isinstance(value, dict):
+        table = _table(value, where, "a table")
+        return {key: _plain(item, f"{where}.{key}") for key, item in table.items()}
+    if type(value) not in (str, int, float, bool) or value in (math.inf, -math.inf):
+        raise ValueError(
+            _complaint(value, where, "text, a number, true or false, a list or a table")
+        )
+    if value != value:
+        raise ValueError(_complaint(value, where, "a number"))
+    return value
+
+
+def _table(value: Any, where: str, accepted: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(_complaint(value, where, accepted))
+    return cast("dict[str, Any]", value)
+
+
+def _complaint(value: Any, where: str, accepted: str) -> str:
+    return message(where, toml_words(value), accepted).removeprefix(": ")
 
 
 class _Scanner:

@@ -51,6 +51,8 @@ Verifiers = Mapping[str, Mapping[str, Any]]
 
 _HARMLESS = ("run", "checkpoint", "evaluation", "verification", "guard")
 """Sections whose change leaves what was sampled, judged and learned as it was."""
+_HARMFUL = ("verification.options", "verification.schedule")
+"""Keys of them of which that is not true."""
 
 
 class Update(Protocol):
@@ -87,6 +89,7 @@ class Run:
         self._events = Journal(folder / "events.jsonl")
         self._parts: dict[str, Part] = {"random": GlobalRandomState()}
         self._rollout_metrics: dict[str, float] = {}
+        self._sources: list[Callable[[], Mapping[str, float]]] = []
         self._evaluated: list[dict[str, Any]] = []
         self._seconds_evaluating = 0.0
         self._resumed: dict[str, Any] | None = None
@@ -218,6 +221,8 @@ class Run:
         num_tokens = row.get("tokens/generated") or row.get("tokens/trained") or 0.0
         row |= timing_metrics(self.clock.drain(), now - self._step_started, elapsed, num_tokens)
         row |= memory_metrics()
+        for source in self._sources:
+            row |= source()
         with disk_full_as(self._disk_full):
             self._metrics.append(row)
         self.step, self.metrics = step, row
@@ -270,6 +275,10 @@ class Run:
     def note(self, text: str) -> None:
         """Show a line to whoever watches, without breaking the live display."""
         self._progress.note(text)
+
+    def add_metrics(self, source: Callable[[], Mapping[str, float]]) -> None:
+        """Ask ``source`` for more metrics whenever a step is finished."""
+        self._sources.append(source)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Count the time inside as ``time/NAME`` of the step at hand."""
@@ -385,7 +394,7 @@ class Run:
             self._evaluations.keep(lambda row: row.get("step", last + 1) <= last)
             self._events.keep(lambda row: True)
             changes = facts["config_changes"]
-            if any(change.partition(".")[0] not in _HARMLESS for change in changes):
+            if any(map(_is_harmful, changes)):
                 facts["dropped_rollouts"] = self.rollouts.discard_after(last)
             write_atomic(self.folder / "config.toml", dump(self.config).encode())
         rows = self._metrics.rows()
@@ -432,6 +441,10 @@ def _make_folder(parent: Path, name: str) -> Path:
         if not os.access(folder, os.W_OK):
             raise PermissionError(13, "Permission denied")
         return folder
+
+
+def _is_harmful(change: str) -> bool:
+    return change.partition(".")[0] not in _HARMLESS or change.startswith(_HARMFUL)
 
 
 def _config_changes(before: TrainConfig, now: TrainConfig) -> list[str]:

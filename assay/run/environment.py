@@ -27,6 +27,8 @@ _PACKAGES = (
     "peft",
 )
 
+_TELLING = ("version", "hash", "options", "checkpoint")
+
 
 def collect_environment(config: TrainConfig) -> dict[str, Any]:
     """Return plain facts about the process and the machine; whatever cannot be learned is None."""
@@ -61,17 +63,22 @@ def find_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
 
 
 def find_changed_verifiers(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the verifiers known to both whose version or content hash differs, one phrase each."""
+    """Return the verifiers known to both of which a fact differs, one phrase each.
+
+    Facts: version, content hash, and where they apply the digest of the options and of a checkpoint.
+    """
     changed: list[str] = []
     for name in sorted({*before} & {*now}):
         old, new = dict(before[name]), dict(now[name])
-        if (old.get("version"), old.get("hash")) != (new.get("version"), new.get("hash")):
-            changed.append(f"{name}: {_verifier(old)} before, {_verifier(new)} now")
+        if any(old.get(key) != new.get(key) for key in _TELLING):
+            changed.append(f"{name}: {verifier_text(old)} before, {verifier_text(new)} now")
     return changed
 
 
-def _verifier(facts: Mapping[str, Any]) -> str:
-    return f"version {facts.get('version')} ({str(facts.get('hash'))[:12]})"
+def verifier_text(facts: Mapping[str, Any]) -> str:
+    """Return ``version 2 (0f3a..., options 9b1c...)``."""
+    rest = (f"{key} {str(facts[key])[:12]}" for key in _TELLING[2:] if facts.get(key))
+    return f"version {facts.get('version')} ({', '.join([str(facts.get('hash'))[:12], *rest])})"
 
 
 def _threads(config: TrainConfig) -> int | None:

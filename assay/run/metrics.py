@@ -1,7 +1,7 @@
 """Metrics of a step, from its groups and verdicts. Keys are ``part/name``; rates are in 0..1.
 
-Keys that depend on the clock or the machine start with one of TIMING_PREFIXES; all others are the
-same in a run that was killed and resumed as in one that never stopped.
+Keys that depend on the clock, the machine or what a killed run had judged already start with one of
+TIMING_PREFIXES; all others are the same in a run that was resumed as in one that never stopped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from assay.types import Group, Verdict
 
-TIMING_PREFIXES = ("time/", "speed/", "memory/")
+TIMING_PREFIXES = ("time/", "speed/", "memory/", "verify/")
 _NO_SPEED = ("checkpoint", "evaluate", "record", "load_policy")
 
 

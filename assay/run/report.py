@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from assay.config import dump
+from assay.run.environment import verifier_text
 from assay.run.files import disk_full_as, write_atomic
 from assay.run.progress import format_seconds
 from assay.run.report_charts import Chart, make_charts
@@ -215,12 +216,8 @@ def _changed(section: BaseModel, prefix: str) -> list[tuple[str, Any]]:
 def _environment_html(environment: Mapping[str, Any]) -> str:
     shown = {**environment, "command": " ".join(environment.get("command") or ())}
     verifiers = environment.get("verifiers") or {}
-    shown["verifiers"] = {name: _verifier_text(facts) for name, facts in verifiers.items()}
+    shown["verifiers"] = {name: verifier_text(facts) for name, facts in verifiers.items()}
     return _table((safe(key), safe(_text(value))) for key, value in shown.items() if _text(value))
-
-
-def _verifier_text(facts: Mapping[str, Any]) -> str:
-    return f"version {facts.get('version')} ({str(facts.get('hash'))[:12]})"
 
 
 def _events_html(events: Sequence[Mapping[str, Any]]) -> str:

@@ -50,6 +50,9 @@ def open_bench(config: TrainConfig, stack: ExitStack, on_event: Event | None = N
             num_workers=config.verification.num_workers,
             deadline=config.verification.deadline,
             on_event=on_event,
+            options=config.verification.options,
+            schedule=config.verification.schedule,
+            cache_mib=config.verification.cache_mib,
         )
     )
     loaded = load_model(config.model, config.run.device, config.run.seed)

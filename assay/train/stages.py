@@ -68,6 +68,7 @@ def run_rl(config: TrainConfig, source: Source) -> Path:
         curriculum = Curriculum(problems.train, config.run.seed)
         run = open_run(config, source, bench, config.rl.steps, stack)
         events.run = run
+        run.add_metrics(bench.verifiers.take_metrics)
         run.attach(model=learner, curriculum=curriculum)
         for name in ("score", "update"):  # their seconds become time/score and time/update
             setattr(learner, name, run.clock.timed(name, getattr(learner, name)))
