@@ -6,6 +6,7 @@ Three forms are read as they are:
     {"question", "answer": "... #### 1,234"}                 GSM8K
     {"problem", "answer" | "solution", "type", "level"}      MATH
 
+and programming problems as `assay.data.code_rows` has them.
 ``null`` means absent. Whatever a form does not use goes into the spec, which the policy never sees.
 """
 
@@ -15,6 +16,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from assay.data.code_rows import read_code_form
 from assay.errors import DataError, message
 from assay.types import Message, Problem
 
@@ -31,6 +33,7 @@ def read_problem(row: Any, where: str, default_id: str) -> Problem:
     if isinstance(row, Problem):
         return _read_finished(row, where)
     spec = copy_row(row, where)
+    read_code_form(spec, where)
     key = prompt_key(spec, where)
     prompt = read_prompt(spec.pop(key), where, key)
     if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
