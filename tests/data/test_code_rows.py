@@ -51,7 +51,7 @@ def test_stdin_and_stdout() -> None:
     problem = read_problem(row, "cc.jsonl:1", "cc:1")
     assert problem.spec["tests"] == [{"stdin": "1 2\n", "stdout": "3\n"}]
     with pytest.raises(
-        DataError, match="cc.jsonl:1: found 1 inputs and 2 outputs; accepted: as many"
+        DataError, match=r"cc.jsonl:1: found 1 inputs and 2 outputs; accepted: as many"
     ):
         read_problem({**row, "outputs": ["3", "4"]}, "cc.jsonl:1", "cc:1")
 
