@@ -17,14 +17,20 @@ from assay.errors import VerifierError
 # Where each built-in verifier is defined; anything else is named as package.module:object.
 BUILT_IN = {
     "math": "assay.verify.math_answer:MATH",
+    "code": "assay.verify.code_tests:CODE",
     "think_format": "assay.verify.text_format:THINK_FORMAT",
     "answer_tags": "assay.verify.text_format:ANSWER_TAGS",
     "length_target": "assay.verify.text_length:LENGTH_TARGET",
     "length_if_correct": "assay.verify.text_length:LENGTH_IF_CORRECT",
     "overlong": "assay.verify.text_length:OVERLONG",
+    "repetition": "assay.verify.text_repetition:REPETITION",
+    "language": "assay.verify.text_language:LANGUAGE",
     "kimi_length": "assay.verify.text_length:KIMI_LENGTH",
     "instructions": "assay.verify.instructions:INSTRUCTIONS",
     "judge": "assay.verify.judge:JUDGE",
+    "choice": "assay.verify.choice:CHOICE",
+    "exact": "assay.verify.short_answers:EXACT",
+    "regex": "assay.verify.short_answers:REGEX",
 }
 
 _TOKEN = re.compile(

@@ -1,0 +1,188 @@
+"""Whether what a submission returned or printed is what a test expects.
+
+Both sides are plain data that a decoder made: no method of the submission runs here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, Literal, TypeAlias, cast
+
+Match: TypeAlias = Literal["same", "type", "different"]
+
+FLOAT_TOLERANCE = 1e-9  # relative
+ZERO_TOLERANCE = 1e-12  # absolute, where zero is expected
+STDOUT_RULES = ("lines", "exact", "tokens", "numbers")
+MAX_UNORDERED = 64  # members of a set that are matched one by one for the sake of their floats
+
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+
+
+def compare(
+    expected: Any, actual: Any, tolerance: float = FLOAT_TOLERANCE, *, from_json: bool
+) -> Match:
+    """Say whether ``actual`` is ``expected``, is only equal to it in value, or differs.
+
+    Types compare exactly: True is not 1, 2.0 is not 2, a set is not a list. Three things besides are
+    the same: an int where a float of its value is expected; floats within the relative
+    ``tolerance`` (1e-12 absolute where 0.0 is expected; NaN where NaN is, infinities as they are);
+    and, ``from_json``, what JSON cannot say: a tuple where a list is expected, and numbers as keys
+    where their spelling is. ``type`` means that Python's own == would hold, or that only the kind of
+    a sequence differs.
+    """
+    if _same(expected, actual, _Rule(tolerance, from_json, strict=True)):
+        return "same"
+    return (
+        "type"
+        if _same(expected, actual, _Rule(tolerance, from_json, strict=False))
+        else "different"
+    )
+
+
+class _Rule:
+    def __init__(self, tolerance: float, from_json: bool, strict: bool) -> None:
+        self.tolerance = tolerance
+        self.from_json = from_json
+        self.strict = strict
+
+    def number(self, expected: float, actual: float) -> bool:
+        """Compare numbers of which at least one is a float."""
+        if math.isnan(expected) or math.isnan(actual):
+            return math.isnan(expected) and math.isnan(actual)
+        if math.isinf(expected) or math.isinf(actual):
+            return expected == actual
+        if expected == 0:
+            return abs(actual) <= ZERO_TOLERANCE
+        try:
+            return abs(expected - actual) <= self.tolerance * abs(expected)
+        except OverflowError:  # an integer that no float holds
+            return expected == actual
+
+
+def _same(expected: Any, actual: Any, rule: _Rule) -> bool:
+    kinds = type(expected), type(actual)
+    if rule.strict and kinds[0] is not kinds[1]:
+        if kinds == (float, int):
+            return expected == actual
+        if not (rule.from_json and kinds == (list, tuple)):
+            return False
+    if isinstance(expected, (int, float)) and isinstance(actual, (int, float)):
+        if isinstance(expected, float) or isinstance(actual, float):
+            return rule.number(expected, actual)
+        return expected == actual
+    if isinstance(expected, complex) and isinstance(actual, (int, float, complex)):
+        actual = complex(actual)
+        return rule.number(expected.real, actual.real) and rule.number(expected.imag, actual.imag)
+    if isinstance(expected, Mapping) and isinstance(actual, Mapping):
+        return _same_mapping(cast("Any", expected), cast("Any", actual), rule)
+    if isinstance(expected, AbstractSet) and isinstance(actual, AbstractSet):
+        return _same_set(cast("Any", expected), cast("Any", actual), rule)
+    if isinstance(expected, (str, bytes, bytearray)) or isinstance(actual, (str, bytes, bytearray)):
+        return expected == actual
+    if isinstance(expected, Sequence) and isinstance(actual, Sequence):
+        return len(cast("Any", expected)) == len(cast("Any", actual)) and all(
+            _same(left, right, rule)
+            for left, right in zip(cast("Any", expected), cast("Any", actual), strict=True)
+        )
+    return bool(expected == actual)
+
+
+def _same_mapping(expected: Mapping[Any, Any], actual: Mapping[Any, Any], rule: _Rule) -> bool:
+    if len(expected) != len(actual):
+        return False
+    if rule.from_json and all(type(key) is str for key in expected):
+        actual = {_json_key(key): value for key, value in actual.items()}
+    return (
+        len(expected) == len(actual)
+        and all(
+            key in actual and _same(value, actual[key], rule) for key, value in expected.items()
+        )
+        and (not rule.strict or _same_kinds(expected, actual))
+    )
+
+
+def _json_key(key: Any) -> Any:
+    """Return a key as JSON spells it."""
+    if key is None or isinstance(key, bool):
+        return {None: "null", True: "true", False: "false"}[key]
+    return repr(key) if type(key) in (int, float) else key
+
+
+def _same_kinds(expected: Mapping[Any, Any], actual: Mapping[Any, Any]) -> bool:
+    """Whether keys that are equal are also of one type: True and 1 are equal."""
+    kinds = {key: type(key) for key in actual}
+    return all(kinds[key] is type(key) for key in expected)
+
+
+def _same_set(expected: AbstractSet[Any], actual: AbstractSet[Any], rule: _Rule) -> bool:
+    if len(expected) != len(actual):
+        return False
+    if expected == actual:
+        kinds = {member: type(member) for member in actual}
+        return not rule.strict or all(kinds[member] is type(member) for member in expected)
+    if len(expected) > MAX_UNORDERED:
+        return False
+    left = list(actual)
+    for member in expected:
+        place = next((i for i, each in enumerate(left) if _same(member, each, rule)), None)
+        if place is None:
+            return False
+        left.pop(place)
+    return True
+
+
+def same_output(expected: str, actual: str, rule: str, tolerance: float = FLOAT_TOLERANCE) -> bool:
+    """Whether a program printed what a test expects.
+
+    ``lines``: white space at the ends of lines, and empty lines at the end, do not count. ``exact``: every
+    character does. ``tokens``: only the words between white space do. ``numbers``: as tokens, and
+    those that are decimal numbers compare within the tolerance.
+    """
+    return _OUTPUT_RULES[rule](_newlines(expected), _newlines(actual), tolerance)
+
+
+def _newlines(text: str) -> str:
+    return text.replace("\r\n", "\n")
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().split("\n")]
+
+
+def _same_lines(expected: str, actual: str, tolerance: float) -> bool:
+    return _lines(expected) == _lines(actual)
+
+
+def _same_text(expected: str, actual: str, tolerance: float) -> bool:
+    return expected == actual
+
+
+def _same_tokens(expected: str, actual: str, tolerance: float) -> bool:
+    return expected.split() == actual.split()
+
+
+def _same_numbers(expected: str, actual: str, tolerance: float) -> bool:
+    rule = _Rule(tolerance, from_json=False, strict=False)
+    for left, right in itertools.zip_longest(expected.split(), actual.split(), fillvalue=""):
+        numbers = _number(left), _number(right)
+        if left != right and (
+            numbers[0] is None or numbers[1] is None or not rule.number(numbers[0], numbers[1])
+        ):
+            return False
+    return True
+
+
+def _number(token: str) -> float | None:
+    return float(token) if _DECIMAL.fullmatch(token) else None
+
+
+_OUTPUT_RULES: dict[str, Callable[[str, str, float], bool]] = {
+    "lines": _same_lines,
+    "exact": _same_text,
+    "tokens": _same_tokens,
+    "numbers": _same_numbers,
+}

@@ -1,0 +1,174 @@
+"""Find the program that a completion commits to."""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+import warnings
+from dataclasses import dataclass
+
+from assay.types import Completion
+from assay.verify.base import answer_text
+
+PYTHON_LABELS = frozenset(("", "python", "python3", "python2", "py", "py3", "sage", "{python}"))
+
+_FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})[ \t]*([^\s`]*)[^`]*")
+_INDENTED = re.compile(r"(?: {4}|\t)")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program as it will run, where in the completion it was found, and its first fault.
+
+    tree: None where it does not compile. written: what the completion itself holds of it: `text`
+    may begin with the code of the prompt.
+    """
+
+    text: str
+    written: str
+    place: str
+    tree: ast.Module | None
+    fault: str = ""
+
+
+def find_program(
+    completion: Completion, entry_point: str = "", prompt_code: str = ""
+) -> Program | None:
+    """Return the program outside the think block, or None where there is none.
+
+    The last fenced block counts, of those labeled as Python or not at all; one that never closes
+    runs to the end. Without a fence: the whole text where it is a program; else its last indented
+    block. With ``prompt_code`` the program continues that code: a text that does not define
+    ``entry_point`` is the body of the function that the code leaves open.
+    """
+    text = answer_text(completion).replace("\r\n", "\n").replace("\r", "\n")
+    head = prompt_code.replace("\r\n", "\n")
+    block = find_block(text)
+    if block is not None:
+        return _join(block, head, entry_point, "fenced block")
+    if not text.strip():
+        return None
+    if head and text[:1] in " \t":
+        continued = _program(head.rstrip("\n") + "\n" + text, text, "continuation")
+        if continued.tree is not None:
+            return continued
+    if is_program(text):
+        return _join(text, head, entry_point, "whole text")
+    block = last_indented_block(text)
+    return None if block is None else _join(block, head, entry_point, "indented block")
+
+
+def find_block(text: str) -> str | None:
+    """Return the inside of the last fenced block that may hold Python; None without one."""
+    found: str | None = None
+    lines: list[str] = []
+    indent, fence, label = "", "", ""
+    for line in text.split("\n"):
+        match = _FENCE.fullmatch(line)
+        if match and fence and len(match[1]) >= len(indent) + 4:
+            match = None  # deeper inside: a fence that the program's own text quotes
+        if match and not fence:
+            indent, fence, label, lines = match[1], match[2], match[3].lower(), []
+        elif match and match[2][0] == fence[0] and len(match[2]) >= len(fence) and not match[3]:
+            found = _inside(lines, label, found)
+            fence = ""
+        elif match and match[2] == fence and match[3].lower() in PYTHON_LABELS:
+            found = _inside(lines, label, found)  # a block that never closed, and the next one
+            indent, fence, label, lines = match[1], match[2], match[3].lower(), []
+        elif fence:
+            lines.append(line)
+    return _inside(lines, label, found) if fence else found
+
+
+def _inside(lines: list[str], label: str, before: str | None) -> str | None:
+    return textwrap.dedent("\n".join(lines)) + "\n" if label in PYTHON_LABELS else before
+
+
+def last_indented_block(text: str) -> str | None:
+    """Return the last run of lines indented by four, after an empty line or at the start."""
+    found: str | None = None
+    run: list[str] = []
+    open_for_code = True
+    for line in [*text.split("\n"), "end"]:
+        blank = not line.strip()
+        if _INDENTED.match(line) and not blank and (run or open_for_code):
+            run.append(line)
+        elif blank and run:
+            run.append("")
+        elif not blank and run:
+            found = textwrap.dedent("\n".join(run)).strip("\n") + "\n"
+            run = []
+        open_for_code = blank
+    return found
+
+
+def is_program(text: str) -> bool:
+    """Whether a whole text is Python that does something: words that happen to parse are not."""
+    tree, _ = parse(text)
+    return tree is not None and any(
+        not isinstance(node, (ast.Expr, ast.AnnAssign))
+        or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call))
+        for node in tree.body
+    )
+
+
+def parse(text: str) -> tuple[ast.Module | None, str]:
+    """Return the syntax tree of a text, or None and why it does not compile."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text)
+            compile(text, "<program>", "exec", dont_inherit=True)
+    except SyntaxError as error:
+        return None, f"{type(error).__name__}: {error.msg} (line {error.lineno})"
+    except (ValueError, RecursionError, MemoryError, OverflowError) as error:
+        return None, f"{type(error).__name__}: {error}"
+    return tree, ""
+
+
+def defined_names(tree: ast.Module) -> dict[str, str]:
+    """Return {name: class, function, import or value} of what a module's top level binds."""
+    found: dict[str, str] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            found[node.name] = "class"
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            found[node.name] = "function"
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            for alias in node.names:
+                found[(alias.asname or alias.name).partition(".")[0]] = "import"
+        else:
+            for each in ast.walk(node):
+                if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
+                    found[each.id] = "value"
+    return found
+
+
+def last_function(tree: ast.Module | None, preferred: str = "") -> str:
+    """Return the name of a module's last public function, or ``preferred`` where it is one; or ""."""
+    body = tree.body if tree is not None else []
+    names = [n.name for n in body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    public = [name for name in names if not name.startswith("_")] or names
+    return preferred if preferred in names else (public[-1] if public else "")
+
+
+def _program(text: str, written: str, place: str) -> Program:
+    tree, fault = parse(text)
+    return Program(text, written, place, tree, fault)
+
+
+def _join(written: str, head: str, entry_point: str, place: str) -> Program:
+    alone = _program(written, written, place)
+    if not head:
+        return alone
+    root = entry_point.partition(".")[0].removesuffix("()")
+    if alone.tree is not None and root in defined_names(alone.tree):
+        whole = _program(head.rstrip("\n") + "\n\n\n" + written, written, place)
+        return alone if whole.tree is None else whole
+    body = textwrap.indent(textwrap.dedent(written), "    ")
+    for tail in (body, "    " + written.lstrip(), written):
+        whole = _program(head.rstrip("\n") + "\n" + tail, written, place)
+        if whole.tree is not None:
+            return whole
+    return alone

@@ -1,0 +1,330 @@
+"""Run the tests of one completion: two sandboxed processes, and this one in between, which compares.
+
+The submission's process gets arguments and gives plain data; it never holds an expected value, a test
+or a verdict. Code of tests runs in the other process (`code_test_process`), where the submission is a
+stand-in: each use of it comes here as a question, and goes on to the submission.
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+from assay.errors import VerifierError, message
+from assay.verify.base import Limits
+from assay.verify.code_compare import compare, same_output
+from assay.verify.code_names import exception_bases, rules, wanted_names
+from assay.verify.code_program import Program, last_function
+from assay.verify.code_setup import for_tests
+from assay.verify.code_spec import CodeSpec, CodeTest
+from assay.verify.sandbox import Handle, Outcome, Sandbox, Session
+from assay.verify.sandbox.codec import EXCEPTIONS, Unsupported
+
+MAX_RELOADS = 3  # fresh processes for the tests after one that ended its process
+MAX_CALLS = 100_000  # of the submission, in one test
+TEST_CPU = 10.0  # seconds beside the submission's own, for the code of a test
+OUTPUT_KIB = 4096
+SHOWN = 200
+FATAL = ("timeout", "memory", "output", "died", "unsupported", "compile_error")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How one test went. fault: ``timeout``, ``memory`` and the like; ``type``: only the type is wrong."""
+
+    passed: bool
+    why: str = ""
+    fault: str = ""
+
+
+class Fault(Exception):
+    """The submission ended a test: which way, and what is known of it."""
+
+    def __init__(self, kind: str, why: str) -> None:
+        super().__init__(kind, why)
+        self.kind, self.why = kind, why
+
+
+@dataclass(eq=False)
+class Run:
+    """The tests of one program, in order. seen: what the submission returned and printed."""
+
+    sandbox: Sandbox
+    spec: CodeSpec
+    program: Program
+    seen: list[Any] = field(default_factory=list[Any])
+    submission: Session | None = None
+    bench: Session | None = None
+    kinds: Mapping[str, str] = field(default_factory=dict[str, str])
+    num_loads: int = 0
+    num_calls: int = 0
+    total_cpu: float = 0.0
+    test_cpu: float = 0.0
+    fault: Fault | None = None
+
+    def results(self) -> list[Result]:
+        """Run every test. Raises SandboxTrouble, and VerifierError for tests that cannot be run."""
+        try:
+            return [self._result(test) for test in self.spec.tests]
+        finally:
+            for session in (self.submission, self.bench):
+                if session is not None:
+                    session.close()
+
+    def _result(self, test: CodeTest) -> Result:
+        if self.total_cpu >= self.spec.total_time:
+            return Result(False, f"not run: {self.spec.total_time:g} s were used up", "timeout")
+        self.fault, self.test_cpu, self.num_calls = None, 0.0, 0
+        try:
+            if test.kind == "stdin":
+                return self._stdin(test)
+            self._load()
+            if test.kind == "args":
+                return self._compared(test, test.args, test.kwargs or {}, test.expected, True)
+            if test.kind == "generate":
+                return self._generated(test)
+            return self._tested(test)
+        except Fault as fault:
+            return Result(False, fault.why, fault.kind)
+
+    # the submission's process
+
+    def _limits(self) -> Limits:
+        left = min(self.spec.time_limit - self.test_cpu, self.spec.total_time - self.total_cpu)
+        return Limits(
+            cpu_seconds=max(0.01, left),
+            memory_mib=self.spec.memory_limit,
+            output_kib=OUTPUT_KIB,
+        )
+
+    def _spend(self, outcome: Outcome) -> Outcome:
+        self.test_cpu += outcome.cpu_seconds
+        self.total_cpu += outcome.cpu_seconds
+        return outcome
+
+    def _load(self) -> None:
+        if self.submission is not None and self.submission.ended is None:
+            return
+        if self.num_loads > MAX_RELOADS:
+            raise Fault("died", "not run: its process ended too often")
+        if self.submission is not None:
+            self.submission.close()
+        self.num_loads += 1
+        self.submission = self.sandbox.load(self.program.text, self._limits())
+        loaded = self._spend(self.submission.loaded)
+        if loaded.status != "ok":
+            self.submission.close()
+            self.num_loads = MAX_RELOADS + 1  # it would end the same way again
+            raise Fault(_kind_of(loaded), f"at its top level: {_words(loaded)}")
+        self.kinds = self.submission.names()
+
+    def _call(
+        self, what: str, place: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Outcome:
+        """Ask the submission's process; what it may not survive is a Fault."""
+        session = self.submission
+        assert session is not None
+        self.num_calls += 1
+        if self.num_calls > MAX_CALLS:
+            raise Fault("timeout", f"more than {MAX_CALLS} calls in a test")
+        if self.test_cpu >= self.spec.time_limit:
+            raise Fault("timeout", f"more than {self.spec.time_limit:g} s of CPU time in a test")
+        limits = self._limits()
+        try:
+            if what == "call":
+                outcome = session.call(place, args, kwargs, limits)
+            elif what == "method":
+                outcome = session.call_method(place, args[0], args[1:], kwargs, limits)
+            elif what == "get" and isinstance(place, str):
+                outcome = session.get(self._call("value", place, (), {}).value, args[0], limits)
+            elif what == "get":
+                outcome = session.get(place, args[0], limits)
+            else:
+                outcome = session.get(place, "", limits)
+        except Unsupported as error:
+            raise Fault("unsupported", f"its arguments cannot be sent: {error}") from None
+        self._spend(outcome)
+        if self.spec.check_determinism:
+            self.seen.append((outcome.status, outcome.value, outcome.stdout))
+        if outcome.status in FATAL or outcome.error_type == "SystemExit":
+            raise Fault(_kind_of(outcome), _words(outcome))
+        return outcome
+
+    def _call_entry(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:
+        """Call the entry point: ``f``, ``Class.method`` or ``Class().method``."""
+        first, *rest = self._entry().split(".")
+        if not rest:
+            return self._call("call", first, args, kwargs)
+        name = first.removesuffix("()")
+        place = self._call("call" if name != first else "value", name, (), {})
+        for part in rest[:-1]:
+            if place.status == "ok":
+                place = self._call("get", place.value, (part,), {})
+        if place.status != "ok" or not isinstance(place.value, Handle):
+            return place
+        return self._call("method", place.value, (rest[-1], *args), kwargs)
+
+    def _entry(self) -> str:
+        found = self.spec.entry_point or last_function(self.program.tree)
+        if not found:
+            raise Fault("", "the program defines no function")
+        return found
+
+    # tests with data
+
+    def _compared(
+        self,
+        test: CodeTest,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        expected: Any,
+        from_json: bool,
+    ) -> Result:
+        outcome = self._call_entry(args, kwargs)
+        if outcome.status != "ok":
+            return Result(False, _words(outcome))
+        match = compare(expected, outcome.value, self.spec.float_tolerance, from_json=from_json)
+        if match == "same":
+            return Result(True)
+        found = f"returned {_shown(outcome.value)}; expected {_shown(expected)}"
+        if match == "type":
+            return Result(False, f"{found}: the type is wrong", "type")
+        return Result(False, found)
+
+    def _stdin(self, test: CodeTest) -> Result:
+        limits = self._limits()
+        outcome = self._spend(self.sandbox.run(self.program.text, test.stdin, limits))
+        if self.spec.check_determinism:
+            self.seen.append((outcome.status, outcome.stdout))
+        if outcome.status != "ok":
+            return Result(False, _words(outcome), _kind_of(outcome))
+        rule, tolerance = self.spec.stdout_rule, self.spec.float_tolerance
+        if any(same_output(each, outcome.stdout, rule, tolerance) for each in test.outputs):
+            return Result(True)
+        return Result(False, f"printed {_shown(outcome.stdout)}")
+
+    def _generated(self, test: CodeTest) -> Result:
+        plan = {
+            "setup": self.spec.setup,
+            "source": test.source,
+            "cases": test.cases,
+            "seed": test.seed,
+        }
+        limits = Limits(cpu_seconds=TEST_CPU, memory_mib=self.spec.memory_limit)
+        cases = cast(
+            "list[Any]",
+            self._of_row(self._bench().call("generate", (plan,), {}, limits), "generate"),
+        )
+        reference = last_function(_tree(test.reference), self.spec.entry_point)
+        with self.sandbox.load(test.reference, limits) as solution:
+            self._of_row(solution.loaded, "reference")
+            for number, args in enumerate(cases):
+                given = args if isinstance(args, tuple) else (args,)
+                expected = self._of_row(solution.call(reference, given, {}, limits), "reference")
+                result = self._compared(test, given, {}, expected, False)
+                if not result.passed:
+                    shown = f"case {number}, {_shown(given)}: {result.why}"
+                    return Result(False, shown, result.fault)
+        return Result(True)
+
+    def _of_row(self, outcome: Outcome, what: str) -> Any:
+        """Return what the row's own code returned; its faults are the row's."""
+        if outcome.status != "ok":
+            raise VerifierError(message(f"spec {what}", _words(outcome), "code that runs"))
+        return outcome.value
+
+    # tests with code of their own
+
+    def _bench(self) -> Session:
+        if self.bench is None or self.bench.ended is not None:
+            if self.bench is not None:
+                self.bench.close()
+            limits = Limits(cpu_seconds=TEST_CPU, memory_mib=self.spec.memory_limit, seconds=60.0)
+            self.bench = self.sandbox.load(_bench_source(), limits, on_call=self._answer)
+            self._of_row(self.bench.loaded, "tests")
+        return self.bench
+
+    def _tested(self, test: CodeTest) -> Result:
+        own = for_tests(self.spec, self.program)
+        entry = self._entry() if test.kind != "assert" else self.spec.entry_point
+        wanted = wanted_names((test.source, own.setup), own.trusted, entry)
+        plan = {
+            "kind": test.kind,
+            "source": test.source,
+            "setup": own.setup,
+            "prompt": own.prompt,
+            "names": rules(wanted, entry, self.kinds, cast("Any", self.program.tree)),
+            "entry_point": entry,
+            "cases": test.cases,
+            "seed": test.seed,
+        }
+        outcome = self._bench().call("run_test", (plan,))
+        if self.fault is not None:
+            raise self.fault
+        if outcome.status != "ok":
+            return Result(False, f"the test's own code: {_words(outcome)}", _kind_of(outcome))
+        said, why = outcome.value
+        return Result(said == "passed", why)
+
+    def _answer(self, what: Any, asked: tuple[Any, ...], _: dict[str, Any]) -> dict[str, Any]:
+        """Answer a question of the tests' process."""
+        place, args, kwargs = asked
+        reply: dict[str, Any] = {"status": "stopped", "value": None, "args": None, "kwargs": None}
+        reply |= {"printed": "", "error": None}
+        if self.fault is not None:
+            return reply
+        try:
+            outcome = self._call(what, place, args, kwargs)
+        except Fault as fault:
+            self.fault = fault
+            return reply
+        reply |= {"status": outcome.status, "printed": outcome.stdout}
+        if outcome.status == "ok":
+            reply |= {
+                "value": outcome.value,
+                "args": outcome.args_after,
+                "kwargs": outcome.kwargs_after,
+            }
+        else:
+            name, _, text = outcome.error.partition(": ")
+            known = name in EXCEPTIONS
+            bases = (name,) if known else exception_bases(name, cast("Any", self.program.tree))
+            reply["error"] = (outcome.error_type, bases, text)
+        return reply
+
+
+@cache
+def _bench_source() -> str:
+    """Return the program of the tests' process, compiled already: parsing it takes longer than a test."""
+    path = Path(__file__).with_name("code_test_process.py")
+    code = marshal.dumps(compile(path.read_text(encoding="utf-8"), "<tests>", "exec"))
+    return f"import marshal\nexec(marshal.loads({code!r}))\n"
+
+
+@lru_cache(maxsize=1024)
+def _tree(source: str) -> Any:
+    import ast
+
+    return ast.parse(source)
+
+
+def _kind_of(outcome: Outcome) -> str:
+    return outcome.status if outcome.status in FATAL else ""
+
+
+def _words(outcome: Outcome) -> str:
+    if outcome.status in ("exception", "compile_error"):
+        return outcome.error[:SHOWN]
+    return f"{outcome.status}: {outcome.error[:SHOWN]}"
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of too many digits
+        text = f"a value of type {type(value).__name__}"
+    return text if len(text) <= SHOWN else text[:SHOWN] + "..."
