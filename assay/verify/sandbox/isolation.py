@@ -1,34 +1,211 @@
-"""Placeholder of the walls: limits of the process only."""
+"""The walls around submissions, from the zygote's side: built once here, closed in each forked process.
+
+`Isolation.separate` gives the zygote namespaces of its own, in which it is the first process: when it ends,
+everything forked from it does. `Isolation.prepare` replaces its view of the file system. `Isolation.enter`
+runs in each forked process, before it reads anything of its parent: a pid, mount and IPC namespace, an empty
+small /tmp, an unprivileged user without capabilities, Landlock. `Isolation.confine` comes last, when the
+limits are known: resource limits, then the filter of system calls. Only then is the submission executed.
+
+The zygote loads this file without the package: standard library only.
+"""
 
 from __future__ import annotations
 
+import os
 import resource
+import shutil
+import signal
+import socket
+import sys
+import sysconfig
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
+import kernel
+import seccomp
+
+SHARED = (
+    kernel.NEWUSER | kernel.NEWPID | kernel.NEWNS | kernel.NEWIPC | kernel.NEWUTS | kernel.NEWNET
+)
+QUIET = kernel.MS_NOSUID | kernel.MS_NODEV
+SUBMISSION_UID = 65534
+DEVICES = ("null", "zero", "urandom", "random")
+STACK_BYTES = 64 * 2**20
+DESCRIPTORS = 64
+OTHER_TASKS = 8  # of the same user: the zygote, another session
+
 
 class Isolation:
-    def __init__(self, settings: dict[str, Any], control: Any) -> None:
-        self.settings = settings
+    """The walls. settings: what the worker asked for; ask: a question to the worker, as text."""
+
+    def __init__(self, settings: dict[str, Any], ask: Callable[[str], str]) -> None:
+        self.settings, self.ask = settings, ask
+        self.unsafe = bool(settings["unsafe"])
+        self.filter: seccomp.Filter | None = None
+        self.own_pids = -1
+        self.many_users = False
+        self.landlock = 0
+        self.base_bytes = 0
+        self.folder = ""
+
+    def separate(self) -> None:
+        """Go on as the first process of new namespaces; the caller stays outside, to wait."""
+        if self.settings["with_thread"]:
+            kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != self.settings["parent"]:
+            os._exit(0)
+        if self.unsafe:
+            return
+        self.filter = seccomp.Filter(kernel.MACHINE)
+        kernel.unshare(SHARED)
+        self.many_users = self.ask("map") == "many"
+        zygote = os.fork()
+        if zygote:
+            os.closerange(3, 1024)
+            os.waitpid(zygote, 0)
+            os._exit(0)
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def prepare(self) -> dict[str, Any]:
-        return {"isolation": "none"}
+        """Build the view of the file system. Returns facts. Raises OSError."""
+        with open("/proc/self/statm") as file:
+            self.base_bytes = int(file.read().split()[0]) * resource.getpagesize()
+        if self.unsafe:
+            return {"mode": "unsafe: no isolation", "rlimits": True}
+        self.own_pids = os.open("/proc/self/ns/pid_for_children", os.O_RDONLY | os.O_CLOEXEC)
+        self.landlock = kernel.landlock_version()
+        build_root(readable_folders())
+        socket.sethostname("sandbox")
+        assert self.filter is not None
+        return {
+            "mode": "isolated",
+            "namespaces": "user pid mount ipc uts net",
+            "uid": SUBMISSION_UID,
+            "uid_outside": SUBMISSION_UID if self.many_users else self.settings["uid"],
+            "seccomp": f"{self.filter.size} instructions, calls allowed by name",
+            "landlock": self.landlock or "not in this kernel",
+            "capabilities": "none",
+            "no_new_privs": True,
+            "cgroup": "none: one process of bounded address space, and a small tmpfs, need none",
+        }
 
     def before_fork(self) -> None:
-        return
+        """Let the next fork be the first process of a pid namespace of its own."""
+        if self.unsafe:
+            self.folder = tempfile.mkdtemp(prefix="assay-sandbox-")
+            return
+        kernel.setns(self.own_pids, kernel.NEWPID)
+        kernel.unshare(kernel.NEWPID)
+
+    def after_reap(self, folder: str) -> None:
+        """Remove what an unisolated process left in its folder."""
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def enter(self) -> Callable[[dict[str, Any]], None]:
-        return confine
+        """Close the walls around this forked process; return what confines it further."""
+        if self.unsafe:
+            kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+            os.chdir(self.folder)
+            return self.confine
+        kernel.unshare(kernel.NEWNS | kernel.NEWIPC)
+        options = f"size={self.settings['file_bytes']},nr_inodes=1000,mode=0700"
+        if self.many_users:
+            options += f",uid={SUBMISSION_UID},gid={SUBMISSION_UID}"
+        kernel.mount("tmpfs", "/tmp", "tmpfs", QUIET | kernel.MS_NOEXEC, options)
+        os.chdir("/tmp")
+        if self.many_users:
+            os.setgroups([])
+            os.setresgid(SUBMISSION_UID, SUBMISSION_UID, SUBMISSION_UID)
+        kernel.drop_capabilities_from_bounds()
+        if self.many_users:
+            os.setresuid(SUBMISSION_UID, SUBMISSION_UID, SUBMISSION_UID)
+        kernel.drop_capabilities()
+        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user clears it
+        if self.landlock:
+            kernel.landlock(self.landlock, "/tmp")
+        return self.confine
+
+    def confine(self, limits: dict[str, Any]) -> None:
+        """Set the limits of one submission, and install the filter."""
+        if not self.unsafe and (size := os.fstat(0).st_size):
+            with open("/tmp/.stdin", "wb") as file:  # /dev/stdin points here
+                file.write(os.pread(0, size, 0))
+        space = self.base_bytes + limits["memory_mib"] * 2**20
+        for name, value in (
+            (resource.RLIMIT_AS, space),
+            (resource.RLIMIT_STACK, STACK_BYTES),
+            (resource.RLIMIT_FSIZE, limits["file_bytes"]),
+            (resource.RLIMIT_NOFILE, DESCRIPTORS),
+            (resource.RLIMIT_CPU, limits["total_cpu_seconds"]),
+            (resource.RLIMIT_CORE, 0),
+            (resource.RLIMIT_MEMLOCK, 0),
+            (resource.RLIMIT_MSGQUEUE, 0),
+            (resource.RLIMIT_NPROC, limits["threads"] + OTHER_TASKS),
+        ):
+            if self.unsafe and name == resource.RLIMIT_NPROC:
+                continue  # it counts every process of the user
+            _, hard = resource.getrlimit(name)
+            bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(name, (bound, bound))
+        if self.filter is not None:
+            self.filter.install()
 
 
-def confine(settings: dict[str, Any]) -> None:
-    with open("/proc/self/statm") as file:
-        used = int(file.read().split()[0]) * resource.getpagesize()
-    for name, value in (
-        (resource.RLIMIT_AS, used + settings["memory_mib"] * 2**20),
-        (resource.RLIMIT_FSIZE, settings["file_bytes"]),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_CPU, settings["total_cpu_seconds"]),
-        (resource.RLIMIT_NOFILE, 64),
-    ):
-        resource.setrlimit(name, (value, value))
+def readable_folders() -> list[str]:
+    """The standard library, and the packages that are loaded from elsewhere."""
+    library = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    library |= {os.path.dirname(os.path.realpath(os.__file__))}
+    folders = {os.path.realpath(path) for path in library if path and os.path.isdir(path)}
+    for name, module in list(sys.modules.items()):
+        place = getattr(module, "__file__", None)
+        if not place or "." in name or name in ("codec", "agent", "isolation", "seccomp", "kernel"):
+            continue
+        folder = os.path.dirname(os.path.realpath(place))
+        if not os.path.basename(place).startswith("__init__."):
+            continue
+        if (
+            not any(folder.startswith(each + os.sep) for each in folders)
+            or "site-packages" in folder
+        ):
+            folders |= {each for each in (folder, folder + ".libs") if os.path.isdir(each)}
+    return sorted(folders)
+
+
+def build_root(folders: list[str]) -> None:
+    """Make a small read-only root that holds ``folders``, four devices and an empty /tmp, and only these."""
+    kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("tmpfs", "/tmp", "tmpfs", QUIET, "size=1m,mode=0755")
+    os.mkdir("/tmp/.outside")
+    kernel.pivot_root("/tmp", "/tmp/.outside")
+    os.chdir("/")
+    os.umask(0o022)
+    for folder in folders:
+        os.makedirs(folder, exist_ok=True)
+        bind(f"/.outside{folder}", folder)
+        packages = os.path.join(folder, "site-packages")
+        if os.path.isdir(packages):
+            flags = QUIET | kernel.MS_RDONLY
+            kernel.mount("tmpfs", packages, "tmpfs", flags, "size=4k,mode=0755")
+    os.makedirs("/dev")
+    for name in DEVICES:
+        if os.path.exists(f"/.outside/dev/{name}"):
+            open(f"/dev/{name}", "w").close()
+            bind(f"/.outside/dev/{name}", f"/dev/{name}", devices=True)
+    os.symlink("/tmp/.stdin", "/dev/stdin")
+    os.makedirs("/tmp", exist_ok=True)
+    kernel.unmount("/.outside")
+    os.rmdir("/.outside")
+    kernel.mount("none", "/", "", kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | QUIET)
+
+
+def bind(source: str, target: str, devices: bool = False) -> None:
+    """Show ``source`` at ``target``, to read only."""
+    kernel.mount(source, target, "", kernel.MS_BIND)
+    kept = os.statvfs(target).f_flag & (kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    flags = kernel.MS_NOSUID | (kernel.MS_NOEXEC if devices else kernel.MS_NODEV)
+    kernel.mount(
+        "none", target, "", kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kept | flags
+    )

@@ -25,18 +25,20 @@ class Ended(Exception):
 
 
 class Process:
-    """A forked process: ``pid`` and ``pidfd`` name it, ``channel`` speaks to it.
+    """A forked process: ``pidfd`` and ``pid`` name it here, ``number`` in its zygote's namespace.
 
     output: two files that it writes its standard output and errors to.
     """
 
-    def __init__(self, pid: int, channel: socket.socket, output: tuple[int, int]) -> None:
-        self.pid, self.channel, self.output = pid, channel, output
-        self.pidfd = os.pidfd_open(pid)
+    def __init__(
+        self, number: int, pidfd: int, channel: socket.socket, output: tuple[int, int]
+    ) -> None:
+        self.number, self.pidfd, self.channel, self.output = number, pidfd, channel, output
+        self.pid = _pid_here(pidfd)
         self.channel.setblocking(False)
         self.buffer = bytearray()
         self.at_end = False  # of the channel
-        self.clock = _cpu_clock(pid)
+        self.clock = _cpu_clock(self.pid)
         self.idle = 0.0
         self.cpu_limit = self.cpu_start = 0.0
         self.idle_limit = 10.0
@@ -196,6 +198,12 @@ class Process:
         os.close(self.pidfd)
         for descriptor in self.output:
             os.close(descriptor)
+
+
+def _pid_here(pidfd: int) -> int:
+    """The number, among the processes that we see, of the one that a descriptor names."""
+    with open(f"/proc/self/fdinfo/{pidfd}") as file:
+        return next(int(line[4:]) for line in file if line.startswith("Pid:"))
 
 
 def _cpu_clock(pid: int) -> int:

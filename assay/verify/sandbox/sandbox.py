@@ -10,12 +10,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 from assay.verify.base import Limits
 from assay.verify.sandbox.outcome import Outcome, SandboxTrouble, SandboxUnavailable
-from assay.verify.sandbox.process import Process, memory_file
+from assay.verify.sandbox.process import Ended, Process, memory_file
 from assay.verify.sandbox.session import MEMORY_MIB, OnCall, PROCESSES, Session
 
 PRELOAD = (
@@ -62,6 +63,9 @@ class Sandbox:
             "preload": self.preload,
             "unsafe": self.unsafe,
             "parent": os.getpid(),
+            "uid": os.geteuid(),
+            "with_thread": threading.current_thread() is threading.main_thread(),
+            "file_bytes": FILE_BYTES,
         }
         program = str(Path(__file__).with_name("zygote.py"))
         self.zygote = subprocess.Popen(
@@ -86,7 +90,9 @@ class Sandbox:
         theirs.close()
         self.control.settimeout(START_SECONDS)
         try:
-            self.facts = json.loads(self._reply())
+            while (reply := self._reply()) == "map":
+                self.control.send(_map_users(self.zygote.pid).encode())
+            self.facts = json.loads(reply.removeprefix("facts "))
         except (OSError, SandboxTrouble, ValueError) as error:
             self.close()
             raise SandboxUnavailable(f"sandbox: {error}") from None
@@ -144,23 +150,30 @@ class Sandbox:
         given = memory_file("stdin", stdin)
         try:
             socket.send_fds(self.control, [b"fork"], [theirs.fileno(), given, *output])
-            pid = int(self._reply().removeprefix("pid "))
+            reply, descriptors, _, _ = socket.recv_fds(self.control, 64, 1)
+            number, pidfd = int(reply.decode().removeprefix("pid ")), descriptors[0]
         except (OSError, ValueError) as error:
             raise SandboxTrouble(f"the sandbox cannot fork: {error}") from None
         finally:
             theirs.close()
             os.close(given)
-        process = Process(pid, ours, output)
+        process = Process(number, pidfd, ours, output)
         process.begin(10.0, 10.0, 2**20)
         session = Session(process, next(_origins), limits, self._reap, on_call)
-        ready = session.decode(process.receive())
+        try:
+            ready = session.decode(process.receive())
+        except Ended as end:
+            with session:
+                raise SandboxTrouble(
+                    f"the sandbox did not start: {end.text}: {process.take_output()[1]}"
+                ) from None
         if ready != (b"", "ready"):
             raise SandboxTrouble(f"the sandbox did not start: {ready!r}")
         return session
 
     def _reap(self, process: Process) -> int:
         process.kill()
-        self.control.send(f"reap {process.pid}".encode())
+        self.control.send(f"reap {process.number}".encode())
         return int(self._reply().removeprefix("status "))
 
     def _reply(self) -> str:
@@ -177,3 +190,17 @@ class Sandbox:
             os.kill(self.zygote.pid, signal.SIGKILL)
         _, errors = self.zygote.communicate()
         return errors.decode("utf-8", "replace").strip().splitlines()[-1:].__str__()
+
+
+def _map_users(pid: int) -> str:
+    """Map users into the namespace of process ``pid``: two where we may, else our own as "nobody"."""
+    user, group = os.geteuid(), os.getegid()
+    if user == 0:
+        with contextlib.suppress(OSError):
+            for name in ("uid_map", "gid_map"):
+                Path(f"/proc/{pid}/{name}").write_text("0 0 1\n65534 65534 1\n")
+            return "many"
+    Path(f"/proc/{pid}/setgroups").write_text("deny")
+    Path(f"/proc/{pid}/uid_map").write_text(f"65534 {user} 1\n")
+    Path(f"/proc/{pid}/gid_map").write_text(f"65534 {group} 1\n")
+    return "one"

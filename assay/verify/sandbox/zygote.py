@@ -4,7 +4,9 @@ A fresh interpreter with one thread, started before any test exists: a forked pr
 that its parent held, so this one holds nothing. It loads the modules that submissions commonly use, and
 then answers the worker over the socket CONTROL:
 
-    b"fork" + 4 descriptors (channel, stdin, stdout, stderr) -> b"pid N"
+    "map" (its only question)             -> which users its namespace has
+    "facts {...}"                         when it is ready
+    b"fork" + 4 descriptors (channel, stdin, stdout, stderr) -> b"pid N", with a descriptor of it
     b"reap N" -> b"status S"      the exit status, as of wait; N has ended, or is about to
     end of file -> this process ends, and with it everything forked from it
 """
@@ -22,8 +24,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PR_SET_PDEATHSIG = 1
-SPARE_DESCRIPTOR = 4  # everything from here on is closed in a forked process
+SIBLINGS = ("codec", "kernel", "seccomp", "isolation", "agent")
+FIRST_CLOSED = 4  # descriptors from here on are closed in a forked process
 
 
 def load(name: str) -> Any:
@@ -49,17 +51,20 @@ def add_site_names() -> None:
 def child(channel: int, streams: list[int], agent: Any, isolation: Any) -> None:
     """Become one submission's process; never returns."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    confine = isolation.enter()
     for number, descriptor in enumerate([*streams, channel]):
         os.dup2(descriptor, number)
-    os.closerange(SPARE_DESCRIPTOR, 1024)
-    for name in ("codec", "agent", "isolation", "seccomp", "__main__"):
+    os.closerange(FIRST_CLOSED, 1024)
+    for name in (*SIBLINGS, "__main__"):
         sys.modules.pop(name, None)
     sys.argv[:] = ["main.py"]
-    agent.main(isolation.enter())
+    sys.orig_argv[:] = ["main.py"]
+    agent.main(confine)
 
 
 def serve(control: socket.socket, agent: Any, isolation: Any) -> None:
     """Answer the worker until it closes the socket."""
+    folders: dict[int, str] = {}
     while True:
         request, descriptors, _, _ = socket.recv_fds(control, 64, 4)
         verb, _, number = request.decode().partition(" ")
@@ -69,35 +74,48 @@ def serve(control: socket.socket, agent: Any, isolation: Any) -> None:
             if pid == 0:
                 try:
                     child(descriptors[0], descriptors[1:], agent, isolation)
+                except BaseException as error:
+                    os.write(descriptors[3], f"{type(error).__name__}: {error}".encode())
                 finally:
                     os._exit(71)
             for descriptor in descriptors:
                 os.close(descriptor)
-            control.send(f"pid {pid}".encode())
+            folders[pid] = isolation.folder
+            handle = os.pidfd_open(pid)
+            socket.send_fds(control, [f"pid {pid}".encode()], [handle])
+            os.close(handle)
         elif verb == "reap":
             _, status = os.waitpid(int(number), 0)
+            isolation.after_reap(folders.pop(int(number)))
             control.send(f"status {status}".encode())
         else:
             return
 
 
 def main() -> None:
-    """Load, isolate, serve."""
+    """Separate, load, wall in, serve."""
     settings = json.loads(sys.argv[1])
     control = socket.socket(fileno=settings["control"])
+
+    def ask(question: str) -> str:
+        control.send(question.encode())
+        return control.recv(4096).decode()
+
+    modules = {name: load(name) for name in SIBLINGS}
+    isolation = modules["isolation"].Isolation(settings, ask)
+    isolation.separate()
     add_site_names()
     for name in settings["preload"]:
         importlib.import_module(name)
-    load("codec")
-    agent = load("agent")
-    load("seccomp")
-    isolation = load("isolation").Isolation(settings, control)
     facts = isolation.prepare()
     gc.collect()
     gc.freeze()  # forked processes then share these pages
-    control.send(json.dumps(facts).encode())
-    serve(control, agent, isolation)
+    control.send(("facts " + json.dumps(facts)).encode())
+    serve(control, modules["agent"], isolation)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Exception as error:
+        sys.exit(f"{type(error).__name__}: {error}")  # the worker reads its last words
