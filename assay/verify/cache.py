@@ -57,10 +57,11 @@ def size_of(part: Part) -> int:
 def problem_key(card: Card, problem: Problem) -> bytes | None:
     """Return what a verifier's keys for one problem begin with: all but the completion.
 
-    None where the verifier does not want a cache, or the spec holds what is not plain. The prompt is
-    part of it: a judge of one that spec says nothing of still reads the question.
+    None where the verifier does not want a cache or is quicker than one (inline), or the spec holds
+    what is not plain. The prompt is part of it: a judge that the spec says nothing to still reads
+    the question.
     """
-    if not card.cached or card.takes not in ("completion", "batch"):
+    if not card.cached or card.whole or card.lane == "inline":
         return None
     try:
         text = canonical(

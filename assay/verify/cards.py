@@ -77,8 +77,19 @@ def built_in_card(name: str, options: Mapping[str, Any]) -> Card:
         fields=verifier.fields,
         options=options,
         verifier=verifier,
-        error=complaint_of_options(verifier.name, verifier.fields, verifier.lane, options),
+        error=_complaint(verifier, options),
     )
+
+
+def _complaint(verifier: Verifier, options: Mapping[str, Any]) -> str:
+    """Return why a built-in verifier cannot work with these options on this machine, or ""."""
+    error = complaint_of_options(verifier.name, verifier.fields, verifier.lane, options)
+    if not error and verifier.check_options is not None:
+        try:
+            verifier.check_options(options)
+        except VerifierError as complaint:
+            error = str(complaint)
+    return error
 
 
 def card_facts(verifier: Verifier) -> dict[str, Any]:

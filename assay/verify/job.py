@@ -105,7 +105,7 @@ class Job:
 
     def _note_keys(self, index: int) -> None:
         prefix = problem_key(self.plan.cards[index], self.group.problem)
-        if prefix is not None and not self.plan.cards[index].whole:
+        if prefix is not None:
             for sibling, completion in enumerate(self.group.completions):
                 self._keys[index, sibling] = completion_key(prefix, completion)
 

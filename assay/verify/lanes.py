@@ -96,6 +96,7 @@ class ThreadLane:
         elif card.takes == "batch":
             self.batch_size = lane_option("device", "batch_size", card.options)
         self.seconds = card.seconds or (DEVICE_SECONDS if self.is_device else THREAD_SECONDS)
+        self.seconds = max(self.seconds, 1.25 * float(card.options.get("patience", 0.0)))
         self.num_lost = 0
         self._deliver = deliver
         self._changed = threading.Condition()

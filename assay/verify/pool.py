@@ -20,6 +20,7 @@ from typing import Any, Literal
 from assay.errors import WorkerDied
 from assay.types import NotJudgedReason
 from assay.verify.protocol import WHOLE_GROUP, frame, load_reply, take_frames
+from assay.verify.remains import Remains, clear
 
 START_DEADLINE = 120.0  # seconds for a fresh interpreter, or for a heavy import inside a worker
 CONFIRMATION = 0.25  # seconds between finding a worker overdue and killing it
@@ -61,6 +62,7 @@ class WorkerProcess:
     lifeline: int
     errors: Any
     since: float
+    remains: Remains
     ready: bool = False
     loading: bool = False
     overdue: float | None = None
@@ -73,7 +75,7 @@ class WorkerProcess:
         return sum(len(task.units) for task in self.tasks)
 
     def kill(self) -> int:
-        """Kill the process and its children, and return its exit code."""
+        """Kill the process and its group, and return its exit code; `clear` takes what left the group."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         code = self.process.wait()
@@ -158,6 +160,8 @@ class Pool:
         workers, self.workers = self.workers, []
         for worker in workers:
             worker.kill()
+        if workers:
+            clear([worker.remains for worker in workers])
         self._queue.clear()
 
     def abandon(self) -> None:
@@ -172,7 +176,13 @@ class Pool:
         lifeline, kept = os.pipe()
         errors = tempfile.TemporaryFile()  # noqa: SIM115, lives as long as the worker
         paths = [path or os.getcwd() for path in sys.path]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+        remains = Remains()
+        environment = {
+            **os.environ,
+            **remains.environment,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "OMP_NUM_THREADS": "1",
+        }
         arguments = [str(theirs.fileno()), str(lifeline), str(os.getpid())]
         with theirs:
             process = subprocess.Popen(
@@ -186,7 +196,7 @@ class Pool:
             )
         os.close(lifeline)
         ours.setblocking(False)
-        worker = WorkerProcess(process, ours, kept, errors, time.monotonic())
+        worker = WorkerProcess(process, ours, kept, errors, time.monotonic(), remains)
         if self._greeting:
             worker.outbox += _request("options", 0, (), (), self._greeting)
         self.workers.append(worker)
@@ -325,6 +335,7 @@ class Pool:
         worker.errors.seek(0)
         said = worker.errors.read()[-2000:].decode(errors="replace").strip()
         code = worker.kill()
+        clear([worker.remains])
         if died:
             detail = f"{detail} ({_cause(code)})"
         if not worker.ready:

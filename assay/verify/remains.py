@@ -1,0 +1,61 @@
+"""What a worker leaves behind when it is killed: processes that left its group, temporary files.
+
+Whatever a worker starts inherits a mark in its environment, however often it forks and whatever
+session it moves to; where /proc tells (Linux), that finds it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+VARIABLE = "ASSAY_WORKER"
+ROUNDS = 5  # a process may fork while we look
+
+
+@dataclass(frozen=True)
+class Remains:
+    """The mark and the temporary folder of one worker."""
+
+    mark: str = field(default_factory=lambda: secrets.token_hex(8))
+    folder: str = field(default_factory=lambda: tempfile.mkdtemp(prefix="assay-worker-"))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the worker's environment says besides ours."""
+        return {VARIABLE: self.mark, "TMPDIR": self.folder}
+
+
+def clear(remains: Collection[Remains]) -> None:
+    """Kill the marked processes and delete the folders of workers that are dead."""
+    marks = {f"{VARIABLE}={each.mark}".encode() for each in remains}
+    for _ in range(ROUNDS):
+        found = [pid for pid in _processes() if _environment(pid) & marks]
+        for pid in found:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not found:
+            break
+    for each in remains:
+        shutil.rmtree(each.folder, ignore_errors=True)
+
+
+def _processes() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:  # another system: the process group must do
+        return []
+
+
+def _environment(pid: int) -> set[bytes]:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return set(file.read().split(b"\0"))
+    except OSError:  # it ended, or is another user's
+        return set()
