@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from fractions import Fraction
+from functools import lru_cache, partial
 from typing import Literal
 
 from assay.verify.latex_text import (
@@ -20,30 +21,28 @@ from assay.verify.latex_text import (
     squeeze,
     strip_label,
 )
-from assay.verify.plain_numbers import read_number, same_number, strip_unit
+from assay.verify.math_forms import (
+    is_undone,
+    is_words,
+    plain_form,
+    same_based,
+    same_date,
+    same_ratio,
+    same_time,
+    vector,
+    words_of,
+)
+from assay.verify.math_policy import DEFAULT, Policy
+from assay.verify.plain_numbers import PlainNumber, read_number, same_number, split_unit
 from assay.verify.symbolic import same_expression, same_union
+from assay.verify.units import Unit, convert
 
 MAX_PARTS = 64
 
 _RELATION = re.compile(
     r"[<>]|\\le |\\ge |\\ne |\\in |\\cup|\\cap|\\setminus|\\approx|\\subset|\\mid|\\to "
 )
-_BASED = re.compile(r"(\d[0-9A-Za-z]{0,200})_\{?(\d\d?)\}?")
 _OPERATOR = re.compile(r"\\(?:i+nt|oint|sum|prod|lim)(?![a-zA-Z])")
-_FUNCTION_WORDS = {
-    "sin",
-    "cos",
-    "tan",
-    "log",
-    "exp",
-    "sqrt",
-    "pi",
-    "max",
-    "min",
-    "mod",
-    "gcd",
-    "lcm",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +60,34 @@ class Parts:
         return len(set(self.labels)) > 1 and all(self.labels)
 
 
-def equivalent(gold: str, answer: str) -> bool:
+def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
     """Whether ``answer`` says the same as ``gold``; both are answers alone, without sentences around."""
     a, b = canonical(gold), canonical(answer)
     if not a or not b:
         return False
     if a == b or squeeze(a) == squeeze(b):
         return True
-    expected, found = read_number(a), read_number(b)
-    if expected is not None and found is not None and same_number(expected, found):
+    expected, found = _numbers(a, b, policy)
+    if expected is not None and found is not None and same_number(expected, found, policy):
         return not expected.listed or _reads_as_decimal(a, b)
     if expected is not None and found is not None and not (expected.listed or found.listed):
         return False
     if expected is not None and b != "e" and not re.search(r"[\d\\]", b):
         return False  # letters alone are no number; sympy need not be asked
-    return _same_structure(a, b)
+    if expected is not None and not policy.unevaluated and is_undone(b):
+        return False
+    return _same_structure(plain_form(a), plain_form(b), expected, found, policy)
+
+
+def _numbers(a: str, b: str, policy: Policy) -> tuple[PlainNumber | None, PlainNumber | None]:
+    """Read both; a letter that touches its number is a unit where the other side has one."""
+    european = policy.european_numbers
+    expected, found = read_number(a, False, european), read_number(b, False, european)
+    if expected is None and found is not None and found.unit.factors:
+        expected = read_number(a, True, european)
+    elif found is None and expected is not None and expected.unit.factors:
+        found = read_number(b, True, european)
+    return expected, found
 
 
 def _reads_as_decimal(gold: str, answer: str) -> bool:
@@ -86,89 +98,114 @@ def _reads_as_decimal(gold: str, answer: str) -> bool:
     return len(tail.strip("%° ")) > 1 or head.strip("- ") == "0"
 
 
-def _same_structure(a: str, b: str) -> bool:
-    if _is_words(a) or _is_words(b):
-        return _words(a) == _words(b)
+def _same_structure(
+    a: str, b: str, expected: PlainNumber | None, found: PlainNumber | None, policy: Policy
+) -> bool:
+    equal = partial(equivalent, policy=policy)
+    for compare in (same_time, same_date):
+        decided = compare(a, b)
+        if decided is not None:
+            return decided
+    if is_words(a) or is_words(b):
+        return words_of(a, policy.case) == words_of(b, policy.case)
     (label_a, value_a), (label_b, value_b) = strip_label(a), strip_label(b)
     if label_a and label_b and label_a == label_b:
-        return equivalent(value_a, value_b)
+        return equal(value_a, value_b)
     if label_a and not label_b and not _has_relation(b):
-        return equivalent(value_a, b)
+        return equal(value_a, b)
     if not label_a and not _has_relation(a) and (label_b or ("=" in b and not _is_bare_list(b))):
         value = value_b if label_b else _end_of_chain(b)
         if value != b:  # an equals sign inside brackets makes no chain
-            return bool(value) and equivalent(a, value)
+            return bool(value) and equal(a, value)
     if _OPERATOR.search(b) and not _OPERATOR.search(a):
         return False  # a sum still to be done is no answer, and it may take for ever
-    based = _based(a), _based(b)
-    if based[0] or based[1]:
-        return _same_based(based[0] or (squeeze(a), ""), based[1] or (squeeze(b), ""))
-    ratio_a, ratio_b = _ratio(value_a), _ratio(value_b)
-    if ratio_a or ratio_b:
-        return len(ratio_a) == len(ratio_b) and all(map(equivalent, ratio_a, ratio_b))
+    decided = same_based(a, b)
+    if decided is None:
+        decided = same_ratio(value_a, value_b, equal)
+    if decided is None:
+        decided = _same_vector(a, b, equal)
+    if decided is not None:
+        return decided
     parts_a, parts_b = read_parts(a), read_parts(b)
     if parts_a is not None or parts_b is not None:
-        decided = _same_parts(parts_a, parts_b, a, b)
+        decided = _same_parts(parts_a, parts_b, a, b, policy)
         if decided is not None:
             return decided
-    if " or " in a + b and (_has_relation(a) or _has_relation(b)):
-        return same_union(split_top(a), split_top(b))
+    if re.search(r" (?:or|and) ", a + b) and (_has_relation(a) or _has_relation(b)):
+        return same_union(_alternatives(a), _alternatives(b))
     if _is_bare_list(a) != _is_bare_list(b) and not (_has_relation(a) or _has_relation(b)):
         return False
-    return same_expression(strip_unit(a), strip_unit(b))
+    return _same_formula(a, b, expected, found, policy)
+
+
+def _alternatives(text: str) -> list[list[str]]:
+    """Split ``x < 1 or x > 2 and x < 3`` into conditions that must hold together, of which one must hold."""
+    return [
+        [each.strip() for each in re.split(r"\s+and\s+", piece) if each.strip()]
+        for piece in re.split(r"\s+or\s+", text)
+    ]
+
+
+def _same_vector(a: str, b: str, equal: Callable[[str, str], bool]) -> bool | None:
+    """Compare a column or a row with a tuple; None where that is not the pair."""
+    for matrix, other in ((a, b), (b, a)):
+        entries = vector(matrix)
+        if entries and "\\begin" not in other:
+            brackets, inside = brackets_of(strip_label(other)[1])
+            items = split_top(inside)
+            if brackets not in ("()", "[]") or len(items) != len(entries):
+                return False
+            return all(map(equal, entries, items) if matrix is a else map(equal, items, entries))
+    return None
+
+
+def _same_formula(
+    a: str, b: str, expected: PlainNumber | None, found: PlainNumber | None, policy: Policy
+) -> bool:
+    """Compare by algebra, after the units: they are converted as those of plain numbers are."""
+    (bare_a, unit_a), (bare_b, unit_b) = split_unit(a), split_unit(b)
+    if expected is not None:
+        bare_a, unit_a = _bare(expected, bare_a), expected.unit
+    if found is not None:
+        bare_b, unit_b = _bare(found, bare_b), found.unit
+    if policy.units == "required" and unit_a and not unit_b:
+        return False
+    angles = [_is_degrees(unit_a), _is_degrees(unit_b)]
+    if angles[0] != angles[1] and r"\pi" in (b if angles[0] else a):
+        number = rf"({bare_a if angles[0] else bare_b}) \cdot \frac{{\pi}}{{180}}"
+        return same_expression(number, bare_b) if angles[0] else same_expression(bare_a, number)
+    factor = convert(Fraction(1), unit_b, unit_a)
+    if factor is None or (unit_a.scale != unit_b.scale and unit_a and unit_b):
+        return False
+    if factor != 1:
+        bare_b = rf"({bare_b}) \cdot \frac{{{factor.numerator}}}{{{factor.denominator}}}"
+    return same_expression(bare_a, bare_b)
+
+
+def _is_degrees(unit: Unit) -> bool:
+    return unit.factors == (("angle", 1),) and unit.size == 1
+
+
+def _bare(number: PlainNumber, text: str) -> str:
+    """Return a number without its unit, where it has one: a formula is read from its own text."""
+    if not number.unit or len(str(number.value)) > 300:
+        return text
+    return rf"\frac{{{number.value.numerator}}}{{{number.value.denominator}}}"
 
 
 def _end_of_chain(text: str) -> str:
     """Return the last term of ``12 + 1 = 13``; nothing where the chain contradicts itself, as ``5 = 6``."""
     pieces = split_equals(text)
-    first, last = read_number(pieces[0]), read_number(pieces[-1])
-    if first is not None and last is not None and not same_number(first, last):
-        return ""
+    last = read_number(pieces[-1])
+    for piece in pieces[:-1]:
+        number = read_number(piece)
+        if number is not None and last is not None and not same_number(number, last):
+            return ""
     return pieces[-1]
 
 
 def _has_relation(text: str) -> bool:
     return bool(_RELATION.search(text)) or len(split_equals(text)) > 1
-
-
-def _is_words(text: str) -> bool:
-    """Whether an answer is language and no mathematics: Even, Monday, African wild dog."""
-    if re.search(r"[\d\\^_={}<>+*/|]", text):
-        return False
-    words = re.findall(r"[^\W\d_]+", text)
-    longest = max(map(len, words), default=0)
-    return longest >= 4 and not any(word.lower() in _FUNCTION_WORDS for word in words)
-
-
-def _words(text: str) -> list[str]:
-    text = re.sub(r"\\(?![a-zA-Z])|[{}]", "", text)
-    words = re.findall(r"[^\W_]+", text.casefold())
-    joined = "".join(words)
-    return [joined] if words and words[0] not in ("a", "an", "the") else ["".join(words[1:])]
-
-
-def _based(text: str) -> tuple[str, str] | None:
-    """Return (digits, base) of ``204_5``, or None."""
-    match = _BASED.fullmatch(squeeze(text))
-    return (match[1], match[2]) if match else None
-
-
-def _same_based(gold: tuple[str, str], found: tuple[str, str]) -> bool:
-    """Compare numbers in a base; one that names no base is in the other's, or in base ten."""
-    if gold[0].lower() == found[0].lower() and (gold[1] == found[1] or not gold[1] or not found[1]):
-        return bool(gold[1])
-    try:
-        return int(gold[0], int(gold[1] or 10)) == int(found[0], int(found[1] or 10))
-    except ValueError:
-        return False
-
-
-def _ratio(text: str) -> list[str]:
-    """Return the terms of ``7:32``, or nothing."""
-    if ":" not in text or "=" in text:
-        return []
-    terms = split_top(text, ":")
-    return terms if len(terms) > 1 and sum(read_number(t) is not None for t in terms) > 1 else []
 
 
 @lru_cache(maxsize=4096)
@@ -211,14 +248,17 @@ def _is_bare_list(text: str) -> bool:
     return parts is not None and parts.kind == "list"
 
 
-def _same_parts(gold: Parts | None, found: Parts | None, a: str, b: str) -> bool | None:
+def _same_parts(
+    gold: Parts | None, found: Parts | None, a: str, b: str, policy: Policy
+) -> bool | None:
     """Compare collections; None where the symbol stage must decide."""
+    equal = partial(equivalent, policy=policy)
     if gold is None or found is None:
         single, parts = (a, found) if gold is None else (b, gold)
         if parts is None or parts.kind == "tuple" or _has_relation(a) or _has_relation(b):
             return None
         # Several values are no alternatives: against one value, each of them must be that value.
-        return bool(parts.items) and all(equivalent(single, item) for item in parts.items)
+        return bool(parts.items) and all(equal(single, item) for item in parts.items)
     if max(len(gold.items), len(found.items)) > MAX_PARTS:
         return False
     same_kind = gold.kind == found.kind
@@ -229,15 +269,15 @@ def _same_parts(gold: Parts | None, found: Parts | None, a: str, b: str) -> bool
             len(gold.items) == 2 or _mixed(gold) or _mixed(found)
         ):
             return False
-        return all(map(equivalent, gold.items, found.items))
+        return all(map(equal, gold.items, found.items))
     if "tuple" in (gold.kind, found.kind):
         brackets = gold.brackets if gold.kind == "tuple" else found.brackets
         if brackets != "()" or len(gold.items) != len(found.items):
             return None if _has_relation(a) or _has_relation(b) else False
-        return all(map(equivalent, gold.items, found.items))
+        return all(map(equal, gold.items, found.items))
     if _relations(gold) or _relations(found):
-        return True if _matches(gold.items, found.items, equivalent) else None
-    return _same_collection(gold, found)
+        return True if _matches(gold.items, found.items, equal) else None
+    return _same_collection(gold, found, policy)
 
 
 def _mixed(parts: Parts) -> bool:
@@ -248,17 +288,22 @@ def _relations(parts: Parts) -> bool:
     return any(_has_relation(item) for item in parts.items)
 
 
-def _same_collection(gold: Parts, found: Parts) -> bool:
+def _same_collection(gold: Parts, found: Parts, policy: Policy) -> bool:
+    equal = partial(equivalent, policy=policy)
     if gold.ordered_by_label and found.ordered_by_label and set(gold.labels) == set(found.labels):
         by_label = dict(zip(found.labels, found.items, strict=True))
         return all(
-            equivalent(item, by_label[label])
+            equal(item, by_label[label])
             for label, item in zip(gold.labels, gold.items, strict=True)
         )
-    if gold.ordered_by_label or found.ordered_by_label:
+    in_order = policy.ordered and "list" in (gold.kind, found.kind)
+    if gold.ordered_by_label or found.ordered_by_label or in_order:
         same_length = len(gold.items) == len(found.items)
-        return same_length and all(map(equivalent, gold.items, found.items))
-    return _matches(_distinct(gold.items), _distinct(found.items), equivalent)
+        return same_length and all(map(equal, gold.items, found.items))
+    sides = [(side.items, _distinct(side.items)) for side in (gold, found)]
+    if all(len(once) < len(items) for items, once in sides) and gold.kind == found.kind == "list":
+        return _matches(gold.items, found.items, equal)
+    return _matches(sides[0][1], sides[1][1], equal)
 
 
 def _distinct(items: Sequence[str]) -> list[str]:

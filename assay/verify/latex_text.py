@@ -59,6 +59,8 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\rbrace", r"\\}"),
         (r"\\varnothing|\\\{\s*\\\}|^\s*\{\s*\}\s*$", r"\\emptyset "),
         (r"\\(?:lvert|rvert|vert|mid)(?![a-zA-Z])", "|"),
+        (r"\\(?:dot|ddot)\s*\{\s*(\d)\s*\}", r"\\overline{\1}"),
+        (r"(\d)\u0305", r"\\overline{\1}"),
         (r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?:s)?(?![a-zA-Z])|\^\s*\{?\s*°\s*\}?", "°"),
         (r"\\%|％", "%"),
         (r"\{\s*,\s*\}", ","),
@@ -75,6 +77,8 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     ]
 )
 _DELIMITERS = re.compile(r"\\\$|\$|\\\(|\\\)|(?<!\\)\\\[|\\\]")
+_ESCAPED_DOLLAR = re.compile(r"\\\$(?=\s*[+-]?\s*[\d.])|(?<=\d)\s*\\\$")
+_LONE_DOLLAR = re.compile(r"^(?=\s*[+-]?\$\s*[+-]?[\d.])\s*([+-]?)\$|(?<=\d)\s*\$(?=[\s.]*$)")
 _ENDING = re.compile(r"(?:[.,;:\s]|(?<![\d)\]}a-z])!|(?<=[a-z]{2})!)+$")
 _DOUBLED = re.compile(r"\\\\(?=[a-zA-Z(){}\[\],;%$ ])")
 
@@ -88,7 +92,9 @@ def canonical(text: str) -> str:
         text = _ascii_like(text)
     if "\\\\" in text and "\\begin" not in text and "\\substack" not in text:
         text = _DOUBLED.sub(r"\\", text)
-    text = _DELIMITERS.sub(" ", text)
+    if "$" in text:
+        text = _keep_dollars(text)
+    text = _DELIMITERS.sub(" ", text).replace("\0", "$")
     for _ in range(3):
         text, count = _TEXT.subn(r" \1 ", text)
         if not count:
@@ -98,6 +104,14 @@ def canonical(text: str) -> str:
     text = _ENDING.sub("", text.strip())
     while _is_wrapped(text, "{", "}") and "," not in text:
         text = text[1:-1].strip()
+    return text
+
+
+def _keep_dollars(text: str) -> str:
+    """Mark the dollar signs that mean money: escaped ones beside a digit, and one without a partner."""
+    text = _ESCAPED_DOLLAR.sub("\0", text)
+    if len(re.findall(r"(?<!\\)\$", text)) % 2:
+        text = _LONE_DOLLAR.sub(lambda m: (m[1] or "") + "\0", text, count=1)
     return text
 
 

@@ -5,57 +5,49 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from numbers import Real
 from typing import Any
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
-from assay.verify.base import Field, KnownError, Part, Verifier, answer_text
+from assay.verify.base import KnownError, Part, Verifier
 from assay.verify.equality import equivalent, is_single
-from assay.verify.extraction import Commitment, Fallback, find_answer
+from assay.verify.extraction import Commitment, find_answer, visible_text
 from assay.verify.latex_text import brackets_of, canonical, split_top
+from assay.verify.math_phrases import MAX_SHORT, of_one_sentence
+from assay.verify.math_policy import ANSWER, DEFAULT, OPTIONS, Policy, is_answer, read_policy
 
-FALLBACKS = ("sentence", "last_number", "none")
-
+_WRAPPED = re.compile(r"\\(?:text|mbox|mathrm)\s*\{([^{}]*)\}")
 _INTEGER = re.compile(r"\s*(-?\d{1,18})[\s.]*")
 
 
 def judge_math(problem: Problem, completion: Completion) -> Part:
     """Score 1 where the last answer outside the think block equals an accepted one, else 0.
 
-    Reads ``answer`` (text, a number, or a list of accepted ones) and ``fallback`` of the spec.
+    Reads ``answer`` (text, a number, or a list of accepted ones) and the options of `Policy`.
     """
     golds = expected_answers(problem)
-    text = answer_text(completion)
-    if short := _INTEGER.fullmatch(text):  # the commonest reply by far, and 20 times as fast
-        commitment = Commitment((short[1],))
+    policy = read_policy(problem.spec)
+    text = visible_text(completion)
+    if (short := _INTEGER.fullmatch(text)) and not completion.truncated:
+        commitment = Commitment((short[1],))  # the commonest reply by far, and 20 times as fast
     else:
-        fallback = problem.spec.get("fallback", "sentence")
-        if fallback not in FALLBACKS:
-            raise VerifierError(message("spec.fallback", repr(fallback), ", ".join(FALLBACKS)))
-        commitment = find_answer(text, "none" if completion.truncated else fallback)
+        commitment = find_answer(text, policy.fallback, completion.truncated)
     if commitment is None:
         return Part(0.0, detail="no answer")
-    right = any(agrees(gold, commitment) for gold in golds)
-    return Part(float(right), extracted=", ".join(commitment.parts))
+    right = any(agrees(gold, commitment, policy) for gold in golds)
+    return Part(float(right), extracted=", ".join(commitment.parts), detail=commitment.how)
 
 
 def expected_answers(problem: Problem) -> tuple[str, ...]:
     """Return the accepted answers of a problem; raises VerifierError where there is none to use."""
     answer: Any = problem.spec.get("answer")
-    where = f"problem {problem.id}: spec.answer"
+    if type(answer) is str and answer.strip():
+        return (answer,)
+    if not is_answer(answer):
+        found = "an empty list" if answer in ([], ()) else repr(answer)
+        raise VerifierError(message(f"problem {problem.id}: spec.answer", found, ANSWER.accepts))
     listed: Sequence[Any] = answer if isinstance(answer, (list, tuple)) else [answer]
-    found: list[str] = []
-    for each in listed:
-        if isinstance(each, str) and each.strip():
-            found.append(each)
-        elif type(each) is not bool and isinstance(each, Real):
-            found.append(str(each))
-        else:
-            raise VerifierError(message(where, repr(each), "text, a number, or a list of them"))
-    if not found:
-        raise VerifierError(message(where, "an empty list", "text, a number, or a list of them"))
-    return tuple(found)
+    return tuple(str(each) for each in listed)
 
 
 @lru_cache(maxsize=4096)
@@ -71,27 +63,33 @@ def read_gold(text: str) -> str:
     return text
 
 
-def agrees(gold_text: str, commitment: Commitment) -> bool:
+def agrees(gold_text: str, commitment: Commitment, policy: Policy = DEFAULT) -> bool:
     """Whether a commitment is the expected answer: all of its parts are, and nothing besides."""
     gold = read_gold(gold_text)
     parts = commitment.parts
     if len(parts) == 1:
-        if equivalent(gold, parts[0]):
+        if equivalent(gold, parts[0], policy):
             return True
-        if (
-            commitment.phrase
-            and commitment.phrase != parts[0]
-            and _same_text(gold, commitment.phrase)
-        ):
+        if policy.extra_text and _around(gold, parts[0], commitment.phrase, policy):
             return True
     elif is_single(gold):
-        return all(equivalent(gold, part) for part in parts)
-    if len(parts) > 1 and equivalent(gold, ", ".join(parts)):
+        return all(equivalent(gold, part, policy) for part in parts)
+    if len(parts) > 1 and equivalent(gold, ", ".join(parts), policy):
         return True
     if not commitment.earlier or is_single(gold):
         return False
     boxes = (*commitment.earlier, *parts)
-    return len(boxes) == _num_parts(gold) and equivalent(gold, ", ".join(boxes))
+    return len(boxes) == _num_parts(gold) and equivalent(gold, ", ".join(boxes), policy)
+
+
+def _around(gold: str, part: str, phrase: str, policy: Policy) -> bool:
+    """Whether words stand around the expected value: the whole phrase is it, or a box holds a sentence."""
+    if phrase and phrase != part and _same_text(gold, phrase):
+        return True
+    if not re.search(r"\s", part) or len(part) > MAX_SHORT or not re.search(r"[A-Za-z]{2}", part):
+        return False
+    value = of_one_sentence(_WRAPPED.sub(r" \1 ", part))
+    return value is not None and value != part and equivalent(gold, value, policy)
 
 
 def _num_parts(gold: str) -> int:
@@ -104,31 +102,14 @@ def _same_text(gold: str, phrase: str) -> bool:
 
 MATH = Verifier(
     name="math",
-    version=1,
+    version=2,
     judge=judge_math,
     domain="mathematical answers: numbers with units, formulas, sets, tuples, intervals, matrices, relations",
-    fields=(
-        Field("answer", "text, a number, or a list of accepted ones", needed=True),
-        Field("fallback", ", ".join(FALLBACKS), default="sentence"),
-    ),
-    accepts=r"the last of \boxed{}, <answer>, 'the answer is', ####, Final:, A:; else a reply that is only an "
-    "answer; else (spec.fallback = sentence, the default) the one value of the last sentence",
+    fields=(ANSWER, *OPTIONS),
+    accepts=r"the last of \boxed{}, <answer>, 'the answer is', ####, Final:, A:; else a reply that commits without a "
+    "mark: only an answer, one sentence with one value, a last line or a final bold value that is only an answer",
     memory_mib=4096,
     known_errors=(
-        KnownError(
-            "words after a number count as a unit, and units that are not known are not compared",
-            {"answer": "5 apples"},
-            r"\boxed{5 oranges}",
-            says="passed",
-            should_say="failed",
-        ),
-        KnownError(
-            "variables are compared without case",
-            {"answer": "2A"},
-            r"\boxed{2a}",
-            says="passed",
-            should_say="failed",
-        ),
         KnownError(
             "a formula too large for sympy equals only its own spelling",
             {"answer": r"10^{20000} \cdot 10"},
@@ -145,11 +126,17 @@ MATH = Verifier(
         ),
     ),
     text_only=True,
+    cached=True,
     modules=(
         "assay.verify.math_answer",
+        "assay.verify.math_policy",
         "assay.verify.extraction",
+        "assay.verify.math_phrases",
+        "assay.verify.math_forms",
         "assay.verify.equality",
         "assay.verify.plain_numbers",
+        "assay.verify.number_words",
+        "assay.verify.units",
         "assay.verify.latex_text",
         "assay.verify.symbolic",
         "assay.types",
@@ -157,4 +144,4 @@ MATH = Verifier(
     packages=("math-verify", "latex2sympy2-extended", "sympy"),
 )
 
-__all__ = ["MATH", "Fallback", "agrees", "expected_answers", "judge_math", "read_gold"]
+__all__ = ["MATH", "agrees", "expected_answers", "judge_math", "read_gold"]

@@ -7,11 +7,14 @@ numbers, scientific notation, number words, percent, degrees, currency, units.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
 from assay.verify.latex_text import canonical
+from assay.verify.math_policy import DEFAULT, European, Policy
+from assay.verify.number_words import SCALES, read_ordinal, read_words
+from assay.verify.units import NO_UNIT, Unit, convert, read_unit
 
 MAX_DIGITS = 300
 ROUNDED_DIGITS = 6  # significant digits from which a decimal may stand for a number it cannot hold
@@ -19,103 +22,57 @@ ROUNDED_TOLERANCE = Fraction(1001, 10**9)
 FLOAT_DIGITS = 12  # significant digits from which a decimal is taken for a printed float
 FLOAT_TOLERANCE = Fraction(1, 10**9)
 
-# Of each unit: its dimension, and its size in the first unit of that dimension.
-_UNITS: dict[str, tuple[str, Fraction]] = {}
-for _dimension, _sizes in {
-    "length": "m meter meters metre metres=1 cm centimeter centimeters centimetre centimetres=1/100 mm millimeter"
-    " millimeters=1/1000 km kilometer kilometers kilometre kilometres=1000 in inch inches=127/5000 ft foot feet=381/1250"
-    " yd yard yards=1143/1250 mi mile miles=201168/125",
-    "mass": "g gram grams=1 kg kilogram kilograms=1000 mg milligram milligrams=1/1000 lb lbs pound pounds="
-    "45359237/100000 oz ounce ounces=45359237/1600000",
-    "time": "s sec secs second seconds=1 min mins minute minutes=60 h hr hrs hour hours=3600 day days=86400"
-    " week weeks=604800 ms millisecond milliseconds=1/1000",
-    "volume": "L l liter liters litre litres=1 ml mL milliliter milliliters=1/1000",
-    "money": "dollar dollars usd USD=1 cent cents=1/100",
-}.items():
-    for _group in re.findall(r"([^=]+)=(\S+)", _sizes):
-        for _name in _group[0].split():
-            _UNITS[_name] = (_dimension, Fraction(_group[1]))
-_UNITS.update({"am": ("morning", Fraction(1)), "pm": ("afternoon", Fraction(1))})
-_UNITS.update(
-    {
-        "°": ("angle", Fraction(1)),
-        "degree": ("angle", Fraction(1)),
-        "degrees": ("angle", Fraction(1)),
-    }
-)
-
-_SHORT = {"ft", "sq", "cu", "kW", "Hz", "hz", "AM", "PM", "GB", "MB", "kB", "TB"}
-_SHORT.update(
-    {
-        "N",
-        "J",
-        "W",
-        "V",
-        "C",
-        "F",
-        "A",
-        "K",
-        "Pa",
-        "mol",
-        "kJ",
-        "eV",
-        "cc",
-        "pt",
-        "gal",
-        "rs",
-        "Rs",
-    }
-)
-_OTHER_WORDS = (
-    "pi sin cos tan sec csc cot arcsin arccos arctan log ln exp sqrt mod choose to times plus minus over"
-    " divided and or abs max gcd lcm det xyz abc abcd xyzw thousand million billion trillion hundred half not is"
-    " maybe perhaps possibly alternatively else otherwise either neither nor but versus unless"
-)
-_NUMERALS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
-    " seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety"
-)
-_NOT_UNITS = {*_OTHER_WORDS.split(), *_NUMERALS.split()}
-_WORDS = dict(zip(_NUMERALS.split(), [*range(20), *range(20, 100, 10)], strict=True))
-_SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-
 _SIMPLE = re.compile(r"-?\d{1,18}")
-_DECIMAL = r"(?:(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,3}(?:[ ]\d{3})+(?:\.\d+)?|\d+,\d+|\d+\.\d+|\d+\.|\.\d+|\d+)(?![\d,]))"
+_GROUPED = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,2}(?:,\d\d)+,\d{3}(?:\.\d+)?"
+_SPACED = r"\d{1,3}(?:[ ]\d{3})+(?:\.\d+)?|\d{1,3}(?:'\d{3})+(?:\.\d+)?"
+_DECIMAL = rf"(?:(?:{_GROUPED}|{_SPACED}|\d+,\d+|\d+\.\d+|\d+\.|\.\d+|\d+)(?![\d,]))"
+_CURRENCY = r"[$€£¥₹₽₩]"
+_AGAIN = r"\\(?:overline|bar|overbar)\s*\{?\s*(?P<again>\d+)\s*\}?|\(\s*(?P<again2>\d+)\s*\)"
+_POWER = (
+    r"[eE](?P<power>[+-]?\d+)|\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*\{?\s*(?P<power2>[+-]?\s*\d+)\s*\}?"
+)
 _NUMBER = re.compile(
-    rf"""(?P<sign>[+-]?)\s*(?:[€£¥₹₽₩]|US\$)?\s*(?P<inner>[+-]?)\s*(?:
+    rf"""(?P<sign>[+-]?)\s*(?:US)?(?P<money>{_CURRENCY}?)\s*(?P<inner>[+-]?)\s*(?:
     (?P<whole>\d+)\s*\\frac\s*\{{\s*(?P<mtop>\d+)\s*\}}\s*\{{\s*(?P<mbottom>\d+)\s*\}}
-    |(?P<whole2>\d+)\s+(?:and\s+)?(?P<mtop2>\d+)\s*/\s*(?P<mbottom2>\d+)
+    |(?P<whole2>\d+)\s*(?:\s|-|and|\+)\s*(?P<mtop2>\d+)\s*/\s*(?P<mbottom2>\d+)
     |\\frac\s*\{{\s*(?P<top>[+-]?\s*{_DECIMAL})\s*\}}\s*\{{\s*(?P<bottom>[+-]?\s*{_DECIMAL})\s*\}}
     |\(?\s*(?P<top2>[+-]?{_DECIMAL})\s*/\s*(?P<bottom2>{_DECIMAL})\s*\)?
-    |(?P<fixed>\d*)\.(?P<once>\d*)\\overline\s*\{{\s*(?P<again>\d+)\s*\}}
-    |(?P<decimal>{_DECIMAL})
-     (?:[eE](?P<power>[+-]?\d+)|\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*\{{?\s*(?P<power2>[+-]?\s*\d+)\s*\}}?)?
+    |(?P<fixed>\d*)\.(?P<once>\d*)(?:{_AGAIN})
+    |(?P<shown>\d*\.\d+)\s*\\ldots
+    |(?P<decimal>{_DECIMAL})(?:{_POWER})?
     )\s*(?P<tail>.*)""",
     re.VERBOSE | re.DOTALL,
 )
-_TAIL_WORD = re.compile(
-    r"(?P<name>[A-Za-z]+|°)(?P<dot>\.?)(?:\s*\^\s*\{?\s*(?P<power>-?[123])\s*\}?)?"
-)
+_REPEATED = re.compile(r"(\d*?)(\d{1,8}?)\2{2,}|(\d*?)(\d{3,8}?)\4")
+_PERCENT = ("percent", "per cent", "percentage", "pct", "percentage points")
+_COMPOUND = re.compile(rf"({_DECIMAL})\s*([A-Za-z°']+)[\s,]*(?:and\s+)?")
+_MARKS = {"'": "ft", "''": "in"}
 
 
 @dataclass(frozen=True, slots=True)
 class PlainNumber:
     """A number as it was written.
 
-    digits: significant digits of a decimal, 0 for an integer or a fraction. listed: the text could
-    also be a list of two numbers, as ``1,22``.
+    digits: significant digits of a decimal, 0 for an integer or a fraction. places: digits behind
+    its decimal sign. listed: the text could also be a list of two numbers, as ``1,22``.
     """
 
     value: Fraction
     digits: int = 0
     percent: bool = False
-    unit: str = ""
+    unit: Unit = NO_UNIT
     listed: bool = False
+    places: int = 0
 
 
 @lru_cache(maxsize=8192)
-def read_number(text: str) -> PlainNumber | None:
-    """Return the number that an answer is, or None where it is anything else or too long."""
+def read_number(
+    text: str, attached: bool = False, european: European = "auto"
+) -> PlainNumber | None:
+    """Return the number that an answer is, or None where it is anything else or too long.
+
+    attached: a single letter that follows the number without a space is a unit, as in ``5m``.
+    """
     if _SIMPLE.fullmatch(text):
         return PlainNumber(Fraction(int(text)))
     if len(text) > 2 * MAX_DIGITS or not text:
@@ -124,23 +81,58 @@ def read_number(text: str) -> PlainNumber | None:
     for _ in range(2):
         if len(text) > 2 and text[0] == "(" and text[-1] == ")" and "," not in text:
             text = text[1:-1].strip()
+    if european == "always":
+        text = _americanized(text)
     match = _NUMBER.fullmatch(text)
     if match is None:
-        return _read_words(text)
+        return _without_digits(text)
     try:
         number = _from_match(match)
     except (ValueError, ZeroDivisionError):
         return None
-    if number is None:
+    if number is None or (number.listed and european != "auto"):
         return None
     scale, _, rest = match["tail"].partition(" ")
-    tail = rest if scale in _SCALES else match["tail"]
-    percent, unit, known = _read_tail(tail, attached=not text[: match.start("tail")].endswith(" "))
-    if not known:
-        return None
-    value = number.value * _SCALES.get(scale, 1)
+    tail = rest if scale in SCALES else match["tail"]
+    touching = not attached and not text[: match.start("tail")].endswith(" ")
+    percent, unit = _read_tail(tail, touching)
+    if unit is None:
+        return _compound(text) or _without_digits(text)
+    if match["money"]:
+        paid = read_unit(f"{match['money']} {tail}".strip()) if unit else read_unit(match["money"])
+        if paid is None:
+            return None
+        unit = paid
+    value = number.value * SCALES.get(scale, 1)
     value = -value if (match["sign"] == "-") != (match["inner"] == "-") else value
-    return PlainNumber(value, number.digits, percent, unit, number.listed)
+    return replace(number, value=value, percent=percent, unit=unit)
+
+
+def _without_digits(text: str) -> PlainNumber | None:
+    if len(text) > 200:
+        return None
+    ordinal = read_ordinal(text)
+    if ordinal is not None:
+        return PlainNumber(ordinal, unit=Unit(nouns=frozenset({"ordinal"})))
+    words = text.split()
+    for count in range(len(words), max(0, len(words) - 5), -1):
+        value = read_words(" ".join(words[:count]))
+        if value is not None:
+            percent, unit = _read_tail(" ".join(words[count:]), False)
+            return None if unit is None else PlainNumber(value, percent=percent, unit=unit)
+    return None
+
+
+def _americanized(text: str) -> str:
+    """Write 1.234,5 as 1,234.5: the comma is the decimal sign, points group thousands."""
+
+    def swap(match: re.Match[str]) -> str:
+        number = match[0]
+        if "," not in number and not re.fullmatch(r"\d{1,3}(?:\.\d{3})+", number):
+            return number
+        return number.translate({ord("."): ",", ord(","): "."})
+
+    return re.sub(r"\d[\d.,]*\d", swap, text)
 
 
 def _from_match(match: re.Match[str]) -> PlainNumber | None:
@@ -153,10 +145,16 @@ def _from_match(match: re.Match[str]) -> PlainNumber | None:
             _decimal(match["bottom"] or match["bottom2"]),
         )
         return PlainNumber(top.value / bottom.value)
-    if again := match["again"]:
-        once = match["once"]
-        fixed = Fraction(int((match["fixed"] or "0") + once), 10 ** len(once))
-        return PlainNumber(fixed + Fraction(int(again), 10 ** len(once) * (10 ** len(again) - 1)))
+    if again := match["again"] or match["again2"]:
+        return PlainNumber(_repeating(match["fixed"], match["once"], again))
+    if shown := match["shown"]:
+        whole, _, digits = shown.partition(".")
+        if not (repeated := _REPEATED.fullmatch(digits)):
+            return None
+        once, again = (
+            (repeated[1], repeated[2]) if repeated[2] else (repeated[3], repeated[4])
+        )
+        return PlainNumber(_repeating(whole, once, again))
     number = _decimal(match["decimal"])
     power = (match["power"] or match["power2"] or "").replace(" ", "")
     if not power:
@@ -168,17 +166,22 @@ def _from_match(match: re.Match[str]) -> PlainNumber | None:
     )
 
 
+def _repeating(whole: str, once: str, again: str) -> Fraction:
+    if len(whole) + len(once) + len(again) > MAX_DIGITS:
+        raise ValueError("too many digits")
+    fixed = Fraction(int((whole or "0") + once), 10 ** len(once))
+    return fixed + Fraction(int(again), 10 ** len(once) * (10 ** len(again) - 1))
+
+
 def _decimal(text: str) -> PlainNumber:
-    text = text.replace(" ", "")
+    text = text.replace(" ", "").replace("'", "")
     sign = -1 if text.startswith("-") else 1
     text = text.lstrip("+-")
     listed = False
     if "," in text:
         head, _, last = text.rpartition(",")
-        thousands = re.fullmatch(r"[1-9]\d{0,2}(?:,\d{3})*", head) and re.fullmatch(
-            r"\d{3}(?:\.\d+)?", last
-        )
-        if thousands:
+        thousands = re.fullmatch(r"[1-9]\d{0,2}(?:,\d{3})*|[1-9]\d?(?:,\d\d)+", head)
+        if thousands and re.fullmatch(r"\d{3}(?:\.\d+)?", last):
             text = text.replace(",", "")
         else:
             text, listed = text.replace(",", "."), True
@@ -187,126 +190,96 @@ def _decimal(text: str) -> PlainNumber:
     whole, point, fraction = text.partition(".")
     digits = len((whole + fraction).lstrip("0")) if point and fraction.strip("0") else 0
     value = Fraction(int((whole + fraction) or "0"), 10 ** len(fraction))
-    return PlainNumber(sign * value, digits, listed=listed)
+    return PlainNumber(sign * value, digits, listed=listed, places=len(fraction))
 
 
-def _read_tail(tail: str, attached: bool) -> tuple[bool, str, bool]:
-    """Return (percent, unit, known) of what follows a number; known is False for anything but a unit."""
+def _read_tail(tail: str, attached: bool) -> tuple[bool, Unit | None]:
+    """Return (percent, unit) of what follows a number; None for anything but a unit."""
     tail = tail.strip().strip(".").strip()
     if not tail:
-        return False, "", True
+        return False, NO_UNIT
     if tail[0] == "%":
-        return True, "", _read_tail(tail[1:], False)[2]
-    if tail[0] in "€£¥₹₽₩":
-        return False, "", not tail[1:].strip()
-    if tail.lower() in ("percent", "per cent", "percentage", "pct", "percentage points"):
-        return True, "", True
-    names: list[str] = []
-    position = 0
-    while position < len(tail):
-        match = _TAIL_WORD.match(tail, position)
-        if match is None or not _is_unit(match["name"], match["power"], attached and not names):
-            return False, "", False
-        names.append(
-            match["name"] + (f"^{match['power']}" if match["power"] not in (None, "1") else "")
-        )
+        return True, read_unit(tail[1:])
+    if tail.lower() in _PERCENT:
+        return True, NO_UNIT
+    return False, read_unit(tail, attached)
+
+
+def _compound(text: str) -> PlainNumber | None:
+    """Read ``2 hours 30 minutes``: each next unit of the same kind, and smaller."""
+    position, total, first, last = 0, Fraction(0), None, None
+    while position < len(text):
+        match = _COMPOUND.match(text, position)
+        if match is None:
+            return None
+        unit = read_unit(_MARKS.get(match[2], match[2]))
+        if unit is None or not unit.factors or unit.nouns:
+            return None
+        if last is not None and (unit.factors != last.factors or unit.size >= last.size):
+            return None
+        first, last = first or unit, unit
+        total += _decimal(match[1]).value * unit.size / first.size
         position = match.end()
-        while position < len(tail) and tail[position] in " /-'":
-            position += 1
-    if len(names) > 6:
-        return False, "", False
-    return False, " ".join(names), True
+    return None if first is None or first is last else PlainNumber(total, unit=first)
 
 
-def _is_unit(name: str, power: str | None, attached: bool) -> bool:
-    if name in _NOT_UNITS:
-        return False
-    if len(name) == 1:
-        return name == "°" or (name in "msghLNJWVCFAK" and (not attached or bool(power)))
-    known = name in _UNITS or name in _SHORT
-    return known or (len(name) > 2 and not attached)
-
-
-_LAST_WORD = re.compile(
-    r"(?<=[\w})\]°])[\s/]+([A-Za-z]{2,}|[msgh])\.?(?:\s*\^\s*\{?\s*-?[123]\s*\}?)?$"
+_TRIGONOMETRIC = re.compile(r"sin|cos|tan|cot|sec|csc")
+_LAST_WORDS = re.compile(
+    r"(?<=[\w})\]°])(?:[\s/]+|(?=°))((?:[A-Za-z]{2,}|[msghLN]|°)(?:[\s/.-]|\^\s*\{?\s*-?\d\s*\}?|[A-Za-z°])*)$"
 )
 
 
+def split_unit(text: str) -> tuple[str, Unit]:
+    """Return a canonical formula without the unit that follows it, and that unit."""
+    match = _LAST_WORDS.search(text)
+    if match and match[1][0] == "°" and _TRIGONOMETRIC.search(text):
+        return text, NO_UNIT  # the sine of an angle is none
+    if match and re.search(r"[\d\\]", text[: match.start()]):
+        unit = read_unit(match[1])
+        if unit:
+            return text[: match.start()].strip(), unit
+    return text, NO_UNIT
+
+
 def strip_unit(text: str) -> str:
-    """Return a canonical formula without the unit words that follow it."""
-    for _ in range(4):
-        match = _LAST_WORD.search(text)
-        if (
-            match is None
-            or not _is_unit(match[1], None, False)
-            or not re.search(r"[\d\\]", text[: match.start()])
-        ):
-            break
-        text = text[: match.start()]
-    return text.strip()
+    """Return a canonical formula without the unit that follows it."""
+    return split_unit(text)[0]
 
 
-def _read_words(text: str) -> PlainNumber | None:
-    words = re.findall(r"[a-z]+", text.lower())
-    if not words or len(words) > 12 or re.search(r"[^A-Za-z\s-]", text):
-        return None
-    negative = words[0] in ("minus", "negative")
-    total, current = 0, None
-    for word in words[negative:]:
-        if word in _WORDS:
-            current = (current or 0) + _WORDS[word]
-        elif word in _SCALES and current is not None:
-            current *= _SCALES[word]
-            if _SCALES[word] > 100:
-                total, current = total + current, 0
-        elif word != "and" or current is None:
-            return None
-    if current is None:
-        return None
-    return PlainNumber(Fraction(-(total + current) if negative else total + current))
-
-
-def same_number(gold: PlainNumber, number: PlainNumber) -> bool:
+def same_number(gold: PlainNumber, number: PlainNumber, policy: Policy = DEFAULT) -> bool:
     """Whether two written numbers agree.
 
-    A unit that one side leaves out is ignored; two known units are converted, and differ where
-    their dimensions do. A percent sign is read as a unit or as 1/100: 20% agrees with 20 and 0.2.
+    Two known units are converted, and differ where their dimensions do. What a percent sign means
+    and whether an expected unit may be left out is the policy's.
     """
-    a, b = gold.value, number.value
-    if gold.unit and number.unit and gold.unit != number.unit:
-        factor = _conversion(number.unit, gold.unit)
-        if factor is None:
-            return False
-        b *= factor
+    if policy.units == "required" and gold.unit and not number.unit:
+        return False
+    a, b = gold.value, convert(number.value, number.unit, gold.unit)
+    if b is None:
+        return False
     if gold.percent == number.percent:
-        return _close(a, b, gold.digits, number.digits)
+        return _agree(a, b, gold, number, policy)
+    if policy.units == "required" and gold.percent and abs(number.value) >= 1:
+        return False
     percent, plain = (gold, number) if gold.percent else (number, gold)
-    if _close(plain.value, percent.value / 100, plain.digits, percent.digits):
-        return True
+    share = replace(percent, value=percent.value / 100, places=percent.places + 2)
+    if policy.percent != "number":
+        sides = (share, plain) if gold.percent else (plain, share)
+        if _agree(sides[0].value, sides[1].value, *sides, policy):
+            return True
     meant = gold.percent or abs(number.value) >= 1
-    return meant and _close(a, b, gold.digits, number.digits)
+    return policy.percent != "fraction" and meant and _agree(a, b, gold, number, policy)
 
 
-def _conversion(source: str, target: str) -> Fraction | None:
-    """Return what to multiply by; 1 where a unit is unknown, None where the dimensions differ."""
-    (source_name, source_power), (target_name, target_power) = (
-        _unit_power(source),
-        _unit_power(target),
-    )
-    if source_name not in _UNITS or target_name not in _UNITS:
-        return Fraction(1)
-    (dimension, size), (other, other_size) = _UNITS[source_name], _UNITS[target_name]
-    if dimension != other or source_power != target_power:
-        return None
-    return (size / other_size) ** source_power
-
-
-def _unit_power(unit: str) -> tuple[str, int]:
-    words = unit.split()
-    if len(words) == 2 and words[0] in ("square", "sq", "cubic", "cu"):
-        return words[1], 2 if words[0].startswith("sq") else 3
-    name, _, power = unit.partition("^")
-    return name, int(power or 1)
+def _agree(a: Fraction, b: Fraction, gold: PlainNumber, number: PlainNumber, policy: Policy) -> bool:
+    if _close(a, b, gold.digits, number.digits):
+        return True
+    if policy.tolerance and a and abs(a - b) <= abs(a) * Fraction(policy.tolerance):
+        return True
+    if policy.rounding == "gold" and gold.places:
+        step = Fraction(1, 10**gold.places)
+        return abs(a - b) <= step / 2
+    return False
 
 
 def _close(a: Fraction, b: Fraction, a_digits: int, b_digits: int) -> bool:

@@ -21,6 +21,7 @@ MAX_DEPTH = 24
 MAX_DIGITS = 400
 MAX_EXPONENT = 10_000
 MAX_FACTORIAL = 5_000
+MAX_CONDITIONS = 12
 MAX_GROWTH = 1_000_000
 PRECISION = 40  # decimal digits of numeric comparison
 CLOSE = 1e-30  # relative difference of exact numbers that are the same
@@ -123,7 +124,7 @@ def parse_latex(text: str) -> Any:
     """Return the sympy object of a canonical answer, or None where it is no mathematics."""
     _grader()
     from latex2sympy2_extended import NormalizationConfig
-    from math_verify import LatexExtractionConfig, parse
+    from latex2sympy2_extended.latex2sympy2 import normalize_latex
 
     # Units are taken off before: math-verify's own list would read the variable in 3c as one.
     normalization = NormalizationConfig(
@@ -134,16 +135,33 @@ def parse_latex(text: str) -> Any:
         boxed="none",
         equations=False,
     )
-    config = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=normalization)
     if _TRIGONOMETRIC.search(text):
         text = _DEGREES.sub(r"(\1\\pi/180)", text)
-    found = parse(
-        f"$${text.replace('°', '').replace('%', '')}$$",
-        extraction_config=[config],
-        fallback_mode="no_fallback",
-        parsing_timeout=None,  # type: ignore[arg-type]
-    )
-    return _plain_symbols(found[0]) if found else None
+    for sign in "°%$":
+        text = text.replace(sign, "")
+    found = _converted(normalize_latex(text, normalization))
+    return None if found is None else _plain_symbols(found)
+
+
+def _converted(latex: str) -> Any:
+    """Read LaTeX by the grammar; variables keep their case. Of an equation that it cannot read, the last side."""
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
+    from math_verify.parser import get_last_eq, should_treat_as_complex
+
+    config = ConversionConfig(lowercase_symbols=False)
+    for each in dict.fromkeys((latex, get_last_eq(latex))):
+        try:
+            return latex2sympy(
+                each,
+                is_real=not should_treat_as_complex(each),
+                normalization_config=None,
+                conversion_config=config,
+            )
+        except MemoryError:
+            raise  # the checker failed: no judgement
+        except Exception:  # the grammar raises many kinds for what it cannot read
+            continue
+    return None
 
 
 def _plain_symbols(expression: Any) -> Any:
@@ -161,17 +179,18 @@ def _plain_symbols(expression: Any) -> Any:
         return expression
 
 
-def same_union(gold: list[str], found: list[str]) -> bool:
-    """Whether two unions of intervals and inequalities hold the same real numbers."""
-    if any(too_big(text) for text in (*gold, *found)):
+def same_union(gold: list[list[str]], found: list[list[str]]) -> bool:
+    """Whether two unions of conditions, each of intervals and inequalities that hold together, are one set."""
+    texts = [text for side in (gold, found) for piece in side for text in piece]
+    if len(texts) > MAX_CONDITIONS or any(too_big(text) for text in texts):
         return False
-    from sympy import Union
+    from sympy import Intersection, Union
 
-    sets = [[_as_set(text) for text in side] for side in (gold, found)]
-    if any(each is None for side in sets for each in side):
+    sets = [[[_as_set(text) for text in piece] for piece in side] for side in (gold, found)]
+    if any(each is None for side in sets for piece in side for each in piece):
         return False
-    expected, answered = (Union(*side) for side in sets)
     try:
+        expected, answered = (Union(*(Intersection(*piece) for piece in side)) for side in sets)
         return bool(expected.symmetric_difference(answered).is_empty)
     except Exception:  # as above
         return False
@@ -264,6 +283,10 @@ def _compare_at(a: Any, b: Any, point: dict[Any, Any]) -> bool | None:
     floats_a, floats_b = bool(a.atoms(Float)), bool(b.atoms(Float))
     if point:
         a, b = a.subs(point), b.subs(point)
+    elif not (floats_a or floats_b):
+        a, b = _done(a), _done(b)
+    if a.is_Rational and b.is_Rational and not (floats_a or floats_b):
+        return bool(a == b)
     x, y = _complex(a), _complex(b)
     if x is None or y is None:
         return None
