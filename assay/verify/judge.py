@@ -35,9 +35,9 @@ def judge_by_rubric(problem: Problem, completion: Completion) -> Part:
     rubric = read_rubric(problem)
     quotes = context(problem, rubric)
     text = completion.text if rubric.reads == "trace" else answer_text(completion)
-    panel = panel_for(problem.spec)
     if rubric.reads == "answer" and not text.strip():
         return Part(0.0, passed=False, detail="no answer")
+    panel = panel_for(problem.spec)
     note = "cut off by its length limit" if completion.truncated else ""
     max_chars = panel.settings.max_chars
     quotes = [cut_middle(quote.name, quote.text, max_chars) for quote in quotes]
