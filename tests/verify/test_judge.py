@@ -33,7 +33,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     close_judges()
 
 
-def judged(completion: str | Completion, prompt: str = "The capital of France?", **spec: Any) -> Part:
+def judged(
+    completion: str | Completion, prompt: str = "The capital of France?", **spec: Any
+) -> Part:
     if isinstance(completion, str):
         completion = Completion.from_text(completion, think=FREE)
     part = JUDGE.judge(Problem("p", prompt, spec={"model": "m", "retries": 0} | spec), completion)
@@ -374,7 +376,7 @@ def test_a_row_cannot_send_the_key_elsewhere() -> None:
 
 
 def test_importing_it_is_light() -> None:
-    heavy = "torch sympy httpx2 httpcore2 z3 langdetect jsonschema".split()
+    heavy = ["torch", "sympy", "httpx2", "httpcore2", "z3", "langdetect", "jsonschema"]
     code = f"import sys, assay.verify.judge; print([m for m in {heavy} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

@@ -329,9 +329,10 @@ def test_further_keys_of_the_request() -> None:
     with JudgeServer(obedient) as server:
         ask(server.url, request=extra, max_tokens=77, temperature=0.5)
         body = server.asked[0].body
-    assert body["reasoning_effort"] == "low" and body["chat_template_kwargs"] == extra[
-        "chat_template_kwargs"
-    ]
+    assert (
+        body["reasoning_effort"] == "low"
+        and body["chat_template_kwargs"] == extra["chat_template_kwargs"]
+    )
     assert body["max_tokens"] == 77 and body["temperature"] == 0.5
 
 
