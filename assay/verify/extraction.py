@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from assay.types import Completion, ThinkFormat
+from assay.types import Completion
 from assay.verify.math_phrases import (
     ANCHOR,
     MAX_ANSWER,
@@ -83,6 +83,7 @@ _SECOND_THOUGHT = re.compile(
     rf"(?P<other>{_NUMBER})",
     re.IGNORECASE,
 )
+_SPOKEN_BOX = re.compile(r"\\(?:text|mbox|textbf|mathrm)\s*\{([^{}]*)\}")
 _CUT_OFF = re.compile(
     r"(?:[=+/^({\\-]|(?<!\*)\*)\s*$|\\f?boxed\b|<answer>"
 )  # inside a formula, a box or a tag
@@ -96,9 +97,9 @@ def visible_text(completion: Completion) -> str:
     """
     text, think = completion.text, completion.think
     lowered = text.lower()
-    if "<" not in text or "think" not in lowered and "thought" not in lowered:
-        if think.open_tag not in text and think.close_tag not in text:
-            return "" if think.mode == "opened" else text
+    tagged = "<" in text and ("think" in lowered or "thought" in lowered)
+    if not tagged and think.open_tag not in text and think.close_tag not in text:
+        return "" if think.mode == "opened" else text
     name = re.escape(think.open_tag.strip("<> \t"))
     tag = re.compile(
         rf"<\s*(?P<close>/?)\s*(?:{_THINK_NAMES}|{name})\s*/?\s*>|{re.escape(think.open_tag)}"
@@ -124,7 +125,9 @@ def visible_text(completion: Completion) -> str:
     return "\n".join(piece for piece in shown if piece.strip()).strip()
 
 
-def find_answer(text: str, fallback: Fallback = "none", truncated: bool = False) -> Commitment | None:
+def find_answer(
+    text: str, fallback: Fallback = "none", truncated: bool = False
+) -> Commitment | None:
     """Return the last answer that a text commits to, or None.
 
     fallback: what may count where no box, tag or phrase marks an answer and the text is more than
@@ -132,6 +135,7 @@ def find_answer(text: str, fallback: Fallback = "none", truncated: bool = False)
     ``last_number``: the last number; ``none``: nothing. truncated: the text was cut off, so that
     only a mark that is closed counts.
     """
+    truncated = truncated and not text.endswith("\n")
     text = _SPACES.sub(lambda m: m[0][:2], text[-MAX_SCANNED:].strip())
     if "<" in text:
         text = _SPECIAL.split(text, maxsplit=1)[0] if _SPECIAL.search(text) else text
@@ -158,7 +162,10 @@ def find_answer(text: str, fallback: Fallback = "none", truncated: bool = False)
 def _with_second_thought(found: Commitment, rest: str) -> Commitment:
     """Add what follows at once as an alternative: 5 (or maybe 6)."""
     match = _SECOND_THOUGHT.match(rest[:200])
-    if match is None or re.match(r"^\W*but\b", rest) and not re.search(r"\b(?:could|might|may|maybe|perhaps)\b", match[0]):
+    if match is None or (
+        re.match(r"^\W*but\b", rest)
+        and not re.search(r"\b(?:could|might|may|maybe|perhaps)\b", match[0])
+    ):
         return found
     value = match["value"] or match["other"]
     return found if value in found.parts else Commitment((*found.parts, value), how=found.how)
@@ -257,6 +264,8 @@ def _is_disowned(text: str, mark: tuple[int, int, str]) -> bool:
 def _inner(content: str) -> str:
     """Return the answer inside a box or tag, which may hold a box or a phrase of its own."""
     content = content.strip()
+    if (spoken := _SPOKEN_BOX.fullmatch(content)) and ANCHOR.search(spoken[1]):
+        content = spoken[1].strip().rstrip(".")
     if "boxed" in content or "<answer>" in content:
         nested = boxes_of(content)
         if len(nested) > 1:

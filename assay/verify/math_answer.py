@@ -15,8 +15,10 @@ from assay.verify.extraction import Commitment, find_answer, visible_text
 from assay.verify.latex_text import brackets_of, canonical, split_top
 from assay.verify.math_phrases import MAX_SHORT, of_one_sentence
 from assay.verify.math_policy import ANSWER, DEFAULT, OPTIONS, Policy, is_answer, read_policy
+from assay.verify.plain_numbers import read_number
 
 _WRAPPED = re.compile(r"\\(?:text|mbox|mathrm)\s*\{([^{}]*)\}")
+_FORMAL = re.compile(r"\\(?!frac|dfrac|sqrt|pi\b|\$|%)[A-Za-z]|\\[{}]|[<>|;]")
 _INTEGER = re.compile(r"\s*(-?\d{1,18})[\s.]*")
 
 
@@ -86,9 +88,12 @@ def _around(gold: str, part: str, phrase: str, policy: Policy) -> bool:
     """Whether words stand around the expected value: the whole phrase is it, or a box holds a sentence."""
     if phrase and phrase != part and _same_text(gold, phrase):
         return True
-    if not re.search(r"\s", part) or len(part) > MAX_SHORT or not re.search(r"[A-Za-z]{2}", part):
+    spoken = _WRAPPED.sub(r" \1 ", part).strip()
+    if len(spoken) > MAX_SHORT or _FORMAL.search(spoken) or not re.search(r"[A-Za-z]{2}", spoken):
         return False
-    value = of_one_sentence(_WRAPPED.sub(r" \1 ", part))
+    if read_number(part) is not None:
+        return False  # a number with a unit, which was compared
+    value = of_one_sentence(spoken)
     return value is not None and value != part and equivalent(gold, value, policy)
 
 

@@ -61,7 +61,9 @@ def _round(match: re.Match[str]) -> str:
     return f"{'(' if match[1] == ']' else '['}{match[2]}{')' if match[3] == '[' else ']'}"
 
 
-_VECTOR = re.compile(r"^\\begin\s*\{[pbvBV]?(?:small)?matrix\}(.*)\\end\s*\{[pbvBV]?(?:small)?matrix\}$", re.DOTALL)
+_VECTOR = re.compile(
+    r"^\\begin\s*\{[pbvBV]?(?:small)?matrix\}(.*)\\end\s*\{[pbvBV]?(?:small)?matrix\}$", re.DOTALL
+)
 
 
 def vector(text: str) -> list[str]:
@@ -72,10 +74,14 @@ def vector(text: str) -> list[str]:
     rows = [row.strip() for row in match[1].split(r"\\") if row.strip()]
     if len(rows) > 1 and not any("&" in row for row in rows):
         return rows
-    return [cell.strip() for cell in rows[0].split("&")] if len(rows) == 1 and "&" in rows[0] else []
+    return (
+        [cell.strip() for cell in rows[0].split("&")] if len(rows) == 1 and "&" in rows[0] else []
+    )
 
 
-_CLOCK = re.compile(r"(\d{1,2}):([0-5]\d)(?::([0-5]\d))?\s*(?:([ap])\.?\s?m\.?)?(?:\s*o'clock)?", re.IGNORECASE)
+_CLOCK = re.compile(
+    r"(\d{1,2}):([0-5]\d)(?::([0-5]\d))?\s*(?:([ap])\.?\s?m\.?)?(?:\s*o'clock)?", re.IGNORECASE
+)
 _HOUR = re.compile(r"(\d{1,2})\s*(?:([ap])\.?\s?m\.?|o'clock)", re.IGNORECASE)
 _NOON = {"noon": (720, True), "midday": (720, True), "midnight": (0, True)}
 
@@ -89,7 +95,11 @@ def same_time(gold: str, found: str) -> bool | None:
     if answered is None:
         return None
     (a, marked), (b, other) = expected, answered
-    return a == b if marked == other else a % 43200 == b % 43200 and (a == b or a >= 43200 or b >= 43200)
+    return (
+        a == b
+        if marked == other
+        else a % 43200 == b % 43200 and (a == b or a >= 43200 or b >= 43200)
+    )
 
 
 def _time(text: str) -> tuple[int, bool] | None:
@@ -111,8 +121,23 @@ def _time(text: str) -> tuple[int, bool] | None:
     return (hour * 60 + minute) * 60 + second, bool(half) or hour > 12
 
 
-_MONTHS = "january february march april may june july august september october november december".split()
-_MONTH = {name: n for n, name in enumerate(_MONTHS, 1)} | {name[:3]: n for n, name in enumerate(_MONTHS, 1)}
+_MONTHS = [
+    "january",
+    "february",
+    "march",
+    "april",
+    "may",
+    "june",
+    "july",
+    "august",
+    "september",
+    "october",
+    "november",
+    "december",
+]
+_MONTH = {name: n for n, name in enumerate(_MONTHS, 1)} | {
+    name[:3]: n for n, name in enumerate(_MONTHS, 1)
+}
 
 
 def same_date(gold: str, found: str) -> bool | None:
@@ -129,7 +154,11 @@ def _date(text: str) -> tuple[int, int, int] | None:
     months = [_MONTH[word] for word in words if word in _MONTH]
     numbers = [int(word) for word in words if word.isdigit() and len(word) <= 4]
     rest = [w for w in words if w not in _MONTH and not w.isdigit()]
-    if len(months) != 1 or not 1 <= len(numbers) <= 2 or set(rest) - {"st", "nd", "rd", "th", "of", "the"}:
+    if (
+        len(months) != 1
+        or not 1 <= len(numbers) <= 2
+        or set(rest) - {"st", "nd", "rd", "th", "of", "the"}
+    ):
         return None
     years = [n for n in numbers if n > 31]
     days = [n for n in numbers if n <= 31]
@@ -138,8 +167,18 @@ def _date(text: str) -> tuple[int, int, int] | None:
     return (years or [0])[0], months[0], (days or [0])[0]
 
 
-_BASED = re.compile(r"\(?(\d[0-9A-Za-z]{0,200}|[0-9A-F]{1,200}(?=\)?_\{?16))\)?_\{?(\d\d?|[a-z]{3,8})\}?")
-_BASE_WORDS = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8"}
+_BASED = re.compile(
+    r"\(?(\d[0-9A-Za-z]{0,200}|[0-9A-F]{1,200}(?=\)?_\{?16))\)?_\{?(\d\d?|[a-z]{3,8})\}?"
+)
+_BASE_WORDS = {
+    "two": "2",
+    "three": "3",
+    "four": "4",
+    "five": "5",
+    "six": "6",
+    "seven": "7",
+    "eight": "8",
+}
 _BASE_WORDS |= {"nine": "9", "ten": "10", "eleven": "11", "twelve": "12", "sixteen": "16"}
 
 
@@ -207,7 +246,20 @@ def is_undone(text: str) -> bool:
     return bool(_ARITHMETIC.fullmatch(text.strip()) and _UNDONE.search(text))
 
 
-_FUNCTION_WORDS = {"sin", "cos", "tan", "log", "exp", "sqrt", "pi", "max", "min", "mod", "gcd", "lcm"}
+_FUNCTION_WORDS = {
+    "sin",
+    "cos",
+    "tan",
+    "log",
+    "exp",
+    "sqrt",
+    "pi",
+    "max",
+    "min",
+    "mod",
+    "gcd",
+    "lcm",
+}
 _SHORT_WORDS = {"yes", "no", "odd", "up", "he", "she", "it", "am", "pm"}
 
 

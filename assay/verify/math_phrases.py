@@ -7,6 +7,7 @@ import re
 from assay.verify.latex_text import canonical
 from assay.verify.number_words import NUMBER_WORDS
 from assay.verify.plain_numbers import read_number
+from assay.verify.units import read_unit
 
 MAX_ANSWER = 1000
 MAX_SHORT = 80
@@ -57,6 +58,7 @@ _NUMBER = re.compile(
     r"(?:\s*(?:\\?%|percent\b)|\s?[€£¥₹$]|(?:m|cm|km|mm)[²³]|°)?"
 )
 _COPULA = re.compile(r"\b(?:is|are|was|were)\s+\**([A-Za-z][A-Za-z -]{0,60})$")
+_FOLLOWING = re.compile(r"(?:[ ]?[/°]?[ ]?[A-Za-z°]+(?:[²³]|\^\{?-?\d\}?)?){1,5}")
 _LISTED = re.compile(r"[\s,;]*(?:and|or)?[\s,;]*")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=\D|\d+\.\s)|(?<=[。！？؟।])\s*|\n+")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
@@ -107,19 +109,27 @@ _DENIED = re.compile(
     re.IGNORECASE,
 )
 _NEGATED = re.compile(
-    r"\b(?:not|never|rather\s+than|instead\s+of)\s+(?:\w+\s+)?[-$]?\d[\d.,]*|\bisn't\s+[-$]?\d[\d.,]*", re.IGNORECASE
+    r"\b(?:not|never|rather\s+than|instead\s+of)\s+(?:\w+\s+)?[-$]?\d[\d.,]*|\bisn't\s+[-$]?\d[\d.,]*",
+    re.IGNORECASE,
+)
+_SUPPOSED = re.compile(
+    r"\b(?:if|suppose|supposing|assume|assuming|whether|imagine|pretend|don'?t\s+think|think\s+not|wrong|incorrect|false)\b",
+    re.IGNORECASE,
 )
 _PLACE = re.compile(
     r"\b(?:step|problem|question|case|part|example|section|equation|line|page|figure|chapter|option|choice)\s+#?\d+\b",
     re.IGNORECASE,
 )
 _SPELLED = re.compile(
-    rf"\b(?:{'|'.join(sorted(NUMBER_WORDS - {'one', 'first', 'second', 'dozen'}))})\b", re.IGNORECASE
+    rf"\b(?:{'|'.join(sorted(NUMBER_WORDS - {'one', 'first', 'second', 'dozen'}))})\b",
+    re.IGNORECASE,
 )
 _BULLET = re.compile(r"^\s*(?:\d{1,2}[.)]|\(?[a-z]\)|[-*•])\s+")
 
 
-def find_phrase(text: str, start: int, only_values: bool, truncated: bool = False) -> tuple[tuple[str, ...], str] | None:
+def find_phrase(
+    text: str, start: int, only_values: bool, truncated: bool = False
+) -> tuple[tuple[str, ...], str] | None:
     """Return (values, phrase) of what the last phrase such as "the answer is" after ``start`` says.
 
     only_values: a phrase may overrule a box before it only by a number or a formula. Phrases that
@@ -135,7 +145,9 @@ def find_phrase(text: str, start: int, only_values: bool, truncated: bool = Fals
         opening = matches[index].start()
         for match in reversed(matches[:index]):
             before = _said(text, match, only_values, truncated)
-            if before is None or not re.fullmatch(_BETWEEN, text[before[2] : opening], re.IGNORECASE):
+            if before is None or not re.fullmatch(
+                _BETWEEN, text[before[2] : opening], re.IGNORECASE
+            ):
                 break
             values.insert(0, before[0])
             opening = match.start()
@@ -146,7 +158,9 @@ def find_phrase(text: str, start: int, only_values: bool, truncated: bool = Fals
 _BETWEEN = r"[\s.,;*$]*(?:(?:and|or|also|maybe|perhaps|alternatively|otherwise|possibly)\b[\s,]*)?(?:the\s|another\s)?(?:final\s|possible\s)?"
 
 
-def _said(text: str, match: re.Match[str], only_values: bool, truncated: bool) -> tuple[str, str, int] | None:
+def _said(
+    text: str, match: re.Match[str], only_values: bool, truncated: bool
+) -> tuple[str, str, int] | None:
     """Return (value, phrase, end) of what follows a phrase, or None where it says nothing."""
     if only_values and _is_weak(text, match):
         return None
@@ -252,7 +266,7 @@ def _number_of(sentence: str) -> str | None:
     if not numbers:
         return None
     if len({canonical(text) for _, _, text in numbers}) == 1:
-        return numbers[-1][2]
+        return with_unit(sentence, *numbers[-1])
     if not re.search(r"\w", sentence[numbers[-1][1] :]):
         first = len(numbers) - 1
         while first and _LISTED.fullmatch(sentence[numbers[first - 1][1] : numbers[first][0]]):
@@ -281,7 +295,7 @@ def of_one_sentence(text: str) -> str | None:
 
     A number that the sentence denies is none of its values; one that hedges has no value at all.
     """
-    if "\n" in text or len(text) > MAX_SENTENCE or HEDGE.search(text):
+    if "\n" in text or len(text) > MAX_SENTENCE or HEDGE.search(text) or _SUPPOSED.search(text):
         return None
     text = _PLACE.sub(" ", _NEGATED.sub(" ", text))
     if _BOUND.search(text) or len([s for s in _SENTENCE.split(_protect(text)) if s.strip()]) != 1:
@@ -298,8 +312,28 @@ def of_one_sentence(text: str) -> str | None:
     if bare:
         return bare[0]
     if len(values) == 1 and "=" not in rest:
-        return numbers_of(rest)[-1][2]
+        return with_unit(rest, *numbers_of(rest)[-1])
     return None
+
+
+def with_unit(text: str, start: int, end: int, number: str) -> str:
+    """Return a number with the unit of measurement that follows it; other words are no part of it."""
+    following = _FOLLOWING.match(text, end)
+    if following is None:
+        return number
+    words = following[0]
+    while words:
+        unit = read_unit(words.strip())
+        if unit and (unit.factors or unit.scale) and not unit.nouns:
+            return number + words
+        shorter = re.match(r"(.*\S)[\s/]+\S+$", words, re.DOTALL)
+        words = shorter[1] if shorter else ""
+    return number
+
+
+def _is_open(sentence: str) -> bool:
+    """Whether a sentence leaves its value open: it hedges, bounds or only supposes it."""
+    return any(each.search(sentence) for each in (HEDGE, _BOUND, _SUPPOSED))
 
 
 def of_last_line(text: str) -> str | None:
@@ -315,7 +349,7 @@ def of_last_line(text: str) -> str | None:
         return None
     if not _MATH.fullmatch(last) and not is_answer_alone(last):
         return None
-    if _MATH.fullmatch(before) or is_answer_alone(before):
+    if _MATH.fullmatch(before) or (re.search(r"[\d\\]", before) and is_answer_alone(before)):
         names = [re.split(r"[=<>]", canonical(line), maxsplit=1) for line in (before, last)]
         if any(len(sides) == 1 for sides in names) or names[0][0].strip() == names[1][0].strip():
             return None
@@ -329,9 +363,11 @@ def of_final_emphasis(text: str) -> str | None:
         return None
     sentence = sentences[-1].replace("\0", "\n")
     bold = list(_BOLD.finditer(sentence))
-    if len(bold) != 1 or re.search(r"\w", sentence[bold[0].end() :]) or len(sentence) > 2 * MAX_SENTENCE:
+    if len(bold) != 1 or not re.search(r"\w", sentence[: bold[0].start()]):
         return None
-    if HEDGE.search(sentence) or _BOUND.search(sentence) or not is_answer_alone(bold[0][1]):
+    if re.search(r"\w", sentence[bold[0].end() :]) or len(sentence) > 2 * MAX_SENTENCE:
+        return None
+    if _is_open(sentence) or not is_answer_alone(bold[0][1]):
         return None
     return bold[0][1] if re.search(r"[\d\\]", bold[0][1]) else None
 

@@ -65,7 +65,9 @@ def is_answer(value: Any) -> bool:
     """Whether a value of ``answer`` is text, a number, or a list of accepted ones."""
     listed: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
     return bool(listed) and all(
-        bool(each.strip()) if isinstance(each, str) else isinstance(each, Real) and type(each) is not bool
+        bool(each.strip())
+        if isinstance(each, str)
+        else isinstance(each, Real) and type(each) is not bool
         for each in listed
     )
 
@@ -105,7 +107,11 @@ OPTIONS = (
         f"a number from 0 to {MAX_TOLERANCE}: the relative error that a number may have",
         _is_tolerance,
     ),
-    _option("case", "true or false: whether words must have the expected case (variables always do)", _is_bool),
+    _option(
+        "case",
+        "true or false: whether words must have the expected case (variables always do)",
+        _is_bool,
+    ),
     _option(
         "european_numbers",
         "auto, always or never: whether a comma is the decimal sign; auto: where it can separate no thousands",
@@ -123,9 +129,7 @@ OPTIONS = (
     ),
 )
 
-ANSWER = Field(
-    "answer", "text, a number, or a list of accepted ones", needed=True, check=is_answer
-)
+ANSWER = Field("answer", "text, a number, or a list of accepted ones", needed=True, check=is_answer)
 
 
 def read_policy(spec: Mapping[str, Any]) -> Policy:

@@ -26,7 +26,14 @@ _ORDINALS = (
 )
 _ORDINAL = dict(zip(_ORDINALS.split(), range(21), strict=True)) | {
     f"{tens}ieth": value
-    for tens, value in (("thirt", 30), ("fort", 40), ("fift", 50), ("sixt", 60), ("sevent", 70), ("eight", 80))
+    for tens, value in (
+        ("thirt", 30),
+        ("fort", 40),
+        ("fift", 50),
+        ("sixt", 60),
+        ("sevent", 70),
+        ("eight", 80),
+    )
 }
 _PARTS = {"half": 2, "halve": 2, "quarter": 4} | {
     word: value for word, value in _ORDINAL.items() if value > 2
@@ -67,7 +74,11 @@ def _integer(words: list[str]) -> Fraction | None:
     total, current = 0, None
     for word in words:
         if word in _WORDS:
-            if current is not None and current % 100 and not (current % 100 >= 20 > 9 >= _WORDS[word]):
+            if (
+                current is not None
+                and current % 100
+                and not (current % 100 >= 20 > 9 >= _WORDS[word])
+            ):
                 return None  # "one two" is no number
             current = (current or 0) + _WORDS[word]
         elif word in SCALES and (current is not None or word == "dozen"):

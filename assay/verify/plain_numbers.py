@@ -28,9 +28,7 @@ _SPACED = r"\d{1,3}(?:[ ]\d{3})+(?:\.\d+)?|\d{1,3}(?:'\d{3})+(?:\.\d+)?"
 _DECIMAL = rf"(?:(?:{_GROUPED}|{_SPACED}|\d+,\d+|\d+\.\d+|\d+\.|\.\d+|\d+)(?![\d,]))"
 _CURRENCY = r"[$€£¥₹₽₩]"
 _AGAIN = r"\\(?:overline|bar|overbar)\s*\{?\s*(?P<again>\d+)\s*\}?|\(\s*(?P<again2>\d+)\s*\)"
-_POWER = (
-    r"[eE](?P<power>[+-]?\d+)|\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*\{?\s*(?P<power2>[+-]?\s*\d+)\s*\}?"
-)
+_POWER = r"[eE](?P<power>[+-]?\d+)|\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*\{?\s*(?P<power2>[+-]?\s*\d+)\s*\}?"
 _NUMBER = re.compile(
     rf"""(?P<sign>[+-]?)\s*(?:US)?(?P<money>{_CURRENCY}?)\s*(?P<inner>[+-]?)\s*(?:
     (?P<whole>\d+)\s*\\frac\s*\{{\s*(?P<mtop>\d+)\s*\}}\s*\{{\s*(?P<mbottom>\d+)\s*\}}
@@ -151,9 +149,7 @@ def _from_match(match: re.Match[str]) -> PlainNumber | None:
         whole, _, digits = shown.partition(".")
         if not (repeated := _REPEATED.fullmatch(digits)):
             return None
-        once, again = (
-            (repeated[1], repeated[2]) if repeated[2] else (repeated[3], repeated[4])
-        )
+        once, again = (repeated[1], repeated[2]) if repeated[2] else (repeated[3], repeated[4])
         return PlainNumber(_repeating(whole, once, again))
     number = _decimal(match["decimal"])
     power = (match["power"] or match["power2"] or "").replace(" ", "")
@@ -271,7 +267,9 @@ def same_number(gold: PlainNumber, number: PlainNumber, policy: Policy = DEFAULT
     return policy.percent != "fraction" and meant and _agree(a, b, gold, number, policy)
 
 
-def _agree(a: Fraction, b: Fraction, gold: PlainNumber, number: PlainNumber, policy: Policy) -> bool:
+def _agree(
+    a: Fraction, b: Fraction, gold: PlainNumber, number: PlainNumber, policy: Policy
+) -> bool:
     if _close(a, b, gold.digits, number.digits):
         return True
     if policy.tolerance and a and abs(a - b) <= abs(a) * Fraction(policy.tolerance):

@@ -56,26 +56,32 @@ _SINGLE = set("mghsLlNJWVCAKt°$€£¥₹₽₩¢Ω")
 _PLURALS = {"feet", "inches", "hertz", "kelvin", "knots"}
 
 # Words that say how much, how, or something else again: no units. Hedges above all.
-_NOT_UNITS = set(
-    "pi sin cos tan sec csc cot arcsin arccos arctan log ln exp sqrt mod choose to times plus minus over divided and or"
-    " abs max gcd lcm det xyz abc abcd xyzw thousand million billion trillion hundred half not is are was be maybe"
-    " perhaps possibly probably alternatively else otherwise either neither nor but versus unless if when where whether"
-    " could might may guess unsure unknown wrong incorrect instead rather no never cannot isn wait actually any all"
-    " every each-other zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
-    " sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety less more than least"
-    " most between approximately about around nearly almost until through vs equals equal gives infinity inf base"
-    " dozen lakh crore answer correct option choice possible dx dy dt".split()
+_NOT_UNITS_WORDS = (
+    "pi sin cos tan sec csc cot arcsin arccos arctan log ln exp sqrt mod choose to times plus "
+    "minus over divided and or abs max gcd lcm det xyz abc abcd xyzw thousand million billion "
+    "trillion hundred half not is are was be maybe perhaps possibly probably alternatively "
+    "else otherwise either neither nor but versus unless if when where whether could might "
+    "may guess unsure unknown wrong incorrect instead rather no never cannot isn wait "
+    "actually any all every zero one two three four five six seven eight nine ten eleven "
+    "twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty thirty forty "
+    "fifty sixty seventy eighty ninety less more than least most between approximately about "
+    "around nearly almost until through vs equals equal gives infinity inf base dozen lakh "
+    "crore answer correct option choice possible dx dy dt"
 )
-_FILLERS = set(
-    "a an the of in total left altogether remaining long wide tall high deep old away apart extra additional exactly"
-    " only away sold used for on at from with by so far now different distinct such these those possible clips-each"
-    " this that there".split()
+_NOT_UNITS = {*_NOT_UNITS_WORDS.split()}
+_FILLERS_WORDS = (
+    "a an the of in total left altogether remaining long wide tall high deep old away apart "
+    "extra additional exactly only sold used for on at from with by so far now different "
+    "distinct such these those possible this that there"
 )
+_FILLERS = {*_FILLERS_WORDS.split()}
 _PER = {"per", "a", "an", "each", "every"}
 _POWER_BEFORE = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _POWER_AFTER = {"squared": 2, "cubed": 3}
 
-_TOKEN = re.compile(r"[A-Za-zµμ]+|[°$€£¥₹₽₩¢Ω]|\^\s*\{?\s*(-?\d)\s*\}?|[/*()]|\\cdot|\\times|[\s.,'-]+")
+_TOKEN = re.compile(
+    r"[A-Za-zµμ]+|[°$€£¥₹₽₩¢Ω]|\^\s*\{?\s*(-?\d)\s*\}?|[/*()]|\\cdot|\\times|[\s.,'-]+"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +118,21 @@ def _build() -> dict[str, tuple[dict[str, int], Fraction]]:
                 found[name] = (factors, Fraction(size))
                 if len(name) > 3 and name.isalpha():
                     found[name + "s"] = (factors, Fraction(size))
-    for short in ("lb", "oz", "hr", "sec", "min", "yr", "yd", "wk", "gal", "amp", "cup", "day", "bit"):
+    for short in (
+        "lb",
+        "oz",
+        "hr",
+        "sec",
+        "min",
+        "yr",
+        "yd",
+        "wk",
+        "gal",
+        "amp",
+        "cup",
+        "day",
+        "bit",
+    ):
         found[short + "s"] = found[short]
     found["centuries"], found["pennies"] = found["century"], found["penny"]
     return found
@@ -168,7 +188,7 @@ class _Reader:
                 if words > 8 or not self._word(token, self.attached and words == 1):
                     return None
         factors = tuple(sorted((base, power) for base, power in self.factors.items() if power))
-        if self.ahead != 1 or self.sign == -1 and not (factors or self.nouns):
+        if self.ahead != 1 or (self.sign == -1 and not (factors or self.nouns)):
             return None
         return Unit(factors, self.size, frozenset(self.nouns), text=self.text)
 
@@ -222,7 +242,13 @@ def _singular(noun: str) -> str:
 
 
 _KELVINS = {"C": (Fraction(1), Fraction(27315, 100)), "F": (Fraction(5, 9), Fraction(45967, 180))}
-_IRREGULAR = {"people": "person", "men": "man", "women": "woman", "children": "child", "dice": "die"}
+_IRREGULAR = {
+    "people": "person",
+    "men": "man",
+    "women": "woman",
+    "children": "child",
+    "dice": "die",
+}
 _MONEY = {"usd", "eur", "gbp", "jpy", "inr", "rub", "krw"}
 
 
@@ -275,7 +301,9 @@ def _less_rate(value: Fraction, source: Unit, target: Unit) -> Fraction | None:
 
 
 def _temperature(value: Fraction, source: Unit, target: Unit) -> Fraction | None:
-    scales = [unit.scale or ("K" if unit.factors == (("kelvin", 1),) else "") for unit in (source, target)]
+    scales = [
+        unit.scale or ("K" if unit.factors == (("kelvin", 1),) else "") for unit in (source, target)
+    ]
     if not all(scales):
         return value if (("angle", 1),) in (source.factors, target.factors) else None
     if scales[0] == scales[1]:
