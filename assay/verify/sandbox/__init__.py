@@ -9,11 +9,12 @@ from assay.verify.sandbox.outcome import (
     Status,
     SubmissionError,
 )
-from assay.verify.sandbox.sandbox import Sandbox
-from assay.verify.sandbox.session import Session
+from assay.verify.sandbox.sandbox import Sandbox, sandbox_report
+from assay.verify.sandbox.session import Forwarded, Session, forward_to
 
 __all__ = [
     "Answer",
+    "Forwarded",
     "Handle",
     "Iterator",
     "Outcome",
@@ -24,4 +25,6 @@ __all__ = [
     "Session",
     "Status",
     "SubmissionError",
+    "forward_to",
+    "sandbox_report",
 ]

@@ -24,6 +24,7 @@ from typing import Any
 import codec
 
 CHANNEL = 3  # the descriptor of the socket to the parent
+NO_MEMORY = 12  # errno ENOMEM
 MAX_HANDLES = 20_000
 MAX_WORDS = 1000  # characters of an error
 
@@ -217,7 +218,7 @@ def compiled(source: str, name: str) -> types.CodeType:
 
 
 def failure(error: BaseException) -> tuple[Any, ...]:
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == NO_MEMORY):
         return ("memory",)
     return "exception", type(error).__name__, words(error)
 
@@ -345,13 +346,7 @@ def _call_special(name: str) -> Callable[..., Any]:
 
 SPECIAL: dict[str, Callable[..., Any]] = {
     name: _call_special(name)
-    for name in (
-        "__len__ __str__ __repr__ __bool__ __hash__ __iter__ __next__ __int__ __float__ __abs__ "
-        "__reversed__ __round__ __enter__ __exit__ __setattr__ __radd__ __rsub__ __rmul__ __rtruediv__ "
-        "__getitem__ __setitem__ __delitem__ __contains__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ "
-        "__add__ __sub__ __mul__ __truediv__ __floordiv__ __mod__ __pow__ __neg__ __pos__ __invert__ "
-        "__and__ __or__ __xor__ __lshift__ __rshift__ __iadd__ __isub__ __imul__ __matmul__ __index__"
-    ).split()
+    for name in ["__len__", "__str__", "__repr__", "__bool__", "__hash__", "__iter__", "__next__", "__int__", "__float__", "__abs__", "__reversed__", "__round__", "__enter__", "__exit__", "__setattr__", "__radd__", "__rsub__", "__rmul__", "__rtruediv__", "__getitem__", "__setitem__", "__delitem__", "__contains__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__add__", "__sub__", "__mul__", "__truediv__", "__floordiv__", "__mod__", "__pow__", "__neg__", "__pos__", "__invert__", "__and__", "__or__", "__xor__", "__lshift__", "__rshift__", "__iadd__", "__isub__", "__imul__", "__matmul__", "__index__"]
 }
 for _name in SPECIAL:
     if _name not in ("__setattr__", "__iadd__", "__isub__", "__imul__"):

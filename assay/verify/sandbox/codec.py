@@ -236,7 +236,7 @@ class Encoder:
     def packed(self, tag: bytes, values: list[Any]) -> bool:
         """Write many small ints, or many floats, at once: eight bytes each."""
         kinds = set(map(type, values))
-        if kinds == {int} and -(2**63) <= min(values) and max(values) < 2**63:
+        if kinds == {int} and min(values) >= -(2**63) and max(values) < 2**63:
             data = array("q", values).tobytes()
         elif kinds == {float}:
             data = array("d", values).tobytes()

@@ -77,6 +77,7 @@ class Isolation:
         self.landlock = kernel.landlock_version()
         build_root(readable_folders())
         socket.sethostname("sandbox")
+        kernel.drop_capabilities_from_bounds()  # forked processes inherit it
         assert self.filter is not None
         return {
             "mode": "isolated",
@@ -118,7 +119,6 @@ class Isolation:
         if self.many_users:
             os.setgroups([])
             os.setresgid(SUBMISSION_UID, SUBMISSION_UID, SUBMISSION_UID)
-        kernel.drop_capabilities_from_bounds()
         if self.many_users:
             os.setresuid(SUBMISSION_UID, SUBMISSION_UID, SUBMISSION_UID)
         kernel.drop_capabilities()

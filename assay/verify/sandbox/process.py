@@ -17,11 +17,14 @@ FRAME_BYTES = codec.MAX_BYTES + 4
 
 
 class Ended(Exception):
-    """The process has ended, or must; ``status`` and ``text`` make the Outcome."""
+    """The process has ended, or must; ``status`` and ``text`` make the Outcome.
 
-    def __init__(self, status: str, text: str) -> None:
+    by_itself: nobody here decided it, so its wait status tells more.
+    """
+
+    def __init__(self, status: str, text: str, by_itself: bool = False) -> None:
         super().__init__(status, text)
-        self.status, self.text = status, text
+        self.status, self.text, self.by_itself = status, text, by_itself
 
 
 class Process:
@@ -44,7 +47,7 @@ class Process:
         self.idle_limit = 10.0
         self.output_limit = 2**20
         self.seen = [0, 0]  # bytes of output already reported
-        self.watched = (0.0, 0.0)
+        self.watched: tuple[float, float] | None = None  # time and `busy` at the last look
         self.poller = select.poll()
         self.poller.register(self.pidfd, select.POLLIN)
 
@@ -64,8 +67,8 @@ class Process:
         self.resume()
 
     def resume(self) -> None:
-        """Start watching: time until now was ours."""
-        self.watched = (time.monotonic(), self.busy())
+        """Start watching: time until now was ours. The first look, if it comes to one, is the start."""
+        self.watched = None
 
     def busy(self) -> float:
         """Seconds in which a thread of the process ran, or waited for a processor."""
@@ -85,7 +88,8 @@ class Process:
         if used > self.cpu_limit:
             raise Ended("timeout", f"more than {self.cpu_limit:g} s of CPU time")
         now, busy = time.monotonic(), self.busy()
-        self.idle += max(0.0, (now - self.watched[0]) - max(0.0, busy - self.watched[1]))
+        if self.watched is not None:
+            self.idle += max(0.0, (now - self.watched[0]) - max(0.0, busy - self.watched[1]))
         self.watched = (now, busy)
         if self.idle > self.idle_limit:
             raise Ended("timeout", f"did nothing for {self.idle_limit:g} s")
@@ -162,8 +166,8 @@ class Process:
         return not self.buffer and not self.read() and not self.at_end
 
     def end(self) -> Ended:
-        """What a process that went by itself makes; its exit status may add to it."""
-        return Ended("died", "its process ended")
+        """What a process makes that went by itself."""
+        return Ended("died", "its process ended", by_itself=True)
 
     # output
 
@@ -187,11 +191,6 @@ class Process:
         waiter = select.poll()
         waiter.register(self.pidfd, select.POLLIN)
         waiter.poll(5000)
-
-    def exited(self) -> bool:
-        waiter = select.poll()
-        waiter.register(self.pidfd, select.POLLIN)
-        return bool(waiter.poll(0))
 
     def close(self) -> None:
         self.channel.close()

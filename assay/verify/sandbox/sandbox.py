@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import os
@@ -11,19 +12,18 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
+from assay.errors import message
 from assay.verify.base import Limits
+from assay.verify.sandbox import probe
 from assay.verify.sandbox.outcome import Outcome, SandboxTrouble, SandboxUnavailable
 from assay.verify.sandbox.process import Ended, Process, memory_file
-from assay.verify.sandbox.session import MEMORY_MIB, OnCall, PROCESSES, Session
+from assay.verify.sandbox.session import CPU_SECONDS, MEMORY_MIB, PROCESSES, OnCall, Session
 
-PRELOAD = (
-    "math re collections itertools functools heapq bisect random string json datetime decimal "
-    "fractions statistics copy typing dataclasses operator sys os io time abc enum cmath array "
-    "textwrap traceback contextlib numbers"
-).split()
+PRELOAD = ["math", "re", "collections", "itertools", "functools", "heapq", "bisect", "random", "string", "json", "datetime", "decimal", "fractions", "statistics", "copy", "typing", "dataclasses", "operator", "sys", "os", "io", "time", "abc", "enum", "cmath", "array", "textwrap", "traceback", "contextlib", "numbers"]
 FILE_BYTES = 16 * 2**20
 ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
@@ -36,7 +36,16 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
-START_SECONDS = 30.0
+START_SECONDS = 60.0
+CLOSE_SECONDS = 5.0
+FORK_CPU_SECONDS = 30.0
+ACCEPTED = "Linux with user, mount, pid, ipc, uts and net namespaces, seccomp and memfd"
+REMEDY = (
+    "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone, user.max_user_namespaces, "
+    "kernel.apparmor_restrict_unprivileged_userns=0; in a container its seccomp profile), or say "
+    "--unsafe-no-sandbox to run submissions without isolation"
+)
+_probed: set[tuple[int, int]] = set()
 _origins = itertools.count(1)
 
 
@@ -52,9 +61,11 @@ class Sandbox:
 
     def __init__(self, *, unsafe: bool = False, preload: tuple[str, ...] = tuple(PRELOAD)) -> None:
         if sys.platform != "linux":
-            raise SandboxUnavailable(f"sandbox: found {sys.platform}; accepted: Linux")
+            raise SandboxUnavailable(message("sandbox", sys.platform, "Linux"))
+        self.broken = False
         self.unsafe, self.preload = unsafe, preload
         self._start()
+        self._probe()
 
     def _start(self) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -68,18 +79,9 @@ class Sandbox:
             "file_bytes": FILE_BYTES,
         }
         program = str(Path(__file__).with_name("zygote.py"))
+        options = ["-I", "-S", "-X", "utf8", "-W", "ignore"]
         self.zygote = subprocess.Popen(
-            [
-                sys.executable,
-                "-I",
-                "-S",
-                "-X",
-                "utf8",
-                "-W",
-                "ignore",
-                program,
-                json.dumps(settings),
-            ],
+            [sys.executable, *options, program, json.dumps(settings)],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -95,7 +97,18 @@ class Sandbox:
             self.facts = json.loads(reply.removeprefix("facts "))
         except (OSError, SandboxTrouble, ValueError) as error:
             self.close()
-            raise SandboxUnavailable(f"sandbox: {error}") from None
+            raise SandboxUnavailable(message("sandbox", error, ACCEPTED, REMEDY)) from None
+
+    def _probe(self) -> None:
+        """Try the walls from inside, once in the life of this process."""
+        key = (os.getpid(), os.geteuid())
+        if self.unsafe or key in _probed:
+            return
+        wrong = probe.fallen(self.run(probe.program(), "", probe.LIMITS))
+        if wrong:
+            self.close()
+            raise SandboxUnavailable(message("sandbox", wrong, ACCEPTED, REMEDY))
+        _probed.add(key)
 
     def __enter__(self) -> Sandbox:
         return self
@@ -105,10 +118,12 @@ class Sandbox:
 
     def close(self) -> None:
         """End the zygote and everything forked from it."""
-        self.control.close()
-        if self.zygote.poll() is None:
+        self.control.close()  # it reads the end of its socket, and its namespace ends with it
+        try:
+            self.zygote.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
             self.zygote.kill()
-        self.zygote.wait()
+            self.zygote.wait()
         if self.zygote.stderr is not None:
             self.zygote.stderr.close()
 
@@ -120,6 +135,10 @@ class Sandbox:
         session = self._session(limits, stdin.encode("utf-8", "surrogatepass"), None)
         with session:
             outcome = session.request(("run", self._settings(session), source))
+            if outcome.status == "died" and session.wait_status == 0:
+                return dataclasses.replace(
+                    outcome, status="ok", error=""
+                )  # os._exit(0): its own end
         return outcome
 
     def load(self, source: str, limits: Limits, *, on_call: OnCall | None = None) -> Session:
@@ -135,61 +154,94 @@ class Sandbox:
 
     def _settings(self, session: Session) -> dict[str, Any]:
         limits = session.limits
-        cpu = limits.cpu_seconds or 2.0
         return {
             "origin": session.origin,
             "memory_mib": limits.memory_mib or MEMORY_MIB,
             "file_bytes": FILE_BYTES,
             "threads": limits.processes or PROCESSES,
-            "total_cpu_seconds": int(max(60, 200 * cpu)),
+            "total_cpu_seconds": session.total_cpu,
         }
 
     def _session(self, limits: Limits, stdin: bytes, on_call: OnCall | None) -> Session:
+        if self.broken:
+            self.close()
+            self._start()
+            self.broken = False
+        process = self._fork(stdin)
+        total = int(max(60, 200 * (limits.cpu_seconds or CPU_SECONDS)))
+        session = Session(process, next(_origins), limits, total, self._reap, on_call)
+        process.begin(FORK_CPU_SECONDS, START_SECONDS, 2**20)
+        try:
+            if session.decode(process.receive()) == (b"", "ready"):
+                return session
+            trouble = "it spoke out of turn"
+        except Ended as end:
+            trouble = f"{end.text}: {process.take_output()[1][:500]}"
+        session.close()
+        raise SandboxTrouble(f"the sandbox did not start: {trouble}")
+
+    def _fork(self, stdin: bytes) -> Process:
         ours, theirs = socket.socketpair()
         output = (memory_file("stdout"), memory_file("stderr"))
         given = memory_file("stdin", stdin)
         try:
             socket.send_fds(self.control, [b"fork"], [theirs.fileno(), given, *output])
-            reply, descriptors, _, _ = socket.recv_fds(self.control, 64, 1)
-            number, pidfd = int(reply.decode().removeprefix("pid ")), descriptors[0]
-        except (OSError, ValueError) as error:
+            flags = socket.MSG_CMSG_CLOEXEC
+            reply, descriptors, _, _ = socket.recv_fds(self.control, 64, 1, flags)
+            number = int(reply.decode().removeprefix("pid "))
+            return Process(number, descriptors[0], ours, output)
+        except (OSError, ValueError, IndexError) as error:
+            self.broken = True
+            ours.close()
+            for descriptor in output:
+                os.close(descriptor)
             raise SandboxTrouble(f"the sandbox cannot fork: {error}") from None
         finally:
             theirs.close()
             os.close(given)
-        process = Process(number, pidfd, ours, output)
-        process.begin(10.0, 10.0, 2**20)
-        session = Session(process, next(_origins), limits, self._reap, on_call)
-        try:
-            ready = session.decode(process.receive())
-        except Ended as end:
-            with session:
-                raise SandboxTrouble(
-                    f"the sandbox did not start: {end.text}: {process.take_output()[1]}"
-                ) from None
-        if ready != (b"", "ready"):
-            raise SandboxTrouble(f"the sandbox did not start: {ready!r}")
-        return session
 
     def _reap(self, process: Process) -> int:
-        process.kill()
-        self.control.send(f"reap {process.number}".encode())
-        return int(self._reply().removeprefix("status "))
+        """Return the wait status of a process that has ended."""
+        if not self.broken:
+            with contextlib.suppress(OSError, SandboxTrouble, ValueError):
+                self.control.send(f"reap {process.number}".encode())
+                return int(self._reply().removeprefix("status "))
+        self.broken = (
+            True  # the zygote is gone, and everything forked from it; the next one starts anew
+        )
+        return signal.SIGKILL
 
     def _reply(self) -> str:
         try:
             reply = self.control.recv(65536).decode()
-        except TimeoutError:
+        except (TimeoutError, ConnectionResetError):
             reply = ""
         if not reply:
-            raise SandboxTrouble(f"its zygote ended: {self._last_words()}")
+            raise SandboxTrouble(self._last_words())
         return reply
 
     def _last_words(self) -> str:
-        with contextlib.suppress(OSError):
-            os.kill(self.zygote.pid, signal.SIGKILL)
+        self.zygote.kill()
         _, errors = self.zygote.communicate()
-        return errors.decode("utf-8", "replace").strip().splitlines()[-1:].__str__()
+        lines = errors.decode("utf-8", "replace").strip().splitlines()
+        return lines[-1] if lines else "its process ended"
+
+
+def sandbox_report() -> list[tuple[str, bool, str]]:
+    """Return (what, whether it is well, detail) of the sandbox on this machine, for ``assay doctor``."""
+    started = time.perf_counter()
+    try:
+        with Sandbox() as sandbox:
+            facts = dict(sandbox.facts)
+            before = time.perf_counter()
+            outcome = sandbox.run("print(1 + 1)", "", Limits(cpu_seconds=5.0))
+            works = outcome.stdout == "2\n"
+    except (SandboxUnavailable, SandboxTrouble) as error:
+        return [("sandbox", False, f"{error}")]
+    now = time.perf_counter()
+    text = f"start {before - started:.2f} s, a program {1000 * (now - before):.1f} ms"
+    rows = [("sandbox", works, f"{facts.pop('mode')}; {text}")]
+    return rows + [(f"sandbox {name}", True, f"{value}") for name, value in facts.items()]
 
 
 def _map_users(pid: int) -> str:

@@ -151,7 +151,10 @@ def checks() -> dict[str, list[Instruction]]:
 
 
 def program(machine: str) -> list[Instruction]:
-    """Return the filter's instructions for a machine of `MACHINES`."""
+    """Return the filter's instructions for a machine of `MACHINES`.
+
+    A binary search over the numbers: the kernel runs the filter once for every call when it is installed.
+    """
     column, architecture = MACHINES[machine]
     steps: list[Instruction] = [
         (LOAD, 0, 0, OFFSET_ARCH),
@@ -161,14 +164,37 @@ def program(machine: str) -> list[Instruction]:
     ]
     if machine == "x86_64":
         steps += [(AT_LEAST, 0, 1, X32_BIT), (RETURN, 0, 0, KILL)]
-    for number in numbers(ALLOWED, column).values():
-        steps += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
+    actions: dict[int, list[Instruction]] = {}
     decide = checks()
-    for name, number in numbers(CHECKED, column).items():
-        steps += [(EQUAL, 0, len(decide[name]), number), *decide[name]]
+    for number in numbers(ALLOWED, column).values():
+        actions[number] = [(RETURN, 0, 0, ALLOW)]
     for number in numbers(REFUSED, column).values():
-        steps += [(EQUAL, 0, 1, number), refuse(errno.EPERM)]
-    return [*steps, refuse(errno.ENOSYS)]
+        actions[number] = [refuse(errno.EPERM)]
+    for name, number in numbers(CHECKED, column).items():
+        actions[number] = decide[name]
+    return steps + search(segments(actions))
+
+
+def segments(actions: dict[int, list[Instruction]]) -> list[tuple[int, list[Instruction]]]:
+    """Return (first number, action) of each run of numbers with one action; the last run is open."""
+    unknown = [refuse(errno.ENOSYS)]
+    found: list[tuple[int, list[Instruction]]] = []
+    for number in range(max(actions) + 2):
+        action = actions.get(number, unknown)
+        if not found or found[-1][1] != action:
+            found.append((number, action))
+    return found
+
+
+def search(runs: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
+    """Return the instructions that find a number's run; each jump is at most 255 long."""
+    if len(runs) == 1:
+        return runs[0][1]
+    middle = len(runs) // 2
+    below, above = search(runs[:middle]), search(runs[middle:])
+    if len(below) > 255:
+        raise ValueError("the filter needs a jump that is too long")
+    return [(AT_LEAST, len(below), 0, runs[middle][0]), *below, *above]
 
 
 class Filter:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast, get_args
@@ -36,13 +36,16 @@ class Session:
         process: Process,
         origin: int,
         limits: Limits,
+        total_cpu: float,
         reap: Callable[[Process], int],
         on_call: OnCall | None,
     ) -> None:
         self.process, self.origin, self.limits = process, origin, limits
+        self.total_cpu = total_cpu  # of all requests: where the kernel ends the process by itself
         self.on_call, self._reap = on_call, reap
         self.foreign: dict[tuple[int, int], Handle] = {}
         self.ended: str | None = None
+        self.wait_status: int | None = None  # None: it lives
         self.closed = False
 
     def __enter__(self) -> Session:
@@ -51,15 +54,22 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self) -> int:
-        """End the process; returns its wait status. Nothing of it is left."""
+    def close(self) -> None:
+        """End the process. Nothing of it is left."""
         if self.closed:
-            return 0
+            return
         self.closed = True
+        self.ended = self.ended or "its session was closed"
         try:
-            return self._reap(self.process)
+            self._end()
         finally:
             self.process.close()
+
+    def _end(self) -> int:
+        if self.wait_status is None:
+            self.process.kill()
+            self.wait_status = self._reap(self.process)
+        return self.wait_status
 
     # requests
 
@@ -102,31 +112,47 @@ class Session:
         if self.ended is not None:
             return Outcome("died", error=self.ended)
         started, before = time.monotonic(), self.process.cpu()
-        fields: dict[str, Any]
+        end: Ended | None = None
+        fields: dict[str, Any] = {}
         try:
             fields = self._exchange(message, limits or self.limits)
             self.process.check_output()
-        except Ended as end:
-            fields = self._over(end)
+        except Ended as ended:
+            end = ended
+            self.process.kill()
         except BaseException:  # of on_call: the checker's own trouble
-            self.ended = "its session was given up"
             self.close()
             raise
-        cpu = max(0.0, self.process.cpu() - before)
+        used = self.process.cpu()
         stdout, stderr = self.process.take_output()
+        if end is not None:
+            fields = self._explained(end, used)
+            self.ended = f"the process had ended: {end.text}"
         return Outcome(
             **fields,
             stdout=stdout,
             stderr=stderr,
-            cpu_seconds=cpu,
+            cpu_seconds=max(0.0, used - before),
             wall_seconds=time.monotonic() - started,
-            alive=self.ended is None,
+            alive=end is None,
         )
 
-    def _over(self, end: Ended) -> dict[str, Any]:
-        self.process.kill()
-        self.ended = f"the process had ended: {end.text}"
-        return {"status": end.status, "error": end.text}
+    def _explained(self, end: Ended, used: float) -> dict[str, Any]:
+        """Return what an end means, by the kernel's word on it where nobody here decided it."""
+        status = self._end()
+        if not end.by_itself:
+            return {"status": end.status, "error": end.text}
+        if os.WIFEXITED(status):
+            code = os.WEXITSTATUS(status)
+            return {"status": "died", "error": f"its process ended with exit code {code}"}
+        number = os.WTERMSIG(status)
+        if number == signal.SIGXCPU or (number == signal.SIGKILL and used >= self.total_cpu - 1.5):
+            return {"status": "timeout", "error": "its CPU time over all requests"}
+        if (
+            number == signal.SIGKILL
+        ):  # it cannot be its own: the first process of a namespace ignores it
+            return {"status": "memory", "error": "ended by the kernel, for lack of memory"}
+        return {"status": "died", "error": f"its process ended by {signal.Signals(number).name}"}
 
     def _exchange(self, message: tuple[Any, ...], limits: Limits) -> dict[str, Any]:
         process = self.process
@@ -206,7 +232,38 @@ def _fields(reply: tuple[Any, ...]) -> dict[str, Any]:
     raise Ended("died", "its channel spoke nonsense")
 
 
-def close_quietly(session: Session) -> None:
-    """Close a session whose sandbox may be gone."""
-    with contextlib.suppress(OSError):
-        session.close()
+def forward_to(session: Session) -> OnCall:
+    """Return an ``on_call`` that does in ``session`` what another session asks for.
+
+    A program loaded with it uses the other module's objects as its own: ``call_out("name", args, kwargs)``
+    calls a global there; an object that comes back is a proxy, of which calls, attributes, operators and
+    iteration go through; an error there is raised here, and arguments changed there are changed here.
+    A request that the other session does not survive raises `Forwarded`.
+    """
+
+    def on_call(name: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
+        if type(name) is Handle:
+            outcome = session.call(name, args, kwargs)
+        elif type(name) is not str:
+            raise SubmissionError("TypeError", "no name")
+        elif name == "getattr":
+            outcome = session.get(*args)
+        elif name.startswith("__") and args and type(args[0]) is Handle:
+            outcome = session.call_method(args[0], name, args[1:], kwargs)
+        else:
+            outcome = session.call(name, args, kwargs)
+        if outcome.status == "exception":
+            raise SubmissionError(outcome.error_type, outcome.error)
+        if outcome.status != "ok":
+            raise Forwarded(outcome)
+        return Answer(outcome.value, outcome.args_after)
+
+    return on_call
+
+
+class Forwarded(Exception):
+    """A forwarded request failed; ``outcome`` says how. The session that asked is closed."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.status, outcome.error)
+        self.outcome = outcome

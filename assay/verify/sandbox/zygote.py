@@ -21,10 +21,13 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 SIBLINGS = ("codec", "kernel", "seccomp", "isolation", "agent")
+# Modules that need shared libraries of the host, which are out of sight later.
+LIBRARIES = ("zlib", "_bz2", "_lzma", "_hashlib", "_sqlite3", "_uuid")
 FIRST_CLOSED = 4  # descriptors from here on are closed in a forked process
 
 
@@ -104,9 +107,13 @@ def main() -> None:
     modules = {name: load(name) for name in SIBLINGS}
     isolation = modules["isolation"].Isolation(settings, ask)
     isolation.separate()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker decides
     add_site_names()
     for name in settings["preload"]:
         importlib.import_module(name)
+    for name in LIBRARIES:
+        with suppress(ImportError):
+            importlib.import_module(name)
     facts = isolation.prepare()
     gc.collect()
     gc.freeze()  # forked processes then share these pages
