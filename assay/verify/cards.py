@@ -112,7 +112,11 @@ def card_facts(verifier: Verifier) -> dict[str, Any]:
 
 
 def user_card(name: str, facts: Mapping[str, Any], options: Mapping[str, Any]) -> Card:
-    """Return the card that a worker's words make; a user's verifier runs in workers only."""
+    """Return the card that a worker's words make; a user's verifier runs in workers only.
+
+    One that declares no fields, as a plain function, may have any options.
+    """
+    bare = name.partition("@")[0]
     if facts.get("error"):
         return Card(name, error=str(facts["error"]))
     try:
@@ -134,7 +138,7 @@ def user_card(name: str, facts: Mapping[str, Any], options: Mapping[str, Any]) -
             seconds=facts["seconds"],
             fields=fields,
             options=options,
-            error=complaint_of_options(facts["name"], fields, "worker", options) if fields else "",
+            error=complaint_of_options(bare, fields, "worker", options) if fields else "",
         )
     except (KeyError, TypeError, ValueError) as error:
         return Card(name, error=f"verifier {name}: it does not describe itself well: {error}")

@@ -101,14 +101,18 @@ class Plan:
             return combine(terms, [parts[chain[0]] for chain in self.chains], self.label)
         terms = [replace(term, name=unpinned(term.name)) for term in terms]
         found = [self._part_of(chain, parts) for chain in self.chains]
+        counted = {chain[0] for chain in self.chains if len(chain) == 1}
         for chain in self.chains:
             for place, index in enumerate(chain if len(chain) > 1 else ()):
                 part = parts[index]
-                if (
-                    part is not NOT_ASKED
-                ):  # a term of no weight: its components stand in the verdict
-                    terms.append(Term(self.names[index], 0.0))
-                    found.append(_with_rescue(part) if place else part)
+                if part is NOT_ASKED:
+                    continue
+                part = replace(part, seconds=0.0) if index in counted else part
+                counted.add(index)
+                terms.append(
+                    Term(self.names[index], 0.0)
+                )  # so that its components are in the verdict
+                found.append(_with_rescue(part) if place else part)
         return combine(terms, found, self.label)
 
     def _part_of(self, chain: Sequence[int], parts: Sequence[Part]) -> Part:
