@@ -25,9 +25,12 @@ from assay.verify.sandbox import Handle, Outcome, Sandbox, Session
 from assay.verify.sandbox.codec import EXCEPTIONS, Unsupported
 
 MAX_RELOADS = 3  # fresh processes for the tests after one that ended its process
+MAX_TIMEOUTS = 2  # tests that may run out of time before the rest is not run
 MAX_CALLS = 100_000  # of the submission, in one test
+MAX_PRINTED = 100_000  # characters that tests may see of what the submission prints
 TEST_CPU = 10.0  # seconds beside the submission's own, for the code of a test
 OUTPUT_KIB = 4096
+MIN_IDLE = 2.0  # seconds that a test may sleep, whatever its limit
 SHOWN = 200
 FATAL = ("timeout", "memory", "output", "died", "unsupported", "compile_error")
 
@@ -64,7 +67,10 @@ class Run:
     num_calls: int = 0
     total_cpu: float = 0.0
     test_cpu: float = 0.0
+    num_timeouts: int = 0
+    num_printed: int = 0
     fault: Fault | None = None
+    load_fault: Fault | None = None
 
     def results(self) -> list[Result]:
         """Run every test. Raises SandboxTrouble, and VerifierError for tests that cannot be run."""
@@ -78,10 +84,14 @@ class Run:
     def _result(self, test: CodeTest) -> Result:
         if self.total_cpu >= self.spec.total_time:
             return Result(False, f"not run: {self.spec.total_time:g} s were used up", "timeout")
+        if self.num_timeouts >= MAX_TIMEOUTS:
+            return Result(False, "not run: tests before it ran out of time", "timeout")
         self.fault, self.test_cpu, self.num_calls = None, 0.0, 0
         try:
             if test.kind == "stdin":
-                return self._stdin(test)
+                result = self._stdin(test)
+                self.num_timeouts += result.fault == "timeout"
+                return result
             self._load()
             if test.kind == "args":
                 return self._compared(test, test.args, test.kwargs or {}, test.expected, True)
@@ -89,6 +99,7 @@ class Run:
                 return self._generated(test)
             return self._tested(test)
         except Fault as fault:
+            self.num_timeouts += fault.kind == "timeout"
             return Result(False, fault.why, fault.kind)
 
     # the submission's process
@@ -99,6 +110,7 @@ class Run:
             cpu_seconds=max(0.01, left),
             memory_mib=self.spec.memory_limit,
             output_kib=OUTPUT_KIB,
+            seconds=max(MIN_IDLE, self.spec.time_limit),
         )
 
     def _spend(self, outcome: Outcome) -> Outcome:
@@ -109,6 +121,8 @@ class Run:
     def _load(self) -> None:
         if self.submission is not None and self.submission.ended is None:
             return
+        if self.load_fault is not None:
+            raise self.load_fault
         if self.num_loads > MAX_RELOADS:
             raise Fault("died", "not run: its process ended too often")
         if self.submission is not None:
@@ -118,8 +132,10 @@ class Run:
         loaded = self._spend(self.submission.loaded)
         if loaded.status != "ok":
             self.submission.close()
+            self.submission = None
             self.num_loads = MAX_RELOADS + 1  # it would end the same way again
-            raise Fault(_kind_of(loaded), f"at its top level: {_words(loaded)}")
+            self.load_fault = Fault(_kind_of(loaded), f"at its top level: {self._words(loaded)}")
+            raise self.load_fault
         self.kinds = self.submission.names()
 
     def _call(
@@ -151,8 +167,13 @@ class Run:
         if self.spec.check_determinism:
             self.seen.append((outcome.status, outcome.value, outcome.stdout))
         if outcome.status in FATAL or outcome.error_type == "SystemExit":
-            raise Fault(_kind_of(outcome), _words(outcome))
+            raise Fault(_kind_of(outcome), self._words(outcome))
         return outcome
+
+    def _words(self, outcome: Outcome) -> str:
+        if outcome.status == "timeout" and "CPU" in outcome.error:
+            return f"timeout: more than {self.spec.time_limit:g} s of CPU time"
+        return _words(outcome)
 
     def _call_entry(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:
         """Call the entry point: ``f``, ``Class.method`` or ``Class().method``."""
@@ -201,7 +222,7 @@ class Run:
         if self.spec.check_determinism:
             self.seen.append((outcome.status, outcome.stdout))
         if outcome.status != "ok":
-            return Result(False, _words(outcome), _kind_of(outcome))
+            return Result(False, self._words(outcome), _kind_of(outcome))
         rule, tolerance = self.spec.stdout_rule, self.spec.float_tolerance
         if any(same_output(each, outcome.stdout, rule, tolerance) for each in test.outputs):
             return Result(True)
@@ -262,7 +283,12 @@ class Run:
             "cases": test.cases,
             "seed": test.seed,
         }
-        outcome = self._bench().call("run_test", (plan,))
+        try:
+            outcome = self._bench().call("run_test", (plan,))
+        except Unsupported as error:
+            if self.num_calls == 0:
+                raise VerifierError(message("spec tests", str(error), "smaller tests")) from None
+            raise Fault("unsupported", f"it returned what cannot be sent: {error}") from None
         if self.fault is not None:
             raise self.fault
         if outcome.status != "ok":
@@ -270,11 +296,10 @@ class Run:
         said, why = outcome.value
         return Result(said == "passed", why)
 
-    def _answer(self, what: Any, asked: tuple[Any, ...], _: dict[str, Any]) -> dict[str, Any]:
+    def _answer(self, what: Any, asked: tuple[Any, ...], none: dict[str, Any]) -> dict[str, Any]:
         """Answer a question of the tests' process."""
         place, args, kwargs = asked
-        reply: dict[str, Any] = {"status": "stopped", "value": None, "args": None, "kwargs": None}
-        reply |= {"printed": "", "error": None}
+        reply = dict(_STOPPED)
         if self.fault is not None:
             return reply
         try:
@@ -282,19 +307,28 @@ class Run:
         except Fault as fault:
             self.fault = fault
             return reply
-        reply |= {"status": outcome.status, "printed": outcome.stdout}
+        printed = outcome.stdout[: MAX_PRINTED - self.num_printed]
+        self.num_printed += len(printed)
+        reply |= {"status": outcome.status, "printed": printed}
         if outcome.status == "ok":
-            reply |= {
-                "value": outcome.value,
-                "args": outcome.args_after,
-                "kwargs": outcome.kwargs_after,
-            }
+            reply["value"] = outcome.value
+            reply |= {"args": outcome.args_after, "kwargs": outcome.kwargs_after}
         else:
-            name, _, text = outcome.error.partition(": ")
-            known = name in EXCEPTIONS
-            bases = (name,) if known else exception_bases(name, cast("Any", self.program.tree))
-            reply["error"] = (outcome.error_type, bases, text)
+            name = outcome.error_type
+            tree = cast("Any", self.program.tree)
+            bases = (name,) if name in EXCEPTIONS else exception_bases(name, tree)
+            reply["error"] = (name, bases, outcome.error.removeprefix(f"{name}: "))
         return reply
+
+
+_STOPPED: dict[str, Any] = {
+    "status": "stopped",
+    "value": None,
+    "args": None,
+    "kwargs": None,
+    "printed": "",
+    "error": None,
+}
 
 
 @cache

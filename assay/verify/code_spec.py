@@ -88,10 +88,10 @@ def read_spec(problem: Problem) -> CodeSpec:
     ]
     if not tests:
         raise VerifierError(message(f"{where}.tests", "no test", "at least one, there or hidden"))
-    options = {each.name: spec.get(each.name) for each in FIELDS[2:]}
-    chosen = {
-        each.name: each.default if options[each.name] is None else options[each.name]
-        for each in FIELDS[2:]
+    chosen: dict[str, Any] = {
+        each.name: each.default if spec.get(each.name) is None else spec[each.name]
+        for each in FIELDS
+        if each.name not in ("tests", "hidden_tests")
     }
     return CodeSpec(tests=tuple(tests), **chosen)
 

@@ -34,13 +34,13 @@ class SubmissionError(Exception):
 
 
 class Opaque:
-    """An object of the submission's: `reference` names it there."""
+    """An object of the submission's: `opaque_reference` names it there."""
 
-    __slots__ = ("_made", "_reference")
+    __slots__ = ("opaque_made", "opaque_reference")
 
     def __init__(self, reference: Any, made: bool = False) -> None:
-        object.__setattr__(self, "_reference", reference)
-        object.__setattr__(self, "_made", made)
+        object.__setattr__(self, "opaque_reference", reference)
+        object.__setattr__(self, "opaque_made", made)
 
     def __getattr__(self, name: str) -> Any:
         return ask("get", self, (name,))
@@ -95,7 +95,7 @@ class Opaque:
         ask("method", self, ("__delitem__", key))
 
     def __contains__(self, item: Any) -> bool:
-        if (self._made or isinstance(item, Opaque)) and has(self, "__contains__"):
+        if (self.opaque_made or isinstance(item, Opaque)) and has(self, "__contains__"):
             return bool(ask("method", self, ("__contains__", item)))
         return any(each is item or each == item for each in self)
 
@@ -112,7 +112,7 @@ def _same_reference(one: Opaque, other: Opaque) -> bool:
 
 def _parts(one: Opaque) -> Any:
     """Return the handle that names an object; the sandbox wrapped it to be used directly."""
-    return object.__getattribute__(one._reference, "_parts")
+    return object.__getattribute__(one.opaque_reference, "_parts")
 
 
 def _iterate(found: Opaque) -> Iterator[Any]:
@@ -134,11 +134,13 @@ def _claims_equality(one: Opaque, other: Opaque) -> bool:
 
 def _operator(name: str, ordering: bool) -> Callable[..., Any]:
     def apply(self: Opaque, *others: Any) -> Any:
-        if not all(isinstance(other, Opaque) or (self._made and not ordering) for other in others):
+        if not all(
+            isinstance(other, Opaque) or (self.opaque_made and not ordering) for other in others
+        ):
             return NotImplemented
         result = ask("method", self, (name, *others))
-        if isinstance(result, Opaque) and self._made:
-            object.__setattr__(result, "_made", True)
+        if isinstance(result, Opaque) and self.opaque_made:
+            object.__setattr__(result, "opaque_made", True)
         return result
 
     return apply
@@ -175,7 +177,7 @@ class OpaqueClass:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         made = ask("call", self.__name__, args, kwargs)
         if isinstance(made, Opaque):
-            object.__setattr__(made, "_made", True)
+            object.__setattr__(made, "opaque_made", True)
         return made
 
     def __getattr__(self, name: str) -> Any:
@@ -206,7 +208,7 @@ def has(target: Opaque, name: str) -> bool:
 
 def ask(what: str, target: Any, args: Any, kwargs: Any = None) -> Any:
     """Ask the submission's process; arguments that it changed in place change here too."""
-    place = target._reference if isinstance(target, Opaque) else target
+    place = target.opaque_reference if isinstance(target, Opaque) else target
     asked = (place, _outgoing(args), _outgoing(kwargs or {}))
     reply: Any = call_out(what, asked, {})  # noqa: F821 # pyright: ignore[reportUndefinedVariable]
     if reply["printed"]:
@@ -270,7 +272,7 @@ def walk(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _outgoing(value: Any) -> Any:
-    return walk(value, lambda each: each._reference if isinstance(each, Opaque) else each)
+    return walk(value, lambda each: each.opaque_reference if isinstance(each, Opaque) else each)
 
 
 def _incoming(value: Any) -> Any:
@@ -361,7 +363,7 @@ def run_test(plan: dict[str, Any]) -> tuple[str, str]:
     except Stopped:
         return "failed", "the program ended"
     except BaseException as error:  # whatever a test does
-        return "failed", _told(error)
+        return "failed", _told(error, plan["source"])
     return "passed", ""
 
 
@@ -373,16 +375,13 @@ def generate(plan: dict[str, Any]) -> list[Any]:
     return [space["generate"](random.Random(f"{plan['seed']}/{i}")) for i in range(plan["cases"])]
 
 
-def _told(error: BaseException) -> str:
-    """Return what a test said, and at which of its lines."""
-    lines = [
-        each.lineno
-        for each in traceback.extract_tb(error.__traceback__)
-        if each.filename == "<test>"
-    ]
-    where = f" (line {lines[-1]} of the test)" if lines else ""
+def _told(error: BaseException, source: str) -> str:
+    """Return what a test said, and which of its lines was the last to run."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [each.lineno for each in frames if each.filename == "<test>"]
+    line = source.split("\n")[(lines[-1] or 1) - 1].strip()[:200] if lines else ""
     try:
         said = str(error)[:300]
     except Exception:
         said = ""
-    return f"{type(error).__name__}{': ' if said else ''}{said}{where}"
+    return ": ".join(each for each in (type(error).__name__, said, line) if each)
