@@ -1,0 +1,88 @@
+"""What holds for every small verifier of answers and logic: labels, known errors, pins, light imports."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.types import Completion, Problem, ThinkFormat
+from assay.verify.base import Part, Verifier, resolve
+from assay.verify.batch import read_row
+from assay.verify.selftest import labelled_rows
+
+NAMES = ("choice", "exact", "regex")
+PINNED = Path(__file__).parent / "pinned"
+HEAVY = ("torch", "sympy", "z3", "jsonschema", "reasoning_gym", "transformers", "numpy.random")
+
+
+def judge(verifier: Verifier, row: dict[str, Any]) -> tuple[Part, str]:
+    plain = {key: value for key, value in row.items() if key in row.keys() - {"expected", "kind"}}
+    problem, completion = read_row(plain, "row", "row")
+    return with_status(verifier.judge(problem, completion))
+
+
+def with_status(part: Part) -> tuple[Part, str]:
+    if part.value is None:
+        return part, "not_judged"
+    score = part.value if part.score is None else part.score
+    passed = score >= 1.0 if part.passed is None else part.passed
+    return part, "passed" if passed else "failed"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_labelled_set(name: str) -> None:
+    verifier, rows = resolve(name), list(labelled_rows(name))
+    wrong = [row["id"] for row in rows if judge(verifier, row)[1] != row["expected"]]
+    assert not wrong
+    kinds = [row["kind"] for row in rows]
+    assert len(rows) >= 20 and min(map(kinds.count, ("ordinary", "odd_style", "hack"))) >= 3
+    assert len({row["id"] for row in rows}) == len(rows)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_known_errors(name: str) -> None:
+    verifier = resolve(name)
+    assert verifier.known_errors
+    for known in verifier.known_errors:
+        completion = Completion.from_text(known.completion, think=ThinkFormat("free"))
+        _, status = with_status(verifier.judge(Problem("p", "q", known.spec), completion))
+        assert status == known.says != known.should_say, known.what
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_verdicts_change_only_with_the_version(name: str) -> None:
+    verifier = resolve(name)
+    lines = (PINNED / f"{verifier.label}.jsonl").read_text(encoding="utf-8").splitlines()
+    assert lines
+    for line in lines:
+        pin = json.loads(line)
+        part, status = judge(verifier, pin["row"])
+        assert [status, part.value, part.extracted] == pin["verdict"], pin["row"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_twice_the_same(name: str) -> None:
+    verifier = resolve(name)
+    for row in list(labelled_rows(name))[:8]:
+        assert judge(verifier, row) == judge(verifier, row)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_described(name: str) -> None:
+    verifier = resolve(name)
+    assert verifier.name == name and verifier.domain and verifier.accepts and verifier.fields
+    for field in verifier.fields:
+        assert field.accepts and field.check is not None
+        assert field.default is None or field.check(field.default), field.name
+
+
+def test_light_import() -> None:
+    places = ", ".join(f"{resolve(name).modules[0]}" for name in NAMES)
+    code = f"import sys, {places}; print([m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
