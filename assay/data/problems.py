@@ -55,8 +55,15 @@ class _Reader:
     def __call__(self, row: Any, where: str, default_id: str) -> Problem:
         problem = read_problem(row, where, default_id)
         if self.check is not None:
-            try:
-                self.check(problem)
-            except VerifierError as error:
-                raise DataError(f"{where} {error}") from error
+            check_spec(problem, self.check)
         return problem
+
+
+def check_spec(problem: Problem, check: Callable[[Problem], None]) -> None:
+    """Run a check that raises VerifierError; raises DataError that begins with the problem's place."""
+    try:
+        check(problem)
+    except VerifierError as error:
+        text = str(error)
+        where = problem.source
+        raise DataError(text if text.startswith(where) else f"{where} verifier: {text}") from error

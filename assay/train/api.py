@@ -133,7 +133,7 @@ def dry_run(config: Configured, *, overrides: Sequence[str] = ()) -> DryRun:
             has_reference = False
         else:
             row = choose_algorithm(settings)
-            opened = open_problems(settings, bench.renderer)
+            opened = open_problems(bench)
             rows = [opened.train[0]]
             layout = choose_layout(settings, bench, opened.train)
             notes = [*opened.notes, f"{row.name}: {row.paper}, {row.equation}", layout.reason]
@@ -226,9 +226,9 @@ def sampling_config(
 
 def _problems(bench: Bench, sources: Sequence[str], limit: int | None) -> Sequence[Problem]:
     on_bad_row = bench.config.data.on_bad_row
-    return keep_fitting(
-        load_problems(sources, on_bad_row=on_bad_row, limit=limit), bench.renderer, on_bad_row
-    )
+    check = bench.verifiers.check_problem
+    problems = load_problems(sources, on_bad_row=on_bad_row, limit=limit, check=check)
+    return keep_fitting(problems, bench.renderer, on_bad_row)
 
 
 def _sample(

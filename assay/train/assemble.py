@@ -92,11 +92,12 @@ class Problems:
     notes: tuple[str, ...]
 
 
-def open_problems(config: TrainConfig, renderer: PromptRenderer) -> Problems:
+def open_problems(bench: Bench) -> Problems:
     """Open the training and held-out problems; raises DataError for rows and sets that are wrong."""
-    data = config.data
-    train = load_problems(data.train, on_bad_row=data.on_bad_row)
-    heldout = open_heldout(config, renderer)
+    data, renderer = bench.config.data, bench.renderer
+    check = bench.verifiers.check_problem
+    train = load_problems(data.train, on_bad_row=data.on_bad_row, check=check)
+    heldout = open_heldout(bench)
     report = check_overlap(
         train, heldout, near=data.near_duplicates, overlap=data.near_duplicate_overlap
     )
@@ -107,15 +108,18 @@ def open_problems(config: TrainConfig, renderer: PromptRenderer) -> Problems:
     return Problems(train, heldout, tuple(line for note in notes for line in note.splitlines()))
 
 
-def open_heldout(config: TrainConfig, renderer: PromptRenderer) -> Sequence[Problem]:
+def open_heldout(bench: Bench) -> Sequence[Problem]:
     """Open the held-out problems that evaluations use; an empty list where there are none."""
-    data = config.data
+    data = bench.config.data
     if not data.heldout:
         return []
     problems = load_problems(
-        data.heldout, on_bad_row=data.on_bad_row, limit=config.evaluation.max_problems
+        data.heldout,
+        on_bad_row=data.on_bad_row,
+        limit=bench.config.evaluation.max_problems,
+        check=bench.verifiers.check_problem,
     )
-    return keep_fitting(problems, renderer, data.on_bad_row)
+    return keep_fitting(problems, bench.renderer, data.on_bad_row)
 
 
 def choose_algorithm(config: TrainConfig) -> Algorithm:

@@ -13,14 +13,13 @@ from typing import Any
 from assay.config import TrainConfig
 from assay.data.curriculum import Curriculum
 from assay.data.traces import load_traces
-from assay.errors import DataError, VerifierError
+from assay.errors import VerifierError
 from assay.run.directory import Run
 from assay.run.files import read_json
 from assay.run.guard import Guard
 from assay.run.report import write_report
 from assay.train.assemble import (
     Bench,
-    Problems,
     choose_algorithm,
     choose_layout,
     make_learner,
@@ -34,9 +33,11 @@ from assay.train.replay import RunGenerator, RunVerifiers
 from assay.train.rl import BatchPlan, Loop, train_step
 from assay.train.sft import SFTLoop, TraceSchedule, sft_step, trace_groups
 from assay.types import Group, Problem, Verdict
+from assay.verify.base import resolve
+from assay.verify.selftest import SelfTest, labelled_names, sampled_self_test
 from assay.verify.service import VerifierService
 
-CHECKED_ROWS = 256
+SELF_TEST_ROWS = 12
 COLD_START_FLOOR = 0.08
 COLD_START_PROBLEMS = 32
 COLD_START_SAMPLES = 4
@@ -61,8 +62,8 @@ def run_rl(config: TrainConfig, source: Source) -> Path:
         events = EventRelay()
         guard = Guard(config.guard)
         bench = open_bench(config, stack, events)
-        problems = open_problems(config, bench.renderer)
-        check_row_verifiers(bench.verifiers, problems)
+        problems = open_problems(bench)
+        tested = try_verifiers(config, bench.verifiers)
         layout = choose_layout(config, bench, problems.train)
         learner = make_learner(config, bench, num_updates(config.rl), algorithm, layout.layout)
         curriculum = Curriculum(problems.train, config.run.seed)
@@ -75,6 +76,9 @@ def run_rl(config: TrainConfig, source: Source) -> Path:
         for note in (*problems.notes, layout.reason):
             run.note(note)
         run.event("assembled", layout=asdict(layout), slots=config.engine.num_slots)
+        run.event("self_test", verifiers=[one.as_dict() for one in tested])
+        for warning in bench.verifiers.warnings():
+            run.note(f"warning: {warning}")
         bench.generator.load_policy(learner.policy, learner.policy_version)
         if run.step == 0 and run.stop_reason is None:
             check_cold_start(run, bench, problems.train)
@@ -104,7 +108,7 @@ def run_sft(config: TrainConfig, source: Source) -> Path:
         guard = Guard(config.guard)
         bench = open_bench(config, stack, events)
         traces = load_traces(config.sft.traces, on_bad_row=config.data.on_bad_row)
-        heldout = open_heldout(config, bench.renderer)
+        heldout = open_heldout(bench)
         groups = trace_groups(traces, bench.renderer, bench.loaded.context_length)
         schedule = TraceSchedule(groups, config.sft, config.run.seed)
         learner = make_learner(config, bench, schedule.num_steps)
@@ -189,17 +193,34 @@ def evaluate_heldout(run: Run, bench: Bench, heldout: Sequence[Problem]) -> None
             run.record_evaluation(result.as_row())
 
 
-def check_row_verifiers(service: VerifierService, problems: Problems) -> None:
-    """Raise DataError for a row whose verifier cannot be used, as far as the first rows show it.
+def try_verifiers(config: TrainConfig, service: VerifierService) -> list[SelfTest]:
+    """Ask the built-in verifiers in use a sample of their labelled rows, as their authors did.
 
-    Rows further on are not read for this; what their verifier cannot judge is counted as not judged.
+    Raises VerifierError where one gives a wrong verdict: a run must not learn from it. The options of
+    the configuration are left out, since labels are those of the defaults, but for what only it can say.
     """
-    for rows in (problems.train, problems.heldout):
-        for number in range(min(CHECKED_ROWS, len(rows))):
-            try:
-                service.check([rows[number].verifier])
-            except VerifierError as error:
-                raise DataError(f"{rows[number].source} verifier: {error}") from error
+    names = [name for name in service.describe() if name in labelled_names()]
+    asked = [name for name in names if resolve(name).lane == "worker"]
+    if not asked:
+        return []
+    options = {
+        name: {
+            field.name: config.verification.options[name][field.name]
+            for field in resolve(name).fields
+            if not field.from_row and field.name in config.verification.options[name]
+        }
+        for name in asked
+        if name in config.verification.options
+    }
+    with VerifierService(asked[0], num_workers=1, deadline=60.0, options=options) as fresh:
+        found = sampled_self_test(fresh, asked, SELF_TEST_ROWS, config.run.seed)
+    for result in found:
+        if result.false_accepts or result.false_rejects:
+            raise VerifierError(
+                f"{result}; the verifier does not do here what it did where it was made; "
+                f"see: assay verify --self-test --verifier {result.verifier.partition('@')[0]}"
+            )
+    return found
 
 
 def verifiers_of(run: Path) -> list[str]:

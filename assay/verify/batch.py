@@ -16,9 +16,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from assay.data.problems import check_spec
 from assay.data.rows import complaint, read_problem, shown
 from assay.data.sources import JsonLines, open_source
-from assay.errors import DataError, VerifierError, message
+from assay.errors import DataError, message
 from assay.types import Completion, Problem, ThinkFormat, ThinkMode, Verdict
 from assay.verify.service import VerifierService
 
@@ -97,7 +98,6 @@ class _Reader:
         self.service = service
         self.ids: dict[int, str] = {}
         self.error: DataError | None = None
-        self._checked: set[str | None] = {None}
 
     def pairs(self) -> Iterator[tuple[Problem, Completion]]:
         try:
@@ -112,12 +112,7 @@ class _Reader:
 
     def _read(self, row: Any, where: str, default_id: str) -> tuple[Problem, Completion]:
         problem, completion = read_row(row, where, default_id)
-        try:
-            if problem.verifier not in self._checked:
-                self.service.check([problem.verifier])
-                self._checked.add(problem.verifier)
-        except VerifierError as error:
-            raise DataError(f"{where} verifier: {error}") from error
+        check_spec(problem, self.service.check_problem)
         return problem, completion
 
 

@@ -275,7 +275,7 @@ def test_a_spec_that_the_verifier_cannot_use_is_a_bad_row(tmp_path: Path) -> Non
     def needs_answer(problem: Problem) -> None:
         checked.append(problem.id)
         if "answer" not in problem.spec:
-            raise VerifierError("answer: found no such key; accepted: text")
+            raise VerifierError(f"{problem.source} answer: found no such key; accepted: text")
 
     path = tmp_path / "rows.jsonl"
     rows = [{"id": "a", "prompt": "q", "answer": "1"}, {"id": "b", "prompt": "q", "anser": "1"}]

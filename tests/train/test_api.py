@@ -17,7 +17,7 @@ from train_worlds import NEVER, REWARD, World, events_of, rows_of
 
 import assay.train
 from assay.config import TrainConfig, parse
-from assay.errors import ConfigError, DataError, RunError, RunStopped
+from assay.errors import ConfigError, DataError, RunError, RunStopped, VerifierError
 from assay.train.api import train
 
 
@@ -39,7 +39,7 @@ def test_reinforcement_from_start_to_evidence(world: World) -> None:
     assert differ(world.folder / "model", result.checkpoint)
     assert [row["step"] for row in rows_of(run, "metrics")] == [1, 2, 3]
     assert [row["step"] for row in rows_of(run, "evaluations")] == [0, 2, 3]
-    assert events_of(run) == ["created", "assembled", "cold_start", "ended"]
+    assert events_of(run) == ["created", "assembled", "self_test", "cold_start", "ended"]
     row = rows_of(run, "metrics")[0]
     assert {"time/generate", "time/verify", "time/score", "time/update"} <= row.keys()
     shard = pq.read_table(run / "rollouts" / "step-000002.parquet").to_pylist()
@@ -222,3 +222,27 @@ def test_a_configuration_is_not_changed_by_training(world: World) -> None:
     result = train(config, quiet=True)
     kept = TrainConfig.model_validate(tomllib.loads((Path(result.run) / "config.toml").read_text()))
     assert kept == config
+
+
+def test_a_verifier_that_misjudges_its_own_labels_is_not_trained_with(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"id": "planted", "answer": "1", "completion": "1", "expected": "failed"}]
+    monkeypatch.setattr("assay.verify.selftest.labelled_rows", lambda name: iter(rows))
+    with pytest.raises(VerifierError, match=r"1 false accepts \(planted\).*--self-test --verifier"):
+        train(world.tree(data={"verifier": "math"}), quiet=True)
+
+
+def test_the_self_test_is_in_the_evidence(world: World) -> None:
+    run = Path(train(world.tree(data={"verifier": "math"}, rl={"steps": 1}), quiet=True).run)
+    (event,) = [row for row in rows_of(run, "events") if row["kind"] == "self_test"]
+    (result,) = event["verifiers"]
+    assert result["verifier"].startswith("math@") and result["accuracy"] == 1.0
+
+
+def test_a_row_without_what_its_verifier_needs_is_found_at_load(world: World) -> None:
+    world.write_rows(
+        "train.jsonl", [{"prompt": "a", "answer": "1"}, {"prompt": "b", "anwser": "2"}]
+    )
+    with pytest.raises(DataError, match=r"train\.jsonl:2 answer: missing; .*the row has anwser"):
+        train(world.tree(data={"verifier": "math", "heldout": []}), quiet=True)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from assay.errors import DataError, VerifierError
+from assay.types import Completion, Problem
 from assay.verify.batch import judge_file, verify_file
 
 KEYS = [
@@ -36,6 +37,14 @@ def row(n: int, completion: str, **rest: Any) -> dict[str, Any]:
     return {"id": f"r{n}", "prompt": "q", "answer": str(n), "completion": completion, **rest}
 
 
+NEVER = "test_verify_batch:never"
+
+
+def never(problem: Problem, completion: Completion) -> float:
+    """A verifier that cannot do its work."""
+    raise ValueError("cannot say")
+
+
 def test_one_verdict_a_row_in_order(tmp_path: Path) -> None:
     path = write(
         tmp_path / "rows.jsonl",
@@ -45,7 +54,7 @@ def test_one_verdict_a_row_in_order(tmp_path: Path) -> None:
         row(3, "<think>3</think>3", verifier="math + think_format*0.5"),
         row(4, "4", answer=[5, "4"]),
         {"answer": 5, "completion": "5"},
-        row(6, "6", answer=None),
+        row(6, "6", verifier=NEVER),
         row(7, "7", verifier="think_format", think="opened"),
     )
     found = list(judge_file(path, num_workers=1))
@@ -62,7 +71,7 @@ def test_one_verdict_a_row_in_order(tmp_path: Path) -> None:
     assert [each["id"] for each in found] == ["r1", "r2", "r3", "r4", "rows.jsonl:6", "r6", "r7"]
     assert found[2]["reward"] == 1.5
     assert (found[5]["reason"], found[5]["score"]) == ("error", None)
-    assert "answer" in found[5]["detail"]
+    assert "cannot say" in found[5]["detail"]
     assert json.loads(json.dumps(found)) == found
 
 
@@ -73,6 +82,8 @@ def test_one_verdict_a_row_in_order(tmp_path: Path) -> None:
         ({**row(1, "1"), "completion": 5}, "completion"),
         (row(1, "1", think="loud"), "think"),
         (row(1, "1", verifier="mth"), "did you mean math"),
+        (row(1, "1", answer=None), "answer: missing; accepted: text, a number"),
+        ({"id": "x", "anwser": "1", "completion": "1"}, "the row has anwser: rename it"),
         (row(1, "1", verifier="absent_module:f"), "absent_module"),
         ({**row(1, "1"), "prompt": 5}, "prompt"),
         ("[1, 2]", "a row of keys and values"),
@@ -110,7 +121,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_verify_file_writes_and_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(tmp_path / "rows.jsonl", row(1, "1"), row(2, "1"), row(3, "3", answer=None))
+    path = write(tmp_path / "rows.jsonl", row(1, "1"), row(2, "1"), row(3, "3", verifier=NEVER))
     summary = verify_file(path, out=tmp_path / "out.jsonl", num_workers=1)
     counts = {key: summary[key] for key in ("rows", "passed", "failed", "not_judged", "pass_rate")}
     assert counts == {"rows": 3, "passed": 1, "failed": 1, "not_judged": 1, "pass_rate": 0.5}
