@@ -25,6 +25,7 @@ _DOUBLE_HIGHLIGHT = re.compile(r"\*\*[^\n*]*\*\*")
 _TIGHT_HIGHLIGHT = re.compile(r"(\*{1,3})(?=[^\s*])([^\n*]*[^\s*])\1")
 _FENCES = ("```json", "```Json", "```JSON", "```")
 _FIRST_WORD_ENDS = re.compile(r"""[.,?!'"]""")
+_LINE_START = r"^[^\S\n]*[*_>#\"'(]*[^\S\n]*"
 _POSTSCRIPTS = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
 
 
@@ -78,7 +79,7 @@ def postscript(text: str, postscript_marker: str) -> bool:
 
 
 def postscript_on_its_own_line(text: str, postscript_marker: str) -> bool:
-    pattern = rf"^[\s*_>#\"'(]*{_postscript(postscript_marker)}"
+    pattern = _LINE_START + _postscript(postscript_marker)
     marks = list(re.finditer(pattern, text.lower(), re.MULTILINE))
     return bool(marks) and has_content(text.lower()[marks[-1].end() :])
 
@@ -111,7 +112,7 @@ def multiple_sections(text: str, section_spliter: str, num_sections: int) -> boo
 
 
 def full_sections(text: str, section_spliter: str, num_sections: int) -> bool:
-    pattern = rf"^[\s*_#>]*{_section(section_spliter)}"
+    pattern = _LINE_START + _section(section_spliter)
     sections = re.split(pattern, text, flags=re.MULTILINE)[1:]
     return sum(map(has_content, sections)) >= num_sections
 
