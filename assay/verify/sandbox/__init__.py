@@ -1,6 +1,5 @@
 """A sandbox for untrusted Python programs (the walls are being built; the interface stands)."""
 
-from assay.verify.sandbox.codec import Handle, Iterator, Record
 from assay.verify.sandbox.outcome import (
     Answer,
     Outcome,
@@ -11,6 +10,7 @@ from assay.verify.sandbox.outcome import (
 )
 from assay.verify.sandbox.sandbox import Sandbox, sandbox_report
 from assay.verify.sandbox.session import Forwarded, Session, forward_to
+from assay.verify.sandbox.values import Handle, Iterator, Record
 
 __all__ = [
     "Answer",

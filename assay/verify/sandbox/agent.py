@@ -5,7 +5,7 @@ So nothing that this loop says is believed: a reply holds returned values, which
 anyway, and never a verdict; nothing is here that the submission may not read. What it can do by writing
 to the descriptor itself is to answer a request that it was given, or to end its own session.
 
-The zygote loads this file without the package (`codec` is the sibling file), with a copy of the built-in
+The zygote loads this file without the package (see there), with a copy of the built-in
 names of its own, so that a submission that replaces `len` breaks itself and not the honest reply.
 """
 
@@ -21,7 +21,9 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-import codec
+from . import values
+from .decoder import decode
+from .encoder import COLLECTIONS, encode
 
 CHANNEL = 3  # the descriptor of the socket to the parent
 NO_MEMORY = 12  # errno ENOMEM
@@ -54,8 +56,8 @@ class Agent:
     # frames: four bytes of length, then one encoded value
 
     def receive(self) -> Any:
-        size = codec.U32.unpack(self.exactly(4))[0]
-        return codec.decode(self.exactly(size), self.resolve)
+        size = values.U32.unpack(self.exactly(4))[0]
+        return decode(self.exactly(size), self.resolve)
 
     def exactly(self, size: int) -> bytes:
         chunks: list[bytes] = []
@@ -68,21 +70,21 @@ class Agent:
         return b"".join(chunks)
 
     def send(self, *message: Any) -> None:
-        data = codec.encode((self.nonce, *message), self.opaque)
-        data = codec.U32.pack(len(data)) + data
+        data = encode((self.nonce, *message), self.opaque)
+        data = values.U32.pack(len(data)) + data
         while data:
             data = data[write(CHANNEL, data) :]
 
     # handles
 
-    def opaque(self, value: Any) -> tuple[bytes, codec.Handle]:
+    def opaque(self, value: Any) -> tuple[bytes, values.Handle]:
         if type(value) is Foreign:
             return b"G", object.__getattribute__(value, "_parts")
         number = self.numbers.get(id(value))
         if number is None:
             number = len(self.objects) + 1
             if number > MAX_HANDLES:
-                raise codec.Unsupported(f"more than {MAX_HANDLES} objects handed out")
+                raise values.Unsupported(f"more than {MAX_HANDLES} objects handed out")
             self.objects[number] = value  # kept alive: its address stays its own
             self.numbers[id(value)] = number
         kind = "object"
@@ -91,9 +93,9 @@ class Agent:
         elif type(value) in FUNCTIONS:
             kind = "function"
         name = type(value).__name__ if kind == "object" else getattr(value, "__name__", "")
-        return b"H", codec.Handle(self.origin, number, f"{name}", kind, callable(value))
+        return b"H", values.Handle(self.origin, number, f"{name}", kind, callable(value))
 
-    def resolve(self, tag: bytes, handle: codec.Handle) -> Any:
+    def resolve(self, tag: bytes, handle: values.Handle) -> Any:
         return self.objects[handle.id] if tag == b"H" else Foreign(self, handle)
 
     # requests
@@ -114,7 +116,7 @@ class Agent:
             flush()
             try:
                 self.send(*reply)
-            except codec.Unsupported as error:
+            except values.Unsupported as error:
                 self.send("unsupported", f"{error}")
             except (MemoryError, RecursionError) as error:
                 self.send(*failure(error))
@@ -239,10 +241,10 @@ def flush() -> None:
             continue
 
 
-def changeable(values: Any) -> Any:
+def changeable(arguments: Any) -> Any:
     """Return the arguments again where one of them may have been changed in place."""
-    each = values.values() if type(values) is dict else values
-    return values if any(type(value) in CHANGEABLE for value in each) else None
+    each = arguments.values() if type(arguments) is dict else arguments
+    return arguments if any(type(value) in CHANGEABLE for value in each) else None
 
 
 def write_back(old: Any, new: Any) -> None:
@@ -274,7 +276,7 @@ def write_back(old: Any, new: Any) -> None:
 
 def raise_like(name: str, text: str) -> None:
     """Raise the built-in exception called ``name``; another one is a `RemoteError`."""
-    kind = codec.EXCEPTIONS.get(name)
+    kind = values.EXCEPTIONS.get(name)
     _, _, rest = text.partition(": ")
     if kind is not None and issubclass(kind, Exception):
         try:
@@ -308,7 +310,7 @@ class Foreign:
 
     __slots__ = ("_agent", "_parts")
 
-    def __init__(self, agent: Agent, handle: codec.Handle) -> None:
+    def __init__(self, agent: Agent, handle: values.Handle) -> None:
         object.__setattr__(self, "_agent", agent)
         object.__setattr__(self, "_parts", handle)
 
@@ -346,13 +348,63 @@ def _call_special(name: str) -> Callable[..., Any]:
 
 SPECIAL: dict[str, Callable[..., Any]] = {
     name: _call_special(name)
-    for name in ["__len__", "__str__", "__repr__", "__bool__", "__hash__", "__iter__", "__next__", "__int__", "__float__", "__abs__", "__reversed__", "__round__", "__enter__", "__exit__", "__setattr__", "__radd__", "__rsub__", "__rmul__", "__rtruediv__", "__getitem__", "__setitem__", "__delitem__", "__contains__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__add__", "__sub__", "__mul__", "__truediv__", "__floordiv__", "__mod__", "__pow__", "__neg__", "__pos__", "__invert__", "__and__", "__or__", "__xor__", "__lshift__", "__rshift__", "__iadd__", "__isub__", "__imul__", "__matmul__", "__index__"]
+    for name in [
+        "__len__",
+        "__str__",
+        "__repr__",
+        "__bool__",
+        "__hash__",
+        "__iter__",
+        "__next__",
+        "__int__",
+        "__float__",
+        "__abs__",
+        "__reversed__",
+        "__round__",
+        "__enter__",
+        "__exit__",
+        "__setattr__",
+        "__radd__",
+        "__rsub__",
+        "__rmul__",
+        "__rtruediv__",
+        "__getitem__",
+        "__setitem__",
+        "__delitem__",
+        "__contains__",
+        "__eq__",
+        "__ne__",
+        "__lt__",
+        "__le__",
+        "__gt__",
+        "__ge__",
+        "__add__",
+        "__sub__",
+        "__mul__",
+        "__truediv__",
+        "__floordiv__",
+        "__mod__",
+        "__pow__",
+        "__neg__",
+        "__pos__",
+        "__invert__",
+        "__and__",
+        "__or__",
+        "__xor__",
+        "__lshift__",
+        "__rshift__",
+        "__iadd__",
+        "__isub__",
+        "__imul__",
+        "__matmul__",
+        "__index__",
+    ]
 }
 for _name in SPECIAL:
     if _name not in ("__setattr__", "__iadd__", "__isub__", "__imul__"):
         setattr(Foreign, _name, _forward(_name))
 
-CHANGEABLE = frozenset({list, dict, set, bytearray, *codec.COLLECTIONS}) - {
+CHANGEABLE = frozenset({list, dict, set, bytearray, *COLLECTIONS}) - {
     tuple,
     frozenset,
     slice,

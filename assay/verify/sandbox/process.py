@@ -10,10 +10,9 @@ import socket
 import time
 from typing import Any
 
-from assay.verify.sandbox import codec
+from assay.verify.sandbox import values
 
 POLL_SECONDS = 0.1  # longest pause between two looks at the clocks
-FRAME_BYTES = codec.MAX_BYTES + 4
 
 
 class Ended(Exception):
@@ -109,7 +108,7 @@ class Process:
 
     def send(self, data: bytes) -> None:
         """Write one frame, however slowly the process reads. Raises Ended."""
-        view = memoryview(codec.U32.pack(len(data)) + data)
+        view = memoryview(values.U32.pack(len(data)) + data)
         while view:
             try:
                 view = view[self.channel.send(view) :]
@@ -122,8 +121,8 @@ class Process:
         """Read one frame. Raises Ended: over a limit, process gone, more than a frame can hold."""
         while True:
             if len(self.buffer) >= 4:
-                size = codec.U32.unpack(bytes(self.buffer[:4]))[0]
-                if size > codec.MAX_BYTES:
+                size = values.U32.unpack(bytes(self.buffer[:4]))[0]
+                if size > values.MAX_BYTES:
                     raise Ended("died", "its channel spoke nonsense")
                 if len(self.buffer) >= size + 4:
                     frame = bytes(self.buffer[4 : size + 4])

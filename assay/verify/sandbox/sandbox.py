@@ -23,7 +23,38 @@ from assay.verify.sandbox.outcome import Outcome, SandboxTrouble, SandboxUnavail
 from assay.verify.sandbox.process import Ended, Process, memory_file
 from assay.verify.sandbox.session import CPU_SECONDS, MEMORY_MIB, PROCESSES, OnCall, Session
 
-PRELOAD = ["math", "re", "collections", "itertools", "functools", "heapq", "bisect", "random", "string", "json", "datetime", "decimal", "fractions", "statistics", "copy", "typing", "dataclasses", "operator", "sys", "os", "io", "time", "abc", "enum", "cmath", "array", "textwrap", "traceback", "contextlib", "numbers"]
+PRELOAD = [
+    "math",
+    "re",
+    "collections",
+    "itertools",
+    "functools",
+    "heapq",
+    "bisect",
+    "random",
+    "string",
+    "json",
+    "datetime",
+    "decimal",
+    "fractions",
+    "statistics",
+    "copy",
+    "typing",
+    "dataclasses",
+    "operator",
+    "sys",
+    "os",
+    "io",
+    "time",
+    "abc",
+    "enum",
+    "cmath",
+    "array",
+    "textwrap",
+    "traceback",
+    "contextlib",
+    "numbers",
+]
 FILE_BYTES = 16 * 2**20
 ENVIRONMENT = {
     "PYTHONHASHSEED": "0",

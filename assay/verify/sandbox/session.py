@@ -9,15 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast, get_args
 
 from assay.verify.base import Limits
-from assay.verify.sandbox import codec
-from assay.verify.sandbox.codec import Handle
+from assay.verify.sandbox.decoder import Decoder
+from assay.verify.sandbox.encoder import encode
 from assay.verify.sandbox.outcome import Answer, Outcome, Status, SubmissionError
 from assay.verify.sandbox.process import Ended, Process
+from assay.verify.sandbox.values import Handle, Malformed, Unsupported
 
 CPU_SECONDS = 2.0  # where Limits leaves them open
 MEMORY_MIB = 256
 OUTPUT_KIB = 256
 PROCESSES = 16
+MAX_DECODED = 1_000_000  # values of one session, over all its replies
 STATUSES = get_args(Status)
 
 OnCall = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -47,6 +49,7 @@ class Session:
         self.ended: str | None = None
         self.wait_status: int | None = None  # None: it lives
         self.closed = False
+        self.decoded = 0  # values read so far: reading takes our time, which nobody else bounds
 
     def __enter__(self) -> Session:
         return self
@@ -190,17 +193,22 @@ class Session:
     # handles
 
     def encode(self, value: Any) -> bytes:
-        return codec.encode(value, self._opaque)
+        return encode(value, self._opaque)
 
     def decode(self, data: bytes) -> Any:
+        decoder = Decoder(data, self._resolve)
         try:
-            return codec.decode(data, self._resolve)
-        except codec.Malformed as error:
+            return decoder.message()
+        except Malformed as error:
             raise Ended("died", f"its channel spoke nonsense: {error}") from None
+        finally:
+            self.decoded += decoder.values
+            if self.decoded > MAX_DECODED:
+                raise Ended("output", f"returned more than {MAX_DECODED} values in all")
 
     def _opaque(self, value: Any) -> tuple[bytes, Handle]:
         if type(value) is not Handle:
-            raise codec.Unsupported(f"{type(value).__name__} is no plain data")
+            raise Unsupported(f"{type(value).__name__} is no plain data")
         if value.origin == self.origin:
             return b"H", value
         self.foreign[value.origin, value.id] = value

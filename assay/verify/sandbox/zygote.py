@@ -21,11 +21,13 @@ import os
 import signal
 import socket
 import sys
+import types
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-SIBLINGS = ("codec", "kernel", "seccomp", "isolation", "agent")
+PACKAGE = "inside"  # the name under which the sibling files know one another here
+SIBLINGS = ("values", "encoder", "decoder", "kernel", "seccomp", "isolation", "agent")
 # Modules that need shared libraries of the host, which are out of sight later.
 LIBRARIES = ("zlib", "_bz2", "_lzma", "_hashlib", "_sqlite3", "_uuid")
 FIRST_CLOSED = 4  # descriptors from here on are closed in a forked process
@@ -33,11 +35,13 @@ FIRST_CLOSED = 4  # descriptors from here on are closed in a forked process
 
 def load(name: str) -> Any:
     """Import the sibling file ``name`` with built-in names of its own."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    full = f"{PACKAGE}.{name}"
+    spec = importlib.util.spec_from_file_location(full, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     module.__dict__["__builtins__"] = dict(vars(builtins))
-    sys.modules[name] = module
+    sys.modules[full] = module
+    setattr(sys.modules[PACKAGE], name, module)
     spec.loader.exec_module(module)
     return module
 
@@ -58,8 +62,8 @@ def child(channel: int, streams: list[int], agent: Any, isolation: Any) -> None:
     for number, descriptor in enumerate([*streams, channel]):
         os.dup2(descriptor, number)
     os.closerange(FIRST_CLOSED, 1024)
-    for name in (*SIBLINGS, "__main__"):
-        sys.modules.pop(name, None)
+    for name in (*(f"{PACKAGE}.{each}" for each in SIBLINGS), PACKAGE, "__main__"):
+        del sys.modules[name]
     sys.argv[:] = ["main.py"]
     sys.orig_argv[:] = ["main.py"]
     agent.main(confine)
@@ -104,6 +108,7 @@ def main() -> None:
         control.send(question.encode())
         return control.recv(4096).decode()
 
+    sys.modules[PACKAGE] = types.ModuleType(PACKAGE)
     modules = {name: load(name) for name in SIBLINGS}
     isolation = modules["isolation"].Isolation(settings, ask)
     isolation.separate()

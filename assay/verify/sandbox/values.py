@@ -1,0 +1,150 @@
+"""What travels between a worker and a sandboxed process: bounds, markers, and the types known by name.
+
+Encoded by `encoder`, decoded by `decoder`; not pickle and not eval: a value is a tag of one byte and its
+parts, so decoding builds only the types of this table, whatever the bytes are. Both sides bound the size,
+the depth and the number of values, and also what could make the reader slow: the digits of numbers, and
+keys of equal hash. The zygote loads these files without the package: standard library only.
+
+    exact types   None bool int float complex str bytes bytearray list tuple set frozenset dict range slice
+                  deque Counter OrderedDict defaultdict Decimal Fraction date time datetime timedelta Ellipsis
+    by name       built-in types and exceptions, the collections above
+    subclasses    of the above, made by the submission: the plain base value; a namedtuple is a `Record`: a
+                  tuple that also has its fields and its type's name; an Enum's member is a `Handle`
+    views         dict keys, values and items arrive as such
+    iterators     generators, map, zip, itertools ...: consumed up to `MAX_ITEMS` into an `Iterator`
+    all else      functions, classes, objects of classes of the submission: an opaque `Handle`
+
+One object in two places arrives as two equal ones. A range may be longer than any list: do not walk it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import struct
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+MAX_BYTES = 8 * 2**20  # of one message
+MAX_VALUES = 250_000  # in one message
+MAX_DEPTH = 150
+MAX_INT_BYTES = 2**17  # 315,000 decimal digits
+MAX_FRACTION_BYTES = 2**11  # of its parts: reducing them takes the square of it
+MAX_EXPONENT = 20_000  # of a Decimal: it may become an int somewhere
+MAX_DIGITS = 20_000  # of a Decimal
+MAX_ITEMS = 10_000  # taken from an iterator
+MAX_EQUAL_HASHES = 32  # keys of one set or dict: each costs a comparison with all the others
+
+EXCEPTIONS: dict[str, type[BaseException]] = {
+    each.__name__: each
+    for each in vars(builtins).values()
+    if isinstance(each, type) and issubclass(each, BaseException)
+}
+TYPES: dict[str, type] = {
+    each.__name__: each
+    for each in (
+        *(int, float, complex, bool, str, bytes, bytearray, list, tuple, set, frozenset, dict),
+        *(range, slice, object, type, type(None), enumerate, zip, map, filter, reversed),
+        *(memoryview, property, staticmethod, classmethod, super),
+        *(Counter, OrderedDict, defaultdict, deque, Decimal, Fraction),
+        *(date, time, datetime, timedelta),
+    )
+} | EXCEPTIONS
+NAMES = {each: name for name, each in TYPES.items()}
+VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
+
+
+class Malformed(ValueError):
+    """Bytes that no encoder of this module wrote, or more of them than allowed."""
+
+
+class Unsupported(ValueError):
+    """A value that cannot travel: too large, too deep, or of a kind that may not."""
+
+
+class Handle:
+    """An opaque object inside a sandboxed process: it can be passed back to where it lives.
+
+    origin: number of its session; id: its number there; kind: function, class or object.
+    """
+
+    __slots__ = ("callable", "id", "kind", "origin", "type_name")
+
+    def __init__(self, origin: int, id: int, type_name: str, kind: str, callable: bool) -> None:
+        self.origin, self.id = origin, id
+        self.type_name, self.kind, self.callable = type_name, kind, callable
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Handle and (self.origin, self.id) == (other.origin, other.id)
+
+    def __hash__(self) -> int:
+        return hash((self.origin, self.id))
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} {self.type_name} #{self.id}>"
+
+
+class Iterator:
+    """What an iterator of the submission held: its first items, and whether those were all.
+
+    It is itself an iterator, so that a test program may loop over it or call next().
+    """
+
+    __slots__ = ("complete", "items", "kind", "position")
+
+    def __init__(self, kind: str, items: list[Any], complete: bool) -> None:
+        self.kind, self.items, self.complete = kind, items, complete
+        self.position = 0
+
+    def __iter__(self) -> Iterator:
+        return self
+
+    def __next__(self) -> Any:
+        if self.position >= len(self.items):
+            raise StopIteration
+        self.position += 1
+        return self.items[self.position - 1]
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Iterator and (self.items, self.complete) == (
+            other.items,
+            other.complete,
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} of {self.items!r}{'' if self.complete else ' ...'}>"
+
+
+class Record(tuple[Any, ...]):
+    """A namedtuple of the submission: equal to the plain tuple, its fields readable by name."""
+
+    _fields: tuple[str, ...]
+    type_name: str
+
+    def __getattr__(self, name: str) -> Any:
+        fields = self.__dict__.get("_fields", ())
+        if name in fields:
+            return self[fields.index(name)]
+        raise AttributeError(f"{self.__dict__.get('type_name')} has no field {name}")
+
+    def __repr__(self) -> str:
+        pairs = zip(self._fields, self, strict=True)
+        return f"{self.type_name}({', '.join(f'{name}={value!r}' for name, value in pairs)})"
+
+
+def record(type_name: str, fields: Iterable[str], values: Iterable[Any]) -> Record:
+    """Return a `Record`; ``fields`` and ``values`` are of one length."""
+    result = Record(values)
+    result.type_name, result._fields = type_name, tuple(fields)
+    return result
+
+
+U32 = struct.Struct("<I")
+I64 = struct.Struct("<q")
+F64 = struct.Struct("<d")
+SEQUENCES: dict[type, bytes] = {list: b"l", tuple: b"t", set: b"S", frozenset: b"Z"}
