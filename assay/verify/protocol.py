@@ -26,6 +26,7 @@ from assay.verify.base import Part
 
 HEADER = struct.Struct("<Q")
 WHOLE_GROUP = -1
+MAX_REPLY = 256 * 2**20  # bytes; a verdict is cut to far less, but a group may be large
 
 _NO_FLOATS = np.zeros(0, np.float32)
 _NO_TOKENS = np.zeros(0, np.int32)
@@ -38,10 +39,15 @@ def frame(payload: bytes) -> bytes:
 
 
 def take_frames(buffer: bytearray) -> Iterator[bytes]:
-    """Yield the complete payloads at the front of a buffer, and remove them."""
+    """Yield the complete payloads at the front of a buffer, and remove them.
+
+    Raises ValueError for a length that no payload has.
+    """
     start = 0
     while len(buffer) - start >= HEADER.size:
         (length,) = HEADER.unpack_from(buffer, start)
+        if length > MAX_REPLY:
+            raise ValueError(f"a reply of {length} bytes")
         end = start + HEADER.size + length
         if len(buffer) < end:
             break

@@ -39,6 +39,5 @@ async def run_in_thread(work: Callable[[], Result], cancelled: threading.Event) 
     except asyncio.CancelledError:
         cancelled.set()
         await asyncio.wait([done])
-        if done.exception() is None:
-            done.result()
+        done.exception()  # so that it counts as read
         raise

@@ -1,0 +1,383 @@
+"""Whatever a verifier does to its worker: the batch completes, the log says why, nothing survives."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from assay.types import Completion, Group, GroupStream, Problem, Prompt, Verdict
+from assay.verify.service import VerifierService
+
+VILLAINS = '''
+import os, re, signal, socket, subprocess, sys, tempfile, threading, time
+from assay.verify.base import Field, Limits, Verifier
+
+def deeds(problem, completion):
+    """Does what the completion says."""
+    word, _, rest = completion.text.partition(" ")
+    if word == "pid":
+        return {"score": 1, "pid": os.getpid()}
+    if word == "backtrack":
+        re.match(r"(a|a)*$", "a" * 64 + "b")
+    if word == "masked":
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        time.sleep(60)
+    if word == "daemon":  # leaves its group and its session, and its parent dies
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.execv("/bin/sleep", ["sleep", rest])
+            os._exit(0)
+        os.wait()
+    if word == "children":
+        for _ in range(3):
+            subprocess.Popen(["/bin/sleep", rest])
+    if word == "hang":
+        time.sleep(60)
+    if word == "close":
+        for descriptor in range(3, 64):
+            try:
+                os.close(descriptor)
+            except OSError:
+                pass
+    if word == "forge":
+        for descriptor in range(3, 64):
+            try:
+                with socket.socket(fileno=os.dup(descriptor)) as channel:
+                    channel.sendall(bytes.fromhex(rest))
+            except OSError:
+                pass
+    if word == "threads":
+        for _ in range(20):
+            threading.Thread(target=time.sleep, args=(60,)).start()
+    if word == "files":
+        for _ in range(20):
+            with tempfile.NamedTemporaryFile(delete=False) as file:
+                file.write(b"left")
+        os.mkdir(os.path.join(tempfile.mkdtemp(), "more"))
+        return {"score": 1, "detail": tempfile.gettempdir()}
+    if word == "slow":
+        time.sleep(float(rest))
+    return 1.0
+
+def hungry(problem, completion):
+    return float(len(bytearray(int(completion.text) * 2**20)) > 0)
+
+BOUNDED = Verifier("bounded", 1, hungry, memory_mib=200)
+HASTY = Verifier("hasty", 1, deeds, limits=Limits(seconds=0.3))
+'''
+
+
+@pytest.fixture(scope="module")
+def villains(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("villains")
+    (folder / "planted_villains.py").write_text(VILLAINS)
+    sys.path.insert(0, str(folder))
+    yield "planted_villains:deeds"
+    sys.path.remove(str(folder))
+
+
+class Log:
+    """Keeps events."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+
+    def __call__(self, kind: str, **facts: Any) -> None:
+        self.events.append((kind, facts))
+
+    def kinds(self) -> list[str]:
+        return [kind for kind, _ in self.events]
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+@pytest.fixture
+def service(villains: str, log: Log) -> Iterator[VerifierService]:
+    with VerifierService(villains, num_workers=1, deadline=0.5, on_event=log) as service:
+        judge(service, ["warm"])
+        yield service
+
+
+def group_of(texts: Sequence[str], expression: str | None = None, **spec: Any) -> Group:
+    problem = Problem("p", "q", spec, verifier=expression)
+    completions = tuple(Completion.from_text(text, f"p#0/{n}") for n, text in enumerate(texts))
+    return Group(problem, Prompt("q", np.zeros(1, np.int32)), completions)
+
+
+def judge(
+    service: VerifierService, texts: Sequence[str], expression: str | None = None, **spec: Any
+) -> tuple[Verdict, ...]:
+    return service.judge([group_of(texts, expression, **spec)])[0]
+
+
+def running(words: str) -> bool:
+    listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    return any(line.strip() == words for line in listing.splitlines())
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    return condition()
+
+
+@pytest.mark.parametrize("text", ["backtrack", "masked"])
+def test_what_hangs_where_no_signal_helps_is_killed(
+    service: VerifierService, log: Log, text: str
+) -> None:
+    started = time.monotonic()
+    verdicts = judge(service, ["a", text, "b"])
+    assert [v.reason for v in verdicts] == [None, "timeout", None]
+    assert time.monotonic() - started < 6
+    assert log.kinds() == ["worker_killed"]
+    assert log.events[0][1]["verifier"] == "planted_villains:deeds"
+    assert log.events[0][1]["seconds"] >= 0.5
+
+
+def test_a_worker_that_the_system_kills(service: VerifierService, log: Log) -> None:
+    """As when memory runs out: SIGKILL from outside, in the middle of a completion."""
+    pid = int(judge(service, ["pid"])[0].components["planted_villains:deeds.pid"])
+    killer = threading.Timer(0.15, os.kill, (pid, signal.SIGKILL))
+    killer.start()
+    verdicts = judge(service, ["slow 0.01", "slow 0.3", "slow 0.01", "slow 0.01"])
+    assert [v.reason for v in verdicts] == [None, "error", None, None]
+    assert "SIGKILL" in verdicts[1].detail
+    assert log.kinds() == ["worker_died"]
+    assert "SIGKILL" in log.events[0][1]["detail"]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "05000000000000007b7d7b7d7b",  # a frame that is no JSON
+        "02000000000000005b5d",  # an empty list
+        "ffffffffffffffff00",  # a length beyond all memory
+    ],
+)
+def test_a_forged_reply_costs_the_worker(service: VerifierService, log: Log, data: str) -> None:
+    verdicts = judge(service, ["a", f"forge {data}", "b"])
+    assert [v.status for v in verdicts[::2]] == ["passed", "passed"]
+    assert verdicts[1].reason in ("error", "timeout")
+    assert log.kinds() in (["worker_died"], ["worker_killed"])
+
+
+def test_a_socket_that_is_closed_costs_the_worker(service: VerifierService, log: Log) -> None:
+    verdicts = judge(service, ["a", "close", "b"])
+    assert [v.reason for v in verdicts] == [None, "error", None]
+    assert log.kinds() == ["worker_died"]
+
+
+def test_memory_is_bounded(service: VerifierService) -> None:
+    verdicts = judge(service, ["10", "400", "10"], "planted_villains:BOUNDED")
+    assert [v.reason for v in verdicts] == [None, "error", None]
+    assert "MemoryError" in verdicts[1].detail
+    assert judge(service, ["a"])[0].correct  # a verifier without a bound has none again
+
+
+def test_a_verifiers_own_limit_is_its_deadline(villains: str) -> None:
+    with VerifierService(num_workers=1, deadline=30) as service:
+        judge(service, ["warm"], "planted_villains:HASTY")
+        started = time.monotonic()
+        verdicts = judge(service, ["hang", "a"], "planted_villains:HASTY")
+        assert [v.reason for v in verdicts] == ["timeout", None]
+        assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize(("deed", "seconds"), [("children", 6101), ("daemon", 6102)])
+def test_nothing_that_a_killed_worker_started_survives(
+    service: VerifierService, deed: str, seconds: int
+) -> None:
+    words = f"sleep {seconds}" if deed == "daemon" else f"/bin/sleep {seconds}"
+    verdicts = judge(service, [f"{deed} {seconds}", "a"])
+    assert [v.status for v in verdicts] == ["passed", "passed"]
+    assert until(lambda: running(words))
+    assert judge(service, ["hang"])[0].reason == "timeout"
+    assert until(lambda: not running(words), 2)
+
+
+@pytest.mark.parametrize(("deed", "seconds"), [("children", 6103), ("daemon", 6104)])
+def test_nothing_survives_close(villains: str, deed: str, seconds: int) -> None:
+    words = f"sleep {seconds}" if deed == "daemon" else f"/bin/sleep {seconds}"
+    with VerifierService(villains, num_workers=2) as service:
+        judge(service, [f"{deed} {seconds}"])
+        assert until(lambda: running(words))
+    assert not running(words)
+
+
+def test_temporary_files_go_with_their_worker(villains: str) -> None:
+    with VerifierService(villains, num_workers=1) as service:
+        folder = Path(judge(service, ["files"])[0].detail)
+        assert len(list(folder.iterdir())) == 21
+    assert not folder.exists()
+
+
+def test_threads_that_never_end_keep_nothing(villains: str) -> None:
+    started = time.monotonic()
+    with VerifierService(villains, num_workers=1) as service:
+        assert all(v.correct for v in judge(service, ["threads", "a", "threads", "b"]))
+    assert time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize("ending", ["pass", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_a_parent_that_ends_without_closing_leaves_no_process(villains: str, ending: str) -> None:
+    script = f"""
+        import os, signal
+        from assay.types import Problem
+        from assay.verify.service import VerifierService
+        service = VerifierService("{villains}", num_workers=2)
+        texts = ["children 6105", "pid", "a", "pid"]
+        verdicts = list(service.judge_text((Problem("p", "q"), text) for text in texts))
+        pids = [int(v.components.get("{villains}.pid", 0)) for v in verdicts]
+        print(*pids, flush=True)
+        {ending}
+    """
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment,
+    )
+    pids = [int(pid) for pid in done.stdout.split() if int(pid)]
+    assert pids, done.stderr
+    assert until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    assert until(lambda: not running("/bin/sleep 6105"))
+
+
+def test_two_services_do_not_touch_each_other(villains: str) -> None:
+    with VerifierService(villains, num_workers=1, deadline=0.5) as one:
+        judge(one, ["children 6106"])
+        with VerifierService(villains, num_workers=1, deadline=0.5) as other:
+            assert [v.reason for v in judge(other, ["hang", "a"])] == ["timeout", None]
+        assert running("/bin/sleep 6106")
+        assert all(v.correct for v in judge(one, ["a", "b"]))
+        assert one.stats["kills"] == 0
+    assert not running("/bin/sleep 6106")
+
+
+def test_eight_threads_and_an_event_loop_share_a_service(villains: str) -> None:
+    wrong: list[str] = []
+
+    def work(number: int) -> None:
+        for turn in range(6):
+            text = "hang" if number == 3 and turn == 2 else "a"
+            found = judge(service, [str(number), text, "x"], answer=str(number))
+            found += judge(service, [text, "a"], villains)
+            expected = ["passed", "failed", "failed"]
+            expected += ["not_judged" if text == "hang" else "passed", "passed"]
+            if [v.status for v in found] != expected:
+                wrong.append(f"{number}.{turn}: {found}")
+
+    async def many() -> list[Any]:
+        groups = [[group_of([str(n), "y"], answer=str(n))] for n in range(20)]
+        return await asyncio.gather(*map(service.judge_async, groups))
+
+    with VerifierService("math", num_workers=2, deadline=1.0) as service:
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        found = asyncio.run(many())
+        for thread in threads:
+            thread.join()
+        assert service.stats["kills"] == 1
+    assert [[v.correct for v in each[0]] for each in found] == [[True, False]] * 20
+    assert not wrong
+
+
+def test_the_event_loop_runs_while_groups_are_judged(villains: str) -> None:
+    async def both() -> tuple[int, list[tuple[Verdict, ...]]]:
+        judging = asyncio.ensure_future(service.judge_async([group_of(["slow 0.3", "a"])]))
+        ticks = 0
+        while not judging.done():
+            await asyncio.sleep(0.01)
+            ticks += 1
+        return ticks, await judging
+
+    with VerifierService(villains, num_workers=1) as service:
+        judge(service, ["warm"])
+        ticks, verdicts = asyncio.run(both())
+    assert ticks >= 10
+    assert all(v.correct for v in verdicts[0])
+
+
+def test_a_cancelled_call_leaves_nothing_under_way(villains: str) -> None:
+    async def give_up() -> None:
+        groups = [group_of(["slow 0.05"] * 10) for _ in range(100)]
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(service.judge_async(groups), 0.3)
+
+    with VerifierService(villains, num_workers=1) as service:
+        judge(service, ["warm"])
+        asyncio.run(give_up())
+        started = time.monotonic()
+        assert judge(service, ["a"])[0].correct
+        assert (
+            time.monotonic() - started < 5
+        )  # what a worker had is finished, the other 45 s are not
+
+
+def test_an_error_of_a_stream_reaches_the_coroutine(villains: str) -> None:
+    def arrivals() -> Iterator[tuple[int, Group]]:
+        yield 0, group_of(["a"])
+        raise ValueError("planted")
+
+    with (
+        VerifierService(villains, num_workers=1) as service,
+        pytest.raises(ValueError, match="planted"),
+    ):
+        asyncio.run(service.judge_async(GroupStream(arrivals(), 2)))
+
+
+def test_what_waits_is_not_pickled_ahead(villains: str) -> None:
+    """A huge batch is sent as workers take it, not copied whole into the service's memory."""
+    big = "x" * 100_000
+    groups = [group_of([f"{n} {big}" for n in range(4)]) for _ in range(50)]
+    with VerifierService(villains, num_workers=1) as service:
+        judge(service, ["warm"])
+        jobs = [service._submit(group) for group in groups]
+        encoded = [task for job in jobs for task in job.tasks if task.blob is not None]
+        assert len(encoded) < 20
+        assert all(service._finish(job)[0].correct for job in jobs)
+        assert not any(task.units for job in jobs for task in job.tasks)
+
+
+def test_text_that_nobody_reads_on_is_not_judged(villains: str) -> None:
+    with VerifierService(villains, num_workers=1) as service:
+        pairs = ((Problem("p", "q"), "slow 0.02") for _ in range(1000))
+        verdicts = service.judge_text(pairs, window=200)
+        assert next(verdicts).correct
+        verdicts.close()
+        started = time.monotonic()
+        judge(service, ["a"])
+        assert time.monotonic() - started < 3
+
+
+def test_metrics_are_of_what_was_judged_since(service: VerifierService) -> None:
+    service.take_metrics()
+    judge(service, ["a", "hang", "b"])
+    found = service.take_metrics()
+    name = "verify/planted_villains:deeds"
+    assert found[f"{name}/count"] == 3
+    assert found[f"{name}/not_judged_timeout"] == 1
+    assert 0 < found[f"{name}/p50"] <= found[f"{name}/p95"] <= found[f"{name}/p99"]
+    assert found[f"{name}/per_second"] > 0
+    assert found["verify/kills"] == 1
+    assert not [key for key in service.take_metrics() if key.startswith(name)]
