@@ -22,7 +22,7 @@ from assay.verify.code_program import Program, last_function
 from assay.verify.code_setup import for_tests
 from assay.verify.code_spec import CodeSpec, CodeTest
 from assay.verify.sandbox import Handle, Outcome, Sandbox, Session
-from assay.verify.sandbox.codec import EXCEPTIONS, Unsupported
+from assay.verify.sandbox.values import EXCEPTIONS, Unsupported
 
 MAX_RELOADS = 3  # fresh processes for the tests after one that ended its process
 MAX_TIMEOUTS = 2  # tests that may run out of time before the rest is not run
