@@ -22,7 +22,13 @@ from assay.verify.judge_rubrics import (
     is_texts,
     read_rubric,
 )
-from assay.verify.judge_settings import JUDGE_FIELDS, SHARED_FIELDS, check_judge, is_number
+from assay.verify.judge_settings import (
+    JUDGE_FIELDS,
+    MAX_PATIENCE,
+    SHARED_FIELDS,
+    check_judge,
+    is_number,
+)
 
 
 def judge_by_rubric(problem: Problem, completion: Completion) -> Part:
@@ -52,52 +58,57 @@ def _text_name(rubric: Rubric) -> str:
 
 
 def _of_verdicts(votes: Sequence[Vote[str]]) -> Part:
-    given = [vote.finding for vote in votes if vote.finding is not None]
-    right = given.count("correct")
-    most = max(right, len(given) - right)
-    if 2 * most <= len(votes):
-        return _undecided(votes, f"{right} of {len(given)} votes say correct: no majority")
-    passed = 2 * right > len(votes)
+    given = [vote for vote in votes if vote.finding is not None]
+    right = [vote for vote in given if vote.finding == "correct"]
+    wrong = [vote for vote in given if vote.finding != "correct"]
+    winners = max(right, wrong, key=len)
+    if 2 * len(winners) <= len(votes):
+        tie = f"{len(right)} of {len(given)} votes say correct: no majority"
+        return _undecided(votes, f"{tie}; an odd number of judges cannot tie")
     return Part(
-        float(passed),
-        passed=passed,
-        extracted="correct" if passed else "incorrect",
-        detail=_missing(votes),
-        components=_components(votes, most / len(given)),
+        float(winners is right),
+        passed=winners is right,
+        detail=_said(votes, winners[0]),
+        components=_components(votes, len(winners) / len(given)),
     )
 
 
 def _of_scores(rubric: Rubric, votes: Sequence[Vote[float]]) -> Part:
-    given = [vote.finding for vote in votes if vote.finding is not None]
-    if 2 * len(given) <= len(votes):
+    scores = [vote.finding for vote in votes if vote.finding is not None]
+    if 2 * len(scores) <= len(votes):
         return _undecided(votes, "no majority of the votes is there")
-    middle = median(given)
+    middle = median(scores)
     passed = middle >= rubric.pass_at
     low, high = rubric.scale
     value = (middle - low) / (high - low)
-    same = sum((score >= rubric.pass_at) == passed for score in given) / len(given)
+    same = sum((score >= rubric.pass_at) == passed for score in scores) / len(scores)
+    nearest = min(
+        (vote for vote in votes if vote.finding is not None),
+        key=lambda vote: abs((vote.finding or 0.0) - middle),
+    )
     return Part(
         value,
         score=value,
         passed=passed,
-        extracted=f"{middle:g}",
-        detail=_missing(votes),
-        components=_components(votes, same),
+        detail=_said(votes, nearest),
+        components={"score": middle, **_components(votes, same)},
     )
 
 
 def _undecided(votes: Sequence[Vote[Any]], tie: str) -> Part:
     missing = [vote for vote in votes if vote.finding is None]
     if not missing:
-        return Part.not_judged("error", f"{tie}; an odd number of judges cannot tie")
+        return Part.not_judged("error", tie)
     rank: dict[NotJudgedReason, int] = {"unavailable": 0, "timeout": 1, "error": 2}
     worst = min(missing, key=lambda vote: rank[vote.reason])
     return Part.not_judged(worst.reason, worst.detail)
 
 
-def _missing(votes: Sequence[Vote[Any]]) -> str:
+def _said(votes: Sequence[Vote[Any]], spokesman: Vote[Any]) -> str:
+    """Return the reasoning of one vote, after what is wrong with those that are missing."""
     missing = [vote.detail for vote in votes if vote.finding is None]
-    return f"{len(missing)} of {len(votes)} votes missing: {missing[0]}" if missing else ""
+    note = f"{len(missing)} of {len(votes)} votes missing: {missing[0]}; " if missing else ""
+    return note + spokesman.detail
 
 
 def _components(votes: Sequence[Vote[Any]], agreement: float) -> Mapping[str, float]:
@@ -148,7 +159,7 @@ JUDGE = Verifier(
     accepts="any text; equivalence and helpfulness read what stands outside the think block, harmlessness "
     "all of it. A text beyond max_chars is shown without its middle",
     partial_credit="scores map linearly from the scale to [0, 1]; the median of several votes counts",
-    limits=Limits(seconds=300.0),
+    limits=Limits(seconds=MAX_PATIENCE + 100),
     known_errors=(
         KnownError(
             "an empty answer fails unasked, also where nothing is what was expected",

@@ -193,8 +193,7 @@ class JudgeClient:
         import httpx2
 
         limit = min(deadline, time.monotonic() + self.settings.timeout)
-        left = limit - time.monotonic()
-        if left <= 0:
+        if time.monotonic() >= limit:
             raise JudgeTrouble("timeout", "no time is left for a request", retry=False)
         key = self.judge.key()
         headers = {"Content-Type": "application/json"}
@@ -204,7 +203,11 @@ class JudgeClient:
         content = json.dumps(body).encode()
         try:
             with client.stream(
-                "POST", self.judge.url, content=content, headers=headers, timeout=left
+                "POST",
+                self.judge.url,
+                content=content,
+                headers=headers,
+                extensions={"timeout": _TimeLeft(limit)},
             ) as response:
                 chunks = bytearray()
                 for chunk in response.iter_bytes():
@@ -263,6 +266,21 @@ class JudgeClient:
             if self._http is not None and self._process == os.getpid():
                 self._http.close()
             self._http = None
+
+
+class _TimeLeft(dict[str, float]):
+    """Timeouts that each stage of a request looks up as it begins: what is left for all of them.
+
+    httpx2's own are for each stage anew, so that a request could take several times as long.
+    """
+
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self._limit = limit
+
+    def get(self, key: str, default: Any = None) -> float:  # type: ignore[override]
+        """Return the seconds until the limit."""
+        return max(0.001, self._limit - time.monotonic())
 
 
 def _open_client(settings: Settings) -> httpx2.Client:

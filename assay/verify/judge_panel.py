@@ -14,7 +14,14 @@ from assay.types import NotJudgedReason
 from assay.verify.judge_client import JudgeClient
 from assay.verify.judge_costs import Budget, count_reused
 from assay.verify.judge_quoting import Quote
-from assay.verify.judge_replies import JudgeTrouble, Usage, read_body, read_choice, read_score
+from assay.verify.judge_replies import (
+    JudgeTrouble,
+    Usage,
+    read_body,
+    read_choice,
+    read_score,
+    reasoning_of,
+)
 from assay.verify.judge_rubrics import CHOICES, PAIR_CHOICES, Rubric, render
 from assay.verify.judge_settings import Judge, Settings, read_settings
 from assay.verify.judge_store import JudgeStore, reply_key
@@ -24,7 +31,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Vote(Generic[T]):
-    """What one judge said once. finding: None where it gave no judgement, for ``reason``."""
+    """What one judge said once.
+
+    finding: None where it gave no judgement, for ``reason``. detail: its reasoning, or what is wrong.
+    """
 
     finding: T | None
     reason: NotJudgedReason = "error"
@@ -88,7 +98,7 @@ class Panel:
                 self.store.put(
                     key, body, model=client.judge.model, rubric=rubric.label, vote=number
                 )
-                return Vote(finding, usage=reply.usage)
+                return Vote(finding, detail=reasoning_of(reply.text), usage=reply.usage)
         except JudgeTrouble as error:
             return Vote(None, error.reason, error.detail)
 
@@ -98,7 +108,7 @@ class Panel:
             return None
         try:
             reply = read_body(body)
-            vote = Vote(read(reply.text), usage=reply.usage)
+            vote = Vote(read(reply.text), detail=reasoning_of(reply.text), usage=reply.usage)
         except JudgeTrouble:  # the file was edited: ask again
             return None
         count_reused(client.judge.model)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
 from assay.types import NotJudgedReason
 
 MAX_REPLY = 200_000  # characters from the end of a reply that are searched
+MAX_TRIES = 500  # opening braces at which an object is looked for: each may cost a look at the rest
+MAX_REASONING = 600  # characters of a judge's reasoning that a verdict keeps
 _WORDS = 200  # characters of a reply that a complaint shows
 
 
@@ -91,10 +95,17 @@ def _content(content: Any) -> str:
 
 
 def _without_reasoning(text: str) -> str:
-    """Return what follows the last think block; a block that never closes leaves nothing."""
-    _, closed, after = text.rpartition("</think>")
-    rest = after if closed else text
-    return rest.partition("<think>")[0]
+    """Return what follows the think block; one that never closes leaves nothing.
+
+    A reply that begins with its object has no such block, though the object may quote the tags.
+    """
+    start = text.lstrip()
+    if start.startswith("{"):
+        return text
+    _, closed, after = text.partition("</think>")
+    if closed:
+        return after
+    return "" if start.startswith("<think>") else text
 
 
 def _why_empty(message: Mapping[str, Any], finish: str) -> str:
@@ -112,17 +123,20 @@ def _count(value: Any) -> int | None:
 
 
 def last_object(text: str) -> dict[str, Any] | None:
-    """Return the last JSON object of a text that stands in no other, or None."""
+    """Return the last JSON object of a text that stands in no other, or None.
+
+    A text that is more than an object is searched from its last `MAX_TRIES` opening braces on.
+    """
     text = text[-MAX_REPLY:]
     decoder = json.JSONDecoder(object_pairs_hook=_unrepeated, parse_constant=_no_number)
+    starts = [0] if text.startswith("{") else []
+    starts += [each.start() for each in re.finditer("{", text)][-MAX_TRIES:]
     found: dict[str, Any] | None = None
-    at = text.find("{")
-    while at >= 0:
-        try:
-            found, end = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            end = at + 1
-        at = text.find("{", end)
+    end = 0
+    for start in starts:
+        if start >= end:
+            with suppress(ValueError, RecursionError):
+                found, end = decoder.raw_decode(text, start)
     return found
 
 
@@ -154,6 +168,12 @@ def read_score(text: str, low: float, high: float) -> float:
     raise JudgeTrouble(
         "error", f"the judge's score is not a number from {low:g} to {high:g}: {shown(text)}"
     )
+
+
+def reasoning_of(text: str) -> str:
+    """Return the beginning of what a judge gave as its reasons; an empty string where it gave none."""
+    reasons = (last_object(text) or {}).get("reasoning")
+    return " ".join(reasons.split())[:MAX_REASONING] if isinstance(reasons, str) else ""
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ URL, MODEL, KEY = "ASSAY_JUDGE_URL", "ASSAY_JUDGE_MODEL", "ASSAY_JUDGE_KEY"
 OPTIONS = "verification.options.judge"
 KEEP_SECRET = 12  # a shorter key is a local server's dummy, and may be a word of a reply
 
+MAX_PATIENCE = 1700.0
 NEEDS = "judge: needs httpx2: install it with  pip install 'assay-rl[judge]'"
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -57,6 +58,13 @@ def _are_judges(value: Any) -> bool:
     )
 
 
+def _is_request(value: Any) -> bool:
+    return isinstance(value, Mapping) and not {*_OURS.split(", ")} & {
+        *cast("Mapping[str, Any]", value)
+    }
+
+
+_OURS = "model, messages, stream, response_format, n, tools"
 _ADDRESS = "an http or https address without user name, password or key"
 
 # What each judge of a list may say for itself; the rest is said once for all.
@@ -75,8 +83,8 @@ JUDGE_FIELDS = (
     Field("price_input", "a price per million tokens", default=0.0, check=is_number, from_row=False),
     Field("price_output", "a price per million tokens", default=0.0, check=is_number, from_row=False),
     Field(
-        "request", "a table of further keys of the request, such as reasoning_effort",
-        check=lambda v: isinstance(v, Mapping), from_row=False,
+        "request", "a table of further keys of the request, such as reasoning_effort; not " + _OURS,
+        check=_is_request, from_row=False,
     ),
 )  # fmt: skip
 SHARED_FIELDS = (
@@ -89,12 +97,12 @@ SHARED_FIELDS = (
         check=lambda v: _is_count(v, 1, 99), from_row=False,
     ),
     Field(
-        "timeout", "seconds for one request", default=60.0,
-        check=lambda v: is_number(v, 0.001, 86_400), from_row=False,
+        "timeout", "seconds for one request", default=120.0,
+        check=lambda v: is_number(v, 0.001, MAX_PATIENCE), from_row=False,
     ),
     Field(
-        "patience", "seconds for one judgement with all its requests", default=240.0,
-        check=lambda v: is_number(v, 0.001, 86_400), from_row=False,
+        "patience", f"seconds for one judgement with all its requests, to {MAX_PATIENCE:g}", default=300.0,
+        check=lambda v: is_number(v, 0.001, MAX_PATIENCE), from_row=False,
     ),
     Field(
         "retries", "how often a request is tried again, from 0", default=4,

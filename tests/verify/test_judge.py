@@ -51,7 +51,8 @@ def by_model(**replies: str | Answer) -> Callable[[Asked], str | Answer]:
         if isinstance(said, Answer):
             return said
         key = "score" if said[-1].isdigit() else "verdict"
-        return json.dumps({"reasoning": "-", key: float(said) if key == "score" else said})
+        found = {key: float(said) if key == "score" else said}
+        return json.dumps({"reasoning": f"because\nit is {said}"} | found)
 
     return reply
 
@@ -90,7 +91,8 @@ def test_pinned_verdicts() -> None:
             part = judged(text, url=server.url, answer=answer)
             assert part.passed is passed and part.value == float(passed)
         part = judged("one two three", url=server.url, rubric="helpfulness")
-        assert (part.value, part.passed, part.extracted) == (pytest.approx(3 / 9), False, "4")
+        assert (part.value, part.passed) == (pytest.approx(3 / 9), False)
+        assert part.components == {"score": 4.0, "agreement": 1.0, "votes": 1.0, "tokens": 120.0}
         part = judged("one two three", url=server.url, rubric="helpfulness", scale=[1, 4])
         assert (part.value, part.passed) == (1.0, True)
 
@@ -191,6 +193,7 @@ def test_the_majority_decides(said: tuple[str, ...], passed: bool, agreement: fl
     assert part.components["agreement"] == pytest.approx(agreement)
     assert part.components["votes"] == sum(word != "?" for word in said)
     assert ("missing" in part.detail) == ("?" in said)
+    assert part.detail.endswith("because it is " + ("correct" if passed else "incorrect"))
 
 
 @pytest.mark.parametrize(
@@ -221,6 +224,7 @@ def test_scores_of_several_judges_have_a_median() -> None:
     with JudgeServer(by_model(a="2", b="9", c="8")) as server:
         part = judged("x", url=server.url, rubric="helpfulness", judges=panel("a", "b", "c"))
     assert part.value == pytest.approx(7 / 9) and part.passed is True
+    assert part.detail == "because it is 8"
     assert part.components["agreement"] == pytest.approx(2 / 3)
 
 

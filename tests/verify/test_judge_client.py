@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from email.utils import formatdate
 from typing import Any
 
@@ -89,6 +90,7 @@ def test_a_plain_server() -> None:
         chat('{"verdict": "correct", "verdict": "incorrect"}'),
         chat('{"verdict": true}'),
         chat("<think>" + RIGHT),
+        chat(f"<think>{RIGHT}</think>I cannot say."),
         chat(None, reasoning_content=RIGHT),
         chat(None, tool_calls=[{"function": {"name": "verdict", "arguments": RIGHT}}]),
         chat(None, refusal="I cannot judge that."),
@@ -189,7 +191,7 @@ def test_waits_double_and_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
-            ask(f"http://127.0.0.1:{taken.getsockname()[1]}", backoff=1.0, retries=4, patience=1e4)
+            ask(f"http://127.0.0.1:{taken.getsockname()[1]}", backoff=1.0, retries=4, patience=1e3)
     assert len(waits) == 8 and waits[:4] == waits[4:], "the jitter is seeded"
     for attempt, seconds in enumerate(waits[:4]):
         assert 0.5 * 2**attempt <= seconds < 2**attempt
@@ -201,6 +203,29 @@ def test_a_slow_server_is_a_timeout() -> None:
         part = ask(server.url, timeout=0.2, retries=1)
         assert time.monotonic() - started < 1.4
     assert part.reason == "timeout" and "0.2 s" in part.detail
+
+
+def test_a_reply_that_drips_is_a_timeout() -> None:
+    """Each byte comes in time, and the whole would take a minute."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip() -> None:
+            with listener.accept()[0] as connection, suppress(OSError):
+                connection.recv(1 << 16)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 600\r\n\r\n")
+                for _ in range(600):
+                    connection.sendall(b" ")
+                    time.sleep(0.1)
+
+        thread = threading.Thread(target=drip, daemon=True)
+        thread.start()
+        started = time.monotonic()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        part = ask(url, timeout=0.6, retries=0)
+        assert time.monotonic() - started < 1.5
+        close_judges()
+        thread.join(5)
+    assert part.reason == "timeout"
 
 
 def test_patience_bounds_all_attempts_together() -> None:
@@ -268,6 +293,9 @@ def test_a_refused_prompt_changes_nothing_for_the_next_one() -> None:
     [
         RIGHT,
         f"<think>{WRONG}</think>{RIGHT}",
+        f"{WRONG} it was at first</think>\n{RIGHT}",
+        RIGHT.replace("same", "it has <think> and </think> tags"),
+        f"So: {RIGHT.replace('same', 'it has a <think> tag')}",
         f"Step by step. {WRONG} was my first idea.\n```json\n{RIGHT}\n```\nDone {{x | x > 1}}.",
         RIGHT.replace('"correct"', '" Correct "'),
         '{"a": {"verdict": "incorrect"}} {"verdict": "correct"}',

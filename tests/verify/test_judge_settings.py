@@ -63,7 +63,7 @@ def test_without_an_endpoint_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch
         ("model", " "), ("model", 3), ("temperature", -1), ("temperature", "0"), ("max_tokens", 0),
         ("max_tokens", 1.5), ("timeout", 0), ("timeout", float("nan")), ("retries", -1), ("retries", True),
         ("concurrency", 0), ("votes", 0), ("price_input", -1), ("budget", -1), ("judges", {}),
-        ("judges", ["m"]), ("request", []), ("offline", "yes"), ("replies", ""), ("max_chars", 10),
+        ("judges", ["m"]), ("request", []), ("request", {"stream": True}), ("patience", 1e6), ("offline", "yes"), ("replies", ""), ("max_chars", 10),
     ],
 )  # fmt: skip
 def test_what_is_not_accepted_is_told(name: str, value: Any) -> None:
