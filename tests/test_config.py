@@ -184,6 +184,63 @@ def test_a_complaint_names_place_found_accepted_and_remedy(
     assert complaint_of(toml, text) == expected
 
 
+VERIFICATION = """
+[verification.options.math]
+fallback = "none"
+kinds = [1, [2.5, {deep = true}]]
+[verification.options."my.rewards:length"]
+target = 300
+[verification.schedule]
+kimi_length = [[0, 0], [200, 1.5]]
+"""
+
+
+def test_options_and_schedules_of_verifiers_are_kept(toml: Path) -> None:
+    found = loaded(toml, RL + VERIFICATION, "verification.options.math.fallback=sentence")
+    assert found.verification.options == {
+        "math": {"fallback": "sentence", "kinds": [1, [2.5, {"deep": True}]]},
+        "my.rewards:length": {"target": 300},
+    }
+    assert found.verification.schedule == {"kimi_length": ((0, 0.0), (200, 1.5))}
+    assert config.parse(tomllib.loads(config.dump(found))) == found
+
+
+POINTS = "a list of [policy_version, multiplier], versions rising, as [[0, 0.0], [400, 1.0]]"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "[verification.options]\nmath = 3",
+            "options: math: found 3; accepted: a table of keys and values",
+        ),
+        ("[verification]\noptions = 3", "options: found 3; accepted: a table for each name"),
+        (
+            "[verification.options.math]\nwhen = [2020-01-01]",
+            "options: math.when[0]: found 2020-01-01; accepted: text, a number, true or false, a list or a table",
+        ),
+        ("[verification.schedule]\nx = 3", f"schedule: x: found 3; accepted: {POINTS}"),
+        ("[verification.schedule]\nx = []", f"schedule: x: found []; accepted: {POINTS}"),
+        (
+            "[verification.schedule]\nx = [[0, 1], [0, 2]]",
+            f"schedule: x: found [[0, 1], [0, 2]]; accepted: {POINTS}",
+        ),
+        (
+            "[verification.schedule]\nx = [[0.5, 1]]",
+            f"schedule: x: found [[0.5, 1]]; accepted: {POINTS}",
+        ),
+        (
+            "[verification.schedule]\nx = [[0, nan]]",
+            f"schedule: x: found [[0, nan]]; accepted: {POINTS}",
+        ),
+    ],
+)
+def test_complaints_about_options_and_schedules(toml: Path, text: str, expected: str) -> None:
+    line = len((RL + text).splitlines()) - text.startswith("[verification.")
+    assert complaint_of(toml, RL + text) == f"run.toml:{line} verification.{expected}"
+
+
 def test_every_complaint_has_its_own_line(toml: Path) -> None:
     text = RL + "steps = 0\nstepz = 3\n"
     complaints = complaint_of(toml, text).splitlines()

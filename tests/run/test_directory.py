@@ -238,6 +238,23 @@ def test_a_change_that_matters_drops_rollouts_that_would_be_replayed(killed: Pat
     assert rows_of(killed, "events")[-2]["dropped_rollouts"] == [5, 6, 7]
 
 
+@pytest.mark.parametrize(
+    ("override", "kept"),
+    [
+        ("verification.deadline=9.0", True),
+        ("verification.num_workers=3", True),
+        ("verification.options={math={fallback='none'}}", False),
+        ("verification.schedule={math=[[0, 0.5]]}", False),
+    ],
+)
+def test_other_weights_or_options_drop_rollouts_that_would_be_replayed(
+    killed: Path, override: str, kept: bool
+) -> None:
+    with Run.resume(killed, overrides=[override], quiet=True) as run:
+        run.attach(learner=FakeLearner())
+        assert (run.recorded(run.step + 1) is not None) == kept
+
+
 def test_another_thread_count_is_a_warning(
     killed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -374,3 +391,13 @@ def test_extra_metrics_join_the_row(tmp_path: Path) -> None:
     with Run.create(make_config(tmp_path), quiet=True) as run:
         row = run.finish_step(FakeUpdate(), {"batch/refills": 2.0})
     assert row["batch/refills"] == 2.0 and rows_of(run.folder, "metrics")[0]["batch/refills"] == 2.0
+
+
+def test_metrics_of_others_join_every_row(tmp_path: Path) -> None:
+    learner = FakeLearner()
+    with Run.create(make_config(tmp_path), quiet=True) as run:
+        counts = iter(range(9))
+        run.add_metrics(lambda: {"verify/math/count": float(next(counts))})
+        run.attach(learner=learner)
+        take_steps(run, learner, 2)
+    assert [row["verify/math/count"] for row in rows_of(run.folder, "metrics")] == [0.0, 1.0]

@@ -42,6 +42,17 @@ def test_only_verifiers_known_to_both_can_have_changed() -> None:
     ]
 
 
+@pytest.mark.parametrize("key", ["options", "checkpoint"])
+def test_other_options_make_another_verifier(key: str) -> None:
+    plain = {"version": 1, "hash": "x"}
+    told = {**plain, key: "0123456789abcdef"}
+    assert find_changed_verifiers({"a": told}, {"a": told}) == []
+    assert find_changed_verifiers({"a": plain}, {"a": told}) == [
+        f"a: version 1 (x) before, version 1 (x, {key} 0123456789ab) now"
+    ]
+    assert find_changed_verifiers({"a": told}, {"a": plain}) != []
+
+
 def test_git_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert git_state(tmp_path) is None

@@ -268,7 +268,8 @@ def test_weights(service: VerifierService) -> None:
 
 
 @pytest.mark.parametrize(
-    "expression", ["mth", "absent_module:f", "planted_rewards:absent", "planted_death:f", "math@999"]
+    "expression",
+    ["mth", "absent_module:f", "planted_rewards:absent", "planted_death:f", "math@999"],
 )
 def test_an_expression_that_cannot_be_used(service: VerifierService, expression: str) -> None:
     with pytest.raises(VerifierError) as caught:
