@@ -12,6 +12,7 @@ from typing import Any, cast
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.base import Field, Part, Verifier, answer_text
+from assay.verify.instruction_errors import KNOWN_ERRORS
 from assay.verify.instruction_rules import RULES, Instruction, read_instruction
 
 MODES = ("strict", "loose")
@@ -148,6 +149,7 @@ INSTRUCTIONS = Verifier(
     ),
     accepts="any text; only what stands outside the think block counts",
     partial_credit="credit = fraction: the share of instructions that are followed",
+    known_errors=KNOWN_ERRORS,
     text_only=True,
     cached=True,
     modules=(
