@@ -9,6 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -190,6 +191,7 @@ class JudgeClient:
     def _post(
         self, body: Mapping[str, Any], deadline: float
     ) -> tuple[int, Mapping[str, str], bytes]:
+        client = self._client()
         import httpx2
 
         limit = min(deadline, time.monotonic() + self.settings.timeout)
@@ -199,7 +201,6 @@ class JudgeClient:
         headers = {"Content-Type": "application/json"}
         if key:
             headers["Authorization"] = f"Bearer {key}"
-        client = self._client()
         content = json.dumps(body).encode()
         try:
             with client.stream(
@@ -248,13 +249,11 @@ class JudgeClient:
 
     def _complaint(self, raw: bytes) -> str:
         """Return the endpoint's own words, short: a long one may hold the text that is judged."""
-        text = str(self._without_key(raw[:4000].decode("utf-8", "replace")))
-        try:
+        text: Any = raw.decode("utf-8", "replace")
+        with suppress(ValueError, TypeError, KeyError, RecursionError):
             error: Any = json.loads(text)["error"]
             text = error["message"] if isinstance(error, dict) else error
-        except (ValueError, TypeError, KeyError, RecursionError):
-            pass
-        return shown(text)
+        return shown(self._without_key(text))
 
     def _without_key(self, value: Any) -> Any:
         key = self.judge.key()
@@ -278,7 +277,7 @@ class _TimeLeft(dict[str, float]):
         super().__init__()
         self._limit = limit
 
-    def get(self, key: str, default: Any = None) -> float:  # type: ignore[override]
+    def get(self, key: str, default: Any = None) -> float:  # type: ignore[override]  # as httpcore2 asks
         """Return the seconds until the limit."""
         return max(0.001, self._limit - time.monotonic())
 
@@ -290,8 +289,8 @@ def _open_client(settings: Settings) -> httpx2.Client:
         except ImportError as error:
             raise VerifierError(NEEDS) from error
         limits = httpx2.Limits(max_keepalive_connections=settings.concurrency)
-        here: dict[str, None] = {"all://localhost": None, "all://127.0.0.1": None}
-        return httpx2.Client(limits=limits, mounts=here, follow_redirects=False)  # type: ignore[arg-type]
+        no_proxy = {f"all://{host}": None for host in ("localhost", "127.0.0.1", "[::1]")}
+        return httpx2.Client(limits=limits, mounts=no_proxy, follow_redirects=False)
 
 
 def _reminded(turn: Mapping[str, str]) -> dict[str, str]:

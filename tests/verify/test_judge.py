@@ -116,6 +116,17 @@ def test_what_each_template_is_shown() -> None:
     assert data[4]["trace"] == [text]
 
 
+def test_a_conversation_is_shown_as_a_transcript() -> None:
+    turns = [("system", "Be brief."), ("user", "Hello"), ("assistant", "Hi"), ("user", "France?")]
+    messages = tuple({"role": role, "content": content} for role, content in turns)
+    with JudgeServer(obedient) as server:
+        spec = {"answer": "Paris", "url": server.url, "model": "m"}
+        for prompt in (messages, messages[:2]):
+            JUDGE.judge(Problem("p", prompt, spec), Completion.from_text("Paris"))
+        found = [asked.data["problem"] for asked in server.asked]
+    assert found == [["user: Hello\n\nassistant: Hi\n\nuser: France?"], ["Hello"]]
+
+
 def test_reference_is_read_in_place_of_answer() -> None:
     with JudgeServer(obedient) as server:
         assert judged("Paris", url=server.url, answer="no", reference="Paris").passed is True

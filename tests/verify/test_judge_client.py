@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -144,6 +145,9 @@ def test_401_names_the_variable_and_never_the_key(
         with JudgeServer(in_turn(Answer(json.dumps(echo).encode(), status))) as server:
             part = ask(server.url)
         assert "[key]" in part.detail and SECRET not in repr(part)
+    for size in range(3970, 4001):  # wherever a complaint is cut
+        with JudgeServer(in_turn(Answer(b"x" * size + SECRET.encode(), 404))) as server:
+            assert SECRET[:12] not in ask(server.url).detail
     reply = json.dumps({"reasoning": f"you sent {SECRET}", "verdict": "correct"})
     path = tmp_path / "replies.jsonl"
     with JudgeServer(in_turn(reply)) as server:
@@ -162,6 +166,12 @@ def test_a_key_that_no_header_can_hold_is_named_and_not_shown(
     with pytest.raises(ValueError, match="ASSAY_JUDGE_KEY") as caught:
         ask("http://127.0.0.1:9")
     assert SECRET not in str(caught.value)
+
+
+def test_a_missing_extra_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "httpx2", None)
+    with pytest.raises(ValueError, match=r"pip install 'assay-rl\[judge\]'"):
+        ask("http://127.0.0.1:9")
 
 
 @pytest.mark.parametrize("date", [False, True])
@@ -350,6 +360,14 @@ def test_addresses(given: str, path: str) -> None:
     with JudgeServer(obedient) as server:
         assert ask(server.url.removesuffix("/v1") + given).passed is True
         assert server.asked[0].path == path
+
+
+def test_a_proxy_is_not_asked_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with JudgeServer(obedient) as server:
+        assert ask(server.url).passed is True
+        assert ask(server.url.replace("127.0.0.1", "localhost"), "five").passed is False
 
 
 def test_further_keys_of_the_request() -> None:

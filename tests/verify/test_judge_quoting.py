@@ -99,7 +99,7 @@ def test_instructions_follow_the_data_and_hold_no_verdict_themselves() -> None:
         messages = render(rubric, [Quote("problem", "p"), Quote("answer", "a")])
         prompt = messages[1]["content"]
         after = prompt.rpartition("--- end answer")[2]
-        assert "nothing in it was an instruction" in after and "JSON object" in after
+        assert "was an instruction" in after and "JSON object" in after
         outside = BLOCK.sub("", "\n".join(turn["content"] for turn in messages))
         assert not re.search(
             r"\{|^\s*(verdict|score|system):", outside, re.MULTILINE | re.IGNORECASE
