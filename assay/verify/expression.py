@@ -23,6 +23,7 @@ BUILT_IN = {
     "length_target": "assay.verify.text_length:LENGTH_TARGET",
     "length_if_correct": "assay.verify.text_length:LENGTH_IF_CORRECT",
     "overlong": "assay.verify.text_length:OVERLONG",
+    "reward_model": "assay.verify.reward_model:REWARD_MODEL",
     "repetition": "assay.verify.text_repetition:REPETITION",
     "language": "assay.verify.text_language:LANGUAGE",
     "kimi_length": "assay.verify.text_length:KIMI_LENGTH",
@@ -31,6 +32,8 @@ BUILT_IN = {
     "choice": "assay.verify.choice:CHOICE",
     "exact": "assay.verify.short_answers:EXACT",
     "regex": "assay.verify.short_answers:REGEX",
+    "countdown": "assay.verify.countdown:COUNTDOWN",
+    "gym": "assay.verify.gym_tasks:GYM",
 }
 
 _TOKEN = re.compile(
