@@ -20,9 +20,10 @@ from assay.verify.judge_replies import (
     read_body,
     read_choice,
     read_score,
+    read_verdict,
     reasoning_of,
 )
-from assay.verify.judge_rubrics import CHOICES, PAIR_CHOICES, Rubric, render
+from assay.verify.judge_rubrics import PAIR_CHOICES, Rubric, render
 from assay.verify.judge_settings import Judge, Settings, read_settings
 from assay.verify.judge_store import JudgeStore, reply_key
 
@@ -53,8 +54,9 @@ class Panel:
 
     def verdicts(self, rubric: Rubric, quotes: Sequence[Quote]) -> list[Vote[str]]:
         """Return every vote on a rubric of verdicts, or of pairs, in the order of the judges."""
-        choices = CHOICES if rubric.kind == "verdict" else PAIR_CHOICES
-        return self._votes(rubric, quotes, lambda text: read_choice(text, choices))
+        if rubric.kind == "verdict":
+            return self._votes(rubric, quotes, read_verdict)
+        return self._votes(rubric, quotes, lambda text: read_choice(text, PAIR_CHOICES))
 
     def scores(self, rubric: Rubric, quotes: Sequence[Quote]) -> list[Vote[float]]:
         """Return every vote on a rubric of scores, in the units of its scale."""

@@ -150,6 +150,21 @@ def _no_number(name: str) -> None:
     """Read NaN and the infinities as nothing."""
 
 
+def read_verdict(text: str) -> str:
+    """Return ``correct`` or ``incorrect``; raises JudgeTrouble.
+
+    Says it: ``verdict`` with one of the two words. Where that key is missing, as judges that were
+    trained on another form have it: ``correct``, true or false, or ``score``, 1 or 0.
+    """
+    found = _object(text)
+    if "verdict" in found:
+        return read_choice(text, ("correct", "incorrect"))
+    value: Any = found.get("correct", found.get("score"))
+    if isinstance(value, bool) is ("correct" in found) and value in (0, 1):
+        return "correct" if value else "incorrect"
+    raise JudgeTrouble("error", f"the judge's reply holds no verdict: {shown(text)}")
+
+
 def read_choice(text: str, choices: tuple[str, ...]) -> str:
     """Return the ``verdict`` of a reply, one of ``choices``, whatever its case; raises JudgeTrouble."""
     value = _object(text).get("verdict")

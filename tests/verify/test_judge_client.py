@@ -145,7 +145,7 @@ def test_401_names_the_variable_and_never_the_key(
         with JudgeServer(in_turn(Answer(json.dumps(echo).encode(), status))) as server:
             part = ask(server.url)
         assert "[key]" in part.detail and SECRET not in repr(part)
-    for size in range(3970, 4001):  # wherever a complaint is cut
+    for size in range(3970, 4001, 5):  # wherever a complaint is cut
         with JudgeServer(in_turn(Answer(b"x" * size + SECRET.encode(), 404))) as server:
             assert SECRET[:12] not in ask(server.url).detail
     reply = json.dumps({"reasoning": f"you sent {SECRET}", "verdict": "correct"})

@@ -14,8 +14,8 @@ from assay.verify.judge_replies import (
     JudgeTrouble,
     last_object,
     read_body,
-    read_choice,
     read_score,
+    read_verdict,
     shown,
 )
 
@@ -76,18 +76,28 @@ def test_no_reply_takes_long_to_read(text: str) -> None:
 
 def test_a_whole_object_is_read_however_many_braces_it_quotes() -> None:
     body = {"reasoning": '{"verdict": "incorrect"} ' * (2 * MAX_TRIES), "verdict": "correct"}
-    assert read_choice(json.dumps(body), ("correct", "incorrect")) == "correct"
+    assert read_verdict(json.dumps(body)) == "correct"
+
+
+@pytest.mark.parametrize("word", ["correct", "incorrect"])
+def test_verdicts_of_other_forms(word: str) -> None:
+    right = word == "correct"
+    for body in ({"verdict": word.upper()}, {"correct": right}, {"score": int(right)},
+                 {"score": float(right)}, {"verdict": word, "score": int(not right)}):  # fmt: skip
+        assert read_verdict(json.dumps(body)) == word
 
 
 @pytest.mark.parametrize(
     "text",
     ["", "correct", '"correct"', '["correct"]', '{"Verdict": "correct"}', '{"verdict": ["correct"]}',
      '{"verdict": "correct!"}', '{"verdict": "not correct"}', '{"verdict": null}',
-     '{"verdict": "correct", "verdict": "correct"}', '{"verdict": "correct"', '{"score": 1}'],
+     '{"verdict": "correct", "verdict": "correct"}', '{"verdict": "correct"', '{"score": true}',
+     '{"correct": 1}', '{"correct": "yes"}', '{"score": 0.5}', '{"score": 2}', '{"correct": null}',
+     '{"verdict": "so so", "score": 1}', '{"score": "1"}', '{"score": [1]}', "{}"],
 )  # fmt: skip
 def test_what_is_no_verdict(text: str) -> None:
     with pytest.raises(JudgeTrouble) as caught:
-        read_choice(text, ("correct", "incorrect"))
+        read_verdict(text)
     assert caught.value.reason == "error" and caught.value.retry
 
 
