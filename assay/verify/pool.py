@@ -25,6 +25,7 @@ from assay.verify.remains import Remains, clear
 START_DEADLINE = 120.0  # seconds for a fresh interpreter, or for a heavy import inside a worker
 CONFIRMATION = 0.25  # seconds between finding a worker overdue and killing it
 MAX_FAILED_STARTS = 3
+STALE = 1.0  # seconds that a worker may take for work that nobody waits for
 UNITS_AHEAD = 24  # units given to a worker beyond the one it works on, so that it never waits
 
 NONSENSE = (ValueError, TypeError, IndexError, KeyError, AttributeError)  # a reply of another form
@@ -49,6 +50,7 @@ class Task:
     on_failure: Callable[[Unit, NotJudgedReason, str, float], None]
     seconds: tuple[float | None, ...] = ()
     blob: bytes | None = None
+    cancelled: bool = False
     id: int = 0
     answered: int = 0
 
@@ -128,9 +130,13 @@ class Pool:
         self._dispatch()
 
     def cancel(self, tasks: Sequence[Task]) -> None:
-        """Forget tasks that no worker has yet; the others' replies are for their owner to ignore."""
-        gone = set(map(id, tasks))
-        self._queue = deque(task for task in self._queue if id(task) not in gone)
+        """Forget tasks that no worker has yet; the others' replies are for their owner to ignore.
+
+        A worker that is slow with one of them is replaced (see `_check_clock`).
+        """
+        for task in tasks:
+            task.cancelled = True
+        self._queue = deque(task for task in self._queue if not task.cancelled)
 
     def pump(self, timeout: float, waker: int | None = None) -> None:
         """Read replies and write requests, waiting at most ``timeout`` seconds, then look at the clock.
@@ -317,12 +323,22 @@ class Pool:
         now = time.monotonic()
         for worker in list(self.workers):
             seconds = now - worker.since
-            if seconds <= self._allowance(worker):
+            if worker.ready and seconds > STALE and worker.tasks and _is_stale(worker):
+                self._replace(worker)
+            elif seconds <= self._allowance(worker):
                 worker.overdue = None
             elif worker.overdue is None:
                 worker.overdue = now
             elif now - worker.overdue >= CONFIRMATION:
                 self._lose(worker, "timeout", f"killed after {seconds:.1f} s")
+
+    def _replace(self, worker: WorkerProcess) -> None:
+        """Start another in the place of a worker that is busy with what nobody waits for."""
+        self.workers.remove(worker)
+        worker.kill()
+        clear([worker.remains])
+        self._queue.extendleft(reversed([task for task in worker.tasks if not task.cancelled]))
+        self._start()
 
     def _lose(
         self, worker: WorkerProcess, reason: NotJudgedReason, detail: str, died: bool = False
@@ -367,6 +383,10 @@ class Pool:
         name = culprit[0].names[culprit[1][0]] if culprit else ""
         kind = "worker_killed" if reason == "timeout" else "worker_died"
         self.on_event(kind, verifier=name, detail=detail, seconds=round(seconds, 3))
+
+
+def _is_stale(worker: WorkerProcess) -> bool:
+    return not worker.loading and worker.tasks[0].cancelled
 
 
 def _request(kind: str, task: int, names: Any, units: Any, blob: bytes) -> bytes:

@@ -334,6 +334,20 @@ def test_a_cancelled_call_leaves_nothing_under_way(villains: str) -> None:
         )  # what a worker had is finished, the other 45 s are not
 
 
+def test_a_worker_that_hangs_in_cancelled_work_is_replaced(villains: str) -> None:
+    async def give_up() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(service.judge_async([group_of(["hang"] * 8)]), 0.2)
+
+    with VerifierService(villains, num_workers=1, deadline=20) as service:
+        judge(service, ["warm"])
+        asyncio.run(give_up())
+        started = time.monotonic()
+        assert judge(service, ["a"])[0].correct
+        assert time.monotonic() - started < 8
+        assert service.stats["kills"] == service.stats["deaths"] == 0
+
+
 def test_an_error_of_a_stream_reaches_the_coroutine(villains: str) -> None:
     def arrivals() -> Iterator[tuple[int, Group]]:
         yield 0, group_of(["a"])
