@@ -30,6 +30,19 @@ Overrides = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key, as rl.steps=20. Repeatable."),
 ]
 
+VerifierOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="NAME.KEY=VALUE", help="A verifier's option, as judge.url=... Repeatable."
+    ),
+]
+Unsafe = Annotated[
+    bool,
+    typer.Option(
+        "--unsafe-no-sandbox", help="Run programs without isolation where none can be had."
+    ),
+]
+
 
 @app.command()
 def train(
@@ -171,9 +184,12 @@ def verify(
     self_test: Annotated[
         bool, typer.Option(help="Measure the verifiers on their labelled sets.")
     ] = False,
+    overrides: VerifierOptions = None,
+    unsafe_no_sandbox: Unsafe = False,
     as_json: Json = False,
 ) -> None:
     """Judge the completions in a JSONL file: one verdict a row, in order."""
+    options = _options(overrides, unsafe_no_sandbox)
     if [file is not None, rescore is not None, self_test].count(True) != 1:
         raise UserError("assay verify: give one of FILE, --rescore RUN and --self-test")
     say = _say_progress if sys.stderr.isatty() else None
@@ -186,7 +202,7 @@ def verify(
         _print(result, as_json)
         return
     if self_test:
-        raise typer.Exit(_self_test(verifier, workers, deadline, as_json))
+        raise typer.Exit(_self_test(verifier, workers, deadline, options, as_json))
     assert file is not None
     from assay.verify import batch
 
@@ -196,6 +212,7 @@ def verify(
         out=out,
         num_workers=workers,
         deadline=deadline,
+        options=options,
         say=say if out is not None else None,
     )
     facts = (f"{key.replace('_', ' ')} {value}" for key, value in summary.items() if value)
@@ -203,13 +220,16 @@ def verify(
     print(text, file=sys.stdout if as_json and out is not None else sys.stderr)
 
 
-def _self_test(verifier: str | None, workers: int | None, deadline: float, as_json: bool) -> int:
+def _self_test(
+    verifier: str | None, workers: int | None, deadline: float, options: Any, as_json: bool
+) -> int:
     """Print how each verifier does on its labelled set; 1 where one gives a wrong verdict."""
     from assay.verify import selftest
 
     names = None if verifier is None else [verifier]
     num_wrong = 0
-    for result in selftest.self_test(names, num_workers=workers, deadline=deadline):
+    settings: dict[str, Any] = {"num_workers": workers, "deadline": deadline, "options": options}
+    for result in selftest.self_test(names, **settings):
         print(json.dumps(result.as_dict()) if as_json else result, flush=True)
         num_wrong += len(result.wrong)
     return 1 if num_wrong else 0
@@ -229,6 +249,8 @@ def redteam(
     ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Worker processes.")] = None,
     deadline: Annotated[float, typer.Option(min=0.001, help="Seconds a completion.")] = 10.0,
+    overrides: VerifierOptions = None,
+    unsafe_no_sandbox: Unsafe = False,
     as_json: Json = False,
 ) -> None:
     """Try known reward hacks on a verifier; exit 1 where it pays for one."""
@@ -236,10 +258,12 @@ def redteam(
 
     if verifier is None and (problems or suite):
         raise UserError("assay redteam: --problems and --suite need --verifier")
+    settings: dict[str, Any] = {"num_workers": workers, "deadline": deadline}
+    settings["options"] = _options(overrides, unsafe_no_sandbox)
     results = (
-        red.red_team_all(num_workers=workers, deadline=deadline)
+        red.red_team_all(**settings)
         if verifier is None
-        else [red.red_team(verifier, problems, suite=suite, num_workers=workers, deadline=deadline)]
+        else [red.red_team(verifier, problems, suite=suite, **settings)]
     )
     held = True
     for result in results:
@@ -282,6 +306,16 @@ def doctor(as_json: Json = False) -> None:
     from assay import doctor as clinic
 
     raise typer.Exit(clinic.report(as_json=as_json))
+
+
+def _options(overrides: list[str] | None, unsafe_no_sandbox: bool) -> dict[str, dict[str, Any]]:
+    """Return the options of verifiers that ``--set NAME.KEY=VALUE`` gives, as a run's file would."""
+    from assay import config
+
+    changes = [*(overrides or []), *(["code.unsafe_no_sandbox=true"] if unsafe_no_sandbox else [])]
+    tree = {"model": {"path": "none"}, "data": {"train": ["none"]}, "rl": {}}
+    prefixed = [f"verification.options.{change}" for change in changes]
+    return config.build(tree, prefixed).verification.options
 
 
 def _say_progress(text: str) -> None:

@@ -156,6 +156,8 @@ def open_service(
         verifier or config.data.verifier,
         num_workers=num_workers or config.verification.num_workers,
         deadline=deadline or config.verification.deadline,
+        options=config.verification.options,
+        schedule=config.verification.schedule,
     )
 
 

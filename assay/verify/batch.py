@@ -21,7 +21,7 @@ from assay.data.rows import complaint, read_problem, shown
 from assay.data.sources import JsonLines, open_source
 from assay.errors import DataError, message
 from assay.types import Completion, Problem, ThinkFormat, ThinkMode, Verdict
-from assay.verify.service import VerifierService
+from assay.verify.service import Options, VerifierService
 
 
 def judge_file(
@@ -30,6 +30,7 @@ def judge_file(
     *,
     num_workers: int | None = None,
     deadline: float = 5.0,
+    options: Options | None = None,
     service: VerifierService | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield one verdict a row, in order.
@@ -40,7 +41,9 @@ def judge_file(
     """
     with ExitStack() as stack:
         if service is None:
-            service = VerifierService(verifier, num_workers=num_workers, deadline=deadline)
+            service = VerifierService(
+                verifier, num_workers=num_workers, deadline=deadline, options=options
+            )
             stack.enter_context(service)
         service.check([verifier])
         reader = _Reader(Path(path), verifier, service)
@@ -57,6 +60,7 @@ def verify_file(
     out: Path | str | None = None,
     num_workers: int | None = None,
     deadline: float = 5.0,
+    options: Options | None = None,
     say: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Judge a file into ``out``, or to standard output, and return how many rows passed and failed."""
@@ -67,7 +71,8 @@ def verify_file(
     said = started
     with ExitStack() as stack:
         file = sys.stdout if target is None else stack.enter_context(_open_target(target))
-        for row in judge_file(path, verifier, num_workers=num_workers, deadline=deadline):
+        settings: dict[str, Any] = {"num_workers": num_workers, "deadline": deadline}
+        for row in judge_file(path, verifier, options=options, **settings):
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
             counts[row["status"]] += 1
             if row["reason"]:

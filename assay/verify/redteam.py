@@ -20,7 +20,7 @@ from assay.errors import DataError, VerifierError, message
 from assay.types import Completion, Problem, ThinkFormat, ThinkMode, Verdict
 from assay.verify.base import resolve
 from assay.verify.expression import BUILT_IN, parse_expression
-from assay.verify.service import VerifierService
+from assay.verify.service import Options, VerifierService
 
 SHOWN_TEXT = 400
 SHOWN_FINDINGS = 2  # of each attack, for people
@@ -150,7 +150,7 @@ def red_team(
     suite: str | None = None,
     num_workers: int | None = None,
     deadline: float = 10.0,
-    options: Mapping[str, Mapping[str, Any]] | None = None,
+    options: Options | None = None,
     service: VerifierService | None = None,
 ) -> RedTeamResult:
     """Judge a suite's attacks and controls by a verifier, a built-in one or a user's own.
@@ -165,7 +165,9 @@ def red_team(
     with ExitStack() as stack:
         if service is None:
             service = stack.enter_context(
-                VerifierService(verifier, num_workers=num_workers, deadline=deadline)
+                VerifierService(
+                    verifier, num_workers=num_workers, deadline=deadline, options=options
+                )
             )
         service.check([verifier])
         cases = list(all_cases(chosen, problems, verifier))

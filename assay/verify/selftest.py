@@ -21,7 +21,7 @@ from assay.errors import VerifierError
 from assay.types import Completion, Problem
 from assay.verify.batch import read_row
 from assay.verify.expression import BUILT_IN, parse_expression
-from assay.verify.service import VerifierService
+from assay.verify.service import Options, VerifierService
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +95,11 @@ def self_test(
     service: VerifierService | None = None,
     num_workers: int | None = None,
     deadline: float = 10.0,
+    options: Options | None = None,
 ) -> Iterator[SelfTest]:
     """Measure each named verifier (None: all) on the whole of its labelled set.
 
-    Raises VerifierError for a name that has no set.
+    options: as the service has them; labels are those of the defaults. Raises VerifierError for a name that has no set.
     """
     for name in names or ():
         if name not in labelled_names():
@@ -108,7 +109,7 @@ def self_test(
     with ExitStack() as stack:
         if service is None:
             service = stack.enter_context(
-                VerifierService(num_workers=num_workers, deadline=deadline)
+                VerifierService(num_workers=num_workers, deadline=deadline, options=options)
             )
         for name in names or labelled_names():
             yield measure(service, name, list(labelled_rows(name)))
