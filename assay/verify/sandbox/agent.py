@@ -11,8 +11,10 @@ names of its own, so that a submission that replaces `len` breaks itself and not
 
 from __future__ import annotations
 
+import ast
 import atexit
 import builtins
+import contextlib
 import os
 import random
 import sys
@@ -50,6 +52,7 @@ class Agent:
         self.numbers: dict[int, int] = {}
         self.namespace: dict[str, Any] = {}
         self.origin = 0
+        self.asks = False
         self.nonce = b""
         self.asking = threading.Lock()
 
@@ -88,7 +91,9 @@ class Agent:
             self.objects[number] = value  # kept alive: its address stays its own
             self.numbers[id(value)] = number
         kind = "object"
-        if isinstance(value, type):
+        if type in type.__dict__["__mro__"].__get__(
+            type(value)
+        ):  # not isinstance: __class__ may lie
             kind = "class"
         elif type(value) in FUNCTIONS:
             kind = "function"
@@ -118,10 +123,8 @@ class Agent:
                 self.send(*reply)
             except values.Unsupported as error:
                 self.send("unsupported", f"{error}")
-            except (MemoryError, RecursionError) as error:
+            except BaseException as error:  # raised by an iterator of the submission, when walked
                 self.send(*failure(error))
-            except BaseException as error:  # a value's own methods
-                self.send("unsupported", words(error))
 
     def do_run(self, settings: dict[str, Any], source: str) -> tuple[Any, ...]:
         """Execute a script as ``__main__``, to the end of its threads and exit functions."""
@@ -155,6 +158,7 @@ class Agent:
         module = fresh_module("submission")
         sys.modules["submission"] = module
         self.namespace = module.__dict__
+        self.asks = asks
         if asks:
             builtins.call_out = self.call_out  # type: ignore[attr-defined]
         exec(code, self.namespace)
@@ -197,6 +201,8 @@ class Agent:
         self, name: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Ask the parent to call ``name``; block until it answers. Its error is raised here."""
+        if not self.asks:
+            raise RemoteError("an object of another process, which cannot be used here")
         with self.asking:
             flush()
             self.send("out", name, tuple(args), dict(kwargs or {}))
@@ -278,6 +284,9 @@ def raise_like(name: str, text: str) -> None:
     """Raise the built-in exception called ``name``; another one is a `RemoteError`."""
     kind = values.EXCEPTIONS.get(name)
     _, _, rest = text.partition(": ")
+    if name == "KeyError":  # its text is the repr of the key
+        with contextlib.suppress(ValueError, SyntaxError):
+            rest = ast.literal_eval(rest)
     if kind is not None and issubclass(kind, Exception):
         try:
             error = kind(rest)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,7 @@ class Sandbox:
         if sys.platform != "linux":
             raise SandboxUnavailable(message("sandbox", sys.platform, "Linux"))
         self.broken = False
+        self.zygote: subprocess.Popen[bytes] | None = None
         self.unsafe, self.preload = unsafe, preload
         self._start()
         self._probe()
@@ -103,32 +105,36 @@ class Sandbox:
         settings = {
             "control": theirs.fileno(),
             "preload": self.preload,
+            "path": _package_folders(self.preload),
             "unsafe": self.unsafe,
             "parent": os.getpid(),
             "uid": os.geteuid(),
             "with_thread": threading.current_thread() is threading.main_thread(),
             "file_bytes": FILE_BYTES,
         }
-        program = str(Path(__file__).with_name("zygote.py"))
-        options = ["-I", "-S", "-X", "utf8", "-W", "ignore"]
-        self.zygote = subprocess.Popen(
-            [sys.executable, *options, program, json.dumps(settings)],
-            pass_fds=(theirs.fileno(),),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env=ENVIRONMENT,
-            cwd="/",
-        )
-        theirs.close()
-        self.control.settimeout(START_SECONDS)
         try:
+            with theirs:
+                self.zygote = self._spawn(settings)
+            self.control.settimeout(START_SECONDS)
             while (reply := self._reply()) == "map":
                 self.control.send(_map_users(self.zygote.pid).encode())
             self.facts = json.loads(reply.removeprefix("facts "))
         except (OSError, SandboxTrouble, ValueError) as error:
             self.close()
             raise SandboxUnavailable(message("sandbox", error, ACCEPTED, REMEDY)) from None
+
+    def _spawn(self, settings: dict[str, Any]) -> subprocess.Popen[bytes]:
+        program = str(Path(__file__).with_name("zygote.py"))
+        options = ["-I", "-S", "-X", "utf8", "-W", "ignore"]
+        return subprocess.Popen(
+            [sys.executable, *options, program, json.dumps(settings)],
+            pass_fds=(settings["control"],),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=ENVIRONMENT,
+            cwd="/",
+        )
 
     def _probe(self) -> None:
         """Try the walls from inside, once in the life of this process."""
@@ -150,6 +156,8 @@ class Sandbox:
     def close(self) -> None:
         """End the zygote and everything forked from it."""
         self.control.close()  # it reads the end of its socket, and its namespace ends with it
+        if self.zygote is None:
+            return
         try:
             self.zygote.wait(CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -252,8 +260,12 @@ class Sandbox:
         return reply
 
     def _last_words(self) -> str:
-        self.zygote.kill()
-        _, errors = self.zygote.communicate()
+        assert self.zygote is not None
+        try:
+            _, errors = self.zygote.communicate(timeout=2.0)
+        except subprocess.TimeoutExpired:
+            self.zygote.kill()
+            _, errors = self.zygote.communicate()
         lines = errors.decode("utf-8", "replace").strip().splitlines()
         return lines[-1] if lines else "its process ended"
 
@@ -273,6 +285,15 @@ def sandbox_report() -> list[tuple[str, bool, str]]:
     text = f"start {before - started:.2f} s, a program {1000 * (now - before):.1f} ms"
     rows = [("sandbox", works, f"{facts.pop('mode')}; {text}")]
     return rows + [(f"sandbox {name}", True, f"{value}") for name, value in facts.items()]
+
+
+def _package_folders(names: Sequence[str]) -> list[str]:
+    """Where modules that are not of the standard library are found, if one is to be loaded."""
+    if all(name.partition(".")[0] in sys.stdlib_module_names for name in names):
+        return []
+    return [
+        path for path in sys.path if path and Path(path).name in ("site-packages", "dist-packages")
+    ]
 
 
 def _map_users(pid: int) -> str:

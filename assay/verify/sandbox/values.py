@@ -9,12 +9,12 @@ keys of equal hash. The zygote loads these files without the package: standard l
                   deque Counter OrderedDict defaultdict Decimal Fraction date time datetime timedelta Ellipsis
     by name       built-in types and exceptions, the collections above
     subclasses    of the above, made by the submission: the plain base value; a namedtuple is a `Record`: a
-                  tuple that also has its fields and its type's name; an Enum's member is a `Handle`
+                  tuple that also has its fields and its type's name
     views         dict keys, values and items arrive as such
     iterators     generators, map, zip, itertools ...: consumed up to `MAX_ITEMS` into an `Iterator`
     all else      functions, classes, objects of classes of the submission: an opaque `Handle`
 
-One object in two places arrives as two equal ones. A range may be longer than any list: do not walk it.
+One object in two places arrives as two equal ones; a datetime's `fold` is lost. A range may be longer than any list: do not walk it.
 """
 
 from __future__ import annotations

@@ -114,6 +114,7 @@ def main() -> None:
     isolation.separate()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker decides
     add_site_names()
+    sys.path += settings["path"]
     for name in settings["preload"]:
         importlib.import_module(name)
     for name in LIBRARIES:

@@ -1,0 +1,455 @@
+"""Sessions: values both ways, handles, limits of each call, questions to the parent, forged replies."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from assay.verify.base import Limits
+from assay.verify.sandbox import (
+    Answer,
+    Forwarded,
+    Handle,
+    Iterator,
+    Record,
+    Sandbox,
+    SandboxTrouble,
+    SubmissionError,
+    forward_to,
+)
+
+MODULE = """
+import math
+from collections import Counter, namedtuple
+Point = namedtuple("Point", "x y")
+LIMIT = 3
+def add(a, b=1): return a + b
+def grow(xs, extra=()):
+    xs.append(len(xs)); xs.extend(extra)
+    return None
+def same(x): return x
+def boom(): raise ValueError("no")
+def squares(n): return (i * i for i in range(n))
+def point(): return Point(1, 2)
+def adder(n): return lambda x: x + n
+def apply(f, x): return f(x)
+def kinds(x): return type(x).__name__, [type(i).__name__ for i in x]
+class Stack:
+    size = property(lambda self: len(self.items))
+    def __init__(self, *items): self.items = list(items)
+    def push(self, x): self.items.append(x); return self
+    def __len__(self): return len(self.items)
+    def __getitem__(self, i): return self.items[i]
+    def __eq__(self, other): return isinstance(other, Stack) and self.items == other.items
+    def __iter__(self): return iter(self.items)
+    def __contains__(self, x): return x in self.items
+def total(stack): return sum(stack.items)
+print("loaded")
+"""
+
+
+def test_a_module_is_called_with_plain_data(sandbox: Sandbox, limits: Limits) -> None:
+    with sandbox.load(MODULE, limits) as session:
+        assert (session.loaded.status, session.loaded.stdout) == ("ok", "loaded\n")
+        assert session.call("add", (2,)).value == 3
+        assert session.call("add", (2,), {"b": 40}).value == 42
+        assert session.call("same", (True,)).value is True
+        assert type(session.call("same", (1.0,)).value) is float
+        grown = session.call("grow", ([5],), {"extra": [7]})
+        assert grown.value is None and grown.args_after == ([5, 1, 7],)
+        assert grown.kwargs_after == {"extra": [7]}
+        assert session.call("add", (2,)).args_after is None
+        failed = session.call("boom")
+        assert (failed.status, failed.error_type, failed.error) == (
+            "exception",
+            "ValueError",
+            "ValueError: no",
+        )
+        assert failed.alive
+        assert session.call("missing").error_type == "NameError"
+        assert session.call("add").error_type == "TypeError"
+        assert session.call("squares", (3,)).value == Iterator("generator", [0, 1, 4], True)
+        point = session.call("point").value
+        assert type(point) is Record and point == (1, 2) and point.y == 2
+        assert session.get("LIMIT").value == 3
+        assert session.call("same", (session.call("point").value,)).value == (1, 2)
+
+
+def test_names_and_kinds(sandbox: Sandbox, limits: Limits) -> None:
+    with sandbox.load(MODULE, limits) as session:
+        names = session.names()
+    assert (names["add"], names["Stack"], names["LIMIT"], names["math"], names["Counter"]) == (
+        "function",
+        "class",
+        "value",
+        "module",
+        "imported",
+    )
+
+
+def test_handles_can_be_passed_back(sandbox: Sandbox, limits: Limits) -> None:
+    with sandbox.load(MODULE, limits) as session:
+        stack = session.call("Stack", (1, 2)).value
+        assert type(stack) is Handle and (stack.type_name, stack.kind) == ("Stack", "object")
+        assert session.call_method(stack, "push", (3,)).value == stack
+        assert session.call("total", (stack,)).value == 6
+        assert session.get(stack, "items").value == [1, 2, 3]
+        assert session.get(stack, "size").value == 3
+        assert session.call_method(stack, "__len__").value == 3
+        assert session.call_method(stack, "__getitem__", (0,)).value == 1
+        assert session.call_method(stack, "__contains__", (9,)).value is False
+        assert session.call_method(stack, "__getitem__", (9,)).error_type == "IndexError"
+        assert session.call("same", ([stack],)).value == [stack]
+        adder = session.call("adder", (10,)).value
+        assert adder.callable and adder.kind == "function"
+        assert session.call(adder, (5,)).value == 15
+        assert session.call("apply", (adder, 1)).value == 11
+        assert session.get("Stack").value.kind == "class"
+    with sandbox.load(MODULE, limits) as other:  # another process: an object that it never had
+        assert other.call("total", (stack,)).status == "exception"
+
+
+def test_each_call_has_limits_of_its_own(sandbox: Sandbox) -> None:
+    source = (
+        "def spin(n):\n  x = 0\n  for i in range(n): x += i\n  return 1\ndef say(n): print('x' * n)"
+    )
+    with sandbox.load(source, Limits(cpu_seconds=5.0, output_kib=1)) as session:
+        for _ in range(3):  # together more than the limit below
+            assert session.call("spin", (10**6,), limits=Limits(cpu_seconds=0.5)).value == 1
+        for _ in range(3):
+            assert len(session.call("say", (900,)).stdout) == 901
+        late = session.call("spin", (10**12,), limits=Limits(cpu_seconds=0.2))
+        assert late.status == "timeout" and not late.alive and 0.2 < late.cpu_seconds < 1.0
+        after = session.call("spin", (1,))
+        assert after.status == "died" and "CPU time" in after.error
+
+
+def test_memory_of_a_call_is_given_back(sandbox: Sandbox, limits: Limits) -> None:
+    with sandbox.load("def f(n): return len(bytearray(n))", limits) as session:
+        assert session.call("f", (10**9,)).status == "memory"
+        assert session.call("f", (10**6,)).value == 10**6
+
+
+def test_values_that_cannot_travel(sandbox: Sandbox, limits: Limits) -> None:
+    source = """
+def endless():
+    x = []; x.append(x); return x
+def large(): return 'x' * (20 << 20)
+def many(): return [None] * 10**6
+class Evil:
+    @property
+    def __class__(self): raise SystemExit
+def evil(): return Evil()
+def forever():
+    while True: yield 1
+def failing():
+    yield 1
+    raise KeyError("k")
+"""
+    with sandbox.load(source, limits) as session:
+        for name in ("endless", "large", "many"):
+            assert session.call(name).status == "unsupported", name
+        assert type(session.call("evil").value) is Handle
+        forever = session.call("forever").value
+        assert type(forever) is Iterator and not forever.complete
+        assert session.call("failing").error_type == "KeyError"
+        assert session.call("evil").status == "ok"
+
+
+def test_a_module_that_fails_to_load(sandbox: Sandbox, limits: Limits) -> None:
+    for source, status in {
+        "def f(:": "compile_error",
+        "1/0": "exception",
+        "raise SystemExit(0)": "exception",
+        "import os; os._exit(0)": "died",
+        "while True: pass": "timeout",
+    }.items():
+        with sandbox.load(source, limits) as session:
+            assert session.loaded.status == status
+            assert session.call("f").status in ("exception", "died")
+
+
+def test_main_is_not_run_by_loading(sandbox: Sandbox, limits: Limits) -> None:
+    with sandbox.load("if __name__ == '__main__': 1/0", limits) as session:
+        assert session.loaded.status == "ok"
+
+
+FORGE = """
+import os, struct, sys, threading
+def frame():
+    f = sys._getframe()
+    while f.f_back: f = f.f_back
+    return f
+def agent():
+    f = sys._getframe()
+    while f and not (f.f_code.co_name == "run" and "self" in f.f_locals): f = f.f_back
+    return f.f_locals["self"]
+def text(s): return b"s" + struct.pack("<I", len(s)) + s
+def reply(nonce, value=42):
+    data = b"t" + struct.pack("<I", 5) + b"b" + struct.pack("<I", len(nonce)) + nonce + text(b"ok")
+    data += b"i" + struct.pack("<q", value) + b"NN"
+    return struct.pack("<I", len(data)) + data
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "def f(x): os.write(3, reply(b'')); return 1",
+        "def f(x): os.write(3, reply(bytes(16))); return 1",
+        "def f(x): os.write(3, b'garbage' * 1000); return 1",
+        "def f(x): os.write(3, struct.pack('<I', 2**31)); return 1",
+        "def f(x): os.write(3, struct.pack('<I', 3) + b'abc'); return 1",
+        "def f(x): os.write(3, struct.pack('<I', 0)); return 1",
+        "def f(x): agent().nonce = bytes(16); return 1",
+    ],
+)
+def test_a_forged_reply_without_the_nonce_ends_the_session(
+    sandbox: Sandbox, limits: Limits, body: str
+) -> None:
+    with sandbox.load(FORGE + body, limits) as session:
+        assert session.loaded.status == "ok"
+        outcome = session.call("f", (1,))
+        assert (outcome.status, outcome.alive) == ("died", False)
+        assert session.call("f", (1,)).status == "died"
+
+
+def test_a_forged_reply_is_only_its_own_answer(sandbox: Sandbox, limits: Limits) -> None:
+    source = FORGE + "def f(x): os.write(3, reply(agent().nonce)); return 1\ndef g(): return 5"
+    with sandbox.load(source, limits) as session:
+        assert session.call("f", (1,)).value == 42  # as if it had returned this
+        # its second reply, which nobody asked for, ends the session instead of answering the next call
+        assert session.call("g").status == "died"
+
+
+def test_a_reply_written_ahead_answers_nothing(sandbox: Sandbox, limits: Limits) -> None:
+    source = FORGE + "os.write(3, reply(b'') + reply(bytes(16)))\ndef f(): return 1"
+    with sandbox.load(source, limits) as session:
+        assert session.loaded.status == "died"
+    source = (
+        FORGE
+        + """
+def later():
+    import time
+    time.sleep(0.2)
+    os.write(3, reply(b'x' * 16))
+def f(): threading.Thread(target=later, daemon=True).start(); return 1
+def g():
+    import time
+    time.sleep(0.5)
+    return 2
+"""
+    )
+    with sandbox.load(source, limits) as session:
+        assert session.call("f").value == 1
+        assert session.call("g").status == "died"
+
+
+def test_replies_are_bounded_in_all(sandbox: Sandbox) -> None:
+    """Reading replies is our own time: it must not be the way to a checker's timeout."""
+    source = "def f(): return [(None,)] * 100_000"
+    with sandbox.load(source, Limits(cpu_seconds=10.0, memory_mib=256)) as session:
+        statuses = [session.call("f").status for _ in range(12)]
+    assert statuses[0] == "ok" and "output" in statuses and statuses[-1] == "died"
+
+
+def test_code_inside_asks_the_parent(sandbox: Sandbox, limits: Limits) -> None:
+    asked: list[Any] = []
+
+    def on_call(name: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        asked.append((name, args, kwargs))
+        if name == "fail":
+            raise SubmissionError("KeyError", "KeyError: 'k'")
+        if name == "own":
+            raise SubmissionError("TheirError", "TheirError: t")
+        if name == "grow":
+            return Answer(None, ([*args[0], 1],))
+        return sum(args)
+
+    source = """
+result = call_out("add", (1, 2), {"a": 3})
+xs = [5]
+call_out("grow", (xs,))
+for name in ("fail", "own"):
+    try:
+        call_out(name)
+    except Exception as error:
+        print(type(error).__name__, error)
+print(result, xs)
+def later(): return call_out("add", (4, 5))
+"""
+    with sandbox.load(source, limits, on_call=on_call) as session:
+        assert session.loaded.status == "ok", session.loaded
+        assert session.loaded.stdout == "KeyError 'k'\nTheirError t\n3 [5, 1]\n"
+        assert session.call("later").value == 9
+    assert asked[0] == ("add", (1, 2), {"a": 3})
+    with sandbox.load("call_out('add')", limits) as session:
+        assert session.loaded.error_type == "NameError"
+
+
+def test_trouble_of_the_parent_is_raised_and_ends_the_session(
+    sandbox: Sandbox, limits: Limits
+) -> None:
+    def on_call(name: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise RuntimeError("ours")
+
+    with pytest.raises(RuntimeError, match="ours"):
+        sandbox.load("call_out('x')", limits, on_call=on_call)
+    assert sandbox.run("print(1)", "", limits).stdout == "1\n"
+
+
+def test_time_of_the_parent_is_not_the_submissions(sandbox: Sandbox) -> None:
+    def on_call(name: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        time.sleep(0.4)
+
+    limits = Limits(cpu_seconds=1.0, seconds=0.3)
+    with sandbox.load("for _ in range(3): call_out('x')", limits, on_call=on_call) as session:
+        assert session.loaded.status == "ok"
+
+
+TEST_PROGRAM = """
+class Proxy:
+    def __getattr__(self, name):
+        return lambda *args, **kwargs: call_out(name, args, kwargs)
+m = Proxy()
+stack = m.Stack(1, 2)
+assert len(stack) == 2 and stack[0] == 1 and stack.size == 2
+stack.push(3).push(4)
+assert stack.items == [1, 2, 3, 4] and m.total(stack) == 10 and 3 in stack and 9 not in stack
+assert list(stack) == [1, 2, 3, 4] and [x for x in stack] == [1, 2, 3, 4]
+assert stack == m.Stack(1, 2, 3, 4) and not (stack == m.Stack())
+assert m.adder(5)(6) == 11
+assert m.apply(m.adder(1), 2) == 3
+assert list(m.squares(3)) == [0, 1, 4] and m.point().x == 1
+xs = [1]
+m.grow(xs, extra=[8])
+assert xs == [1, 1, 8]
+nested = [[1], {"a": [2]}]
+alias = nested[0]
+assert m.same(nested) == nested and nested[0] is alias
+for call, error in ((m.boom, ValueError), (m.missing, NameError), (lambda: stack[99], IndexError)):
+    try:
+        call()
+    except error:
+        pass
+    else:
+        assert False, error
+assert m.add(1, 2) == 4, "a wrong test fails"
+"""
+
+
+def test_a_test_program_uses_another_process_as_its_own_module(
+    sandbox: Sandbox, limits: Limits
+) -> None:
+    with (
+        sandbox.load(MODULE, limits) as submission,
+        sandbox.load(TEST_PROGRAM, limits, on_call=forward_to(submission)) as tests,
+    ):
+        assert tests.loaded.error == "AssertionError: a wrong test fails"
+
+
+def test_a_submission_that_dies_ends_the_test_program(sandbox: Sandbox, limits: Limits) -> None:
+    def attempt(body: str) -> str:
+        with sandbox.load(f"import os\ndef f():\n  {body}", limits) as submission:
+            with pytest.raises(Forwarded) as raised:
+                sandbox.load("call_out('f')", limits, on_call=forward_to(submission))
+            return raised.value.outcome.status
+
+    assert attempt("os._exit(0)") == "died"
+    assert attempt("return 'x' * (20 << 20)") == "unsupported"
+    assert attempt("x = bytearray(10**9)") == "memory"
+    assert attempt("while True: pass") == "timeout"
+
+
+def test_a_submission_sees_neither_tests_nor_expected_values(
+    sandbox: Sandbox, limits: Limits
+) -> None:
+    spy = """
+import gc, sys
+def f(x):
+    seen = []
+    frame = sys._getframe()
+    while frame:
+        seen.append(repr(frame.f_locals)); frame = frame.f_back
+    for each in gc.get_objects():
+        try: seen.append(repr(each)[:10000])
+        except BaseException: pass
+    text = "".join(seen)
+    return [word in text for word in map("".join, (["FIR", "ST"], ["EXPE", "CTED"], ["LAT", "ER"]))]
+"""
+    program = "assert call_out('f', ('FIRST',)) == 'EXPECTED'\ncall_out('f', ('LATER',))"
+    with sandbox.load(spy, Limits(cpu_seconds=20.0)) as submission:
+        answers: list[Any] = []
+        forward = forward_to(submission)
+
+        def on_call(*question: Any) -> Any:
+            answer = forward(*question)
+            answers.append(answer.value)
+            return answer
+
+        with sandbox.load(program, limits, on_call=on_call) as tests:
+            assert tests.loaded.error_type == "AssertionError"
+    assert answers == [[True, False, False]]
+
+
+def test_patched_built_ins_do_not_reach_the_replies(sandbox: Sandbox, limits: Limits) -> None:
+    source = """
+import builtins, struct, os, random, threading, types
+def f(x): return [x, {"a": (1, 2.5)}, {3}]
+for name in "len type isinstance repr tuple getattr min max set list dict any all hash hasattr".split():
+    setattr(builtins, name, None)
+struct.Struct = struct.pack = None
+os.write = os.read = os._exit = None
+"""
+    with sandbox.load(source, limits) as session:
+        assert session.loaded.status == "ok", session.loaded
+        outcome = session.call("f", ([1] * 50,))
+        assert outcome.value == [[1] * 50, {"a": (1, 2.5)}, {3}]
+        assert outcome.args_after == ([1] * 50,)
+
+
+def test_equality_that_lies_does_not_travel(sandbox: Sandbox, limits: Limits) -> None:
+    source = """
+class Yes(str):
+    __eq__ = lambda self, other: True
+    __hash__ = str.__hash__
+class Always:
+    __eq__ = lambda self, other: True
+def f(): return Yes("no")
+def g(): return Always()
+"""
+    with sandbox.load(source, limits) as session:
+        value = session.call("f").value
+        assert type(value) is str and value == "no" and value != "yes"
+        assert session.call("g").value != 3
+
+
+def test_a_zygote_that_died_is_replaced(limits: Limits, sandbox: Sandbox) -> None:
+    with Sandbox() as own:
+        assert own.run("print(1)", "", limits).stdout == "1\n"
+        session = own.load("def f(): return 1", limits)
+        own.zygote.kill()
+        own.zygote.wait()
+        end = time.monotonic() + 10
+        while session.call("f").status not in ("died", "memory"):
+            assert time.monotonic() < end
+        session.close()
+        for _ in range(2):
+            try:
+                assert own.run("print(2)", "", limits).stdout == "2\n"
+                break
+            except SandboxTrouble:  # the first to notice
+                continue
+        else:
+            pytest.fail("no new zygote")
+
+
+@pytest.mark.parametrize("preload", [("math",), ("numpy",)])
+def test_preloaded_modules_are_there(limits: Limits, sandbox: Sandbox, preload: tuple[str]) -> None:
+    pytest.importorskip(preload[0])
+    source = f"import {preload[0]} as m\nprint(m.sqrt(4.0))"
+    with Sandbox(preload=preload) as own:
+        outcome = own.run(source, "", limits)
+    assert outcome.stdout == "2.0\n", outcome
