@@ -6,7 +6,7 @@ These are penalties, each a component of its own: none of them changes the score
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
 from assay.verify.code_spec import CodeTest
@@ -88,7 +88,9 @@ UNSAFE_ATTRIBUTES = frozenset(
         "tb_frame",
     )
 )
-MAX_LITERAL = 10_000  # characters of a literal that is looked at
+MAX_LITERALS = (
+    2_000_000  # characters of literals that are looked at: a nested one counts at each level
+)
 
 
 def unsafe_calls(tree: ast.Module) -> tuple[str, ...]:
@@ -152,14 +154,31 @@ def is_hard_coded(tree: ast.Module, tests: Iterable[CodeTest]) -> bool:
     pairs = [pair for test in tests if not test.hidden for pair in _examples(test)]
     if not pairs:
         return False
-    questions = set(map(repr, _questions(tree)))
-    literals = set(map(repr, _literals(tree)))
+    questions, literals = _reprs(_questions(tree)), _reprs(_literals(tree))
     found: set[str] = set()
     for asked, answer in pairs:
-        known = {repr(each) for each in asked if not _small(each)} & questions
-        if known and repr(answer) in literals:
+        known = {_text(each) for each in asked if not _small(each)} & questions
+        if known and _text(answer) in literals:
             found |= known
     return len(found) >= min(2, len(pairs)) or _only_returns(tree, pairs)
+
+
+def _reprs(values: Iterable[Any]) -> set[str]:
+    found: set[str] = set()
+    size = 0
+    for value in values:
+        found.add(text := _text(value))
+        size += len(text)
+        if size > MAX_LITERALS:
+            break
+    return found
+
+
+def _text(value: Any) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # an integer of too many digits
+        return ""
 
 
 def _examples(test: CodeTest) -> Iterator[tuple[list[Any], Any]]:
@@ -182,7 +201,7 @@ def _examples(test: CodeTest) -> Iterator[tuple[list[Any], Any]]:
 
 
 def _forms(given: list[Any]) -> list[Any]:
-    forms: list[Any] = [*given, tuple(given)]
+    forms: list[Any] = [*given, tuple(given), *(tuple(x) for x in given if isinstance(x, list))]
     return [*forms, *(str(each) for each in forms if not isinstance(each, str))]
 
 
@@ -225,18 +244,20 @@ def _small(value: Any) -> bool:
     """Whether a base case may well ask for a value."""
     if value is None or isinstance(value, (bool, int, float)):
         return value is None or abs(value) <= 3
-    return len(value) <= 1 or str(value) in ("0", "1", "2", "3", "(0,)", "(1,)", "(2,)", "(3,)")
+    if str(value) in ("0", "1", "2", "3", "(0,)", "(1,)", "(2,)", "(3,)"):
+        return True
+    return isinstance(value, Sized) and len(value) <= 1
 
 
 def _only_returns(tree: ast.Module, pairs: list[tuple[list[Any], Any]]) -> bool:
-    if len(pairs) > 1 and len({repr(answer) for _, answer in pairs}) == 1:
+    if len(pairs) > 1 and len({_text(answer) for _, answer in pairs}) == 1:
         return False  # then it may well be constant
-    answers = {repr(answer) for _, answer in pairs}
+    answers = {_text(answer) for _, answer in pairs}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and len(node.body) == 1 and node.args.args:
             only = node.body[0]
             if isinstance(only, ast.Return) and only.value is not None:
                 value = _value(only.value)
-                if type(value) is not _ABSENT and repr(value) in answers:
+                if type(value) is not _ABSENT and _text(value) in answers:
                     return True
     return False

@@ -27,20 +27,28 @@ def compare(
 ) -> Match:
     """Say whether ``actual`` is ``expected``, is only equal to it in value, or differs.
 
-    Types compare exactly: True is not 1, 2.0 is not 2, a set is not a list. Three things besides are
-    the same: an int where a float of its value is expected; floats within the relative
-    ``tolerance`` (1e-12 absolute where 0.0 is expected; NaN where NaN is, infinities as they are);
-    and, ``from_json``, what JSON cannot say: a tuple where a list is expected, and numbers as keys
-    where their spelling is. ``type`` means that Python's own == would hold, or that only the kind of
-    a sequence differs.
+    Types compare exactly: True is not 1, 2.0 is not 2, a set is not a list. These besides are the
+    same: an int where a float of its value is expected; a namedtuple for a tuple and a Counter for a
+    dict, which they are; floats within the relative ``tolerance`` (1e-12 absolute where 0.0 is
+    expected; NaN where NaN is, infinities as they are); and, ``from_json``, what JSON cannot say: a
+    tuple where a list is expected, and other keys where their JSON spelling is. ``type`` means that the
+    value is right and only a type is wrong.
     """
-    if _same(expected, actual, _Rule(tolerance, from_json, strict=True)):
-        return "same"
-    return (
-        "type"
-        if _same(expected, actual, _Rule(tolerance, from_json, strict=False))
-        else "different"
-    )
+    try:
+        if _same(expected, actual, _Rule(tolerance, from_json, strict=True)):
+            return "same"
+        same = _same(expected, actual, _Rule(tolerance, from_json, strict=False))
+    except (ArithmeticError, TypeError, ValueError):  # of signaling NaNs, say
+        return "different"
+    return "type" if same else "different"
+
+
+def equal(actual: Any, expected: Any) -> bool:
+    """Whether Python's own == holds between two values of plain data."""
+    try:
+        return bool(actual == expected)
+    except (ArithmeticError, TypeError, ValueError, RecursionError):
+        return False
 
 
 class _Rule:
@@ -68,8 +76,11 @@ def _same(expected: Any, actual: Any, rule: _Rule) -> bool:
     if rule.strict and kinds[0] is not kinds[1]:
         if kinds == (float, int):
             return expected == actual
-        if not (rule.from_json and kinds == (list, tuple)):
+        accepted = (list, tuple) if kinds[0] is list and rule.from_json else kinds[0]
+        if kinds[0] not in (list, tuple, dict) or not isinstance(actual, accepted):
             return False
+    if isinstance(expected, range) or isinstance(actual, range):
+        return bool(expected == actual)  # it may be longer than any list
     if isinstance(expected, (int, float)) and isinstance(actual, (int, float)):
         if isinstance(expected, float) or isinstance(actual, float):
             return rule.number(expected, actual)

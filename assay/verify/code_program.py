@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from assay.types import Completion
 from assay.verify.base import answer_text
 
+MAX_PROGRAM = 100_000  # characters: a longer text is not parsed
 PYTHON_LABELS = frozenset(("", "python", "python3", "python2", "py", "py3", "sage", "{python}"))
 
 _FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})[ \t]*([^\s`]*)[^`]*")
@@ -115,6 +116,8 @@ def is_program(text: str) -> bool:
 
 def parse(text: str) -> tuple[ast.Module | None, str]:
     """Return the syntax tree of a text, or None and why it does not compile."""
+    if len(text) > MAX_PROGRAM:
+        return None, f"SyntaxError: more than {MAX_PROGRAM} characters"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -163,7 +166,7 @@ def _join(written: str, head: str, entry_point: str, place: str) -> Program:
     if not head:
         return alone
     root = entry_point.partition(".")[0].removesuffix("()")
-    if alone.tree is not None and root in defined_names(alone.tree):
+    if alone.tree is not None and (not root or root in defined_names(alone.tree)):
         whole = _program(head.rstrip("\n") + "\n\n\n" + written, written, place)
         return alone if whole.tree is None else whole
     body = textwrap.indent(textwrap.dedent(written), "    ")

@@ -13,6 +13,7 @@ from assay.errors import VerifierError, message
 from assay.types import Problem
 from assay.verify.base import Field
 from assay.verify.code_compare import FLOAT_TOLERANCE, STDOUT_RULES
+from assay.verify.code_names import bound_names
 
 Kind: TypeAlias = Literal["assert", "check", "args", "stdin", "property", "generate"]
 
@@ -93,6 +94,7 @@ def read_spec(problem: Problem) -> CodeSpec:
         for each in FIELDS
         if each.name not in ("tests", "hidden_tests")
     }
+    chosen["setup"] = code_of(chosen["setup"], f"{where}.setup")
     return CodeSpec(tests=tuple(tests), **chosen)
 
 
@@ -113,6 +115,14 @@ def _read_test(test: Any, *, hidden: bool, where: str) -> CodeTest:
             kind, hidden, args=row.get("args") or (), kwargs=kwargs, expected=row["expected"]
         )
     sources = [code_of(row[key], f"{where}.{key}") for key in (kind, "reference") if key in row]
+    for key, name, source in zip(
+        (kind, "reference"), _DEFINES.get(kind, ()), sources, strict=False
+    ):
+        if not _defines(source, name):
+            found = f"code without def {name or '...'}"
+            raise VerifierError(
+                message(f"{where}.{key}", found, f"code that defines {name or 'it'}")
+            )
     return CodeTest(
         kind,
         hidden,
@@ -141,6 +151,21 @@ def code_of(text: str, where: str) -> str:
     if fault:
         raise VerifierError(message(where, fault, "Python that compiles"))
     return code
+
+
+_DEFINES: dict[Kind, tuple[str, ...]] = {  # "": a function of any name
+    "check": ("check",),
+    "property": ("check",),
+    "generate": ("generate", ""),
+}
+
+
+@lru_cache(maxsize=4096)
+def _defines(code: str, name: str) -> bool:
+    """Whether the top level of some code defines a function, or binds its name otherwise."""
+    tree = ast.parse(code)
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return bool(functions) if not name else name in functions or name in set(bound_names(tree))
 
 
 @lru_cache(maxsize=4096)

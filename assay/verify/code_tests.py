@@ -12,12 +12,36 @@ from assay.types import Completion, Problem
 from assay.verify.base import Limits, Part, Verifier
 from assay.verify.code_checks import is_hard_coded, unsafe_calls
 from assay.verify.code_compare import compare
+from assay.verify.code_known_errors import KNOWN_ERRORS
 from assay.verify.code_program import Program, find_program
 from assay.verify.code_running import Result, Run
 from assay.verify.code_setup import for_program, prompt_code_of
 from assay.verify.code_spec import FIELDS, CodeSpec, read_spec
 from assay.verify.loading import slow_import
 from assay.verify.sandbox import Sandbox, SandboxUnavailable
+
+MODULES = tuple(
+    f"assay.verify.{name}"
+    for name in (
+        "code_tests",
+        "code_checks",
+        "code_compare",
+        "code_direct",
+        "code_known_errors",
+        "code_names",
+        "code_program",
+        "code_running",
+        "code_setup",
+        "code_spec",
+        "code_test_process",
+        "sandbox.agent",
+        "sandbox.decoder",
+        "sandbox.encoder",
+        "sandbox.process",
+        "sandbox.session",
+        "sandbox.values",
+    )
+)
 
 _sandboxes: dict[bool, Sandbox] = {}
 _lock = threading.Lock()
@@ -141,9 +165,15 @@ CODE = Verifier(
     judge=judge_code,
     domain="Python programs, judged by running tests in a sandbox",
     fields=FIELDS,
-    accepts="the last fenced block outside the think part that is labeled as Python or not at all",
+    accepts="the last fenced block outside the think part that is labeled as Python or not at all (one that never "
+    "closes runs to the end); without a fence the whole text where it is a program, else its last indented block; "
+    "with a prompt that is code to continue, also a function's body",
+    partial_credit="spec.credit = fraction: the fraction of the tests, public and hidden, that pass",
+    hidden_tests="tests may be shown in a prompt; hidden_tests never are. The score counts both, the components "
+    "public and hidden tell them apart: a public share far above the hidden one is special-casing",
     limits=Limits(seconds=120.0, cpu_seconds=4.0, memory_mib=512, output_kib=4096, processes=16),
+    known_errors=KNOWN_ERRORS,
     text_only=True,
     cached=True,
-    modules=("assay.verify.code_tests",),
+    modules=MODULES,
 )
