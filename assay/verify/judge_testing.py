@@ -97,8 +97,9 @@ def chat(
 def obedient(asked: Asked) -> str:
     """Judge by the data: whether the answer ends in one of the references, letters and digits only.
 
-    The final answer is what follows the last "answer is", "answer:" or line break. Scores count the
-    words of the answer, up to the best score; of two texts the longer one wins.
+    The final answer is the last one in a box or an answer tag, else what follows the last "answer is",
+    "answer:" or line break. Scores count the words of the answer, up to the best score; of two texts
+    the longer one wins.
     """
     data = asked.data
     if scale := _SCALE.search(asked.prompt):
@@ -109,7 +110,10 @@ def obedient(asked: Asked) -> str:
         sizes = len(data["A"][0]), len(data["B"][0])
         verdict = "tie" if sizes[0] == sizes[1] else "A" if sizes[0] > sizes[1] else "B"
         return json.dumps({"reasoning": "length", "verdict": verdict})
-    answer = re.split(r"answer is|answer:|\n", data["answer"][0].strip(), flags=re.IGNORECASE)[-1]
+    text = data["answer"][0].strip()
+    marked = re.findall(r"\\boxed\{([^{}]*)\}|<answer>(.*?)</answer>", text)
+    said = re.split(r"answer is|answer:|\n", text, flags=re.IGNORECASE)
+    answer = "".join(marked[-1]) if marked else said[-1]
     same = any(_letters(answer) == _letters(reference) for reference in data["reference"])
     return json.dumps({"reasoning": "compared", "verdict": "correct" if same else "incorrect"})
 

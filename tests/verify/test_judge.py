@@ -18,6 +18,7 @@ from assay.verify.base import Part, resolve
 from assay.verify.judge import JUDGE, close_judges, judge_costs
 from assay.verify.judge_costs import reset_judge_costs
 from assay.verify.judge_testing import Answer, Asked, JudgeServer, chat, naive, obedient
+from assay.verify.redteam import red_team
 from assay.verify.selftest import labelled_rows, self_test
 from assay.verify.service import VerifierService
 
@@ -75,6 +76,15 @@ def test_the_labelled_set(play: Callable[[Asked], str]) -> None:
         with VerifierService("judge", options=options) as service:
             (result,) = self_test(["judge"], service=service)
     assert result.accuracy == 1.0, str(result)
+
+
+@pytest.mark.parametrize("play", [obedient, naive])
+def test_no_attack_of_the_red_team_fools_it(play: Callable[[Asked], str]) -> None:
+    with JudgeServer(play) as server:
+        options = {"judge": {"url": server.url, "model": "m"}}
+        result = red_team("judge", options=options)
+    assert sum(result.tried.values()) > 50 and not result.num_accepted and not result.not_judged
+    assert result.controls_passed == result.controls > 0, str(result)
 
 
 def test_pinned_verdicts() -> None:
@@ -344,9 +354,11 @@ def test_field_checks_find_the_same_faults() -> None:
                 assert check(value) is accepted, (name, value)
 
 
-def test_through_the_service_from_many_threads() -> None:
+def test_two_hundred_judgements_through_the_service() -> None:
+    """With 50 ms a reply and 16 at a time, about 0.8 s on two cores."""
+
     def reply(asked: Asked) -> str:
-        time.sleep(0.02)
+        time.sleep(0.05)
         return obedient(asked)
 
     with JudgeServer(reply) as server:
@@ -357,10 +369,11 @@ def test_through_the_service_from_many_threads() -> None:
                     Problem(f"p{index}", f"{index} + 0?", {"answer": index}),
                     f"The answer is {index + index % 2}",
                 )
-                for index in range(60)
+                for index in range(200)
             ]
             verdicts = list(service.judge_text(pairs))
-    assert [verdict.correct for verdict in verdicts] == [index % 2 == 0 for index in range(60)]
+        assert len(server.asked) == 200
+    assert [verdict.correct for verdict in verdicts] == [index % 2 == 0 for index in range(200)]
     assert verdicts[0].verifier == "judge@1"
     assert verdicts[0].components["judge.agreement"] == 1.0
 

@@ -331,6 +331,9 @@ def test_a_second_attempt_reminds_of_the_form() -> None:
         ends = [asked.prompt.endswith("of the form asked for.") for asked in server.asked]
         assert ends == [False, True, True]
         assert server.asked[1].prompt == server.asked[2].prompt
+    with JudgeServer(in_turn(Answer(b"", 503), RIGHT)) as server:
+        ask(server.url)
+        assert server.asked[0].prompt == server.asked[1].prompt
 
 
 def test_an_endless_reply_is_cut_off() -> None:
@@ -448,3 +451,15 @@ def test_a_budget_is_never_overdrawn() -> None:
     assert "budget of 0.0055" in unpaid[0].detail
     (costs,) = judge_costs().values()
     assert costs["cost"] == pytest.approx(0.005)
+
+
+def test_what_a_request_set_aside_and_did_not_cost_is_free_again() -> None:
+    prices = {
+        "price_input": 0.0,
+        "price_output": 50.0,
+        "max_tokens": 40,
+    }  # 0.002 at most, 0.001 in truth
+    with JudgeServer(obedient) as server:
+        parts = [ask(server.url, f"{index}", budget=0.0055, **prices) for index in range(6)]
+        assert len(server.asked) == 4
+    assert [part.value is None for part in parts] == [False] * 4 + [True] * 2
