@@ -19,9 +19,10 @@ from assay.verify.cards import Card
 from assay.verify.job import Job
 from assay.verify.lanes import Item, ThreadLane, Waker
 from assay.verify.options import with_options
-from assay.verify.pool import Pool, Task, Unit
+from assay.verify.pool import Pool
 from assay.verify.protocol import WHOLE_GROUP, decode_part, encode_group
 from assay.verify.stats import VerifierStats
+from assay.verify.worker_process import Task, Unit
 
 Options = Mapping[str, Mapping[str, Any]]
 

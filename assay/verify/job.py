@@ -10,9 +10,9 @@ from assay.verify.base import Part
 from assay.verify.cache import VerdictCache, completion_key, problem_key
 from assay.verify.options import complaint_of_row
 from assay.verify.plan import NOT_ASKED, Plan, accepts
-from assay.verify.pool import Task, Unit
 from assay.verify.protocol import WHOLE_GROUP
 from assay.verify.stats import VerifierStats
+from assay.verify.worker_process import Task, Unit
 
 
 class Desk(Protocol):

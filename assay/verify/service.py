@@ -23,10 +23,10 @@ from assay.verify.dispatch import Dispatch, start_workers
 from assay.verify.expression import BUILT_IN, nearest_built_in, parse_expression
 from assay.verify.job import Job
 from assay.verify.plan import Plan, plan_terms
-from assay.verify.pool import Task, Unit
 from assay.verify.schedule import Schedule
 from assay.verify.stats import step_metrics
 from assay.verify.waiting import run_in_thread
+from assay.verify.worker_process import Task, Unit
 
 GATHER = 0.0005  # seconds in which replies gather: waking up for each costs more than reading it
 IDLE_WAIT = 0.05  # seconds that one waiting thread holds the service before another may

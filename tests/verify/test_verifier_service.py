@@ -19,7 +19,7 @@ import pytest
 from assay.errors import VerifierError, WorkerDied
 from assay.testing import ScriptedGenerator
 from assay.types import Completion, Group, GroupStream, Problem, Prompt, ThinkFormat, Verdict
-from assay.verify import pool as pool_module
+from assay.verify import worker_process as process_module
 from assay.verify.base import resolve
 from assay.verify.math_answer import judge_math
 from assay.verify.service import VerifierService
@@ -461,8 +461,8 @@ def test_a_fork_gets_workers_of_its_own(service: VerifierService) -> None:
 
 
 def test_workers_that_cannot_start_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module.sys, "path", ["/nowhere"])
-    monkeypatch.setattr(pool_module.sys, "executable", "/bin/false")
+    monkeypatch.setattr(process_module.sys, "path", ["/nowhere"])
+    monkeypatch.setattr(process_module.sys, "executable", "/bin/false")
     service = VerifierService(num_workers=1)
     with pytest.raises(WorkerDied, match="exit code 1"):
         judge(service, ["5"])
