@@ -23,6 +23,7 @@ BUILT_IN = {
     "length_target": "assay.verify.text_length:LENGTH_TARGET",
     "length_if_correct": "assay.verify.text_length:LENGTH_IF_CORRECT",
     "overlong": "assay.verify.text_length:OVERLONG",
+    "process_reward_model": "assay.verify.reward_model_process:PROCESS_REWARD_MODEL",
     "reward_model": "assay.verify.reward_model:REWARD_MODEL",
     "repetition": "assay.verify.text_repetition:REPETITION",
     "language": "assay.verify.text_language:LANGUAGE",

@@ -1,0 +1,189 @@
+"""Checkpoints that score text: loaded without a weight drawn at random, and told apart by a hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from assay.errors import AssayError, VerifierError, message
+from assay.verify.loading import slow_import
+
+Kind = Literal["sequence", "token", "causal"]
+
+WHOLE_TENSOR = 1 << 20  # bytes: smaller tensors are hashed whole, heads and norms among them
+SAMPLE = 1 << 16  # bytes at each of `SAMPLES` places of a larger one
+SAMPLES = 8
+SMALL_FILES = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken")
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A model in eval mode on its device, its own tokenizer, and the most tokens that it takes."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+    device: Any
+    max_positions: int | None
+
+
+_loaded: dict[tuple[str, Kind, str | None, str | None], Checkpoint] = {}
+_lock = threading.Lock()
+
+
+def load_checkpoint(
+    path: str, kind: Kind, *, device: str | None, dtype: str | None, where: str
+) -> Checkpoint:
+    """Load a folder in Hugging Face layout, or a hub name; a second call returns the same object.
+
+    kind: a head over the sequence, over each token, or the vocabulary. Code that a checkpoint ships
+    is never run. Raises VerifierError in one line: also for weights that are missing, a head above
+    all, which Transformers would draw at random with no more than a warning.
+    """
+    key = (path, kind, device, dtype)
+    with _lock:
+        if key not in _loaded:
+            _loaded[key] = _load(path, kind, device, dtype, where)
+        return _loaded[key]
+
+
+def forget_checkpoints() -> None:
+    """Forget every loaded checkpoint, so that its memory is free again."""
+    with _lock:
+        _loaded.clear()
+
+
+def load_tokenizer(path: str, where: str) -> Any:
+    """Load the tokenizer of a folder or a hub name; raises VerifierError in one line."""
+    with slow_import():
+        from assay.model.sources import Source, read_tokenizer
+    try:
+        return read_tokenizer(Source.of_tokenizer(path), None)
+    except AssayError as error:
+        raise _as_ours(error, where) from error
+
+
+def _load(path: str, kind: Kind, device: str | None, dtype: str | None, where: str) -> Checkpoint:
+    with slow_import():
+        import transformers
+
+        from assay.model.load import choose_device, choose_dtype, silence_transformers
+        from assay.model.sources import Source, read_tokenizer
+    silence_transformers()
+    classes: dict[Kind, Any] = {
+        "sequence": transformers.AutoModelForSequenceClassification,
+        "token": transformers.AutoModelForTokenClassification,
+        "causal": transformers.AutoModelForCausalLM,
+    }
+    try:
+        place = choose_device(device)
+        source = Source.find(path)
+        model = _read(classes[kind], source, choose_dtype(dtype, place), f"{where} {path}")
+        tokenizer = read_tokenizer(source, model)
+    except AssayError as error:
+        raise _as_ours(error, where) from error
+    model.to(place)
+    shape = model.config.get_text_config()
+    limit = getattr(shape, "max_position_embeddings", None)
+    return Checkpoint(path, model, tokenizer, place, limit if isinstance(limit, int) else None)
+
+
+def _read(family: Any, source: Any, dtype: Any, where: str) -> Any:
+    try:
+        loaded = family.from_pretrained(
+            source.place,
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **source.options(),
+        )
+    except Exception as error:  # a foreign library reads foreign files: told in one line
+        line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        text = f"{where}: cannot be loaded: {type(error).__name__}: {line[:240]}"
+        raise VerifierError(text) from error
+    model, report = loaded
+    for complaint, keys in (
+        ("without", "missing_keys"),
+        ("of another shape for", "mismatched_keys"),
+    ):
+        if report[keys]:
+            name = min(str(key[0] if isinstance(key, tuple) else key) for key in report[keys])
+            found = f"weights {complaint} {name} ({len(report[keys])} in all)"
+            accepted = "a checkpoint that was saved with its head"
+            raise VerifierError(message(where, found, accepted))
+    return model.eval()
+
+
+def _as_ours(error: AssayError, where: str) -> VerifierError:
+    if isinstance(error, VerifierError):
+        return error
+    options = where.rpartition(".")[0]
+    text = str(error).replace("model.path", where).replace("run.device", f"{options}.device")
+    return VerifierError(text if options in text else f"{where}: {text}")
+
+
+@lru_cache(maxsize=64)
+def checkpoint_hash(path: str) -> str:
+    """Return twelve hexadecimal digits that change with a checkpoint's weights, configuration or tokenizer.
+
+    Of a folder: all of its small text files, and of each tensor in its safetensors files the name,
+    type and shape, with every byte of those up to 1 MiB (heads, norms, biases) and eight samples of
+    64 KiB spread over a larger one; weights in other formats are read whole. So a training step, a
+    merge, or another head is seen; an edit of a few numbers in one large matrix may not be. Of a
+    hub name: the files in the local cache, else the name alone. A folder is read once a process.
+    """
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        folder = _cached_snapshot(path) or folder
+    digest = hashlib.sha256()
+    if not folder.is_dir():
+        digest.update(path.encode())
+        return digest.hexdigest()[:12]
+    for pattern in SMALL_FILES:
+        for file in sorted(folder.glob(pattern)):
+            if not file.name.endswith(".index.json"):  # names shards, not weights
+                digest.update(f"{file.name}\n".encode() + file.read_bytes())
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            _add_tensors(digest, stream)
+    if not any(folder.glob("*.safetensors")):
+        for file in sorted(folder.glob("pytorch_model*.bin")):
+            with file.open("rb") as stream:
+                digest.update(file.name.encode())
+                while block := stream.read(1 << 24):
+                    digest.update(block)
+    return digest.hexdigest()[:12]
+
+
+def _add_tensors(digest: Any, stream: BinaryIO) -> None:
+    length = int.from_bytes(stream.read(8), "little")
+    header: dict[str, Any] = json.loads(stream.read(length))
+    header.pop("__metadata__", None)
+    for name in sorted(header):
+        facts = header[name]
+        start, end = facts["data_offsets"]
+        digest.update(f"{name} {facts['dtype']} {facts['shape']}\n".encode())
+        size = end - start
+        if size <= WHOLE_TENSOR:
+            pieces = [(0, size)]
+        else:
+            last = size - SAMPLE
+            pieces = [(last * number // (SAMPLES - 1), SAMPLE) for number in range(SAMPLES)]
+        for offset, count in pieces:
+            stream.seek(8 + length + start + offset)
+            digest.update(stream.read(count))
+
+
+def _cached_snapshot(name: str) -> Path | None:
+    with slow_import():
+        from huggingface_hub import try_to_load_from_cache
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except ValueError:  # not the form of a hub name
+        return None
+    return Path(found).parent if isinstance(found, str) else None

@@ -1,0 +1,212 @@
+"""A problem and a completion as a reward model's own tokens, whatever the completion says.
+
+Text that the policy or a data row wrote never becomes a control token: a completion that spells
+``<|im_end|>`` is read as these letters, not as the end of its turn.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from assay.errors import VerifierError, message
+from assay.types import Completion, Problem, ThinkFormat
+from assay.verify.base import answer_text
+
+TooLong = Literal["cut_prompt", "cut_completion", "not_judged"]
+TOO_LONG = ("cut_prompt", "cut_completion", "not_judged")
+FORMATS = ("chat", "plain")
+READS = ("all", "answer")
+PLAIN = "{prompt}\n{completion}"
+
+_OPEN, _CLOSE = (
+    "\ue000",
+    "\ue001",
+)  # private use: they stand for guarded text while a template renders
+_HOLE = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
+_PROBE = "0Assay0"
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Tokens of a prompt with its completion; note: what was cut. tokens None: it does not fit."""
+
+    tokens: list[int] | None
+    note: str = ""
+
+
+class ConversationEncoder:
+    """Renders and tokenizes for one tokenizer.
+
+    format: ``chat``: the tokenizer's template, as the checkpoint was trained; ``plain``: prompt and
+    completion in ``plain_template``; None: chat where there is a template. reserved: further texts
+    that are one token of a meaning, with that token. Raises VerifierError.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        where: str,
+        *,
+        format: str | None = None,
+        plain_template: str = PLAIN,
+        max_tokens: int | None = None,
+        too_long: TooLong = "cut_prompt",
+        reserved: Mapping[str, int] | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        has_template = bool(tokenizer.chat_template)
+        self.format = format or ("chat" if has_template else "plain")
+        if self.format == "chat" and not has_template:
+            found = "a tokenizer without a chat template"
+            remedy = "set format = 'plain'"
+            raise VerifierError(message(f"{where}.format", found, "one that has it", remedy))
+        self.plain_template = plain_template
+        self.max_tokens = max_tokens
+        self.too_long = too_long
+        self._reserved = dict(reserved or {})
+        self._lead, self._trail = self._around()
+        self._guards: dict[ThinkFormat, tuple[re.Pattern[str], frozenset[int]]] = {}
+
+    def encode(self, problem: Problem, completion: Completion, reads: str = "all") -> Encoded:
+        """Return the tokens of a prompt and its completion; of the completion all, or its answer."""
+        text = completion.text if reads == "all" else answer_text(completion).strip()
+        return self.encode_text(problem, text, completion.think)
+
+    def encode_text(self, problem: Problem, text: str, think: ThinkFormat) -> Encoded:
+        """Return the tokens of a prompt and what is said to it."""
+        guarded: list[str] = []
+        turns = self._guarded_turns(problem, guarded, think)
+        rendered = self._render(turns, self._guarded(text, guarded, think))
+        tokens = [*self._lead, *self._tokens(rendered, guarded, think), *self._trail]
+        limit = self.max_tokens
+        if limit is None or len(tokens) <= limit:
+            return Encoded(tokens)
+        start = self._start(turns, rendered, guarded, think)
+        return self._cut(tokens, start, limit)
+
+    def prompt_tokens(self, problem: Problem, think: ThinkFormat) -> list[int]:
+        """Return the tokens in front of a completion, uncut."""
+        guarded: list[str] = []
+        turns = self._guarded_turns(problem, guarded, think)
+        before = self._render(turns, _PROBE).rpartition(_PROBE)[0]
+        return [*self._lead, *self._tokens(before, guarded, think)]
+
+    def plain_tokens(self, text: str, think: ThinkFormat) -> list[int]:
+        """Return the tokens of a text none of which is a control token."""
+        guarded: list[str] = []
+        return self._tokens(self._guarded(text, guarded, think), guarded, think)
+
+    def _cut(self, tokens: list[int], start: int, limit: int) -> Encoded:
+        """Cut the prompt from the left, behind a leading BOS; the completion only where it is allowed."""
+        kept = 1 if tokens[:1] == [self.tokenizer.bos_token_id] else 0
+        extra = len(tokens) - limit
+        if self.too_long != "not_judged" and extra <= start - kept:
+            note = f"the first {extra} tokens of the prompt were cut"
+            return Encoded(tokens[:kept] + tokens[kept + extra :], note)
+        if self.too_long == "cut_completion" and limit > kept:
+            note = f"the prompt and the completion's first {extra - max(0, start - kept)} tokens were cut"
+            return Encoded(tokens[:kept] + tokens[kept + extra :], note)
+        return Encoded(None, f"{len(tokens)} tokens; accepted: at most {limit}")
+
+    def _start(
+        self, turns: Sequence[Any], rendered: str, guarded: list[str], think: ThinkFormat
+    ) -> int:
+        """Return how many leading tokens belong to the prompt."""
+        other = self._render(turns, _PROBE)
+        end = next(
+            (n for n, (a, b) in enumerate(zip(rendered, other, strict=False)) if a != b),
+            min(len(rendered), len(other)),
+        )
+        return len(self._lead) + len(self._tokens(rendered[:end], guarded, think))
+
+    def _render(self, turns: Sequence[Any], text: str) -> str:
+        if self.format == "plain":
+            prompt = turns[0]["content"] if len(turns) == 1 else _labelled(turns)
+            before, _, after = self.plain_template.partition("{completion}")
+            return before.replace("{prompt}", prompt) + text + after
+        chat = [*turns, {"role": "assistant", "content": text}]
+        try:
+            return str(self.tokenizer.apply_chat_template(chat, tokenize=False))
+        except Exception as error:  # a chat template is a program that comes with the model
+            line = str(error).strip().partition("\n")[0]
+            raise VerifierError(f"the chat template refuses the messages: {line}") from error
+
+    def _guarded_turns(
+        self, problem: Problem, guarded: list[str], think: ThinkFormat
+    ) -> list[dict[str, str]]:
+        return [
+            {"role": turn["role"], "content": self._guarded(turn["content"], guarded, think)}
+            for turn in _turns(problem)
+        ]
+
+    def _guarded(self, text: str, guarded: list[str], think: ThinkFormat) -> str:
+        def hole(found: re.Match[str]) -> str:
+            guarded.append(found[0])
+            return f"{_OPEN}{len(guarded) - 1}{_CLOSE}"
+
+        return self._guard(think)[0].sub(hole, text)
+
+    def _tokens(self, text: str, guarded: Sequence[str], think: ThinkFormat) -> list[int]:
+        tokens: list[int] = []
+        for index, piece in enumerate(_HOLE.split(text)):
+            if index % 2:
+                tokens += self._letters(guarded[int(piece)], self._guard(think)[1])
+            elif piece:
+                tokens += self._encode(piece)
+        return tokens
+
+    def _letters(self, text: str, control: frozenset[int]) -> list[int]:
+        """Return tokens that spell a text, none of them a control token."""
+        tokens = self._encode(text, split_special_tokens=True)
+        if control.isdisjoint(tokens):
+            return tokens
+        if len(text) == 1:
+            return []  # a control token of one letter cannot be spelled otherwise
+        middle = len(text) // 2
+        return self._letters(text[:middle], control) + self._letters(text[middle:], control)
+
+    def _encode(self, text: str, **options: Any) -> list[int]:
+        found: Any = self.tokenizer(text, add_special_tokens=False, verbose=False, **options)
+        return list(found["input_ids"])
+
+    def _guard(self, think: ThinkFormat) -> tuple[re.Pattern[str], frozenset[int]]:
+        """Return what must not be read as a control token: pattern and ids.
+
+        Special tokens, and other added ones that the template writes itself, but for think tags.
+        """
+        if think not in self._guards:
+            skeleton = self._render([{"role": "user", "content": "x"}], "x")
+            control = dict(self._reserved)
+            added = cast("Mapping[int, Any]", self.tokenizer.added_tokens_decoder)
+            for id, token in added.items():
+                if token.content and (token.special or token.content in skeleton):
+                    control[token.content] = id
+            for tag in (think.open_tag, think.close_tag):
+                control.pop(tag, None)
+            words = sorted(control, key=lambda word: (-len(word), word))
+            pattern = "|".join(map(re.escape, [*words, _OPEN, _CLOSE]))
+            self._guards[think] = re.compile(pattern), frozenset(control.values())
+        return self._guards[think]
+
+    def _around(self) -> tuple[list[int], list[int]]:
+        """Return the special tokens that the tokenizer puts around plain text; a template writes its own."""
+        if self.format == "chat":
+            return [], []
+        plain, full = self._encode("x"), list(self.tokenizer("x")["input_ids"])
+        for start in range(len(full) - len(plain) + 1):
+            if full[start : start + len(plain)] == plain:
+                return full[:start], full[start + len(plain) :]
+        return [], []
+
+
+def _turns(problem: Problem) -> list[Mapping[str, str]]:
+    if isinstance(problem.prompt, str):
+        return [{"role": "user", "content": problem.prompt}]
+    return list(problem.prompt)
+
+
+def _labelled(turns: Sequence[Any]) -> str:
+    return "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in turns)
