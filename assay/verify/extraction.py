@@ -25,6 +25,7 @@ from assay.verify.math_phrases import (
 from assay.verify.math_policy import Fallback
 
 MAX_SCANNED = 100_000  # characters at the end of a text in which an answer is looked for
+MAX_NESTED = 8  # boxes inside one another
 MAX_MARKS = 2000  # boxes and tags that are looked at, the last ones
 
 
@@ -261,7 +262,7 @@ def _is_disowned(text: str, mark: tuple[int, int, str]) -> bool:
     return bool(_DISOWNED.match(after) or _DENIED_BOX.search(before))
 
 
-def _inner(content: str) -> str:
+def _inner(content: str, depth: int = 0) -> str:
     """Return the answer inside a box or tag, which may hold a box or a phrase of its own."""
     content = content.strip()
     if (spoken := _SPOKEN_BOX.fullmatch(content)) and ANCHOR.search(spoken[1]):
@@ -271,7 +272,9 @@ def _inner(content: str) -> str:
         if len(nested) > 1:
             run, _ = _last_run(content, nested)
             return ", ".join(run.parts) if run else content
-        return _inner(nested[-1][2]) if nested else content
+        if depth >= MAX_NESTED:
+            return ""
+        return _inner(nested[-1][2], depth + 1) if nested else content
     if len(content) > MAX_SHORT or "\n" in content or ANCHOR.search(content):
         phrase = find_phrase(content, 0, only_values=False)
         if phrase is not None:

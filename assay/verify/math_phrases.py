@@ -12,6 +12,7 @@ from assay.verify.units import read_unit
 MAX_ANSWER = 1000
 MAX_SHORT = 80
 MAX_SENTENCE = 200
+MAX_PHRASES = 100  # that are looked at, the last ones
 
 _GAP = r"[\s*_]{0,8}"
 _IS = (
@@ -135,7 +136,8 @@ def find_phrase(
     only_values: a phrase may overrule a box before it only by a number or a formula. Phrases that
     follow one another at once, without a word of correction, are one commitment of several values.
     """
-    matches = [m for m in ANCHOR.finditer(text, start) if not _is_denied(text, m.start())]
+    matches = list(ANCHOR.finditer(text, start))[-MAX_PHRASES:]
+    matches = [match for match in matches if not _is_denied(text, match.start())]
     for index in range(len(matches) - 1, -1, -1):
         found = _said(text, matches[index], only_values, truncated)
         if found is None:

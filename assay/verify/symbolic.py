@@ -17,11 +17,13 @@ from typing import Any
 from assay.verify.loading import slow_import
 
 MAX_LENGTH = 800
-MAX_DEPTH = 24
+MAX_DEPTH = 12
+MAX_CELLS = 100
 MAX_DIGITS = 400
 MAX_EXPONENT = 10_000
 MAX_FACTORIAL = 5_000
 MAX_CONDITIONS = 12
+MAX_NAMES = 30
 MAX_GROWTH = 1_000_000
 PRECISION = 40  # decimal digits of numeric comparison
 CLOSE = 1e-30  # relative difference of exact numbers that are the same
@@ -35,7 +37,8 @@ _CHAIN = re.compile(r"(?:\^\s*[^\^(){}\s+*/=,-]{0,8}\s*){4}")
 _FOREIGN = re.compile(r"__|[\"`@#?]")
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)")
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*°")
-_BINOMIAL = re.compile(r"\\[dt]?binom\s*\{?\s*(\d+)")
+_BINOMIAL = re.compile(r"\\[dt]?binom\s*(\{[^{}]*\}|\d)|(\\[dt]?binom)")
+_SPECIAL = re.compile(r"\\(?:zeta|Gamma|psi|Beta|operatorname)[^+=,]{0,40}?(?:\^|\d{4})")
 
 
 def too_big(text: str) -> str:
@@ -46,6 +49,10 @@ def too_big(text: str) -> str:
         return "no mathematics"
     if re.search(rf"\d{{{MAX_DIGITS}}}", text):
         return f"a number of {MAX_DIGITS} digits or more"
+    if text.count("&") + text.count(r"\\") > MAX_CELLS:
+        return f"a matrix of more than {MAX_CELLS} entries"
+    if text.count(r"\cup") + text.count(r"\cap") > MAX_CONDITIONS or text.count("_") > MAX_NAMES:
+        return "too many sets or names"
     depth = deepest = 0
     for character in text:
         depth += (character in "([{") - (character in ")]}")
@@ -63,8 +70,13 @@ def too_big(text: str) -> str:
     for number, closing, gamma in _FACTORIAL.findall(text):
         if closing or gamma or len(number) > 9 or int(number) > MAX_FACTORIAL:
             return f"a factorial above {MAX_FACTORIAL}"
-    if any(len(n) > 9 or int(n) > MAX_EXPONENT for n in _BINOMIAL.findall(text)):
-        return f"a binomial above {MAX_EXPONENT}"
+    if sum(int(number) for number, _, _ in _FACTORIAL.findall(text) if number) > 4 * MAX_FACTORIAL:
+        return "many large factorials"
+    for top, bare in _BINOMIAL.findall(text):
+        if bare or re.search(r"[\^!\\]|\d{5}", top):
+            return f"a binomial above {MAX_EXPONENT}"
+    if _SPECIAL.search(text):
+        return "a special function of a large number"
     return ""
 
 
