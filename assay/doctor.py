@@ -147,6 +147,10 @@ def _check_extras() -> Iterator[Finding]:
         "hub": "problems from the Hugging Face hub (hf:)",
         "bnb": "8-bit AdamW (optimizer.name)",
         "gguf": "models in GGUF files",
+        "judge": "judges at an endpoint (the verifier judge)",
+        "language": "language identification (the verifiers instructions and language)",
+        "logic": "formal logic (the verifiers boolean_equivalence and entailment)",
+        "schema": "JSON schemas (the verifier json_schema)",
     }
     for extra, purpose in purposes.items():
         for wanted in map(Requirement, lines):
@@ -277,15 +281,12 @@ def _try_verifier() -> list[str]:
 
 
 def _check_isolation() -> Iterator[Finding]:
-    """What could hold code that a model wrote; the first verifiers run none, so it is only reported."""
-    has_namespaces = _run("unshare", "--user", "--map-root-user", "echo", "yes") == "yes"
-    state = "work" if has_namespaces else "do not work"
-    yield Finding("user namespaces", "ok" if has_namespaces else "note", state)
-    bubblewrap = shutil.which("bwrap")
-    works = bubblewrap and _run("bwrap", "--ro-bind", "/", "/", "echo", "yes") == "yes"
-    found = "works" if works else "does not work" if bubblewrap else "is not installed"
-    remedy = "" if works else "needed only to run code that a model wrote"
-    yield Finding("bubblewrap", "ok" if works else "note", found, remedy)
+    """Whether programs that a model wrote can be run walled in, as the verifier ``code`` does."""
+    from assay.verify.sandbox import sandbox_report
+
+    for what, works, detail in sandbox_report():
+        remedy = "" if works else "needed only to judge programs (the verifier code)"
+        yield Finding(what, "ok" if works else "note", detail, remedy)
 
 
 def _check_learning() -> Iterator[Finding]:
