@@ -11,6 +11,7 @@ from assay.errors import VerifierError
 from assay.verify.base import Field, Verifier, resolve
 from assay.verify.expression import BUILT_IN
 from assay.verify.options import complaint_of_options, options_digest
+from assay.verify.reward_model_checkpoint import checkpoint_hash
 
 Takes = Literal["completion", "group", "verdicts", "batch"]
 Lane = Literal["worker", "thread", "device", "inline"]
@@ -50,10 +51,17 @@ class Card:
         return self.takes != "completion" and not (self.takes == "batch" and self.lane == "device")
 
     def describe(self) -> dict[str, Any]:
-        """Return version, hash and, where the configuration sets any, the digest of its options."""
+        """Return version and hash, and where they apply ``options`` and ``checkpoint``.
+
+        options: the digest of what the configuration sets. checkpoint: hashes of the model that
+        judges on the device, as its option ``path`` names it, or several.
+        """
         facts: dict[str, Any] = {"version": self.version, "hash": self.hash}
         if digest := options_digest(self.options):
             facts["options"] = digest
+        if self.lane == "device" and (path := self.options.get("path")):
+            paths = cast("list[str]", path) if isinstance(path, list | tuple) else [str(path)]
+            facts["checkpoint"] = "+".join(map(checkpoint_hash, paths))
         return facts
 
 

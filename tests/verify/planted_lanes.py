@@ -71,7 +71,8 @@ _FIELDS = (
 THREAD = Verifier("threaded", 1, follow, lane="thread", fields=_FIELDS, weight=0.25)
 HASTY = Verifier("hasty", 1, follow, lane="thread", limits=Limits(seconds=0.2))
 KEPT = Verifier("kept", 1, follow, lane="thread", fields=_FIELDS, cached=True)
-DEVICE = Verifier("device", 3, of_batch, takes="batch", lane="device", bounds=None)
+_PATH = (Field("path", "a folder, or several", from_row=False),)
+DEVICE = Verifier("device", 3, of_batch, takes="batch", lane="device", fields=_PATH, bounds=None)
 INLINE = Verifier("inlined", 1, follow, lane="inline", weight=0.1)
 SHARE = Verifier(
     "share", 1, of_verdicts, takes="verdicts", lane="inline", weight=0.5, bounds=(0, 1)

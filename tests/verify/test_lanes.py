@@ -166,6 +166,22 @@ def test_a_batch_that_fails_is_not_judged(text: str, words: str) -> None:
         assert judge(service, ["good"])[0].judged
 
 
+def test_the_checkpoint_that_judges_is_described(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(f'{{"name": "{name}"}}')
+    described: list[str] = []
+    for path in (str(tmp_path / "one"), [str(tmp_path / "one"), str(tmp_path / "two")]):
+        with VerifierService(
+            "threaded + device*0.1", options={"device": {"path": path}}
+        ) as service:
+            described.append(service.describe()["device"]["checkpoint"])
+            assert "checkpoint" not in service.describe()["threaded"]
+    one, both = described
+    assert len(one) == 12
+    assert both.split("+")[0] == one != both.split("+")[1]
+
+
 def test_inline_verifiers_read_the_first_terms_verdicts() -> None:
     with VerifierService("threaded + share") as service:
         verdicts = judge(service, ["good", "bad", "good", "bad"])
