@@ -7,12 +7,15 @@ import json
 import os
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 from assay.errors import VerifierError
+
+MAX_IN_MEMORY = 20_000  # replies that a store without a file keeps
 
 
 def reply_key(
@@ -32,18 +35,19 @@ def reply_key(
 
 
 class JudgeStore:
-    """Replies by key: in memory, and in a JSON Lines file where a path is given.
+    """Replies by key: in a JSON Lines file where a path is given, else the last ones in memory.
 
     A line is one reply, appended by one write, so that threads, and processes on one file system, may
-    share a file. Lines that cannot be read (the last one, after a crash) are passed over and counted
-    in `num_unreadable`. Safe from any thread.
+    share a file; of a file only the places of its lines are held in memory. Lines that cannot be read
+    (the last one, after a crash) are passed over and counted in `num_unreadable`. Safe from any thread.
     """
 
     def __init__(self, path: Path | str | None = None) -> None:
         self.path = None if path is None else Path(path)
         self.num_unreadable = 0
         self._lock = threading.Lock()
-        self._replies: dict[str, dict[str, Any]] = {}
+        self._recent: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._places: dict[bytes, tuple[int, int]] = {}  # where a line begins, and its length
         self._asking: dict[str, tuple[threading.Lock, int]] = {}
         self._file: int | None = None
         if self.path is not None:
@@ -54,10 +58,11 @@ class JudgeStore:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, flags, 0o644)
+            line, start = b"\n", 0
             with path.open("rb") as file:
-                line = b"\n"
                 for line in file:
-                    self._take(line)
+                    self._index(line, start)
+                    start += len(line)
         except OSError as error:
             raise VerifierError(
                 f"verification.options.judge.replies: {path} cannot be opened ({error.strerror}); "
@@ -66,35 +71,39 @@ class JudgeStore:
         if not line.endswith(b"\n"):  # a torn line must not swallow the next one
             os.write(self._file, b"\n")
 
-    def _take(self, line: bytes) -> None:
-        if not line.strip():
-            return
-        try:
-            row: Any = json.loads(line)
-            key, reply = row["key"], row["reply"]
-        except (ValueError, TypeError, KeyError, RecursionError):
-            self.num_unreadable += 1
-            return
-        if isinstance(key, str) and isinstance(reply, dict):
-            self._replies.setdefault(key, cast("dict[str, Any]", reply))
-        else:
+    def _index(self, line: bytes, start: int) -> None:
+        row = _read(line)
+        if row is not None:
+            self._places.setdefault(row[0].encode(), (start, len(line)))
+        elif line.strip():
             self.num_unreadable += 1
 
     def __len__(self) -> int:
-        return len(self._replies)
+        return len(self._places) + len(self._recent)
 
     def get(self, key: str) -> dict[str, Any] | None:
         """Return the body of the reply, or None."""
         with self._lock:
-            return self._replies.get(key)
+            place = self._places.get(key.encode())
+            if place is None or self._file is None:
+                return self._recent.get(key)
+            row = _read(os.pread(self._file, place[1], place[0]))
+        return row[1] if row is not None and row[0] == key else None
 
     def put(self, key: str, reply: dict[str, Any], **facts: Any) -> None:
-        """Keep a reply for good; facts (model, rubric, vote) stand beside it in the file."""
-        row = json.dumps({"key": key, **facts, "reply": reply}, ensure_ascii=True)
+        """Keep a reply; facts (model, rubric, vote) stand beside it in the file."""
+        line = json.dumps({"key": key, **facts, "reply": reply}).encode() + b"\n"
         with self._lock:
-            self._replies[key] = reply
-            if self._file is not None:
-                _write_all(self._file, row.encode() + b"\n")
+            if self._file is None:
+                self._recent[key] = reply
+                if len(self._recent) > MAX_IN_MEMORY:
+                    self._recent.popitem(last=False)
+                return
+            _write_all(self._file, line)
+            end = os.lseek(
+                self._file, 0, os.SEEK_CUR
+            )  # where this write ended, whoever else writes
+            self._places[key.encode()] = end - len(line), len(line)
 
     @contextmanager
     def asking(self, key: str, deadline: float) -> Generator[bool]:
@@ -117,11 +126,23 @@ class JudgeStore:
                     self._asking[key] = lock, waiting - 1
 
     def close(self) -> None:
-        """Close the file; replies stay readable, and later ones are kept in memory alone."""
+        """Close the file: what is in it is no longer found, and what comes is kept in memory alone."""
         with self._lock:
             if self._file is not None:
                 os.close(self._file)
                 self._file = None
+
+
+def _read(line: bytes) -> tuple[str, dict[str, Any]] | None:
+    """Return the key and the reply of a line, or None for one that holds no reply."""
+    try:
+        row: Any = json.loads(line)
+        key, reply = row["key"], row["reply"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    if isinstance(key, str) and key.isascii() and isinstance(reply, dict):
+        return key, cast("dict[str, Any]", reply)
+    return None
 
 
 def _write_all(file: int, data: bytes) -> None:

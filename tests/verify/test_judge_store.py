@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from assay.errors import VerifierError
 from assay.types import Completion, Problem
+from assay.verify import judge_store
 from assay.verify.base import Part
 from assay.verify.judge import JUDGE, close_judges, judge_costs
 from assay.verify.judge_costs import reset_judge_costs
@@ -139,14 +140,15 @@ def test_writers_do_not_tear_each_others_lines(tmp_path: Path) -> None:
 
     def work(index: int) -> None:
         for number in range(20):
-            stores[index % 2].put(f"{index}-{number}", {"text": "x" * 3000})
+            stores[index % 2].put(f"{index}-{number}", {"text": f"{index}" * 3000})
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for store in stores:
+    for index, store in enumerate(stores):
+        assert store.get(f"{index}-19") == {"text": f"{index}" * 3000}
         store.close()
     again = JudgeStore(path)
     assert len(again) == 120 and again.num_unreadable == 0
@@ -170,6 +172,31 @@ def test_in_memory_and_after_closing() -> None:
     store.put("k", {"a": 1}, model="m")
     store.close()
     assert store.get("k") == {"a": 1} and store.get("other") is None
+
+
+def test_memory_keeps_the_last_replies_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge_store, "MAX_IN_MEMORY", 3)
+    store = JudgeStore()
+    for number in range(5):
+        store.put(str(number), {"n": number})
+    assert len(store) == 3
+    assert [store.get(str(number)) for number in range(5)] == [
+        None,
+        None,
+        {"n": 2},
+        {"n": 3},
+        {"n": 4},
+    ]
+
+
+def test_a_file_that_is_changed_under_a_store_is_not_believed(tmp_path: Path) -> None:
+    path = tmp_path / "replies.jsonl"
+    store = JudgeStore(path)
+    store.put("a", {"n": 1})
+    store.put("b", {"n": 2})
+    path.write_bytes(path.read_bytes().replace(b'"a"', b'"c"')[:-5])
+    assert store.get("a") is None and store.get("b") is None
+    store.close()
 
 
 def test_a_path_that_cannot_be_written_is_told(tmp_path: Path) -> None:
