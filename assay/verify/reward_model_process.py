@@ -111,7 +111,7 @@ class ProcessRewardModel:
             plain_template=self.shared.plain_template,
             max_tokens=self.shared.max_tokens or self.checkpoint.max_positions,
             too_long=self.shared.too_long,
-            reserved={self.step_tag: self.tag_ids[0]} if len(self.tag_ids) == 1 else None,
+            reserved=self._reserved,
         )
 
     @cached_property
@@ -217,6 +217,12 @@ class ProcessRewardModel:
         if len(logits) == 1:
             return sigmoid(logits[0])
         return sigmoid(logits[self.positive] - logits[1 - self.positive])
+
+    @property
+    def _reserved(self) -> dict[str, int]:
+        """The step tag, where it is one token that a text can spell in several: such a text shall."""
+        is_one = len(self.tag_ids) == 1 and len(self.step_tag) > 1
+        return {self.step_tag: self.tag_ids[0]} if is_one else {}
 
     def _only(self, name: str, text: str) -> int:
         ids = _ids(self.checkpoint.tokenizer, text)

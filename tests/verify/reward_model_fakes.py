@@ -25,7 +25,6 @@ def model(kind: str, seed: int = 0, labels: int = 1, **settings: Any) -> Any:
     import transformers
 
     config = transformers.LlamaConfig(
-        vocab_size=VOCAB,
         hidden_size=16,
         intermediate_size=32,
         num_hidden_layers=2,
@@ -35,7 +34,7 @@ def model(kind: str, seed: int = 0, labels: int = 1, **settings: Any) -> Any:
         num_labels=labels,
         bos_token_id=None,
         eos_token_id=257,
-        **{"pad_token_id": None, **settings},
+        **{"vocab_size": VOCAB, "pad_token_id": None, **settings},
     )
     family = {
         "sequence": transformers.LlamaForSequenceClassification,

@@ -105,7 +105,8 @@ def test_a_known_score(tmp_path: Path) -> None:
     made = fakes.looks_at_one_token(fakes.model("sequence"))
     path = fakes.save(tmp_path / "known", made, chat=False)
     expected = [
-        float(made.score.weight[0].detach() @ fakes.hidden_of(made, text.encode()[-1])) for text in TEXTS
+        float(made.score.weight[0].detach() @ fakes.hidden_of(made, text.encode()[-1]))
+        for text in TEXTS
     ]
     assert values(judge(TEXTS, path=path)) == pytest.approx(expected, abs=1e-5)
 
