@@ -16,10 +16,11 @@ _INSIDE_NO_WORD = r"""[)"';}\]*:@({\[!?‘’“”«»]"""
 _CANDIDATE = re.compile(rf"[.?!](?=(?P<mark>{_INSIDE_NO_WORD})|\s+(?P<following>\S+))")
 _LAST_PART = re.compile(rf"['‘’“”«»?!]?(?:(?!{_INSIDE_NO_WORD}|--|\.\.)\S)*\Z")
 _FIRST_PART = re.compile(rf"(?:(?!{_INSIDE_NO_WORD}|--|,(?!\w))\S)+")
-_ENDED_EARLIER = re.compile(rf"[?!](?={_INSIDE_NO_WORD}|\Z)")
+_INSIDE = re.compile(rf"[?!](?=\.\.)|[.?!](?=(?P<mark>{_INSIDE_NO_WORD}))")
 _CLOSERS = re.compile(r"""["')\]}‘’“”«»]+?(?:\s+|(?=--)|$)""", re.MULTILINE)
 _NUMBER = re.compile(r"-?[.,]?\d[\d,.-]*")
 _NAME = re.compile(r"(?:[A-Z]\S* |\A|[\n(\"])[A-Z]\Z")
+_NO_WORD_STARTS_WITH = "#&`,-"
 _PUNCTUATION = tuple(";:,.!?")
 _LONGEST = 200  # characters of a word that are looked at: a longer one is no abbreviation
 
@@ -65,7 +66,7 @@ _COMMON = """
 
 ABBREVIATIONS = frozenset(_ABBREVIATIONS.split())
 STARTERS = frozenset(_STARTERS.split())
-COMMON = STARTERS | frozenset(_COMMON.split())
+COMMON = (STARTERS | frozenset(_COMMON.split())) - {"i"}  # which is never written small
 
 
 def num_sentences(text: str) -> int:
@@ -92,16 +93,13 @@ def _ends(text: str) -> list[tuple[int, int]]:
     candidates = list(_CANDIDATE.finditer(text))
     found: list[tuple[int, int]] = []
     for index, match in enumerate(candidates):
-        word_end = candidates[index + 1].start() if index + 1 < len(candidates) else None
-        if (
-            word_end is not None
-            and not _has_space(text, match.end(), word_end)
-            and not _has_space(text, match.start() - 1, match.start())
-        ):
-            continue  # a later mark of the same word decides
-        if _is_end(text, match):
-            follows = match.start("following") if match["following"] else match.end()
-            found.append((match.end(), follows))
+        start, end = match.span()
+        if index + 1 < len(candidates):
+            starts_word = not start or text[start - 1] in string.whitespace
+            if not starts_word and not _has_space(text, end, candidates[index + 1].start()):
+                continue  # a later mark of the same word decides
+        if match[0] != "." or _is_end(text[max(0, start - _LONGEST) : start], match):
+            found.append((end, match.start("following") if match["following"] else end))
     return found
 
 
@@ -109,16 +107,26 @@ def _has_space(text: str, start: int, end: int) -> bool:
     return any(char in string.whitespace for char in text[start:end])
 
 
-def _is_end(text: str, match: re.Match[str]) -> bool:
-    if match[0] != ".":
+def _is_end(before: str, match: re.Match[str]) -> bool:
+    """Whether a period ends a sentence; so it does where one ends inside the words around it."""
+    following = match["mark"] or match["following"][:_LONGEST]
+    chunk = before.split()[-1] if before and not before[-1].isspace() else ""
+    if _ends_inside(chunk + ".") or _ends_inside(following):
         return True
-    before = text[max(0, match.start() - _LONGEST) : match.start()].split()
-    chunk = before[-1] if before and not text[match.start() - 1].isspace() else ""
-    if _ENDED_EARLIER.search(chunk):
-        return True
+    return _ends_word(before, chunk, _first_part(following), match.string[match.end()])
+
+
+def _ends_inside(chunk: str) -> bool:
+    return any(
+        match[0] != "." or _ends_word("", chunk[: match.start()], match["mark"], "")
+        for match in _INSIDE.finditer(chunk)
+    )
+
+
+def _ends_word(before: str, chunk: str, following: str, gap: str) -> bool:
+    """Whether a period behind ``chunk``, at the end of ``before``, ends a sentence."""
     part = _LAST_PART.search(chunk)
-    word = part[0].lower() if part else ""
-    following = match["mark"] or _first_part(match["following"])
+    word = part[0].lower().lstrip(_NO_WORD_STARTS_WITH) if part else ""
     lookup = following.lower().rstrip(".")
     if chunk.endswith("."):  # an ellipsis
         return following[0].isupper() and lookup in STARTERS
@@ -128,15 +136,17 @@ def _is_end(text: str, match: re.Match[str]) -> bool:
     if is_initial or _NUMBER.fullmatch(word):
         if following in _PUNCTUATION or following[0].islower():
             return False
-        return not (is_initial and following[0].isupper() and _is_name(text, match, lookup))
+        is_name = is_initial and following[0].isupper() and _is_name(before, lookup, gap)
+        return not is_name
     return True
 
 
-def _is_name(text: str, match: re.Match[str], lookup: str) -> bool:
+def _is_name(before: str, lookup: str, gap: str) -> bool:
     """Whether an initial and the capitalized word behind it are a name, as in "Ann J. Baker"."""
-    if lookup in COMMON or not text.startswith(" ", match.end()):
+    if lookup in COMMON or gap != " ":
         return False
-    return len(lookup) == 1 or bool(_NAME.search(text[max(0, match.start() - 40) : match.start()]))
+    is_short = len(lookup) == 1 or "." in lookup or lookup in ABBREVIATIONS
+    return is_short or _NAME.search(before) is not None
 
 
 def _first_part(following: str) -> str:

@@ -1,7 +1,12 @@
 """Verifier ``instructions``: whether a completion does what IFEval's checkable instructions ask.
 
 The 25 instruction types, strict and loose, of Zhou et al., "Instruction-Following Evaluation for Large
-Language Models", arXiv:2311.07911, section 2.
+Language Models", arXiv:2311.07911, section 2. Verdicts are those of the public scorer, which
+``bench/instruction_agreement.py`` measures, but where that scorer does not repeat itself or draws at
+random: languages are detected with a fixed seed; a letter to count that is no letter (``#``) is counted,
+where it takes another at random; arguments that are missing or 0 mean what they say, where it draws
+some; keywords are plain text, where it reads them as patterns and fails on ``C++``; and an invisible
+character is no word.
 """
 
 from __future__ import annotations
