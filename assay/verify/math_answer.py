@@ -18,6 +18,7 @@ from assay.verify.math_policy import ANSWER, DEFAULT, OPTIONS, Policy, is_answer
 from assay.verify.plain_numbers import read_number
 
 _WRAPPED = re.compile(r"\\(?:text|mbox|mathrm)\s*\{([^{}]*)\}")
+_WORD, _COMMAND = re.compile(r"[A-Za-z]{2}"), re.compile(r"\\[A-Za-z]+")
 _FORMAL = re.compile(r"\\(?!frac|dfrac|sqrt|pi\b|\$|%)[A-Za-z]|\\[{}]|[<>|;]")
 _INTEGER = re.compile(r"\s*(-?\d{1,18})[\s.]*")
 
@@ -89,7 +90,7 @@ def _around(gold: str, part: str, phrase: str, policy: Policy) -> bool:
     if phrase and phrase != part and _same_text(gold, phrase):
         return True
     spoken = _WRAPPED.sub(r" \1 ", part).strip()
-    if len(spoken) > MAX_SHORT or _FORMAL.search(spoken) or not re.search(r"[A-Za-z]{2}", spoken):
+    if len(spoken) > MAX_SHORT or _FORMAL.search(spoken) or not _WORD.search(_COMMAND.sub(" ", spoken)):
         return False
     if read_number(part) is not None:
         return False  # a number with a unit, which was compared

@@ -125,6 +125,7 @@ _SPELLED = re.compile(
     rf"\b(?:{'|'.join(sorted(NUMBER_WORDS - {'one', 'first', 'second', 'dozen'}))})\b",
     re.IGNORECASE,
 )
+_EXCLAMATION = re.compile(r"(?<=[a-z]{2})!+$")  # n! is a factorial
 _BULLET = re.compile(r"^\s*(?:\d{1,2}[.)]|\(?[a-z]\)|[-*•])\s+")
 
 
@@ -208,7 +209,7 @@ def _content_after(text: str, position: int) -> tuple[str, int]:
         return display[0], position + display.end()
     line = stripped.partition("\n")[0]
     sentence = re.split(
-        r"(?<!\b[A-Z])\.\s+(?=[A-Z\W])|[。！？]|(?<=\D)!(?=\s|$)|\s+####", line, maxsplit=1
+        r"(?<!\b[A-Z])\.\s+(?=[A-Z\W])|[。！？]|(?<=[a-z]{2})!(?=\s|$)|\s+####", line, maxsplit=1
     )[0]
     return sentence.strip().strip("*").rstrip(".。").strip(), position + len(sentence)
 
@@ -236,7 +237,7 @@ def is_answer_alone(text: str) -> bool:
 
 def value_of(sentence: str) -> str | None:
     """Return the one value that a sentence ends in or is about, or None where that is not clear."""
-    sentence = sentence.strip().rstrip(".。!").strip()
+    sentence = _EXCLAMATION.sub("", sentence.strip().rstrip(".。").strip())
     if not sentence:
         return None
     if is_answer_alone(sentence):
