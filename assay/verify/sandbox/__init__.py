@@ -9,12 +9,11 @@ from assay.verify.sandbox.outcome import (
     SubmissionError,
 )
 from assay.verify.sandbox.sandbox import Sandbox, sandbox_report
-from assay.verify.sandbox.session import Forwarded, Session, forward_to
+from assay.verify.sandbox.session import Session
 from assay.verify.sandbox.values import Handle, Iterator, Record
 
 __all__ = [
     "Answer",
-    "Forwarded",
     "Handle",
     "Iterator",
     "Outcome",
@@ -25,6 +24,5 @@ __all__ = [
     "Session",
     "Status",
     "SubmissionError",
-    "forward_to",
     "sandbox_report",
 ]

@@ -144,7 +144,7 @@ class Agent:
         except BaseException as error:
             reply = failure(error)
         threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
+        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
         return reply
 
     def do_load(self, settings: dict[str, Any], source: str, asks: bool) -> tuple[Any, ...]:
@@ -186,7 +186,7 @@ class Agent:
         found = {
             name: kind_of(value, self.namespace.get("__name__"))
             for name, value in list(self.namespace.items())
-            if isinstance(name, str) and name != "__builtins__"
+            if type(name) is str and name != "__builtins__"
         }
         return "ok", found, None, None
 

@@ -139,7 +139,7 @@ class Encoder:
             self.put(value, depth)
 
     def record(self, value: Any, kind: type, depth: int) -> None:
-        fields = value._fields if kind is Record else _fields_of(kind)
+        fields = value._fields if kind is Record else _fields_of(kind) or ()
         self.text(b"R", value.type_name if kind is Record else kind.__name__)
         self.items(b"t", fields, depth)
         self.items(b"t", tuple.__iter__(value), depth)

@@ -111,14 +111,16 @@ class Session:
         return {f"{name}": f"{kind}" for name, kind in cast("dict[Any, Any]", found).items()}
 
     def request(self, message: tuple[Any, ...], limits: Limits | None = None) -> Outcome:
-        """Send one request and wait for its answer."""
+        """Send one request and wait for its answer. Raises Unsupported: an argument cannot be sent."""
         if self.ended is not None:
             return Outcome("died", error=self.ended)
+        nonce = os.urandom(16)  # what answers this request names it
+        data = self.encode((nonce, *message))
         started, before = time.monotonic(), self.process.cpu()
         end: Ended | None = None
         fields: dict[str, Any] = {}
         try:
-            fields = self._exchange(message, limits or self.limits)
+            fields = self._exchange(nonce, data, limits or self.limits)
             self.process.check_output()
         except Ended as ended:
             end = ended
@@ -157,7 +159,7 @@ class Session:
             return {"status": "memory", "error": "ended by the kernel, for lack of memory"}
         return {"status": "died", "error": f"its process ended by {signal.Signals(number).name}"}
 
-    def _exchange(self, message: tuple[Any, ...], limits: Limits) -> dict[str, Any]:
+    def _exchange(self, nonce: bytes, data: bytes, limits: Limits) -> dict[str, Any]:
         process = self.process
         if not process.silent():
             raise process.end() if process.at_end else Ended("died", "it spoke out of turn")
@@ -165,8 +167,7 @@ class Session:
         process.begin(
             cpu, limits.seconds or max(10.0, 10.0 * cpu), 1024 * (limits.output_kib or OUTPUT_KIB)
         )
-        nonce = os.urandom(16)
-        process.send(self.encode((nonce, *message)))
+        process.send(data)
         while True:
             reply = self.decode(process.receive())
             if type(reply) is not tuple or len(reply) < 2 or reply[0] != nonce:
@@ -238,40 +239,3 @@ def _fields(reply: tuple[Any, ...]) -> dict[str, Any]:
         text = rest[0] if rest and type(rest[0]) is str else "MemoryError"
         return {"status": status, "error": text[:1000]}
     raise Ended("died", "its channel spoke nonsense")
-
-
-def forward_to(session: Session) -> OnCall:
-    """Return an ``on_call`` that does in ``session`` what another session asks for.
-
-    A program loaded with it uses the other module's objects as its own: ``call_out("name", args, kwargs)``
-    calls a global there; an object that comes back is a proxy, of which calls, attributes, operators and
-    iteration go through; an error there is raised here, and arguments changed there are changed here.
-    A request that the other session does not survive raises `Forwarded`.
-    """
-
-    def on_call(name: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
-        if type(name) is Handle:
-            outcome = session.call(name, args, kwargs)
-        elif type(name) is not str:
-            raise SubmissionError("TypeError", "no name")
-        elif name == "getattr":
-            outcome = session.get(*args)
-        elif name.startswith("__") and args and type(args[0]) is Handle:
-            outcome = session.call_method(args[0], name, args[1:], kwargs)
-        else:
-            outcome = session.call(name, args, kwargs)
-        if outcome.status == "exception":
-            raise SubmissionError(outcome.error_type, outcome.error)
-        if outcome.status != "ok":
-            raise Forwarded(outcome)
-        return Answer(outcome.value, outcome.args_after)
-
-    return on_call
-
-
-class Forwarded(Exception):
-    """A forwarded request failed; ``outcome`` says how. The session that asked is closed."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        super().__init__(outcome.status, outcome.error)
-        self.outcome = outcome

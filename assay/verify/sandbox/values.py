@@ -140,7 +140,7 @@ class Record(tuple[Any, ...]):
 def record(type_name: str, fields: Iterable[str], values: Iterable[Any]) -> Record:
     """Return a `Record`; ``fields`` and ``values`` are of one length."""
     result = Record(values)
-    result.type_name, result._fields = type_name, tuple(fields)
+    vars(result).update(type_name=type_name, _fields=tuple(fields))
     return result
 
 

@@ -6,19 +6,19 @@ import time
 from typing import Any
 
 import pytest
+from forwarding import Forwarded, forward_to
 
 from assay.verify.base import Limits
 from assay.verify.sandbox import (
     Answer,
-    Forwarded,
     Handle,
     Iterator,
     Record,
     Sandbox,
     SandboxTrouble,
     SubmissionError,
-    forward_to,
 )
+from assay.verify.sandbox.values import Unsupported
 
 MODULE = """
 import math
@@ -156,6 +156,14 @@ def failing():
         assert type(forever) is Iterator and not forever.complete
         assert session.call("failing").error_type == "KeyError"
         assert session.call("evil").status == "ok"
+
+
+def test_an_argument_that_cannot_be_sent(sandbox: Sandbox, limits: Limits) -> None:
+    with sandbox.load("def f(x): return x", limits) as session:
+        for argument in (object(), print, "x" * (20 << 20), [[None] * 300_000]):
+            with pytest.raises(Unsupported):
+                session.call("f", (argument,))
+        assert session.call("f", (1,)).value == 1
 
 
 def test_a_module_that_fails_to_load(sandbox: Sandbox, limits: Limits) -> None:
