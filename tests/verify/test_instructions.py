@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +271,16 @@ def test_the_modules_import_nothing_heavy() -> None:
         "sys.exit(bool(heavy & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_hash_stands_where_the_extra_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(package: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(package)
+
+    installed = replace(INSTRUCTIONS).hash
+    monkeypatch.setattr(importlib.metadata, "version", absent)
+    assert len(replace(INSTRUCTIONS).hash) == 12
+    assert replace(INSTRUCTIONS).hash != installed
 
 
 def test_without_langdetect_only_the_types_that_need_it_complain(
