@@ -168,6 +168,13 @@ JUDGE = Verifier(
             says="failed",
             should_say="passed",
         ),
+        KnownError(
+            "a wrong reference is believed: the judge is told not to dispute it",
+            {"answer": "Lyon"},
+            "The capital of France is Paris. The answer is Paris",
+            says="failed",
+            should_say="passed",
+        ),
     ),
     modules=(
         "assay.verify.judge",

@@ -93,7 +93,8 @@ SHARED_FIELDS = (
         check=_are_judges, from_row=False,
     ),
     Field(
-        "votes", "how often each judge is asked, from 1", default=1,
+        "votes", "how often each judge is asked, from 1; at temperature 0 votes hardly differ",
+        default=1,
         check=lambda v: _is_count(v, 1, 99), from_row=False,
     ),
     Field(
