@@ -35,6 +35,8 @@ BUILT_IN = {
     "regex": "assay.verify.short_answers:REGEX",
     "countdown": "assay.verify.countdown:COUNTDOWN",
     "gym": "assay.verify.gym_tasks:GYM",
+    "boolean_equivalence": "assay.verify.logic:BOOLEAN_EQUIVALENCE",
+    "entailment": "assay.verify.logic:ENTAILMENT",
 }
 
 _TOKEN = re.compile(
