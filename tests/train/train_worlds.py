@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,12 @@ def few_marks(problem: Problem, completion: Completion) -> float:
 
 def never_judged(problem: Problem, completion: Completion) -> None:
     """A checker that can never say anything."""
+
+
+def hangs(problem: Problem, completion: Completion) -> float:
+    """A checker that never comes back."""
+    time.sleep(60)
+    return 1.0
 
 
 def stop_at_two(run: Any) -> str | None:
