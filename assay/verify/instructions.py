@@ -136,7 +136,12 @@ INSTRUCTIONS = Verifier(
     judge=judge_instructions,
     domain="instructions that a program can check: IFEval's 25 types, strict and loose",
     fields=(
-        Field("instruction_id_list", "a list of 1 to 60 of the 25 ids", True, check=_are_ids),
+        Field(
+            "instruction_id_list",
+            "a list of 1 to 60 of the 25 instruction ids, such as punctuation:no_comma",
+            True,
+            check=_are_ids,
+        ),
         Field("kwargs", "a list of tables, one for each instruction", True, check=_are_tables),
         Field("mode", "strict or loose", default="strict", check=lambda x: x in MODES),
         Field(
