@@ -67,6 +67,7 @@ def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
         return False
     if a == b or squeeze(a) == squeeze(b):
         return True
+    b = b.removeprefix(r"\approx ").strip()
     expected, found = _numbers(a, b, policy)
     if expected is not None and found is not None and same_number(expected, found, policy):
         return not expected.listed or _reads_as_decimal(a, b)
@@ -76,7 +77,8 @@ def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
         return False  # letters alone are no number; sympy need not be asked
     if expected is not None and not policy.unevaluated and is_undone(b):
         return False
-    return _same_structure(plain_form(a), plain_form(b), expected, found, policy)
+    a, b = plain_form(a), plain_form(b)
+    return a == b or _same_structure(a, b, expected, found, policy)
 
 
 def _numbers(a: str, b: str, policy: Policy) -> tuple[PlainNumber | None, PlainNumber | None]:
@@ -274,10 +276,17 @@ def _same_parts(
         brackets = gold.brackets if gold.kind == "tuple" else found.brackets
         if brackets != "()" or len(gold.items) != len(found.items):
             return None if _has_relation(a) or _has_relation(b) else False
-        return all(map(equal, gold.items, found.items))
+        return all(map(equal, _by_name(gold), _by_name(found)))
     if _relations(gold) or _relations(found):
         return True if _matches(gold.items, found.items, equal) else None
     return _same_collection(gold, found, policy)
+
+
+def _by_name(parts: Parts) -> tuple[str, ...]:
+    """Return the items of ``y = 2, x = 1`` in the order of their names, which is that of a tuple."""
+    if not parts.ordered_by_label or any(len(label) != 1 for label in parts.labels):
+        return parts.items
+    return tuple(item for _, item in sorted(zip(parts.labels, parts.items, strict=True)))
 
 
 def _mixed(parts: Parts) -> bool:

@@ -80,11 +80,17 @@ _SECOND_THOUGHT = re.compile(
     r"\s+wrong)\b[\s,]*)+(?:(?:it|this|that|they|the\s+answer)\s*)?(?:(?:is|'s|are|could|might|may|can|would)\b\s*)?"
     r"(?:(?:also|even|maybe|perhaps|possibly|instead|well|be|as)\b\s*){0,4}[\s$(\\]{0,4}?"
     rf"(?P<value>{_NUMBER})"
-    rf"|^[\s$.,;:!)*\]\\}}(/-]{{0,10}}(?:it|this|that|the\s+answer)\s+(?:could|might|may)\s+(?:also\s+|instead\s+)?be\s+[\s$(\\]{{0,4}}?"
+    r"|^[\s$.,;:!)*\]\\}(/-]{0,10}(?:(?:actually|however|but|though|although|wait|hmm)\b[\s,]*){1,2}"
+    rf"(?P<rival>{_NUMBER})\s+(?:is|are|could|might|may|would|works?)\b[^.\n]{{0,30}}?\b(?:possible|also|valid|too|well|be)\b"
+    r"|^[\s$.,;:!)*\]\\}(/-]{0,10}(?:(?:actually|however|but|though|although|wait|hmm)\b[\s,]*){0,2}"
+    r"(?:it|this|that|the\s+answer)\s+(?:could|might|may)\s+(?:also\s+|instead\s+)?be\s+[\s$(\\]{0,4}?"
     rf"(?P<other>{_NUMBER})",
     re.IGNORECASE,
 )
 _SPOKEN_BOX = re.compile(r"\\(?:text|mbox|textbf|mathrm)\s*\{([^{}]*)\}")
+_QUOTED = re.compile(
+    r"```\w*\n([^`]{1,300})\n?```|>\s*([^>\n]{1,300})|[\"“']([^\"“”\n]{1,300})[\"”']"
+)
 _CUT_OFF = re.compile(
     r"(?:[=+/^({\\-]|(?<!\*)\*)\s*$|\\f?boxed\b|<answer>"
 )  # inside a formula, a box or a tag
@@ -168,7 +174,7 @@ def _with_second_thought(found: Commitment, rest: str) -> Commitment:
         and not re.search(r"\b(?:could|might|may|maybe|perhaps)\b", match[0])
     ):
         return found
-    value = match["value"] or match["other"]
+    value = match["value"] or match["rival"] or match["other"]
     return found if value in found.parts else Commitment((*found.parts, value), how=found.how)
 
 
@@ -176,6 +182,8 @@ def _unmarked(text: str, fallback: Fallback, hoped: bool) -> Commitment | None:
     """Return the answer of a text in which nothing marks one."""
     if _CUT_OFF.search(text):
         return None
+    if (quoted := _QUOTED.fullmatch(text)) is not None:
+        text = next(filter(None, quoted.groups()))
     if is_answer_alone(text):
         return Commitment((text,), how="whole")
     for rule in (of_one_sentence, of_last_line, of_final_emphasis):

@@ -39,6 +39,10 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\(?:left|right|[bB]igg?[lrm]?|middle)(?![a-zA-Z])\s*\.?", ""),
         (r"\\(?:displaystyle|textstyle|limits|nolimits|nonumber|hfill|newline)(?![a-zA-Z])", " "),
         (r"\\(?:q?quad)(?![a-zA-Z])|\\q?quad(?=[a-z](?:_|\b))|(?<!\\)\\[,;:> ]|~", " "),
+        (
+            r"^\s*\\begin\s*\{(?:aligned|align\*?|gathered|split|equation\*?)\}([^&]*)\\end\s*\{[a-z*]+\}\s*$",
+            r"\1",
+        ),
         (r"\\hspace\*?\s*\{[^{}]*\}|\\h?phantom\s*\{[^{}]*\}", " "),
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
         (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
@@ -79,7 +83,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 _DELIMITERS = re.compile(r"\\\$|\$|\\\(|\\\)|(?<!\\)\\\[|\\\]")
 _ESCAPED_DOLLAR = re.compile(r"\\\$(?=\s*[+-]?\s*[\d.])|(?<=\d)\s*\\\$")
 _LONE_DOLLAR = re.compile(r"^(?=\s*[+-]?\$\s*[+-]?[\d.])\s*([+-]?)\$|(?<=\d)\s*\$(?=[\s.]*$)")
-_ENDING = re.compile(r"(?:[.,;:\s]|(?<![\d)\]}a-z])!|(?<=[a-z]{2})!)+$")
+_ENDING = re.compile(r"(?:[.,;:\s]|(?<![\d)\]}a-z!])!|(?<=[a-z]{2})!)+$")
 _DOUBLED = re.compile(r"\\\\(?=[a-zA-Z(){}\[\],;%$ ])")
 
 

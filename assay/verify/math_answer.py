@@ -90,7 +90,11 @@ def _around(gold: str, part: str, phrase: str, policy: Policy) -> bool:
     if phrase and phrase != part and _same_text(gold, phrase):
         return True
     spoken = _WRAPPED.sub(r" \1 ", part).strip()
-    if len(spoken) > MAX_SHORT or _FORMAL.search(spoken) or not _WORD.search(_COMMAND.sub(" ", spoken)):
+    if (
+        len(spoken) > MAX_SHORT
+        or _FORMAL.search(spoken)
+        or not _WORD.search(_COMMAND.sub(" ", spoken))
+    ):
         return False
     if read_number(part) is not None:
         return False  # a number with a unit, which was compared

@@ -19,7 +19,7 @@ _PHRASES = (
     (r"(?:the set of )?(?:all |any )?(?:real numbers|reals|real number)", r"\mathbb{R}"),
     (r"(?:the set of )?(?:all )?integers", r"\mathbb{Z}"),
     (r"(?:the )?(?:empty set|null set)", r"\emptyset"),
-    (r"(?:there (?:is|are) )?no (?:real )?solutions?(?: exists?)?", "no solution"),
+    (r"(?:there (?:is|are) )?no (?:real )?solutions?(?: exists?)?", r"\emptyset"),
     (r"dne|does not exist|the limit does not exist", "does not exist"),
     (r"(?:negative|minus) (?:\\infty|infinity)", r"-\infty"),
     (r"(?:positive |plus |\+\s*)(?:\\infty|infinity)|infinity|infinite", r"\infty"),

@@ -95,7 +95,7 @@ _REASON = re.compile(
 HEDGE = re.compile(
     r"\b(?:or|maybe|perhaps|possibly|alternatively|either|otherwise|unless|unsure|guess\w*|doubt\w*"
     r"|(?:could|might|may)(?:\s+also|\s+well|\s+even)?\s+(?:also\s+)?be|not\s+sure|no\s+idea|don'?t\s+know|cannot|can't"
-    r"|unable|unclear|impossible)\b|\?",
+    r"|unable|unclear|impossible|won't|not\s+going|refuse)\b|\?",
     re.IGNORECASE,
 )
 _BOUND = re.compile(
