@@ -16,13 +16,14 @@ from typing import Any, cast
 
 from assay.errors import VerifierError, message
 from assay.verify.base import Limits
+from assay.verify.code_callbacks import Conversation, Question, holds_objects_of
 from assay.verify.code_compare import compare, equal, same_output
 from assay.verify.code_direct import DirectCall, direct_call
 from assay.verify.code_names import exception_bases, rules, wanted_names
 from assay.verify.code_program import Program, last_function
 from assay.verify.code_setup import for_tests
 from assay.verify.code_spec import CodeSpec, CodeTest
-from assay.verify.sandbox import Handle, Outcome, Sandbox, Session
+from assay.verify.sandbox import Handle, Outcome, Sandbox, Session, SubmissionError
 from assay.verify.sandbox.values import EXCEPTIONS, Unsupported
 
 MAX_RELOADS = 3  # fresh processes for the tests after one that ended its process
@@ -76,6 +77,8 @@ class Run:
     test_cpu: float = 0.0
     num_timeouts: int = 0
     num_printed: int = 0
+    conversation: Conversation | None = None
+    lent: bool = False  # whether the submission got an object of the test
     fault: Fault | None = None
     load_fault: Fault | None = None
 
@@ -93,7 +96,7 @@ class Run:
             return Result(False, f"not run: {self.spec.total_time:g} s were used up", "timeout")
         if self.num_timeouts >= MAX_TIMEOUTS:
             return Result(False, "not run: tests before it ran out of time", "timeout")
-        self.fault, self.test_cpu, self.num_calls = None, 0.0, 0
+        self.fault, self.test_cpu, self.num_calls, self.lent = None, 0.0, 0, False
         try:
             if test.kind == "stdin":
                 result = self._stdin(test)
@@ -137,7 +140,8 @@ class Run:
         if self.submission is not None:
             self.submission.close()
         self.num_loads += 1
-        self.submission = self.sandbox.load(self.program.text, self._limits())
+        text, limits = self.program.text, self._limits()
+        self.submission = self.sandbox.load(text, limits, on_call=self._asked)
         loaded = self._spend(self.submission.loaded)
         if loaded.status != "ok":
             self.submission.close()
@@ -302,6 +306,10 @@ class Run:
             if self.num_calls == 0:
                 raise VerifierError(message("spec tests", str(error), "smaller tests")) from None
             raise Fault("unsupported", f"it returned what cannot be sent: {error}") from None
+        finally:
+            if self.conversation is not None:
+                self.conversation.abandon()
+                self.conversation = None
         if self.fault is not None:
             raise self.fault
         if outcome.status != "ok":
@@ -317,6 +325,42 @@ class Run:
             return Result(True)
         return Result(False, f"returned {_shown(outcome.value)}: {source[:SHOWN]}")
 
+    def _conversed(self, what: str, place: Any, args: Any, kwargs: Any) -> Outcome | Question:
+        """Do what the tests ask: the outcome, or a question that the submission has first."""
+        if what == "resume":
+            assert self.conversation is not None
+            return self._turn(self.conversation.resume(args))
+        if self.conversation is not None:
+            text = "a function that a test passes on cannot call the program"
+            return Outcome("exception", error_type="RuntimeError", error=f"RuntimeError: {text}")
+        assert self.bench is not None
+        self.lent = self.lent or holds_objects_of(self.bench.origin, (args, kwargs))
+        if not self.lent:
+            return self._call(what, place, args, kwargs)
+        self.conversation = Conversation(lambda: self._call(what, place, args, kwargs))
+        return self._turn(self.conversation.start())
+
+    def _turn(self, turn: Outcome | Question) -> Outcome | Question:
+        if isinstance(turn, Outcome):
+            self.conversation = None
+        return turn
+
+    def _asked(self, name: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a question of the submission's process: only about what a test passed to it."""
+        if self.conversation is None:
+            raise SubmissionError("NameError", "NameError: name 'call_out' is not defined")
+        target = args[0] if isinstance(name, str) and args else name
+        if (
+            not isinstance(target, Handle)
+            or self.bench is None
+            or target.origin != self.bench.origin
+        ):
+            raise SubmissionError("TypeError", "TypeError: no object of the test")
+        self.num_calls += 1
+        if self.num_calls > MAX_CALLS:
+            raise Fault("timeout", f"more than {MAX_CALLS} calls in a test")
+        return self.conversation.ask((name, args, kwargs))
+
     def _answer(self, what: Any, asked: tuple[Any, ...], none: dict[str, Any]) -> dict[str, Any]:
         """Answer a question of the tests' process."""
         place, args, kwargs = asked
@@ -324,10 +368,12 @@ class Run:
         if self.fault is not None:
             return reply
         try:
-            outcome = self._call(what, place, args, kwargs)
+            outcome = self._conversed(what, place, args, kwargs)
         except Fault as fault:
-            self.fault = fault
+            self.fault, self.conversation = fault, None
             return reply
+        if not isinstance(outcome, Outcome):
+            return reply | {"status": "question", "value": outcome}
         printed = outcome.stdout[: MAX_PRINTED - self.num_printed]
         self.num_printed += len(printed)
         reply |= {"status": outcome.status, "printed": printed}

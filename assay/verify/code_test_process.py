@@ -8,6 +8,9 @@ process through ``call_out`` and gets plain data back, or an opaque object. The 
   submission could say yes to everything, and would learn what is expected. Two opaque objects compare
   as their class says, unless it also claims to equal an object that it cannot know;
 - only an object that the test itself made by calling a class answers ``in`` and computes with plain data.
+
+Functions, and objects of classes that a test defines, stay here: the submission gets a stand-in that asks.
+It may call functions and use the public names of such objects; nothing leads to the test's own values.
 """
 
 from __future__ import annotations
@@ -211,6 +214,9 @@ def ask(what: str, target: Any, args: Any, kwargs: Any = None) -> Any:
     place = target.opaque_reference if isinstance(target, Opaque) else target
     asked = (place, _outgoing(args), _outgoing(kwargs or {}))
     reply: Any = call_out(what, asked, {})  # noqa: F821 # pyright: ignore[reportUndefinedVariable]
+    while reply["status"] == "question":
+        answer = (None, _answered(*reply["value"]), {})
+        reply = call_out("resume", answer, {})  # noqa: F821 # pyright: ignore[reportUndefinedVariable]
     if reply["printed"]:
         sys.stdout.write(reply["printed"])
     for mine, theirs in ((args, reply["args"]), ((kwargs or {}), reply["kwargs"])):
@@ -221,6 +227,53 @@ def ask(what: str, target: Any, args: Any, kwargs: Any = None) -> Any:
     if reply["status"] == "stopped":
         raise Stopped
     raise error_of(*reply["error"])
+
+
+def _answered(operation: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+    """Return the answer to a question of the submission's about an object that a test passed to it."""
+    try:
+        return "ok", _outgoing(_done(operation, _incoming(args), _incoming(kwargs)))
+    except Exception as error:
+        return "raise", type(error).__name__, str(error)
+
+
+def _done(operation: Any, args: Any, kwargs: Any) -> Any:
+    """Call a function, or use an object of a test's class; nothing leads from there to the test's values."""
+    if not isinstance(operation, str):
+        return operation(*args, **kwargs)
+    target, *rest = args
+    own = type(target).__module__ == TEST_MODULE and not isinstance(target, type)
+    if operation in ("getattr", "setattr"):
+        if not own or rest[0].startswith("_"):
+            raise AttributeError(f"{type(target).__name__} has no attribute {rest[0]!r} here")
+        return getattr(target, *rest) if operation == "getattr" else setattr(target, *rest)
+    if operation in _PLAIN:
+        return _PLAIN[operation](target, *rest)
+    if not own or operation not in _OPERATORS:
+        raise TypeError(f"{type(target).__name__} has no {operation} here")
+    return getattr(type(target), operation)(target, *rest)
+
+
+TEST_MODULE = "__test__"
+_OPERATORS = frozenset(
+    f"__{name}__"
+    for name in (
+        *("getitem", "setitem", "delitem", "contains", "enter", "exit", "reversed"),
+        *("lt", "le", "gt", "ge", "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "mod"),
+        *("floordiv", "pow", "neg", "pos", "abs", "invert", "int", "float", "index", "round"),
+    )
+)
+_PLAIN: dict[str, Callable[..., Any]] = {
+    "__bool__": bool,
+    "__eq__": operator.is_,
+    "__hash__": id,
+    "__len__": len,
+    "__iter__": iter,
+    "__next__": next,
+    "__ne__": operator.is_not,
+    "__repr__": lambda target: f"<{type(target).__name__}>",
+    "__str__": lambda target: f"<{type(target).__name__}>",
+}
 
 
 def error_of(name: str, bases: Any, text: str) -> BaseException:
@@ -347,7 +400,7 @@ def entry(path: str, space: dict[str, Any]) -> Any:
 def run_test(plan: dict[str, Any]) -> tuple[str, str]:
     """Run one test and return ("passed", "") or ("failed", why)."""
     random.seed(0)
-    space: dict[str, Any] = {"__name__": "__test__"}
+    space: dict[str, Any] = {"__name__": TEST_MODULE}
     try:
         for name, rule in plan["names"].items():
             space[name] = bind(name, rule)
@@ -369,7 +422,7 @@ def run_test(plan: dict[str, Any]) -> tuple[str, str]:
 
 def generate(plan: dict[str, Any]) -> list[Any]:
     """Return the arguments of each seeded case."""
-    space: dict[str, Any] = {"__name__": "__test__"}
+    space: dict[str, Any] = {"__name__": TEST_MODULE}
     exec(plan["setup"], space)
     exec(compile(plan["source"], "<test>", "exec"), space)
     return [space["generate"](random.Random(f"{plan['seed']}/{i}")) for i in range(plan["cases"])]

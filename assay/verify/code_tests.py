@@ -24,6 +24,7 @@ MODULES = tuple(
     f"assay.verify.{name}"
     for name in (
         "code_tests",
+        "code_callbacks",
         "code_checks",
         "code_compare",
         "code_direct",
