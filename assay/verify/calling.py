@@ -14,6 +14,8 @@ from assay.verify.protocol import WHOLE_GROUP
 Errors = tuple[type[BaseException], ...]
 FOREIGN_ERRORS: Errors = (Exception, SystemExit)
 """What a verifier's code may raise beside us; Ctrl-C is not its own."""
+ANY_ERROR: Errors = (BaseException,)
+"""The same where no Ctrl-C arrives: in a worker, and in threads that are not the main one."""
 
 
 def judge_unit(
@@ -46,13 +48,15 @@ def judge_unit(
     return [as_part(result, seconds) for result in results]
 
 
-def judge_batch(verifier: Verifier, units: Sequence[tuple[Group, int]]) -> list[Part]:
+def judge_batch(
+    verifier: Verifier, units: Sequence[tuple[Group, int]], errors: Errors = FOREIGN_ERRORS
+) -> list[Part]:
     """Return one part a unit, of any groups, of a verifier that takes a batch."""
     started = time.perf_counter()
     pairs = [(group.problem, group.completions[sibling]) for group, sibling in units]
     try:
         results = _results(verifier.judge(pairs), len(pairs))
-    except FOREIGN_ERRORS as error:  # as above
+    except errors as error:  # as above
         part = Part.not_judged("error", in_words(error), _share(started, len(pairs)))
         return [part] * len(pairs)
     seconds = _share(started, len(pairs))

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from assay.types import Group
 from assay.verify.base import Part
-from assay.verify.calling import judge_batch, judge_unit
+from assay.verify.calling import ANY_ERROR, judge_batch, judge_unit
 from assay.verify.cards import Card
 from assay.verify.options import lane_option
 
@@ -166,9 +166,12 @@ class ThreadLane:
         while call := self._take():
             if self.batch_size > 1:
                 units = [(item.group, item.sibling) for item in call.items]
-                parts = [[part] for part in judge_batch(self.verifier, units)]
+                parts = [[part] for part in judge_batch(self.verifier, units, ANY_ERROR)]
             else:
-                parts = [judge_unit(self.verifier, one.group, one.sibling) for one in call.items]
+                parts = [
+                    judge_unit(self.verifier, one.group, one.sibling, errors=ANY_ERROR)
+                    for one in call.items
+                ]
             with self._changed:
                 if call not in self._running:
                     return  # it was given up, and somebody else has this thread's place

@@ -22,7 +22,7 @@ from typing import Any
 
 from assay.types import Group
 from assay.verify.base import Part, Verifier, resolve
-from assay.verify.calling import in_words, judge_unit
+from assay.verify.calling import ANY_ERROR, in_words, judge_unit
 from assay.verify.cards import card_facts
 from assay.verify.loading import on_slow_import, slow_import
 from assay.verify.options import with_options
@@ -98,7 +98,7 @@ class Worker:
         if verifier.memory_mib != self.memory_mib:
             self.memory_mib = verifier.memory_mib
             _limit_memory(verifier.memory_mib)
-        return judge_unit(verifier, group, sibling, firsts, (BaseException,))
+        return judge_unit(verifier, group, sibling, firsts, ANY_ERROR)
 
     def answer(self, unit: int, data: Any) -> None:
         self.send("reply", self.task, unit, time.monotonic(), data)

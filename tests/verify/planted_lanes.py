@@ -31,6 +31,8 @@ def follow(problem: Problem, completion: Completion) -> Part | float:
         time.sleep(float(rest))
     if word == "raise":
         raise RuntimeError("planted")
+    if word == "interrupt":
+        raise KeyboardInterrupt
     if word == "leave":
         raise SystemExit(3)
     if word == "wait":
@@ -64,6 +66,13 @@ def of_verdicts(problem: Problem, group: Group, parts: Sequence[Part]) -> list[f
     return [sum(part.value or 0.0 for part in parts) / len(parts)] * len(parts)
 
 
+def of_group(problem: Problem, group: Group) -> list[float]:
+    """Pass the longest of a group."""
+    lengths = [len(one.text) for one in group.completions]
+    calls.append(lengths)
+    return [float(length == max(lengths)) for length in lengths]
+
+
 _FIELDS = (
     Field("good", "text", check=lambda value: isinstance(value, str)),
     Field("who", "text", check=lambda value: isinstance(value, str), from_row=False),
@@ -74,6 +83,7 @@ KEPT = Verifier("kept", 1, follow, lane="thread", fields=_FIELDS, cached=True)
 _PATH = (Field("path", "a folder, or several", from_row=False),)
 DEVICE = Verifier("device", 3, of_batch, takes="batch", lane="device", fields=_PATH, bounds=None)
 INLINE = Verifier("inlined", 1, follow, lane="inline", weight=0.1)
+GROUPED = Verifier("grouped", 1, of_group, takes="group", lane="thread")
 SHARE = Verifier(
     "share", 1, of_verdicts, takes="verdicts", lane="inline", weight=0.5, bounds=(0, 1)
 )
@@ -84,5 +94,6 @@ NAMES = {
     "kept": "planted_lanes:KEPT",
     "device": "planted_lanes:DEVICE",
     "inlined": "planted_lanes:INLINE",
+    "grouped": "planted_lanes:GROUPED",
     "share": "planted_lanes:SHARE",
 }

@@ -72,8 +72,9 @@ def test_concurrency_is_bounded() -> None:
 
 def test_a_thread_that_raises_does_not_judge() -> None:
     with VerifierService("threaded") as service:
-        verdicts = judge(service, ["good", "raise", "leave", "down", "good"])
-        assert [v.reason for v in verdicts] == [None, "error", "error", "unavailable", None]
+        verdicts = judge(service, ["good", "raise", "leave", "down", "good", "interrupt"])
+        reasons = [None, "error", "error", "unavailable", None, "error"]
+        assert [v.reason for v in verdicts] == reasons
         assert "RuntimeError: planted" in verdicts[1].detail
         assert "SystemExit" in verdicts[2].detail
         assert judge(service, ["good"])[0].correct

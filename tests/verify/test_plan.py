@@ -117,6 +117,15 @@ def test_three_alternatives_in_three_lanes() -> None:
     assert [("threaded" in v.components) for v in verdicts] == [False, False, True, False]
 
 
+def test_a_verifier_of_groups_may_be_an_alternative() -> None:
+    verdicts = judge("inlined|grouped", ["good", "longer", "x", "longer"])
+    assert [v.correct for v in verdicts] == [True, True, False, True]
+    assert [("grouped" in v.components) for v in verdicts] == [False, True, True, True]
+    assert planted_lanes.calls.count([4, 6, 1, 6]) == 1
+    assert all(v.correct for v in judge("inlined|grouped", ["good", "good"]))
+    assert planted_lanes.calls[-2:] == ["good", "good"]  # nothing was left to ask the group about
+
+
 def test_default_weights_are_the_verifiers_own() -> None:
     plan = plan_of("a.b:c + math - x.y:z", math=Card("math", 1, weight=0.1))
     assert [term.weight for term in plan.terms] == [1.0, 0.1, -1.0]
