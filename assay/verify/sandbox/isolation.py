@@ -109,19 +109,24 @@ class Isolation:
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
             os.chdir(self.folder)
             return self.confine
+        os.setsid()  # kill(0, ...) reaches a process group, whatever the namespace
         kernel.unshare(kernel.NEWNS | kernel.NEWIPC)
         options = f"size={self.settings['file_bytes']},nr_inodes=1000,mode=0700"
         if self.many_users:
             options += f",uid={SUBMISSION_UID},gid={SUBMISSION_UID}"
         kernel.mount("tmpfs", "/tmp", "tmpfs", QUIET | kernel.MS_NOEXEC, options)
-        os.chdir("/tmp")
         if self.many_users:
             os.setgroups([])
             os.setresgid(SUBMISSION_UID, SUBMISSION_UID, SUBMISSION_UID)
         if self.many_users:
             os.setresuid(SUBMISSION_UID, SUBMISSION_UID, SUBMISSION_UID)
         kernel.drop_capabilities()
+        os.mkdir("/tmp/work")
+        os.chdir("/tmp/work")
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+        kernel.prctl(
+            kernel.PR_SET_DUMPABLE, 0
+        )  # no core, not even to a program that the host names
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user clears it
         if self.landlock:
             kernel.landlock(self.landlock, "/tmp")
@@ -129,9 +134,9 @@ class Isolation:
 
     def confine(self, limits: dict[str, Any]) -> None:
         """Set the limits of one submission, and install the filter."""
-        if not self.unsafe and (size := os.fstat(0).st_size):
+        if limits["stdin"] and not self.unsafe:
             with open("/tmp/.stdin", "wb") as file:  # /dev/stdin points here
-                file.write(os.pread(0, size, 0))
+                file.write(os.pread(0, os.fstat(0).st_size, 0))
         space = self.base_bytes + limits["memory_mib"] * 2**20
         for name, value in (
             (resource.RLIMIT_AS, space),

@@ -14,7 +14,9 @@ NEWPID, NEWNET = 0x20000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
-PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 1, 24, 38, 47
+ADDR_NO_RANDOMIZE = 0x40000
+PR_SET_DUMPABLE = 4
+PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 24, 38
 CAPABILITY_VERSION = 0x20080522
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # on every machine
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
@@ -39,6 +41,14 @@ def _call(what: str, number: int, *arguments: object) -> int:
 def prctl(option: int, value: int = 0, third: int = 0) -> None:
     arguments = [ctypes.c_ulong(each) for each in (value, third, 0, 0)]
     _checked(_libc.prctl(ctypes.c_int(option), *arguments), "prctl")
+
+
+def same_addresses() -> bool:
+    """Let the next program of this process have the same addresses each time; False: it does, or cannot."""
+    now = _libc.personality(ctypes.c_ulong(0xFFFFFFFF))
+    if now < 0 or now & ADDR_NO_RANDOMIZE:
+        return False
+    return _libc.personality(ctypes.c_ulong(now | ADDR_NO_RANDOMIZE)) >= 0
 
 
 def unshare(flags: int) -> None:

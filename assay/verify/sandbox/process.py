@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import signal
 import socket
 import time
-from typing import Any
 
 from assay.verify.sandbox import values
 
+SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
 POLL_SECONDS = 0.1  # longest pause between two looks at the clocks
 
 
@@ -46,6 +47,7 @@ class Process:
         self.idle_limit = 10.0
         self.output_limit = 2**20
         self.seen = [0, 0]  # bytes of output already reported
+        self.next_look = 0.0
         self.watched: tuple[float, float] | None = None  # time and `busy` at the last look
         self.poller = select.poll()
         self.poller.register(self.pidfd, select.POLLIN)
@@ -68,6 +70,7 @@ class Process:
     def resume(self) -> None:
         """Start watching: time until now was ours. The first look, if it comes to one, is the start."""
         self.watched = None
+        self.next_look = time.monotonic() + self.pause()
 
     def busy(self) -> float:
         """Seconds in which a thread of the process ran, or waited for a processor."""
@@ -81,11 +84,19 @@ class Process:
             return self.cpu()
         return total * 1e-9
 
+    def look(self) -> None:
+        """Check the limits where it is time to, also while data flows. Raises Ended."""
+        if time.monotonic() >= self.next_look:
+            self.check()
+            self.next_look = time.monotonic() + self.pause()
+
+    def check_cpu(self) -> None:
+        if self.cpu() - self.cpu_start > self.cpu_limit:
+            raise Ended("timeout", f"more than {self.cpu_limit:g} s of CPU time")
+
     def check(self) -> None:
         """Raise Ended where the process is over a limit."""
-        used = self.cpu() - self.cpu_start
-        if used > self.cpu_limit:
-            raise Ended("timeout", f"more than {self.cpu_limit:g} s of CPU time")
+        self.check_cpu()
         now, busy = time.monotonic(), self.busy()
         if self.watched is not None:
             self.idle += max(0.0, (now - self.watched[0]) - max(0.0, busy - self.watched[1]))
@@ -110,6 +121,7 @@ class Process:
         """Write one frame, however slowly the process reads. Raises Ended."""
         view = memoryview(values.U32.pack(len(data)) + data)
         while view:
+            self.look()
             try:
                 view = view[self.channel.send(view) :]
             except BlockingIOError:
@@ -120,6 +132,7 @@ class Process:
     def receive(self) -> bytes:
         """Read one frame. Raises Ended: over a limit, process gone, more than a frame can hold."""
         while True:
+            self.look()
             if len(self.buffer) >= 4:
                 size = values.U32.unpack(bytes(self.buffer[:4]))[0]
                 if size > values.MAX_BYTES:
@@ -152,13 +165,8 @@ class Process:
         ready = dict(self.poller.poll(1000 * self.pause()))
         if not self.at_end:
             self.poller.unregister(self.channel)
-        if self.channel.fileno() in ready and events & select.POLLIN:
-            return
-        if self.pidfd in ready:
-            if self.read():
-                return
+        if self.pidfd in ready and not self.read():
             raise self.end()
-        self.check()
 
     def silent(self) -> bool:
         """Whether nothing has arrived that nobody asked for."""
@@ -209,11 +217,12 @@ def _cpu_clock(pid: int) -> int:
     return (~pid << 3) | 2
 
 
-def memory_file(name: str, data: bytes = b"", flags: Any = os.O_RDWR) -> int:
-    """Return a descriptor of a nameless file in memory, at its start."""
-    descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
-    if data:
+def memory_file(name: str, data: bytes | None = None) -> int:
+    """Return a descriptor of a nameless file in memory; with ``data``: of just this, for ever."""
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    if data is not None:
         with open(descriptor, "wb", closefd=False) as file:
             file.write(data)
         os.lseek(descriptor, 0, os.SEEK_SET)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
     return descriptor

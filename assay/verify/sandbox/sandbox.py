@@ -125,7 +125,7 @@ class Sandbox:
 
     def _spawn(self, settings: dict[str, Any]) -> subprocess.Popen[bytes]:
         program = str(Path(__file__).with_name("zygote.py"))
-        options = ["-I", "-S", "-X", "utf8", "-W", "ignore"]
+        options = ["-s", "-S", "-P", "-X", "utf8", "-W", "ignore"]  # -I would ignore the hash seed
         return subprocess.Popen(
             [sys.executable, *options, program, json.dumps(settings)],
             pass_fds=(settings["control"],),
@@ -173,7 +173,7 @@ class Sandbox:
         """
         session = self._session(limits, stdin.encode("utf-8", "surrogatepass"), None)
         with session:
-            outcome = session.request(("run", self._settings(session), source))
+            outcome = session.request(("run", self._settings(session, True), source))
             if outcome.status == "died" and session.wait_status == 0:
                 return dataclasses.replace(
                     outcome, status="ok", error=""
@@ -187,14 +187,15 @@ class Sandbox:
         function that code in this process then has.
         """
         session = self._session(limits, b"", on_call)
-        message = ("load", self._settings(session), source, on_call is not None)
+        message = ("load", self._settings(session, False), source, on_call is not None)
         session.loaded = session.request(message)
         return session
 
-    def _settings(self, session: Session) -> dict[str, Any]:
+    def _settings(self, session: Session, stdin: bool) -> dict[str, Any]:
         limits = session.limits
         return {
             "origin": session.origin,
+            "stdin": stdin,
             "memory_mib": limits.memory_mib or MEMORY_MIB,
             "file_bytes": FILE_BYTES,
             "threads": limits.processes or PROCESSES,

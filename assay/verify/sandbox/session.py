@@ -121,6 +121,7 @@ class Session:
         fields: dict[str, Any] = {}
         try:
             fields = self._exchange(nonce, data, limits or self.limits)
+            self.process.check_cpu()
             self.process.check_output()
         except Ended as ended:
             end = ended

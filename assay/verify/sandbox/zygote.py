@@ -1,8 +1,8 @@
-"""The process that submissions are forked from: ``python -I -S zygote.py CONTROL``, started by `Sandbox`.
+"""The process that submissions are forked from: ``python -s -S -P zygote.py SETTINGS``, started by `Sandbox`.
 
 A fresh interpreter with one thread, started before any test exists: a forked process can read everything
 that its parent held, so this one holds nothing. It loads the modules that submissions commonly use, and
-then answers the worker over the socket CONTROL:
+then answers the worker over a socket:
 
     "map" (its only question)             -> which users its namespace has
     "facts {...}"                         when it is ready
@@ -110,6 +110,10 @@ def main() -> None:
 
     sys.modules[PACKAGE] = types.ModuleType(PACKAGE)
     modules = {name: load(name) for name in SIBLINGS}
+    if modules[
+        "kernel"
+    ].same_addresses():  # sets of objects are walked in the order of their addresses
+        os.execv(sys.executable, sys.orig_argv)
     isolation = modules["isolation"].Isolation(settings, ask)
     isolation.separate()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker decides

@@ -93,6 +93,23 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
     "kill itself": ("import os\nos.kill(os.getpid(), 9)\nprint('alive')", "ok", "alive"),
     "kill its parent": ("import os\nos.kill(os.getppid(), 9)\nprint('alive')", "ok", "alive"),
     "kill all": ("import os\nos.kill(-1, 9)", "exception", "ProcessLookupError"),
+    "kill its group": ("import os\nos.kill(0, 9)\nos.killpg(0, 9)\nprint('alive')", "ok", "alive"),
+    "drops into its channel": (
+        "import os, time\nos.write(3, b'\\0\\0\\x10\\0')\nwhile True:\n  os.write(3, b'x')\n  time.sleep(0.01)",
+        "timeout",
+        "did nothing",
+    ),
+    "flood of its channel": (
+        "import os\nos.write(3, b'\\0\\0\\x70\\0')\nwhile True: os.write(3, b'x')",
+        "timeout",
+        "CPU time",
+    ),
+    "locks": (
+        "import fcntl\nf = open('a', 'w')\nfor i in range(10**6): fcntl.lockf(f, fcntl.LOCK_EX, 1, 2 * i)",
+        "exception",
+        "OSError",
+    ),
+    "grows its input": ("import os\nos.write(0, b'x')", "exception", "PermissionError"),
     "closed": ("import os\nos.closerange(0, 64)", "died", "exit code"),
     "garbage": (
         "import os\nfor i in range(3, 64): os.write(i, b'garbage' * 99)",
@@ -213,7 +230,7 @@ def test_honest_programs_are_not_in_the_way(sandbox: Sandbox, limits: Limits) ->
         "import signal\nsignal.signal(14, lambda *a: print(1))\nsignal.setitimer(0, 0.01)\nsignal.pause()": "1\n",
         "if __name__ == '__main__': print(__name__)": "__main__\n",
         "import dataclasses\n@dataclasses.dataclass\nclass A: x: int\nprint(A(1))": "A(x=1)\n",
-        "import time, os\nprint(time.tzname[0], os.getcwd(), len(os.urandom(3)))": "UTC /tmp 3\n",
+        "import time, os\nprint(time.tzname[0], os.getcwd(), len(os.urandom(3)))": "UTC /tmp/work 3\n",
         "print('é ü', '\\ud800'.encode('utf-8', 'replace'))": "é ü b'?'\n",
         "print(1)\nexit()": "1\n",
     }.items():
@@ -248,9 +265,30 @@ print("".join(["yzz", "y plugh"]) in repr([each for each in gc.get_objects() if 
     environment, descriptors, files, identity, secret = outcome.stdout.splitlines()
     assert "SECRET" not in environment and "PYTHONPATH" not in environment
     assert descriptors == "[0, 1, 2, 3]"
-    assert files == "['/dev/null', '/dev/random', '/dev/stdin', '/dev/urandom', '/dev/zero']"
+    assert (
+        files
+        == "['/dev/null', '/dev/random', '/dev/stdin', '/dev/urandom', '/dev/zero', '/tmp/.stdin']"
+    )
     assert identity == "1 0 65534 [] sandbox"
     assert secret == "False"
+
+
+def test_what_depends_on_addresses_and_seeds_is_always_the_same(limits: Limits) -> None:
+    source = """
+print(hash("a"), hash(None), list({None, 1, 2, "x", "y"}), set("abc"))
+import random
+print(random.random())
+"""
+    seen: set[str] = set()
+    for _ in range(2):
+        with Sandbox() as own:
+            seen |= {own.run(source, "", limits).stdout for _ in range(2)}
+    assert len(seen) == 1
+
+
+def test_no_core_is_written(sandbox: Sandbox, limits: Limits) -> None:
+    source = "import ctypes\nprint(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))"  # PR_GET_DUMPABLE
+    assert sandbox.run(source, "", limits).stdout == "0\n"
 
 
 def test_no_state_from_one_to_the_next(sandbox: Sandbox, limits: Limits) -> None:

@@ -91,7 +91,9 @@ def test_checked_calls_pass_by_their_arguments(machine: str) -> None:
     assert call("ioctl", 1, 0x5401) == ALLOW
     assert call("ioctl", 1, 0x5412) == ERRNO | errno.ENOTTY  # TIOCSTI
     assert call("fcntl", 1, 1030) == ALLOW
-    assert call("fcntl", 1, 8) == call("fcntl", 1, 1024) == ERRNO | errno.EINVAL
+    assert (
+        call("fcntl", 1, 6) == call("fcntl", 1, 8) == call("fcntl", 1, 1024) == ERRNO | errno.EINVAL
+    )
     assert call("prlimit64", 0) == ALLOW and call("prlimit64", 5) == eperm
 
 

@@ -26,13 +26,14 @@ from assay.verify.base import Limits
 from assay.verify.sandbox import Sandbox, sandbox_report
 limits = Limits(seconds=2.0, cpu_seconds=1.0, memory_mib=128, output_kib=64, processes=8)
 programs = {
-    "identity": "import os; print(os.getpid(), os.getuid(), os.listdir('/tmp'), os.path.exists('/etc'))",
+    "identity": "import os; print(os.getpid(), os.getuid(), os.listdir('.'), os.path.exists('/etc'))",
     "loop": "while True: pass",
     "memory": "x = bytearray(10**9)",
     "sleep": "import time; time.sleep(99)",
     "socket": "import socket; socket.socket()",
     "fork": "import os; os.fork()",
     "threads": "import threading, time\\nwhile True: threading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
+    "group": "import os; os.kill(0, 9); print(os.getpgid(0), os.getsid(0))",
     "write": "open('/x', 'w')",
     "file": "open('left-by-submission', 'w').write('x'); print(1)",
 }
@@ -99,7 +100,9 @@ def test_an_ordinary_user_is_isolated_as_well() -> None:
         "threads": ("exception", "can't start new thread"),
         "write": ("exception", "Read-only"),
         "file": ("ok", ""),
+        "group": ("ok", ""),
     }
     for name, (status, words) in expected.items():
         assert rows[name][0] == status and words in rows[name][2], (name, rows[name])
+    assert rows["group"][1] == "1 1\n"  # a group of its own, so that kill(0, ...) stays inside
     assert value == 2 and all(report)
