@@ -33,6 +33,7 @@ BUILT_IN = {
     "choice": "assay.verify.choice:CHOICE",
     "exact": "assay.verify.short_answers:EXACT",
     "regex": "assay.verify.short_answers:REGEX",
+    "json_schema": "assay.verify.json_answers:JSON_SCHEMA",
     "countdown": "assay.verify.countdown:COUNTDOWN",
     "gym": "assay.verify.gym_tasks:GYM",
     "boolean_equivalence": "assay.verify.logic:BOOLEAN_EQUIVALENCE",
