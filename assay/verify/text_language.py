@@ -14,7 +14,9 @@ from assay.verify.languages import LANGUAGES, detect_language, script_share
 
 PARTS = ("reasoning", "answer", "all")
 CHUNK = 40  # letters: shorter sentences are taken together, for no detector knows them
-LEAST_LETTERS = 60  # fewer that no common word settles are judged by their script alone
+LEAST_LETTERS = (
+    40  # fewer that no common word settles do not count; a text of no more, by its script
+)
 DETECTED = 2000  # characters that the detector reads
 LEAST_REASONING = 10  # words: with fewer in the think block the whole text is judged
 SURE = 0.18  # share of function words that settles a language
@@ -65,9 +67,12 @@ _NOT_WORDS = re.compile(
 )
 _SENTENCE = re.compile(r"[^.!?。！？\n]+[.!?。！？\n]*")
 _SINGLE = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
-# A word (with the marks that Indic scripts put on letters), or one Chinese or Japanese character.
+_LATIN = "A-Za-z\u00c0-\u024f\u1e00-\u1eff"
+# A word of Latin letters (one letter alone is a variable), one of other letters with the marks that
+# Indic scripts put on them, or one Chinese or Japanese character.
 _WORD = re.compile(
-    rf"[{_SINGLE}]|[^\W\d_{_SINGLE}][^\s\d!-/:-@\[-`{{-~。，、！？；：「」（）{_SINGLE}]*"
+    rf"[{_SINGLE}]|[{_LATIN}][{_LATIN}\u0300-\u036f'’]+"
+    rf"|[^\W\d_{_SINGLE}{_LATIN}][^\s\d!-/:-@\[-`{{-~。，、！？；：「」（）{_SINGLE}{_LATIN}]*"
 )
 
 
@@ -96,7 +101,10 @@ def judge_language(problem: Problem, completion: Completion) -> Part:
         elif settled:
             right += len(inside)
         total += len(words)
-    if _is_language(" ".join(unsettled), target):
+    rest = " ".join(unsettled)
+    if sum(map(str.isalpha, rest)) < LEAST_LETTERS and total > len(unsettled):
+        total -= len(unsettled)  # too little to tell: the rest of the text decides
+    elif _is_language(rest, target):
         right += len(unsettled)
     if not total:
         return Part(1.0, passed=True, detail="no words")
