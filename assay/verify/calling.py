@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, cast
 
 from assay.types import Group
 from assay.verify.base import Part, Verifier, as_part
 from assay.verify.protocol import WHOLE_GROUP
+
+MAX_ALIKE = 8  # failures in the same words, after which a batch is given up
 
 Errors = tuple[type[BaseException], ...]
 FOREIGN_ERRORS: Errors = (Exception, SystemExit)
@@ -51,7 +54,27 @@ def judge_unit(
 def judge_batch(
     verifier: Verifier, units: Sequence[tuple[Group, int]], errors: Errors = FOREIGN_ERRORS
 ) -> list[Part]:
-    """Return one part a unit, of any groups, of a verifier that takes a batch."""
+    """Return one part a unit, of any groups, of a verifier that takes a batch.
+
+    Where a batch fails, each of its units is judged alone, so that only the culprit is not judged;
+    after `MAX_ALIKE` failures in the same words the rest is not tried.
+    """
+    parts = _judge_together(verifier, units, errors)
+    if len(units) == 1 or parts[0].value is not None or any(p is not parts[0] for p in parts):
+        return parts
+    alone: list[Part] = []
+    while len(alone) < len(units):
+        alone += _judge_together(verifier, [units[len(alone)]], errors)
+        latest = {(part.value, part.detail) for part in alone[-MAX_ALIKE:]}
+        if len(alone) >= MAX_ALIKE and len(latest) == 1 and alone[-1].value is None:
+            alone += [replace(alone[-1], seconds=0.0)] * (len(units) - len(alone))
+    return alone
+
+
+def _judge_together(
+    verifier: Verifier, units: Sequence[tuple[Group, int]], errors: Errors
+) -> list[Part]:
+    """Return the parts of one call; where it fails, one and the same part for all."""
     started = time.perf_counter()
     pairs = [(group.problem, group.completions[sibling]) for group, sibling in units]
     try:

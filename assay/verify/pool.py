@@ -44,6 +44,7 @@ class Pool:
         self.on_event = on_event
         self.num_kills = 0
         self.num_deaths = 0
+        self._told = (0, 0)
         self.workers: list[WorkerProcess] = []
         self._queue: deque[Task] = deque()
         self._num_tasks = 0
@@ -63,6 +64,12 @@ class Pool:
         if not self.workers:
             self.start()
         self._dispatch()
+
+    def take_losses(self) -> tuple[int, int]:
+        """Return how many workers were killed and died since the last call."""
+        now = self.num_kills, self.num_deaths
+        before, self._told = self._told, now
+        return now[0] - before[0], now[1] - before[1]
 
     def cancel(self, tasks: Sequence[Task]) -> None:
         """Forget tasks that no worker has yet; the others' replies are for their owner to ignore.

@@ -190,7 +190,7 @@ class VerifierService:
         with self._lock:
             fresh = {name: each.take_fresh() for name, each in self._dispatch.stats.items()}
             metrics = step_metrics({name: each for name, each in fresh.items() if each.count})
-            kills, deaths = self._dispatch.pool.num_kills, self._dispatch.pool.num_deaths
+            kills, deaths = self._dispatch.pool.take_losses()
             if kills or deaths:
                 metrics |= {"verify/kills": float(kills), "verify/deaths": float(deaths)}
             return metrics

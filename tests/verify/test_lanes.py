@@ -159,12 +159,19 @@ def test_one_thread_drives_a_device() -> None:
 
 
 @pytest.mark.parametrize(("text", "words"), [("raise", "planted"), ("short", "0 results")])
-def test_a_batch_that_fails_is_not_judged(text: str, words: str) -> None:
+def test_only_the_culprit_of_a_batch_is_not_judged(text: str, words: str) -> None:
     with VerifierService("threaded + device*0.1") as service:
-        verdicts = judge(service, ["good", text])
-        assert [v.reason for v in verdicts] == ["error", "error"]
-        assert words in verdicts[0].detail
+        verdicts = judge(service, ["good", text, "good", "x"])
+        assert [v.reason for v in verdicts] == [None, "error", None, None]
+        assert words in verdicts[1].detail
         assert judge(service, ["good"])[0].judged
+
+
+def test_a_batch_that_always_fails_is_given_up() -> None:
+    with VerifierService("device") as service:
+        verdicts = judge(service, ["raise"] * 30)
+        assert {(v.reason, v.detail) for v in verdicts} == {("error", "RuntimeError: planted")}
+        assert planted_lanes.calls == [30] + [1] * 8
 
 
 def test_the_checkpoint_that_judges_is_described(tmp_path: Path) -> None:
