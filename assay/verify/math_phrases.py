@@ -12,6 +12,7 @@ from assay.verify.units import read_unit
 MAX_ANSWER = 1000
 MAX_SHORT = 80
 MAX_SENTENCE = 200
+MAX_ENDING = 4000  # characters in which the last line or sentence of a reply is looked for
 MAX_PHRASES = 100  # that are looked at, the last ones
 
 _GAP = r"[\s*_]{0,8}"
@@ -344,7 +345,7 @@ def of_last_line(text: str) -> str | None:
 
     A line of an enumeration is none: one with a bullet, or one of several that are values alike.
     """
-    blocks = [line.strip() for line in _protect(text).split("\n") if line.strip()]
+    blocks = [line.strip() for line in _protect(text[-MAX_ENDING:]).split("\n") if line.strip()]
     if len(blocks) < 2:
         return None
     last, before = (block.replace("\0", "\n") for block in (blocks[-1], blocks[-2]))
@@ -361,7 +362,8 @@ def of_last_line(text: str) -> str | None:
 
 def of_final_emphasis(text: str) -> str | None:
     """Return the bold value that the last sentence of a reply ends in, where it is the only one."""
-    sentences = [s for s in _SENTENCE.split(_protect(text)) if re.search(r"\w", s)]
+    ending = _protect(text[-MAX_ENDING:])
+    sentences = [s for s in _SENTENCE.split(ending) if re.search(r"\w", s)]
     if not sentences:
         return None
     sentence = sentences[-1].replace("\0", "\n")
@@ -377,7 +379,9 @@ def of_final_emphasis(text: str) -> str | None:
 
 def of_last_sentence(text: str) -> tuple[str, str] | None:
     """Return (value, sentence) of the last sentence, or of the one before where the last names no number."""
-    sentences = [s for s in _SENTENCE.split(_protect(text)) if s and re.search(r"\w", s)][-2:]
+    sentences = [
+        s for s in _SENTENCE.split(_protect(text[-MAX_ENDING:])) if s and re.search(r"\w", s)
+    ][-2:]
     for sentence in reversed(sentences):
         sentence = re.sub(r"^\s*(?:\d+[.)]|[-*•])\s+", "", sentence.replace("\0", "\n"))
         value = value_of(sentence)

