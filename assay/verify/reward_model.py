@@ -25,7 +25,7 @@ from assay.verify.reward_model_options import (
     place,
 )
 from assay.verify.reward_model_reference import Scale, is_normalize, scales_of
-from assay.verify.reward_model_text import ConversationEncoder
+from assay.verify.reward_model_text import ConversationEncoder, Encoded
 
 HEADS = ("scalar", "binary")
 AGGREGATES = ("mean", "min", "mean_minus_std")
@@ -152,13 +152,21 @@ class RewardModel:
     def _raw(self, member: int, pairs: Pairs) -> list[tuple[float | None, str]]:
         """Return (score before any normalization, what was cut) of each pair; None: it does not fit."""
         checkpoint, encoder = self.members[member]
-        encoded = [encoder.encode(*pair, reads=self.shared.reads) for pair in pairs]
+        encoded = [self._encoded(encoder, *pair) for pair in pairs]
         rows = [each.tokens for each in encoded if each.tokens is not None]
         logits = iter(sequence_logits(checkpoint, rows, self.shared.batch_tokens))
         return [
             (None if each.tokens is None else self._score(next(logits)), each.note)
             for each in encoded
         ]
+
+    def _encoded(
+        self, encoder: ConversationEncoder, problem: Problem, completion: Completion
+    ) -> Encoded:
+        try:
+            return encoder.encode(problem, completion, self.shared.reads)
+        except VerifierError as error:  # of this row: the others are judged all the same
+            return Encoded(None, str(error))
 
     def _score(self, logits: Sequence[float]) -> float:
         if self.head == "scalar":
@@ -244,6 +252,7 @@ REWARD_MODEL = Verifier(
     fields=_FIELDS,
     accepts="any text that fits the reward model's length; control tokens that it spells are read as letters",
     partial_credit="the score itself",
+    weight=0.1,
     bounds=None,
     modules=(
         "assay.verify.reward_model",

@@ -148,7 +148,10 @@ class ProcessRewardModel:
         rows: list[_Row] = []
         waiting: list[int] = []
         for index, (problem, completion) in enumerate(pairs):
-            row = self._row(problem, completion)
+            try:
+                row = self._row(problem, completion)
+            except VerifierError as error:  # of this row: the others are judged all the same
+                row = Part.not_judged("error", str(error))
             parts.append(row if isinstance(row, Part) else None)
             if isinstance(row, _Row):
                 rows.append(row)
@@ -184,10 +187,11 @@ class ProcessRewardModel:
         extra = 0 if limit is None else len(head) + len(body) - limit
         note = ""
         if extra > 0:
-            if self.shared.too_long == "not_judged" or extra > len(head):
+            kept = self.encoder.num_kept(head)
+            if self.shared.too_long == "not_judged" or extra > len(head) - kept:
                 found = f"{len(head) + len(body)} tokens; accepted: at most {limit}"
                 return Part.not_judged("unavailable", found)
-            head = head[extra:]
+            head = head[:kept] + head[kept + extra :]
             note = f"the first {extra} tokens of the prompt were cut"
         ends = [places.token_at(step.end - 1) for step in steps]
         return _Row(ends, head + body, [len(head) + each for each in positions], note)
@@ -308,6 +312,7 @@ PROCESS_REWARD_MODEL = Verifier(
     domain="what a learned process reward model says of each step",
     fields=_FIELDS,
     accepts="any text that fits the checkpoint's length; control tokens that it spells are read as letters",
+    weight=0.1,
     partial_credit="the steps' probabilities, reduced by min, product, last or mean",
     modules=(
         "assay.verify.reward_model_process",

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
+from assay.verify.reward_model_text import without_halves
 
 _SPLITS = {"newline": r"\n", "blank_line": r"\n[ \t]*\n"}
 
@@ -84,7 +85,7 @@ class Places:
     """
 
     def __init__(self, completion: Completion, tokenizer: Any) -> None:
-        self.text = completion.text
+        self.text = without_halves(completion.text)
         self.tokens = [int(token) for token in completion.tokens]
         self.tokenizer = tokenizer
         self.count = len(self.tokens) or len(self.text)

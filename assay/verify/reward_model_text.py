@@ -99,9 +99,13 @@ class ConversationEncoder:
         guarded: list[str] = []
         return self._tokens(self._guarded(text, guarded, think), guarded, think)
 
+    def num_kept(self, tokens: Sequence[int]) -> int:
+        """Return how many first tokens a cut leaves: the BOS, where there is one."""
+        return int(bool(tokens) and tokens[0] == self.tokenizer.bos_token_id)
+
     def _cut(self, tokens: list[int], start: int, limit: int) -> Encoded:
         """Cut the prompt from the left, behind a leading BOS; the completion only where it is allowed."""
-        kept = 1 if tokens[:1] == [self.tokenizer.bos_token_id] else 0
+        kept = self.num_kept(tokens)
         extra = len(tokens) - limit
         if self.too_long != "not_judged" and extra <= start - kept:
             note = f"the first {extra} tokens of the prompt were cut"
@@ -147,7 +151,7 @@ class ConversationEncoder:
             guarded.append(found[0])
             return f"{_OPEN}{len(guarded) - 1}{_CLOSE}"
 
-        return self._guard(think)[0].sub(hole, text)
+        return self._guard(think)[0].sub(hole, without_halves(text))
 
     def _tokens(self, text: str, guarded: Sequence[str], think: ThinkFormat) -> list[int]:
         tokens: list[int] = []
@@ -200,6 +204,11 @@ class ConversationEncoder:
             if full[start : start + len(plain)] == plain:
                 return full[:start], full[start + len(plain) :]
         return [], []
+
+
+def without_halves(text: str) -> str:
+    """Return a text without half surrogate pairs, which no tokenizer takes."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _turns(problem: Problem) -> list[Mapping[str, str]]:

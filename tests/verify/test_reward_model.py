@@ -362,3 +362,42 @@ def test_the_hash_samples_large_tensors(tmp_path: Path) -> None:
 
 def test_nothing_to_judge() -> None:
     assert judge_reward_model([]) == []
+
+
+def test_one_prompt_that_the_template_refuses_spoils_no_other(tmp_path: Path) -> None:
+    made = fakes.tokenizer()
+    made.chat_template = "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}{{ m['content'] }}{% endfor %}"
+    fakes.model("sequence").save_pretrained(tmp_path / "rm")
+    made.save_pretrained(tmp_path / "rm")
+    options = {"path": str(tmp_path / "rm"), "device": "cpu"}
+    turns = ({"role": "system", "content": "s"}, {"role": "user", "content": "q"})
+    pairs = [(Problem("p", prompt, options), Completion.from_text("5")) for prompt in (turns, "q")]
+    refused, judged = judge_reward_model(pairs)
+    assert refused.value is None
+    assert "no system role" in refused.detail
+    assert judged.value is not None
+
+
+def test_half_a_surrogate_pair_is_judged(folder: str) -> None:
+    assert values(judge(["one \ud800"], path=folder)) == values(judge(["one ?"], path=folder))
+
+
+def test_bfloat16_is_near(folder: str) -> None:
+    exact = values(judge(TEXTS, path=folder))
+    near = values(judge(TEXTS, path=folder, dtype="bfloat16"))
+    assert near != exact
+    assert near == pytest.approx(exact, abs=0.1)
+
+
+def test_through_the_service(folder: str) -> None:
+    from assay.verify.service import VerifierService
+
+    options = {"reward_model": {"path": folder, "device": "cpu", "squash": "sigmoid"}}
+    problem = Problem("p", "What is 2 + 3?")
+    with VerifierService("reward_model", num_workers=1, options=options) as service:
+        assert service.describe()["reward_model"]["checkpoint"] == checkpoint_hash(folder)
+        verdicts = list(service.judge_text((problem, text) for text in TEXTS))
+    expected = values(judge(TEXTS, path=folder, squash="sigmoid"))
+    assert [verdict.score for verdict in verdicts] == pytest.approx(expected, abs=1e-5)
+    with pytest.raises(VerifierError, match=r"reward_model\.path"):
+        VerifierService("reward_model", num_workers=1, options={"reward_model": {"path": "/no/x"}})

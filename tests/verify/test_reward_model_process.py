@@ -256,8 +256,15 @@ def test_steps_at_given_tokens(causal: str) -> None:
     (rest,) = judge(made, spec={"step_ends": [2]}, path=causal)
     assert [step.end for step in rest.step_scores] == [2, 12]
     for ends in ([3, 2], [99], "5", [], [-1], [1.5]):
-        with pytest.raises(VerifierError, match="step_ends"):
-            judge(made, spec={"step_ends": ends}, path=causal)
+        wrong, right = judge_process_reward_model(
+            [
+                (Problem("p", "q", {"path": causal, "device": "cpu", "step_ends": ends}), made),
+                (Problem("p", "q", {"path": causal, "device": "cpu"}), made),
+            ]
+        )
+        assert (wrong.value, wrong.reason) == (None, "error")
+        assert "step_ends" in wrong.detail
+        assert right.value is not None
 
 
 def test_too_long(causal: str) -> None:
@@ -299,3 +306,44 @@ def test_through_a_chat_template(tmp_path: Path) -> None:
     assert steps_of(part) == pytest.approx(
         [float(logits[[ord("+"), ord("-")]].softmax(0)[0])], abs=1e-5
     )
+
+
+def test_half_a_surrogate_pair_is_judged(causal: str) -> None:
+    (part,) = judge("one \ud800\ntwo", path=causal)
+    assert len(part.step_scores) == 2
+
+
+def test_a_tokenizer_that_marks_words(tmp_path: Path) -> None:
+    """As Llama 2's: a mark stands before each word, and the step tag is one token with its mark."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from assay.verify.reward_model_process import process_model_of
+
+    words = [
+        "\u2581",
+        "\u2581\u043a\u0438",
+        "\u2581+",
+        "\u2581-",
+        "\n",
+        *"abcd?q",
+        "\u043a",
+        "\u0438",
+    ]
+    merges = [("\u043a", "\u0438"), ("\u2581", "\u043a\u0438"), ("\u2581", "+"), ("\u2581", "-")]
+    vocabulary = {
+        word: id for id, word in enumerate(["<s>", *words, "\u043a\u0438", "+", "-", "<u>"])
+    }
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<u>"))
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    made.decoder = decoders.Metaspace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>")
+    fakes.model("causal").save_pretrained(tmp_path / "prm")
+    fast.save_pretrained(tmp_path / "prm")
+    prm = process_model_of({"path": str(tmp_path / "prm"), "device": "cpu"})
+    assert prm.tag_ids == [vocabulary["\u2581\u043a\u0438"]]
+    assert prm.columns == (vocabulary["\u2581+"], vocabulary["\u2581-"])
+    row = prm._row(Problem("p", "q?"), completion_of("ab \u043a\u0438 c\nd"))
+    assert not isinstance(row, Part)
+    assert row.tokens.count(prm.tag_ids[0]) == 2
+    assert [row.tokens[position] for position in row.positions] == prm.tag_ids * 2
