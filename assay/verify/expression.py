@@ -38,6 +38,7 @@ BUILT_IN = {
     "gym": "assay.verify.gym_tasks:GYM",
     "boolean_equivalence": "assay.verify.logic:BOOLEAN_EQUIVALENCE",
     "entailment": "assay.verify.logic:ENTAILMENT",
+    "argument_structure": "assay.verify.argument_structure:ARGUMENT_STRUCTURE",
 }
 
 _TOKEN = re.compile(

@@ -15,7 +15,16 @@ from assay.verify.base import Part, Verifier, resolve
 from assay.verify.batch import read_row
 from assay.verify.selftest import labelled_rows
 
-NAMES = ("choice", "exact", "regex")
+NAMES = (
+    "choice",
+    "exact",
+    "regex",
+    "json_schema",
+    "countdown",
+    "gym",
+    "boolean_equivalence",
+    "entailment",
+)
 PINNED = Path(__file__).parent / "pinned"
 HEAVY = ("torch", "sympy", "z3", "jsonschema", "reasoning_gym", "transformers", "numpy.random")
 

@@ -1,0 +1,253 @@
+r"""Formulas of propositional and simple first-order logic, read from ASCII, words, Unicode and LaTeX.
+
+    not A, ~A, !A, ¬A, \neg A, A'          A and B, A & B, A && B, A /\ B, A ∧ B, A * B, A · B
+    A or B, A | B, A || B, A \/ B, A + B   A xor B, A ^ B, A ⊕ B
+    A implies B, A -> B, A => B, A → B     A iff B, A <-> B, A <=> B, A ↔ B, A ≡ B
+    forall x (P(x) -> Q(x)), ∀x ∃y R(x, y), a = b, a != b, true, false
+
+From the tightest: not and quantifiers, and, xor, or, implies (to the right), iff. A quantifier followed
+by a dot or a colon reaches as far as it can.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+MAX_FORMULA = 4000  # characters
+MAX_DEPTH = 60
+
+Kind = Literal["atom", "equal", "constant", "not", "and", "or", "xor", "implies", "iff", "forall", "exists"]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A name, or a function applied to terms."""
+
+    name: str
+    arguments: tuple[Term, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """One node. name: of an atom, a quantified variable, or ``true`` / ``false``."""
+
+    kind: Kind
+    name: str = ""
+    terms: tuple[Term, ...] = ()
+    parts: tuple[Formula, ...] = ()
+
+    def walk(self) -> Iterator[Formula]:
+        """Yield this formula and all inside it."""
+        stack: list[Formula] = [self]
+        while stack:
+            formula = stack.pop()
+            yield formula
+            stack.extend(reversed(formula.parts))
+
+    @property
+    def atoms(self) -> tuple[str, ...]:
+        """The names of its propositional variables and predicates, sorted."""
+        return tuple(sorted({each.name for each in self.walk() if each.kind == "atom"}))
+
+    @property
+    def is_propositional(self) -> bool:
+        """Whether it holds no terms and no quantifiers."""
+        return all(
+            each.kind not in ("forall", "exists", "equal") and not each.terms
+            for each in self.walk()
+        )
+
+
+class NotAFormula(ValueError):
+    """The text is no formula; the message says why, without quoting it."""
+
+
+_SYMBOLS: dict[str, str] = {
+    **dict.fromkeys(("∧", "&&", "&", "/\\", "*", "·", "⋅", "∙", "and", "\\land", "\\wedge", "\\cdot"), "and"),
+    **dict.fromkeys(("∨", "||", "|", "\\/", "+", "or", "\\lor", "\\vee"), "or"),
+    **dict.fromkeys(("⊕", "⊻", "^", "xor", "\\oplus", "\\veebar"), "xor"),
+    **dict.fromkeys(("¬", "~", "!", "∼", "not", "\\neg", "\\lnot", "\\sim"), "not"),
+    **dict.fromkeys(("→", "⇒", "⊃", "⟶", "⟹", "->", "=>", "-->", "==>", "implies", "\\to", "\\rightarrow", "\\Rightarrow", "\\implies", "\\supset", "\\longrightarrow"), "implies"),
+    **dict.fromkeys(("↔", "⇔", "⟷", "⟺", "≡", "<->", "<=>", "<-->", "<==>", "iff", "\\leftrightarrow", "\\Leftrightarrow", "\\iff", "\\equiv"), "iff"),
+    **dict.fromkeys(("∀", "forall", "\\forall"), "forall"),
+    **dict.fromkeys(("∃", "exists", "\\exists"), "exists"),
+    **dict.fromkeys(("⊤", "true", "\\top"), "true"),
+    **dict.fromkeys(("⊥", "false", "\\bot"), "false"),
+    **dict.fromkeys(("=", "=="), "="),
+    **dict.fromkeys(("≠", "!=", "\\neq", "\\ne"), "!="),
+    "'": "'", "′": "'", "’": "'", "(": "(", ")": ")", ",": ",", ".": ".", ":": ":",
+}  # fmt: skip
+_SIGNS = sorted(
+    (s for s in _SYMBOLS if not s[0].isalpha() and s[1:2].isalpha() is False), key=len, reverse=True
+)
+_TOKEN = re.compile(
+    rf"\s*(?:(?P<latex>\\[A-Za-z]+)|(?P<name>\w+(?:-\w+)*)|(?P<sign>{'|'.join(map(re.escape, _SIGNS))}))"
+)
+_BINARY = (("iff",), ("implies",), ("or",), ("xor",), ("and",))
+_SPACING = re.compile(r"\\(?:left|right|big|Big|bigl|bigr|quad|qquad|;|,|!|:| )(?![a-zA-Z])|[$]")
+_WORDS = re.compile(r"\\(?:text|mathrm|mathit|mathsf|operatorname|mathbf)\s*\{([^{}]*)\}")
+_OVER = re.compile(r"\\(?:overline|bar)\s*\{([^{}]*)\}|\\bar\s*([A-Za-z])")
+
+
+def parse_formula(text: str) -> Formula:
+    """Return the formula that a text is; raises NotAFormula."""
+    if len(text) > MAX_FORMULA:
+        raise NotAFormula(f"more than {MAX_FORMULA} characters")
+    return _Parser(_tokens(_plain(text))).formula()
+
+
+def _plain(text: str) -> str:
+    text = _WORDS.sub(r" \1 ", _SPACING.sub(" ", text))
+    for _ in range(20):
+        text, count = _OVER.subn(lambda m: f" ~({m[1] or m[2]}) ", text)
+        if not count:
+            break
+    text = text.replace("\\{", "(").replace("\\}", ")")
+    return text.translate(str.maketrans({"[": "(", "]": ")", "{": "(", "}": ")", "（": "(", "）": ")", "，": ","}))  # fmt: skip
+
+
+def _tokens(text: str) -> list[tuple[str, str]]:
+    """Return (symbol, name) pairs; a name has the symbol ``name``."""
+    found: list[tuple[str, str]] = []
+    position, text = 0, text.strip().rstrip(".。;")
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None:
+            raise NotAFormula("a sign that no formula has")
+        position = match.end()
+        if match["latex"]:
+            symbol = _SYMBOLS.get(match["latex"])
+            if symbol is None:
+                raise NotAFormula("a LaTeX command that no formula has")
+            found.append((symbol, ""))
+        elif match["name"]:
+            found.extend(_of_name(match["name"]))
+        else:
+            found.append((_SYMBOLS[match["sign"]], ""))
+    return found
+
+
+def _of_name(name: str) -> Iterator[tuple[str, str]]:
+    symbol = _SYMBOLS.get(name.lower()) if len(name) > 1 else None
+    if symbol is not None:
+        yield symbol, ""
+    elif match := re.fullmatch(r"(forall|exists)_?([a-z]\d?)", name, re.IGNORECASE):
+        yield _SYMBOLS[match[1].lower()], ""
+        yield "name", match[2]
+    else:
+        yield "name", name
+
+
+class _Parser:
+    def __init__(self, tokens: list[tuple[str, str]]) -> None:
+        self.tokens = tokens
+        self.index = 0
+        self.depth = 0
+
+    def formula(self) -> Formula:
+        formula = self._binary(0)
+        if self.index < len(self.tokens):
+            raise NotAFormula("two formulas without a connective, or a parenthesis too many")
+        return formula
+
+    def _peek(self, ahead: int = 0) -> str:
+        place = self.index + ahead
+        return self.tokens[place][0] if place < len(self.tokens) else ""
+
+    def _name(self) -> str:
+        return self.tokens[self.index][1] if self.index < len(self.tokens) else ""
+
+    def _take(self, symbol: str) -> bool:
+        if self._peek() != symbol:
+            return False
+        self.index += 1
+        return True
+
+    def _need(self, symbol: str, what: str) -> str:
+        if self._peek() != symbol:
+            raise NotAFormula(what)
+        self.index += 1
+        return self.tokens[self.index - 1][1]
+
+    def _binary(self, level: int) -> Formula:
+        if level == len(_BINARY):
+            return self._unary()
+        (kind,) = _BINARY[level]
+        parts = [self._binary(level + 1)]
+        while self._take(kind):
+            parts.append(self._binary(level + 1))
+        if kind == "implies":  # to the right
+            formula = parts.pop()
+            while parts:
+                formula = Formula("implies", parts=(parts.pop(), formula))
+            return formula
+        formula = parts[0]
+        for part in parts[1:]:
+            formula = Formula(kind, parts=(formula, part))  # type: ignore[arg-type]
+        return formula
+
+    def _unary(self) -> Formula:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise NotAFormula(f"more than {MAX_DEPTH} levels")
+        try:
+            if self._take("not"):
+                return Formula("not", parts=(self._unary(),))
+            for kind in ("forall", "exists"):
+                if self._take(kind):
+                    return self._quantified(kind)
+            formula = self._atom()
+            while self._take("'"):
+                formula = Formula("not", parts=(formula,))
+            return formula
+        finally:
+            self.depth -= 1
+
+    def _quantified(self, kind: Literal["forall", "exists"]) -> Formula:
+        if (run := re.fullmatch(r"([a-z]\d?)([A-Z]\w*)", self._name())) and self._peek(1) == "(":
+            self.tokens[self.index : self.index + 1] = [
+                ("name", run[1]),
+                ("name", run[2]),
+            ]  # ∃xP(x)
+        names = [self._need("name", "a quantifier without a variable")]
+        while self._peek() == "," and self._peek(1) == "name" and self._peek(2) != "(":
+            self.index += 1
+            names.append(self._need("name", ""))
+        wide = self._take(".") or self._take(":") or self._take(",")
+        body = self._binary(0) if wide else self._unary()
+        for name in reversed(names):
+            body = Formula(kind, name, parts=(body,))
+        return body
+
+    def _atom(self) -> Formula:
+        if self._take("("):
+            inner = self._binary(0)
+            self._need(")", "a parenthesis that does not close")
+            return inner
+        for constant in ("true", "false"):
+            if self._take(constant):
+                return Formula("constant", constant)
+        term = self._term()
+        if self._peek() in ("=", "!="):
+            negative = self._peek() == "!="
+            self.index += 1
+            equal = Formula("equal", terms=(term, self._term()))
+            return Formula("not", parts=(equal,)) if negative else equal
+        return Formula("atom", term.name, term.arguments)
+
+    def _term(self) -> Term:
+        name = self._need("name", "a connective without a formula")
+        if not self._take("("):
+            return Term(name)
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise NotAFormula(f"more than {MAX_DEPTH} levels")
+        arguments = [self._term()]
+        while self._take(","):
+            arguments.append(self._term())
+        self._need(")", "a parenthesis that does not close")
+        self.depth -= 1
+        return Term(name, tuple(arguments))
