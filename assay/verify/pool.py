@@ -201,7 +201,7 @@ class Pool:
             task.answered += 1
             unit = task.units.popleft()
             if not task.units:
-                worker.tasks.popleft()
+                worker.tasks.popleft().blob = None
             try:
                 task.on_reply(unit, data)
             except NONSENSE as error:
@@ -283,7 +283,7 @@ class Pool:
             task = worker.tasks[0]
             culprit = task, task.units.popleft()
             if not task.units:
-                worker.tasks.popleft()
+                worker.tasks.popleft().blob = None
         self._queue.extendleft(reversed(worker.tasks))
         self._start()
         if culprit is not None:

@@ -370,7 +370,7 @@ def test_what_waits_is_not_pickled_ahead(villains: str) -> None:
         encoded = [task for job in jobs for task in job.tasks if task.blob is not None]
         assert len(encoded) < 20
         assert all(service._finish(job)[0].correct for job in jobs)
-        assert not any(task.units for job in jobs for task in job.tasks)
+        assert not any(task.units or task.blob for job in jobs for task in job.tasks)
 
 
 def test_text_that_nobody_reads_on_is_not_judged(villains: str) -> None:
