@@ -331,7 +331,7 @@ def test_equal_completions_are_paid_for_once() -> None:
 )
 def test_a_malformed_spec_is_told(spec: dict[str, Any], words: str) -> None:
     with pytest.raises(VerifierError, match="accepted") as caught:
-        judged("x", url="http://127.0.0.1:9", **spec)
+        judged("x", url="http://localhost:9", **spec)
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 

@@ -124,7 +124,7 @@ def test_what_cannot_be_read_is_an_error_and_what_cannot_be_reached_is_unavailab
 
 @pytest.mark.parametrize("status", [301, 401, 402, 403, 404, 413])
 def test_a_refusal_is_not_tried_again(status: int) -> None:
-    headers = {"Location": "http://127.0.0.1:9/v1/chat/completions"}
+    headers = {"Location": "http://localhost:9/v1/chat/completions"}
     with JudgeServer(in_turn(Answer(b'{"error": "no"}', status, headers))) as server:
         part = ask(server.url)
         assert len(server.asked) == 1
@@ -164,14 +164,14 @@ def test_a_key_that_no_header_can_hold_is_named_and_not_shown(
 ) -> None:
     monkeypatch.setenv("ASSAY_JUDGE_KEY", f"{SECRET}\n{SECRET}")
     with pytest.raises(ValueError, match="ASSAY_JUDGE_KEY") as caught:
-        ask("http://127.0.0.1:9")
+        ask("http://localhost:9")
     assert SECRET not in str(caught.value)
 
 
 def test_a_missing_extra_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "httpx2", None)
     with pytest.raises(ValueError, match=r"pip install 'assay-rl\[judge\]'"):
-        ask("http://127.0.0.1:9")
+        ask("http://localhost:9")
 
 
 @pytest.mark.parametrize("date", [False, True])
@@ -366,8 +366,8 @@ def test_addresses(given: str, path: str) -> None:
 
 
 def test_a_proxy_is_not_asked_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("HTTP_PROXY", "http://localhost:9")
+    monkeypatch.setenv("http_proxy", "http://localhost:9")
     with JudgeServer(obedient) as server:
         assert ask(server.url).passed is True
         assert ask(server.url.replace("127.0.0.1", "localhost"), "five").passed is False

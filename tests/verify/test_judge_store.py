@@ -22,7 +22,7 @@ from assay.verify.judge_costs import reset_judge_costs
 from assay.verify.judge_store import JudgeStore, reply_key
 from assay.verify.judge_testing import JudgeServer, obedient
 
-NOWHERE = "http://127.0.0.1:9/v1"  # the discard port: nobody answers
+NOWHERE = "http://localhost:9/v1"  # the discard port: nobody answers
 MESSAGES = [{"role": "user", "content": "x"}]
 
 
