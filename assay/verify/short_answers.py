@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, cast
 
-import regex
-
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.base import Field, KnownError, Limits, Part, Verifier, answer_text
@@ -107,6 +105,8 @@ def normalized(text: str, problem: Problem) -> str:
 
 @lru_cache(maxsize=1024)
 def _compiled(pattern: str, flags: str, where: str) -> Any:
+    import regex
+
     bits = regex.V0
     for letter in flags:
         bits |= {"i": regex.I, "m": regex.M, "s": regex.S, "x": regex.X}[letter]
