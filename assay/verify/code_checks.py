@@ -14,7 +14,6 @@ from assay.verify.code_spec import CodeTest
 UNSAFE_NAMES = frozenset(("eval", "exec", "compile", "__import__", "breakpoint", "__builtins__"))
 UNSAFE_MODULES = frozenset(
     (
-        "asyncio",
         "builtins",
         "code",
         "ctypes",
@@ -37,7 +36,6 @@ UNSAFE_MODULES = frozenset(
         "ssl",
         "subprocess",
         "tempfile",
-        "threading",
         "tracemalloc",
         "traceback",
         "urllib",

@@ -60,4 +60,18 @@ KNOWN_ERRORS = (
         says="failed",
         should_say="passed",
     ),
+    KnownError(
+        "values travel as copies: a result is never the very object that was passed in",
+        {"entry_point": "add", "tests": ["items = []\nassert add(items) is items"]},
+        _fenced("def add(items):\n    items.append(1)\n    return items\n"),
+        says="failed",
+        should_say="passed",
+    ),
+    KnownError(
+        "programs and tests have the standard library and no other packages",
+        {"entry_point": "total", "tests": [{"args": [[1, 2]], "expected": 3}]},
+        _fenced("import numpy\n\n\ndef total(items):\n    return int(numpy.sum(items))\n"),
+        says="failed",
+        should_say="passed",
+    ),
 )

@@ -12,7 +12,7 @@ from assay.types import Completion
 from assay.verify.base import answer_text
 
 MAX_PROGRAM = 100_000  # characters: a longer text is not parsed
-PYTHON_LABELS = frozenset(("", "python", "python3", "python2", "py", "py3", "sage", "{python}"))
+PYTHON_LABELS = frozenset(("", "py", "py2", "py3", "ipython", "{python}", "{.python}"))
 
 _FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})[ \t]*([^\s`]*)[^`]*")
 _INDENTED = re.compile(r"(?: {4}|\t)")
@@ -70,20 +70,25 @@ def find_block(text: str) -> str | None:
         if match and fence and len(match[1]) >= len(indent) + 4:
             match = None  # deeper inside: a fence that the program's own text quotes
         if match and not fence:
-            indent, fence, label, lines = match[1], match[2], match[3].lower(), []
+            indent, fence, label, lines = match[1], match[2], match[3], []
         elif match and match[2][0] == fence[0] and len(match[2]) >= len(fence) and not match[3]:
             found = _inside(lines, label, found)
             fence = ""
-        elif match and match[2] == fence and match[3].lower() in PYTHON_LABELS:
+        elif match and match[2] == fence and is_python(match[3]):
             found = _inside(lines, label, found)  # a block that never closed, and the next one
-            indent, fence, label, lines = match[1], match[2], match[3].lower(), []
+            indent, fence, label, lines = match[1], match[2], match[3], []
         elif fence:
             lines.append(line)
     return _inside(lines, label, found) if fence else found
 
 
+def is_python(label: str) -> bool:
+    """Whether a block with this label may hold Python: also without one, and ``python3.11``."""
+    return label.lower() in PYTHON_LABELS or label.lower().startswith("python")
+
+
 def _inside(lines: list[str], label: str, before: str | None) -> str | None:
-    return textwrap.dedent("\n".join(lines)) + "\n" if label in PYTHON_LABELS else before
+    return textwrap.dedent("\n".join(lines)) + "\n" if is_python(label) else before
 
 
 def last_indented_block(text: str) -> str | None:

@@ -23,7 +23,14 @@ from assay.verify.code_names import exception_bases, rules, wanted_names
 from assay.verify.code_program import Program, last_function
 from assay.verify.code_setup import for_tests
 from assay.verify.code_spec import CodeSpec, CodeTest
-from assay.verify.sandbox import Handle, Outcome, Sandbox, Session, SubmissionError
+from assay.verify.sandbox import (
+    Handle,
+    Outcome,
+    Sandbox,
+    SandboxTrouble,
+    Session,
+    SubmissionError,
+)
 from assay.verify.sandbox.values import EXCEPTIONS, Unsupported
 
 MAX_RELOADS = 3  # fresh processes for the tests after one that ended its process
@@ -278,8 +285,10 @@ class Run:
             if self.bench is not None:
                 self.bench.close()
             limits = Limits(cpu_seconds=TEST_CPU, memory_mib=self.spec.memory_limit, seconds=60.0)
-            self.bench = self.sandbox.load(_bench_source(), limits, on_call=self._answer)
-            self._of_row(self.bench.loaded, "tests")
+            self.bench = self.sandbox.load(_START, limits, on_call=self._answer)
+            started = self.bench.call("start", (_bench_code(),))
+            if started.status != "ok":
+                raise SandboxTrouble(f"the tests' process does not start: {_words(started)}")
         return self.bench
 
     def _tested(self, test: CodeTest) -> Result:
@@ -398,12 +407,14 @@ _STOPPED: dict[str, Any] = {
 }
 
 
+_START = "import marshal\n\n\ndef start(code):\n    exec(marshal.loads(code), globals())\n"
+
+
 @cache
-def _bench_source() -> str:
-    """Return the program of the tests' process, compiled already: parsing it takes longer than a test."""
+def _bench_code() -> bytes:
+    """Return the program of the tests' process, compiled: parsing it would take longer than a test."""
     path = Path(__file__).with_name("code_test_process.py")
-    code = marshal.dumps(compile(path.read_text(encoding="utf-8"), "<tests>", "exec"))
-    return f"import marshal\nexec(marshal.loads({code!r}))\n"
+    return marshal.dumps(compile(path.read_text(encoding="utf-8"), "<tests>", "exec", optimize=2))
 
 
 @lru_cache(maxsize=1024)

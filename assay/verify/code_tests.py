@@ -131,13 +131,12 @@ def _part(
     for fault in ("compile_error", "timeout", "memory"):
         components[fault] = float(fault in faults)
     components["type_errors"] = float("type" in faults)
-    if program is not None:
-        components["oversized"] = float(len(program.written) > spec.max_program)
-    unsafe: tuple[str, ...] = ()
-    if program is not None and program.tree is not None:
-        unsafe = unsafe_calls(program.tree)
-        components["unsafe_calls"] = float(bool(unsafe))
-        components["hard_coded"] = float(is_hard_coded(program.tree, spec.tests))
+    oversized = program is not None and len(program.written) > spec.max_program
+    tree = None if program is None else program.tree
+    unsafe = () if tree is None else unsafe_calls(tree)
+    components["oversized"] = float(oversized)
+    components["unsafe_calls"] = float(bool(unsafe))
+    components["hard_coded"] = float(tree is not None and is_hard_coded(tree, spec.tests))
     if nondeterministic is not None:
         components["nondeterministic"] = float(nondeterministic)
     return Part(
@@ -164,7 +163,7 @@ CODE = Verifier(
     name="code",
     version=1,
     judge=judge_code,
-    domain="Python programs, judged by running tests in a sandbox",
+    domain="Python programs that need the standard library only, judged by running tests in a sandbox",
     fields=FIELDS,
     accepts="the last fenced block outside the think part that is labeled as Python or not at all (one that never "
     "closes runs to the end); without a fence the whole text where it is a program, else its last indented block; "

@@ -39,7 +39,7 @@ def program(text: str, mode: str = "free", head: str = "") -> str | None:
         f"```\n{F}```",
         f"~~~\n{F}~~~",
         f"````python\n{F}````",
-        f"```Python3\n{F}```",
+        f"```Python3.11\n{F}```",
         f"```python\n{F}",
         f"```python title=x\n{F}```",
         f"```python\nraise\n```\n```python\n{F}```",
