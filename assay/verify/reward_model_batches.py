@@ -101,15 +101,15 @@ def _run(
 def _forward(checkpoint: Checkpoint, rows: Rows, options: dict[str, Any]) -> Any:
     """Return the logits of a batch.
 
-    Heads over a sequence find its end by the configuration's padding token; where it names none,
-    they get one that stands in none of these rows.
+    Heads over a sequence look for the last token that is no padding, by the configuration's padding
+    token; where it names none, they get one that ends none of these rows.
     """
     import torch
 
     shape: Any = checkpoint.model.config.get_text_config()
     given = shape.pad_token_id
-    used = {token for row in rows for token in row}
-    pad = given if given is not None else next(id for id in range(len(used) + 1) if id not in used)
+    last = {row[-1] for row in rows}
+    pad = given if given is not None else next(id for id in range(len(last) + 1) if id not in last)
     length = max(map(len, rows))
     input_ids = torch.full((len(rows), length), pad, dtype=torch.long)
     mask = torch.zeros((len(rows), length), dtype=torch.long)

@@ -82,6 +82,8 @@ class ConversationEncoder:
         rendered = self._render(turns, self._guarded(text, guarded, think))
         tokens = [*self._lead, *self._tokens(rendered, guarded, think), *self._trail]
         limit = self.max_tokens
+        if not tokens:
+            return Encoded(None, "no tokens")
         if limit is None or len(tokens) <= limit:
             return Encoded(tokens)
         start = self._start(turns, rendered, guarded, think)

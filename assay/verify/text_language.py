@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 from assay.errors import VerifierError, message
@@ -115,6 +116,16 @@ def judge_language(problem: Problem, completion: Completion) -> Part:
         detail=f"{right} of {total} words are {target}",
         components={"words": float(total)},
     )
+
+
+def check_language(options: Mapping[str, Any]) -> None:
+    """Raise VerifierError where the detector may be needed and is not installed."""
+    if _SCRIPTS.get(str(options.get("target")).lower(), "latin") not in _SHARED:
+        return
+    if find_spec("langdetect") is None:
+        raise VerifierError(
+            "verifier language needs langdetect: install it with  pip install 'assay-rl[language]'"
+        )
 
 
 def _read(completion: Completion, problem: Problem) -> str:
@@ -302,4 +313,5 @@ LANGUAGE = Verifier(
     cached=True,
     modules=("assay.verify.text_language", "assay.verify.languages", "assay.types"),
     extra="language",
+    check_options=check_language,
 )

@@ -111,6 +111,27 @@ def test_a_known_score(tmp_path: Path) -> None:
     assert values(judge(TEXTS, path=path)) == pytest.approx(expected, abs=1e-5)
 
 
+def test_padding_never_looks_like_the_end(tmp_path: Path) -> None:
+    """Rows that end in each of the tokens that padding would take first, and use every token."""
+    path = fakes.save(tmp_path / "rm", fakes.model("sequence"), chat=False)
+    options = {"path": path, "format": "plain", "plain_template": "{completion}"}
+    texts = ["a" * 9 + chr(code) for code in range(12)]
+    texts += ["".join(map(chr, range(128))), "ab"]
+    together = values(judge(texts, **options))
+    alone = [values(judge([text], **options))[0] for text in texts]
+    assert alone == pytest.approx(together, abs=1e-5)
+    (empty,) = judge([""], **options)
+    assert (empty.value, empty.detail) == (None, "no tokens")
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(folder: str) -> None:
+    expected = values(judge(TEXTS, path=folder))
+    found = values(judge(TEXTS, path=folder, device="cuda", dtype="float32"))
+    assert found == pytest.approx(expected, abs=1e-4)
+    assert values(judge(TEXTS, path=folder, device="cuda")) == pytest.approx(expected, abs=0.1)
+
+
 def test_control_tokens_in_a_text_are_letters(tmp_path: Path) -> None:
     """A completion cannot end its own turn, nor open another in somebody else's name."""
     from assay.verify.reward_model_text import ConversationEncoder

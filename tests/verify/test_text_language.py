@@ -175,3 +175,14 @@ def test_long_texts_take_linear_time() -> None:
         started = time.perf_counter()
         judge(piece * (200_000 // len(piece)), target="en")
         assert time.perf_counter() - started < 5.0, piece
+
+
+def test_a_missing_detector_is_told_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    from assay.verify import text_language
+
+    text_language.check_language({"target": "en"})
+    monkeypatch.setattr(text_language, "find_spec", lambda name: None)
+    text_language.check_language({"target": "ja"})
+    for options in ({"target": "en"}, {"target": "ru"}, {}):
+        with pytest.raises(VerifierError, match=r"assay-rl\[language\]"):
+            text_language.check_language(options)
