@@ -145,7 +145,7 @@ def test_what_hangs_where_no_signal_helps_is_killed(
     started = time.monotonic()
     verdicts = judge(service, ["a", text, "b"])
     assert [v.reason for v in verdicts] == [None, "timeout", None]
-    assert time.monotonic() - started < 6
+    assert time.monotonic() - started < 20
     assert log.kinds() == ["worker_killed"]
     assert log.events[0][1]["verifier"] == "planted_villains:deeds"
     assert log.events[0][1]["seconds"] >= 0.5
@@ -154,9 +154,9 @@ def test_what_hangs_where_no_signal_helps_is_killed(
 def test_a_worker_that_the_system_kills(service: VerifierService, log: Log) -> None:
     """As when memory runs out: SIGKILL from outside, in the middle of a completion."""
     pid = int(judge(service, ["pid"])[0].components["planted_villains:deeds.pid"])
-    killer = threading.Timer(0.15, os.kill, (pid, signal.SIGKILL))
+    killer = threading.Timer(0.2, os.kill, (pid, signal.SIGKILL))
     killer.start()
-    verdicts = judge(service, ["slow 0.01", "slow 0.3", "slow 0.01", "slow 0.01"])
+    verdicts = judge(service, ["slow 0", "slow 0.45", "slow 0", "slow 0"])
     assert [v.reason for v in verdicts] == [None, "error", None, None]
     assert "SIGKILL" in verdicts[1].detail
     assert log.kinds() == ["worker_died"]
@@ -209,7 +209,7 @@ def test_nothing_that_a_killed_worker_started_survives(
     assert [v.status for v in verdicts] == ["passed", "passed"]
     assert until(lambda: running(words))
     assert judge(service, ["hang"])[0].reason == "timeout"
-    assert until(lambda: not running(words), 2)
+    assert until(lambda: not running(words), 5)
 
 
 @pytest.mark.parametrize(("deed", "seconds"), [("children", 6103), ("daemon", 6104)])
@@ -344,7 +344,7 @@ def test_a_worker_that_hangs_in_cancelled_work_is_replaced(villains: str) -> Non
         asyncio.run(give_up())
         started = time.monotonic()
         assert judge(service, ["a"])[0].correct
-        assert time.monotonic() - started < 8
+        assert time.monotonic() - started < 15
         assert service.stats["kills"] == service.stats["deaths"] == 0
 
 
@@ -375,13 +375,13 @@ def test_what_waits_is_not_pickled_ahead(villains: str) -> None:
 
 def test_text_that_nobody_reads_on_is_not_judged(villains: str) -> None:
     with VerifierService(villains, num_workers=1) as service:
-        pairs = ((Problem("p", "q"), "slow 0.02") for _ in range(1000))
+        pairs = ((Problem("p", "q"), "slow 0.1") for _ in range(1000))
         verdicts = service.judge_text(pairs, window=200)
         assert next(verdicts).correct
         verdicts.close()
         started = time.monotonic()
         judge(service, ["a"])
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 12  # the 199 others would take 20
 
 
 def test_metrics_are_of_what_was_judged_since(service: VerifierService) -> None:
