@@ -19,6 +19,7 @@ import os
 import random
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable
 from typing import Any
@@ -107,7 +108,7 @@ class Agent:
 
     def run(self) -> None:
         """Answer requests until the parent goes."""
-        self.send("ready")
+        self.send("ready", time.process_time())
         while True:
             self.nonce, verb, *rest = self.receive()
             try:

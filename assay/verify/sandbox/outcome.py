@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from assay.errors import VerifierError
+from assay.errors import AssayError, VerifierError
 
 Status = Literal[
     "ok", "exception", "compile_error", "timeout", "memory", "output", "died", "unsupported"
@@ -16,7 +16,7 @@ class SandboxUnavailable(VerifierError):
     """This machine cannot isolate a process, and the user did not waive it."""
 
 
-class SandboxTrouble(RuntimeError):
+class SandboxTrouble(AssayError, RuntimeError):
     """The sandbox itself failed, and not the submission: nothing can be judged."""
 
 

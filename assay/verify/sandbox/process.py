@@ -61,9 +61,11 @@ class Process:
         except OSError:  # it was reaped
             return 0.0
 
-    def begin(self, cpu_seconds: float, idle_seconds: float, output_bytes: int) -> None:
-        """Start the account of one request."""
-        self.cpu_start, self.cpu_limit = self.cpu(), cpu_seconds
+    def begin(
+        self, cpu_seconds: float, idle_seconds: float, output_bytes: int, used: float = 0.0
+    ) -> None:
+        """Start the account of one request; ``used``: CPU seconds that are none of its."""
+        self.cpu_start, self.cpu_limit = used, cpu_seconds
         self.idle_limit, self.output_limit = idle_seconds, output_bytes
         self.resume()
 

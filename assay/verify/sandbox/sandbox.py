@@ -21,7 +21,7 @@ from assay.errors import message
 from assay.verify.base import Limits
 from assay.verify.sandbox import probe
 from assay.verify.sandbox.outcome import Outcome, SandboxTrouble, SandboxUnavailable
-from assay.verify.sandbox.process import Ended, Process, memory_file
+from assay.verify.sandbox.process import Process, memory_file
 from assay.verify.sandbox.session import CPU_SECONDS, MEMORY_MIB, PROCESSES, OnCall, Session
 
 PRELOAD = [
@@ -70,7 +70,6 @@ ENVIRONMENT = {
 }
 START_SECONDS = 60.0
 CLOSE_SECONDS = 5.0
-FORK_CPU_SECONDS = 30.0
 ACCEPTED = "Linux with user, mount, pid, ipc, uts and net namespaces, seccomp and memfd"
 REMEDY = (
     "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone, user.max_user_namespaces, "
@@ -209,16 +208,7 @@ class Sandbox:
             self.broken = False
         process = self._fork(stdin)
         total = int(max(60, 200 * (limits.cpu_seconds or CPU_SECONDS)))
-        session = Session(process, next(_origins), limits, total, self._reap, on_call)
-        process.begin(FORK_CPU_SECONDS, START_SECONDS, 2**20)
-        try:
-            if session.decode(process.receive()) == (b"", "ready"):
-                return session
-            trouble = "it spoke out of turn"
-        except Ended as end:
-            trouble = f"{end.text}: {process.take_output()[1][:500]}"
-        session.close()
-        raise SandboxTrouble(f"the sandbox did not start: {trouble}")
+        return Session(process, next(_origins), limits, total, self._reap, on_call)
 
     def _fork(self, stdin: bytes) -> Process:
         ours, theirs = socket.socketpair()

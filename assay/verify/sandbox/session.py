@@ -11,7 +11,7 @@ from typing import Any, cast, get_args
 from assay.verify.base import Limits
 from assay.verify.sandbox.decoder import Decoder
 from assay.verify.sandbox.encoder import encode
-from assay.verify.sandbox.outcome import Answer, Outcome, Status, SubmissionError
+from assay.verify.sandbox.outcome import Answer, Outcome, SandboxTrouble, Status, SubmissionError
 from assay.verify.sandbox.process import Ended, Process
 from assay.verify.sandbox.values import Handle, Malformed, Unsupported
 
@@ -19,6 +19,8 @@ CPU_SECONDS = 2.0  # where Limits leaves them open
 MEMORY_MIB = 256
 OUTPUT_KIB = 256
 PROCESSES = 16
+START_CPU_SECONDS = 30.0  # of isolating a process: more is our trouble
+START_IDLE_SECONDS = 60.0
 MAX_DECODED = 1_000_000  # values of one session, over all its replies
 STATUSES = get_args(Status)
 
@@ -49,6 +51,7 @@ class Session:
         self.ended: str | None = None
         self.wait_status: int | None = None  # None: it lives
         self.closed = False
+        self.fresh = True  # it has not said yet that it is there
         self.decoded = 0  # values read so far: reading takes our time, which nobody else bounds
 
     def __enter__(self) -> Session:
@@ -116,7 +119,7 @@ class Session:
             return Outcome("died", error=self.ended)
         nonce = os.urandom(16)  # what answers this request names it
         data = self.encode((nonce, *message))
-        started, before = time.monotonic(), self.process.cpu()
+        started = time.monotonic()
         end: Ended | None = None
         fields: dict[str, Any] = {}
         try:
@@ -129,16 +132,16 @@ class Session:
         except BaseException:  # of on_call: the checker's own trouble
             self.close()
             raise
-        used = self.process.cpu()
+        after = self.process.cpu()
         stdout, stderr = self.process.take_output()
         if end is not None:
-            fields = self._explained(end, used)
+            fields = self._explained(end, after)
             self.ended = f"the process had ended: {end.text}"
         return Outcome(
             **fields,
             stdout=stdout,
             stderr=stderr,
-            cpu_seconds=max(0.0, used - before),
+            cpu_seconds=max(0.0, after - self.process.cpu_start),
             wall_seconds=time.monotonic() - started,
             alive=end is None,
         )
@@ -154,21 +157,25 @@ class Session:
         number = os.WTERMSIG(status)
         if number == signal.SIGXCPU or (number == signal.SIGKILL and used >= self.total_cpu - 1.5):
             return {"status": "timeout", "error": "its CPU time over all requests"}
-        if (
-            number == signal.SIGKILL
-        ):  # it cannot be its own: the first process of a namespace ignores it
+        if number == signal.SIGKILL:  # not its own: the first of a namespace ignores that
             return {"status": "memory", "error": "ended by the kernel, for lack of memory"}
         return {"status": "died", "error": f"its process ended by {signal.Signals(number).name}"}
 
     def _exchange(self, nonce: bytes, data: bytes, limits: Limits) -> dict[str, Any]:
         process = self.process
-        if not process.silent():
+        if self.fresh:
+            process.begin(START_CPU_SECONDS, START_IDLE_SECONDS, 2**20)
+            used = self._start(data)
+        elif process.silent():
+            used = process.cpu()
+        else:
             raise process.end() if process.at_end else Ended("died", "it spoke out of turn")
         cpu = limits.cpu_seconds or CPU_SECONDS
-        process.begin(
-            cpu, limits.seconds or max(10.0, 10.0 * cpu), 1024 * (limits.output_kib or OUTPUT_KIB)
-        )
-        process.send(data)
+        idle = limits.seconds or max(10.0, 10.0 * cpu)
+        process.begin(cpu, idle, 1024 * (limits.output_kib or OUTPUT_KIB), used)
+        if not self.fresh:
+            process.send(data)
+        self.fresh = False
         while True:
             reply = self.decode(process.receive())
             if type(reply) is not tuple or len(reply) < 2 or reply[0] != nonce:
@@ -179,6 +186,23 @@ class Session:
                 raise Ended("died", "it spoke out of turn")
             process.send(self.encode(self._answer(*reply[2:])))
             process.resume()
+
+    def _start(self, data: bytes) -> float:
+        """Send the first request; return the CPU seconds of isolation, which are not the submission's.
+
+        The process says them before it reads what to execute. Raises SandboxTrouble.
+        """
+        trouble = "it spoke out of turn"
+        try:
+            self.process.send(data)
+            match self.decode(self.process.receive()):
+                case (b"", "ready", float(used)):
+                    return used
+                case _:
+                    pass
+        except Ended as end:
+            trouble = f"{end.text} {self.process.take_output()[1][:500]}"
+        raise SandboxTrouble(f"the sandbox did not start a process: {trouble}")
 
     def _answer(self, name: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
         assert self.on_call is not None

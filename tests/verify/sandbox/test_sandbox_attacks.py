@@ -50,7 +50,7 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
     "growing list": ("x = []\nwhile True: x.append(bytearray(10**6))", "memory", ""),
     "anonymous maps": ("import mmap\nx = [mmap.mmap(-1, 10**7) for _ in range(100)]", "memory", ""),
     "maps in threads": (
-        "import threading\nx = []\ndef f():\n  while True: x.append(bytearray(10**6))\n"
+        "import threading\nx = []\nb = threading.Barrier(5)\ndef f():\n  b.wait()\n  while True: x.append(bytearray(10**6))\n"
         "t = [threading.Thread(target=f) for _ in range(4)]\n[i.start() for i in t]\nf()",
         "memory",
         "",
