@@ -176,25 +176,30 @@ class ProcessRewardModel:
         if not steps:
             return Part(0.0, score=0.0, passed=False, detail="no steps")
         think = completion.think
-        head = self.encoder.prompt_tokens(problem, think)
-        body: list[int] = []
+        num_head = len(self.encoder.prompt_tokens(problem, think))
+        tokens: list[int] = []
         positions: list[int] = []
         for index, step in enumerate(steps):
-            text = (self.step_join if index else "") + step.text
-            body += [*self.encoder.plain_tokens(text, think), *self.tag_ids]
-            positions.append(len(body) - 1)
+            if index:
+                text = self.step_join + step.text
+                tokens += self.encoder.plain_tokens(text, think, after=self.step_tag)
+            else:
+                tokens += self.encoder.prompt_tokens(problem, think, step.text)
+            tokens += self.tag_ids
+            positions.append(len(tokens) - 1)
         limit = self.encoder.max_tokens
-        extra = 0 if limit is None else len(head) + len(body) - limit
-        note = ""
-        if extra > 0:
-            kept = self.encoder.num_kept(head)
-            if self.shared.too_long == "not_judged" or extra > len(head) - kept:
-                found = f"{len(head) + len(body)} tokens; accepted: at most {limit}"
-                return Part.not_judged("unavailable", found)
-            head = head[:kept] + head[kept + extra :]
-            note = f"the first {extra} tokens of the prompt were cut"
-        ends = [places.token_at(step.end - 1) for step in steps]
-        return _Row(ends, head + body, [len(head) + each for each in positions], note)
+        extra = 0 if limit is None else max(0, len(tokens) - limit)
+        kept = self.encoder.num_kept(tokens)
+        if extra and (self.shared.too_long == "not_judged" or extra > num_head - kept):
+            found = f"{len(tokens)} tokens; accepted: at most {limit}"
+            return Part.not_judged("unavailable", found)
+        note = f"the first {extra} tokens of the prompt were cut" if extra else ""
+        return _Row(
+            ends=[places.token_at(step.end - 1) for step in steps],
+            tokens=tokens[:kept] + tokens[kept + extra :],
+            positions=[position - extra for position in positions],
+            note=note,
+        )
 
     def _part(self, row: _Row, logits: Sequence[Sequence[float]]) -> Part:
         scores = [self._probability(each) for each in logits]

@@ -89,17 +89,26 @@ class ConversationEncoder:
         start = self._start(turns, rendered, guarded, think)
         return self._cut(tokens, start, limit)
 
-    def prompt_tokens(self, problem: Problem, think: ThinkFormat) -> list[int]:
-        """Return the tokens in front of a completion, uncut."""
+    def prompt_tokens(self, problem: Problem, think: ThinkFormat, text: str = "") -> list[int]:
+        """Return the tokens in front of a completion, and of the text that it begins with, uncut."""
         guarded: list[str] = []
         turns = self._guarded_turns(problem, guarded, think)
         before = self._render(turns, _PROBE).rpartition(_PROBE)[0]
-        return [*self._lead, *self._tokens(before, guarded, think)]
+        begun = before + self._guarded(text, guarded, think)
+        return [*self._lead, *self._tokens(begun, guarded, think)]
 
-    def plain_tokens(self, text: str, think: ThinkFormat) -> list[int]:
-        """Return the tokens of a text none of which is a control token."""
+    def plain_tokens(self, text: str, think: ThinkFormat, after: str = "") -> list[int]:
+        """Return the tokens of a text, none of them a control token, as they are ``after`` another.
+
+        Some tokenizers put a mark before the first word of whatever they are given.
+        """
         guarded: list[str] = []
-        return self._tokens(self._guarded(text, guarded, think), guarded, think)
+        held = self._guarded(text, guarded, think)
+        first = _HOLE.split(held, maxsplit=1)[0]
+        before, both = self._encode(after), self._encode(after + first)
+        if not first or both[: len(before)] != before:
+            return self._tokens(held, guarded, think)
+        return both[len(before) :] + self._tokens(held[len(first) :], guarded, think)
 
     def num_kept(self, tokens: Sequence[int]) -> int:
         """Return how many first tokens a cut leaves: the BOS, where there is one."""

@@ -340,10 +340,16 @@ def test_a_tokenizer_that_marks_words(tmp_path: Path) -> None:
     fast = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>")
     fakes.model("causal").save_pretrained(tmp_path / "prm")
     fast.save_pretrained(tmp_path / "prm")
-    prm = process_model_of({"path": str(tmp_path / "prm"), "device": "cpu"})
+    prm = process_model_of(
+        {"path": str(tmp_path / "prm"), "device": "cpu", "plain_template": "{prompt} {completion}"}
+    )
     assert prm.tag_ids == [vocabulary["\u2581\u043a\u0438"]]
     assert prm.columns == (vocabulary["\u2581+"], vocabulary["\u2581-"])
+    row = prm._row(Problem("p", "q?"), completion_of("ab c\nd a"))
+    assert not isinstance(row, Part)
+    expected = fast("q? ab c \u043a\u0438\nd a \u043a\u0438", add_special_tokens=False)["input_ids"]
+    assert row.tokens == expected
+    assert [row.tokens[position] for position in row.positions] == prm.tag_ids * 2
     row = prm._row(Problem("p", "q?"), completion_of("ab \u043a\u0438 c\nd"))
     assert not isinstance(row, Part)
     assert row.tokens.count(prm.tag_ids[0]) == 2
-    assert [row.tokens[position] for position in row.positions] == prm.tag_ids * 2
