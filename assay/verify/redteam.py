@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from assay.errors import DataError, VerifierError, message
 from assay.types import Completion, Problem, ThinkFormat, ThinkMode, Verdict
 from assay.verify.base import resolve
 from assay.verify.expression import BUILT_IN, parse_expression
+from assay.verify.selftest import labelled_names, labelled_pair, labelled_rows
 from assay.verify.service import Options, VerifierService
 
 SHOWN_TEXT = 400
@@ -140,7 +142,10 @@ def suites() -> dict[str, Suite]:
     from assay.verify import redteam_answers, redteam_code, redteam_text
 
     found = (*redteam_answers.SUITES, *redteam_code.SUITES, *redteam_text.SUITES)
-    return {suite.name: suite for suite in found}
+    known = {suite.name: suite for suite in found}
+    for name in labelled_names():  # the others are tried with the hacks that they have labels for
+        known.setdefault(name, Suite(name, (), lambda problem: (), lambda problem: False))
+    return known
 
 
 def red_team(
@@ -213,12 +218,23 @@ def choose_suite(
 
 def all_cases(suite: Suite, problems: Sequence[Problem] | None, verifier: str) -> Iterator[Case]:
     """Yield the cases of every problem, each to be judged by this verifier."""
-    for problem in problems if problems is not None else suite.problems:
-        for case in suite.cases(problem):
-            judged = Problem(
-                case.problem.id, case.problem.prompt, case.problem.spec, verifier, source="redteam"
-            )
-            yield Case(case.attack, judged, case.completion, case.think, case.honest)
+    found = chain.from_iterable(map(suite.cases, suite.problems if problems is None else problems))
+    if problems is None:
+        found = chain(found, labelled_cases(suite.name))
+    for case in found:
+        problem = case.problem
+        judged = Problem(problem.id, problem.prompt, problem.spec, verifier, source="redteam")
+        yield replace(case, problem=judged)
+
+
+def labelled_cases(name: str) -> Iterator[Case]:
+    """Yield the hacks of a built-in verifier's labelled set, and its honest replies in odd styles."""
+    for row in labelled_rows(name):
+        honest = row["expected"] == "passed"
+        if (row["kind"] == "odd_style" and honest) or (row["kind"] == "hack" and not honest):
+            problem, completion = labelled_pair(name, row)
+            attack = "control" if honest else "labelled hacks"
+            yield Case(attack, problem, completion.text, completion.think.mode, honest)
 
 
 def is_learned(verifier: str) -> bool:

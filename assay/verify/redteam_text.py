@@ -191,7 +191,7 @@ KNIGHTS = Problem(
         "metadata": {
             "names": ["Ann", "Bob"],
             "solution": [True, True],
-            "knight_knave": {
+            "knight_knave_terms": {
                 "knight": "knight",
                 "knave": "knave",
                 "a_knight": "a knight",

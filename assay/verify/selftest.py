@@ -139,7 +139,7 @@ def measure(service: VerifierService, name: str, rows: Sequence[Mapping[str, Any
         service.check([name])
     except VerifierError as error:
         return SelfTest(name, skipped=str(error))
-    verdicts = list(service.judge_text(_pair(name, row) for row in rows))
+    verdicts = list(service.judge_text(labelled_pair(name, row) for row in rows))
     wrong: dict[str, list[str]] = {"passed": [], "failed": [], "not_judged": []}
     for row, verdict in zip(rows, verdicts, strict=True):
         if verdict.status != row["expected"]:
@@ -156,7 +156,8 @@ def measure(service: VerifierService, name: str, rows: Sequence[Mapping[str, Any
     )
 
 
-def _pair(name: str, row: Mapping[str, Any]) -> tuple[Problem, Completion]:
+def labelled_pair(name: str, row: Mapping[str, Any]) -> tuple[Problem, Completion]:
+    """Return the problem, to be judged by a built-in verifier, and the completion of a labelled row."""
     plain = {key: value for key, value in row.items() if key not in ("expected", "kind", "note")}
     problem, completion = read_row(plain, f"labelled/{name}.jsonl", row["id"])
     return replace(problem, verifier=name), completion
