@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -62,6 +62,10 @@ class Fault(Exception):
         self.kind, self.why = kind, why
 
 
+class Unsendable(Fault):
+    """Arguments that are too large or too deep for the channel."""
+
+
 @dataclass(eq=False)
 class Run:
     """The tests of one program, in order.
@@ -77,7 +81,6 @@ class Run:
     seen: list[Any] = field(default_factory=list[Any])
     submission: Session | None = None
     bench: Session | None = None
-    kinds: Mapping[str, str] = field(default_factory=dict[str, str])
     num_loads: int = 0
     num_calls: int = 0
     total_cpu: float = 0.0
@@ -111,7 +114,7 @@ class Run:
                 return result
             self._load()
             if test.kind == "args":
-                return self._compared(test, test.args, test.kwargs or {}, test.expected, True)
+                return self._with_data(test)
             if test.kind == "generate":
                 return self._generated(test)
             return self._tested(test)
@@ -156,7 +159,6 @@ class Run:
             self.num_loads = MAX_RELOADS + 1  # it would end the same way again
             self.load_fault = Fault(_kind_of(loaded), f"at its top level: {self._words(loaded)}")
             raise self.load_fault
-        self.kinds = self.submission.names()
 
     def _call(
         self, what: str, place: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -182,7 +184,7 @@ class Run:
             else:
                 outcome = session.get(place, "", limits)
         except Unsupported as error:
-            raise Fault("unsupported", f"its arguments cannot be sent: {error}") from None
+            raise Unsendable("unsupported", f"its arguments cannot be sent: {error}") from None
         self._spend(outcome)
         if self.spec.check_determinism:
             self.seen.append((outcome.status, outcome.value, outcome.stdout))
@@ -217,9 +219,14 @@ class Run:
 
     # tests with data
 
+    def _with_data(self, test: CodeTest) -> Result:
+        try:
+            return self._compared(test.args, test.kwargs or {}, test.expected, True)
+        except Unsendable as error:
+            raise VerifierError(message("spec args", error.why, "smaller arguments")) from None
+
     def _compared(
         self,
-        test: CodeTest,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         expected: Any,
@@ -237,7 +244,8 @@ class Run:
         return Result(False, found)
 
     def _stdin(self, test: CodeTest) -> Result:
-        limits = self._limits()
+        longest = max(map(len, test.outputs))
+        limits = replace(self._limits(), output_kib=max(OUTPUT_KIB, longest // 256))
         outcome = self._spend(self.sandbox.run(self.program.text, test.stdin, limits))
         if self.spec.check_determinism:
             self.seen.append((outcome.status, outcome.stdout))
@@ -266,7 +274,7 @@ class Run:
             for number, args in enumerate(cases):
                 given = args if isinstance(args, tuple) else (args,)
                 expected = self._of_row(solution.call(reference, given, {}, limits), "reference")
-                result = self._compared(test, given, {}, expected, False)
+                result = self._compared(given, {}, expected, False)
                 if not result.passed:
                     shown = f"case {number}, {_shown(given)}: {result.why}"
                     return Result(False, shown, result.fault)
@@ -295,16 +303,17 @@ class Run:
         own = for_tests(self.spec, self.program)
         if test.kind == "assert" and self.direct and not own.setup:
             call = direct_call(test.source, self.spec.entry_point, own.trusted)
-            if call is not None and self.kinds.get(call.name) != "class":
+            if call is not None:
                 return self._direct(call, test.source)
         entry = self._entry() if test.kind != "assert" else self.spec.entry_point
+        assert self.submission is not None
         wanted = wanted_names((test.source, own.setup), own.trusted, entry)
         plan = {
             "kind": test.kind,
             "source": test.source,
             "setup": own.setup,
             "prompt": own.prompt,
-            "names": rules(wanted, entry, self.kinds, cast("Any", self.program.tree)),
+            "names": rules(wanted, entry, self.submission.names(), cast("Any", self.program.tree)),
             "entry_point": entry,
             "cases": test.cases,
             "seed": test.seed,

@@ -389,7 +389,10 @@ def bind(name: str, rule: Any) -> Any:
 def entry(path: str, space: dict[str, Any]) -> Any:
     """Return the candidate: a name, ``Class.method``, or ``Class().method``."""
     first, *rest = path.split(".")
-    found = space[first.removesuffix("()")]
+    name = first.removesuffix("()")
+    if name not in space:
+        raise NameError(f"name {name!r} is not defined")
+    found = space[name]
     if first.endswith("()"):
         found = found()
     for part in rest:

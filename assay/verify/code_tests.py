@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 from contextlib import suppress
 from dataclasses import replace
@@ -44,7 +45,7 @@ MODULES = tuple(
     )
 )
 
-_sandboxes: dict[bool, Sandbox] = {}
+_sandboxes: dict[tuple[int, bool], Sandbox] = {}
 _lock = threading.Lock()
 
 
@@ -90,14 +91,21 @@ def _run(sandbox: Sandbox, spec: CodeSpec, program: Program) -> tuple[list[Resul
 
 
 def _sandbox(unsafe: bool) -> Sandbox:
-    if unsafe not in _sandboxes:
+    """Return this process's sandbox; without walls only where there can be none and the user waived them."""
+    key = os.getpid(), unsafe  # a fork must not talk to its parent's
+    if key not in _sandboxes:
         with slow_import():  # starting it is no completion's fault
-            _sandboxes[unsafe] = Sandbox(unsafe=unsafe)
-    return _sandboxes[unsafe]
+            try:
+                _sandboxes[key] = Sandbox()
+            except SandboxUnavailable:
+                if not unsafe:
+                    raise
+                _sandboxes[key] = Sandbox(unsafe=True)
+    return _sandboxes[key]
 
 
 def _discard(unsafe: bool) -> None:
-    sandbox = _sandboxes.pop(unsafe, None)
+    sandbox = _sandboxes.pop((os.getpid(), unsafe), None)
     if sandbox is not None:
         with suppress(Exception):
             sandbox.close()
@@ -105,7 +113,7 @@ def _discard(unsafe: bool) -> None:
 
 @atexit.register
 def _close() -> None:
-    for unsafe in list(_sandboxes):
+    for unsafe in (False, True):
         _discard(unsafe)
 
 

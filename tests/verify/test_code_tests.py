@@ -378,3 +378,38 @@ def test_strange_values_are_judged_failed(returned: str, form: str) -> None:
     }
     part = judge({"entry_point": "f", "tests": [tests[form]]}, f"def f(x): return {returned}")
     assert part.passed is False
+
+
+def test_arguments_that_cannot_travel_are_the_rows_fault() -> None:
+    nested: list[Any] = []
+    for _ in range(300):
+        nested = [nested]
+    with pytest.raises(VerifierError, match="arguments"):
+        judge(
+            {"entry_point": "f", "tests": [{"args": [nested], "expected": 1}]}, "def f(x): return 1"
+        )
+
+
+def test_long_outputs_can_be_expected() -> None:
+    spec = {"tests": [{"stdin": "", "stdout": "x" * 6_000_000}]}
+    assert judge(spec, "print('x' * 6_000_000)").passed
+    assert not judge(spec, "print('x' * 5_999_999)").passed
+
+
+def test_without_isolation_the_user_must_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Sandbox.__init__
+
+    def impossible(self: Sandbox, *, unsafe: bool = False, **more: Any) -> None:
+        if not unsafe:
+            raise SandboxUnavailable("no namespaces")
+        whole(self, unsafe=True, **more)
+
+    code_tests._close()
+    with monkeypatch.context() as patch:
+        patch.setattr(Sandbox, "__init__", impossible)
+        part = judge(F, "def f(x): return x * x")
+        assert (part.value, part.reason) == (None, "unavailable")
+        assert judge({**F, "unsafe_no_sandbox": True}, "def f(x): return x * x").passed
+    code_tests._close()
+    isolated = judge({**F, "unsafe_no_sandbox": True}, "import os\ndef f(x): return os.getuid()")
+    assert "returned 0" not in isolated.detail  # walls stand wherever they can
