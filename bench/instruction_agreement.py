@@ -1,7 +1,7 @@
 """Verdicts of ``instructions`` beside those of the public IFEval scorer, type by type.
 
 pip install lm-eval nltk langdetect immutabledict, and put NLTK's data set punkt_tab on NLTK_DATA; then
-python -m bench.instruction_agreement --data ../shared/data
+python -m bench.instruction_agreement
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.verify.instruction_rules import RULES, Instruction, read_instruction
+from bench import DATA
 from bench.instruction_responses import (
     FOREIGN,
     INVENTED,
@@ -149,7 +150,7 @@ def milliseconds(data: Path) -> float:
 def main() -> None:
     """Print agreement by type, and examples of each kind of disagreement."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--examples", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0, help="of the responses that are made up")
     parser.add_argument("--unseeded", action="store_true", help="leave langdetect's seed open")
