@@ -1,12 +1,14 @@
 """What a worker leaves behind when it is killed: processes that left its group, temporary files.
 
 Whatever a worker starts inherits a mark in its environment, however often it forks and whatever
-session it moves to; where /proc tells (Linux), that finds it.
+session it moves to; where /proc tells (Linux), that finds it. The name of its temporary folder says
+whose it is, so that a later run clears those of one that was killed itself.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -14,8 +16,11 @@ import tempfile
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 
 VARIABLE = "ASSAY_WORKER"
+UNKNOWN = "x"
 ROUNDS = 5  # a process may fork while we look
 
 
@@ -24,7 +29,7 @@ class Remains:
     """The mark and the temporary folder of one worker."""
 
     mark: str = field(default_factory=lambda: secrets.token_hex(8))
-    folder: str = field(default_factory=lambda: tempfile.mkdtemp(prefix="assay-worker-"))
+    folder: str = field(default_factory=lambda: tempfile.mkdtemp(prefix=_prefix(os.getpid())))
 
     @property
     def environment(self) -> dict[str, str]:
@@ -44,6 +49,31 @@ def clear(remains: Collection[Remains]) -> None:
             break
     for each in remains:
         shutil.rmtree(each.folder, ignore_errors=True)
+
+
+def clear_of_dead_parents() -> None:
+    """Delete the folders of workers whose parent, in our namespace of processes, is no more."""
+    if _namespace() == UNKNOWN:
+        return
+    mine = re.compile(rf"assay-worker-{_namespace()}-(\d+)-")
+    with suppress(OSError):
+        for folder in Path(tempfile.gettempdir()).iterdir():
+            found = mine.match(folder.name)
+            if found and not Path(f"/proc/{found[1]}").exists():
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _prefix(pid: int) -> str:
+    return f"assay-worker-{_namespace()}-{pid}-"
+
+
+@cache
+def _namespace() -> str:
+    """What tells equal process numbers of two containers apart that share a temporary folder."""
+    try:
+        return str(os.stat("/proc/self/ns/pid").st_ino)
+    except OSError:  # another system
+        return UNKNOWN
 
 
 def _processes() -> list[int]:

@@ -23,6 +23,7 @@ from assay.verify.dispatch import Dispatch, start_workers
 from assay.verify.expression import BUILT_IN, nearest_built_in, parse_expression
 from assay.verify.job import Job
 from assay.verify.plan import Plan, plan_terms
+from assay.verify.remains import clear_of_dead_parents
 from assay.verify.schedule import Schedule
 from assay.verify.stats import step_metrics
 from assay.verify.waiting import run_in_thread
@@ -74,6 +75,7 @@ class VerifierService:
         self._closed = False
         self._check_options()
         self._open()
+        clear_of_dead_parents()
         start_workers(self._dispatch, map(self._quick_card, names))
         _services.add(self)
 

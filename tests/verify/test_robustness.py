@@ -246,6 +246,7 @@ def test_a_parent_that_ends_without_closing_leaves_no_process(villains: str, end
         verdicts = list(service.judge_text((Problem("p", "q"), text) for text in texts))
         pids = [int(v.components.get("{villains}.pid", 0)) for v in verdicts]
         print(*pids, flush=True)
+        print(*[w.remains.folder for w in service._dispatch.pool.workers], flush=True)
         {ending}
     """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -256,10 +257,16 @@ def test_a_parent_that_ends_without_closing_leaves_no_process(villains: str, end
         timeout=60,
         env=environment,
     )
-    pids = [int(pid) for pid in done.stdout.split() if int(pid)]
-    assert pids, done.stderr
+    assert len(done.stdout.splitlines()) == 2, done.stderr
+    told, folders = (line.split() for line in done.stdout.splitlines())
+    pids = [int(pid) for pid in told if int(pid)]
+    assert pids
     assert until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
     assert until(lambda: not running("/bin/sleep 6105"))
+    with VerifierService(villains, num_workers=1) as other:  # a later run clears up
+        own = other._dispatch.pool.workers[0].remains.folder
+        assert os.path.isdir(own)
+        assert not any(map(os.path.exists, folders))
 
 
 def test_two_services_do_not_touch_each_other(villains: str) -> None:
