@@ -10,6 +10,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -27,18 +28,21 @@ SCRIPT = "a, b = map(int, input().split())\nprint(a + b)\n"
 
 # What a fork alone costs an interpreter that has loaded the same modules.
 BARE_FORK = """
-import importlib, os, sys, time
+import importlib, json, os, resource, sys, time
+def cpu_seconds():
+    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return sum(usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, kinds))
 for name in sys.argv[2:]:
     importlib.import_module(name)
 end, count = time.perf_counter() + float(sys.argv[1]), 0
-started = time.perf_counter()
+started, cpu = time.perf_counter(), cpu_seconds()
 while time.perf_counter() < end:
     pid = os.fork()
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
     count += 1
-print(count / (time.perf_counter() - started))
+print(json.dumps([count / (time.perf_counter() - started), 1000 * (cpu_seconds() - cpu) / count]))
 """
 
 
@@ -57,7 +61,18 @@ def run_script(sandbox: Sandbox) -> None:
 def measure(
     work: Callable[[Sandbox], None], seconds: float, unsafe: bool = False
 ) -> dict[str, float]:
-    """Repeat ``work`` for ``seconds``; returns its rate and milliseconds, after a warm start."""
+    """Repeat ``work`` for ``seconds``; returns its rate and milliseconds, after a warm start.
+
+    cpu_ms: of every process together, the kernel's part included; on a busy machine it says more than
+    the rate does.
+    """
+    with Sandbox(unsafe=unsafe) as sandbox:
+        work(sandbox)
+    started_cpu = cpu_seconds()
+    with Sandbox(unsafe=unsafe):
+        pass
+    before = cpu_seconds()
+    start_alone = before - started_cpu
     with Sandbox(unsafe=unsafe) as sandbox:
         work(sandbox)
         times: list[float] = []
@@ -66,12 +81,21 @@ def measure(
             started = time.perf_counter()
             work(sandbox)
             times.append(time.perf_counter() - started)
+    cpu = (cpu_seconds() - before - start_alone) / (len(times) + 1)
     ordered = sorted(times)
     return {
+        "cpu_ms": round(1000 * cpu, 2),
+        "per_second_of_one_core": round(1 / cpu, 1),
         "per_second": round(len(times) / sum(times), 1),
         "median_ms": round(1000 * statistics.median(times), 2),
         "p99_ms": round(1000 * ordered[int(0.99 * (len(ordered) - 1))], 2),
     }
+
+
+def cpu_seconds() -> float:
+    """CPU seconds of this process and of all that it waited for, and they for."""
+    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return sum(usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, kinds))
 
 
 def rate(seconds: float) -> float:
@@ -79,22 +103,26 @@ def rate(seconds: float) -> float:
     return measure(load_and_call, seconds)["per_second"]
 
 
-def bare_fork(seconds: float) -> float:
-    """Forks a second of an interpreter that does nothing else."""
+def bare_fork(seconds: float) -> tuple[float, float]:
+    """Forks a second of an interpreter that does nothing else, and CPU milliseconds of each."""
     command = [sys.executable, "-I", "-S", "-c", BARE_FORK, f"{seconds}", *PRELOAD]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    per_second, cpu_ms = json.loads(done.stdout)
+    return per_second, cpu_ms
 
 
 def figures(seconds: float, workers: int) -> dict[str, Any]:
     """Return every figure of this benchmark."""
     isolated = measure(load_and_call, seconds)
-    forks = bare_fork(seconds)
+    forks, fork_ms = bare_fork(seconds)
     result: dict[str, Any] = {
         "load_and_3_calls": isolated,
         "script": measure(run_script, seconds),
         "without_isolation": measure(load_and_call, seconds, unsafe=True),
         "bare_forks_per_second": round(forks, 1),
+        "bare_fork_cpu_ms": round(fork_ms, 2),
         "ratio_to_bare_fork": round(forks / isolated["per_second"], 2),
+        "cpu_ratio_to_bare_fork": round(isolated["cpu_ms"] / fork_ms, 2),
         "load_average": round(os.getloadavg()[0], 2),
         "cores": os.cpu_count(),
     }

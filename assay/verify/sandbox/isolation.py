@@ -140,6 +140,7 @@ class Isolation:
         space = self.base_bytes + limits["memory_mib"] * 2**20
         for name, value in (
             (resource.RLIMIT_AS, space),
+            (resource.RLIMIT_DATA, space),  # the worker may have set one of its own
             (resource.RLIMIT_STACK, STACK_BYTES),
             (resource.RLIMIT_FSIZE, limits["file_bytes"]),
             (resource.RLIMIT_NOFILE, DESCRIPTORS),

@@ -51,6 +51,9 @@ class Session:
         self.ended: str | None = None
         self.wait_status: int | None = None  # None: it lives
         self.closed = False
+        self.settled = (
+            0.0  # CPU seconds accounted for; what threads use between requests is the next one's
+        )
         self.fresh = True  # it has not said yet that it is there
         self.decoded = 0  # values read so far: reading takes our time, which nobody else bounds
 
@@ -132,7 +135,7 @@ class Session:
         except BaseException:  # of on_call: the checker's own trouble
             self.close()
             raise
-        after = self.process.cpu()
+        after = self.settled = self.process.cpu()
         stdout, stderr = self.process.take_output()
         if end is not None:
             fields = self._explained(end, after)
@@ -167,7 +170,7 @@ class Session:
             process.begin(START_CPU_SECONDS, START_IDLE_SECONDS, 2**20)
             used = self._start(data)
         elif process.silent():
-            used = process.cpu()
+            used = self.settled
         else:
             raise process.end() if process.at_end else Ended("died", "it spoke out of turn")
         cpu = limits.cpu_seconds or CPU_SECONDS

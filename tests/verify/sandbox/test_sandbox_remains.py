@@ -178,6 +178,31 @@ def test_impossible_isolation_is_refused(monkeypatch: pytest.MonkeyPatch, limits
         assert unsafe.run("x = bytearray(10**9)", "", limits).status == "memory"
 
 
+REFUSING = """
+import ctypes, errno, struct, sys
+from assay.verify.sandbox import Sandbox, SandboxUnavailable, seccomp
+number = {"x86_64": 272, "aarch64": 97}[sys.argv[1]]  # unshare, as in a container's usual profile
+steps = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (6, 0, 0, 0x50000 | errno.EPERM), (6, 0, 0, 0x7FFF0000)]
+filter = seccomp.Filter(sys.argv[1])
+code = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *step) for step in steps))
+filter.header = ctypes.create_string_buffer(struct.pack("@HP", len(steps), ctypes.addressof(code)))
+filter.install()
+try:
+    Sandbox()
+except SandboxUnavailable as error:
+    print(error)
+"""
+
+
+def test_a_host_that_forbids_namespaces_is_refused(sandbox: Sandbox) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSING, os.uname().machine], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "unshare: Operation not permitted" in done.stdout
+    assert "--unsafe-no-sandbox" in done.stdout and "\n" not in done.stdout.strip()
+
+
 def test_a_wall_that_does_not_stand_is_named(
     monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox
 ) -> None:

@@ -126,6 +126,34 @@ def test_each_call_has_limits_of_its_own(sandbox: Sandbox) -> None:
         assert after.status == "died" and "CPU time" in after.error
 
 
+def test_threads_between_requests_are_on_its_account(sandbox: Sandbox) -> None:
+    source = """
+import threading
+def spin():
+    while True: pass
+def f(): threading.Thread(target=spin, daemon=True).start()
+def g(): return 1
+"""
+    with sandbox.load(source, Limits(cpu_seconds=0.5)) as session:
+        assert session.call("f").status == "ok"
+        time.sleep(3.0)  # enough on a busy machine
+        assert session.call("g").status == "timeout"
+
+
+def test_cpu_time_over_all_requests_ends_by_the_kernel(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = sandbox._settings
+    monkeypatch.setattr(
+        sandbox, "_settings", lambda *given: {**settings(*given), "total_cpu_seconds": 2}
+    )
+    limits = Limits(cpu_seconds=30.0)
+    with sandbox.load("def f():\n  while True: pass", limits) as session:
+        session.total_cpu = 2
+        outcome = session.call("f")
+    assert outcome.status == "timeout" and "all requests" in outcome.error, outcome
+
+
 def test_memory_of_a_call_is_given_back(sandbox: Sandbox, limits: Limits) -> None:
     with sandbox.load("def f(n): return len(bytearray(n))", limits) as session:
         assert session.call("f", (10**9,)).status == "memory"
@@ -438,6 +466,7 @@ def test_a_zygote_that_died_is_replaced(limits: Limits, sandbox: Sandbox) -> Non
     with Sandbox() as own:
         assert own.run("print(1)", "", limits).stdout == "1\n"
         session = own.load("def f(): return 1", limits)
+        assert own.zygote is not None
         own.zygote.kill()
         own.zygote.wait()
         end = time.monotonic() + 10
