@@ -31,9 +31,11 @@ _LEAD = re.compile(
 _ANCHORS = re.compile(
     r"\b(?:answer|option|choice|one)\**\s{1,3}(?:is|would\s+be|should\s+be|must\s+be|has\s+to\s+be|seems\s+to\s+be)\b\s{0,3}[:：]?"
     r"|\banswers\s+are\b\s{0,3}[:：]?"
-    r"|\b(?:answer|ans|choice|selection)s?\**\s{0,3}[:：=]\**"
+    r"|\b(?:answer|ans|option|choice|letter|selection)s?\**\s{0,3}[:：=]\**"
     r"|\b(?:I(?:'ll|’ll|\s+will|\s+would|'d|’d)?\s+)(?:choose|pick|select|go\s+with|say|answer)\b"
     r"|^[^\w\n]{0,6}(?:choose|pick|select)\b"
+    r"|\bans\.|^[^\w\n]{0,6}(?:final|correct|right)\**\s{0,3}[:：]\**"
+    r"|[选選]\s{0,3}[:：]?"
     r"|^####"
     r"|(?:答案|答え|正解|答|정답|답|الجواب|الإجابة|उत्तर)\s{0,3}(?:应该是|是|为|為|は|هو|هي|은|는)?\s{0,3}[:：]?"
     r"|\b(?:r[ée]ponse|respuesta|antwort|risposta|resposta|ответ|odpowied[źz]|cevap|jawaban|svar|antwoord)"
@@ -51,6 +53,15 @@ _WRONG = re.compile(r"\b(?:not|wrong|incorrect|false|isn't|cannot|can't)\b", re.
 _NOT = re.compile(r"\s*(?:is\s+)?(?:definitely\s+|probably\s+)?(?:not\b|none\b|neither\b|never\b|n't)", re.IGNORECASE)  # fmt: skip
 _JOINER = r"(?:\s*(?:[,;/&+|、，和或]|\b(?:and/or|and|or|und|oder|ou|et|y|o|alternatively|possibly|maybe|perhaps|even|also|either)\b))++\s*+"
 _ARTICLES = ("A", "I")
+_NUMBERS = tuple(str(n) for n in range(100))  # labels, where the answer is one
+_AT_END = re.compile(
+    r"(?:\b(?i:therefore|thus|hence|so|is|be|final)\b|['’]s|[→⇒∴:：])\s*[,:：]?\s*[*$(\[]{0,3}(?P<label>[A-Z])[*$)\]]{0,3}\s*[.!。]?\s*\Z"
+)
+_AT_START = re.compile(r"[*(\[]{0,3}(?P<label>[A-Z])[*)\].,:]{0,4}\s+(?:because|since|as\s+it)\b")
+_DOUBT = re.compile(
+    r"\b(?:not|wrong|incorrect|false|neither|either|or|and|maybe|perhaps|possibly|could|might|eliminated?)\b|n['’]t\b|\?",
+    re.IGNORECASE,
+)
 _SOFT = re.compile(r"\s*(?:because|since|as|for|which|given|due|not|and|or|is|was|non|but|rather|instead|from|among|here)\b|\s*[^\w\s]|\s*$", re.IGNORECASE)  # fmt: skip
 
 
@@ -96,7 +107,9 @@ def read_options(problem: Problem) -> Options:
     """Return the options of a problem; every letter is a label where none are given."""
     given: Any = problem.spec.get("options")
     if given is None:
-        return Options(tuple(ascii_uppercase), {})
+        return Options(
+            _NUMBERS if _is_numbered(problem.spec.get("answer")) else tuple(ascii_uppercase), {}
+        )
     if not is_options(given):
         raise VerifierError(
             message(f"problem {problem.id}: spec.options", repr(given)[:80], _OPTIONS)
@@ -107,6 +120,11 @@ def read_options(problem: Problem) -> Options:
         pairs = [(ascii_uppercase[n], str(text)) for n, text in enumerate(given)]
     texts = {label: plain(_without_label(text, label)) for label, text in pairs}
     return Options(tuple(texts), texts)
+
+
+def _is_numbered(answer: Any) -> bool:
+    each = cast("Sequence[Any]", answer if isinstance(answer, (list, tuple)) else [answer])
+    return all(isinstance(one, (str, int)) and str(one).strip(" ().:").isdigit() for one in each)
 
 
 def _without_label(text: str, label: str) -> str:
@@ -129,12 +147,12 @@ def _gold_label(gold: str | int, options: Options, where: str) -> str:
     if isinstance(gold, int):
         if 0 <= gold < len(options.labels) and options.texts:
             return options.labels[gold]
-        if str(gold) in options.labels or not options.texts:
+        if str(gold) in options.labels:
             return str(gold)
     else:
         text = unwrapped(gold)
         bare = text.strip(" ().:*[]").upper()
-        if bare in options.labels or (not options.texts and bare.isdigit()):
+        if bare in options.labels:
             return bare
         if label := options.by_text(text):
             return label
@@ -164,7 +182,11 @@ def find_choice(text: str, options: Options, several: bool = False) -> tuple[str
         if tail and _is_label(tail["label"], options):
             chosen.append(tail["label"].upper())
         return () if chosen == ["?"] else tuple(dict.fromkeys(chosen))
-    return _last_line(text, options, several) or _labelled_line(text, options)
+    return (
+        _last_line(text, options, several)
+        or _labelled_line(text, options)
+        or _at_an_end(text, options, several)
+    )
 
 
 def _alone(content: str, options: Options, several: bool) -> tuple[str, ...]:
@@ -174,7 +196,7 @@ def _alone(content: str, options: Options, several: bool) -> tuple[str, ...]:
     text = unwrapped(content.strip().rstrip("。").rstrip())
     text = re.sub(r"\\(?:text|textbf|mathrm|mathbf)\s*\{\s*([^{}]*)\}", r"\1", text)
     text = text.replace("**", "").strip().strip("$\"'“”‘’` ")
-    single = re.fullmatch(rf"{_NOUN}[(\[{{]*\s*([A-Za-z]|\d{{1,2}})\s*[)\]}}.:!]*", text, re.IGNORECASE)  # fmt: skip
+    single = re.fullmatch(rf"{_NOUN}[(\[{{]*\s*([A-Za-z]|\d{{1,2}})\s*[)\]}}.:!,]*", text, re.IGNORECASE)  # fmt: skip
     if single and _is_label(single[1], options):
         return (single[1].upper(),)
     if label := options.by_text(text):
@@ -198,7 +220,7 @@ def _alone(content: str, options: Options, several: bool) -> tuple[str, ...]:
 def _joined(text: str, options: Options, several: bool) -> tuple[str, ...]:
     """Return the labels of "A, B and C" or, where a set is asked for, "ABC"."""
     text = re.sub(r"^(?:both|either|all\s+of)\b\s*", "", text, flags=re.IGNORECASE)
-    one = rf"{_NOUN}[(\[]?\s*(?:[A-Za-z]|\d{{1,2}})\s*[)\].]?"
+    one = rf"{_NOUN}[(\[]?\s*(?:[A-Za-z]|\d{{1,2}})[)\].]?"
     if re.fullmatch(rf"{one}(?>(?:{_JOINER}|\s++){one})+", text, re.IGNORECASE):
         bare = re.sub(rf"\b{_NOUN}(?=[(\[]?\s*[A-Za-z]\b)", "", text, flags=re.IGNORECASE)
         labels = list(re.findall(r"(?<![\w])(?:[A-Za-z]|\d{1,2})(?![\w])", bare))
@@ -223,9 +245,9 @@ def _spoken(text: str, start: int, options: Options, several: bool) -> tuple[str
     if not found:
         return ()
     found.sort()
-    begin, _, labels = found[-1]
+    _, stop, labels = found[-1]
     for _, end, earlier in reversed(found[:-1]):
-        between = text[end:begin]
+        between = text[end:stop]
         if len(between) > 80 or not re.search(r"\b(?:or|alternatively|maybe|perhaps|possibly|also)\b", between, re.IGNORECASE):  # fmt: skip
             break
         labels = (*earlier, *labels)
@@ -292,6 +314,22 @@ def _labelled_line(text: str, options: Options) -> tuple[str, ...]:
     return (label, *_others(lines[-1]["rest"], label, options))
 
 
+def _at_an_end(text: str, options: Options, several: bool) -> tuple[str, ...]:
+    """Return the label that opens or closes a text: "C because ...", "C" and a reason, "... so C."."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    sentence = re.split(r"(?<=[.?!])\s+", lines[-1])[-1] if lines else ""
+    if not _DOUBT.search(sentence):
+        closing = _AT_END.search(sentence[-MAX_CHOICE:])
+        if closing and _is_label(closing["label"], options):
+            return (closing["label"],)
+    opening = _AT_START.match(text)
+    if opening and _is_label(opening["label"], options):
+        return (opening["label"],)
+    alone = [found for line in lines if (found := _alone(line, options, several))]
+    first = _alone(lines[0], options, several) if lines else ()
+    return first if len(alone) == 1 and len(lines) > 1 else ()
+
+
 def _last_line(text: str, options: Options, several: bool) -> tuple[str, ...]:
     *before, last = [line.strip() for line in text.splitlines() if line.strip()] or [""]
     chosen = _alone(last, options, several)
@@ -301,7 +339,7 @@ def _last_line(text: str, options: Options, several: bool) -> tuple[str, ...]:
 
 
 def _is_label(label: str, options: Options) -> bool:
-    return label.upper() in options.labels or (not options.texts and label.isdigit())
+    return label.upper() in options.labels
 
 
 def is_answer(value: Any) -> bool:

@@ -31,6 +31,7 @@ _SPECIAL = re.compile(r"<\|[^|<>]{1,40}\|>|</s>|<eos>|<end_of_turn>|<｜[^｜]{1
 _FENCE = re.compile(r"\A```[\w+-]*[ \t]*\n(.*?)\n?```\Z", re.DOTALL)
 _WRAPS = (
     re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mathit|textrm|textsf|mbox)\s*\{(.*)\}\Z", re.DOTALL),
+    re.compile(r"\{\\(?:bf|rm|it|sf)\s+(.*)\}\Z", re.DOTALL),
     re.compile(r"\\[(\[](.*)\\[)\]]\Z", re.DOTALL),
     re.compile(r"\$\$?([^$]*)\$\$?\Z", re.DOTALL),
     re.compile(r"\*\*(.*?)\*\*\Z", re.DOTALL),

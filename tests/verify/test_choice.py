@@ -58,6 +58,34 @@ def test_committed_to_b(text: str, options: Any) -> None:
     assert part("B", text, **({"options": options} if options else {})).value == 1
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "B because it is the largest.",
+        "The statement that fits best is B.",
+        "Let me check. A? No. Final: B",
+        "Therefore, B.",
+        "**B**\n\nA is wrong.",
+        "My final answer is **B. 42**",
+        "The correct option: (B)",
+        "Answer: (B) 3/4",
+        r"\boxed{\textbf{(B) }12}",
+        r"{\bf B}",
+        "故选：B",
+    ],
+)
+def test_committed_to_b_without_options(text: str) -> None:
+    assert part("B", text).value == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Any of A, B", "A B C", "The answer is A B C", "I would say A. But B is also correct.", "B is wrong", "Vitamin B12", "The answer lies between A and B", "It is B, or A"],
+)  # fmt: skip
+def test_not_b_without_options(text: str) -> None:
+    assert part("B", text).value == 0
+
+
 @pytest.mark.parametrize("options", [None, CITIES])
 @pytest.mark.parametrize(
     "text",

@@ -38,7 +38,7 @@ def test_own_answers_pass_and_others_do_not(task: str) -> None:
             assert part(spec, form.format(right)).value == 1, form
         if right != wrong and task not in ("quantum_lock", "knights_knaves"):  # others' names
             for text in (wrong, f"{right} or {wrong}", f"{right}, {wrong}", f"<answer>{right}</answer> <answer>{wrong}</answer>", f"<think>{right}</think>{wrong}"):  # fmt: skip
-                assert part(spec, text).value < 1, text
+                assert (part(spec, text).value or 0.0) < 1, text
 
 
 @pytest.mark.parametrize("name", ["knights_knaves", "zebra_puzzles", "countdown"])
@@ -99,7 +99,7 @@ def test_no_text_of_a_model_is_evaluated(monkeypatch: pytest.MonkeyPatch) -> Non
     text = "setattr(__import__('builtins'), 'assay_was_here', True)"
     for task in EVALUATES:
         for spec in entries(task, 1):
-            assert part(spec, text).value < 1
+            assert (part(spec, text).value or 0.0) < 1
     assert builtins.assay_was_here is False  # type: ignore[attr-defined]
 
 
