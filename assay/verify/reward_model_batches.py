@@ -15,8 +15,13 @@ from assay.verify.reward_model_checkpoint import Checkpoint
 
 Rows = Sequence[Sequence[int]]
 
+BATCH_TOKENS = 16384  # where the configuration says none
+BATCH_TOKENS_CPU = 4096
 
-def sequence_logits(checkpoint: Checkpoint, rows: Rows, batch_tokens: int) -> list[list[float]]:
+
+def sequence_logits(
+    checkpoint: Checkpoint, rows: Rows, batch_tokens: int | None
+) -> list[list[float]]:
     """Return the head's logits of each row of tokens, in order."""
     found: list[list[float]] = [[] for _ in rows]
 
@@ -32,7 +37,7 @@ def position_logits(
     checkpoint: Checkpoint,
     rows: Rows,
     positions: Rows,
-    batch_tokens: int,
+    batch_tokens: int | None,
     columns: Sequence[int] | None = None,
 ) -> list[list[list[float]]]:
     """Return the logits at some positions of each row; of a vocabulary only the given columns."""
@@ -77,12 +82,14 @@ def length_batches(rows: Rows, batch_tokens: int) -> Iterator[list[int]]:
 def _run(
     checkpoint: Checkpoint,
     rows: Rows,
-    batch_tokens: int,
+    batch_tokens: int | None,
     take: Callable[[Sequence[int], Any], None],
     options: Callable[[Sequence[int]], dict[str, Any]],
 ) -> None:
     with slow_import():
         import torch
+    if batch_tokens is None:
+        batch_tokens = BATCH_TOKENS if checkpoint.device.type == "cuda" else BATCH_TOKENS_CPU
     waiting = list(length_batches(rows, batch_tokens))[::-1]
     while waiting:
         chosen = waiting.pop()

@@ -11,7 +11,6 @@ from assay.verify.base import Field
 from assay.verify.reward_model_text import FORMATS, PLAIN, READS, TOO_LONG
 
 DTYPES = ("float32", "bfloat16")
-BATCH_TOKENS = 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +21,7 @@ class Common:
     device: str | None
     dtype: str | None
     max_tokens: int | None
-    batch_tokens: int
+    batch_tokens: int | None
     format: str | None
     plain_template: str
     reads: str
@@ -42,7 +41,7 @@ def common(options: Mapping[str, Any], name: str) -> Common:
         device=options.get("device"),
         dtype=options.get("dtype"),
         max_tokens=options.get("max_tokens"),
-        batch_tokens=options.get("batch_tokens") or BATCH_TOKENS,
+        batch_tokens=options.get("batch_tokens"),
         format=options.get("format"),
         plain_template=options.get("plain_template") or PLAIN,
         reads=options.get("reads") or "all",
@@ -108,7 +107,12 @@ COMMON_FIELDS = (
         one_of(*DTYPES),
     ),
     option("max_tokens", "a whole number above 0; null: what the model takes", None, is_count),
-    option("batch_tokens", "tokens of one padded batch", BATCH_TOKENS, is_count),
+    option(
+        "batch_tokens",
+        "tokens of one padded batch; null: 16384 on CUDA, 4096 elsewhere",
+        None,
+        is_count,
+    ),
     option(
         "format",
         f"{', '.join(FORMATS)}; null: chat where there is a template",
