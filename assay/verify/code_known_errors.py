@@ -74,4 +74,15 @@ KNOWN_ERRORS = (
         says="failed",
         should_say="passed",
     ),
+    KnownError(
+        "of an exception of the program's own class only the class and the text travel",
+        {
+            "tests": [
+                "try:\n    f()\nexcept Full as error:\n    assert error.size == 3\nelse:\n    assert False"
+            ]
+        },
+        _fenced("class Full(Exception):\n    size = 3\n\n\ndef f():\n    raise Full('no room')\n"),
+        says="failed",
+        should_say="passed",
+    ),
 )

@@ -15,6 +15,9 @@ MAX_PROGRAM = 100_000  # characters: a longer text is not parsed
 PYTHON_LABELS = frozenset(("", "py", "py2", "py3", "ipython", "{python}", "{.python}"))
 
 _FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})[ \t]*([^\s`]*)[^`]*")
+_LATE_FENCE = re.compile(
+    r"()[^`]*[^`\s][^`]*(`{3,})[ \t]*((?:python|py)[\w.]*)[ \t]*", re.IGNORECASE
+)
 _INDENTED = re.compile(r"(?: {4}|\t)")
 
 
@@ -43,7 +46,7 @@ def find_program(
     block. With ``prompt_code`` the program continues that code: a text that does not define
     ``entry_point`` is the body of the function that the code leaves open.
     """
-    text = answer_text(completion).replace("\r\n", "\n").replace("\r", "\n")
+    text = answer_text(completion).replace("\r\n", "\n").replace("\r", "\n").replace("\ufeff", "")
     head = prompt_code.replace("\r\n", "\n")
     block = find_block(text)
     if block is not None:
@@ -66,7 +69,7 @@ def find_block(text: str) -> str | None:
     lines: list[str] = []
     indent, fence, label = "", "", ""
     for line in text.split("\n"):
-        match = _FENCE.fullmatch(line)
+        match = _FENCE.fullmatch(line) or (None if fence else _LATE_FENCE.fullmatch(line))
         if match and fence and len(match[1]) >= len(indent) + 4:
             match = None  # deeper inside: a fence that the program's own text quotes
         if match and not fence:

@@ -333,6 +333,10 @@ class Run:
         if outcome.status != "ok":
             return Result(False, f"the test's own code: {_words(outcome)}", _kind_of(outcome))
         said, why = outcome.value
+        if said == "broken":
+            raise VerifierError(
+                message("spec tests", why, "tests that need the standard library only")
+            )
         return Result(said == "passed", why)
 
     def _direct(self, call: DirectCall, source: str) -> Result:

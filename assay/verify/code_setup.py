@@ -66,13 +66,13 @@ def _shared(setup: str, text: str) -> str:
         return ""
     tree = ast.parse(setup)
     words = set(re.findall(r"\w+", text))
-    kept = [
-        node
-        for node in tree.body
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-        or (isinstance(node, ast.ClassDef) and node.name in words)
-    ]
-    return "\n".join(map(ast.unparse, kept))
+    kept: list[str] = []
+    for node in tree.body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):  # where it is missing, the tests say so
+            kept.append(f"try:\n    {ast.unparse(node)}\nexcept ImportError:\n    pass")
+        elif isinstance(node, ast.ClassDef) and node.name in words:
+            kept.append(ast.unparse(node))
+    return "\n".join(kept)
 
 
 def closed(prompt_code: str) -> str:

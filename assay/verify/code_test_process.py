@@ -279,9 +279,11 @@ _PLAIN: dict[str, Callable[..., Any]] = {
 def error_of(name: str, bases: Any, text: str) -> BaseException:
     """Return the built-in exception of a name, or one of a class of that name."""
     try:
-        return exception_class(name, bases)(text)
+        error = exception_class(name, bases)(text)
     except Exception:
-        return SubmissionError(f"{name}: {text}")
+        error = SubmissionError(f"{name}: {text}")
+    error.of_submission = True  # type: ignore[attr-defined]
+    return error
 
 
 _classes: dict[str, type[BaseException]] = {}
@@ -401,7 +403,7 @@ def entry(path: str, space: dict[str, Any]) -> Any:
 
 
 def run_test(plan: dict[str, Any]) -> tuple[str, str]:
-    """Run one test and return ("passed", "") or ("failed", why)."""
+    """Run one test and return ("passed", ""), ("failed", why), or ("broken", why): the row's own fault."""
     random.seed(0)
     space: dict[str, Any] = {"__name__": TEST_MODULE}
     try:
@@ -419,7 +421,8 @@ def run_test(plan: dict[str, Any]) -> tuple[str, str]:
     except Stopped:
         return "failed", "the program ended"
     except BaseException as error:  # whatever a test does
-        return "failed", _told(error, plan["source"])
+        own = isinstance(error, ImportError) and not hasattr(error, "of_submission")
+        return "broken" if own else "failed", _told(error, plan["source"])
     return "passed", ""
 
 

@@ -38,6 +38,8 @@ def program(text: str, mode: str = "free", head: str = "") -> str | None:
         f"Words.\n\n```py\n{F}```\nMore words.",
         f"```\n{F}```",
         f"~~~\n{F}~~~",
+        f"The program: ```python\n{F}```",
+        f"\ufeff```python\n\ufeff{F}```",
         f"````python\n{F}````",
         f"```Python3.11\n{F}```",
         f"```python\n{F}",

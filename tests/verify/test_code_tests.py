@@ -413,3 +413,13 @@ def test_without_isolation_the_user_must_say_so(monkeypatch: pytest.MonkeyPatch)
     code_tests._close()
     isolated = judge({**F, "unsafe_no_sandbox": True}, "import os\ndef f(x): return os.getuid()")
     assert "returned 0" not in isolated.detail  # walls stand wherever they can
+
+
+def test_a_test_that_needs_another_package_is_the_rows_fault() -> None:
+    with pytest.raises(VerifierError, match="no_such_package"):
+        judge(check("import no_such_package\nassert candidate(1) == 1"), "def f(x): return x")
+    setup = {"setup": "import no_such_package"}
+    with pytest.raises(VerifierError, match="no_such_package"):
+        judge(check("assert candidate(1) == 1", **setup), "def f(x): return x")
+    spec = check("assert candidate(1) == 1")
+    assert judge(spec, "def f(x):\n    import no_such_package").passed is False
