@@ -85,6 +85,8 @@ def trl_accuracy() -> Judge:
 
     def judge(gold: str, text: str) -> float | None:
         wrapped = gold if any(mark in gold for mark in ("$", r"\boxed")) else f"${gold}$"
+        if len(text) <= 80 and "boxed" not in text and "\n" not in text:
+            text = rf"$\boxed{{{text.strip('$ ')}}}$"  # it reads no answer without an anchor
         return accuracy_reward([[{"role": "assistant", "content": text}]], [wrapped])[0]
 
     return judge

@@ -73,12 +73,12 @@ def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
         return not expected.listed or _reads_as_decimal(a, b)
     if expected is not None and found is not None and not (expected.listed or found.listed):
         return False
-    if expected is not None and b != "e" and not re.search(r"[\d\\]", b):
+    if expected is not None and b != "e" and not re.search(r"[\d\\=]", b):
         return False  # letters alone are no number; sympy need not be asked
     if expected is not None and not policy.unevaluated and is_undone(b):
         return False
     a, b = plain_form(a), plain_form(b)
-    return a == b or _same_structure(a, b, expected, found, policy)
+    return a == b or squeeze(a) == squeeze(b) or _same_structure(a, b, expected, found, policy)
 
 
 def _numbers(a: str, b: str, policy: Policy) -> tuple[PlainNumber | None, PlainNumber | None]:
@@ -108,7 +108,7 @@ def _same_structure(
         decided = compare(a, b)
         if decided is not None:
             return decided
-    if is_words(a) or is_words(b):
+    if expected is None and (is_words(a) or is_words(b)):
         return words_of(a, policy.case) == words_of(b, policy.case)
     (label_a, value_a), (label_b, value_b) = strip_label(a), strip_label(b)
     if label_a and label_b and label_a == label_b:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from assay.types import Completion
 from assay.verify.math_phrases import (
     ANCHOR,
+    CONNECTIVE,
     MAX_ANSWER,
     MAX_SHORT,
     find_phrase,
@@ -96,6 +98,17 @@ _CUT_OFF = re.compile(
 )  # inside a formula, a box or a tag
 
 
+@lru_cache(maxsize=64)
+def _think_tag(open_tag: str, close_tag: str) -> re.Pattern[str]:
+    """Return what finds the tags of a think block, in any case and with spaces."""
+    name = re.escape(open_tag.strip("<> \t"))
+    return re.compile(
+        rf"<\s*(?P<close>/?)\s*(?:{_THINK_NAMES}|{name})\s*/?\s*>|{re.escape(open_tag)}"
+        rf"|(?P<end>{re.escape(close_tag)})",
+        re.IGNORECASE,
+    )
+
+
 def visible_text(completion: Completion) -> str:
     """Return what stands outside every think block, however its tags are spelled.
 
@@ -103,16 +116,9 @@ def visible_text(completion: Completion) -> str:
     holds is reasoning. A block that the template opened may be opened once more by the model.
     """
     text, think = completion.text, completion.think
-    lowered = text.lower()
-    tagged = "<" in text and ("think" in lowered or "thought" in lowered)
-    if not tagged and think.open_tag not in text and think.close_tag not in text:
+    if "<" not in text and think.close_tag not in text and think.open_tag not in text:
         return "" if think.mode == "opened" else text
-    name = re.escape(think.open_tag.strip("<> \t"))
-    tag = re.compile(
-        rf"<\s*(?P<close>/?)\s*(?:{_THINK_NAMES}|{name})\s*/?\s*>|{re.escape(think.open_tag)}"
-        rf"|(?P<end>{re.escape(think.close_tag)})",
-        re.IGNORECASE,
-    )
+    tag = _think_tag(think.open_tag, think.close_tag)
     depth = 1 if think.mode == "opened" else 0
     start = after_last = 0
     shown: list[str] = []
@@ -127,7 +133,7 @@ def visible_text(completion: Completion) -> str:
         start = after_last = match.end()
     if not depth:
         shown.append(text[after_last:])
-    elif not tag.search(text, 0) or not shown:
+    elif not shown:
         return ""
     return "\n".join(piece for piece in shown if piece.strip()).strip()
 
@@ -184,6 +190,7 @@ def _unmarked(text: str, fallback: Fallback, hoped: bool) -> Commitment | None:
         return None
     if (quoted := _QUOTED.fullmatch(text)) is not None:
         text = next(filter(None, quoted.groups()))
+    text = CONNECTIVE.sub("", text)
     if is_answer_alone(text):
         return Commitment((text,), how="whole")
     for rule in (of_one_sentence, of_last_line, of_final_emphasis):

@@ -47,6 +47,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
         (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
         (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),
+        (r"\\frac\s*(\\[a-zA-Z]+)\s*(\w)", r"\\frac{\1}{\2}"),
         (r"(\\frac\s*\{[^{}]*\})\s*(\w)", r"\1{\2}"),
         (r"\\sqrt\s*(\w)", r"\\sqrt{\1}"),
         (r"(?<!\\)\bsqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),

@@ -36,6 +36,11 @@ def plain_form(text: str) -> str:
     """Return a canonical answer in a form that the later stages read: brackets, phrases, matrices."""
     if len(text) > 2000:
         return text
+    for _ in range(3):
+        brackets, within = brackets_of(text)
+        if brackets != "()" or "," in within or ";" in within or not within:
+            break
+        text = within
     for pattern, plain in _PHRASE_RULES:
         if pattern.fullmatch(text):
             return plain
@@ -170,16 +175,25 @@ def _date(text: str) -> tuple[int, int, int] | None:
 _BASED = re.compile(
     r"\(?(\d[0-9A-Za-z]{0,200}|[0-9A-F]{1,200}(?=\)?_\{?16))\)?_\{?(\d\d?|[a-z]{3,8})\}?"
 )
-_BASE_WORDS = {
-    "two": "2",
-    "three": "3",
-    "four": "4",
-    "five": "5",
-    "six": "6",
-    "seven": "7",
-    "eight": "8",
-}
-_BASE_WORDS |= {"nine": "9", "ten": "10", "eleven": "11", "twelve": "12", "sixteen": "16"}
+_BASE_WORDS = dict(
+    zip(
+        [
+            "two",
+            "three",
+            "four",
+            "five",
+            "six",
+            "seven",
+            "eight",
+            "nine",
+            "ten",
+            "eleven",
+            "twelve",
+        ],
+        map(str, range(2, 13)),
+        strict=True,
+    )
+)
 
 
 def _based(text: str) -> tuple[str, str] | None:

@@ -96,12 +96,12 @@ _REASON = re.compile(
 HEDGE = re.compile(
     r"\b(?:or|maybe|perhaps|possibly|alternatively|either|otherwise|unless|unsure|guess\w*|doubt\w*"
     r"|(?:could|might|may)(?:\s+also|\s+well|\s+even)?\s+(?:also\s+)?be|not\s+sure|no\s+idea|don'?t\s+know|cannot|can't"
-    r"|unable|unclear|impossible|won't|not\s+going|refuse)\b|\?",
+    r"|unable|unclear|impossible|won't|not\s+going|refuse|ou|oder|oppure|или|либо|أو|या)\b|\?|或|也许|可能是|または|もしくは|또는",
     re.IGNORECASE,
 )
 _BOUND = re.compile(
     r"\b(?:(?:less|more|greater|fewer|smaller|larger|bigger|higher|lower|other|rather)\s+than|at\s+(?:least|most)"
-    r"|between|under|over|above|below|up\s+to|no\s+more|not|never|neither|isn't|cannot|wrong|incorrect)\s+"
+    r"|between|under|over|above|below|up\s+to|no\s+more|except|excluding|besides|but|not|never|neither|isn't|cannot|wrong|incorrect)\s+"
     r"(?:\w+\s+){0,2}?[\\$({*-]{0,4}(?:\d|boxed|frac)",
     re.IGNORECASE,
 )
@@ -115,9 +115,18 @@ _NEGATED = re.compile(
     re.IGNORECASE,
 )
 _SUPPOSED = re.compile(
-    r"\b(?:if|suppose|supposing|assume|assuming|whether|imagine|pretend|don'?t\s+think|think\s+not|wrong|incorrect|false)\b",
+    r"\b(?:if|suppose|supposing|assume|assuming|whether|imagine|pretend|don'?t\s+think|think\s+not|wrong|incorrect|false"
+    r"|not\s+(?:the|an?|my|correct|right))\b",
     re.IGNORECASE,
 )
+_DISOWNED = re.compile(
+    r"\b(?:is|are|was|were)\s+(?:\w+\s+)?(?:wrong|incorrect|false|not)\b", re.IGNORECASE
+)
+_EDGES = re.compile(r"^[\s,\"“‘…]+|[\s\"”✅✔☑🎉👍\ufe0f]+$")
+_THE_ANSWER = re.compile(
+    r"\s+(?:is|are)\s+(?:the|my|our)\s+(?:final\s+|correct\s+)?answers?\W*$", re.IGNORECASE
+)
+CONNECTIVE = re.compile(r"^(?:(?:so|thus|hence|therefore|then|ok|okay)\b[\s,:]*)+", re.IGNORECASE)
 _PLACE = re.compile(
     r"\b(?:step|problem|question|case|part|example|section|equation|line|page|figure|chapter|option|choice)\s+#?\d+\b",
     re.IGNORECASE,
@@ -171,7 +180,9 @@ def _said(
     content, end = _content_after(text, match.end())
     if truncated and end >= len(text.rstrip()):
         return None  # the rest of it was cut off
-    content = _APPROXIMATE.sub("", content)
+    content = _EDGES.sub("", _APPROXIMATE.sub("", _EDGES.sub("", content))).rstrip(".")
+    if _DISOWNED.search(content):
+        return None
     if not content or (only_values and not re.match(r"\W{0,4}\\?[$\d(\[.-]", content)):
         return None
     reason = _REASON.search(content)
@@ -301,6 +312,9 @@ def of_one_sentence(text: str) -> str | None:
     """
     if "\n" in text or len(text) > MAX_SENTENCE or HEDGE.search(text) or _SUPPOSED.search(text):
         return None
+    named = CONNECTIVE.sub("", _THE_ANSWER.sub("", text))
+    if named != text and is_answer_alone(named) and re.search(r"\d", named):
+        return named
     text = _PLACE.sub(" ", _NEGATED.sub(" ", text))
     if _BOUND.search(text) or len([s for s in _SENTENCE.split(_protect(text)) if s.strip()]) != 1:
         return None

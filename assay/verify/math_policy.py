@@ -57,18 +57,18 @@ def _is_bool(value: Any) -> bool:
 
 
 def _is_tolerance(value: Any) -> bool:
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    return number and 0.0 <= float(value) <= MAX_TOLERANCE
+    return _is_number(value) and 0.0 <= float(value) <= MAX_TOLERANCE
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is not bool and isinstance(value, Real)
 
 
 def is_answer(value: Any) -> bool:
     """Whether a value of ``answer`` is text, a number, or a list of accepted ones."""
     listed: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
     return bool(listed) and all(
-        bool(each.strip())
-        if isinstance(each, str)
-        else isinstance(each, Real) and type(each) is not bool
-        for each in listed
+        bool(each.strip()) if isinstance(each, str) else _is_number(each) for each in listed
     )
 
 
@@ -129,12 +129,14 @@ OPTIONS = (
     ),
 )
 
+_NAMES = frozenset(field.name for field in OPTIONS)
+
 ANSWER = Field("answer", "text, a number, or a list of accepted ones", needed=True, check=is_answer)
 
 
 def read_policy(spec: Mapping[str, Any]) -> Policy:
     """Return the options of a spec; raises VerifierError where one is malformed."""
-    given = [(field.name, spec[field.name]) for field in OPTIONS if field.name in spec]
+    given = [(name, spec[name]) for name in spec if name in _NAMES]
     if not given:
         return DEFAULT
     for field in OPTIONS:

@@ -42,6 +42,8 @@ _NUMBER = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _REPEATED = re.compile(r"(\d*?)(\d{1,8}?)\2{2,}|(\d*?)(\d{3,8}?)\4")
+_MINUS_WORD = re.compile(r"^(?:minus|negative)\s+(?=[$\d.\\])", re.IGNORECASE)
+_SAID_TWICE = re.compile(r"([^()]{0,60}\S)\s+\(\s*([A-Za-z -]{3,60}|\d{1,18})\s*\)")
 _PERCENT = ("percent", "per cent", "percentage", "pct", "percentage points")
 _COMPOUND = re.compile(rf"({_DECIMAL})\s*([A-Za-z°']+)[\s,]*(?:and\s+)?")
 _MARKS = {"'": "ft", "''": "in"}
@@ -79,6 +81,10 @@ def read_number(
     for _ in range(2):
         if len(text) > 2 and text[0] == "(" and text[-1] == ")" and "," not in text:
             text = text[1:-1].strip()
+    text = _MINUS_WORD.sub("-", text)
+    if match := _SAID_TWICE.fullmatch(text):
+        first, again = (read_number(each, attached, european) for each in match.groups())
+        return first if first and again and first.value == again.value else None
     if european == "always":
         text = _americanized(text)
     match = _NUMBER.fullmatch(text)

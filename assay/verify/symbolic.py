@@ -36,6 +36,7 @@ _TOWER = re.compile(r"\^\s*\{?\s*\(?\s*\d+\s*\)?\s*\^|\^\s*\{[^{}]*\d\s*\^")
 _CHAIN = re.compile(r"(?:\^\s*[^\^(){}\s+*/=,-]{0,8}\s*){4}")
 _FOREIGN = re.compile(r"__|[\"`@#?]")
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)")
+_SLASH = re.compile(r"(?<![\w}.)])(\d{1,9})\s*/\s*(\d{1,9})(?=\s*(?:\\pi|\\sqrt|[a-zA-Z]))")
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*°")
 _BINOMIAL = re.compile(r"\\[dt]?binom\s*(\{[^{}]*\}|\d)|(\\[dt]?binom)")
 _SPECIAL = re.compile(r"\\(?:zeta|Gamma|psi|Beta|operatorname)[^+=,]{0,40}?(?:\^|\d{4})")
@@ -109,7 +110,17 @@ def _growth(text: str) -> int:
 
 
 def same_expression(gold: str, text: str) -> bool:
-    """Whether two canonical answers denote the same mathematical object."""
+    """Whether two canonical answers denote the same mathematical object.
+
+    3/2x is read as three over 2x, and then as three halves of x: people write both.
+    """
+    if _same_expression(gold, text):
+        return True
+    other = _SLASH.sub(r"\\frac{\1}{\2}", text)
+    return other != text and _same_expression(gold, other)
+
+
+def _same_expression(gold: str, text: str) -> bool:
     if too_big(gold) or too_big(text):
         return False
     expected, found = parse_latex(gold), parse_latex(text)

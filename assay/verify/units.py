@@ -69,6 +69,9 @@ _NOT_UNITS_WORDS = (
     "crore answer correct option choice possible dx dy dt"
 )
 _NOT_UNITS = {*_NOT_UNITS_WORDS.split()}
+_OR_ELSEWHERE = re.compile(
+    r"或|也许|可能|または|もしくは|또는|أو|या|или|либо|^(?:ou|oder|oppure|o|eller|ya|atau)$"
+)
 _FILLERS_WORDS = (
     "a an the of in total left altogether remaining long wide tall high deep old away apart "
     "extra additional exactly only sold used for on at from with by so far now different "
@@ -80,7 +83,7 @@ _POWER_BEFORE = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _POWER_AFTER = {"squared": 2, "cubed": 3}
 
 _TOKEN = re.compile(
-    r"[A-Za-zµμ]+|[°$€£¥₹₽₩¢Ω]|\^\s*\{?\s*(-?\d)\s*\}?|[/*()]|\\cdot|\\times|[\s.,'-]+"
+    r"[^\W\d_]+|[°$€£¥₹₽₩¢Ω]|\^\s*\{?\s*(-?\d)\s*\}?|[/*()]|\\cdot|\\times|[\s.,'-]+"
 )
 
 
@@ -210,7 +213,11 @@ class _Reader:
             self._times(known, self.sign * self.ahead)
             self.last, self.ahead = known, 1
             return True
-        if lowered in _NOT_UNITS or len(word) < 2 or attached or not word.isascii():
+        if (
+            lowered in _NOT_UNITS
+            or (word.isascii() and (len(word) < 2 or attached))
+            or _OR_ELSEWHERE.search(word)
+        ):
             return False
         if lowered not in _FILLERS:
             noun = lowered if self.sign == 1 else "/" + lowered

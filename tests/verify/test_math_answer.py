@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import statistics
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from assay.errors import VerifierError
 from assay.types import Completion, Problem, ThinkFormat, ThinkMode
+from assay.verify.equality import equivalent
 from assay.verify.math_answer import MATH, judge_math
 from assay.verify.selftest import labelled_rows
 
@@ -205,7 +207,7 @@ def test_honest_answers_in_odd_styles(answer: str, text: str) -> None:
 
 @pytest.mark.parametrize("known", MATH.known_errors, ids=lambda known: known.what)
 def test_known_errors(known: Any) -> None:
-    passed = passes(known.spec["answer"], known.completion)
+    passed = passes(known.spec["answer"], known.completion, "free")
     assert ("passed" if passed else "failed") == known.says != known.should_say
 
 
@@ -285,6 +287,23 @@ def test_expected_answers_pass_and_their_neighbors_fail(shared_data: Path) -> No
     pairs = itertools.pairwise(golds)
     crossed = [(a, b) for a, b in pairs if passes(a, rf"\boxed{{{b}}}")]
     assert all(a.removesuffix(r"^\circ") == b.removesuffix(r"^\circ") for a, b in crossed), crossed
+
+
+RESPELLED = {
+    "other fractions": lambda text: text.replace(r"\frac", r"\dfrac"),
+    "spaces": lambda text: re.sub(r"([+=,<>])", r" \1 ", text),
+    "no sizes": lambda text: text.replace(r"\left", "").replace(r"\right", ""),
+    "braces": lambda text: re.sub(r"\^(\w)", r"^{\1}", text),
+    "boxes of text": lambda text: re.sub(r"\\text\{([^}]*)\}", r"\\mbox{\1}", text),
+    "dollars": lambda text: f"${text}$",
+}
+
+
+@pytest.mark.parametrize("how", RESPELLED)
+def test_expected_answers_equal_themselves_respelled(shared_data: Path, how: str) -> None:
+    golds = {row["answer"] for row in rows_of(shared_data / "math/train_2000.jsonl")}
+    pairs = [(gold, RESPELLED[how](gold)) for gold in sorted(golds)]
+    assert [(a, b) for a, b in pairs if a != b and not equivalent(a, b)] == []
 
 
 def test_a_plain_answer_is_cheap() -> None:
