@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
@@ -54,11 +54,20 @@ def answers_of(text: str, task: str, gold: str | None, metadata: Mapping[str, An
         return (_bare(content, task),)
     if run:
         return tuple(dict.fromkeys(_bare(mark.content, task) for mark in run))
-    if task == "knights_knaves":  # the last line that speaks of everyone
-        names = [str(name).casefold() for name in metadata["names"]]
-        lines = [line for line in text.splitlines() if all(n in line.casefold() for n in names)]
-        return (lines[-1],) if lines else ((text,) if text else ())
+    if task == "knights_knaves":
+        return (_last_of_all(text, [str(name) for name in metadata["names"]]),) if text else ()
     return (_bare(text, task),) if text else ()
+
+
+def _last_of_all(text: str, names: Sequence[str]) -> str:
+    """Return the fewest lines at the end of a text that speak of everyone."""
+    lines = text.splitlines()
+    missing = {name.casefold() for name in names}
+    for n in range(len(lines) - 1, -1, -1):
+        missing = {name for name in missing if name not in lines[n].casefold()}
+        if not missing:
+            return "\n".join(lines[n:])
+    return text
 
 
 def _bare(text: str, task: str) -> str:

@@ -39,6 +39,8 @@ def judge_exact(problem: Problem, completion: Completion) -> Part:
     wanted = {normalized(gold, problem) for gold in golds}
     # a sentence's own end is no part of the answer, unless the accepted text has one too
     spellings = {found, found.rstrip(_STOPS), unwrapped(found), unwrapped(found.rstrip(_STOPS)).rstrip(_STOPS)}  # fmt: skip
+    if problem.spec.get("where", "auto") == "auto":  # the accepted text may hold a mark itself
+        spellings.add(clipped(answer_text(completion)))
     right = any(normalized(spelling, problem) in wanted for spelling in sorted(spellings))
     return Part(float(right), extracted=found)
 

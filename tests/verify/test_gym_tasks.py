@@ -133,3 +133,14 @@ def test_malformed_specs(spec: dict[str, Any]) -> None:
     with pytest.raises(VerifierError, match="accepted") as caught:
         part(spec, "down")
     assert "\n" not in str(caught.value)
+
+
+def test_knights_and_knaves_at_the_end_of_an_argument() -> None:
+    metadata = {"names": ["Mia", "Leo"], "solution": [False, True], "knight_knave_terms": {"knight": "hero", "knave": "villain"}}  # fmt: skip
+    spec = {"task": "knights_knaves", "answer": "Mia is a villain, and Leo is a hero.", "metadata": metadata}  # fmt: skip
+    reasoning = "If Mia is a hero, then Leo is a villain, which cannot be.\n"
+    assert part(spec, f"{reasoning}So:\n- Mia: villain\n- Leo: hero").value == 1
+    assert part(spec, f"{reasoning}So:\n- Mia: hero\n- Leo: villain").value == 0
+    assert (
+        part(spec, "Mia is a villain, and Leo is a hero.\n- Mia: hero\n- Leo: villain").value == 0
+    )

@@ -46,6 +46,7 @@ def matched(text: str, pattern: Any, **spec: Any) -> Part:
         ({}, r"\boxed{Pierre} and then \boxed{Marie Curie}", 1),
         ({}, r"\boxed{Pierre} or \boxed{Marie Curie}", 0),
         ({}, "Answer: Marie Curie", 1),
+        ({"answer": "The answer is 42"}, "the answer is 42", 1),
         ({}, "<think>Marie Curie</think>", 0),
     ],
 )
