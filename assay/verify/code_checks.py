@@ -9,6 +9,7 @@ import ast
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
+from assay.verify.code_names import tree_of
 from assay.verify.code_spec import CodeTest
 
 UNSAFE_NAMES = frozenset(("eval", "exec", "compile", "__import__", "breakpoint", "__builtins__"))
@@ -186,7 +187,7 @@ def _examples(test: CodeTest) -> Iterator[tuple[list[Any], Any]]:
     elif test.kind == "args":
         yield _forms([*test.args, *(test.kwargs or {}).values()]), test.expected
     elif test.kind in ("assert", "check"):
-        for node in ast.walk(ast.parse(test.source)):
+        for node in ast.walk(tree_of(test.source)):
             if isinstance(node, ast.Compare) and isinstance(node.left, ast.Call):
                 given = [_value(each) for each in node.left.args]
                 answer = _value(node.comparators[0])

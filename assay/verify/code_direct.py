@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from assay.verify.code_names import wanted_names
+from assay.verify.code_names import tree_of, wanted_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class DirectCall:
 @lru_cache(maxsize=4096)
 def direct_call(source: str, entry_point: str, trusted: frozenset[str]) -> DirectCall | None:
     """Return the call that an assert makes, or None where it does anything besides."""
-    body = ast.parse(source).body
+    body = tree_of(source).body
     if len(body) != 1 or not isinstance(body[0], ast.Assert):
         return None
     test = body[0].test

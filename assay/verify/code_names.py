@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import warnings
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -43,9 +44,17 @@ _TOOLS = frozenset(
 
 
 @lru_cache(maxsize=4096)
+def tree_of(source: str) -> ast.Module:
+    """Return the syntax tree of a row's code, which nobody may change; warnings are its author's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(source)
+
+
+@lru_cache(maxsize=4096)
 def names_used(source: str) -> tuple[str, ...]:
     """Return the names that code reads and does not itself bind at its top level, in order of place."""
-    tree = ast.parse(source)
+    tree = tree_of(source)
     bound = set(bound_names(tree))
     found: dict[str, None] = {}
     for node in _in_order(tree):
@@ -97,7 +106,7 @@ def wanted_names(sources: tuple[str, ...], trusted: frozenset[str], entry_point:
 
 
 def _called(source: str) -> Iterator[str]:
-    for node in _in_order(ast.parse(source)):
+    for node in _in_order(tree_of(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             yield node.func.id
 

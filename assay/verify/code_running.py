@@ -10,7 +10,7 @@ from __future__ import annotations
 import marshal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +19,7 @@ from assay.verify.base import Limits
 from assay.verify.code_callbacks import Conversation, Question, holds_objects_of
 from assay.verify.code_compare import compare, equal, same_output
 from assay.verify.code_direct import DirectCall, direct_call
-from assay.verify.code_names import exception_bases, rules, wanted_names
+from assay.verify.code_names import exception_bases, rules, tree_of, wanted_names
 from assay.verify.code_program import Program, last_function
 from assay.verify.code_setup import for_tests
 from assay.verify.code_spec import CodeSpec, CodeTest
@@ -268,7 +268,7 @@ class Run:
             "list[Any]",
             self._of_row(self._bench().call("generate", (plan,), {}, limits), "generate"),
         )
-        reference = last_function(_tree(test.reference), self.spec.entry_point)
+        reference = last_function(tree_of(test.reference), self.spec.entry_point)
         with self.sandbox.load(test.reference, limits) as solution:
             self._of_row(solution.loaded, "reference")
             for number, args in enumerate(cases):
@@ -428,13 +428,6 @@ def _bench_code() -> bytes:
     """Return the program of the tests' process, compiled: parsing it would take longer than a test."""
     path = Path(__file__).with_name("code_test_process.py")
     return marshal.dumps(compile(path.read_text(encoding="utf-8"), "<tests>", "exec", optimize=2))
-
-
-@lru_cache(maxsize=1024)
-def _tree(source: str) -> Any:
-    import ast
-
-    return ast.parse(source)
 
 
 def _kind_of(outcome: Outcome) -> str:

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from assay.verify.code_names import bound_names
+from assay.verify.code_names import bound_names, tree_of
 from assay.verify.code_program import Program, find_block, parse
 from assay.verify.code_spec import CodeSpec
 
@@ -46,9 +46,9 @@ def for_tests(spec: CodeSpec, program: Program) -> TestCode:
 @lru_cache(maxsize=1024)
 def _for_tests(setup: str, prompt_code: str, entry_point: str, shared: str) -> TestCode:
     entry = entry_point.partition(".")[0].removesuffix("()")
-    classes = {node.name for node in ast.parse(shared).body if isinstance(node, ast.ClassDef)}
-    setup_tree = ast.parse(setup)
-    setup_tree.body = [node for node in setup_tree.body if getattr(node, "name", "") not in classes]
+    classes = {node.name for node in tree_of(shared).body if isinstance(node, ast.ClassDef)}
+    body = [node for node in tree_of(setup).body if getattr(node, "name", "") not in classes]
+    setup_tree = ast.Module(body, [])
     prompt_tree = parse(closed(prompt_code))[0] or ast.Module([], [])
     prompt_tree.body = [
         node
@@ -64,7 +64,7 @@ def _shared(setup: str, text: str) -> str:
     """Return the imports of a setup, and its classes that a program's text names."""
     if not setup:
         return ""
-    tree = ast.parse(setup)
+    tree = tree_of(setup)
     words = set(re.findall(r"\w+", text))
     kept: list[str] = []
     for node in tree.body:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,7 +12,7 @@ from assay.errors import VerifierError, message
 from assay.types import Problem
 from assay.verify.base import Field
 from assay.verify.code_compare import FLOAT_TOLERANCE, STDOUT_RULES
-from assay.verify.code_names import bound_names
+from assay.verify.code_names import bound_names, tree_of
 
 Kind: TypeAlias = Literal["assert", "check", "args", "stdin", "property", "generate"]
 
@@ -163,17 +162,14 @@ _DEFINES: dict[Kind, tuple[str, ...]] = {  # "": a function of any name
 @lru_cache(maxsize=4096)
 def _defines(code: str, name: str) -> bool:
     """Whether the top level of some code defines a function, or binds its name otherwise."""
-    tree = ast.parse(code)
+    tree = tree_of(code)
     functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     return bool(functions) if not name else name in functions or name in set(bound_names(tree))
 
 
-@lru_cache(maxsize=4096)
 def _fault(code: str) -> str:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            ast.parse(code)
+        tree_of(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return f"{type(error).__name__}: {error}"
     return ""

@@ -7,6 +7,7 @@ import json
 import random
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,9 @@ def _mutants(program: str, rng: random.Random) -> Iterator[str]:
     """Yield the program with one fault planted: each kind at most once, where it has a place for it."""
     program = program.replace("\r\n", "\n")
     for kind in ("constant", "swapped", "none"):
-        tree = ast.parse(program)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(program)
         places = [place for node in ast.walk(tree) for place in _places(node, kind)]
         if places:
             place, field = rng.choice(places)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from assay.verify.code_running import Run
 from assay.verify.code_spec import read_spec
 from assay.verify.code_tests import CODE, judge_code
 from assay.verify.sandbox import Sandbox, SandboxTrouble, SandboxUnavailable
+from assay.verify.sandbox.process import Process
 
 PINNED = Path(__file__).with_name("pinned") / f"code@{CODE.version}.jsonl"
 
@@ -423,3 +425,56 @@ def test_a_test_that_needs_another_package_is_the_rows_fault() -> None:
         judge(check("assert candidate(1) == 1", **setup), "def f(x): return x")
     spec = check("assert candidate(1) == 1")
     assert judge(spec, "def f(x):\n    import no_such_package").passed is False
+
+
+def test_what_is_expected_never_enters_the_programs_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Everything that is sent to the process that holds the program is looked through."""
+    secret = 918_273_645
+    marks = (str(secret).encode(), struct.pack("<q", secret), b"SECRET")
+    check_source = (
+        f"SECRET = {secret}\ndef check(candidate):\n    assert candidate(lambda x: x) == SECRET\n"
+    )
+    spec = {
+        "entry_point": "f",
+        "setup": f"import math\nSECRET = {secret}\ndef helper(): return SECRET\n",
+        "prompt_code": "",
+        "tests": [
+            {"args": [1], "expected": secret},
+            f"assert f(2) == {secret}",
+            f"assert f([3]) in ({secret}, None)",
+            {"check": check_source},
+            {"property": f"def check(candidate, rng):\n    assert candidate(rng.random()) == {secret}"},
+            {"generate": "def generate(rng): return rng.random(),", "reference": f"def f(x): return {secret}"},
+        ],
+        "hidden_tests": [{"stdin": "5", "stdout": f"{secret}"}],
+    }  # fmt: skip
+    sent: dict[int, bytearray] = {}
+    whole = Process.send
+
+    def send(self: Process, data: bytes) -> None:
+        sent.setdefault(self.pid, bytearray()).extend(data)
+        whole(self, data)
+
+    monkeypatch.setattr(Process, "send", send)
+    program = "def f(x):\n    return None if isinstance(x, list) else 'marker of the program'"
+    part = judge({**spec, "credit": "fraction"}, program)
+    assert part.value == 1 / 7, part.detail
+    to_program = [data for data in sent.values() if b"def f(x)" in data and b"marker" in data]
+    to_tests = [data for data in sent.values() if b"def check" in data]
+    assert len(to_program) == 2 and to_tests  # one for calls, one for standard input
+    assert all(mark not in data for data in to_program for mark in marks)
+    assert any(mark in data for data in to_tests for mark in marks)
+
+
+def test_warnings_of_rows_and_programs_are_their_authors() -> None:
+    spec = {
+        "entry_point": "f",
+        "setup": "pattern = '\\.'",
+        "tests": [
+            "assert f('\\.') == pattern",
+            {"check": "def check(candidate):\n    assert candidate('\\.') == '\\.'"},
+        ],
+    }
+    assert judge(spec, "def f(x):\n    return '\\.' if x is not 5 else ''").passed
