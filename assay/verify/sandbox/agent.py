@@ -26,7 +26,8 @@ from typing import Any
 
 from . import values
 from .decoder import decode
-from .encoder import COLLECTIONS, encode
+from .encoder import encode
+from .foreign import CHANGEABLE, SPECIAL, Foreign, write_back
 
 CHANNEL = 3  # the descriptor of the socket to the parent
 NO_MEMORY = 12  # errno ENOMEM
@@ -34,6 +35,10 @@ MAX_HANDLES = 20_000
 MAX_WORDS = 1000  # characters of an error
 
 read, write, leave = os.read, os.write, os._exit
+
+
+FUNCTIONS = {types.FunctionType, types.BuiltinFunctionType, types.MethodType, type(str.join)}
+OUTPUT, ERRORS = sys.stdout, sys.stderr
 
 
 class Gone(BaseException):
@@ -102,7 +107,7 @@ class Agent:
         return b"H", values.Handle(self.origin, number, f"{name}", kind, callable(value))
 
     def resolve(self, tag: bytes, handle: values.Handle) -> Any:
-        return self.objects[handle.id] if tag == b"H" else Foreign(self, handle)
+        return self.objects[handle.id] if tag == b"H" else Foreign(self.call_out, handle)
 
     # requests
 
@@ -115,9 +120,7 @@ class Agent:
                 reply = getattr(self, f"do_{verb}")(*rest)
             except Gone:
                 raise
-            except (
-                BaseException
-            ) as error:  # whatever the submission raises, here and in a child thread
+            except BaseException as error:  # the submission's, whatever it raises
                 reply = failure(error)
             flush()
             try:
@@ -132,7 +135,7 @@ class Agent:
         self.confine(settings)
         try:
             code = compiled(source, "main.py")
-        except BaseException as error:
+        except BaseException as error:  # the submission's source
             return "compile_error", type(error).__name__, words(error)
         module = fresh_module("__main__")
         sys.modules["__main__"] = module
@@ -142,7 +145,7 @@ class Agent:
         except SystemExit as error:
             if error.code not in (None, 0):
                 reply = failure(error)
-        except BaseException as error:
+        except BaseException as error:  # the submission's
             reply = failure(error)
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
@@ -154,7 +157,7 @@ class Agent:
         self.origin = settings["origin"]
         try:
             code = compiled(source, "submission.py")
-        except BaseException as error:
+        except BaseException as error:  # the submission's source
             return "compile_error", type(error).__name__, words(error)
         module = fresh_module("submission")
         sys.modules["submission"] = module
@@ -175,7 +178,7 @@ class Agent:
     def do_method(
         self, target: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, ...]:
-        value = special(target, name, args) if name in SPECIAL else None
+        value = SPECIAL[name](target, *args) if name in SPECIAL else None
         if name not in SPECIAL:
             value = getattr(target, name)(*args, **kwargs)
         return "ok", value, changeable(args), changeable(kwargs)
@@ -254,33 +257,6 @@ def changeable(arguments: Any) -> Any:
     return arguments if any(type(value) in CHANGEABLE for value in each) else None
 
 
-def write_back(old: Any, new: Any) -> None:
-    """Make ``old``, which the other side changed, equal to ``new``, and stay the same object."""
-    if type(old) is not type(new) or type(old) not in CHANGEABLE:
-        return
-    if isinstance(old, list | bytearray):
-        kept = list(old)
-        old[:] = new
-        if isinstance(old, list):
-            for index, (was, now) in enumerate(zip(kept, new, strict=False)):
-                if type(was) in CHANGEABLE and type(was) is type(now):
-                    write_back(was, now)
-                    old[index] = was
-    elif isinstance(old, dict):
-        kept = dict(old)
-        old.clear()
-        for key, now in new.items():
-            was = kept.get(key)
-            write_back(was, now)
-            old[key] = was if type(was) in CHANGEABLE and type(was) is type(now) else now
-    elif isinstance(old, set):
-        old.clear()
-        old.update(new)
-    else:
-        old.clear()
-        old.extend(new)
-
-
 def raise_like(name: str, text: str) -> None:
     """Raise the built-in exception called ``name``; another one is a `RemoteError`."""
     kind = values.EXCEPTIONS.get(name)
@@ -305,129 +281,6 @@ def kind_of(value: Any, module: Any) -> str:
     if type(value) in FUNCTIONS:
         return "function" if getattr(value, "__module__", None) == module else "imported"
     return "value"
-
-
-def special(target: Any, name: str, args: tuple[Any, ...]) -> Any:
-    return SPECIAL[name](target, *args)
-
-
-class Foreign:
-    """An object that lives in another session: using it asks the parent.
-
-    A call, an attribute and an operator become ``call_out(handle, ...)``, ``call_out("getattr", (handle,
-    name))`` and ``call_out("__len__", (handle, ...))``.
-    """
-
-    __slots__ = ("_agent", "_parts")
-
-    def __init__(self, agent: Agent, handle: values.Handle) -> None:
-        object.__setattr__(self, "_agent", agent)
-        object.__setattr__(self, "_parts", handle)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return object.__getattribute__(self, "_agent").call_out(self, args, kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return object.__getattribute__(self, "_agent").call_out("getattr", (self, name))
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        object.__getattribute__(self, "_agent").call_out("setattr", (self, name, value))
-
-
-def _forward(name: str) -> Callable[..., Any]:
-    def method(self: Any, *args: Any) -> Any:
-        return object.__getattribute__(self, "_agent").call_out(name, (self, *args))
-
-    return method
-
-
-def _call_special(name: str) -> Callable[..., Any]:
-    import operator
-
-    simple: dict[str, Any] = {
-        "__len__": len, "__str__": str, "__repr__": repr, "__bool__": bool, "__hash__": hash,
-        "__iter__": iter, "__next__": next, "__int__": int, "__float__": float, "__abs__": abs,
-        "__reversed__": reversed, "__round__": round, "__enter__": lambda value: value.__enter__(),
-        "__exit__": lambda value, *rest: value.__exit__(*rest),
-        "__setattr__": setattr,
-        "__radd__": lambda a, b: b + a, "__rsub__": lambda a, b: b - a,
-        "__rmul__": lambda a, b: b * a, "__rtruediv__": lambda a, b: b / a,
-    }  # fmt: skip
-    return simple.get(name) or getattr(operator, name)
-
-
-SPECIAL: dict[str, Callable[..., Any]] = {
-    name: _call_special(name)
-    for name in [
-        "__len__",
-        "__str__",
-        "__repr__",
-        "__bool__",
-        "__hash__",
-        "__iter__",
-        "__next__",
-        "__int__",
-        "__float__",
-        "__abs__",
-        "__reversed__",
-        "__round__",
-        "__enter__",
-        "__exit__",
-        "__setattr__",
-        "__radd__",
-        "__rsub__",
-        "__rmul__",
-        "__rtruediv__",
-        "__getitem__",
-        "__setitem__",
-        "__delitem__",
-        "__contains__",
-        "__eq__",
-        "__ne__",
-        "__lt__",
-        "__le__",
-        "__gt__",
-        "__ge__",
-        "__add__",
-        "__sub__",
-        "__mul__",
-        "__truediv__",
-        "__floordiv__",
-        "__mod__",
-        "__pow__",
-        "__neg__",
-        "__pos__",
-        "__invert__",
-        "__and__",
-        "__or__",
-        "__xor__",
-        "__lshift__",
-        "__rshift__",
-        "__iadd__",
-        "__isub__",
-        "__imul__",
-        "__matmul__",
-        "__index__",
-    ]
-}
-for _name in SPECIAL:
-    if _name not in ("__setattr__", "__iadd__", "__isub__", "__imul__"):
-        setattr(Foreign, _name, _forward(_name))
-
-CHANGEABLE = frozenset({list, dict, set, bytearray, *COLLECTIONS}) - {
-    tuple,
-    frozenset,
-    slice,
-}
-FUNCTIONS = {
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodType,
-    type(len),
-    type([].append),
-    type(str.join),
-}
-OUTPUT, ERRORS = sys.stdout, sys.stderr
 
 
 def main(confine: Callable[[dict[str, Any]], None]) -> None:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = "inside"  # the name under which the sibling files know one another here
-SIBLINGS = ("values", "encoder", "decoder", "kernel", "seccomp", "isolation", "agent")
+SIBLINGS = ("values", "encoder", "decoder", "kernel", "seccomp", "isolation", "foreign", "agent")
 # Modules that need shared libraries of the host, which are out of sight later.
 LIBRARIES = ("zlib", "_bz2", "_lzma", "_hashlib", "_sqlite3", "_uuid")
 FIRST_CLOSED = 4  # descriptors from here on are closed in a forked process
@@ -81,7 +81,7 @@ def serve(control: socket.socket, agent: Any, isolation: Any) -> None:
             if pid == 0:
                 try:
                     child(descriptors[0], descriptors[1:], agent, isolation)
-                except BaseException as error:
+                except BaseException as error:  # also an end of the interpreter that it forked
                     os.write(descriptors[3], f"{type(error).__name__}: {error}".encode())
                 finally:
                     os._exit(71)
@@ -134,5 +134,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except Exception as error:
+    except Exception as error:  # a module to preload may be anybody's
         sys.exit(f"{type(error).__name__}: {error}")  # the worker reads its last words
