@@ -90,6 +90,7 @@ _SECOND_THOUGHT = re.compile(
     re.IGNORECASE,
 )
 _SPOKEN_BOX = re.compile(r"\\(?:text|mbox|textbf|mathrm)\s*\{([^{}]*)\}")
+_NEXT_LINE = re.compile(rf"^[\s.*$]*\n[\s*$]*(?:or[\s*$]+)?({_NUMBER})[\s.*$]*(?:\n|$)")
 _QUOTED = re.compile(
     r"```\w*\n([^`]{1,300})\n?```|>\s*([^>\n]{1,300})|[\"“']([^\"“”\n]{1,300})[\"”']"
 )
@@ -174,6 +175,8 @@ def find_answer(
 
 def _with_second_thought(found: Commitment, rest: str) -> Commitment:
     """Add what follows at once as an alternative: 5 (or maybe 6)."""
+    if (line := _NEXT_LINE.match(rest[:200])) and line[1] not in found.parts:
+        return Commitment((*found.parts, line[1]), how=found.how)
     match = _SECOND_THOUGHT.match(rest[:200])
     if match is None or (
         re.match(r"^\W*but\b", rest)
@@ -190,9 +193,9 @@ def _unmarked(text: str, fallback: Fallback, hoped: bool) -> Commitment | None:
         return None
     if (quoted := _QUOTED.fullmatch(text)) is not None:
         text = next(filter(None, quoted.groups()))
-    text = CONNECTIVE.sub("", text)
-    if is_answer_alone(text):
-        return Commitment((text,), how="whole")
+    said = CONNECTIVE.sub("", text)
+    if is_answer_alone(said):
+        return Commitment((said,), phrase=said if said != text else "", how="whole")
     for rule in (of_one_sentence, of_last_line, of_final_emphasis):
         if (value := rule(text)) is not None:
             return Commitment((value,), how=rule.__name__.removeprefix("of_"))

@@ -90,7 +90,7 @@ _APPROXIMATE = re.compile(
     re.IGNORECASE,
 )
 _REASON = re.compile(
-    r",?\s+(?:because|since|which|where|given that|as (?!a\b)|due to|after|so that|when)\b.*$|\s+(?:because|since)\b.*$",
+    r",?(?<!as well)\s+(?:because|since|which|where|given that|as (?!a\b|well\b)|due to|after|so that|when)\b.*$|\s+(?:because|since)\b.*$",
     re.IGNORECASE | re.DOTALL,
 )
 HEDGE = re.compile(
@@ -126,7 +126,11 @@ _EDGES = re.compile(r"^[\s,\"“‘…]+|[\s\"”✅✔☑🎉👍\ufe0f]+$")
 _THE_ANSWER = re.compile(
     r"\s+(?:is|are)\s+(?:the|my|our)\s+(?:final\s+|correct\s+)?answers?\W*$", re.IGNORECASE
 )
-CONNECTIVE = re.compile(r"^(?:(?:so|thus|hence|therefore|then|ok|okay)\b[\s,:]*)+", re.IGNORECASE)
+CONNECTIVE = re.compile(
+    r"^(?:(?:so|thus|hence|therefore|then|ok|okay|(?:I|we|you|one)\s+(?:get|got|have|obtain|find|found)"
+    r"|(?:it|this|that|which)(?:\s+(?:is|equals|gives|makes)|'s))\b[\s,:]*)+",
+    re.IGNORECASE,
+)
 _PLACE = re.compile(
     r"\b(?:step|problem|question|case|part|example|section|equation|line|page|figure|chapter|option|choice)\s+#?\d+\b",
     re.IGNORECASE,
@@ -191,11 +195,18 @@ def _said(
     if only_values and not is_answer_alone(content):
         return None
     value = value_of(content)
-    if value is not None:
+    if value is not None and not _names_another(content):
         return value, content, end
     if len(content) <= MAX_SENTENCE and not only_values:
         return content, "", end
     return None
+
+
+def _names_another(content: str) -> bool:
+    """Whether a phrase that begins with a number goes on to another one: 5 even though 6."""
+    if not re.match(r"[-$\\(*]{0,3}\d", content) or "=" in content or is_answer_alone(content):
+        return False
+    return len({canonical(number) for _, _, number in numbers_of(content)}) > 1
 
 
 def _is_denied(text: str, position: int) -> bool:
@@ -329,9 +340,23 @@ def of_one_sentence(text: str) -> str | None:
         return None
     if bare:
         return bare[0]
-    if len(values) == 1 and "=" not in rest:
+    if len(values) == 1 and "=" not in rest and _stands_alone(rest):
         return with_unit(rest, *numbers_of(rest)[-1])
     return None
+
+
+def _stands_alone(text: str) -> bool:
+    """Whether the numbers of a sentence are whole: no other digits, and no signs that go on with them."""
+    start = 0
+    for first, end, _ in numbers_of(text):
+        if re.search(r"\d", text[start:first]) or re.search(
+            r"[\\{}\[\]+*/^_&|~…(]\s*$|\.\.$", text[start:first]
+        ):
+            return False
+        if re.match(r"\s*(?:\\|[+&|~^_{}\[\]*/…]|\.\.)", text[end:]):
+            return False
+        start = end
+    return not re.search(r"\d", text[start:])
 
 
 def with_unit(text: str, start: int, end: int, number: str) -> str:
@@ -363,6 +388,10 @@ def of_last_line(text: str) -> str | None:
     if len(blocks) < 2:
         return None
     last, before = (block.replace("\0", "\n") for block in (blocks[-1], blocks[-2]))
+    if len(before) < 40 and HEDGE.search(before):
+        return None
+    if read_number(last.rstrip(".")) is not None and re.fullmatch(r"[^=]{0,39}\d[^\w.]*", before):
+        return None
     if _BULLET.match(last) or HEDGE.search(last) or not re.search(r"[\d\\]", last):
         return None
     if not _MATH.fullmatch(last) and not is_answer_alone(last):
