@@ -45,7 +45,7 @@ class Field:
     accepts: what it may hold, in words. needed: a row without it is malformed. default: what it is
     where neither the row nor ``[verification.options.NAME]`` says. check: whether a value is
     accepted; it is called in the trainer's process, so built-in verifiers only. from_row: False
-    where only the configuration may set it (an address, a price): a row that does is malformed.
+    where only the configuration may set it (an address, a price): in a row such a key is metadata.
     """
 
     name: str
@@ -116,7 +116,8 @@ class Verifier:
     and finish reason, and neither tokens nor the prompt, so that they need not travel. cached: equal
     text, spec and version give an equal verdict, so that it may be looked up. modules, packages: what
     the content hash covers. extra: the optional dependency that it needs. check_options: raises
-    VerifierError where the options together, or this machine, do not let it work; called before a run.
+    VerifierError where the options together, or this machine, do not let it work; called before a run. check_spec: raises VerifierError, whose text begins with
+    the key, for a spec that is wrong though each of its keys is right; called as rows are loaded.
 
     The problem that ``judge`` gets holds, in its spec, the configured options under the row's keys.
     """
@@ -142,6 +143,7 @@ class Verifier:
     packages: tuple[str, ...] = ()
     extra: str | None = None
     check_options: Callable[[Mapping[str, Any]], None] | None = None
+    check_spec: Callable[[Mapping[str, Any]], None] | None = None
 
     @property
     def label(self) -> str:

@@ -11,7 +11,7 @@ character is no word.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from assay.errors import VerifierError, message
@@ -102,6 +102,14 @@ def read_instructions(problem: Problem) -> tuple[Instruction, ...]:
     return tuple(read_instruction(name, each, where, i) for i, (name, each) in enumerate(pairs))
 
 
+def check_instructions(spec: Mapping[str, Any]) -> None:
+    """Raise VerifierError, which begins with the key, for a spec that holds a malformed instruction."""
+    try:
+        read_instructions(Problem("", "", spec))
+    except VerifierError as error:
+        raise VerifierError(str(error).removeprefix("problem : spec.")) from error
+
+
 def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
 
@@ -134,6 +142,7 @@ INSTRUCTIONS = Verifier(
     name="instructions",
     version=1,
     judge=judge_instructions,
+    check_spec=check_instructions,
     domain="instructions that a program can check: IFEval's 25 types, strict and loose",
     fields=(
         Field(

@@ -8,7 +8,7 @@ from typing import Protocol
 from assay.types import Group, Verdict
 from assay.verify.base import Part
 from assay.verify.cache import VerdictCache, completion_key, problem_key
-from assay.verify.options import complaint_of_row
+from assay.verify.options import without
 from assay.verify.plan import NOT_ASKED, Plan, accepts
 from assay.verify.protocol import WHOLE_GROUP
 from assay.verify.stats import VerifierStats
@@ -32,7 +32,7 @@ class Job:
 
     def __init__(self, plan: Plan, group: Group, desk: Desk) -> None:
         self.plan = plan
-        self.group = group
+        self.group = without(group, plan.forbidden) if plan.forbidden else group
         self.tasks: list[Task] = []
         self.cancelled = False
         self._desk = desk
@@ -50,16 +50,12 @@ class Job:
         if not self._size:
             return
         plan = self.plan
-        complaint = complaint_of_row(self.group.problem, plan.forbidden) if plan.forbidden else ""
         indices: list[int] = []
         for index, card in enumerate(plan.cards):
-            if error := card.error or complaint:
+            if error := card.error:
                 self._fill_all(index, lambda _, error=error: Part.not_judged("error", error))
             elif index not in plan.later and index not in plan.after:
                 indices.append(index)
-        if complaint:
-            self._waiting = []
-            return
         if self._desk.cache is not None:
             for index in indices:
                 self._note_keys(index)

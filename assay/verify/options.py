@@ -1,7 +1,7 @@
 """Options of verifiers, and rows: what the configuration and the data may say, checked before a run.
 
 ``[verification.options.NAME]`` stands under the keys of a row: the row wins. A field that only the
-configuration may set (``from_row=False``) makes a row that sets it malformed.
+configuration may set (``from_row=False``) is not read from a row: there such a key is metadata.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ LANE_OPTIONS: Mapping[str, Mapping[str, int]] = {
     "device": {"batch_size": 64},
 }
 """Options that every verifier of a lane has, with their defaults; they change no verdict."""
+
+SpecCheck = Callable[[Mapping[str, Any]], None]
 
 _SPEED = frozenset(name for options in LANE_OPTIONS.values() for name in options)
 
@@ -94,48 +96,51 @@ def canonical(value: Any) -> str:
 class RowCheck:
     """Checks the spec of rows for the verifiers of one expression, in microseconds.
 
-    verifiers: (fields, options) of each.
+    verifiers: of each its fields, its options, and what checks a whole spec.
     """
 
-    def __init__(self, verifiers: Iterable[tuple[Sequence[Field], Mapping[str, Any]]]) -> None:
-        self._fields: list[tuple[str, bool, bool, Callable[[Any], bool] | None, Field]] = []
-        for fields, options in verifiers:
+    def __init__(
+        self, verifiers: Iterable[tuple[Sequence[Field], Mapping[str, Any], SpecCheck | None]]
+    ) -> None:
+        self._fields: list[tuple[str, bool, bool, Field]] = []
+        self._specs: list[tuple[SpecCheck, Mapping[str, Any]]] = []
+        for fields, options, check_spec in verifiers:
             for field in fields:
                 needed = field.needed and options.get(field.name) is None
-                if needed or field.check is not None or not field.from_row:
-                    entry = (field.name, needed, not field.from_row, field.check, field)
-                    self._fields.append(entry)
+                if needed or (field.check is not None and field.from_row):
+                    self._fields.append((field.name, needed, field.check is not None, field))
+            if check_spec is not None:
+                self._specs.append((check_spec, options))
 
     def __call__(self, problem: Problem) -> None:
         """Raise VerifierError, whose message names the key, what was found and what is accepted."""
         get = problem.spec.get
-        for name, needed, forbidden, check, field in self._fields:
+        for name, needed, checked, field in self._fields:
             value = get(name)
             if value is None:
                 if needed:
                     raise VerifierError(_missing(problem, field))
-            elif forbidden:
-                raise VerifierError(_from_configuration(problem, name))
-            elif check is not None and not _accepts(field, value):
+            elif checked and not _accepts(field, value):
                 raise VerifierError(message(_place(problem, name), _shown(value), field.accepts))
+        for check_spec, options in self._specs:
+            try:
+                check_spec(merged(problem, options).spec)
+            except VerifierError as error:
+                raise VerifierError(_place(problem, str(error))) from error
 
 
 def config_only(fields: Sequence[Field]) -> frozenset[str]:
-    """Return the names of the fields that a row may not set."""
+    """Return the names of the fields that are not read from rows."""
     return frozenset(field.name for field in fields if not field.from_row)
 
 
-def complaint_of_row(problem: Problem, forbidden: frozenset[str]) -> str:
-    """Return what is wrong with a row that sets what only the configuration may, or ""."""
-    found = sorted(key for key in forbidden if problem.spec.get(key) is not None)
-    return _from_configuration(problem, found[0]) if found else ""
-
-
-def _from_configuration(problem: Problem, name: str) -> str:
-    return (
-        f"{_place(problem, name)}: found in a row; accepted: only in [verification.options]; "
-        "take it out of the row"
-    )
+def without(group: Group, names: frozenset[str]) -> Group:
+    """Return the group less the keys of its spec that only the configuration may set."""
+    spec = group.problem.spec
+    if names.isdisjoint(spec):
+        return group
+    kept = {key: value for key, value in spec.items() if key not in names}
+    return replace(group, problem=replace(group.problem, spec=kept))
 
 
 def _missing(problem: Problem, field: Field) -> str:

@@ -45,7 +45,10 @@ class Plan:
         )
         self.has_alternatives = any(len(chain) > 1 for chain in self.chains)
         self.forbidden = frozenset(name for card in self.cards for name in config_only(card.fields))
-        self.check_row = RowCheck((card.fields, card.options) for card in self.cards)
+        self.check_row = RowCheck(
+            (card.fields, card.options, card.verifier.check_spec if card.verifier else None)
+            for card in self.cards
+        )
         self.error = next((card.error for card in self.cards if card.error), "")
         self.label = self._label()
         self._schedule = schedule

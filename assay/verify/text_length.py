@@ -7,7 +7,7 @@ tokens where the completion has tokens, the end-of-sequence token included, as i
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from assay.errors import VerifierError, message
@@ -150,6 +150,17 @@ def _passed(part: Part) -> bool:
     return (_score(part) or 0.0) >= 1.0 if part.passed is None else part.passed
 
 
+def _needs(key: str) -> Callable[[Mapping[str, Any]], None]:
+    """Return the check of a spec that must hold the key in tokens or in words."""
+    tokens, words = f"{key}_tokens", f"{key}_words"
+
+    def check(spec: Mapping[str, Any]) -> None:
+        if spec.get(tokens) is None and spec.get(words) is None:
+            raise VerifierError(f"{tokens}: missing; accepted: {tokens} or {words}")
+
+    return check
+
+
 def _measure(problem: Problem, completion: Completion, key: str) -> tuple[int, float, str] | Part:
     """Return (length, bound, unit), or the part of a completion without tokens."""
     tokens, words = f"{key}_tokens", f"{key}_words"
@@ -215,6 +226,7 @@ LENGTH_TARGET = Verifier(
     name="length_target",
     version=1,
     judge=judge_length_target,
+    check_spec=_needs("target"),
     lane="inline",
     domain="the distance of a completion's length from a target",
     fields=_TARGET_FIELDS,
@@ -238,6 +250,7 @@ LENGTH_IF_CORRECT = Verifier(
     name="length_if_correct",
     version=1,
     judge=judge_length_if_correct,
+    check_spec=_needs("target"),
     takes="verdicts",
     lane="inline",
     domain="the distance of a correct completion's length from a target; 0 for the others",
@@ -253,6 +266,7 @@ OVERLONG = Verifier(
     name="overlong",
     version=1,
     judge=judge_overlong,
+    check_spec=_needs("max"),
     lane="inline",
     domain="how far a completion ran into the last tokens before a limit",
     fields=(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import planted_lanes
@@ -79,11 +79,8 @@ def test_options_reach_workers_once(tmp_path: Any, monkeypatch: pytest.MonkeyPat
 def test_what_only_the_configuration_may_set() -> None:
     with VerifierService("threaded", options={"threaded": {"who": "me"}}) as service:
         assert judge(service, "good").detail == "seen by me"
-        forbidden = judge(service, "good", who="you")
-        assert (forbidden.reason, planted_lanes.calls) == ("error", ["good"])
-        assert "problem p who: found in a row" in forbidden.detail
-        with pytest.raises(VerifierError, match="found in a row"):
-            service.check_problem(Problem("p", "q", {"who": "you"}))
+        assert judge(service, "good", who="you").detail == "seen by me"  # a row's key is metadata
+        service.check_problem(Problem("p", "q", {"who": 7}))
 
 
 def test_the_digest_tells_options_that_can_change_a_verdict() -> None:
@@ -117,14 +114,14 @@ def test_rows_that_are_wrong(spec: dict[str, Any], words: str) -> None:
 
 
 def test_an_option_stands_in_for_a_key_that_is_needed() -> None:
-    check = RowCheck([((Field("answer", "text", needed=True),), {"answer": "5"})])
+    check = RowCheck([((Field("answer", "text", needed=True),), {"answer": "5"}, None)])
     check(Problem("p", "q", {}))
     with pytest.raises(VerifierError, match="missing"):
-        RowCheck([((Field("answer", "text", needed=True),), {})])(Problem("p", "q", {}))
+        RowCheck([((Field("answer", "text", needed=True),), {}, None)])(Problem("p", "q", {}))
 
 
 def test_a_check_that_raises_refuses() -> None:
-    check = RowCheck([((Field("n", "a number > 0", check=lambda value: value > 0),), {})])
+    check = RowCheck([((Field("n", "a number > 0", check=lambda value: value > 0),), {}, None)])
     check(Problem("p", "q", {"n": 1}))
     with pytest.raises(VerifierError, match="n: found 'x'"):
         check(Problem("p", "q", {"n": "x"}))
@@ -170,3 +167,14 @@ def test_merging_keeps_the_row(spec: dict[str, Any], extra: Any) -> None:
     found = merged(Problem("p", "q", spec), options).spec
     for key in {*spec, *options}:
         assert found[key] == (options.get(key) if spec.get(key) is None else spec[key])
+
+
+def test_a_spec_is_checked_as_a_whole_under_the_options() -> None:
+    def either(spec: Mapping[str, Any]) -> None:
+        if "low" not in spec and "high" not in spec:
+            raise VerifierError("low: missing; accepted: low or high")
+
+    place = Problem("p", "q", {}, source="rows.jsonl:3")
+    with pytest.raises(VerifierError, match=r"rows\.jsonl:3 low: missing; accepted: low or high"):
+        RowCheck([((), {}, either)])(place)
+    RowCheck([((), {"high": 1}, either)])(place)
