@@ -157,11 +157,14 @@ def defined_names(tree: ast.Module) -> dict[str, str]:
 
 
 def last_function(tree: ast.Module | None, preferred: str = "") -> str:
-    """Return the name of a module's last public function, or ``preferred`` where it is one; or ""."""
+    """Return the name of a module's last public function, or ``preferred`` where it is one; or "".
+
+    ``main`` and tests of the program's own are not what is asked for, where there is anything else.
+    """
     body = tree.body if tree is not None else []
     names = [n.name for n in body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    public = [name for name in names if not name.startswith("_")] or names
-    return preferred if preferred in names else (public[-1] if public else "")
+    public = [name for name in names if not name.startswith(("_", "test")) and name != "main"]
+    return preferred if preferred in names else (public or names or [""])[-1]
 
 
 def _program(text: str, written: str, place: str) -> Program:

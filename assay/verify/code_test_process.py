@@ -233,7 +233,7 @@ def _answered(operation: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
     """Return the answer to a question of the submission's about an object that a test passed to it."""
     try:
         return "ok", _outgoing(_done(operation, _incoming(args), _incoming(kwargs)))
-    except Exception as error:
+    except Exception as error:  # of the test
         return "raise", type(error).__name__, str(error)
 
 
@@ -280,7 +280,7 @@ def error_of(name: str, bases: Any, text: str) -> BaseException:
     """Return the built-in exception of a name, or one of a class of that name."""
     try:
         error = exception_class(name, bases)(text)
-    except Exception:
+    except Exception:  # a constructor of its own
         error = SubmissionError(f"{name}: {text}")
     error.of_submission = True  # type: ignore[attr-defined]
     return error
@@ -441,6 +441,6 @@ def _told(error: BaseException, source: str) -> str:
     line = source.split("\n")[(lines[-1] or 1) - 1].strip()[:200] if lines else ""
     try:
         said = str(error)[:300]
-    except Exception:
+    except Exception:  # a test's own error class
         said = ""
     return ": ".join(each for each in (type(error).__name__, said, line) if each)

@@ -39,6 +39,7 @@ MODULES = tuple(
         "sandbox.agent",
         "sandbox.decoder",
         "sandbox.encoder",
+        "sandbox.foreign",
         "sandbox.process",
         "sandbox.session",
         "sandbox.values",

@@ -180,6 +180,8 @@ def test_names() -> None:
     assert last_function(tree) == "f"
     assert last_function(tree, "_g") == "_g"
     assert last_function(ast.parse("x = 1")) == ""
+    assert last_function(ast.parse("def f(): pass\ndef test_f(): pass\ndef main(): pass")) == "f"
+    assert last_function(ast.parse("def main(): pass")) == "main"
 
 
 @given(st.text(alphabet="`~ \n\tpython{}ab"))
