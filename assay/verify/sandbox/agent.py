@@ -113,9 +113,14 @@ class Agent:
 
     def run(self) -> None:
         """Answer requests until the parent goes."""
+        nonce, verb, settings, *rest = self.receive()
+        self.origin = settings["origin"]
+        self.confine(
+            settings
+        )  # an error here ends the process before it is ready: no submission's fault
         self.send("ready", time.process_time())
         while True:
-            self.nonce, verb, *rest = self.receive()
+            self.nonce = nonce
             try:
                 reply = getattr(self, f"do_{verb}")(*rest)
             except Gone:
@@ -129,10 +134,10 @@ class Agent:
                 self.send("unsupported", f"{error}")
             except BaseException as error:  # raised by an iterator of the submission, when walked
                 self.send(*failure(error))
+            nonce, verb, *rest = self.receive()
 
-    def do_run(self, settings: dict[str, Any], source: str) -> tuple[Any, ...]:
+    def do_run(self, source: str) -> tuple[Any, ...]:
         """Execute a script as ``__main__``, to the end of its threads and exit functions."""
-        self.confine(settings)
         try:
             code = compiled(source, "main.py")
         except BaseException as error:  # the submission's source
@@ -151,10 +156,8 @@ class Agent:
         atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
         return reply
 
-    def do_load(self, settings: dict[str, Any], source: str, asks: bool) -> tuple[Any, ...]:
+    def do_load(self, source: str, asks: bool) -> tuple[Any, ...]:
         """Execute a module, and keep its names."""
-        self.confine(settings)
-        self.origin = settings["origin"]
         try:
             code = compiled(source, "submission.py")
         except BaseException as error:  # the submission's source
@@ -288,6 +291,8 @@ def main(confine: Callable[[dict[str, Any]], None]) -> None:
     random.seed(0)
     try:
         Agent(confine).run()
-    except BaseException:  # nobody is left who could be told
+    except BaseException as error:  # the parent is gone, or reads it as the process's last words
+        with contextlib.suppress(BaseException):
+            write(2, f"{type(error).__name__}: {error}".encode("utf-8", "replace"))
         leave(70)
     leave(0)

@@ -134,9 +134,10 @@ class Isolation:
 
     def confine(self, limits: dict[str, Any]) -> None:
         """Set the limits of one submission, and install the filter."""
-        if limits["stdin"] and not self.unsafe:
+        size = os.fstat(0).st_size
+        if limits["stdin"] and not self.unsafe and size <= limits["file_bytes"] // 2:
             with open("/tmp/.stdin", "wb") as file:  # /dev/stdin points here
-                file.write(os.pread(0, os.fstat(0).st_size, 0))
+                file.write(os.pread(0, size, 0))
         space = self.base_bytes + limits["memory_mib"] * 2**20
         for name, value in (
             (resource.RLIMIT_AS, space),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 from pathlib import Path
 
 import pytest
 
-from assay.verify.sandbox import seccomp
+from assay.verify.base import Limits
+from assay.verify.sandbox import Sandbox, seccomp
 from assay.verify.sandbox.seccomp import ALLOW, ERRNO, KILL, MACHINES
 
 HEADERS = {
@@ -109,6 +111,26 @@ def test_numbers_are_the_kernels(machine: str) -> None:
     for table in (seccomp.ALLOWED, seccomp.CHECKED, seccomp.REFUSED):
         for name, number in seccomp.numbers(table, column).items():
             assert known[name] == number, name
+
+
+def test_the_kernel_refuses_what_the_table_refuses(sandbox: Sandbox) -> None:
+    machine = os.uname().machine
+    if machine not in MACHINES:
+        pytest.skip(f"no filter for {machine}")
+    column = MACHINES[machine][0]
+    refused = sorted(seccomp.numbers(seccomp.REFUSED, column).values())
+    source = f"""
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+for number in {[*refused, 435, 500]}:
+    print(number, libc.syscall(number, -1, 0, 0, 0, 0, 0), ctypes.get_errno())
+"""
+    outcome = sandbox.run(source, "", Limits(cpu_seconds=5.0))
+    rows = [[int(word) for word in line.split()] for line in outcome.stdout.splitlines()]
+    assert rows == [
+        *([number, -1, errno.EPERM] for number in refused),
+        *([number, -1, errno.ENOSYS] for number in (435, 500)),
+    ]
 
 
 def test_calls_that_escape_are_not_allowed() -> None:

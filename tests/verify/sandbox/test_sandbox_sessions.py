@@ -140,6 +140,28 @@ def g(): return 1
         assert session.call("g").status == "timeout"
 
 
+def test_trouble_of_the_sandbox_is_not_the_submissions(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, limits: Limits
+) -> None:
+    settings = sandbox._settings
+    with monkeypatch.context() as patch:
+        patch.setattr(sandbox, "_settings", lambda *given: {**settings(*given), "threads": "many"})
+        for attempt in (sandbox.load, lambda source, limits: sandbox.run(source, "", limits)):
+            with pytest.raises(SandboxTrouble, match="TypeError"):
+                attempt("print(1)", limits)
+    assert sandbox.run("print(1)", "", limits).stdout == "1\n"
+
+
+def test_large_input_arrives(sandbox: Sandbox, limits: Limits) -> None:
+    text = "x" * (20 << 20)
+    assert (
+        sandbox.run("import sys\nprint(len(sys.stdin.read()))", text, limits).stdout
+        == f"{20 << 20}\n"
+    )
+    source = "print(len(open('/dev/stdin').read()))"
+    assert sandbox.run(source, "x" * (2 << 20), limits).stdout == f"{2 << 20}\n"
+
+
 def test_cpu_time_over_all_requests_ends_by_the_kernel(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
