@@ -50,7 +50,7 @@ class Isolation:
 
     def separate(self) -> None:
         """Go on as the first process of new namespaces; the caller stays outside, to wait."""
-        if self.settings["with_thread"]:
+        if self.settings["with_thread"] and not self.unsafe:
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != self.settings["parent"]:
             os._exit(0)
@@ -93,7 +93,7 @@ class Isolation:
     def before_fork(self) -> None:
         """Let the next fork be the first process of a pid namespace of its own."""
         if self.unsafe:
-            self.folder = tempfile.mkdtemp(prefix="assay-sandbox-")
+            self.folder = tempfile.mkdtemp(prefix="assay-sandbox-", dir=self.settings["temporary"])
             return
         kernel.setns(self.own_pids, kernel.NEWPID)
         kernel.unshare(kernel.NEWPID)

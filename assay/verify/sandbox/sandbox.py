@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -110,6 +111,7 @@ class Sandbox:
             "uid": os.geteuid(),
             "with_thread": threading.current_thread() is threading.main_thread(),
             "file_bytes": FILE_BYTES,
+            "temporary": tempfile.gettempdir(),
         }
         try:
             with theirs:

@@ -96,7 +96,12 @@ def serve(control: socket.socket, agent: Any, isolation: Any) -> None:
             isolation.after_reap(folders.pop(int(number)))
             control.send(f"status {status}".encode())
         else:
-            return
+            break
+    for pid, folder in folders.items():
+        if folder:  # without isolation, nothing else removes it
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            isolation.after_reap(folder)
 
 
 def main() -> None:

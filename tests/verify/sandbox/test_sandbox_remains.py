@@ -110,10 +110,13 @@ else:
 @pytest.mark.parametrize("where", ["main", "thread"])
 @pytest.mark.parametrize("group", [False, True], ids=["process", "group"])
 def test_everything_ends_with_a_killed_worker(
-    sandbox: Sandbox, where: str, mode: str, group: bool
+    sandbox: Sandbox, tmp_path: Path, where: str, mode: str, group: bool
 ) -> None:
     worker = subprocess.Popen(
-        [sys.executable, "-c", PARENT, where, mode], stdout=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-c", PARENT, where, mode],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     assert worker.stdout is not None
     with worker.stdout:
@@ -127,6 +130,8 @@ def test_everything_ends_with_a_killed_worker(
             worker.kill()
         worker.wait()
     assert gone(below)
+    if not (mode == "unsafe" and group):  # then nobody is left who could remove a folder
+        assert os.listdir(tmp_path) == []
 
 
 def test_sessions_of_one_sandbox_live_side_by_side(sandbox: Sandbox, limits: Limits) -> None:
