@@ -9,7 +9,7 @@ from typing import Any
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
-from assay.verify.base import KnownError, Part, Verifier
+from assay.verify.base import KnownError, Limits, Part, Verifier
 from assay.verify.equality import equivalent, is_single
 from assay.verify.extraction import Commitment, find_answer, visible_text
 from assay.verify.latex_text import brackets_of, canonical, split_top
@@ -19,7 +19,7 @@ from assay.verify.plain_numbers import read_number
 
 _WRAPPED = re.compile(r"\\(?:text|mbox|mathrm)\s*\{([^{}]*)\}")
 _WORD, _COMMAND = re.compile(r"[A-Za-z]{2}"), re.compile(r"\\[A-Za-z]+")
-_FORMAL = re.compile(r"\\(?!frac|dfrac|sqrt|pi\b|\$|%)[A-Za-z]|\\[{}]|[<>|;]")
+_FORMAL = re.compile(r"\\(?!frac|dfrac|sqrt|pi\b|\$|%)[A-Za-z]|\\[{}]|[<>|;]|[A-Za-z]\(")
 _INTEGER = re.compile(r"\s*(-?\d{1,18})[\s.]*")
 
 
@@ -123,6 +123,7 @@ MATH = Verifier(
     accepts=r"the last of \boxed{}, <answer>, 'the answer is', ####, Final:, A:; else a reply that commits without a "
     "mark: only an answer, one sentence with one value, a last line or a final bold value that is only an answer",
     memory_mib=4096,
+    limits=Limits(memory_mib=4096),
     known_errors=(
         KnownError(
             'a conclusion that only "therefore" marks is not read (fallback = sentence reads it)',
@@ -149,6 +150,13 @@ MATH = Verifier(
             "a think tag that the reasoning quotes opens a block",
             {"answer": "5"},
             "<think>I must write <think> first.</think>5",
+            says="failed",
+            should_say="passed",
+        ),
+        KnownError(
+            "a second wording of the same answer, in another unit or rounded, counts as an alternative",
+            {"answer": "1/6"},
+            "The answer is 1/6, or about 0.167.",
             says="failed",
             should_say="passed",
         ),
