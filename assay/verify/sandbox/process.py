@@ -101,7 +101,9 @@ class Process:
         self.check_cpu()
         now, busy = time.monotonic(), self.busy()
         if self.watched is not None:
-            self.idle += max(0.0, (now - self.watched[0]) - max(0.0, busy - self.watched[1]))
+            idle = (now - self.watched[0]) - max(0.0, busy - self.watched[1])
+            # Where it was us who got no processor, its answer may be here already: bound what counts.
+            self.idle += min(max(0.0, idle), 2 * POLL_SECONDS)
         self.watched = (now, busy)
         if self.idle > self.idle_limit:
             raise Ended("timeout", f"did nothing for {self.idle_limit:g} s")

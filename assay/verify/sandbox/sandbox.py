@@ -87,6 +87,10 @@ class Sandbox:
     unsafe: run without walls, where the user waived them: limits of CPU time, memory and output only.
     preload: modules that every process has imported already. facts: how it isolates.
     Raises SandboxUnavailable.
+
+    Of `Limits`, ``cpu_seconds`` and ``output_kib`` (of each stream, up to 16 MiB) bound each request;
+    ``seconds`` what a process may idle in its whole life, neither running nor waiting for a processor or
+    for us; ``memory_mib`` its address space over the bare interpreter's; ``processes`` its threads.
     """
 
     facts: dict[str, Any]

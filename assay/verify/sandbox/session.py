@@ -15,7 +15,7 @@ from assay.verify.sandbox.outcome import Answer, Outcome, SandboxTrouble, Status
 from assay.verify.sandbox.process import Ended, Process
 from assay.verify.sandbox.values import Handle, Malformed, Unsupported
 
-CPU_SECONDS = 2.0  # where Limits leaves them open
+CPU_SECONDS = 2.0  # this and the next three: where Limits leaves them open
 MEMORY_MIB = 256
 OUTPUT_KIB = 256
 PROCESSES = 16

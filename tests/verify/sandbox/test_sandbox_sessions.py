@@ -370,3 +370,20 @@ def test_preloaded_modules_are_there(limits: Limits, sandbox: Sandbox, preload: 
     with Sandbox(preload=preload) as own:
         outcome = own.run(source, "", limits)
     assert outcome.stdout == "2.0\n", outcome
+
+
+def test_a_worker_that_got_no_processor_does_not_blame_the_submission(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker stands still for longer than a process may idle, while its answer is already there."""
+    with sandbox.load("def f(): return 1", Limits(seconds=0.5, cpu_seconds=1.0)) as session:
+        process = session.process
+        read = process.read
+
+        def late() -> bool:
+            process.check()
+            time.sleep(0.6)
+            return read()
+
+        monkeypatch.setattr(process, "read", late)
+        assert session.call("f").value == 1
