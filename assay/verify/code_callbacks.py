@@ -6,12 +6,15 @@ goes on in a thread of its own, and one of the two always waits for the other.
 
 from __future__ import annotations
 
+import operator
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 from typing import Any, TypeAlias, cast
 
-from assay.verify.sandbox import Handle, Outcome, SubmissionError
+from assay.errors import VerifierError, message
+from assay.verify.sandbox import Handle, Iterator, Outcome, SubmissionError
 
 Question: TypeAlias = tuple[Any, tuple[Any, ...], dict[str, Any]]
 """What the submission asks of a test's object: (the object or an operation, args, kwargs)."""
@@ -76,18 +79,71 @@ class Conversation:
 
 
 def holds_objects_of(origin: int, value: Any) -> bool:
-    """Whether a value holds an object of the session with this number."""
-    waiting = [value]
+    """Whether a value holds an object of the session with this number.
+
+    Raises VerifierError where a set or a key is one: hashing it would ask its process while that
+    waits for this value.
+    """
+    waiting = [(value, False)]
+    found = False
     for _ in range(MAX_NESTED):
         if not waiting:
-            return False
-        each = waiting.pop()
+            break
+        each, hashed = waiting.pop()
         if isinstance(each, Handle):
             if each.origin == origin:
-                return True
+                found = True
+                if hashed:
+                    said = "a set, or keys, of objects of the test"
+                    raise VerifierError(message("spec tests", said, "lists of them"))
         elif isinstance(each, Mapping):
             mapping = cast("Mapping[Any, Any]", each)
-            waiting += [*mapping.keys(), *mapping.values()]
-        elif isinstance(each, (list, tuple, set, frozenset)):
-            waiting += cast("list[Any]", each)
-    return False
+            waiting += [(key, True) for key in mapping]
+            waiting += [(inside, hashed) for inside in mapping.values()]
+        elif isinstance(each, (list, tuple)):
+            waiting += [(inside, hashed) for inside in cast("list[Any]", each)]
+        elif isinstance(each, (set, frozenset)):
+            waiting += [(inside, True) for inside in cast("set[Any]", each)]
+    return found
+
+
+def unhashed(value: Any) -> Any:
+    """Return a value for the tests' process, with sets and dicts of objects as slices of their items.
+
+    A process that reads a set hashes its members, and to hash an object of another process is to
+    ask for it, which nobody may do while a message is being read.
+    """
+    if isinstance(value, (set, frozenset)):
+        members = list(cast("set[Any]", value))
+        hashes = any(map(_has_object, members))
+        return slice(type(value).__name__, members, None) if hashes else value
+    if isinstance(value, dict):
+        mapping = cast("dict[Any, Any]", value)
+        pairs = [(key, unhashed(each)) for key, each in mapping.items()]
+        if any(_has_object(key) for key, _ in pairs):
+            return slice("dict", pairs, None)
+        same = all(each is old for (_, each), old in zip(pairs, mapping.values(), strict=True))
+        return mapping if same else dict(pairs)
+    if isinstance(value, slice):
+        return slice(*map(unhashed, (value.start, value.stop, value.step)))
+    items: list[Any]
+    if isinstance(value, Iterator):
+        items = [unhashed(each) for each in value.items]
+        return Iterator(value.kind, items, value.complete)
+    if isinstance(value, (list, tuple, deque, *_VIEWS)):
+        olds = list(cast("list[Any]", value))
+        items = [unhashed(each) for each in olds]
+        hashes = isinstance(value, _VIEWS) and any(map(_has_object, olds))
+        if all(map(operator.is_, items, olds)) and not hashes:
+            return cast("Any", value)
+        return tuple(items) if isinstance(value, tuple) else items
+    return value
+
+
+_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+
+
+def _has_object(key: Any) -> bool:
+    if isinstance(key, (tuple, frozenset)):
+        return any(map(_has_object, cast("tuple[Any, ...]", key)))
+    return isinstance(key, Handle)

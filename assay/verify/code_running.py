@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from assay.errors import VerifierError, message
 from assay.verify.base import Limits
-from assay.verify.code_callbacks import Conversation, Question, holds_objects_of
+from assay.verify.code_callbacks import Conversation, Question, holds_objects_of, unhashed
 from assay.verify.code_compare import compare, equal, same_output
 from assay.verify.code_direct import DirectCall, direct_call
 from assay.verify.code_names import exception_bases, rules, tree_of, wanted_names
@@ -356,7 +356,7 @@ class Run:
             text = "a function that a test passes on cannot call the program"
             return Outcome("exception", error_type="RuntimeError", error=f"RuntimeError: {text}")
         assert self.bench is not None
-        self.lent = self.lent or holds_objects_of(self.bench.origin, (args, kwargs))
+        self.lent = holds_objects_of(self.bench.origin, (args, kwargs)) or self.lent
         if not self.lent:
             return self._call(what, place, args, kwargs)
         self.conversation = Conversation(lambda: self._call(what, place, args, kwargs))
@@ -385,6 +385,8 @@ class Run:
 
     def _answer(self, what: Any, asked: tuple[Any, ...], none: dict[str, Any]) -> dict[str, Any]:
         """Answer a question of the tests' process."""
+        if what not in ("call", "method", "get", "value", "resume") or len(asked) != 3:
+            raise SubmissionError("TypeError", "TypeError: an object of the program's own")
         place, args, kwargs = asked
         reply = dict(_STOPPED)
         if self.fault is not None:
@@ -395,13 +397,14 @@ class Run:
             self.fault, self.conversation = fault, None
             return reply
         if not isinstance(outcome, Outcome):
-            return reply | {"status": "question", "value": outcome}
+            return reply | {"status": "question", "value": unhashed(outcome)}
         printed = outcome.stdout[: MAX_PRINTED - self.num_printed]
         self.num_printed += len(printed)
         reply |= {"status": outcome.status, "printed": printed}
         if outcome.status == "ok":
-            reply["value"] = outcome.value
-            reply |= {"args": outcome.args_after, "kwargs": outcome.kwargs_after}
+            reply["value"] = unhashed(outcome.value)
+            reply["args"] = unhashed(outcome.args_after)
+            reply["kwargs"] = unhashed(outcome.kwargs_after)
         else:
             name = outcome.error_type
             tree = cast("Any", self.program.tree)

@@ -23,9 +23,10 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
-MAX_CALLS = 200_000  # of one test
+MAX_ITEMS = 10_000  # of an iterator that a test passes to the submission
 
 
 class Stopped(BaseException):
@@ -306,15 +307,16 @@ def exception_class(name: str, bases: Any) -> type[BaseException]:
 
 
 def walk(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a value in which ``change`` was applied to what is no collection; the same one if nothing changed."""
+    """Return a value in which ``change`` was applied to what is no collection; itself if nothing changed."""
     kind = type(value)
-    if kind in (list, tuple, set, frozenset):
+    if kind in (list, tuple, set, frozenset) or isinstance(value, (deque, tuple)):
         items = [walk(each, change) for each in value]
-        same = all(map(operator.is_, items, value))
-        return value if same else kind(items)
-    if kind is deque:
-        items = [walk(each, change) for each in value]
-        return value if all(map(operator.is_, items, value)) else deque(items, value.maxlen)
+        if all(map(operator.is_, items, value)):
+            return value
+        copy = deque(items, value.maxlen) if isinstance(value, deque) else kind(items)
+        if hasattr(value, "__dict__"):  # a namedtuple of the submission's: its fields
+            vars(copy).update(vars(value))
+        return copy
     if isinstance(value, dict):
         pairs = [(walk(key, change), walk(each, change)) for key, each in value.items()]
         if all(a is b and c is d for (a, c), (b, d) in zip(pairs, value.items(), strict=True)):
@@ -323,15 +325,42 @@ def walk(value: Any, change: Callable[[Any], Any]) -> Any:
         copy.clear()
         copy.update(pairs)
         return copy
+    if kind in _VIEWS or kind.__name__ == "Iterator":  # the sandbox's: the items of one
+        items = [walk(each, change) for each in value]
+        return items if kind in _VIEWS else iter(items)
     return change(value)
 
 
+_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+
+
 def _outgoing(value: Any) -> Any:
-    return walk(value, lambda each: each.opaque_reference if isinstance(each, Opaque) else each)
+    return walk(value, _referenced)
+
+
+def _referenced(value: Any) -> Any:
+    if isinstance(value, Opaque):
+        return value.opaque_reference
+    if type(value).__module__ in ("builtins", "itertools") and hasattr(value, "__next__"):
+        return iter([walk(each, _referenced) for each in islice(value, MAX_ITEMS)])
+    return value
 
 
 def _incoming(value: Any) -> Any:
-    return walk(value, lambda each: Opaque(each) if type(each).__name__ == "Foreign" else each)
+    return walk(value, _wrapped)
+
+
+def _wrapped(value: Any) -> Any:
+    if type(value).__name__ == "Foreign":
+        return Opaque(value)
+    if (
+        type(value) is slice and type(value.start) is str and value.start in _HASHED
+    ):  # it could not be hashed on the way
+        return _HASHED[value.start](_incoming(value.stop))
+    return value
+
+
+_HASHED: dict[Any, Callable[..., Any]] = {"set": set, "frozenset": frozenset, "dict": dict}
 
 
 def update(mine: Any, theirs: Any) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from assay.errors import VerifierError
 from assay.types import Completion, Problem
 from assay.verify.base import Part
 from assay.verify.code_tests import judge_code
@@ -183,3 +184,45 @@ def test_a_test_that_calls_back_into_the_program_is_told_that_it_cannot() -> Non
     test = "def g(x):\n    return f(None)\nassert f(g) == 5"
     part = judge({"entry_point": "f", "tests": [test]}, "def f(g): return g(1) if g else 5")
     assert not part.passed and "cannot call the program" in part.detail
+
+
+P = "from collections import *\nclass P:\n    def __init__(self, x=0): self.x = x\nT = namedtuple('T', 'a b')\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "returned"),
+    [
+        ("assert {p.x for p in f()} == {1, 2}", "{P(1), P(2)}"),
+        ("assert {p.x for p in f()} == {1}", "frozenset([P(1)])"),
+        ("assert [(p.x, n) for p, n in f().items()] == [(1, 5)]", "{P(1): 5}"),
+        ("assert [p.x for p in f()] == [1]", "{P(1): 5}.keys()"),
+        ("assert [p.x for p, _ in f()] == [1]", "{P(1): 5}.items()"),
+        ("assert [p.x for p in f()] == [1]", "{5: P(1)}.values()"),
+        ("assert [p.x for p in f()] == [1]", "(each for each in [P(1)])"),
+        ("assert [p.x for s in f() for p in s] == [1]", "iter([{P(1)}])"),
+        ("assert [p.x for p in f()] == [1]", "deque([P(1)])"),
+        ("assert [p.x for p in f()[0]] == [1]", "deque([{P(1)}])"),
+        ("assert f().a.x == 1", "T(P(1), 2)"),
+        ("assert [p.x for p in f()[0]] == [1]", "T({P(1)}, 2)"),
+        ("assert [p.x for p in f()] == [1]", "Counter([P(1)])"),
+        ("assert [p[0].x for p in f()] == [1]", "{(P(1), 2)}"),
+        ("assert f()['a']['b'][0].x == 1", "{'a': OrderedDict(b=[P(1)])}"),
+        ("assert [p.x for p in f().start] == [1]", "slice({P(1)}, None)"),
+    ],
+)
+def test_collections_of_objects_come_back_quickly(line: str, returned: str) -> None:
+    """Nothing may wait for a hash while a message is read: that would be a minute, and a timeout."""
+    part = judge({"tests": [line]}, f"{P}def f(): return {returned}")
+    assert part.passed, part.detail
+
+
+def test_iterators_of_objects_can_be_passed() -> None:
+    program = f"{P}def f(items): return sum(each.x for each in items)"
+    assert judge({"tests": ["assert f(P(n) for n in range(3)) == 3"]}, program).passed
+    assert judge({"tests": ["assert f(map(P, [1, 4])) == 5"]}, program).passed
+
+
+def test_objects_of_a_test_in_a_set_are_the_rows_fault() -> None:
+    spec = {"tests": ["class K: pass\nassert f({K(), K()}) == 2"]}
+    with pytest.raises(VerifierError, match="lists of them"):
+        judge(spec, "def f(items): return len(items)")
