@@ -20,7 +20,7 @@ from assay.data.problems import load_problems
 from assay.errors import DataError, RunError
 from assay.run.rollout_log import RolloutLog, read_columns
 from assay.types import Group, Problem, Verdict
-from assay.verify.service import VerifierService
+from assay.verify.service import Options, VerifierService
 
 NUM_EXAMPLES = 3
 SHOWN_TEXT = 160
@@ -104,11 +104,13 @@ def rescore(
     out: Path | str | None = None,
     num_workers: int | None = None,
     deadline: float | None = None,
+    options: Options | None = None,
     say: Callable[[str], None] | None = None,
 ) -> RescoreResult:
     """Judge every recorded completion of a run again and return what changed.
 
-    verifier: in place of the run's ``data.verifier``; rows that name their own keep theirs. out: a
+    options: of verifiers, in place of the run's where they name the same. A judge's stored replies are
+    used again, and new ones are not kept. verifier: in place of the run's ``data.verifier``; rows that name their own keep theirs. out: a
     JSONL file with one row a completion. Raises RunError where the run holds no rollouts.
     """
     folder = Path(run)
@@ -119,7 +121,11 @@ def rescore(
             raise RunError(
                 f"{folder}: holds no rollouts to judge again; name a run that has sampled"
             )
-        service = stack.enter_context(open_service(config, verifier, num_workers, deadline))
+        service = stack.enter_context(
+            open_service(config, verifier, num_workers, deadline, options or {})
+        )
+        if (replies := folder / "judge_replies.jsonl").is_file():
+            stack.callback(reuse_replies(replies))
         service.check([None])
         known = logged_problems(config, log)
         file = stack.enter_context(open_out(out)) if out is not None else None
@@ -149,16 +155,28 @@ def run_config(folder: Path) -> TrainConfig:
 
 
 def open_service(
-    config: TrainConfig, verifier: str | None, num_workers: int | None, deadline: float | None
+    config: TrainConfig,
+    verifier: str | None,
+    num_workers: int | None,
+    deadline: float | None,
+    options: Options,
 ) -> VerifierService:
     """Return the service that the run had, with another default expression."""
     return VerifierService(
         verifier or config.data.verifier,
         num_workers=num_workers or config.verification.num_workers,
         deadline=deadline or config.verification.deadline,
-        options=config.verification.options,
+        options={**config.verification.options, **options},
         schedule=config.verification.schedule,
     )
+
+
+def reuse_replies(path: Path) -> Callable[[], None]:
+    """Let judges look into a run's replies first; returns what undoes it. The file is not written."""
+    from assay.verify.judge_panel import close_judges, keep_replies
+
+    keep_replies(path, read_only=True)
+    return close_judges
 
 
 def logged_problems(config: TrainConfig, log: RolloutLog) -> dict[str, Problem]:

@@ -71,6 +71,7 @@ def run_rl(config: TrainConfig, source: Source) -> Path:
         events.run = run
         run.add_metrics(bench.verifiers.take_metrics)
         run.attach(model=learner, curriculum=curriculum)
+        keep_judges(run, bench.verifiers, stack)
         for name in ("score", "update"):  # their seconds become time/score and time/update
             setattr(learner, name, run.clock.timed(name, getattr(learner, name)))
         for note in (*problems.notes, layout.reason):
@@ -82,6 +83,7 @@ def run_rl(config: TrainConfig, source: Source) -> Path:
         bench.generator.load_policy(learner.policy, learner.policy_version)
         if run.step == 0 and run.stop_reason is None:
             check_cold_start(run, bench, problems.train)
+        bench.verifiers.take_metrics()  # those of the steps are not to count what came before
         loop = Loop(
             curriculum=curriculum,
             generator=RunGenerator(bench.generator, run),
@@ -221,6 +223,15 @@ def try_verifiers(config: TrainConfig, service: VerifierService) -> list[SelfTes
                 f"see: assay verify --self-test --verifier {result.verifier.partition('@')[0]}"
             )
     return found
+
+
+def keep_judges(run: Run, service: VerifierService, stack: ExitStack) -> None:
+    """Keep the raw replies of remote judges in the run, so that their verdicts can be reproduced."""
+    if "judge" in service.describe():
+        from assay.verify.judge_panel import close_judges, keep_replies
+
+        keep_replies(run.folder / "judge_replies.jsonl")
+        stack.callback(close_judges)
 
 
 def verifiers_of(run: Path) -> list[str]:

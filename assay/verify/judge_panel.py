@@ -48,9 +48,19 @@ class Panel:
 
     def __init__(self, settings: Settings, store: JudgeStore | None = None) -> None:
         self.settings = settings
-        self.store = _store(settings.replies) if store is None else store
+        self._store = JudgeStore() if store is None else store
+        self._is_given = store is not None
         budget = Budget(settings.budget)
         self.clients = [JudgeClient(judge, settings, budget) for judge in settings.judges]
+
+    @property
+    def store(self) -> JudgeStore:
+        """Where its replies are kept: as the settings say, else where `keep_replies` did."""
+        if self._is_given:
+            return self._store
+        if self.settings.replies is not None:
+            return _store_at(self.settings.replies)
+        return self._store if _default is None else _default
 
     def verdicts(self, rubric: Rubric, quotes: Sequence[Quote]) -> list[Vote[str]]:
         """Return every vote on a rubric of verdicts, or of pairs, in the order of the judges."""
@@ -129,6 +139,7 @@ def _key(judge: Judge, rubric: Rubric, messages: Sequence[Mapping[str, str]], nu
 _lock = threading.Lock()
 _panels: dict[Settings, Panel] = {}
 _stores: dict[Path, JudgeStore] = {}
+_default: JudgeStore | None = None
 
 
 def panel_for(options: Mapping[str, Any]) -> Panel:
@@ -143,9 +154,15 @@ def panel_for(options: Mapping[str, Any]) -> Panel:
     return found
 
 
-def _store(path: Path | None) -> JudgeStore:
-    if path is None:
-        return JudgeStore()
+def keep_replies(path: Path, read_only: bool = False) -> None:
+    """Keep the replies of judges whose options name no file here, until `close_judges`."""
+    global _default
+    if _default is not None:
+        _default.close()
+    _default = JudgeStore(path, read_only)
+
+
+def _store_at(path: Path) -> JudgeStore:
     with _lock:
         if path not in _stores:
             _stores[path] = JudgeStore(path)
@@ -154,8 +171,11 @@ def _store(path: Path | None) -> JudgeStore:
 
 def close_judges() -> None:
     """Close every connection and file; panels and their budgets start anew when next used."""
+    global _default
     with _lock:
         panels, stores = list(_panels.values()), list(_stores.values())
+        stores += [_default] if _default is not None else []
+        _default = None
         _panels.clear()
         _stores.clear()
     for panel in panels:

@@ -39,11 +39,13 @@ class JudgeStore:
 
     A line is one reply, appended by one write, so that threads, and processes on one file system, may
     share a file; of a file only the places of its lines are held in memory. Lines that cannot be read
-    (the last one, after a crash) are passed over and counted in `num_unreadable`. Safe from any thread.
+    (the last one, after a crash) are passed over and counted in `num_unreadable`. read_only: new replies
+    stay in memory, and the file as it is. Safe from any thread.
     """
 
-    def __init__(self, path: Path | str | None = None) -> None:
+    def __init__(self, path: Path | str | None = None, read_only: bool = False) -> None:
         self.path = None if path is None else Path(path)
+        self.read_only = read_only
         self.num_unreadable = 0
         self._lock = threading.Lock()
         self._recent: OrderedDict[str, dict[str, Any]] = OrderedDict()
@@ -54,9 +56,11 @@ class JudgeStore:
             self._open(self.path)
 
     def _open(self, path: Path) -> None:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
+        access = os.O_RDONLY if self.read_only else os.O_RDWR | os.O_APPEND | os.O_CREAT
+        flags = access | getattr(os, "O_CLOEXEC", 0)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if not self.read_only:
+                path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, flags, 0o644)
             line, start = b"\n", 0
             with path.open("rb") as file:
@@ -68,7 +72,9 @@ class JudgeStore:
                 f"verification.options.judge.replies: {path} cannot be opened ({error.strerror}); "
                 "accepted: the path of a JSON Lines file; choose another"
             ) from error
-        if not line.endswith(b"\n"):  # a torn line must not swallow the next one
+        if (
+            not line.endswith(b"\n") and not self.read_only
+        ):  # a torn line must not swallow the next one
             os.write(self._file, b"\n")
 
     def _index(self, line: bytes, start: int) -> None:
@@ -94,7 +100,7 @@ class JudgeStore:
         """Keep a reply; facts (model, rubric, vote) stand beside it in the file."""
         line = json.dumps({"key": key, **facts, "reply": reply}).encode() + b"\n"
         with self._lock:
-            if self._file is None:
+            if self._file is None or self.read_only:
                 self._recent[key] = reply
                 if len(self._recent) > MAX_IN_MEMORY:
                     self._recent.popitem(last=False)

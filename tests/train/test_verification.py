@@ -12,6 +12,7 @@ from train_worlds import REWARD, World, events_of, rows_of
 
 from assay.errors import RunError, VerifierError
 from assay.train.api import train
+from assay.train.rescore import rescore
 
 SUM = f"{REWARD} + length_target"
 
@@ -77,3 +78,26 @@ def test_kills_are_written_down_in_evaluations_too(world: World) -> None:
     assert {row["verifier"] for row in killed} == {"train_worlds:hangs"}
     assert [row["step"] for row in killed] == [0, 3]
     assert rows_of(run, "evaluations")[0]["eval/num_not_judged"] == 1
+
+
+def test_a_judges_replies_are_kept_in_the_run(world: World) -> None:
+    from assay.verify.judge_testing import JudgeServer
+
+    with JudgeServer(
+        lambda asked: json.dumps({"reasoning": "no", "verdict": "incorrect"})
+    ) as server:
+        options = {"judge": {"url": server.url, "model": "local"}}
+        settings = world.tree(
+            data={"verifier": "math|judge", "heldout": []},
+            rl={"steps": 1},
+            verification={"options": options},
+        )
+        run = Path(train(settings, quiet=True).run)
+        kept = [json.loads(line) for line in (run / "judge_replies.jsonl").read_text().splitlines()]
+        assert kept and all(row["model"] == "local" for row in kept)
+        asked = len(server.asked)
+        again = rescore(run)
+        assert (len(server.asked), again.unchanged, again.completions) == (asked, 8, 8)
+        before = (run / "judge_replies.jsonl").read_bytes()
+        rescore(run, options={"judge": {**options["judge"], "model": "another"}})
+        assert len(server.asked) > asked and (run / "judge_replies.jsonl").read_bytes() == before

@@ -398,9 +398,10 @@ def test_a_row_cannot_send_the_key_elsewhere() -> None:
     with JudgeServer(obedient) as server, JudgeServer(obedient) as thief:
         options = {"judge": {"url": server.url, "model": "m"}}
         with VerifierService("judge", options=options) as service:
-            row = Problem("p", "2 + 3?", {"answer": "5", "url": thief.url})
+            row = Problem("p", "2 + 3?", {"answer": "5", "url": thief.url, "model": "theirs"})
             (verdict,) = service.judge_text([(row, "5")])
-        assert verdict.status == "not_judged" and thief.asked == []
+        assert verdict.correct and thief.asked == []
+        assert [asked.body["model"] for asked in server.asked] == ["m"]
 
 
 def test_importing_it_is_light() -> None:
