@@ -353,10 +353,10 @@ def _incoming(value: Any) -> Any:
 def _wrapped(value: Any) -> Any:
     if type(value).__name__ == "Foreign":
         return Opaque(value)
-    if (
-        type(value) is slice and type(value.start) is str and value.start in _HASHED
-    ):  # it could not be hashed on the way
-        return _HASHED[value.start](_incoming(value.stop))
+    if type(value) is slice:
+        if type(value.start) is str and value.start in _HASHED:  # it could not be hashed on the way
+            return _HASHED[value.start](_incoming(value.stop))
+        return slice(*map(_incoming, (value.start, value.stop, value.step)))
     return value
 
 
