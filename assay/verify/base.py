@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from assay.errors import VerifierError, message
-from assay.types import Completion, NotJudgedReason, StepScore, ThinkFormat, Verdict
+from assay.types import NotJudgedReason, StepScore, Verdict
 from assay.verify.expression import BUILT_IN, Term
+from assay.verify.visible import answer_text
 
 MAX_TEXT = 2000  # characters of `extracted` and `detail` that a verdict keeps
 MAX_COMPONENTS = 64
@@ -154,24 +155,11 @@ class Verifier:
     def hash(self) -> str:
         """Twelve hexadecimal digits over the source of `modules` and the versions of `packages`."""
         digest = hashlib.sha256()
-        for module in self.modules:
+        for module in (*self.modules, answer_text.__module__):
             digest.update(f"{module}\n".encode() + _source_of(module))
         for package in self.packages:
             digest.update(f"{package}=={_version_of(package)}\n".encode())
         return digest.hexdigest()[:12]
-
-
-def answer_text(completion: Completion) -> str:
-    """Return the text outside the think block, also where the format expected none.
-
-    Nothing inside a think block ever counts as an answer.
-    """
-    think = completion.think
-    if think.mode != "off":
-        return completion.answer_text
-    if think.close_tag not in completion.text and think.open_tag not in completion.text:
-        return completion.text
-    return ThinkFormat("free", think.open_tag, think.close_tag).split(completion.text)[1]
 
 
 def resolve(name: str) -> Verifier:

@@ -8,9 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 
-from assay.types import Completion
 from assay.verify.math_phrases import (
     ANCHOR,
     CONNECTIVE,
@@ -52,7 +50,6 @@ _HOPE = re.compile(r"\bI hope (?:it|this) (?:is correct|helps)[.!]*$", re.IGNORE
 _BOX = re.compile(r"(?:\\|\x08|(?<![A-Za-z\\]))(?:d?boxed|oxed|fbox|framebox)\s*(\{|\\?[\w.]+)")
 _SPACES = re.compile(r"[ \t]{3,}|\n{3,}")
 _ANSWER_TAG = re.compile(r"<\s*(/?)\s*(?:final[_ ]?)?answer\s*>", re.IGNORECASE)
-_THINK_NAMES = r"think|thinking|thoughts?"
 _JOINING = re.compile(
     r"^(?:[\s,;.&$]|\\[\[\]()]|\\q?quad|\\[,;:! n]|\\\\|\\text\s*\{\s*(?:and|or|,)\s*\}|\(?[a-z\d]{1,3}[).:]|[-*•]"
     r"|(?:and|or|alternatively|maybe|perhaps)\b|[A-Za-z]\w*(?:_\{?\w+\}?)?\s*(?:\(\w\))?\s*=)*$",
@@ -97,46 +94,6 @@ _QUOTED = re.compile(
 _CUT_OFF = re.compile(
     r"(?:[=+/^({\\-]|(?<!\*)\*)\s*$|\\f?boxed\b|<answer>"
 )  # inside a formula, a box or a tag
-
-
-@lru_cache(maxsize=64)
-def _think_tag(open_tag: str, close_tag: str) -> re.Pattern[str]:
-    """Return what finds the tags of a think block, in any case and with spaces."""
-    name = re.escape(open_tag.strip("<> \t"))
-    return re.compile(
-        rf"<\s*(?P<close>/?)\s*(?:{_THINK_NAMES}|{name})\s*/?\s*>|{re.escape(open_tag)}"
-        rf"|(?P<end>{re.escape(close_tag)})",
-        re.IGNORECASE,
-    )
-
-
-def visible_text(completion: Completion) -> str:
-    """Return what stands outside every think block, however its tags are spelled.
-
-    Tags count without regard to case and spaces. Blocks nest: what an outer block that never closes
-    holds is reasoning. A block that the template opened may be opened once more by the model.
-    """
-    text, think = completion.text, completion.think
-    if "<" not in text and think.close_tag not in text and think.open_tag not in text:
-        return "" if think.mode == "opened" else text
-    tag = _think_tag(think.open_tag, think.close_tag)
-    depth = 1 if think.mode == "opened" else 0
-    start = after_last = 0
-    shown: list[str] = []
-    for match in tag.finditer(text):
-        if not depth:
-            shown.append(text[start : match.start()])
-        if match["close"] or match["end"]:
-            depth = max(0, depth - 1)
-            shown.clear()  # what came before a close tag is no answer after it
-        elif not (depth == 1 and think.mode == "opened" and not text[: match.start()].strip()):
-            depth += 1
-        start = after_last = match.end()
-    if not depth:
-        shown.append(text[after_last:])
-    elif not shown:
-        return ""
-    return "\n".join(piece for piece in shown if piece.strip()).strip()
 
 
 def find_answer(

@@ -9,9 +9,9 @@ from typing import Any
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
-from assay.verify.base import KnownError, Limits, Part, Verifier
+from assay.verify.base import KnownError, Limits, Part, Verifier, answer_text
 from assay.verify.equality import equivalent, is_single
-from assay.verify.extraction import Commitment, find_answer, visible_text
+from assay.verify.extraction import Commitment, find_answer
 from assay.verify.latex_text import brackets_of, canonical, split_top
 from assay.verify.math_phrases import MAX_SHORT, of_one_sentence
 from assay.verify.math_policy import ANSWER, DEFAULT, OPTIONS, Policy, is_answer, read_policy
@@ -30,7 +30,7 @@ def judge_math(problem: Problem, completion: Completion) -> Part:
     """
     golds = expected_answers(problem)
     policy = read_policy(problem.spec)
-    text = visible_text(completion)
+    text = answer_text(completion)
     if (short := _INTEGER.fullmatch(text)) and not completion.truncated:
         if len(golds) == 1 and _INTEGER.fullmatch(golds[0]):  # the commonest pair by far
             return Part(float(int(golds[0].strip(" .\t\n")) == int(short[1])), extracted=short[1])
