@@ -113,31 +113,37 @@ def unhashed(value: Any) -> Any:
     A process that reads a set hashes its members, and to hash an object of another process is to
     ask for it, which nobody may do while a message is being read.
     """
+    items: list[Any]
     if isinstance(value, (set, frozenset)):
-        members = list(cast("set[Any]", value))
-        hashes = any(map(_has_object, members))
-        return slice(type(value).__name__, members, None) if hashes else value
+        olds = list(cast("set[Any]", value))
+        items = [unhashed(each) for each in olds]
+        return slice(type(value).__name__, items, None) if _asks(olds, items) else value
     if isinstance(value, dict):
         mapping = cast("dict[Any, Any]", value)
-        pairs = [(key, unhashed(each)) for key, each in mapping.items()]
-        if any(_has_object(key) for key, _ in pairs):
-            return slice("dict", pairs, None)
-        same = all(each is old for (_, each), old in zip(pairs, mapping.values(), strict=True))
-        return mapping if same else dict(pairs)
+        keys = [unhashed(each) for each in mapping]
+        items = [unhashed(each) for each in mapping.values()]
+        if _asks(list(mapping), keys):
+            return slice("dict", list(zip(keys, items, strict=True)), None)
+        same = all(map(operator.is_, items, mapping.values()))
+        return mapping if same else dict(zip(keys, items, strict=True))
     if isinstance(value, slice):
         return slice(*map(unhashed, (value.start, value.stop, value.step)))
-    items: list[Any]
     if isinstance(value, Iterator):
-        items = [unhashed(each) for each in value.items]
-        return Iterator(value.kind, items, value.complete)
+        return Iterator(value.kind, [unhashed(each) for each in value.items], value.complete)
     if isinstance(value, (list, tuple, deque, *_VIEWS)):
         olds = list(cast("list[Any]", value))
         items = [unhashed(each) for each in olds]
-        hashes = isinstance(value, _VIEWS) and any(map(_has_object, olds))
-        if all(map(operator.is_, items, olds)) and not hashes:
+        if all(map(operator.is_, items, olds)) and not (
+            isinstance(value, _VIEWS) and _asks(olds, items)
+        ):
             return cast("Any", value)
         return tuple(items) if isinstance(value, tuple) else items
     return value
+
+
+def _asks(olds: list[Any], items: list[Any]) -> bool:
+    """Whether hashing some members would ask another process."""
+    return any(map(_has_object, olds)) or not all(map(operator.is_, items, olds))
 
 
 _VIEWS = (type({}.keys()), type({}.values()), type({}.items()))

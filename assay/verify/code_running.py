@@ -39,6 +39,7 @@ MAX_DECODED = 400_000  # values that a process has sent, before a fresh one take
 MAX_CALLS = 100_000  # of the submission, in one test
 MAX_PRINTED = 100_000  # characters that tests may see of what the submission prints
 TEST_CPU = 10.0  # seconds beside the submission's own, for the code of a test
+TEST_IDLE = 15.0  # seconds that the code of a test may do nothing
 OUTPUT_KIB = 4096
 MIN_IDLE = 2.0  # seconds that a test may sleep, whatever its limit
 SHOWN = 200
@@ -292,7 +293,9 @@ class Run:
         if self.bench is None or self.bench.ended or self.bench.decoded > MAX_DECODED:
             if self.bench is not None:
                 self.bench.close()
-            limits = Limits(cpu_seconds=TEST_CPU, memory_mib=self.spec.memory_limit, seconds=60.0)
+            limits = Limits(
+                cpu_seconds=TEST_CPU, memory_mib=self.spec.memory_limit, seconds=TEST_IDLE
+            )
             self.bench = self.sandbox.load(_START, limits, on_call=self._answer)
             started = self.bench.call("start", (_bench_code(),))
             if started.status != "ok":
@@ -331,7 +334,7 @@ class Run:
         if self.fault is not None:
             raise self.fault
         if outcome.status != "ok":
-            return Result(False, f"the test's own code: {_words(outcome)}", _kind_of(outcome))
+            raise Fault(_kind_of(outcome), f"the test's own code: {_words(outcome)}")
         said, why = outcome.value
         if said == "broken":
             raise VerifierError(
