@@ -34,9 +34,13 @@ def fork():
     return True
 def threads():
     import threading, time
+    threading.stack_size(1 << 16)
     for _ in range(200):
         threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
     return True
+def unreadable():
+    os.close(os.open("unreadable", os.O_CREAT, 0))
+    return open("unreadable")
 def folders():
     allowed = {"dev", "tmp"} | {path.split(os.sep)[1] for path in sys.path}
     return set(os.listdir("/")) - allowed
@@ -46,6 +50,7 @@ tries = {
     "read-only library": lambda: open(os.path.dirname(os.__file__) + "/intruder", "w"),
     "environment": lambda: {"USER", "LOGNAME", "PWD"} & set(os.environ),
     "user": lambda: 0 in (*os.getresuid(), *os.getresgid()),
+    "capabilities": unreadable,
     "process namespace": lambda: os.getpid() != 1 or os.getppid() != 0,
     "network": socket,
     "processes": fork,

@@ -70,6 +70,12 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "exception",
         "can't start new thread",
     ),
+    "small thread bomb": (
+        "import threading, time\nthreading.stack_size(2**16)\nfor n in range(99):\n"
+        "  threading.Thread(target=time.sleep, args=(99,), daemon=True).start()",
+        "exception",
+        "can't start new thread",
+    ),
     "fork bomb": ("import os\nwhile True: os.fork()", "exception", "PermissionError"),
     "processes": ("import multiprocessing as m\nm.Process(target=print).start()", "exception", ""),
     "recursion": ("def f(): f()\nf()", "exception", "RecursionError"),
