@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache, partial
 from typing import Literal
@@ -45,6 +45,10 @@ _RELATION = re.compile(
 _OPERATOR = re.compile(r"\\(?:i+nt|oint|sum|prod|lim)(?![a-zA-Z])")
 
 
+_DENIED = re.compile(r"(?<![a-zA-Z])(?:not|never|no|except|without|unless|non)(?![a-zA-Z])", re.I)
+_SPACED = re.compile(r"\d(?:\s|\\(?:quad|qquad|[ ,;:!]))+\d")
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """A collection as written: ``list`` (1, 2 and 3), ``set``, ``tuple`` (any round or square brackets)."""
@@ -77,6 +81,8 @@ def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
         return False  # letters alone are no number; sympy need not be asked
     if expected is not None and not policy.unevaluated and is_undone(b):
         return False
+    if expected is not None and found is None and (_DENIED.search(b) or _SPACED.search(b)):
+        return False  # algebra would read a product there, which nothing makes 0
     a, b = plain_form(a), plain_form(b)
     return a == b or squeeze(a) == squeeze(b) or _same_structure(a, b, expected, found, policy)
 
@@ -116,6 +122,8 @@ def _same_structure(
     if label_a and not label_b and not _has_relation(b):
         return equal(value_a, b)
     if not label_a and not _has_relation(a) and (label_b or ("=" in b and not _is_bare_list(b))):
+        if any(_contradicts(a, piece, policy) for piece in split_equals(b)[:-1]):
+            return False
         value = value_b if label_b else _end_of_chain(b)
         if value != b:  # an equals sign inside brackets makes no chain
             return bool(value) and equal(a, value)
@@ -204,6 +212,26 @@ def _end_of_chain(text: str) -> str:
         if number is not None and last is not None and not same_number(number, last):
             return ""
     return pieces[-1]
+
+
+_COMMAND = re.compile(r"\\[a-zA-Z]+")
+_TEXT = re.compile(r"\\(?:text|mbox|mathrm|operatorname)(?![a-zA-Z])")
+
+
+def _contradicts(gold: str, side: str, policy: Policy) -> bool:
+    """Whether a side of a chain of equalities is a value of the expected kind, and another one.
+
+    A name, a definition with variables that the expected answer does not have, or a sum still to be
+    done only say what the value is of.
+    """
+    if not side.strip() or is_label(side) or _OPERATOR.search(side) or _TEXT.search(side):
+        return False
+    named, expected = (
+        set(re.findall("[a-zA-Z]", _COMMAND.sub(" ", text))) for text in (side, gold)
+    )
+    if not named <= expected:
+        return False
+    return not equivalent(gold, side, replace(policy, unevaluated=True))
 
 
 def _has_relation(text: str) -> bool:

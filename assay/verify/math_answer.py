@@ -140,13 +140,6 @@ MATH = Verifier(
             should_say="failed",
         ),
         KnownError(
-            "of an equation chain the last value counts: that its sums are right is not checked",
-            {"answer": "2"},
-            r"\boxed{3+3 = 2}",
-            says="passed",
-            should_say="failed",
-        ),
-        KnownError(
             "a think tag that the reasoning quotes opens a block",
             {"answer": "5"},
             "<think>I must write <think> first.</think>5",

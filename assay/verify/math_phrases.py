@@ -140,6 +140,7 @@ _SPELLED = re.compile(
     re.IGNORECASE,
 )
 _EXCLAMATION = re.compile(r"(?<=[a-z]{2})!+$")  # n! is a factorial
+_LOOKS_LIKE_A_VALUE = re.compile(r"^\W{0,4}\\?[$\d(\[.-]|[\\^]")
 _BULLET = re.compile(r"^\s*(?:\d{1,2}[.)]|\(?[a-z]\)|[-*•])\s+")
 
 
@@ -187,7 +188,7 @@ def _said(
     content = _EDGES.sub("", _APPROXIMATE.sub("", _EDGES.sub("", content))).rstrip(".")
     if _DISOWNED.search(content):
         return None
-    if not content or (only_values and not re.match(r"\W{0,4}\\?[$\d(\[.-]", content)):
+    if not content or (only_values and not _LOOKS_LIKE_A_VALUE.search(content)):
         return None
     reason = _REASON.search(content)
     if reason and reason.start() and value_of(content[: reason.start()]) is not None:
