@@ -153,3 +153,20 @@ def _has_object(key: Any) -> bool:
     if isinstance(key, (tuple, frozenset)):
         return any(map(_has_object, cast("tuple[Any, ...]", key)))
     return isinstance(key, Handle)
+
+
+def rehashed(value: Any) -> Any:
+    """Return arguments from the tests' process with such slices as the sets and dicts that they are."""
+    if isinstance(value, slice):
+        kind, items = cast("tuple[Any, Any]", (value.start, value.stop))
+        if kind in ("set", "frozenset"):
+            return (set if kind == "set" else frozenset)(map(rehashed, items))
+        if kind == "dict":
+            return {rehashed(key): rehashed(each) for key, each in items}
+        return cast("Any", value)
+    if type(value) in (list, tuple):
+        items = [rehashed(each) for each in value]
+        return value if all(map(operator.is_, items, value)) else type(value)(items)
+    if type(value) is dict:
+        return {key: rehashed(each) for key, each in cast("dict[Any, Any]", value).items()}
+    return value

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from assay.errors import VerifierError, message
 from assay.verify.base import Limits
-from assay.verify.code_callbacks import Conversation, Question, holds_objects_of, unhashed
+from assay.verify.code_callbacks import Conversation, Question, holds_objects_of, rehashed, unhashed
 from assay.verify.code_compare import compare, equal, same_output
 from assay.verify.code_direct import DirectCall, direct_call
 from assay.verify.code_names import exception_bases, rules, tree_of, wanted_names
@@ -354,14 +354,15 @@ class Run:
         """Do what the tests ask: the outcome, or a question that the submission has first."""
         if what == "resume":
             assert self.conversation is not None
-            return self._turn(self.conversation.resume(args))
+            return self._turn(self.conversation.resume(rehashed(args)))
         if self.conversation is not None:
             text = "a function that a test passes on cannot call the program"
             return Outcome("exception", error_type="RuntimeError", error=f"RuntimeError: {text}")
         assert self.bench is not None
         self.lent = holds_objects_of(self.bench.origin, (args, kwargs)) or self.lent
         if not self.lent:
-            return self._call(what, place, args, kwargs)
+            return self._call(what, place, rehashed(args), rehashed(kwargs))
+        args, kwargs = rehashed(args), rehashed(kwargs)
         self.conversation = Conversation(lambda: self._call(what, place, args, kwargs))
         return self._turn(self.conversation.start())
 

@@ -313,6 +313,8 @@ def walk(value: Any, change: Callable[[Any], Any]) -> Any:
         items = [walk(each, change) for each in value]
         if all(map(operator.is_, items, value)):
             return value
+        if kind in (set, frozenset) and change is _referenced:
+            return slice(kind.__name__, items, None)  # hashing what it holds would ask
         copy = deque(items, value.maxlen) if isinstance(value, deque) else kind(items)
         if hasattr(value, "__dict__"):  # a namedtuple of the submission's: its fields
             vars(copy).update(vars(value))
@@ -321,6 +323,10 @@ def walk(value: Any, change: Callable[[Any], Any]) -> Any:
         pairs = [(walk(key, change), walk(each, change)) for key, each in value.items()]
         if all(a is b and c is d for (a, c), (b, d) in zip(pairs, value.items(), strict=True)):
             return value
+        if change is _referenced and any(
+            a is not b for (a, _), b in zip(pairs, value, strict=True)
+        ):
+            return slice("dict", pairs, None)
         copy = value.copy()
         copy.clear()
         copy.update(pairs)

@@ -226,3 +226,9 @@ def test_objects_of_a_test_in_a_set_are_the_rows_fault() -> None:
     spec = {"tests": ["class K: pass\nassert f({K(), K()}) == 2"]}
     with pytest.raises(VerifierError, match="lists of them"):
         judge(spec, "def f(items): return len(items)")
+
+
+def test_sets_of_the_programs_objects_can_be_passed_back() -> None:
+    program = f"{P}def make(): return {{P(1), P(2)}}\ndef table(): return {{P(3): [4]}}\ndef f(items): return sum(p.x for p in items)"
+    assert judge({"tests": ["assert f(make()) == 3", "assert f(table()) == 3"]}, program).passed
+    assert judge({"tests": ["assert f({P(5)} | make()) == 8"]}, program).passed
