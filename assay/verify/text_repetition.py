@@ -20,7 +20,8 @@ ALLOWED_FOLDED = 0.3  # so much more where numbers do not count: worked examples
 ALLOWED_SENTENCES = 0.25
 WINDOW = 2048  # units: an n-gram that was said longer ago is not a repetition
 BLOCK = 256  # units: what is allowed is allowed in each block, so that a late loop does not hide
-LEAST = 24  # units: less is too short to tell
+LEAST = 24  # units: n-grams of less are too few to tell
+LEAST_SENTENCES = 12  # units: in less, even whole sentences that stand again tell nothing
 LONG_RUN = 32  # times that one number may stand in a row
 
 _CJK = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af"
@@ -36,8 +37,8 @@ def judge_repetition(problem: Problem, completion: Completion) -> Part:
     The largest of three shares: n-grams of words that stand again within `WINDOW` words, the same with
     all numbers taken as equal (loops that count), and sentences that stand a third time. Case,
     punctuation, white space and invisible characters do not count. Each of the shares is 0 up to what
-    is allowed, then rises linearly to 1, block by block of `BLOCK` words. Fewer than `LEAST` words are
-    never repetition. Reads ``ngram``, ``allowed`` and ``tolerance`` of the spec.
+    is allowed, then rises linearly to 1, block by block of `BLOCK` words. In fewer than
+    `LEAST` words only sentences count, in fewer than `LEAST_SENTENCES` nothing does. Reads ``ngram``, ``allowed`` and ``tolerance`` of the spec.
     """
     allowed = _share(problem, "allowed", ALLOWED)
     size: Any = problem.spec.get("ngram", None)
@@ -45,7 +46,7 @@ def judge_repetition(problem: Problem, completion: Completion) -> Part:
         raise VerifierError(message("spec.ngram", repr(size), "a whole number from 2 to 64"))
     text = completion.text.translate(_INVISIBLE).casefold()
     units = _UNIT.findall(text)
-    if len(units) < LEAST:
+    if len(units) < LEAST_SENTENCES:
         return Part(0.0, score=1.0, passed=True, detail=f"{len(units)} words: too short to tell")
     if size is None:
         num_single = sum(1 for unit in units if len(unit) == 1 and unit > "\u3000")
@@ -53,11 +54,10 @@ def judge_repetition(problem: Problem, completion: Completion) -> Part:
     folded = ["0" if unit[0].isdigit() else unit for unit in units]
     counted = _counted(units, folded, size)
     more = min(0.95, allowed + ALLOWED_FOLDED)
-    shares = {
-        "ngrams": _ngram_excess(units, counted, size, allowed),
-        "ngrams_without_numbers": _ngram_excess(folded, counted, size, more),
-        "sentences": _sentence_excess(text),
-    }
+    shares = {"ngrams": 0.0, "ngrams_without_numbers": 0.0, "sentences": _sentence_excess(text)}
+    if len(units) >= LEAST:
+        shares["ngrams"] = _ngram_excess(units, counted, size, allowed)
+        shares["ngrams_without_numbers"] = _ngram_excess(folded, counted, size, more)
     worst = max(shares, key=lambda name: shares[name])
     value = -shares[worst] + 0.0
     return Part(
