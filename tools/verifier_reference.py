@@ -58,7 +58,9 @@ def section(verifier: Verifier) -> Iterator[str]:
     yield f"- Partial credit: {verifier.partial_credit}."
     if verifier.hidden_tests != "none":
         yield f"- Hidden tests: {verifier.hidden_tests}."
-    bounds = "not bounded" if verifier.bounds is None else "from {:g} to {:g}".format(*verifier.bounds)
+    bounds = (
+        "not bounded" if verifier.bounds is None else "from {:g} to {:g}".format(*verifier.bounds)
+    )
     yield f"- Value: {bounds}; weight {verifier.weight:g} where a sum names none."
     if limits := list(limit_words(verifier.limits, verifier.memory_mib)):
         yield f"- Limits: {', '.join(limits)}."
@@ -71,7 +73,9 @@ def section(verifier: Verifier) -> Iterator[str]:
         for field in verifier.fields:
             default = "needed" if field.needed else f"`{json.dumps(field.default)}`"
             by = "row or configuration" if field.from_row else "configuration only"
-            yield "| " + " | ".join(map(cell, (f"`{field.name}`", field.accepts, default, by))) + " |"
+            yield (
+                "| " + " | ".join(map(cell, (f"`{field.name}`", field.accepts, default, by))) + " |"
+            )
     if verifier.known_errors:
         yield ""
         yield "Known to be wrong:"
