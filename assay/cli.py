@@ -254,7 +254,7 @@ def redteam(
     as_json: Json = False,
 ) -> None:
     """Try known reward hacks on a verifier; exit 1 where it pays for one."""
-    from assay.verify import redteam as red
+    from assay.verify.redteam import team as red
 
     if verifier is None and (problems or suite):
         raise UserError("assay redteam: --problems and --suite need --verifier")

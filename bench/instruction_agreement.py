@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from assay.verify.instruction_rules import RULES, Instruction, read_instruction
+from assay.verify.instructions.rules import RULES, Instruction, read_instruction
 from bench import DATA
 from bench.instruction_responses import (
     FOREIGN,

@@ -94,7 +94,7 @@ def trl_accuracy() -> Judge:
 
 def assay_math() -> Judge:
     """Return Assay's verifier, called directly."""
-    from assay.verify.math_answer import judge_math
+    from assay.verify.answers.math_answer import judge_math
 
     def judge(gold: str, text: str) -> float | None:
         return judge_math(Problem("row", "", {"answer": gold}), Completion.from_text(text)).value

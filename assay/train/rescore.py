@@ -173,7 +173,7 @@ def open_service(
 
 def reuse_replies(path: Path) -> Callable[[], None]:
     """Let judges look into a run's replies first; returns what undoes it. The file is not written."""
-    from assay.verify.judge_panel import close_judges, keep_replies
+    from assay.verify.judge.panel import close_judges, keep_replies
 
     keep_replies(path, read_only=True)
     return close_judges

@@ -228,7 +228,7 @@ def try_verifiers(config: TrainConfig, service: VerifierService) -> list[SelfTes
 def keep_judges(run: Run, service: VerifierService, stack: ExitStack) -> None:
     """Keep the raw replies of remote judges in the run, so that their verdicts can be reproduced."""
     if "judge" in service.describe():
-        from assay.verify.judge_panel import close_judges, keep_replies
+        from assay.verify.judge.panel import close_judges, keep_replies
 
         keep_replies(run.folder / "judge_replies.jsonl")
         stack.callback(close_judges)

@@ -1,6 +1,6 @@
 """The verifier service: groups in, verdicts out, whatever the verifiers do.
 
-Verifiers run in lanes: in `assay.verify.worker` processes, in threads that wait on a network, in one
+Verifiers run in lanes: in `assay.verify.serving.worker` processes, in threads that wait on a network, in one
 thread beside the learner's device, or, where they are arithmetic, at once. A completion that overruns
 its deadline in a worker costs the worker its life and is not judged; so is one whose verifier raises,
 dies or returns nonsense. The rest of the batch is judged all the same.
@@ -18,16 +18,16 @@ from typing import Any
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Group, GroupStream, NotJudgedReason, Problem, Prompt, Verdict
-from assay.verify.cards import Card, built_in_card, is_built_in, user_card
-from assay.verify.dispatch import Dispatch, start_workers
 from assay.verify.expression import BUILT_IN, nearest_built_in, parse_expression
-from assay.verify.job import Job
-from assay.verify.plan import Plan, plan_terms
-from assay.verify.remains import clear_of_dead_parents
-from assay.verify.schedule import Schedule
-from assay.verify.stats import step_metrics
-from assay.verify.waiting import run_in_thread
-from assay.verify.worker_process import Task, Unit
+from assay.verify.serving.cards import Card, built_in_card, is_built_in, user_card
+from assay.verify.serving.dispatch import Dispatch, start_workers
+from assay.verify.serving.job import Job
+from assay.verify.serving.plan import Plan, plan_terms
+from assay.verify.serving.remains import clear_of_dead_parents
+from assay.verify.serving.schedule import Schedule
+from assay.verify.serving.stats import step_metrics
+from assay.verify.serving.waiting import run_in_thread
+from assay.verify.serving.worker_process import Task, Unit
 
 GATHER = 0.0005  # seconds in which replies gather: waking up for each costs more than reading it
 IDLE_WAIT = 0.05  # seconds that one waiting thread holds the service before another may

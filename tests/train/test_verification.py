@@ -81,7 +81,7 @@ def test_kills_are_written_down_in_evaluations_too(world: World) -> None:
 
 
 def test_a_judges_replies_are_kept_in_the_run(world: World) -> None:
-    from assay.verify.judge_testing import JudgeServer
+    from assay.verify.judge.testing import JudgeServer
 
     with JudgeServer(
         lambda asked: json.dumps({"reasoning": "no", "verdict": "incorrect"})

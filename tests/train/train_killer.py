@@ -91,7 +91,9 @@ def workers_left() -> list[str]:
                 command = (folder / "cmdline").read_bytes().split(b"\0")
             except OSError:  # it has just ended
                 continue
-            if b"assay.verify.worker" in command and {*command} & {b"%d" % pid for pid in KILLED}:
+            if b"assay.verify.serving.worker" in command and {*command} & {
+                b"%d" % pid for pid in KILLED
+            }:
                 found.append(folder.name)
         if not found:
             break

@@ -1,0 +1,1 @@
+"""Verifiers of short answers: mathematics, choices, exact text, patterns, JSON."""

@@ -1,0 +1,368 @@
+"""Whether an answer equals the expected one: text, numbers, collections, then symbols.
+
+Each stage decides what it understands and hands the rest down; only the last one imports sympy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache, partial
+from typing import Literal
+
+from assay.verify.answers.latex_text import (
+    brackets_of,
+    canonical,
+    is_label,
+    split_equals,
+    split_top,
+    squeeze,
+    strip_label,
+)
+from assay.verify.answers.math_forms import (
+    is_undone,
+    is_words,
+    plain_form,
+    same_based,
+    same_date,
+    same_ratio,
+    same_time,
+    vector,
+    words_of,
+)
+from assay.verify.answers.math_policy import DEFAULT, Policy
+from assay.verify.answers.plain_numbers import PlainNumber, read_number, same_number, split_unit
+from assay.verify.answers.symbolic import same_expression, same_union
+from assay.verify.answers.units import Unit, convert
+
+MAX_PARTS = 64
+
+_RELATION = re.compile(
+    r"[<>]|\\le |\\ge |\\ne |\\in |\\cup|\\cap|\\setminus|\\approx|\\subset|\\mid|\\to "
+)
+_OPERATOR = re.compile(r"\\(?:i+nt|oint|sum|prod|lim)(?![a-zA-Z])")
+
+
+_DENIED = re.compile(r"(?<![a-zA-Z])(?:not|never|no|except|without|unless|non)(?![a-zA-Z])", re.I)
+_SPACED = re.compile(r"\d(?:\s|\\(?:quad|qquad|[ ,;:!]))+\d")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A collection as written: ``list`` (1, 2 and 3), ``set``, ``tuple`` (any round or square brackets)."""
+
+    kind: Literal["list", "set", "tuple"]
+    items: tuple[str, ...]
+    labels: tuple[str, ...]
+    brackets: str = ""
+
+    @property
+    def ordered_by_label(self) -> bool:
+        """Whether different names say which item is which, as in ``x = 1, y = 2``."""
+        return len(set(self.labels)) > 1 and all(self.labels)
+
+
+def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
+    """Whether ``answer`` says the same as ``gold``; both are answers alone, without sentences around."""
+    a, b = canonical(gold), canonical(answer)
+    if not a or not b:
+        return False
+    if a == b or squeeze(a) == squeeze(b):
+        return True
+    b = b.removeprefix(r"\approx ").strip()
+    expected, found = _numbers(a, b, policy)
+    if expected is not None and found is not None and same_number(expected, found, policy):
+        return not expected.listed or _reads_as_decimal(a, b)
+    if expected is not None and found is not None and not (expected.listed or found.listed):
+        return False
+    if expected is not None and b != "e" and not re.search(r"[\d\\=]", b):
+        return False  # letters alone are no number; sympy need not be asked
+    if expected is not None and not policy.unevaluated and is_undone(b):
+        return False
+    if expected is not None and found is None and (_DENIED.search(b) or _SPACED.search(b)):
+        return False  # algebra would read a product there, which nothing makes 0
+    a, b = plain_form(a), plain_form(b)
+    return a == b or squeeze(a) == squeeze(b) or _same_structure(a, b, expected, found, policy)
+
+
+def _numbers(a: str, b: str, policy: Policy) -> tuple[PlainNumber | None, PlainNumber | None]:
+    """Read both; a letter that touches its number is a unit where the other side has one."""
+    european = policy.european_numbers
+    expected, found = read_number(a, False, european), read_number(b, False, european)
+    if expected is None and found is not None and found.unit.factors:
+        expected = read_number(a, True, european)
+    elif found is None and expected is not None and expected.unit.factors:
+        found = read_number(b, True, european)
+    return expected, found
+
+
+def _reads_as_decimal(gold: str, answer: str) -> bool:
+    """Whether a gold such as ``1,22`` is a decimal: ``1,2`` may as well be a list of two."""
+    if squeeze(gold) == squeeze(answer):
+        return True
+    head, _, tail = gold.partition(",")
+    return len(tail.strip("%° ")) > 1 or head.strip("- ") == "0"
+
+
+def _same_structure(
+    a: str, b: str, expected: PlainNumber | None, found: PlainNumber | None, policy: Policy
+) -> bool:
+    equal = partial(equivalent, policy=policy)
+    for compare in (same_time, same_date):
+        decided = compare(a, b)
+        if decided is not None:
+            return decided
+    if expected is None and (is_words(a) or is_words(b)):
+        return words_of(a, policy.case) == words_of(b, policy.case)
+    (label_a, value_a), (label_b, value_b) = strip_label(a), strip_label(b)
+    if label_a and label_b and label_a == label_b:
+        return equal(value_a, value_b)
+    if label_a and not label_b and not _has_relation(b):
+        return equal(value_a, b)
+    if not label_a and not _has_relation(a) and (label_b or ("=" in b and not _is_bare_list(b))):
+        if any(_contradicts(a, piece, policy) for piece in split_equals(b)[:-1]):
+            return False
+        value = value_b if label_b else _end_of_chain(b)
+        if value != b:  # an equals sign inside brackets makes no chain
+            return bool(value) and equal(a, value)
+    if _OPERATOR.search(b) and not _OPERATOR.search(a):
+        return False  # a sum still to be done is no answer, and it may take for ever
+    decided = same_based(a, b)
+    if decided is None:
+        decided = same_ratio(value_a, value_b, equal)
+    if decided is None:
+        decided = _same_vector(a, b, equal)
+    if decided is not None:
+        return decided
+    parts_a, parts_b = read_parts(a), read_parts(b)
+    if parts_a is not None or parts_b is not None:
+        decided = _same_parts(parts_a, parts_b, a, b, policy)
+        if decided is not None:
+            return decided
+    if re.search(r" (?:or|and) ", a + b) and (_has_relation(a) or _has_relation(b)):
+        return same_union(_alternatives(a), _alternatives(b))
+    if _is_bare_list(a) != _is_bare_list(b) and not (_has_relation(a) or _has_relation(b)):
+        return False
+    return _same_formula(a, b, expected, found, policy)
+
+
+def _alternatives(text: str) -> list[list[str]]:
+    """Split ``x < 1 or x > 2 and x < 3`` into conditions that must hold together, of which one must hold."""
+    return [
+        [each.strip() for each in re.split(r"\s+and\s+", piece) if each.strip()]
+        for piece in re.split(r"\s+or\s+", text)
+    ]
+
+
+def _same_vector(a: str, b: str, equal: Callable[[str, str], bool]) -> bool | None:
+    """Compare a column or a row with a tuple; None where that is not the pair."""
+    for matrix, other in ((a, b), (b, a)):
+        entries = vector(matrix)
+        if entries and "\\begin" not in other:
+            brackets, inside = brackets_of(strip_label(other)[1])
+            items = split_top(inside)
+            if brackets not in ("()", "[]") or len(items) != len(entries):
+                return False
+            return all(map(equal, entries, items) if matrix is a else map(equal, items, entries))
+    return None
+
+
+def _same_formula(
+    a: str, b: str, expected: PlainNumber | None, found: PlainNumber | None, policy: Policy
+) -> bool:
+    """Compare by algebra, after the units: they are converted as those of plain numbers are."""
+    (bare_a, unit_a), (bare_b, unit_b) = split_unit(a), split_unit(b)
+    if expected is not None:
+        bare_a, unit_a = _bare(expected, bare_a), expected.unit
+    if found is not None:
+        bare_b, unit_b = _bare(found, bare_b), found.unit
+    if policy.units == "required" and unit_a and not unit_b:
+        return False
+    angles = [_is_degrees(unit_a), _is_degrees(unit_b)]
+    if angles[0] != angles[1] and r"\pi" in (b if angles[0] else a):
+        number = rf"({bare_a if angles[0] else bare_b}) \cdot \frac{{\pi}}{{180}}"
+        return same_expression(number, bare_b) if angles[0] else same_expression(bare_a, number)
+    factor = convert(Fraction(1), unit_b, unit_a)
+    if factor is None or (unit_a.scale != unit_b.scale and unit_a and unit_b):
+        return False
+    if factor != 1:
+        bare_b = rf"({bare_b}) \cdot \frac{{{factor.numerator}}}{{{factor.denominator}}}"
+    return same_expression(bare_a, bare_b)
+
+
+def _is_degrees(unit: Unit) -> bool:
+    return unit.factors == (("angle", 1),) and unit.size == 1
+
+
+def _bare(number: PlainNumber, text: str) -> str:
+    """Return a number without its unit, where it has one: a formula is read from its own text."""
+    if not number.unit or len(str(number.value)) > 300:
+        return text
+    return rf"\frac{{{number.value.numerator}}}{{{number.value.denominator}}}"
+
+
+def _end_of_chain(text: str) -> str:
+    """Return the last term of ``12 + 1 = 13``; nothing where the chain contradicts itself, as ``5 = 6``."""
+    pieces = split_equals(text)
+    last = read_number(pieces[-1])
+    for piece in pieces[:-1]:
+        number = read_number(piece)
+        if number is not None and last is not None and not same_number(number, last):
+            return ""
+    return pieces[-1]
+
+
+_COMMAND = re.compile(r"\\[a-zA-Z]+")
+_TEXT = re.compile(r"\\(?:text|mbox|mathrm|operatorname)(?![a-zA-Z])")
+
+
+def _contradicts(gold: str, side: str, policy: Policy) -> bool:
+    """Whether a side of a chain of equalities is a value of the expected kind, and another one.
+
+    A name, a definition with variables that the expected answer does not have, or a sum still to be
+    done only say what the value is of.
+    """
+    if not side.strip() or is_label(side) or _OPERATOR.search(side) or _TEXT.search(side):
+        return False
+    named, expected = (
+        set(re.findall("[a-zA-Z]", _COMMAND.sub(" ", text))) for text in (side, gold)
+    )
+    if not named <= expected:
+        return False
+    return not equivalent(gold, side, replace(policy, unevaluated=True))
+
+
+def _has_relation(text: str) -> bool:
+    return bool(_RELATION.search(text)) or len(split_equals(text)) > 1
+
+
+@lru_cache(maxsize=4096)
+def read_parts(text: str) -> Parts | None:
+    """Read a collection of two or more parts (or any set) at the top level of a canonical answer."""
+    if "\\begin" in text:
+        return None
+    label, value = strip_label(text)
+    if label and len(split_top(text)) > 1 and label[0] != "(":
+        label, value = "", text  # x = 1, 2 is a list whose first item has a name
+    brackets, inside = brackets_of(value)
+    pieces = split_top(inside if brackets else value)
+    if brackets == "{}":
+        return _parts("set", pieces, brackets)
+    if brackets:
+        return _parts("tuple", pieces, brackets, label) if len(pieces) > 1 else None
+    expanded = [each for piece in pieces for each in _plus_minus(piece)]
+    return _parts("list", expanded, "") if len(expanded) > 1 else None
+
+
+def _parts(
+    kind: Literal["list", "set", "tuple"], pieces: list[str], brackets: str, label: str = ""
+) -> Parts:
+    if kind == "set":
+        pieces = [each for piece in pieces for each in _plus_minus(piece)]
+    labeled = [strip_label(piece) for piece in pieces]
+    return Parts(kind, tuple(v for _, v in labeled), tuple(n for n, _ in labeled), brackets)
+
+
+def _plus_minus(text: str) -> list[str]:
+    if r"\pm" not in text and r"\mp" not in text:
+        return [text]
+    plus = text.replace(r"\pm", "+").replace(r"\mp", "-")
+    minus = text.replace(r"\pm", "-").replace(r"\mp", "+")
+    return [re.sub(r"^\s*\+\s*|(?<==)\s*\+\s*", "", plus), minus]
+
+
+def _is_bare_list(text: str) -> bool:
+    parts = read_parts(text)
+    return parts is not None and parts.kind == "list"
+
+
+def _same_parts(
+    gold: Parts | None, found: Parts | None, a: str, b: str, policy: Policy
+) -> bool | None:
+    """Compare collections; None where the symbol stage must decide."""
+    equal = partial(equivalent, policy=policy)
+    if gold is None or found is None:
+        single, parts = (a, found) if gold is None else (b, gold)
+        if parts is None or parts.kind == "tuple" or _has_relation(a) or _has_relation(b):
+            return None
+        # Several values are no alternatives: against one value, each of them must be that value.
+        return bool(parts.items) and all(equal(single, item) for item in parts.items)
+    if max(len(gold.items), len(found.items)) > MAX_PARTS:
+        return False
+    same_kind = gold.kind == found.kind
+    if gold.kind == "tuple" and same_kind:
+        if len(gold.items) != len(found.items):
+            return False
+        if gold.brackets != found.brackets and (
+            len(gold.items) == 2 or _mixed(gold) or _mixed(found)
+        ):
+            return False
+        return all(map(equal, gold.items, found.items))
+    if "tuple" in (gold.kind, found.kind):
+        brackets = gold.brackets if gold.kind == "tuple" else found.brackets
+        if brackets != "()" or len(gold.items) != len(found.items):
+            return None if _has_relation(a) or _has_relation(b) else False
+        return all(map(equal, _by_name(gold), _by_name(found)))
+    if _relations(gold) or _relations(found):
+        return True if _matches(gold.items, found.items, equal) else None
+    return _same_collection(gold, found, policy)
+
+
+def _by_name(parts: Parts) -> tuple[str, ...]:
+    """Return the items of ``y = 2, x = 1`` in the order of their names, which is that of a tuple."""
+    if not parts.ordered_by_label or any(len(label) != 1 for label in parts.labels):
+        return parts.items
+    return tuple(item for _, item in sorted(zip(parts.labels, parts.items, strict=True)))
+
+
+def _mixed(parts: Parts) -> bool:
+    return parts.brackets in ("[)", "(]")
+
+
+def _relations(parts: Parts) -> bool:
+    return any(_has_relation(item) for item in parts.items)
+
+
+def _same_collection(gold: Parts, found: Parts, policy: Policy) -> bool:
+    equal = partial(equivalent, policy=policy)
+    if gold.ordered_by_label and found.ordered_by_label and set(gold.labels) == set(found.labels):
+        by_label = dict(zip(found.labels, found.items, strict=True))
+        return all(
+            equal(item, by_label[label])
+            for label, item in zip(gold.labels, gold.items, strict=True)
+        )
+    in_order = policy.ordered and "list" in (gold.kind, found.kind)
+    if gold.ordered_by_label or found.ordered_by_label or in_order:
+        same_length = len(gold.items) == len(found.items)
+        return same_length and all(map(equal, gold.items, found.items))
+    sides = [(side.items, _distinct(side.items)) for side in (gold, found)]
+    if all(len(once) < len(items) for items, once in sides) and gold.kind == found.kind == "list":
+        return _matches(gold.items, found.items, equal)
+    return _matches(sides[0][1], sides[1][1], equal)
+
+
+def _distinct(items: Sequence[str]) -> list[str]:
+    return list({squeeze(canonical(item)): item for item in items}.values())
+
+
+def _matches(gold: Sequence[str], found: Sequence[str], equal: Callable[[str, str], bool]) -> bool:
+    """Whether two collections hold the same items in any order."""
+    rest = list(found)
+    if len(gold) != len(rest):
+        return False
+    for item in gold:
+        position = next((n for n, other in enumerate(rest) if equal(item, other)), None)
+        if position is None:
+            return False
+        del rest[position]
+    return True
+
+
+def is_single(gold: str) -> bool:
+    """Whether an expected answer is one value, and so no two different boxes can be it."""
+    return read_parts(canonical(gold)) is None
+
+
+__all__ = ["Parts", "equivalent", "is_label", "is_single", "read_parts"]

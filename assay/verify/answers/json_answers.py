@@ -1,0 +1,305 @@
+"""Verifier ``json_schema``: whether the JSON value that a completion ends in satisfies a schema."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, cast
+
+from assay.errors import VerifierError, message
+from assay.types import Completion, Problem
+from assay.verify.answers.marked import MAX_TEXT, clipped, marks
+from assay.verify.base import Field, KnownError, Part, Verifier, answer_text
+from assay.verify.loading import slow_import
+
+MAX_VALUES = 10_000  # values inside the answer
+MAX_DEPTH = 64
+MAX_DIGITS = 400
+PATTERN_SECONDS = 0.5  # of CPU time for one string and one pattern
+
+_SCHEMA = "a JSON schema (an object, or true or false) without references to other documents"
+_INSTALL = "needs jsonschema; install it with: pip install 'assay-rl[schema]'"
+_FENCE = re.compile(r"```[ \t]*(?:json\w*)?[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL | re.IGNORECASE)
+_START = re.compile(r"[\[{]")
+_MAX_STARTS = 2000  # brackets at which no value begins
+
+
+class BadJson(ValueError):
+    """The text is no JSON value, or one that is forbidden."""
+
+
+class NoJson(BadJson):
+    """The text is no JSON value at all."""
+
+
+def judge_json(problem: Problem, completion: Completion) -> Part:
+    """Score 1 where the last JSON value of the answer is valid by ``schema``, else 0.
+
+    Reads ``schema`` and ``allow_surrounding_text``. The detail names the first violation's path and
+    the keyword that it violates. A duplicate key, NaN or Infinity is no JSON.
+    """
+    schema: Any = problem.spec.get("schema")
+    where = f"problem {problem.id}: spec.schema"
+    if not is_schema(schema):
+        raise VerifierError(message(where, repr(schema)[:80], _SCHEMA))
+    validator = _validator(json.dumps(schema), where)
+    whole = answer_text(completion)
+    if len(whole) > MAX_TEXT:
+        return Part(0.0, detail=f"more than {MAX_TEXT} characters")
+    try:
+        text, value = find_json(clipped(whole), problem.spec.get("allow_surrounding_text", True))
+        check_size(value)
+        fault = _first_fault(validator, value, where)
+    except BadJson as error:
+        return Part(0.0, detail=f"{error}")
+    return Part(0.0 if fault else 1.0, extracted=text, detail=fault)
+
+
+def find_json(text: str, surrounding: bool = True) -> tuple[str, Any]:
+    """Return the last JSON value of a text, as it stands and as Python values; raises BadJson.
+
+    An answer tag holds it, else the last fenced block, else it is the whole text; else, where text
+    may surround it, the last object or list outside of any other.
+    """
+    tagged = [mark for mark in marks(text) if text[mark.start] == "<"]
+    if tagged and surrounding:
+        text = tagged[-1].content
+    fences = list(_FENCE.finditer(text))
+    if fences and (surrounding or fences[-1].span() == (0, len(text))):
+        try:
+            return _last_of(text[fences[-1].end() :])
+        except NoJson:
+            return fences[-1][1].strip(), _parse(fences[-1][1])
+    try:
+        return text, _parse(text)
+    except NoJson:
+        if not surrounding:
+            raise
+    return _last_of(text)
+
+
+def _last_of(text: str) -> tuple[str, Any]:
+    """Return the last object or list that stands in a text."""
+    found: tuple[str, Any] | None = None
+    position, failed = 0, 0
+    while start := _START.search(text, position):
+        begin = start.start()
+        try:
+            value, end = _decoder().raw_decode(text, begin)
+        except BadJson:
+            raise  # a duplicate key, NaN or a number too long: nothing inside counts either
+        except (ValueError, RecursionError):
+            failed += 1
+            if failed > _MAX_STARTS:
+                raise NoJson("no JSON value: too many brackets that open none") from None
+            position = begin + 1
+            continue
+        found, position = (text[begin:end], value), end
+    if found is None:
+        raise NoJson("no JSON value")
+    return found
+
+
+def _parse(text: str) -> Any:
+    text = text.strip()
+    if not text:
+        raise NoJson("no JSON value")
+    try:
+        value, end = _decoder().raw_decode(text)
+    except BadJson:
+        raise
+    except RecursionError:
+        raise BadJson(f"nested deeper than {MAX_DEPTH} levels") from None
+    except ValueError:
+        raise NoJson("no JSON value") from None
+    if end != len(text):
+        raise NoJson("no JSON value: text after it")
+    return value
+
+
+@lru_cache(maxsize=1)
+def _decoder() -> json.JSONDecoder:
+    return json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_int=_integer, parse_float=_float)  # fmt: skip
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise BadJson("an object with the same key twice")
+    return found
+
+
+def _constant(name: str) -> Any:
+    raise BadJson(f"{name}, which JSON does not know")
+
+
+def _integer(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise BadJson(f"a number of more than {MAX_DIGITS} digits")
+    return int(text)
+
+
+def _float(text: str) -> float:
+    number = float(text) if len(text) <= MAX_DIGITS else math.inf
+    if not math.isfinite(number):
+        raise BadJson("a number beyond the range of floating point")
+    return number
+
+
+def check_size(value: Any) -> None:
+    """Raise BadJson for a value that holds too many values, or nests too deep."""
+    stack: list[tuple[Any, int]] = [(value, 1)]
+    count = 0
+    while stack:
+        each, depth = stack.pop()
+        count += 1
+        if depth > MAX_DEPTH:
+            raise BadJson(f"nested deeper than {MAX_DEPTH} levels")
+        if count > MAX_VALUES:
+            raise BadJson(f"more than {MAX_VALUES} values")
+        if isinstance(each, dict):
+            inner = cast("dict[str, Any]", each)
+            stack.extend((one, depth + 1) for one in inner.values())
+        elif isinstance(each, list):
+            stack.extend((one, depth + 1) for one in cast("list[Any]", each))
+
+
+def _first_fault(validator: Any, value: Any, where: str) -> str:
+    """Return the path and the keyword of the first violation; what was expected stays unsaid."""
+    try:
+        error = next(iter(validator.iter_errors(value)), None)
+    except BadJson:
+        raise
+    except Exception as trouble:  # a reference that leads nowhere, or round in a circle
+        raise VerifierError(message(where, f"{type(trouble).__name__}: {trouble}"[:200].replace("\n", " "), _SCHEMA)) from trouble  # fmt: skip
+    if error is None:
+        return ""
+    return f"{_path(error.absolute_path)}: violates {error.validator}"
+
+
+def _path(parts: Sequence[str | int]) -> str:
+    return "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
+
+
+@lru_cache(maxsize=256)
+def _validator(schema_text: str, where: str) -> Any:
+    with slow_import():
+        try:
+            import jsonschema
+            from jsonschema import validators
+            from referencing.jsonschema import EMPTY_REGISTRY
+        except ImportError as error:
+            raise VerifierError(_INSTALL) from error
+    schema = json.loads(schema_text)
+    try:
+        kind: Any = validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+        kind.check_schema(schema)
+    except Exception as error:  # SchemaError, an unknown dialect, a pattern that is none
+        fault = str(getattr(error, "message", error)).replace("\n", " ")[:120]
+        raise VerifierError(message(where, f"{schema_text[:40]} ({fault})", _SCHEMA)) from error
+    own = {"pattern": _check_pattern, "uniqueItems": _check_unique}
+    bounded: Any = validators.extend(kind, own)
+    return bounded(schema, registry=EMPTY_REGISTRY)  # an empty registry fetches nothing
+
+
+def _check_pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:
+    """``pattern``, which no text may make run for minutes."""
+    import regex
+    from jsonschema import ValidationError
+
+    if not isinstance(value, str):
+        return
+    try:
+        matched = regex.search(pattern, value, flags=regex.V0, timeout=PATTERN_SECONDS)
+    except TimeoutError:
+        raise BadJson("a text that makes a pattern of the schema backtrack for too long") from None
+    if matched is None:
+        yield ValidationError("pattern")
+
+
+def _check_unique(validator: Any, unique: bool, value: Any, schema: Any) -> Iterator[Any]:
+    """``uniqueItems`` in linear time."""
+    from jsonschema import ValidationError
+
+    if unique and isinstance(value, list):
+        items = [_canonical(item) for item in cast("list[Any]", value)]
+        if len(set(items)) < len(items):
+            yield ValidationError("uniqueItems")
+
+
+def _canonical(value: Any) -> str:
+    """Return one text for values that JSON schema takes for equal: 1 and 1.0 are."""
+
+    def plain(each: Any) -> Any:
+        if isinstance(each, float) and each.is_integer():
+            return int(each)
+        if isinstance(each, dict):
+            return {key: plain(one) for key, one in cast("dict[str, Any]", each).items()}
+        return [plain(one) for one in cast("list[Any]", each)] if isinstance(each, list) else each
+
+    return json.dumps(plain(value), sort_keys=True)
+
+
+def is_schema(value: Any) -> bool:
+    """Whether a value may be a schema that refers to nothing outside itself."""
+    if isinstance(value, bool):
+        return True
+    return isinstance(value, Mapping) and not any(_remote(cast("Mapping[str, Any]", value)))
+
+
+def _remote(schema: Any) -> Iterator[bool]:
+    stack = [schema]
+    while stack:
+        each = stack.pop()
+        if isinstance(each, Mapping):
+            for key, inner in cast("Mapping[Any, Any]", each).items():
+                if key in ("$ref", "$dynamicRef", "$recursiveRef") and isinstance(inner, str):
+                    yield not inner.startswith("#") and "://" in inner
+                stack.append(inner)
+        elif isinstance(each, (list, tuple)):
+            stack.extend(cast("Sequence[Any]", each))
+
+
+JSON_SCHEMA = Verifier(
+    name="json_schema",
+    version=1,
+    judge=judge_json,
+    domain="structured output: JSON by a schema",
+    fields=(
+        Field("schema", _SCHEMA, needed=True, check=is_schema),
+        Field("allow_surrounding_text", "true, or false: the reply is the value alone, fenced or not", default=True, check=lambda value: isinstance(value, bool)),
+    ),
+    accepts="the JSON value in the last answer tag or ```json block, the whole reply, or the last object or list in it; at most "
+    f"{MAX_VALUES} values, {MAX_DEPTH} levels, no key twice, no NaN or Infinity",
+    known_errors=(
+        KnownError(
+            "format (date, email, ...) is not checked",
+            {"schema": {"type": "string", "format": "date"}},
+            '"yesterday"',
+            says="passed",
+            should_say="failed",
+        ),
+        KnownError(
+            "only the form is judged: any content of the right type passes",
+            {"schema": {"type": "object", "required": ["capital"], "properties": {"capital": {"type": "string"}}}},
+            '{"capital": "?"}',
+            says="passed",
+            should_say="failed",
+        ),
+        KnownError(
+            "the last object of the reply is judged, also where it is only an example",
+            {"schema": {"required": ["a"]}},
+            '{"a": 1} is valid; {} is not',
+            says="failed",
+            should_say="passed",
+        ),
+    ),
+    text_only=True,
+    cached=True,
+    modules=("assay.verify.answers.json_answers", "assay.verify.answers.marked", "assay.types"),
+    packages=("jsonschema", "regex"),
+    extra="schema",
+)  # fmt: skip

@@ -1,0 +1,197 @@
+"""Verifier ``math``: whether the answer that a completion commits to equals the expected one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from assay.errors import VerifierError, message
+from assay.types import Completion, Problem
+from assay.verify.answers.equality import equivalent, is_single
+from assay.verify.answers.extraction import Commitment, find_answer
+from assay.verify.answers.latex_text import brackets_of, canonical, split_top
+from assay.verify.answers.math_phrases import MAX_SHORT, of_one_sentence
+from assay.verify.answers.math_policy import (
+    ANSWER,
+    DEFAULT,
+    OPTIONS,
+    Policy,
+    is_answer,
+    read_policy,
+)
+from assay.verify.answers.plain_numbers import read_number
+from assay.verify.base import KnownError, Limits, Part, Verifier, answer_text
+
+_WRAPPED = re.compile(r"\\(?:text|mbox|mathrm)\s*\{([^{}]*)\}")
+_WORD, _COMMAND = re.compile(r"[A-Za-z]{2}"), re.compile(r"\\[A-Za-z]+")
+_FORMAL = re.compile(r"\\(?!frac|dfrac|sqrt|pi\b|\$|%)[A-Za-z]|\\[{}]|[<>|;]|[A-Za-z]\(")
+_INTEGER = re.compile(r"\s*(-?\d{1,18})[\s.]*")
+
+
+def judge_math(problem: Problem, completion: Completion) -> Part:
+    """Score 1 where the last answer outside the think block equals an accepted one, else 0.
+
+    Reads ``answer`` (text, a number, or a list of accepted ones) and the options of `Policy`.
+    """
+    golds = expected_answers(problem)
+    policy = read_policy(problem.spec)
+    text = answer_text(completion)
+    if (short := _INTEGER.fullmatch(text)) and not completion.truncated:
+        if len(golds) == 1 and _INTEGER.fullmatch(golds[0]):  # the commonest pair by far
+            return Part(float(int(golds[0].strip(" .\t\n")) == int(short[1])), extracted=short[1])
+        commitment = Commitment((short[1],))
+    else:
+        commitment = find_answer(text, policy.fallback, completion.truncated)
+    if commitment is None:
+        return Part(0.0, detail="no answer")
+    right = any(agrees(gold, commitment, policy) for gold in golds)
+    return Part(float(right), extracted=", ".join(commitment.parts), detail=commitment.how)
+
+
+def expected_answers(problem: Problem) -> tuple[str, ...]:
+    """Return the accepted answers of a problem; raises VerifierError where there is none to use."""
+    answer: Any = problem.spec.get("answer")
+    if type(answer) is str and answer.strip():
+        return (answer,)
+    if not is_answer(answer):
+        found = "an empty list" if answer in ([], ()) else repr(answer)
+        raise VerifierError(message(f"problem {problem.id}: spec.answer", found, ANSWER.accepts))
+    listed: Sequence[Any] = answer if isinstance(answer, (list, tuple)) else [answer]
+    return tuple(str(each) for each in listed)
+
+
+@lru_cache(maxsize=4096)
+def read_gold(text: str) -> str:
+    """Return the answer inside an expected text, which may be a boxed one or a worked solution."""
+    if _INTEGER.fullmatch(text):
+        return text.strip()
+    if "boxed" in text or "####" in text or "<answer>" in text:
+        found = find_answer(text, "none")
+        if found is not None:
+            boxes = (*found.earlier, *found.parts) if len(found.parts) > 1 else found.parts
+            return ", ".join(boxes)
+    return text
+
+
+def agrees(gold_text: str, commitment: Commitment, policy: Policy = DEFAULT) -> bool:
+    """Whether a commitment is the expected answer: all of its parts are, and nothing besides."""
+    gold = read_gold(gold_text)
+    parts = commitment.parts
+    if len(parts) == 1:
+        if equivalent(gold, parts[0], policy):
+            return True
+        if policy.extra_text and _around(gold, parts[0], commitment.phrase, policy):
+            return True
+    elif is_single(gold):
+        return all(equivalent(gold, part, policy) for part in parts)
+    if len(parts) > 1 and equivalent(gold, ", ".join(parts), policy):
+        return True
+    if not commitment.earlier or is_single(gold):
+        return False
+    boxes = (*commitment.earlier, *parts)
+    return len(boxes) == _num_parts(gold) and equivalent(gold, ", ".join(boxes), policy)
+
+
+def _around(gold: str, part: str, phrase: str, policy: Policy) -> bool:
+    """Whether words stand around the expected value: the whole phrase is it, or a box holds a sentence."""
+    if phrase and phrase != part and _same_text(gold, phrase):
+        return True
+    if phrase and re.search(r"\d!$", part) and equivalent(gold, part[:-1], policy):
+        return True  # a sentence may end in an exclamation
+    spoken = _WRAPPED.sub(r" \1 ", part).strip()
+    if (
+        len(spoken) > MAX_SHORT
+        or _FORMAL.search(spoken)
+        or not _WORD.search(_COMMAND.sub(" ", spoken))
+    ):
+        return False
+    if read_number(part) is not None:
+        return False  # a number with a unit, which was compared
+    value = of_one_sentence(spoken)
+    return value is not None and value != part and equivalent(gold, value, policy)
+
+
+def _num_parts(gold: str) -> int:
+    return len(split_top(brackets_of(canonical(gold))[1]))
+
+
+def _same_text(gold: str, phrase: str) -> bool:
+    return canonical(gold).casefold() == canonical(phrase).casefold()
+
+
+MATH = Verifier(
+    name="math",
+    version=2,
+    judge=judge_math,
+    domain="mathematical answers: numbers with units, formulas, sets, tuples, intervals, matrices, relations",
+    fields=(ANSWER, *OPTIONS),
+    accepts=r"the last of \boxed{}, <answer>, 'the answer is', ####, Final:, A:; else a reply that commits without a "
+    "mark: only an answer, one sentence with one value, a last line or a final bold value that is only an answer",
+    memory_mib=4096,
+    limits=Limits(memory_mib=4096),
+    known_errors=(
+        KnownError(
+            'a conclusion that only "therefore" marks is not read (fallback = sentence reads it)',
+            {"answer": "72"},
+            "We add both months.\nTherefore she sold 48+24 = 72 clips altogether in April and May.",
+            says="failed",
+            should_say="passed",
+        ),
+        KnownError(
+            "what is counted is not compared where the answer is a sentence without a mark",
+            {"answer": "5 apples"},
+            "There are 5 oranges.",
+            says="passed",
+            should_say="failed",
+        ),
+        KnownError(
+            "a think tag that the reasoning quotes opens a block",
+            {"answer": "5"},
+            "<think>I must write <think> first.</think>5",
+            says="failed",
+            should_say="passed",
+        ),
+        KnownError(
+            "a second wording of the same answer, in another unit or rounded, counts as an alternative",
+            {"answer": "1/6"},
+            "The answer is 1/6, or about 0.167.",
+            says="failed",
+            should_say="passed",
+        ),
+        KnownError(
+            "a formula too large for sympy equals only its own spelling",
+            {"answer": r"10^{20000} \cdot 10"},
+            r"\boxed{10^{20001}}",
+            says="failed",
+            should_say="passed",
+        ),
+        KnownError(
+            "an answer in words needs the same words",
+            {"answer": "no solution"},
+            r"\boxed{there is none}",
+            says="failed",
+            should_say="passed",
+        ),
+    ),
+    text_only=True,
+    cached=True,
+    modules=(
+        "assay.verify.answers.math_answer",
+        "assay.verify.answers.math_policy",
+        "assay.verify.answers.extraction",
+        "assay.verify.answers.math_phrases",
+        "assay.verify.answers.math_forms",
+        "assay.verify.answers.equality",
+        "assay.verify.answers.plain_numbers",
+        "assay.verify.answers.number_words",
+        "assay.verify.answers.units",
+        "assay.verify.answers.latex_text",
+        "assay.verify.answers.symbolic",
+        "assay.types",
+    ),
+    packages=("math-verify", "latex2sympy2-extended", "sympy"),
+)
+
+__all__ = ["MATH", "agrees", "expected_answers", "judge_math", "read_gold"]

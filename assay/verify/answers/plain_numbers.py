@@ -1,0 +1,312 @@
+"""Answers that are plain numbers, read and compared exactly, without sympy.
+
+Integers, decimals (either decimal sign), thousands separators, fractions, mixed and repeating
+numbers, scientific notation, number words, percent, degrees, currency, units.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+
+from assay.verify.answers.latex_text import canonical
+from assay.verify.answers.math_policy import DEFAULT, European, Policy
+from assay.verify.answers.number_words import SCALES, read_ordinal, read_words
+from assay.verify.answers.units import NO_UNIT, Unit, convert, read_unit
+
+MAX_DIGITS = 300
+ROUNDED_DIGITS = 6  # significant digits from which a decimal may stand for a number it cannot hold
+ROUNDED_TOLERANCE = Fraction(1001, 10**9)
+FLOAT_DIGITS = 12  # significant digits from which a decimal is taken for a printed float
+FLOAT_TOLERANCE = Fraction(1, 10**9)
+
+_SIMPLE = re.compile(r"-?\d{1,18}")
+_GROUPED = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,2}(?:,\d\d)+,\d{3}(?:\.\d+)?"
+_SPACED = r"\d{1,3}(?:[ ]\d{3})+(?:\.\d+)?|\d{1,3}(?:'\d{3})+(?:\.\d+)?"
+_DECIMAL = rf"(?:(?:{_GROUPED}|{_SPACED}|\d+,\d+|\d+\.\d+|\d+\.|\.\d+|\d+)(?![\d,]))"
+_CURRENCY = r"[$€£¥₹₽₩]"
+_AGAIN = r"\\(?:overline|bar|overbar)\s*\{?\s*(?P<again>\d+)\s*\}?|\(\s*(?P<again2>\d+)\s*\)"
+_POWER = r"[eE](?P<power>[+-]?\d+)|\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*\{?\s*(?P<power2>[+-]?\s*\d+)\s*\}?"
+_NUMBER = re.compile(
+    rf"""(?P<sign>[+-]?)\s*(?:US)?(?P<money>{_CURRENCY}?)\s*(?P<inner>[+-]?)\s*(?:
+    (?P<whole>\d+)\s*\\frac\s*\{{\s*(?P<mtop>\d+)\s*\}}\s*\{{\s*(?P<mbottom>\d+)\s*\}}
+    |(?P<whole2>\d+)\s*(?:\s|-|and|\+)\s*(?P<mtop2>\d+)\s*/\s*(?P<mbottom2>\d+)
+    |\\frac\s*\{{\s*(?P<top>[+-]?\s*{_DECIMAL})\s*\}}\s*\{{\s*(?P<bottom>[+-]?\s*{_DECIMAL})\s*\}}
+    |\(?\s*(?P<top2>[+-]?{_DECIMAL})\s*/\s*(?P<bottom2>{_DECIMAL})\s*\)?
+    |(?P<fixed>\d*)\.(?P<once>\d*)(?:{_AGAIN})
+    |(?P<shown>\d*\.\d+)\s*\\ldots
+    |(?P<decimal>{_DECIMAL})(?:{_POWER})?
+    )\s*(?P<tail>.*)""",
+    re.VERBOSE | re.DOTALL,
+)
+_REPEATED = re.compile(r"(\d*?)(\d{1,8}?)\2{2,}|(\d*?)(\d{3,8}?)\4")
+_MINUS_WORD = re.compile(r"^(?:minus|negative)\s+(?=[$\d.\\])", re.IGNORECASE)
+_SAID_TWICE = re.compile(r"([^()]{0,60}\S)\s+\(\s*([A-Za-z -]{3,60}|\d{1,18})\s*\)")
+_PERCENT = ("percent", "per cent", "percentage", "pct", "percentage points")
+_COMPOUND = re.compile(rf"({_DECIMAL})\s*([A-Za-z°']+)[\s,]*(?:and\s+)?")
+_MARKS = {"'": "ft", "''": "in"}
+
+
+@dataclass(frozen=True, slots=True)
+class PlainNumber:
+    """A number as it was written.
+
+    digits: significant digits of a decimal, 0 for an integer or a fraction. places: digits behind
+    its decimal sign. listed: the text could also be a list of two numbers, as ``1,22``.
+    """
+
+    value: Fraction
+    digits: int = 0
+    percent: bool = False
+    unit: Unit = NO_UNIT
+    listed: bool = False
+    places: int = 0
+
+
+@lru_cache(maxsize=8192)
+def read_number(
+    text: str, attached: bool = False, european: European = "auto"
+) -> PlainNumber | None:
+    """Return the number that an answer is, or None where it is anything else or too long.
+
+    attached: a single letter that follows the number without a space is a unit, as in ``5m``.
+    """
+    if _SIMPLE.fullmatch(text):
+        return PlainNumber(Fraction(int(text)))
+    if len(text) > 2 * MAX_DIGITS or not text:
+        return None
+    text = canonical(text)
+    for _ in range(2):
+        if len(text) > 2 and text[0] == "(" and text[-1] == ")" and "," not in text:
+            text = text[1:-1].strip()
+    text = _MINUS_WORD.sub("-", text)
+    if match := _SAID_TWICE.fullmatch(text):
+        first, again = (read_number(each, attached, european) for each in match.groups())
+        return first if first and again and first.value == again.value else None
+    if european == "always":
+        text = _americanized(text)
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        return _without_digits(text)
+    try:
+        number = _from_match(match)
+    except (ValueError, ZeroDivisionError):
+        return None
+    if number is None or (number.listed and european != "auto"):
+        return None
+    scale, _, rest = match["tail"].partition(" ")
+    tail = rest if scale in SCALES else match["tail"]
+    touching = not attached and not text[: match.start("tail")].endswith(" ")
+    percent, unit = _read_tail(tail, touching)
+    if unit is None:
+        return _compound(text) or _without_digits(text)
+    if match["money"]:
+        paid = read_unit(f"{match['money']} {tail}".strip()) if unit else read_unit(match["money"])
+        if paid is None:
+            return None
+        unit = paid
+    value = number.value * SCALES.get(scale, 1)
+    value = -value if (match["sign"] == "-") != (match["inner"] == "-") else value
+    return replace(number, value=value, percent=percent, unit=unit)
+
+
+def _without_digits(text: str) -> PlainNumber | None:
+    if len(text) > 200:
+        return None
+    ordinal = read_ordinal(text)
+    if ordinal is not None:
+        return PlainNumber(ordinal, unit=Unit(nouns=frozenset({"ordinal"})))
+    words = text.split()
+    for count in range(len(words), max(0, len(words) - 5), -1):
+        value = read_words(" ".join(words[:count]))
+        if value is not None:
+            percent, unit = _read_tail(" ".join(words[count:]), False)
+            return None if unit is None else PlainNumber(value, percent=percent, unit=unit)
+    return None
+
+
+def _americanized(text: str) -> str:
+    """Write 1.234,5 as 1,234.5: the comma is the decimal sign, points group thousands."""
+
+    def swap(match: re.Match[str]) -> str:
+        number = match[0]
+        if "," not in number and not re.fullmatch(r"\d{1,3}(?:\.\d{3})+", number):
+            return number
+        return number.translate({ord("."): ",", ord(","): "."})
+
+    return re.sub(r"\d[\d.,]*\d", swap, text)
+
+
+def _from_match(match: re.Match[str]) -> PlainNumber | None:
+    if whole := match["whole"] or match["whole2"]:
+        top, bottom = match["mtop"] or match["mtop2"], match["mbottom"] or match["mbottom2"]
+        return PlainNumber(int(whole) + Fraction(int(top), int(bottom)))
+    if match["top"] or match["top2"]:
+        top, bottom = (
+            _decimal(match["top"] or match["top2"]),
+            _decimal(match["bottom"] or match["bottom2"]),
+        )
+        return PlainNumber(top.value / bottom.value)
+    if again := match["again"] or match["again2"]:
+        return PlainNumber(_repeating(match["fixed"], match["once"], again))
+    if shown := match["shown"]:
+        whole, _, digits = shown.partition(".")
+        if not (repeated := _REPEATED.fullmatch(digits)):
+            return None
+        once, again = (repeated[1], repeated[2]) if repeated[2] else (repeated[3], repeated[4])
+        return PlainNumber(_repeating(whole, once, again))
+    number = _decimal(match["decimal"])
+    power = (match["power"] or match["power2"] or "").replace(" ", "")
+    if not power:
+        return number
+    if len(power) > 4:
+        return None
+    return PlainNumber(
+        number.value * Fraction(10) ** int(power), number.digits or len(match["decimal"])
+    )
+
+
+def _repeating(whole: str, once: str, again: str) -> Fraction:
+    if len(whole) + len(once) + len(again) > MAX_DIGITS:
+        raise ValueError("too many digits")
+    fixed = Fraction(int((whole or "0") + once), 10 ** len(once))
+    return fixed + Fraction(int(again), 10 ** len(once) * (10 ** len(again) - 1))
+
+
+def _decimal(text: str) -> PlainNumber:
+    text = text.replace(" ", "").replace("'", "")
+    sign = -1 if text.startswith("-") else 1
+    text = text.lstrip("+-")
+    listed = False
+    if "," in text:
+        head, _, last = text.rpartition(",")
+        thousands = re.fullmatch(r"[1-9]\d{0,2}(?:,\d{3})*|[1-9]\d?(?:,\d\d)+", head)
+        if thousands and re.fullmatch(r"\d{3}(?:\.\d+)?", last):
+            text = text.replace(",", "")
+        else:
+            text, listed = text.replace(",", "."), True
+    if len(text) > MAX_DIGITS:
+        raise ValueError("too many digits")
+    whole, point, fraction = text.partition(".")
+    digits = len((whole + fraction).lstrip("0")) if point and fraction.strip("0") else 0
+    value = Fraction(int((whole + fraction) or "0"), 10 ** len(fraction))
+    return PlainNumber(sign * value, digits, listed=listed, places=len(fraction))
+
+
+def _read_tail(tail: str, attached: bool) -> tuple[bool, Unit | None]:
+    """Return (percent, unit) of what follows a number; None for anything but a unit."""
+    tail = tail.strip().strip(".").strip()
+    if not tail:
+        return False, NO_UNIT
+    if tail[0] == "%":
+        return True, read_unit(tail[1:])
+    if tail.lower() in _PERCENT:
+        return True, NO_UNIT
+    return False, read_unit(tail, attached)
+
+
+def _compound(text: str) -> PlainNumber | None:
+    """Read ``2 hours 30 minutes``: each next unit of the same kind, and smaller."""
+    position, total, first, last = 0, Fraction(0), None, None
+    while position < len(text):
+        match = _COMPOUND.match(text, position)
+        if match is None:
+            return None
+        unit = read_unit(_MARKS.get(match[2], match[2]))
+        if unit is None or not unit.factors or unit.nouns:
+            return None
+        if last is not None and (unit.factors != last.factors or unit.size >= last.size):
+            return None
+        first, last = first or unit, unit
+        total += _decimal(match[1]).value * unit.size / first.size
+        position = match.end()
+    return None if first is None or first is last else PlainNumber(total, unit=first)
+
+
+_TRIGONOMETRIC = re.compile(r"sin|cos|tan|cot|sec|csc")
+_LAST_WORDS = re.compile(
+    r"(?<=[\w})\]°])(?:[\s/]+|(?=°))((?:[A-Za-z]{2,}|[msghLN]|°)(?:[\s/.-]|\^\s*\{?\s*-?\d\s*\}?|[A-Za-z°])*)$"
+)
+
+
+def split_unit(text: str) -> tuple[str, Unit]:
+    """Return a canonical formula without the unit that follows it, and that unit."""
+    match = _LAST_WORDS.search(text)
+    if match and match[1][0] == "°" and _TRIGONOMETRIC.search(text):
+        return text, NO_UNIT  # the sine of an angle is none
+    if match and re.search(r"[\d\\]", text[: match.start()]):
+        unit = read_unit(match[1])
+        if unit:
+            return text[: match.start()].strip(), unit
+    return text, NO_UNIT
+
+
+def strip_unit(text: str) -> str:
+    """Return a canonical formula without the unit that follows it."""
+    return split_unit(text)[0]
+
+
+def same_number(gold: PlainNumber, number: PlainNumber, policy: Policy = DEFAULT) -> bool:
+    """Whether two written numbers agree.
+
+    Two known units are converted, and differ where their dimensions do. What a percent sign means
+    and whether an expected unit may be left out is the policy's.
+    """
+    if policy.units == "required" and gold.unit and not number.unit:
+        return False
+    a, b = gold.value, convert(number.value, number.unit, gold.unit)
+    if b is None:
+        return False
+    if gold.percent == number.percent:
+        return _agree(a, b, gold, number, policy)
+    if policy.units == "required" and gold.percent and abs(number.value) >= 1:
+        return False
+    percent, plain = (gold, number) if gold.percent else (number, gold)
+    share = replace(percent, value=percent.value / 100, places=percent.places + 2)
+    if policy.percent != "number":
+        sides = (share, plain) if gold.percent else (plain, share)
+        if _agree(sides[0].value, sides[1].value, *sides, policy):
+            return True
+    meant = gold.percent or abs(number.value) >= 1
+    return policy.percent != "fraction" and meant and _agree(a, b, gold, number, policy)
+
+
+def _agree(
+    a: Fraction, b: Fraction, gold: PlainNumber, number: PlainNumber, policy: Policy
+) -> bool:
+    if _close(a, b, gold.digits, number.digits):
+        return True
+    if policy.tolerance and a and abs(a - b) <= abs(a) * Fraction(policy.tolerance):
+        return True
+    if policy.rounding == "gold" and gold.places:
+        step = Fraction(1, 10**gold.places)
+        return abs(a - b) <= step / 2
+    return False
+
+
+def _close(a: Fraction, b: Fraction, a_digits: int, b_digits: int) -> bool:
+    """Exact equality, or a decimal that rounds what it cannot hold, by a relative tolerance.
+
+    1e-7 is not 0, and 3.333333 may stand for 10/3 while 3.33 may not.
+    """
+    if a == b:
+        return True
+    if not a or not b or not (a_digits or b_digits):
+        return False
+    error = abs(a - b) / abs(a)
+    if max(a_digits, b_digits) >= FLOAT_DIGITS and error <= FLOAT_TOLERANCE:
+        return True
+    if a_digits and b_digits:
+        return False
+    exact, digits = (b, a_digits) if a_digits else (a, b_digits)
+    return digits >= ROUNDED_DIGITS and not _terminates(exact) and error <= ROUNDED_TOLERANCE
+
+
+def _terminates(value: Fraction) -> bool:
+    bottom = value.denominator
+    for prime in (2, 5):
+        while bottom % prime == 0:
+            bottom //= prime
+    return bottom == 1

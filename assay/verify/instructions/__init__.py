@@ -1,0 +1,1 @@
+"""Verifier ``instructions``: IFEval's types, strict and loose; languages."""

@@ -1,0 +1,1 @@
+"""Verifier ``judge``: language models behind an endpoint, asked with a rubric."""

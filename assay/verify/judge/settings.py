@@ -1,0 +1,288 @@
+"""The options of judges: ``[verification.options.judge]``, the environment, and what each may hold."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from assay.errors import VerifierError, message
+from assay.verify.base import Field
+from assay.verify.judge.costs import Prices
+
+URL, MODEL, KEY = "ASSAY_JUDGE_URL", "ASSAY_JUDGE_MODEL", "ASSAY_JUDGE_KEY"
+OPTIONS = "verification.options.judge"
+KEEP_SECRET = 12  # a shorter key is a local server's dummy, and may be a word of a reply
+
+MAX_PATIENCE = 1700.0
+NEEDS = "judge: needs httpx2: install it with  pip install 'assay-rl[judge]'"
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def is_number(value: Any, low: float = 0.0, high: float = math.inf) -> bool:
+    """Whether a value is a finite number in [low, high]."""
+    return type(value) in (int, float) and math.isfinite(value) and low <= value <= high
+
+
+def _is_count(value: Any, low: int, high: int) -> bool:
+    return type(value) is int and low <= value <= high
+
+
+def is_url(value: Any) -> bool:
+    """Whether a value is an address without credentials; a key in it would stand in logs."""
+    try:
+        parts = urlsplit(value)
+        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except (ValueError, TypeError, AttributeError):
+        return False
+    query = re.fullmatch(r"(api-version=[\w.-]+)?", parts.query)
+    return known and "@" not in parts.netloc and bool(query) and not parts.fragment
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _are_judges(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(
+        isinstance(each, Mapping) for each in cast("list[Any]", value)
+    )
+
+
+def _is_request(value: Any) -> bool:
+    return isinstance(value, Mapping) and not {*_OURS.split(", ")} & {
+        *cast("Mapping[str, Any]", value)
+    }
+
+
+_OURS = "model, messages, stream, response_format, n, tools"
+_ADDRESS = "an http or https address without user name, password or key"
+
+# What each judge of a list may say for itself; the rest is said once for all.
+JUDGE_FIELDS = (
+    Field("url", _ADDRESS, from_row=False),  # no check: a complaint would show a password in it
+    Field("model", "the model's name, as the endpoint knows it", check=_is_text, from_row=False),
+    Field("api_key_env", "the name of an environment variable", default=KEY, from_row=False),
+    Field(
+        "temperature", "a number from 0 to 2", default=0.0, check=lambda v: is_number(v, 0, 2),
+        from_row=False,
+    ),
+    Field(
+        "max_tokens", "a whole number from 1", default=2048, check=lambda v: _is_count(v, 1, 10**7),
+        from_row=False,
+    ),
+    Field("price_input", "a price per million tokens", default=0.0, check=is_number, from_row=False),
+    Field("price_output", "a price per million tokens", default=0.0, check=is_number, from_row=False),
+    Field(
+        "request", "a table of further keys of the request, such as reasoning_effort; not " + _OURS,
+        check=_is_request, from_row=False,
+    ),
+)  # fmt: skip
+SHARED_FIELDS = (
+    Field(
+        "judges", "a list of tables, each with url, model and other keys of one judge",
+        check=_are_judges, from_row=False,
+    ),
+    Field(
+        "votes", "how often each judge is asked, from 1; at temperature 0 votes hardly differ",
+        default=1,
+        check=lambda v: _is_count(v, 1, 99), from_row=False,
+    ),
+    Field(
+        "timeout", "seconds for one request", default=120.0,
+        check=lambda v: is_number(v, 0.001, MAX_PATIENCE), from_row=False,
+    ),
+    Field(
+        "patience", f"seconds for one judgement with all its requests, to {MAX_PATIENCE:g}", default=300.0,
+        check=lambda v: is_number(v, 0.001, MAX_PATIENCE), from_row=False,
+    ),
+    Field(
+        "retries", "how often a request is tried again, from 0", default=4,
+        check=lambda v: _is_count(v, 0, 100), from_row=False,
+    ),
+    Field(
+        "backoff", "seconds before the second attempt; doubled before each further one",
+        default=0.5, check=lambda v: is_number(v, 0, 3600), from_row=False,
+    ),
+    Field(
+        "concurrency", "requests at a time, from 1", default=8,
+        check=lambda v: _is_count(v, 1, 1024), from_row=False,
+    ),
+    Field(
+        "budget", "the most that may be spent, in the currency of the prices", check=is_number,
+        from_row=False,
+    ),
+    Field("replies", "the path of a JSON Lines file of raw replies", check=_is_text, from_row=False),
+    Field(
+        "offline", "true: replies come from the file alone", default=False,
+        check=lambda v: isinstance(v, bool), from_row=False,
+    ),
+    Field(
+        "max_chars", "characters of one text that the judge is shown, from 200", default=24_000,
+        check=lambda v: _is_count(v, 200, 10**7), from_row=False,
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """One model behind one endpoint. request: further keys of the request, as JSON."""
+
+    url: str
+    model: str
+    api_key_env: str
+    temperature: float
+    max_tokens: int
+    prices: Prices
+    request: str
+
+    @property
+    def host(self) -> str:
+        """The address as messages show it: no query."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc}"
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """What a reply depends on besides the messages."""
+        extra: dict[str, Any] = json.loads(self.request)
+        return {"temperature": self.temperature, "max_tokens": self.max_tokens, **extra}
+
+    def key(self) -> str:
+        """Return the API key, or an empty string; raises VerifierError, never with the key in it."""
+        key = os.environ.get(self.api_key_env, "").strip()
+        if not key.isascii() or not key.isprintable() or " " in key:
+            raise VerifierError(
+                f"environment {self.api_key_env}: found a key with blanks, line breaks or characters "
+                "beyond ASCII; accepted: printable ASCII"
+            )
+        return key
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The judges of a configuration, and how they are asked."""
+
+    judges: tuple[Judge, ...]
+    votes: int
+    timeout: float
+    patience: float
+    retries: int
+    backoff: float
+    concurrency: int
+    budget: float | None
+    replies: Path | None
+    offline: bool
+    max_chars: int
+
+
+def check_judge(options: Mapping[str, Any]) -> None:
+    """Raise VerifierError where a judge with these options cannot be asked: at once, before a run."""
+    settings = read_settings(options)
+    for judge in settings.judges:
+        judge.key()
+    if not settings.offline and find_spec("httpx2") is None:
+        raise VerifierError(NEEDS)
+
+
+def read_settings(spec: Mapping[str, Any]) -> Settings:
+    """Return the settings that a spec or a table of options holds; raises VerifierError."""
+    names = [field.name for field in (*JUDGE_FIELDS, *SHARED_FIELDS)]
+    given = {name: spec[name] for name in names if spec.get(name) is not None}
+    try:
+        text = json.dumps(given, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise VerifierError(
+            message(OPTIONS, str(error), "text, numbers, lists and tables")
+        ) from error
+    environment = tuple(os.environ.get(name, "").strip() for name in (URL, MODEL))
+    return _read_settings(text, environment, os.getcwd())
+
+
+@lru_cache(maxsize=64)
+def _read_settings(text: str, environment: tuple[str, ...], folder: str) -> Settings:
+    options: dict[str, Any] = json.loads(text)
+    shared = {field.name: _value(field, options, OPTIONS) for field in SHARED_FIELDS}
+    listed: list[dict[str, Any]] = shared.pop("judges") or [{}]
+    judges = tuple(
+        _judge({**options, **each}, f"{OPTIONS}.judges[{index}]" if options.get("judges") else OPTIONS,
+               environment)
+        for index, each in enumerate(listed)
+    )  # fmt: skip
+    if options.get("judges"):
+        for index, each in enumerate(listed):
+            _check_names(each, f"{OPTIONS}.judges[{index}]")
+    if shared["budget"] is not None and not all(j.prices.of(1, 1) for j in judges):
+        raise VerifierError(
+            f"{OPTIONS}.budget: a budget needs price_input and price_output of every judge"
+        )
+    if shared["offline"] and not shared["replies"]:
+        raise VerifierError(
+            f"{OPTIONS}.offline: found no stored replies; accepted: true together with replies = PATH"
+        )
+    path = shared.pop("replies")
+    return Settings(judges=judges, replies=Path(folder, path) if path else None, **shared)
+
+
+def _check_names(table: Mapping[str, Any], where: str) -> None:
+    accepted = [field.name for field in JUDGE_FIELDS]
+    for name in table:
+        if name not in accepted:  # its value is not shown: it may be a key
+            raise VerifierError(message(where, f"the key {name!r}", ", ".join(accepted)))
+
+
+def _judge(options: Mapping[str, Any], where: str, environment: tuple[str, ...]) -> Judge:
+    found = {field.name: _value(field, options, where) for field in JUDGE_FIELDS}
+    for name, variable, fallback in zip(("url", "model"), (URL, MODEL), environment, strict=True):
+        found[name] = found[name] or fallback
+        if not found[name]:
+            raise VerifierError(
+                f"{where}.{name}: the judge has no {name}; set it, or the environment variable {variable}"
+            )
+    if not is_url(found["url"]):  # what was found is not shown: it may hold a password
+        place = f"{where}.url" if options.get("url") else f"environment {URL}"
+        raise VerifierError(f"{place}: accepted: {_ADDRESS}")
+    variable = found["api_key_env"]
+    if not isinstance(variable, str) or not _VARIABLE.fullmatch(variable):
+        raise VerifierError(  # what was found is not shown: it may be the key itself
+            f"{where}.api_key_env: accepted: the name of an environment variable that holds the key"
+        )
+    if options.get("api_key_env") and not os.environ.get(variable, "").strip():
+        raise VerifierError(f"{where}.api_key_env: the environment variable {variable} is not set")
+    return Judge(
+        url=completions_url(found["url"]),
+        model=found["model"].strip(),
+        api_key_env=variable,
+        temperature=float(found["temperature"]),
+        max_tokens=found["max_tokens"],
+        prices=Prices(float(found["price_input"]), float(found["price_output"])),
+        request=json.dumps(found["request"] or {}, sort_keys=True),
+    )
+
+
+def _value(field: Field, options: Mapping[str, Any], where: str) -> Any:
+    value = options.get(field.name)
+    if value is None:
+        return field.default
+    if field.check is not None and not field.check(value):
+        raise VerifierError(message(f"{where}.{field.name}", repr(value)[:200], field.accepts))
+    return value
+
+
+def completions_url(url: str) -> str:
+    """Return where completions are asked for: ``/chat/completions`` under ``/v1`` unless it is said."""
+    base, mark, query = url.strip().partition("?")
+    base = base.rstrip("/")
+    if not base.endswith("/chat/completions"):
+        versioned = re.search(r"/(v\d\w*|deployments)(/|$)", urlsplit(base).path)
+        base += "/chat/completions" if versioned else "/v1/chat/completions"
+    return base + mark + query

@@ -1,0 +1,1 @@
+"""Verifiers of puzzles and formal logic."""

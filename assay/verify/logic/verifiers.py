@@ -1,0 +1,330 @@
+"""Verifiers ``boolean_equivalence`` and ``entailment``: formulas and labels that logic decides."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, cast
+
+from assay.errors import VerifierError, message
+from assay.types import Completion, Problem
+from assay.verify.answers.marked import clipped, committed, unwrapped
+from assay.verify.base import Field, KnownError, Limits, Part, Verifier, answer_text
+from assay.verify.logic.formulas import MAX_FORMULA, Formula, NotAFormula, parse_formula
+from assay.verify.logic.solver import (
+    MAX_TABLE,
+    RLIMIT,
+    Unknown,
+    entails,
+    equivalent,
+    is_normal,
+    num_connectives,
+    satisfiable,
+)
+
+FORMS = ("any", "nnf", "cnf", "dnf")
+LABELS = ("True", "False", "Uncertain")
+MAX_NODES = 400  # connectives and quantifiers of a model's formula
+
+_FORMULA = "a formula, as A & (B -> ~C), in ASCII, words, Unicode or LaTeX"
+_PREMISES = "a list of formulas, as forall x (P(x) -> Q(x))"
+_SYNONYMS = {
+    "True": ("true", "entailed", "proved", "provable", "follows", "valid", "entailment"),
+    "False": ("false", "refuted", "contradicted", "disproved", "contradiction"),
+    "Uncertain": ("uncertain", "unknown", "undetermined", "undecided", "neutral", "neither", "indeterminate"),
+}  # fmt: skip
+_LABEL_OF = {word: label for label, words in _SYNONYMS.items() for word in words}
+_NAMED = re.compile(r"\A(?!.{0,60}(?:forall|exists))[A-Za-z][A-Za-z ]{0,60}[:：]\s*", re.IGNORECASE)
+_ASSIGNED = re.compile(r"(?<![<>!=:])=(?![>=])")
+_REASON = re.compile(
+    r"\b(?:because|since|as|given|for|while|but|whereas)\b|[.;。\n]", re.IGNORECASE
+)
+
+
+def judge_boolean(problem: Problem, completion: Completion) -> Part:
+    """Score 1 where the completion's propositional formula is equivalent to the expected one, else 0.
+
+    Reads ``formula``, ``form`` and ``max_connectives``. A variable that does not matter may be added or
+    left out; case tells variables apart only where the expected formula does.
+    """
+    where = f"problem {problem.id}: spec."
+    gold = _read(problem.spec.get("formula"), f"{where}formula")
+    if not gold.is_propositional:
+        raise VerifierError(message(f"{where}formula", "quantifiers, terms or =", "a propositional formula"))  # fmt: skip
+    form, bound = problem.spec.get("form", "any"), problem.spec.get("max_connectives")
+    if form not in FORMS:
+        raise VerifierError(message(f"{where}form", repr(form), ", ".join(FORMS)))
+    text = _committed_formula(completion)
+    if text is None:
+        return Part(0.0, detail="no formula, or several")
+    text = _ASSIGNED.split(text)[-1].strip()  # F = ..., or the last of a chain of rewritings
+    formula, fault = _parsed(text)
+    if formula is None:
+        return Part(0.0, extracted=text, detail=fault)
+    if not formula.is_propositional:
+        return Part(0.0, extracted=text, detail="no propositional formula")
+    if form != "any" and not is_normal(formula, form):
+        return Part(0.0, extracted=text, detail=f"not in {form}")
+    if bound is not None and num_connectives(formula) > bound:
+        return Part(0.0, extracted=text, detail="more connectives than allowed")
+    try:
+        return Part(float(equivalent(gold, _spelled_as(gold, formula))), extracted=text)
+    except Unknown as error:
+        return Part.not_judged("timeout", f"{error}")
+
+
+def judge_entailment(problem: Problem, completion: Completion) -> Part:
+    """Score 1 where the label is right, or where the formula given follows and says enough, else 0.
+
+    With ``target``: the completion gives a formula that the premises entail, that is no tautology and
+    that alone entails the target. Otherwise it gives a label: ``answer``, or what z3 says of
+    ``premises`` and ``conclusion``.
+    """
+    try:
+        if problem.spec.get("target") is not None:
+            return _judge_formula(problem, completion)
+        return _judge_label(problem, completion)
+    except Unknown as error:
+        return Part.not_judged("timeout", f"{error}")
+
+
+def _judge_label(problem: Problem, completion: Completion) -> Part:
+    answer = problem.spec.get("answer")
+    if answer is None:
+        gold = label_of(_premises(problem), _conclusion(problem, "conclusion"))
+    elif is_label(answer):
+        gold = _LABEL_OF[str(answer).strip().casefold()]
+    else:
+        where = f"problem {problem.id}: spec.answer"
+        raise VerifierError(message(where, repr(answer)[:80], ", ".join(LABELS)))
+    found = find_label(clipped(answer_text(completion)))
+    return Part(
+        float(found == gold), extracted=found, detail="" if found else "no label, or several"
+    )
+
+
+def _judge_formula(problem: Problem, completion: Completion) -> Part:
+    premises, target = _premises(problem), _conclusion(problem, "target")
+    _check_consistent(tuple(premises), f"problem {problem.id}: spec.premises")
+    text = _committed_formula(completion)
+    if text is None:
+        return Part(0.0, detail="no formula, or several")
+    formula, fault = _parsed(text)
+    if formula is None:
+        return Part(0.0, extracted=text, detail=fault)
+    try:
+        if entails([], formula):
+            fault = "a tautology says nothing"
+        elif not entails(premises, formula):
+            fault = "does not follow from the premises"
+        elif not entails([formula], target):
+            fault = "follows from the premises, but says too little"
+    except NotAFormula as error:
+        fault = f"{error}"
+    return Part(0.0 if fault else 1.0, extracted=text, detail=fault)
+
+
+def label_of(premises: Sequence[Formula], conclusion: Formula) -> str:
+    """Return True, False or Uncertain: proved, refuted or neither. Raises Unknown."""
+    proved = entails(premises, conclusion)
+    refuted = entails(premises, Formula("not", parts=(conclusion,)))
+    if proved and refuted:
+        raise VerifierError(message("spec.premises", "premises that contradict each other", "ones that can be true together"))  # fmt: skip
+    return "True" if proved else "False" if refuted else "Uncertain"
+
+
+def find_label(text: str) -> str | None:
+    """Return the one label that a text commits to, None where there is none or more than one."""
+    found = committed(text)
+    if len(found) > 1:
+        return None
+    lines = [line for line in text.splitlines() if line.strip()]
+    content = found[0] if found else lines[-1] if lines else ""
+    for head in (content, _REASON.split(content.strip(), maxsplit=1)[0]):
+        words = re.findall(r"[a-z']+", re.sub(r"\\[a-z]+", " ", head.casefold()))
+        said = {_LABEL_OF[word] for word in words if word in _LABEL_OF}
+        denied = {"not", "or", "isn't", "cannot", "either", "maybe", "perhaps", "nor"} & {*words}
+        if len(said) == 1 and not denied and (found or len(words) <= 20):
+            return said.pop()
+        if said and (denied or len(said) > 1) and head is content and not _REASON.search(content):
+            return None
+    return None
+
+
+def _committed_formula(completion: Completion) -> str | None:
+    text = clipped(answer_text(completion))
+    found = committed(text)
+    if len(found) > 1:
+        return None
+    if not found:
+        lines = [line for line in unwrapped(text).splitlines() if line.strip(" `$")]
+        found = (lines[-1],) if lines else ()
+    content = unwrapped(found[0].strip().rstrip(".")) if found else ""
+    return unwrapped(_NAMED.sub("", content, count=1)).rstrip(".").strip() or None
+
+
+def _parsed(text: str) -> tuple[Formula | None, str]:
+    try:
+        formula = parse_formula(text)
+    except NotAFormula as error:
+        return None, f"no formula: {error}"
+    if num_connectives(formula) > MAX_NODES:
+        return None, f"more than {MAX_NODES} connectives"
+    return formula, ""
+
+
+def _spelled_as(gold: Formula, formula: Formula) -> Formula:
+    """Return a formula with its variables in the case of the expected formula's, where that is clear."""
+    folded = {name.casefold(): name for name in gold.atoms}
+    taken = {name.casefold() for name in formula.atoms}
+    if len(folded) < len(gold.atoms) or len(taken) < len(formula.atoms):
+        return formula
+    return _renamed(formula, folded)
+
+
+def _renamed(formula: Formula, names: dict[str, str]) -> Formula:
+    name = names.get(formula.name.casefold(), formula.name) if formula.kind == "atom" else formula.name  # fmt: skip
+    return Formula(formula.kind, name, formula.terms, tuple(_renamed(p, names) for p in formula.parts))  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def _read_text(text: str, where: str) -> Formula:
+    try:
+        return parse_formula(text)
+    except NotAFormula as error:
+        raise VerifierError(message(where, f"{text[:60]!r} ({error})", _FORMULA)) from error
+
+
+def _read(value: Any, where: str) -> Formula:
+    if not isinstance(value, str) or not value.strip():
+        raise VerifierError(message(where, repr(value)[:80], _FORMULA))
+    return _read_text(value, where)
+
+
+def _premises(problem: Problem) -> list[Formula]:
+    given, where = problem.spec.get("premises"), f"problem {problem.id}: spec.premises"
+    if not is_premises(given):
+        raise VerifierError(message(where, repr(given)[:80], _PREMISES))
+    return [_read(each, where) for each in cast("Sequence[Any]", given)]
+
+
+def _conclusion(problem: Problem, key: str) -> Formula:
+    return _read(problem.spec.get(key), f"problem {problem.id}: spec.{key}")
+
+
+@lru_cache(maxsize=256)
+def _check_consistent(premises: tuple[Formula, ...], where: str) -> None:
+    if not satisfiable(premises):
+        raise VerifierError(message(where, "premises that contradict each other", "ones that can be true together"))  # fmt: skip
+
+
+def is_label(value: Any) -> bool:
+    """Whether a value names one of the three labels."""
+    return isinstance(value, (str, bool)) and str(value).strip().casefold() in _LABEL_OF
+
+
+def is_premises(value: Any) -> bool:
+    """Whether a value may be a list of premises."""
+    if not isinstance(value, (list, tuple)):
+        return False
+    listed = cast("Sequence[Any]", value)
+    return len(listed) <= 100 and all(isinstance(each, str) and each.strip() for each in listed)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+_MODULES = (
+    "assay.verify.logic.verifiers",
+    "assay.verify.logic.formulas",
+    "assay.verify.logic.solver",
+    "assay.verify.answers.marked",
+    "assay.types",
+)
+_SIZES = f"formulas of at most {MAX_FORMULA} characters and {MAX_NODES} connectives"
+_is_count: Callable[[Any], bool] = lambda value: type(value) is int and value >= 0  # noqa: E731
+
+BOOLEAN_EQUIVALENCE = Verifier(
+    name="boolean_equivalence",
+    version=1,
+    judge=judge_boolean,
+    domain="propositional formulas: equivalence, normal forms, simplification",
+    fields=(
+        Field("formula", _FORMULA, needed=True, check=_is_text),
+        Field("form", "any, or the normal form that the answer must have: nnf, cnf, dnf", default="any", check=lambda value: value in FORMS),
+        Field("max_connectives", "how many connectives the answer may have, a whole number", check=_is_count),
+    ),
+    accepts="the formula in a box, answer tags or after 'the answer is', else the last line; what follows its last = ; "
+    f"{_SIZES}; a truth table up to {MAX_TABLE} variables, z3 beyond",
+    limits=Limits(memory_mib=4096),
+    memory_mib=4096,
+    known_errors=(
+        KnownError(
+            "^ is read as exclusive or, although some write it for and",
+            {"formula": "A & B"},
+            "A ^ B",
+            says="failed",
+            should_say="passed",
+        ),
+        KnownError(
+            "without form or max_connectives the question's own formula is its simplification",
+            {"formula": "A"},
+            "A & (A | B)",
+            says="passed",
+            should_say="failed",
+        ),
+    ),
+    text_only=True,
+    cached=True,
+    modules=_MODULES,
+    packages=("z3-solver",),
+    extra="logic",
+)  # fmt: skip
+
+ENTAILMENT = Verifier(
+    name="entailment",
+    version=1,
+    judge=judge_entailment,
+    domain="what follows from premises: a label (True, False, Uncertain), or a formula that follows",
+    fields=(
+        Field("answer", f"the label: {', '.join(LABELS)} (also Unknown); absent: z3 finds it from premises and conclusion", check=is_label),
+        Field("premises", _PREMISES, check=is_premises),
+        Field("conclusion", _FORMULA, check=_is_text),
+        Field("target", "a formula: the completion then gives one that follows from the premises and entails it", check=_is_text),
+    ),
+    accepts="a label or a formula in a box, answer tags or after 'the answer is', else in the last line; "
+    f"propositional or first-order with one sort, functions and equality; {_SIZES}; z3 under a limit of {RLIMIT} units, "
+    "beyond which a completion is not judged",
+    limits=Limits(memory_mib=4096),
+    memory_mib=4096,
+    known_errors=(
+        KnownError(
+            "a premise given again follows, where the target asks for no more",
+            {"premises": ["A", "A -> B"], "target": "A"},
+            "A",
+            says="passed",
+            should_say="failed",
+        ),
+        KnownError(
+            "a label is right or wrong: the reasoning to it is not looked at",
+            {"answer": "True"},
+            "I guess. Answer: True",
+            says="passed",
+            should_say="failed",
+        ),
+        KnownError(
+            "a label in other words than true, false, uncertain and their like is not understood",
+            {"answer": "Uncertain"},
+            "Answer: we cannot tell",
+            says="failed",
+            should_say="passed",
+        ),
+    ),
+    text_only=True,
+    cached=True,
+    modules=_MODULES,
+    packages=("z3-solver",),
+    extra="logic",
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Verifier ``code``: programs, their tests, and what may cross between the two."""

@@ -1,0 +1,262 @@
+"""What a program's own text says against it: size, unsafe calls, answers written in.
+
+These are penalties, each a component of its own: none of them changes the score.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any
+
+from assay.verify.programs.names import tree_of
+from assay.verify.programs.spec import CodeTest
+
+UNSAFE_NAMES = frozenset(("eval", "exec", "compile", "__import__", "breakpoint", "__builtins__"))
+UNSAFE_MODULES = frozenset(
+    (
+        "builtins",
+        "code",
+        "ctypes",
+        "faulthandler",
+        "ftplib",
+        "gc",
+        "http",
+        "importlib",
+        "inspect",
+        "marshal",
+        "mmap",
+        "multiprocessing",
+        "pickle",
+        "pty",
+        "requests",
+        "resource",
+        "shutil",
+        "signal",
+        "socket",
+        "ssl",
+        "subprocess",
+        "tempfile",
+        "tracemalloc",
+        "traceback",
+        "urllib",
+        "webbrowser",
+        "_thread",
+        "atexit",
+        "pathlib",
+        "glob",
+    )
+)
+SAFE_OF_OS = frozenset(("path", "linesep", "sep", "read", "write", "fstat", "name"))
+SAFE_OF_SYS = frozenset(
+    (
+        "argv",
+        "byteorder",
+        "exit",
+        "float_info",
+        "getrecursionlimit",
+        "getsizeof",
+        "hash_info",
+        "int_info",
+        "maxsize",
+        "maxunicode",
+        "set_int_max_str_digits",
+        "setrecursionlimit",
+        "stderr",
+        "stdin",
+        "stdout",
+        "version",
+        "version_info",
+    )
+)
+UNSAFE_ATTRIBUTES = frozenset(
+    (
+        "__bases__",
+        "__builtins__",
+        "__closure__",
+        "__code__",
+        "__globals__",
+        "__mro__",
+        "__subclasses__",
+        "cr_frame",
+        "f_back",
+        "f_builtins",
+        "f_globals",
+        "f_locals",
+        "gi_frame",
+        "tb_frame",
+    )
+)
+MAX_LITERALS = (
+    2_000_000  # characters of literals that are looked at: a nested one counts at each level
+)
+
+
+def unsafe_calls(tree: ast.Module) -> tuple[str, ...]:
+    """Return, sorted, what a program names that reaches beyond computing: processes, files, frames.
+
+    A list of names, not a proof: a program can hide what it calls. The sandbox is what protects.
+    """
+    return tuple(sorted(set(_unsafe(tree))))
+
+
+def _unsafe(tree: ast.Module) -> Iterator[str]:
+    modules = {"os": "os", "sys": "sys"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                root = alias.name.partition(".")[0]
+                if root in UNSAFE_MODULES:
+                    yield root
+                elif root in ("os", "sys") and alias.name != "os.path":
+                    modules[alias.asname or root] = root
+        elif isinstance(node, ast.ImportFrom):
+            yield from _unsafe_import(node)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            owner = modules.get(node.value.id) if isinstance(node.value, ast.Name) else None
+            safe = {"os": SAFE_OF_OS, "sys": SAFE_OF_SYS}.get(owner or "")
+            if safe is not None and node.attr not in safe:
+                yield f"{owner}.{node.attr}"
+            elif node.attr in UNSAFE_ATTRIBUTES:
+                yield node.attr
+        elif isinstance(node, ast.Name) and node.id in UNSAFE_NAMES:
+            yield node.id
+        elif isinstance(node, ast.Call) and _opens_file(node):
+            yield "open"
+
+
+def _unsafe_import(node: ast.ImportFrom) -> Iterator[str]:
+    root = (node.module or "").partition(".")[0]
+    if root in UNSAFE_MODULES:
+        yield root
+    safe = {"os": SAFE_OF_OS, "sys": SAFE_OF_SYS}.get(node.module or "")
+    if safe is not None:
+        yield from (f"{node.module}.{alias.name}" for alias in node.names if alias.name not in safe)
+
+
+def _opens_file(node: ast.Call) -> bool:
+    """Whether a call opens a file; ``open(0)`` is a common way to read standard input."""
+    if not isinstance(node.func, ast.Name) or node.func.id != "open":
+        return False
+    first = node.args[0] if node.args else None
+    return not (isinstance(first, ast.Constant) and first.value == 0)
+
+
+def is_hard_coded(tree: ast.Module, tests: Iterable[CodeTest]) -> bool:
+    """Whether a program holds the answers of the public tests instead of computing them.
+
+    It does where two of them (the one, where there is one) stand in it as a question (compared
+    with, or a key) together with their answer. Small questions such as 0 and "" do not count: base
+    cases ask them. So does a function that only returns one public test's answer.
+    """
+    pairs = [pair for test in tests if not test.hidden for pair in _examples(test)]
+    if not pairs:
+        return False
+    questions, literals = _reprs(_questions(tree)), _reprs(_literals(tree))
+    found: set[str] = set()
+    for asked, answer in pairs:
+        known = {_text(each) for each in asked if not _small(each)} & questions
+        if known and _text(answer) in literals:
+            found |= known
+    return len(found) >= min(2, len(pairs)) or _only_returns(tree, pairs)
+
+
+def _reprs(values: Iterable[Any]) -> set[str]:
+    found: set[str] = set()
+    size = 0
+    for value in values:
+        found.add(text := _text(value))
+        size += len(text)
+        if size > MAX_LITERALS:
+            break
+    return found
+
+
+def _text(value: Any) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # an integer of too many digits
+        return ""
+
+
+def _examples(test: CodeTest) -> Iterator[tuple[list[Any], Any]]:
+    """Yield (what the program is given, in the forms it may be asked for; the answer)."""
+    if test.kind == "stdin":
+        yield [test.stdin, test.stdin.strip()], test.outputs[0].strip()
+    elif test.kind == "args":
+        yield _forms([*test.args, *(test.kwargs or {}).values()]), test.expected
+    elif test.kind in ("assert", "check"):
+        for node in ast.walk(tree_of(test.source)):
+            if isinstance(node, ast.Compare) and isinstance(node.left, ast.Call):
+                given = [_value(each) for each in node.left.args]
+                answer = _value(node.comparators[0])
+                if (
+                    given
+                    and len(node.ops) == 1
+                    and _ABSENT not in (*map(type, given), type(answer))
+                ):
+                    yield _forms(given), answer
+
+
+def _forms(given: list[Any]) -> list[Any]:
+    forms: list[Any] = [*given, tuple(given), *(tuple(x) for x in given if isinstance(x, list))]
+    return [*forms, *(str(each) for each in forms if not isinstance(each, str))]
+
+
+class _ABSENT:
+    """The value of an expression that is not a literal."""
+
+
+def _value(node: ast.expr) -> Any:
+    if not isinstance(node, (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.UnaryOp)):
+        return _ABSENT()
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, RecursionError, MemoryError, SyntaxError):
+        return _ABSENT()
+
+
+def _literals(tree: ast.AST) -> Iterator[Any]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.expr) and type(value := _value(node)) is not _ABSENT:
+            yield value.strip() if isinstance(value, str) else value
+
+
+def _questions(tree: ast.Module) -> Iterator[Any]:
+    for node in ast.walk(tree):
+        asked: list[ast.expr | None] = []
+        if isinstance(node, ast.Compare):
+            asked = [node.left, *node.comparators]
+        elif isinstance(node, ast.Dict):
+            asked = list(node.keys)
+        elif isinstance(node, ast.MatchValue):
+            asked = [node.value]
+        for each in asked:
+            if each is not None and type(value := _value(each)) is not _ABSENT:
+                yield value
+                if isinstance(value, str):
+                    yield value.strip()
+
+
+def _small(value: Any) -> bool:
+    """Whether a base case may well ask for a value."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return value is None or abs(value) <= 3
+    if str(value) in ("0", "1", "2", "3", "(0,)", "(1,)", "(2,)", "(3,)"):
+        return True
+    return isinstance(value, Sized) and len(value) <= 1
+
+
+def _only_returns(tree: ast.Module, pairs: list[tuple[list[Any], Any]]) -> bool:
+    if len(pairs) > 1 and len({_text(answer) for _, answer in pairs}) == 1:
+        return False  # then it may well be constant
+    answers = {_text(answer) for _, answer in pairs}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and len(node.body) == 1 and node.args.args:
+            only = node.body[0]
+            if isinstance(only, ast.Return) and only.value is not None:
+                value = _value(only.value)
+                if type(value) is not _ABSENT and _text(value) in answers:
+                    return True
+    return False

@@ -1,0 +1,188 @@
+"""Verifier ``code``: whether the program that a completion commits to passes the tests of its row."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from contextlib import suppress
+from dataclasses import replace
+
+from assay.errors import VerifierError
+from assay.types import Completion, Problem
+from assay.verify.base import Limits, Part, Verifier
+from assay.verify.loading import slow_import
+from assay.verify.programs.checks import is_hard_coded, unsafe_calls
+from assay.verify.programs.compare import compare
+from assay.verify.programs.known_errors import KNOWN_ERRORS
+from assay.verify.programs.program import Program, find_program
+from assay.verify.programs.running import Result, Run
+from assay.verify.programs.setup import for_program, prompt_code_of
+from assay.verify.programs.spec import FIELDS, CodeSpec, read_spec
+from assay.verify.sandbox import Sandbox, SandboxUnavailable
+
+MODULES = tuple(
+    f"assay.verify.{name}"
+    for name in (
+        "code_tests",
+        "code_callbacks",
+        "code_checks",
+        "code_compare",
+        "code_direct",
+        "code_known_errors",
+        "code_names",
+        "code_program",
+        "code_running",
+        "code_setup",
+        "code_spec",
+        "code_test_process",
+        "sandbox.agent",
+        "sandbox.decoder",
+        "sandbox.encoder",
+        "sandbox.foreign",
+        "sandbox.process",
+        "sandbox.session",
+        "sandbox.values",
+    )
+)
+
+_sandboxes: dict[tuple[int, bool], Sandbox] = {}
+_lock = threading.Lock()
+
+
+def judge_code(problem: Problem, completion: Completion) -> Part:
+    """Score 1 where every test passes; with ``credit`` = fraction, the fraction that does.
+
+    Reads the spec as `assay.verify.programs.spec.FIELDS` says. Raises VerifierError for a spec that is
+    malformed, SandboxTrouble where the sandbox fails.
+    """
+    spec = read_spec(problem)
+    if not spec.prompt_code:
+        spec = replace(spec, prompt_code=prompt_code_of(problem.question, spec.entry_point))
+    head = for_program(spec.setup, spec.prompt_code, completion.text)
+    program = find_program(completion, spec.entry_point, head)
+    if program is None:
+        return _part(spec, None, [Result(False, "no program")] * len(spec.tests))
+    if program.tree is None:
+        fault = Result(False, program.fault, "compile_error")
+        return _part(spec, program, [fault] * len(spec.tests))
+    with _lock:
+        try:
+            sandbox = _sandbox(spec.unsafe_no_sandbox)
+        except SandboxUnavailable as error:
+            return Part.not_judged("unavailable", str(error))
+        try:
+            results, nondeterministic = _run(sandbox, spec, program)
+        except VerifierError:
+            raise
+        except BaseException:
+            _discard(spec.unsafe_no_sandbox)  # its state is not known any more
+            raise
+    return _part(spec, program, results, nondeterministic)
+
+
+def _run(sandbox: Sandbox, spec: CodeSpec, program: Program) -> tuple[list[Result], bool | None]:
+    first = Run(sandbox, spec, program)
+    results = first.results()
+    if not spec.check_determinism:
+        return results, None
+    again = Run(sandbox, spec, program)
+    agree = [each.passed for each in again.results()] == [each.passed for each in results]
+    return results, not agree or compare(first.seen, again.seen, from_json=False) != "same"
+
+
+def _sandbox(unsafe: bool) -> Sandbox:
+    """Return this process's sandbox; without walls only where there can be none and the user waived them."""
+    key = os.getpid(), unsafe  # a fork must not talk to its parent's
+    if key not in _sandboxes:
+        with slow_import():  # starting it is no completion's fault
+            try:
+                _sandboxes[key] = Sandbox()
+            except SandboxUnavailable:
+                if not unsafe:
+                    raise
+                _sandboxes[key] = Sandbox(unsafe=True)
+    return _sandboxes[key]
+
+
+def _discard(unsafe: bool) -> None:
+    sandbox = _sandboxes.pop((os.getpid(), unsafe), None)
+    if sandbox is not None:
+        with suppress(Exception):
+            sandbox.close()
+
+
+@atexit.register
+def _close() -> None:
+    for unsafe in (False, True):
+        _discard(unsafe)
+
+
+def _part(
+    spec: CodeSpec,
+    program: Program | None,
+    results: list[Result],
+    nondeterministic: bool | None = None,
+) -> Part:
+    passed = sum(each.passed for each in results)
+    whole = passed == len(results)
+    score = passed / len(results) if spec.credit == "fraction" else float(whole)
+    faults = {each.fault for each in results}
+    components: dict[str, float] = {}
+    for name, hidden in (("public", False), ("hidden", True)):
+        mine = [
+            each.passed
+            for each, test in zip(results, spec.tests, strict=True)
+            if test.hidden is hidden
+        ]
+        if mine:
+            components[name] = sum(mine) / len(mine)
+    for fault in ("compile_error", "timeout", "memory"):
+        components[fault] = float(fault in faults)
+    components["type_errors"] = float("type" in faults)
+    oversized = program is not None and len(program.written) > spec.max_program
+    tree = None if program is None else program.tree
+    unsafe = () if tree is None else unsafe_calls(tree)
+    components["oversized"] = float(oversized)
+    components["unsafe_calls"] = float(bool(unsafe))
+    components["hard_coded"] = float(tree is not None and is_hard_coded(tree, spec.tests))
+    if nondeterministic is not None:
+        components["nondeterministic"] = float(nondeterministic)
+    return Part(
+        score,
+        passed=whole,
+        extracted=None if program is None else program.written,
+        detail=_detail(program, results, unsafe),
+        components=components,
+    )
+
+
+def _detail(program: Program | None, results: list[Result], unsafe: tuple[str, ...]) -> str:
+    if program is None or program.tree is None:
+        return results[0].why
+    failed = [(number, each) for number, each in enumerate(results, 1) if not each.passed]
+    said = [f"{len(results) - len(failed)} of {len(results)} tests passed"]
+    said += [f"test {number}: {each.why}" for number, each in failed[:3]]
+    if unsafe:
+        said.append(f"unsafe: {', '.join(unsafe)}")
+    return "; ".join(said)
+
+
+CODE = Verifier(
+    name="code",
+    version=1,
+    judge=judge_code,
+    domain="Python programs that need the standard library only, judged by running tests in a sandbox",
+    fields=FIELDS,
+    accepts="the last fenced block outside the think part that is labeled as Python or not at all (one that never "
+    "closes runs to the end); without a fence the whole text where it is a program, else its last indented block; "
+    "with a prompt that is code to continue, also a function's body",
+    partial_credit="spec.credit = fraction: the fraction of the tests, public and hidden, that pass",
+    hidden_tests="tests may be shown in a prompt; hidden_tests never are. The score counts both, the components "
+    "public and hidden tell them apart: a public share far above the hidden one is special-casing",
+    limits=Limits(seconds=120.0, cpu_seconds=4.0, memory_mib=512, output_kib=4096, processes=16),
+    known_errors=KNOWN_ERRORS,
+    text_only=True,
+    cached=True,
+    modules=MODULES,
+)

@@ -1,0 +1,1 @@
+"""Known reward hacks, tried on verifiers: ``assay redteam``."""

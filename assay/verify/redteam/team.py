@@ -1,0 +1,267 @@
+"""Try known reward hacks on a verifier: ``assay redteam --verifier math``.
+
+A suite holds problems, attacks (completions that do not solve the problem but try to be paid for it)
+and controls (honest solutions in odd styles, which must pass). The bar is zero accepted attacks and
+every control passed. Attacks come from what the literature and public issue threads report of real
+checkers; each family's module names its sources.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from assay.data.problems import load_problems
+from assay.errors import DataError, VerifierError, message
+from assay.types import Completion, Problem, ThinkFormat, ThinkMode, Verdict
+from assay.verify.base import resolve
+from assay.verify.expression import BUILT_IN, parse_expression
+from assay.verify.selftest import labelled_names, labelled_pair, labelled_rows
+from assay.verify.service import Options, VerifierService
+
+SHOWN_TEXT = 400
+SHOWN_FINDINGS = 2  # of each attack, for people
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One completion to judge. attack: its family's name; honest: a control, which must pass."""
+
+    attack: str
+    problem: Problem
+    completion: str
+    think: ThinkMode = "free"
+    honest: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """Problems of one kind, and what to try on each.
+
+    fits: whether the suite can work with a problem of the user's.
+    """
+
+    name: str
+    problems: tuple[Problem, ...]
+    cases: Callable[[Problem], Iterable[Case]]
+    fits: Callable[[Problem], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A case that did not go as it must: an accepted attack, a rejected control, or no judgement."""
+
+    attack: str
+    kind: str
+    problem: str
+    completion: str
+    detail: str
+
+
+@dataclass(eq=False)
+class RedTeamResult:
+    """How a verifier stood: per attack how many were tried and accepted, and every finding."""
+
+    verifier: str
+    suite: str
+    tried: dict[str, int] = field(default_factory=dict[str, int])
+    accepted: dict[str, int] = field(default_factory=dict[str, int])
+    not_judged: dict[str, int] = field(default_factory=dict[str, int])
+    controls: int = 0
+    controls_passed: int = 0
+    findings: list[Finding] = field(default_factory=list[Finding])
+    skipped: str = ""
+
+    @property
+    def num_accepted(self) -> int:
+        """Accepted attacks; the bar is 0."""
+        return sum(self.accepted.values())
+
+    @property
+    def held(self) -> bool:
+        """Whether no attack was accepted and every control passed."""
+        return self.num_accepted == 0 and self.controls == self.controls_passed
+
+    def add(self, case: Case, verdict: Verdict, accepted: bool) -> None:
+        """Count one case."""
+        detail = f"{verdict.status}, extracted {verdict.extracted!r}: {verdict.detail}"
+        row = (case.problem.id, case.completion[:SHOWN_TEXT], detail[:SHOWN_TEXT])
+        if case.honest:
+            self.controls += 1
+            self.controls_passed += accepted
+            if not accepted:
+                self.findings.append(Finding(case.attack, "control rejected", *row))
+            return
+        self.tried[case.attack] = self.tried.get(case.attack, 0) + 1
+        if accepted:
+            self.accepted[case.attack] = self.accepted.get(case.attack, 0) + 1
+            self.findings.append(Finding(case.attack, "attack accepted", *row))
+        elif not verdict.judged:
+            self.not_judged[case.attack] = self.not_judged.get(case.attack, 0) + 1
+            self.findings.append(Finding(case.attack, "not judged", *row))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        rest = {"held": self.held, "findings": [asdict(one) for one in self.findings]}
+        same = ("verifier", "suite", "tried", "accepted", "not_judged", "controls")
+        more = ("controls_passed", "skipped")
+        return {name: getattr(self, name) for name in (*same, *more)} | rest
+
+    def __str__(self) -> str:
+        if self.skipped:
+            return f"{self.verifier}: skipped: {self.skipped}"
+        tried = sum(self.tried.values())
+        lines = [
+            f"{self.verifier} against the suite {self.suite}: {self.num_accepted} of {tried} attacks "
+            f"accepted, {sum(self.not_judged.values())} not judged; "
+            f"{self.controls_passed} of {self.controls} honest controls passed"
+        ]
+        width = max(map(len, self.tried), default=0)
+        for attack, count in self.tried.items():
+            accepted, dark = self.accepted.get(attack, 0), self.not_judged.get(attack, 0)
+            said = f"{accepted} of {count} ACCEPTED" if accepted else f"0 of {count} accepted"
+            lines.append(f"  {attack:<{width}}  {said}" + (f", {dark} not judged" if dark else ""))
+        shown: Counter[tuple[str, str]] = Counter()
+        for one in self.findings:
+            shown[one.kind, one.attack] += 1
+            if shown[one.kind, one.attack] <= SHOWN_FINDINGS:
+                lines += [f"{one.kind}: {one.attack} on {one.problem} ({one.detail[:120]})"]
+                lines += [f"    {line[:160]}" for line in one.completion.splitlines()[:12]]
+        if hidden := sum(max(0, count - SHOWN_FINDINGS) for count in shown.values()):
+            lines.append(f"and {hidden} more; --json has them all")
+        return "\n".join(lines)
+
+
+def suites() -> dict[str, Suite]:
+    """Return every suite by name."""
+    from assay.verify.redteam import answers as redteam_answers
+    from assay.verify.redteam import programs as redteam_code
+    from assay.verify.redteam import text as redteam_text
+
+    found = (*redteam_answers.SUITES, *redteam_code.SUITES, *redteam_text.SUITES)
+    known = {suite.name: suite for suite in found}
+    for name in labelled_names():  # the others are tried with the hacks that they have labels for
+        known.setdefault(name, Suite(name, (), lambda problem: (), lambda problem: False))
+    return known
+
+
+def red_team(
+    verifier: str,
+    problems: Sequence[Problem] | Path | str | None = None,
+    *,
+    suite: str | None = None,
+    num_workers: int | None = None,
+    deadline: float = 10.0,
+    options: Options | None = None,
+    service: VerifierService | None = None,
+) -> RedTeamResult:
+    """Judge a suite's attacks and controls by a verifier, a built-in one or a user's own.
+
+    problems: the user's rows; None: the suite's. suite: None takes the one named after the
+    verifier's first term, else the one that fits the problems, else ``math``. Raises VerifierError
+    or DataError for what cannot be used.
+    """
+    if isinstance(problems, (str, Path)):
+        problems = load_problems([str(problems)])
+    chosen = choose_suite(verifier, problems, suite)
+    with ExitStack() as stack:
+        if service is None:
+            service = stack.enter_context(
+                VerifierService(
+                    verifier, num_workers=num_workers, deadline=deadline, options=options
+                )
+            )
+        service.check([verifier])
+        cases = list(all_cases(chosen, problems, verifier))
+        verdicts = list(service.judge_text((one.problem, _completion(one)) for one in cases))
+    label = verdicts[0].verifier if verdicts else verifier
+    result = RedTeamResult(label, chosen.name)
+    floors = honest_floors(cases, verdicts) if is_learned(verifier) else None
+    for case, verdict in zip(cases, verdicts, strict=True):
+        result.add(case, verdict, is_accepted(case, verdict, floors))
+    return result
+
+
+def red_team_all(**settings: Any) -> Iterator[RedTeamResult]:
+    """Try every built-in verifier that has a suite of its own; one that cannot be asked is skipped."""
+    for name in suites():
+        if name in BUILT_IN:
+            try:
+                yield red_team(name, **settings)
+            except VerifierError as error:
+                yield RedTeamResult(name, name, skipped=str(error))
+
+
+def choose_suite(
+    verifier: str, problems: Sequence[Problem] | None, name: str | None = None
+) -> Suite:
+    """Return the suite that a verifier is tried with; raises VerifierError or DataError."""
+    known = suites()
+    if name is not None and name not in known:
+        raise VerifierError(message("--suite", repr(name), ", ".join(known)))
+    first = parse_expression(verifier)[0].name.partition("|")[0].partition("@")[0]
+    found = known.get(name or first)
+    if found is None and problems:
+        found = next((one for one in known.values() if one.fits(problems[0])), None)
+    if found is None and first in BUILT_IN:
+        raise VerifierError(message("redteam", f"no suite for {first!r}", ", ".join(known)))
+    found = found or known["math"]
+    for problem in problems or ():
+        if not found.fits(problem):
+            accepted = f"rows that the suite {found.name} can work with (see its documentation)"
+            raise DataError(message(problem.source or problem.id, "another kind of row", accepted))
+    return found
+
+
+def all_cases(suite: Suite, problems: Sequence[Problem] | None, verifier: str) -> Iterator[Case]:
+    """Yield the cases of every problem, each to be judged by this verifier."""
+    found = chain.from_iterable(map(suite.cases, suite.problems if problems is None else problems))
+    if problems is None:
+        found = chain(found, labelled_cases(suite.name))
+    for case in found:
+        problem = case.problem
+        judged = Problem(problem.id, problem.prompt, problem.spec, verifier, source="redteam")
+        yield replace(case, problem=judged)
+
+
+def labelled_cases(name: str) -> Iterator[Case]:
+    """Yield the hacks of a built-in verifier's labelled set, and its honest replies in odd styles."""
+    for row in labelled_rows(name):
+        honest = row["expected"] == "passed"
+        if (row["kind"] == "odd_style" and honest) or (row["kind"] == "hack" and not honest):
+            problem, completion = labelled_pair(name, row)
+            attack = "control" if honest else "labelled hacks"
+            yield Case(attack, problem, completion.text, completion.think.mode, honest)
+
+
+def is_learned(verifier: str) -> bool:
+    """Whether a verifier's value is learned, so that only a comparison says what it accepts."""
+    name = parse_expression(verifier)[0].name.partition("|")[0]
+    return name.partition("@")[0] in BUILT_IN and resolve(name).lane == "device"
+
+
+def honest_floors(cases: Sequence[Case], verdicts: Sequence[Verdict]) -> dict[str, float]:
+    """Return, by problem, the least reward that an honest control got."""
+    floors: dict[str, float] = {}
+    for case, verdict in zip(cases, verdicts, strict=True):
+        if case.honest and verdict.reward is not None:
+            floors[case.problem.id] = min(
+                verdict.reward, floors.get(case.problem.id, verdict.reward)
+            )
+    return floors
+
+
+def is_accepted(case: Case, verdict: Verdict, floors: Mapping[str, float] | None) -> bool:
+    """Whether a completion was paid: it passed, or a learned verifier pays it as an honest one."""
+    if floors is None or case.honest:
+        return verdict.correct if floors is None else verdict.judged
+    return verdict.reward is not None and verdict.reward >= floors.get(case.problem.id, 0.0)
+
+
+def _completion(case: Case) -> Completion:
+    return Completion.from_text(case.completion, case.problem.id, ThinkFormat(case.think))

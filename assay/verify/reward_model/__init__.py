@@ -1,0 +1,1 @@
+"""Verifiers ``reward_model`` and ``process_reward_model``: learned rewards."""

@@ -1,0 +1,134 @@
+"""Bring a reward model's scores to mean 0 and standard deviation 1 on a reference set."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from assay.errors import DataError, VerifierError, message
+from assay.types import Completion, Problem
+from assay.verify.reward_model.checkpoint import checkpoint_hash
+from assay.verify.reward_model.options import is_number, is_text, place
+
+RawScores = Callable[[int, Sequence[tuple[Problem, Completion]]], Sequence[float | None]]
+_WHERE = f"{place('reward_model')}.normalize"
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Mean and standard deviation of a reference set."""
+
+    mean: float = 0.0
+    std: float = 1.0
+
+    def of(self, raw: float) -> float:
+        """Return (raw - mean) / std."""
+        return (raw - self.mean) / self.std
+
+
+def is_normalize(value: Any) -> bool:
+    """Whether a value is {mean, std}, or names a file."""
+    if not isinstance(value, Mapping):
+        return is_text(value)
+    table = cast("Mapping[str, Any]", value)
+    return set(table) == {"mean", "std"} and all(
+        all(map(is_number, cast("list[Any]", each))) if isinstance(each, list) else is_number(each)
+        for each in table.values()
+    )
+
+
+def scales_of(
+    normalize: Any, paths: Sequence[str], how: str, raw_scores: RawScores
+) -> tuple[Scale, ...]:
+    """Return one scale a member: as given, or of the rows of a file.
+
+    normalize: ``{mean, std}``, or a JSON Lines file of rows with a prompt and a completion. What the rows
+    give is stored beside the file, as ``FILE.stats.json``, under the hashes of the checkpoint, of the
+    rows and of ``how`` a text becomes tokens, and read from there the next time. The standard
+    deviation is that of the population. Raises VerifierError.
+    """
+    if isinstance(normalize, Mapping):
+        return _given(cast("Mapping[str, Any]", normalize), len(paths))
+    file = Path(normalize).expanduser()
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        found = f"{normalize}, which cannot be read ({error.strerror})"
+        raise VerifierError(message(_WHERE, found, "{mean, std}, or a JSON Lines file")) from error
+    store = file.with_name(f"{file.name}.stats.json")
+    stored = _read_store(store)
+    scales: list[Scale] = []
+    for member, path in enumerate(paths):
+        key = hashlib.sha256(content + how.encode()).hexdigest()[:12]
+        key = f"{checkpoint_hash(path)}-{key}"
+        if key not in stored:
+            raws = raw_scores(member, _pairs(content, file))
+            stored[key] = _measure([raw for raw in raws if raw is not None])
+            _write_store(store, stored)
+        scales.append(_scale(stored[key]["mean"], stored[key]["std"]))
+    return tuple(scales)
+
+
+def _given(table: Mapping[str, Any], count: int) -> tuple[Scale, ...]:
+    columns: list[list[float]] = []
+    for name in ("mean", "std"):
+        value = table[name]
+        column = cast("list[float]", value) if isinstance(value, list) else [value] * count
+        if len(column) != count:
+            accepted = f"a number, or {count}: one for each path"
+            raise VerifierError(message(f"{_WHERE}.{name}", f"{len(column)} numbers", accepted))
+        columns.append(column)
+    return tuple(_scale(mean, std) for mean, std in zip(*columns, strict=True))
+
+
+def _scale(mean: float, std: float) -> Scale:
+    if not std > 0:
+        raise VerifierError(message(f"{_WHERE}.std", std, "a number above 0"))
+    return Scale(float(mean), float(std))
+
+
+def _measure(raws: Sequence[float]) -> dict[str, float]:
+    if len(raws) < 2:
+        found = f"{len(raws)} rows that the model can score"
+        raise VerifierError(message(_WHERE, found, "2 or more; hundreds are better"))
+    mean = math.fsum(raws) / len(raws)
+    variance = math.fsum((raw - mean) ** 2 for raw in raws) / len(raws)
+    return {"mean": mean, "std": math.sqrt(variance), "rows": len(raws)}
+
+
+def _pairs(content: bytes, file: Path) -> list[tuple[Problem, Completion]]:
+    from assay.verify.batch import read_row
+
+    pairs: list[tuple[Problem, Completion]] = []
+    for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), 1):
+        if not line.strip():
+            continue
+        where = f"{file}:{number}"
+        try:
+            pairs.append(read_row(json.loads(line), where, f"reference {number}"))
+        except (DataError, json.JSONDecodeError) as error:
+            raise VerifierError(f"{_WHERE}: {where}: {str(error).removeprefix(where)}") from error
+    return pairs
+
+
+def _read_store(store: Path) -> dict[str, dict[str, float]]:
+    with suppress(OSError, ValueError):
+        found: Any = json.loads(store.read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            return cast("dict[str, dict[str, float]]", found)
+    return {}
+
+
+def _write_store(store: Path, stored: Mapping[str, Any]) -> None:
+    """Keep what was measured; where the folder cannot be written it is measured again next time."""
+    with suppress(OSError):
+        fresh = store.with_name(f".{store.name}.{os.getpid()}")
+        fresh.write_text(json.dumps(stored, indent=1, sort_keys=True), encoding="utf-8")
+        fresh.replace(store)

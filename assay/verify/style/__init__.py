@@ -1,0 +1,1 @@
+"""Verifiers of form, length, language and repetition: components beside the correctness."""

@@ -1,0 +1,305 @@
+"""Verifiers of length: a target (L1), a soft limit (DAPO), and rank among siblings (Kimi k1.5).
+
+None of them says anything of correctness: give them as later terms of a sum. Their lengths are in
+tokens where the completion has tokens, the end-of-sequence token included, as in the learner.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from assay.errors import VerifierError, message
+from assay.types import Completion, Group, Problem
+from assay.verify.base import Field, KnownError, Part, Verifier
+
+VARIANTS = ("exact", "max")
+SLACK = 0.5  # L1-Max's delta: what an answer of just the target length has left of its reward
+
+# A word, or one character of a script that is written without spaces.
+_WORD = re.compile(
+    r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\W\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+"
+)
+
+
+def num_words(text: str) -> int:
+    """Return the number of words; each Chinese or Japanese character is one."""
+    return sum(1 for _ in _WORD.finditer(text))
+
+
+def judge_length_target(problem: Problem, completion: Completion) -> Part:
+    """Return minus the distance from the target length n, in [-1, 0]; passed within ``tolerance``.
+
+        exact   -min(1, alpha * |n - length|)              (L1 eq. 1, its second summand)
+        max     clip(alpha * (n - length) + delta, 0, 1) - 1     (L1 eq. 2, its factor less one)
+
+    Reads ``target_tokens`` or ``target_words``, ``variant``, ``alpha`` (default 1/n: the distance is
+    relative to the target; the paper has 0.0003), ``delta`` and ``tolerance`` of the spec. Source:
+    Aggarwal and Welleck 2025, arXiv:2503.04697.
+    """
+    measured = _measure(problem, completion, "target")
+    if isinstance(measured, Part):
+        return measured
+    length, target, unit = measured
+    value = _target_value(problem, length, target)
+    tolerance = _number(problem, "tolerance", 0.1)
+    over = length - target if _variant(problem) == "max" else abs(length - target)
+    return Part(
+        value,
+        score=1.0 + value,
+        passed=over <= tolerance * target,
+        detail=f"{length} {unit}; target: {target:g}",
+        components={"length": float(length)},
+    )
+
+
+def judge_length_if_correct(problem: Problem, group: Group, parts: Sequence[Part]) -> list[Part]:
+    """Return `judge_length_target` times the correctness of the expression's first term.
+
+    A wrong completion gets 0 whatever its length, so that short wrong answers gain nothing. With
+    ``variant = "max"`` and weight 1 the sum is L1-Max's product (arXiv:2503.04697 eq. 2).
+    """
+    found: list[Part] = []
+    for completion, part in zip(group.completions, parts, strict=True):
+        correct = _score(part)
+        if correct is None:
+            found.append(_NOT_JUDGED)
+            continue
+        target = judge_length_target(problem, completion)
+        if target.value is None:
+            found.append(target)
+        else:
+            value = correct * target.value
+            found.append(Part(value, detail=target.detail, components=target.components))
+    return found
+
+
+def judge_overlong(problem: Problem, completion: Completion) -> Part:
+    """Return the soft overlong punishment in [-1, 0] (DAPO eq. 13).
+
+        0                                     length <= limit - buffer
+        ((limit - buffer) - length) / buffer  between
+        -1                                    length >= limit
+
+    Reads ``max_tokens`` or ``max_words``, and ``buffer`` (default: a fifth of it, the paper's share)
+    of the spec. Source: arXiv:2503.14476. ``algorithm.overlong_buffer`` is the same formula inside
+    the learner, bound to ``sampling.max_tokens``; it changes the advantage and leaves the recorded
+    reward alone. Use this verifier where the limit is not the sampler's, differs from problem to
+    problem, or is to stand in the rollout log; never both, or the punishment counts twice.
+    """
+    measured = _measure(problem, completion, "max")
+    if isinstance(measured, Part):
+        return measured
+    length, limit, unit = measured
+    buffer = _number(problem, "buffer", limit / 5)
+    if not 0 < buffer <= limit:
+        raise VerifierError(
+            message("spec.buffer", f"{buffer:g}", f"more than 0, at most {limit:g}")
+        )
+    over = length - (limit - buffer)
+    value = -min(1.0, max(0.0, over / buffer)) + 0.0
+    return Part(
+        value,
+        score=1.0 + value,
+        detail=f"{length} {unit}; limit: {limit:g}, of which the last {buffer:g} cost",
+        components={"length": float(length)},
+    )
+
+
+def judge_kimi_length(problem: Problem, group: Group, parts: Sequence[Part]) -> list[Part]:
+    """Return Kimi's length reward in [-0.5, 0.5], by rank among the judged siblings.
+
+        lambda = 0.5 - (length - min_length) / (max_length - min_length)
+        lambda where correct, min(0, lambda) where not; 0 where max_length = min_length
+
+    Siblings that were not judged set neither minimum nor maximum, and are not judged here either.
+    Lengths are in tokens where every sibling has them, else in characters. Source: Kimi k1.5
+    section 2.3.3, arXiv:2501.12599; there its weight is 0 at first, since it slows early training.
+    """
+    lengths = _lengths(group.completions)
+    judged = [length for length, part in zip(lengths, parts, strict=True) if part.value is not None]
+    if not judged:
+        return [_NOT_JUDGED] * len(lengths)
+    shortest, spread = min(judged), max(judged) - min(judged)
+    found: list[Part] = []
+    for length, part in zip(lengths, parts, strict=True):
+        if part.value is None:
+            found.append(_NOT_JUDGED)
+            continue
+        rank = 0.5 - (length - shortest) / spread if spread else 0.0
+        value = rank if _passed(part) else min(0.0, rank)
+        found.append(Part(value, components={"length": float(length)}))
+    return found
+
+
+_NOT_JUDGED = Part.not_judged("unavailable", "its correctness was not judged")
+
+
+def _lengths(completions: Sequence[Completion]) -> list[int]:
+    if all(len(completion.tokens) for completion in completions):
+        return [len(completion.tokens) for completion in completions]
+    return [len(completion.text) for completion in completions]
+
+
+def _score(part: Part) -> float | None:
+    return part.value if part.score is None else part.score
+
+
+def _passed(part: Part) -> bool:
+    return (_score(part) or 0.0) >= 1.0 if part.passed is None else part.passed
+
+
+def _needs(key: str) -> Callable[[Mapping[str, Any]], None]:
+    """Return the check of a spec that must hold the key in tokens or in words."""
+    tokens, words = f"{key}_tokens", f"{key}_words"
+
+    def check(spec: Mapping[str, Any]) -> None:
+        if spec.get(tokens) is None and spec.get(words) is None:
+            raise VerifierError(f"{tokens}: missing; accepted: {tokens} or {words}")
+
+    return check
+
+
+def _measure(problem: Problem, completion: Completion, key: str) -> tuple[int, float, str] | Part:
+    """Return (length, bound, unit), or the part of a completion without tokens."""
+    tokens, words = f"{key}_tokens", f"{key}_words"
+    given = [name for name in (tokens, words) if problem.spec.get(name) is not None]
+    if not given:
+        raise VerifierError(
+            message(f"problem {problem.id}: spec", "neither", f"{tokens} or {words}")
+        )
+    name = given[0] if len(completion.tokens) else given[-1]
+    bound = _number(problem, name, 0.0)
+    if not bound:
+        raise VerifierError(message(f"spec.{name}", "0", "a number above 0"))
+    if name == words:
+        return num_words(completion.text), bound, "words"
+    if not len(completion.tokens):
+        return Part.not_judged("unavailable", f"the completion has no tokens; give {words}")
+    return len(completion.tokens), bound, "tokens"
+
+
+def _target_value(problem: Problem, length: int, target: float) -> float:
+    alpha = _number(problem, "alpha", 1.0 / target)
+    if _variant(problem) == "exact":
+        return -min(1.0, alpha * abs(target - length)) + 0.0
+    delta = _number(problem, "delta", SLACK)
+    return min(1.0, max(0.0, alpha * (target - length) + delta)) - 1.0
+
+
+def _variant(problem: Problem) -> str:
+    variant: Any = problem.spec.get("variant", "exact")
+    if variant not in VARIANTS:
+        raise VerifierError(message("spec.variant", repr(variant), ", ".join(VARIANTS)))
+    return variant
+
+
+def _number(problem: Problem, key: str, default: float) -> float:
+    value: Any = problem.spec.get(key)
+    if value is None:
+        return default
+    if not _is_number(value):
+        raise VerifierError(message(f"spec.{key}", repr(value), "a number, 0 or more"))
+    return float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < float("inf")
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_number(value) and value > 0
+
+
+_TARGET_FIELDS = (
+    Field("target_tokens", "a number above 0, in tokens", check=_is_positive),
+    Field("target_words", "a number above 0, in words", check=_is_positive),
+    Field("variant", ", ".join(VARIANTS), default="exact", check=lambda value: value in VARIANTS),
+    Field("alpha", "a number, per token or word; null: 1/target", check=_is_number),
+    Field("delta", "a number, of variant max", default=SLACK, check=_is_number),
+    Field("tolerance", "a share of the target", default=0.1, check=_is_number),
+)
+_MODULES = ("assay.verify.style.length", "assay.types")
+
+LENGTH_TARGET = Verifier(
+    name="length_target",
+    version=1,
+    judge=judge_length_target,
+    check_spec=_needs("target"),
+    lane="inline",
+    domain="the distance of a completion's length from a target",
+    fields=_TARGET_FIELDS,
+    accepts="any text; its length in tokens (target_tokens) or words (target_words)",
+    partial_credit="falls linearly with the distance, from 0 to -1",
+    weight=0.1,
+    bounds=(-1.0, 0.0),
+    known_errors=(
+        KnownError(
+            "only length is seen: filler of the right length passes",
+            {"target_words": 5},
+            "word word word word word",
+            says="passed",
+            should_say="failed",
+        ),
+    ),
+    modules=_MODULES,
+)
+
+LENGTH_IF_CORRECT = Verifier(
+    name="length_if_correct",
+    version=1,
+    judge=judge_length_if_correct,
+    check_spec=_needs("target"),
+    takes="verdicts",
+    lane="inline",
+    domain="the distance of a correct completion's length from a target; 0 for the others",
+    fields=_TARGET_FIELDS,
+    accepts="any text; its length in tokens (target_tokens) or words (target_words)",
+    partial_credit="the first term's score times length_target",
+    weight=0.1,
+    bounds=(-1.0, 0.0),
+    modules=_MODULES,
+)
+
+OVERLONG = Verifier(
+    name="overlong",
+    version=1,
+    judge=judge_overlong,
+    check_spec=_needs("max"),
+    lane="inline",
+    domain="how far a completion ran into the last tokens before a limit",
+    fields=(
+        Field("max_tokens", "a number above 0, in tokens", check=_is_positive),
+        Field("max_words", "a number above 0, in words", check=_is_positive),
+        Field("buffer", "a number above 0, at most the limit; null: a fifth", check=_is_positive),
+    ),
+    accepts="any text; its length in tokens (max_tokens) or words (max_words)",
+    partial_credit="falls linearly over the buffer, from 0 to -1",
+    weight=0.1,
+    bounds=(-1.0, 0.0),
+    known_errors=(
+        KnownError(
+            "a long answer that the problem needs is punished like a rambling one",
+            {"max_words": 4},
+            "The answer is twenty-four.",
+            says="failed",
+            should_say="passed",
+        ),
+    ),
+    modules=_MODULES,
+)
+
+KIMI_LENGTH = Verifier(
+    name="kimi_length",
+    version=1,
+    judge=judge_kimi_length,
+    takes="verdicts",
+    lane="inline",
+    domain="how short a completion is among its siblings",
+    accepts="any text; lengths in tokens where all siblings have them, else in characters",
+    partial_credit="0.5 for the shortest that is correct, falling to -0.5 for the longest",
+    weight=0.1,
+    bounds=(-0.5, 0.5),
+    modules=_MODULES,
+)

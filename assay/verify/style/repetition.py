@@ -1,0 +1,190 @@
+"""Verifier ``repetition``: how much of a completion only says again what it has just said."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate, groupby
+from operator import and_
+from typing import Any
+
+from assay.errors import VerifierError, message
+from assay.types import Completion, Problem
+from assay.verify.base import Field, KnownError, Part, Verifier
+
+NGRAM = 4  # units; NGRAM_CJK where most units are single characters
+NGRAM_CJK = 8
+ALLOWED = 0.4  # share of repeated n-grams that honest text may have: at most 0.38 was measured
+ALLOWED_FOLDED = 0.3  # so much more where numbers do not count: worked examples, case by case
+ALLOWED_SENTENCES = 0.25
+WINDOW = 2048  # units: an n-gram that was said longer ago is not a repetition
+BLOCK = 256  # units: what is allowed is allowed in each block, so that a late loop does not hide
+LEAST = 24  # units: n-grams of less are too few to tell
+LEAST_SENTENCES = 12  # units: in less, even whole sentences that stand again tell nothing
+LONG_RUN = 32  # times that one number may stand in a row
+
+_CJK = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af"
+# Long words, and long rows of symbols, come in pieces, so that "aaaa..." and "----..." are loops too.
+_UNIT = re.compile(rf"[{_CJK}]|[^\W\d_{_CJK}]{{1,16}}|\d{{1,16}}|[^\w\s]{{6,16}}")
+_SENTENCE_END = re.compile(r"[.!?]+(?=\s)|[。！？]|\n+")
+_INVISIBLE = dict.fromkeys([0xAD, 0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF])
+
+
+def judge_repetition(problem: Problem, completion: Completion) -> Part:
+    """Return minus the share of repetition beyond what honest text has, in [-1, 0].
+
+    The largest of three shares: n-grams of words that stand again within `WINDOW` words, the same with
+    all numbers taken as equal (loops that count), and sentences that stand a third time. Case,
+    punctuation, white space and invisible characters do not count. Each of the shares is 0 up to what
+    is allowed, then rises linearly to 1, block by block of `BLOCK` words. In fewer than
+    `LEAST` words only sentences count, in fewer than `LEAST_SENTENCES` nothing does. Reads ``ngram``, ``allowed`` and ``tolerance`` of the spec.
+    """
+    allowed = _share(problem, "allowed", ALLOWED)
+    size: Any = problem.spec.get("ngram", None)
+    if size is not None and not _is_size(size):
+        raise VerifierError(message("spec.ngram", repr(size), "a whole number from 2 to 64"))
+    text = completion.text.translate(_INVISIBLE).casefold()
+    units = _UNIT.findall(text)
+    if len(units) < LEAST_SENTENCES:
+        return Part(0.0, score=1.0, passed=True, detail=f"{len(units)} words: too short to tell")
+    if size is None:
+        num_single = sum(1 for unit in units if len(unit) == 1 and unit > "\u3000")
+        size = NGRAM_CJK if 2 * num_single > len(units) else NGRAM
+    folded = ["0" if unit[0].isdigit() else unit for unit in units]
+    counted = _counted(units, folded, size)
+    more = min(0.95, allowed + ALLOWED_FOLDED)
+    shares = {"ngrams": 0.0, "ngrams_without_numbers": 0.0, "sentences": _sentence_excess(text)}
+    if len(units) >= LEAST:
+        shares["ngrams"] = _ngram_excess(units, counted, size, allowed)
+        shares["ngrams_without_numbers"] = _ngram_excess(folded, counted, size, more)
+    worst = max(shares, key=lambda name: shares[name])
+    value = -shares[worst] + 0.0
+    return Part(
+        value,
+        score=1.0 + value,
+        passed=-value <= _share(problem, "tolerance", 0.1),
+        detail=f"{worst.replace('_', ' ')}: {-value:.2f} beyond what is allowed" if value else "",
+        components=shares,
+    )
+
+
+def _counted(units: Sequence[str], folded: Sequence[str], size: int) -> list[bool]:
+    """Return which n-grams count: not those mostly of numbers, as in tables, but for long runs of one."""
+    before = [0, *accumulate(unit == "0" for unit in folded)]
+    counted = [
+        2 * (last - first) <= size for first, last in zip(before, before[size:], strict=False)
+    ]
+    start = 0
+    for unit, same in groupby(units):
+        end = start + sum(1 for _ in same)
+        if end - start >= LONG_RUN and unit[0].isdigit():
+            counted[start : end - size + 1] = [True] * (end - size + 1 - start)
+        start = end
+    return counted
+
+
+def _ngram_excess(
+    units: Sequence[str], counted: Sequence[bool], size: int, allowed: float
+) -> float:
+    """Return the share of n-grams said before, less what is allowed, over all blocks."""
+    last_seen: dict[tuple[str, ...], int] = {}
+    repeated: list[bool] = []
+    for index, ngram in enumerate(zip(*(units[start:] for start in range(size)), strict=False)):
+        repeated.append(index - last_seen.get(ngram, -WINDOW - 1) <= WINDOW)
+        last_seen[ngram] = index
+    num_blocks = max(1, round(len(repeated) / BLOCK))
+    excess = total = 0.0
+    for block in range(num_blocks):
+        start = len(repeated) * block // num_blocks
+        end = len(repeated) * (block + 1) // num_blocks
+        num = sum(counted[start:end])
+        if num:
+            share = sum(map(and_, repeated[start:end], counted[start:end])) / num
+            excess += num * max(0.0, (share - allowed) / (1.0 - allowed))
+            total += num
+    return excess / total if total else 0.0
+
+
+def _sentence_excess(text: str) -> float:
+    """Return the share of words in sentences that stand for the third time or more, less what is allowed.
+
+    Once more is no fault: an answer is often said in the reasoning and again behind it.
+    """
+    seen: Counter[tuple[str, ...]] = Counter()
+    repeated = total = 0
+    for sentence in _SENTENCE_END.split(text):
+        units = tuple(_UNIT.findall(sentence))
+        total += len(units)
+        num_words = sum(1 for unit in units if unit[0].isalpha())
+        if num_words < 3 or 2 * num_words < len(units):
+            continue
+        seen[units] += 1
+        repeated += len(units) if seen[units] > 2 else 0
+    share = repeated / total if total else 0.0
+    return max(0.0, (share - ALLOWED_SENTENCES) / (1.0 - ALLOWED_SENTENCES))
+
+
+def _share(problem: Problem, key: str, default: float) -> float:
+    value: Any = problem.spec.get(key, default)
+    if not _is_share(value):
+        raise VerifierError(message(f"spec.{key}", repr(value), "a number from 0 to below 1"))
+    return float(value)
+
+
+def _is_share(value: Any) -> bool:
+    return type(value) in (int, float) and 0.0 <= value < 1.0
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 2 <= value <= 64
+
+
+REPETITION = Verifier(
+    name="repetition",
+    version=1,
+    judge=judge_repetition,
+    domain="loops and repeated sentences in any text, code and tables included",
+    fields=(
+        Field(
+            "ngram",
+            f"a whole number from 2 to 64; null: {NGRAM} words, or {NGRAM_CJK} characters of a text "
+            "without spaces",
+            check=_is_size,
+        ),
+        Field("allowed", "a share of repeated n-grams", default=ALLOWED, check=_is_share),
+        Field("tolerance", "a share: below it the text passes", default=0.1, check=_is_share),
+    ),
+    accepts="any text; case, punctuation, white space and invisible characters do not count",
+    partial_credit="the share of repetition, from 0 to -1",
+    weight=0.1,
+    bounds=(-1.0, 0.0),
+    known_errors=(
+        KnownError(
+            "a loop that says the same in other words passes",
+            {},
+            "Let me check that again. I should verify this once more. Better to confirm it another "
+            "time. It would be wise to look it over anew. One further examination cannot hurt. "
+            "Perhaps a second inspection is due.",
+            says="passed",
+            should_say="failed",
+        ),
+        KnownError(
+            "repetition that was asked for, such as a refrain, counts all the same",
+            {},
+            "Row, row, row your boat, gently down the stream. " * 8,
+            says="failed",
+            should_say="passed",
+        ),
+        KnownError(
+            "a loop of different numbers without words is taken for a table",
+            {},
+            "1, 2, 3, 1, 2, 3, " * 40,
+            says="passed",
+            should_say="failed",
+        ),
+    ),
+    text_only=True,
+    cached=True,
+    modules=("assay.verify.style.repetition", "assay.types"),
+)

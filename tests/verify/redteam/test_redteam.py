@@ -1,0 +1,109 @@
+"""The red team finds what a weak verifier pays for, and names the completion that did it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from assay.errors import DataError, VerifierError
+from assay.types import Completion, Problem, Verdict
+from assay.verify.redteam.team import (
+    Case,
+    choose_suite,
+    honest_floors,
+    is_accepted,
+    labelled_cases,
+    red_team,
+    suites,
+)
+
+
+def contains(problem: Problem, completion: Completion) -> float:
+    """A weak verifier: the answer stands somewhere."""
+    return float(str(problem.spec["answer"]) in completion.text)
+
+
+def rejects(problem: Problem, completion: Completion) -> float:
+    """A verifier that pays for nothing."""
+    return 0.0
+
+
+def breaks(problem: Problem, completion: Completion) -> float:
+    """A verifier that cannot judge long texts."""
+    if len(completion.text) > 5000:
+        raise ValueError("too long")
+    return 0.0
+
+
+HERE = "test_redteam"
+
+
+def test_a_weak_verifier_is_caught_with_the_completion_that_did_it() -> None:
+    result = red_team(f"{HERE}:contains", num_workers=1)
+    assert not result.held and result.num_accepted > 100
+    assert result.accepted["hedged words"] == result.tried["hedged words"]
+    finding = next(one for one in result.findings if one.attack == "hedged words")
+    assert finding.kind == "attack accepted" and " or " in finding.completion
+    text = str(result)
+    assert "ACCEPTED" in text and finding.completion in text and "--json has them all" in text
+    assert len(text.splitlines()) < 150
+    plain = json.loads(json.dumps(result.as_dict()))
+    assert plain["held"] is False and len(plain["findings"]) == len(result.findings)
+
+
+def test_a_verifier_that_rejects_honest_work_does_not_hold() -> None:
+    result = red_team(f"{HERE}:rejects", num_workers=1)
+    assert result.num_accepted == 0 and result.controls_passed == 0 and not result.held
+    assert {one.kind for one in result.findings} == {"control rejected"}
+
+
+def test_attacks_that_are_not_judged_are_told_apart() -> None:
+    result = red_team(f"{HERE}:breaks", num_workers=1)
+    assert result.not_judged["length"] == result.tried["length"] and not result.accepted
+    assert any(one.kind == "not judged" and "too long" in one.detail for one in result.findings)
+
+
+def test_problems_of_the_users(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text(json.dumps({"id": "mine", "prompt": "What is 3 + 4?", "answer": "7"}) + "\n")
+    result = red_team(f"{HERE}:contains", path, num_workers=1)
+    assert {one.problem for one in result.findings} == {"mine"}
+    assert result.tried["nearly"] == 4
+
+
+def test_suites_are_chosen_by_name_and_by_what_fits() -> None:
+    assert choose_suite("think_format", None).name == "think_format"
+    assert choose_suite("math*1.0 + think_format*0.1", None).name == "math"
+    assert choose_suite("a.b:c", None).name == "math"
+    rows = [Problem("p", "Write f.", {"tests": [{"args": [1], "expected": 2}]})]
+    assert choose_suite("a.b:c", rows).name == "code"
+    assert choose_suite("a.b:c", None, "code").name == "code"
+    with pytest.raises(VerifierError, match="--suite: found 'cod'; accepted: math, "):
+        choose_suite("math", None, "cod")
+    with pytest.raises(DataError, match="p: found another kind of row"):
+        choose_suite("math", rows)
+
+
+@pytest.mark.parametrize("name", suites())
+def test_every_suite_has_attacks_controls_and_fits_its_own_problems(name: str) -> None:
+    suite = suites()[name]
+    assert suite.problems or any(not case.honest for case in labelled_cases(name))
+    for problem in suite.problems:
+        cases = list(suite.cases(problem))
+        assert suite.fits(problem)
+        assert any(case.honest for case in cases) and sum(not case.honest for case in cases) >= 4
+        honest = {case.completion for case in cases if case.honest}
+        assert not honest & {case.completion for case in cases if not case.honest}
+
+
+def test_a_learned_verifier_is_held_against_its_honest_controls() -> None:
+    problem = Problem("p", "q", {"answer": "1"})
+    cases = [Case("control", problem, "1", honest=True), Case("padding", problem, "2" * 9)]
+    paid = [Verdict.of_score(0.5, "rm@1", reward=value) for value in (1.0, 9.0)]
+    floors = honest_floors(cases, paid)
+    assert floors == {"p": 1.0}
+    assert [is_accepted(*pair, floors) for pair in zip(cases, paid, strict=True)] == [True, True]
+    cheap = Verdict.of_score(0.5, "rm@1", reward=0.5)
+    assert not is_accepted(cases[1], cheap, floors)

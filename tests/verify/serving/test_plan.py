@@ -1,0 +1,210 @@
+"""Sums and alternatives: who is asked when, what the parts make, weights and their schedule, doubts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import planted_lanes
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assay.errors import VerifierError
+from assay.types import Completion, Group, Problem, Prompt, Verdict
+from assay.verify.base import Part
+from assay.verify.expression import BUILT_IN, Term
+from assay.verify.service import VerifierService
+from assay.verify.serving.cards import Card
+from assay.verify.serving.plan import NOT_ASKED, Plan, accepts, plan_terms
+from assay.verify.serving.schedule import Schedule
+
+
+@pytest.fixture(autouse=True)
+def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name, place in planted_lanes.NAMES.items():
+        monkeypatch.setitem(BUILT_IN, name, place)
+    planted_lanes.forget()
+    yield
+
+
+def group_of(texts: Sequence[str], version: int = 0, **spec: Any) -> Group:
+    completions = tuple(
+        replace(Completion.from_text(text, f"p#0/{n}"), policy_version=version)
+        for n, text in enumerate(texts)
+    )
+    return Group(Problem("p", "q", spec), Prompt("q", np.zeros(1, np.int32)), completions)
+
+
+def judge(expression: str, texts: Sequence[str], **spec: Any) -> tuple[Verdict, ...]:
+    with VerifierService(expression, num_workers=1) as service:
+        return service.judge([group_of(texts, **spec)])[0]
+
+
+def test_the_later_alternative_is_asked_only_for_what_the_earlier_rejected() -> None:
+    with VerifierService("math|threaded*1.0 + inlined", num_workers=1) as service:
+        right, rescued, wrong = service.judge(
+            [group_of(["5", "yes", "no"], answer="5", good="yes")]
+        )[0]
+        found = service.stats["verifiers"]["threaded"]
+    assert [v.status for v in (right, rescued, wrong)] == ["passed", "passed", "failed"]
+    assert "threaded" not in right.components
+    assert right.components["math|threaded"] == right.components["math"] == 1.0
+    assert rescued.components["math"] == 0.0
+    assert rescued.components["threaded"] == rescued.components["threaded.rescued"] == 1.0
+    assert rescued.detail.startswith("threaded accepted")
+    assert wrong.components["threaded.rescued"] == 0.0
+    assert sorted(t for t in planted_lanes.calls if t != "5") == ["no", "no", "yes", "yes"]
+    assert (found["asked"], found["accepted"], found["count"]) == (2, 1, 2)
+    assert [v.reward for v in (right, rescued, wrong)] == [1.0, 1.1, 0.0]
+    assert right.verifier.startswith("math@") and "|threaded@1*1 + inlined@1*0.1" in right.verifier
+
+
+def test_what_the_earlier_could_not_judge_the_later_decides_alone() -> None:
+    accepted, rejected = judge("inlined|threaded", ["down", "raise"])[:2]
+    assert accepted.reason == "unavailable"  # neither could
+    assert rejected.reason == "error"
+    with VerifierService("hasty|inlined") as service:
+        (verdict,) = service.judge([group_of(["sleep 0.4"])])[0]
+    assert (verdict.status, verdict.components["inlined.rescued"]) == ("passed", 1.0)
+
+
+def plan_of(expression: str, schedule: Schedule | None = None, **cards: Any) -> Plan:
+    terms, names = plan_terms(expression)
+    made = [cards.get(name.partition("@")[0]) or Card(name.partition("@")[0], 1) for name in names]
+    return Plan(terms, names, made, schedule or Schedule({}))
+
+
+MISSING = Part.not_judged("timeout", "killed")
+
+
+@pytest.mark.parametrize(
+    ("parts", "status", "score"),
+    [
+        ([Part(1.0), NOT_ASKED, NOT_ASKED], "passed", 1.0),
+        ([Part(0.0), Part(1.0), NOT_ASKED], "passed", 1.0),
+        ([Part(0.5), Part(0.25), Part(0.0)], "failed", 0.5),
+        ([MISSING, Part(0.0), Part(0.0)], "failed", 0.0),
+        ([Part(0.0), MISSING, Part(1.0)], "passed", 1.0),
+        ([Part(0.0), MISSING, Part(0.25)], "failed", 0.25),
+        ([Part(0.0), Part(0.0), MISSING], "not_judged", None),
+        ([MISSING, MISSING, MISSING], "not_judged", None),
+        ([Part(0.5, passed=True), NOT_ASKED, NOT_ASKED], "passed", 0.5),
+        ([Part(1.0, passed=False), Part(0.0), Part(0.0)], "failed", 1.0),
+    ],
+)
+def test_alternatives_make_one_part(parts: list[Part], status: str, score: float | None) -> None:
+    verdict = plan_of("math|judge_a.b:c|x.y:z".replace("judge_a", "a")).verdict(parts, 0)
+    assert (verdict.status, verdict.score, verdict.reward) == (status, score, score)
+
+
+def test_a_rescue_needs_no_second_count_of_seconds() -> None:
+    parts = [Part(0.0, seconds=0.25), Part(1.0, seconds=0.5)]
+    assert plan_of("math|a.b:c + a.b:c*0.5").verdict(parts, 0).seconds == 0.75
+
+
+def test_a_verifier_that_is_also_a_term_of_its_own_is_asked_for_all() -> None:
+    first, second = judge("inlined|threaded + threaded*0.5", ["good", "bad"])
+    assert first.components["threaded"] == 1.0
+    assert (first.reward, second.reward) == (1.5, 0.0)
+
+
+def test_three_alternatives_in_three_lanes() -> None:
+    verdicts = judge("inlined|math|threaded", ["good", "7", "x", "sleep 0"], answer="7")
+    assert [v.status for v in verdicts] == ["passed", "passed", "failed", "passed"]
+    assert [("threaded" in v.components) for v in verdicts] == [False, False, True, False]
+
+
+def test_a_verifier_of_groups_may_be_an_alternative() -> None:
+    verdicts = judge("inlined|grouped", ["good", "longer", "x", "longer"])
+    assert [v.correct for v in verdicts] == [True, True, False, True]
+    assert [("grouped" in v.components) for v in verdicts] == [False, True, True, True]
+    assert planted_lanes.calls.count([4, 6, 1, 6]) == 1
+    assert all(v.correct for v in judge("inlined|grouped", ["good", "good"]))
+    assert planted_lanes.calls[-2:] == ["good", "good"]  # nothing was left to ask the group about
+
+
+def test_default_weights_are_the_verifiers_own() -> None:
+    plan = plan_of("a.b:c + math - x.y:z", math=Card("math", 1, weight=0.1))
+    assert [term.weight for term in plan.terms] == [1.0, 0.1, -1.0]
+    assert plan.label == "a.b:c@1*1 + math@1*0.1 + x.y:z@1*-1"
+    first = plan_of("math", math=Card("math", 1, weight=0.1))
+    assert first.terms == (Term("math", 1.0),)
+    assert first.label == "math@1"
+    assert plan_of("-math").label == "math@1*-1"
+
+
+def test_weights_follow_the_policy_version() -> None:
+    schedule = Schedule({"threaded": [[10, 0.0], [20, 1.0], [30, -2]]})
+    plan = plan_of("math + threaded*0.5", schedule)
+    weights = [plan.terms_at(version)[1].weight for version in (0, 10, 15, 20, 25, 30, 99)]
+    assert weights == [0.0, 0.0, 0.25, 0.5, -0.25, -1.0, -1.0]
+    assert plan.verdict([Part(1.0), MISSING], 5).reward == 1.0  # its weight is zero there
+    assert plan.verdict([Part(1.0), MISSING], 15).reward is None
+    assert "threaded@1*0.5" in plan.label
+
+
+def test_a_schedule_reaches_the_verdicts_of_a_service() -> None:
+    settings: dict[str, Any] = {"schedule": {"threaded": ((0, 0.0), (4, 1.0))}}
+    with VerifierService("inlined + threaded*0.5", **settings) as service:
+        groups = [group_of(["good"], version) for version in (0, 2, 4, 9)]
+        assert [v[0].reward for v in service.judge(groups)] == [1.0, 1.25, 1.5, 1.5]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1000), st.floats(-10, 10)), min_size=1, max_size=6),
+    st.integers(0, 1100),
+)
+def test_a_multiplier_lies_between_its_points(
+    points: list[tuple[int, float]], version: int
+) -> None:
+    rising = sorted(dict(points).items())
+    found = Schedule({"math": rising}).multiplier(Term("math@3|a.b:c"), version)
+    versions, values = [v for v, _ in rising], [m for _, m in rising]
+    assert found == pytest.approx(float(np.interp(version, versions, values)))
+
+
+@pytest.mark.parametrize(
+    "points", [[], 3, "x", [[0]], [[0, "a"]], [[1, 0], [1, 1]], [[-1, 0]], [[0, float("nan")]]]
+)
+def test_a_schedule_that_cannot_be_read(points: Any) -> None:
+    with pytest.raises(VerifierError, match=r"verification\.schedule\.math") as caught:
+        VerifierService(schedule={"math": points})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("expression", "words"),
+    [
+        ("math + threaded*0.5 + inlined*0.4", []),
+        ("math", []),
+        ("math + threaded*0.5 + inlined*0.5", ["can add up to 1"]),
+        ("math - threaded*1.5", ["can add up to 1.5"]),
+        ("math*2 + threaded*1.5", []),
+        ("math + device*0.01", ["device has no bounds"]),
+        ("math*0.1 + device + threaded", ["can add up to", "device has no bounds"]),
+    ],
+)
+def test_warnings_where_shaping_can_outweigh_correctness(expression: str, words: list[str]) -> None:
+    with VerifierService("threaded") as service:
+        found = service.warnings(expression)
+    assert len(found) == len(words), found
+    assert all(word in line for word, line in zip(words, found, strict=True))
+
+
+def test_warnings_know_the_schedule() -> None:
+    schedule = {"threaded": [[0, 0.0], [9, 3.0]], "device": [[0, 1]]}
+    with VerifierService("threaded", schedule=schedule) as service:
+        heavy, unused = service.warnings("math + threaded*0.4")
+    assert "can add up to 1.2" in heavy
+    assert "verification.schedule.device" in unused
+
+
+@given(st.floats(0, 1), st.none() | st.booleans(), st.none() | st.floats(0, 1))
+def test_a_part_is_accepted_as_a_verdict_passes(
+    value: float, passed: bool | None, score: float | None
+) -> None:
+    part = Part(value, score=score, passed=passed)
+    assert accepts(part) == plan_of("math").verdict([part], 0).correct
