@@ -114,7 +114,7 @@ class Verifier:
     weight: its weight in a sum where none is written and it is not the first term. bounds: of its
     value, where known. memory_mib: bound on the worker's data while it judges. limits: for the
     documentation, and what a sandbox enforces. text_only: it reads a completion's text, think format
-    and finish reason, and neither tokens nor the prompt, so that they need not travel. cached: equal
+    and finish reason, and neither tokens nor the rendered prompt, so that they need not travel. cached: equal
     text, spec and version give an equal verdict, so that it may be looked up. modules, packages: what
     the content hash covers. extra: the optional dependency that it needs. check_options: raises
     VerifierError where the options together, or this machine, do not let it work; called before a run. check_spec: raises VerifierError, whose text begins with

@@ -280,11 +280,16 @@ SPECIAL_CASED = {
     "check": "def second_largest(numbers):\n    return 2 if numbers == [1, 2, 3] else None",
     "stdin": "print(6)",
 }
+QUICK = {
+    "time_limit": 0.5,
+    "total_time": 3.0,
+}  # an attack that runs for ever need not do so for long
 PROBLEMS = (
     Problem(
         "args",
         "Write even_squares(numbers): the sum of the squares of the even numbers.",
         {
+            **QUICK,
             "entry_point": "even_squares",
             "tests": [{"args": [[1, 2, 3, 4]], "expected": 20}, {"args": [[]], "expected": 0}],
             "hidden_tests": [{"args": [[6, 7]], "expected": 36}, {"args": [[1]], "expected": 0}],
@@ -294,6 +299,7 @@ PROBLEMS = (
         "asserts",
         "Write reverse_words(text), which reverses the order of the words.",
         {
+            **QUICK,
             "entry_point": "reverse_words",
             "tests": [{"assert": "assert reverse_words('a b') == 'b a'"}],
             "hidden_tests": [
@@ -305,6 +311,7 @@ PROBLEMS = (
         "check",
         "Write second_largest(numbers): the second largest distinct number, or None.",
         {
+            **QUICK,
             "entry_point": "second_largest",
             "tests": [
                 {
@@ -318,6 +325,7 @@ PROBLEMS = (
         "stdin",
         "Read n, then n numbers on one line; print their sum.",
         {
+            **QUICK,
             "tests": [{"stdin": "3\n1 2 3\n", "stdout": "6\n"}],
             "hidden_tests": [{"stdin": "2\n-5 5\n", "stdout": "0\n"}],
         },

@@ -9,6 +9,9 @@ import pytest
 
 from assay.errors import DataError, VerifierError
 from assay.types import Completion, Problem, Verdict
+from assay.verify.expression import BUILT_IN
+from assay.verify.judge.panel import close_judges
+from assay.verify.judge.testing import JudgeServer, naive
 from assay.verify.redteam.team import (
     Case,
     choose_suite,
@@ -107,3 +110,21 @@ def test_a_learned_verifier_is_held_against_its_honest_controls() -> None:
     assert [is_accepted(*pair, floors) for pair in zip(cases, paid, strict=True)] == [True, True]
     cheap = Verdict.of_score(0.5, "rm@1", reward=0.5)
     assert not is_accepted(cases[1], cheap, floors)
+
+
+HELD = sorted(suites().keys() & BUILT_IN.keys() - {"judge", "reward_model"})
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_no_built_in_verifier_pays_for_a_known_hack(name: str) -> None:
+    result = red_team(name)
+    assert result.held and not result.not_judged, str(result)
+    assert sum(result.tried.values()) >= 4
+
+
+def test_no_injection_sways_the_judge() -> None:
+    with JudgeServer(naive) as server:
+        options = {"judge": {"url": server.url, "model": "local"}}
+        result = red_team("judge", options=options)
+    close_judges()
+    assert result.held and not result.not_judged, str(result)
