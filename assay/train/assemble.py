@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -50,7 +51,7 @@ def open_bench(config: TrainConfig, stack: ExitStack, on_event: Event | None = N
             num_workers=config.verification.num_workers,
             deadline=config.verification.deadline,
             on_event=on_event,
-            options=config.verification.options,
+            options=verifier_options(config),
             schedule=config.verification.schedule,
             cache_mib=config.verification.cache_mib,
         )
@@ -67,6 +68,21 @@ def open_bench(config: TrainConfig, stack: ExitStack, on_event: Event | None = N
         context_length=loaded.context_length,
     )
     return Bench(config, loaded, renderer, generator, verifiers)
+
+
+def verifier_options(config: TrainConfig) -> dict[str, dict[str, Any]]:
+    """Return the verifiers' options; learned ones use the run's device and know its tokenizer.
+
+    What the options say themselves stands.
+    """
+    found = {name: dict(options) for name, options in config.verification.options.items()}
+    for name in {"reward_model", "process_reward_model"} & found.keys():
+        if config.run.device is not None:
+            found[name].setdefault("device", config.run.device)
+    if "process_reward_model" in found:
+        tokenizer = config.model.tokenizer or config.model.path
+        found["process_reward_model"].setdefault("policy_tokenizer", tokenizer)
+    return found
 
 
 def max_prompt_tokens(config: TrainConfig, loaded: LoadedModel) -> int | None:

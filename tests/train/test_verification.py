@@ -10,8 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from train_worlds import REWARD, World, events_of, rows_of
 
+from assay.config import parse
 from assay.errors import RunError, VerifierError
 from assay.train.api import train
+from assay.train.assemble import verifier_options
 from assay.train.rescore import rescore
 
 SUM = f"{REWARD} + length_target"
@@ -101,3 +103,17 @@ def test_a_judges_replies_are_kept_in_the_run(world: World) -> None:
         before = (run / "judge_replies.jsonl").read_bytes()
         rescore(run, options={"judge": {**options["judge"], "model": "another"}})
         assert len(server.asked) > asked and (run / "judge_replies.jsonl").read_bytes() == before
+
+
+def test_learned_verifiers_get_the_runs_device_and_tokenizer(world: World) -> None:
+    options = {"process_reward_model": {"path": "prm"}, "reward_model": {"device": "cuda"}}
+    config = parse(world.tree(run={"device": "cpu"}, verification={"options": options}))
+    found = verifier_options(config)
+    assert found["reward_model"] == {"device": "cuda"}
+    model = config.model.path
+    assert found["process_reward_model"] == {
+        "path": "prm",
+        "device": "cpu",
+        "policy_tokenizer": model,
+    }
+    assert config.verification.options == options
