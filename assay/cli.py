@@ -6,12 +6,14 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
 from assay.errors import AssayError, UserError
 
+# click's UsageError, wherever this typer has its click
+_USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__mro__[1])
 INTERRUPTED = 130  # as shells have it: 128 + SIGINT
 
 app = typer.Typer(
@@ -206,18 +208,24 @@ def verify(
     assert file is not None
     from assay.verify import batch
 
-    summary = batch.verify_file(
-        file,
-        verifier=verifier or "math",
-        out=out,
-        num_workers=workers,
-        deadline=deadline,
-        options=options,
-        say=say if out is not None else None,
-    )
+    try:
+        summary = batch.verify_file(
+            file,
+            verifier=verifier or "math",
+            out=out,
+            num_workers=workers,
+            deadline=deadline,
+            options=options,
+            say=say if out is not None else None,
+            warn=_warn,
+        )
+    except BrokenPipeError:
+        _leave_closed_pipe()
     facts = (f"{key.replace('_', ' ')} {value}" for key, value in summary.items() if value)
     text = json.dumps(summary) if as_json else ", ".join(facts)
     print(text, file=sys.stdout if as_json and out is not None else sys.stderr)
+    if summary["rows"] == summary["not_judged"]:
+        raise typer.Exit(1)  # the checker did no work at all
 
 
 def _self_test(
@@ -266,6 +274,8 @@ def redteam(
         else [red.red_team(verifier, problems, suite=suite, **settings)]
     )
     held = True
+    for warning in red.warnings(verifier, settings["options"]) if verifier else ():
+        _warn(warning)
     for result in results:
         _print(result, as_json)
         held = held and result.held
@@ -318,6 +328,10 @@ def _options(overrides: list[str] | None, unsafe_no_sandbox: bool) -> dict[str, 
     return config.build(tree, prefixed).verification.options
 
 
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
+
+
 def _say_progress(text: str) -> None:
     """Show how far a long command is, on one line of the terminal."""
     print(f"\r{text}", end="", file=sys.stderr, flush=True)
@@ -340,7 +354,10 @@ def main() -> None:
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())
     try:
-        app()
+        code = app(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except _USAGE_ERROR as error:
+        sys.exit(_complain_of_usage(error))
     except AssayError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
@@ -348,8 +365,23 @@ def main() -> None:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(0)
+        _leave_closed_pipe()
+
+
+def _complain_of_usage(error: Any) -> int:
+    """Say in one line what is wrong with the arguments; without any, show the help."""
+    if error.ctx is None or "NoArgs" in type(error).__name__:
+        error.show()
+    else:
+        where, text = error.ctx.command_path, error.format_message().rstrip(".")
+        print(f"error: {where}: {text}; see {where} --help", file=sys.stderr)
+    return error.exit_code
+
+
+def _leave_closed_pipe() -> NoReturn:
+    """End in peace: whoever read what we print, such as ``head``, has had enough."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(0)
 
 
 if __name__ == "__main__":

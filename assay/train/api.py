@@ -139,6 +139,7 @@ def dry_run(config: Configured, *, overrides: Sequence[str] = ()) -> DryRun:
             notes = [*opened.notes, f"{row.name}: {row.paper}, {row.equation}", layout.reason]
             completions = settings.rl.num_prompts * settings.rl.group_size
             notes.append(f"{settings.rl.steps} steps of {completions} completions")
+            notes += [f"warning: {text}" for text in bench.verifiers.warnings()]
             has_reference = row.kl_weight > 0
         length = len(bench.renderer.render(rows[0]).tokens)
         memory = plan_memory(settings, bench.loaded.model, length, has_reference)

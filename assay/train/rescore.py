@@ -7,6 +7,7 @@ groups are judged, as they were. Nothing in the run's directory is changed.
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -32,6 +33,7 @@ class RescoreResult:
 
     run: str
     verifier: str
+    recorded_verifier: str
     completions: int = 0
     unchanged: int = 0
     missing: int = 0
@@ -70,7 +72,15 @@ class RescoreResult:
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
         rest = {name: dict(getattr(self, name)) for name in ("flips", "before", "after")}
-        same = ("run", "verifier", "completions", "unchanged", "missing", "reward_changes")
+        same = (
+            "run",
+            "verifier",
+            "recorded_verifier",
+            "completions",
+            "unchanged",
+            "missing",
+            "reward_changes",
+        )
         return {
             **{name: getattr(self, name) for name in same},
             **rest,
@@ -84,15 +94,18 @@ class RescoreResult:
             f"{self.run}: {judged} completions judged again by {self.verifier}: "
             f"{judged - self.unchanged} verdicts flipped, {self.reward_changes} rewards changed"
         ]
+        if self.reward_changes and self.verifier != self.recorded_verifier:
+            lines.append(f"the run's rewards were those of {self.recorded_verifier}")
         if self.missing:
             lines.append(f"{self.missing} not judged again: their problems are no longer there")
         for flip, count in self.flips.most_common():
             lines.append(f"{flip}: {count} ({count / judged:.2%})")
             for one in self.examples[flip]:
                 old, new = one["extracted"]
+                why = f": {one['detail'][1]}" if flip.endswith("not_judged") else ""
                 lines.append(
                     f"  {one['id']} (step {one['step']}): answer {one['answer']!r}, "
-                    f"read {old!r} before, {new!r} now; ...{one['text']!r}"
+                    f"read {old!r} before, {new!r} now{why}; ...{one['text']!r}"
                 )
         return "\n".join(lines)
 
@@ -129,16 +142,17 @@ def rescore(
         service.check([None])
         known = logged_problems(config, log)
         file = stack.enter_context(open_out(out)) if out is not None else None
-        result = RescoreResult(str(folder), verifier or config.data.verifier)
+        result = RescoreResult(str(folder), verifier or config.data.verifier, config.data.verifier)
+        started = time.monotonic()
         for step in log.steps():
             recorded = recorded_groups(log, step, known, result)
             judged = service.judge([group for group, _ in recorded])
             for (group, before), after in zip(recorded, judged, strict=True):
-                result.seconds += sum(verdict.seconds for verdict in after)
                 for index, pair in enumerate(zip(before, after, strict=True)):
                     result.add(group, index, *pair, step)
                     if file is not None:
                         file.write(json.dumps(as_row(group, index, *pair, step)) + "\n")
+            result.seconds = time.monotonic() - started
             if say is not None:
                 say(
                     f"step {step}: {result.completions} completions, {result.flips.total()} flipped"

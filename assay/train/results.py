@@ -95,6 +95,8 @@ class SampleResult:
                 lines += ["=== prompt ===", sample["prompt"]]
             facts = [f"{sample['tokens']} tokens, {sample['finish_reason']}", sample["status"]]
             facts += [f"{name} {value:g}" for name, value in sample["components"].items()]
+            if sample["status"] == "not_judged":
+                facts.append(sample["detail"])
             if sample["extracted"] is not None:
                 facts.append(f"extracted {sample['extracted']!r}")
             lines += [f"--- {', '.join(facts)} ---", sample["completion"]]

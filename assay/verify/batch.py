@@ -62,6 +62,7 @@ def verify_file(
     deadline: float = 5.0,
     options: Options | None = None,
     say: Callable[[str], None] | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Judge a file into ``out``, or to standard output, and return how many rows passed and failed."""
     started = time.monotonic()
@@ -71,8 +72,13 @@ def verify_file(
     said = started
     with ExitStack() as stack:
         file = sys.stdout if target is None else stack.enter_context(_open_target(target))
-        settings: dict[str, Any] = {"num_workers": num_workers, "deadline": deadline}
-        for row in judge_file(path, verifier, options=options, **settings):
+        service = stack.enter_context(
+            VerifierService(verifier, num_workers=num_workers, deadline=deadline, options=options)
+        )
+        if warn is not None:
+            for text in service.warnings(verifier):
+                warn(text)
+        for row in judge_file(path, verifier, service=service):
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
             counts[row["status"]] += 1
             if row["reason"]:

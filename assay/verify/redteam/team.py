@@ -59,6 +59,7 @@ class Finding:
     attack: str
     kind: str
     problem: str
+    expected: str
     completion: str
     detail: str
 
@@ -84,13 +85,16 @@ class RedTeamResult:
 
     @property
     def held(self) -> bool:
-        """Whether no attack was accepted and every control passed."""
-        return self.num_accepted == 0 and self.controls == self.controls_passed
+        """Whether every case was judged, no attack was accepted, and every control passed."""
+        dark = sum(self.not_judged.values())
+        return self.num_accepted == dark == 0 and self.controls == self.controls_passed
 
     def add(self, case: Case, verdict: Verdict, accepted: bool) -> None:
         """Count one case."""
-        detail = f"{verdict.status}, extracted {verdict.extracted!r}: {verdict.detail}"
-        row = (case.problem.id, case.completion[:SHOWN_TEXT], detail[:SHOWN_TEXT])
+        read = f"; it read {verdict.extracted!r}" if verdict.extracted is not None else ""
+        detail = f"{verdict.status}{read}{': ' if verdict.detail else ''}{verdict.detail}"
+        expected = repr(case.problem.spec.get("answer", ""))[:80]
+        row = (case.problem.id, expected, case.completion[:SHOWN_TEXT], detail[:SHOWN_TEXT])
         if case.honest:
             self.controls += 1
             self.controls_passed += accepted
@@ -127,10 +131,16 @@ class RedTeamResult:
             said = f"{accepted} of {count} ACCEPTED" if accepted else f"0 of {count} accepted"
             lines.append(f"  {attack:<{width}}  {said}" + (f", {dark} not judged" if dark else ""))
         shown: Counter[tuple[str, str]] = Counter()
+        reasons = Counter(one.detail for one in self.findings if one.kind == "not judged")
+        for reason, count in reasons.most_common(2):
+            lines.append(f"not judged, {count} times: {reason[:200]}")
         for one in self.findings:
+            if one.kind == "not judged":
+                continue
             shown[one.kind, one.attack] += 1
             if shown[one.kind, one.attack] <= SHOWN_FINDINGS:
-                lines += [f"{one.kind}: {one.attack} on {one.problem} ({one.detail[:120]})"]
+                gold = f", expected {one.expected}" if one.expected != "''" else ""
+                lines += [f"{one.kind}: {one.attack} on {one.problem}{gold} ({one.detail[:120]})"]
                 lines += [f"    {line[:160]}" for line in one.completion.splitlines()[:12]]
         if hidden := sum(max(0, count - SHOWN_FINDINGS) for count in shown.values()):
             lines.append(f"and {hidden} more; --json has them all")
@@ -185,6 +195,12 @@ def red_team(
     for case, verdict in zip(cases, verdicts, strict=True):
         result.add(case, verdict, is_accepted(case, verdict, floors))
     return result
+
+
+def warnings(verifier: str, options: Options | None = None) -> list[str]:
+    """Return what is doubtful about an expression, such as shaping that outweighs correctness."""
+    with VerifierService(verifier, num_workers=1, options=options) as service:
+        return service.warnings(verifier)
 
 
 def red_team_all(**settings: Any) -> Iterator[RedTeamResult]:

@@ -102,19 +102,25 @@ class RowCheck:
     def __init__(
         self, verifiers: Iterable[tuple[Sequence[Field], Mapping[str, Any], SpecCheck | None]]
     ) -> None:
+        listed = list(verifiers)
         self._fields: list[tuple[str, bool, bool, Field]] = []
         self._specs: list[tuple[SpecCheck, Mapping[str, Any]]] = []
-        for fields, options, check_spec in verifiers:
+        for fields, options, check_spec in listed:
             for field in fields:
                 needed = field.needed and options.get(field.name) is None
                 if needed or (field.check is not None and field.from_row):
                     self._fields.append((field.name, needed, field.check is not None, field))
             if check_spec is not None:
                 self._specs.append((check_spec, options))
+        self._names = {field.name for fields, _, _ in listed for field in fields if field.from_row}
+        self._fine = set(self._names)
+        self._meant: dict[str, str] = {}
 
     def __call__(self, problem: Problem) -> None:
         """Raise VerifierError, whose message names the key, what was found and what is accepted."""
         get = problem.spec.get
+        if not self._fine.issuperset(problem.spec):
+            self._check_names(problem)
         for name, needed, checked, field in self._fields:
             value = get(name)
             if value is None:
@@ -127,6 +133,27 @@ class RowCheck:
                 check_spec(merged(problem, options).spec)
             except VerifierError as error:
                 raise VerifierError(_place(problem, str(error))) from error
+
+    def _check_names(self, problem: Problem) -> None:
+        """Refuse a key that is nearly one that a verifier reads, and which the row does not have.
+
+        Other keys are metadata. Short names are left alone: a word that is near one is a word too.
+        """
+        for key in problem.spec:
+            if key in self._fine:
+                continue
+            if key not in self._meant:
+                long = [name for name in self._names if len(name) >= 6 and len(str(key)) >= 6]
+                near = difflib.get_close_matches(str(key), long, n=1, cutoff=0.85)
+                if not near:
+                    self._fine.add(key)
+                    continue
+                self._meant[key] = near[0]
+            if problem.spec.get(self._meant[key]) is None:
+                raise VerifierError(
+                    f"{_place(problem, key)}: found a key that no verifier here reads; "
+                    f"did you mean {self._meant[key]}?"
+                )
 
 
 def config_only(fields: Sequence[Field]) -> frozenset[str]:
