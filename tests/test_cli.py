@@ -301,6 +301,53 @@ def test_verify(assay: Assay, here: Path) -> None:
     assert "mathh" in assay("verify", "done.jsonl", "--verifier", "mathh").complaint
 
 
+def test_verify_options_warnings_and_nothing_judged(assay: Assay, here: Path) -> None:
+    write_rows("rows.jsonl", [{"id": "a", "answer": "4", "completion": "It must be 4."}])
+    assert '"failed"' in assay("verify", "rows.jsonl", "--set", "math.fallback=none").out
+    complaint = assay("verify", "rows.jsonl", "--set", "math.falback=none").complaint
+    assert "verification.options.math.falback: unknown key; did you mean fallback?" in complaint
+    heavy = assay("verify", "rows.jsonl", "--verifier", "math + think_format*5")
+    assert "warning: " in heavy.err and heavy.code == 0
+    Path("my_rewards.py").write_text("def broken(problem, completion): return 1 / 0\n")
+    dark = assay("verify", "rows.jsonl", "--verifier", "my_rewards:broken")
+    assert dark.code == 1 and "ZeroDivisionError" in dark.out
+    assert "FILE, --rescore RUN and --self-test" in assay("verify").complaint
+
+
+def test_self_test_and_red_team(assay: Assay, here: Path) -> None:
+    tested = assay("verify", "--self-test", "--verifier", "think_format", "--json").json
+    assert tested["accuracy"] == 1.0 and tested["rows"] > 20
+    assert "accepted: math" in assay("verify", "--self-test", "--verifier", "mth").complaint
+    held = assay("redteam", "--verifier", "think_format")
+    assert held.code == 0 and "0 of" in held.out
+    Path("weak.py").write_text("def weak(p, c): return float(p.spec['answer'] in c.text)\n")
+    caught = assay("redteam", "--verifier", "weak:weak")
+    assert caught.code == 1 and "ACCEPTED" in caught.out and "expected '42'" in caught.out
+    assert "need --verifier" in assay("redteam", "--suite", "math").complaint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["verify", "--workers", "0", "x"], "assay verify: Invalid value for '--workers'"),
+        (["verify", "--foo"], "No such option: --foo"),
+        (["verifi"], "No such command 'verifi'"),
+    ],
+)
+def test_wrong_arguments_are_one_line(assay: Assay, arguments: list[str], words: str) -> None:
+    complaint = assay(*arguments).complaint
+    assert words in complaint and complaint.endswith("--help")
+
+
+def test_a_reader_that_leaves_early_is_no_error(here: Path) -> None:
+    write_rows("rows.jsonl", [{"answer": "4", "completion": "4"}] * 3000)
+    command = (
+        f"{sys.executable} -m assay.cli verify rows.jsonl | head -n 1; exit ${{PIPESTATUS[0]}}"
+    )
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.count("\n")) == (0, 1) and "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [(OutOfMemory("lower x"), 1), (RunStopped("step 3"), 1), (DiskFull("free some"), 1)],

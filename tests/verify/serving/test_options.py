@@ -178,3 +178,12 @@ def test_a_spec_is_checked_as_a_whole_under_the_options() -> None:
     with pytest.raises(VerifierError, match=r"rows\.jsonl:3 low: missing; accepted: low or high"):
         RowCheck([((), {}, either)])(place)
     RowCheck([((), {"high": 1}, either)])(place)
+
+
+def test_a_key_that_is_nearly_one_that_is_read_is_refused_where_that_one_is_absent() -> None:
+    check = RowCheck([((Field("hidden_tests", "a list"), Field("unit", "text")), {}, None)])
+    place = "rows.jsonl:3"
+    with pytest.raises(VerifierError, match=r"rows\.jsonl:3 hiden_tests: .*mean hidden_tests\?"):
+        check(Problem("p", "q", {"hiden_tests": []}, source=place))
+    check(Problem("p", "q", {"hiden_tests": [], "hidden_tests": []}, source=place))
+    check(Problem("p", "q", {"units": "m", "difficulty": 3}, source=place))  # metadata
