@@ -302,8 +302,9 @@ def test_verify(assay: Assay, here: Path) -> None:
 
 
 def test_verify_options_warnings_and_nothing_judged(assay: Assay, here: Path) -> None:
-    write_rows("rows.jsonl", [{"id": "a", "answer": "4", "completion": "It must be 4."}])
-    assert '"failed"' in assay("verify", "rows.jsonl", "--set", "math.fallback=none").out
+    write_rows("rows.jsonl", [{"id": "a", "answer": "0.1", "completion": "The answer is 10%."}])
+    assert '"passed"' in assay("verify", "rows.jsonl").out
+    assert '"failed"' in assay("verify", "rows.jsonl", "--set", "math.percent=number").out
     complaint = assay("verify", "rows.jsonl", "--set", "math.falback=none").complaint
     assert "verification.options.math.falback: unknown key; did you mean fallback?" in complaint
     heavy = assay("verify", "rows.jsonl", "--verifier", "math + think_format*5")

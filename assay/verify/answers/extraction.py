@@ -5,9 +5,10 @@ The last commitment counts. Boxes or tags that stand together are one commitment
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from assay.verify.answers.math_phrases import (
     ANCHOR,
@@ -23,6 +24,9 @@ from assay.verify.answers.math_phrases import (
     of_one_sentence,
 )
 from assay.verify.answers.math_policy import Fallback
+from assay.verify.answers.math_retract import is_disowned, second_thought
+from assay.verify.answers.math_shown import in_symbols, shown_text
+from assay.verify.answers.plain_numbers import read_number
 
 MAX_SCANNED = 100_000  # characters at the end of a text in which an answer is looked for
 MAX_NESTED = 8  # boxes inside one another
@@ -45,7 +49,6 @@ class Commitment:
     how: str = ""
 
 
-_SPECIAL = re.compile(r"<\|[^|<>]{1,40}\|>|</s>|<eos>|<end_of_turn>|<｜[^｜]{1,40}｜>")
 _HOPE = re.compile(r"\bI hope (?:it|this) (?:is correct|helps)[.!]*$", re.IGNORECASE)
 _BOX = re.compile(r"(?:\\|\x08|(?<![A-Za-z\\]))(?:d?boxed|oxed|fbox|framebox)\s*(\{|\\?[\w.]+)")
 _SPACES = re.compile(r"[ \t]{3,}|\n{3,}")
@@ -61,33 +64,24 @@ _OR = re.compile(
     re.IGNORECASE,
 )
 _DERIVING = re.compile(
-    r"\b(?:so|thus|hence|therefore|then|wait|actually|no|sorry|correct\w*|mistake\w*|wrong|instead|rather|final\w*|which|gives?"
+    r"\b(?:so|thus|hence|therefore|then|wait|actually|no|nope|oops|sorry|mean|meant|scratch|correct\w*|mistake\w*|wrong|instead|rather|final\w*|which|gives?"
     r"|becomes?|simplif\w*|impl\w+|check\w*|verif\w*|because|since|now|after|next|using|from|is)\b|=",
     re.IGNORECASE,
 )
-_DISOWNED = re.compile(
-    r"^[\s$*.)\]\\]{0,6}(?:is|was|would\s+be|seems|looks)\s+(?:\w+\s+)?(?:wrong|incorrect|not|false|a\s+mistake|impossible)\b",
-    re.IGNORECASE,
-)
-_DENIED_BOX = re.compile(
-    r"\b(?:not|isn't|cannot\s+be|can't\s+be|never|neither|nor)(?:\s+(?:equal(?:\s+to)?|be|simply|just))?\s*[\s$\\(\[*:]{0,6}$",
-    re.IGNORECASE,
-)
-_NUMBER = r"(?:\\?\$)?[-+]?(?:\\(?:frac|dfrac|sqrt|pi)[^\s.,;]*|\d[\d.,/]*\d|\d)"
-_SECOND_THOUGHT = re.compile(
-    r"^[\s$.,;:!)*\]\\}(/-]{0,10}(?:(?:or|alternatively|maybe|perhaps|possibly|otherwise|else|but|and|also|if\s+not|if\s+that\s+is"
-    r"\s+wrong)\b[\s,]*)+(?:(?:it|this|that|they|the\s+answer)\s*)?(?:(?:is|'s|are|could|might|may|can|would)\b\s*)?"
-    r"(?:(?:also|even|maybe|perhaps|possibly|instead|well|be|as)\b\s*){0,4}[\s$(\\]{0,4}?"
-    rf"(?P<value>{_NUMBER})"
-    r"|^[\s$.,;:!)*\]\\}(/-]{0,10}(?:(?:actually|however|but|though|although|wait|hmm)\b[\s,]*){1,2}"
-    rf"(?P<rival>{_NUMBER})\s+(?:is|are|could|might|may|would|works?)\b[^.\n]{{0,30}}?\b(?:possible|also|valid|too|well|be)\b"
-    r"|^[\s$.,;:!)*\]\\}(/-]{0,10}(?:(?:actually|however|but|though|although|wait|hmm)\b[\s,]*){0,2}"
-    r"(?:it|this|that|the\s+answer)\s+(?:could|might|may)\s+(?:also\s+|instead\s+)?be\s+[\s$(\\]{0,4}?"
-    rf"(?P<other>{_NUMBER})",
-    re.IGNORECASE,
-)
 _SPOKEN_BOX = re.compile(r"\\(?:text|mbox|textbf|mathrm)\s*\{([^{}]*)\}")
-_NEXT_LINE = re.compile(rf"^[\s.*$]*\n[\s*$]*(?:or[\s*$]+)?({_NUMBER})[\s.*$]*(?:\n|$)")
+_SIGN = re.compile(r"(?:(?<=[=$(\s])|^)-(?:\\!|\\,)?$")
+_TAIL = re.compile(
+    r"\s?\\(?:cdot|times)\s?\d[^\s$.,;)]{0,20}|\^(?!\{?\s?\\(?:circ|text))(?:\{[^{}]{0,20}\}|\d)|\.\d{1,20}(?!\d)"
+    r"|\s(?:hundred|thousand|million|billion|trillion|dozen|squared|cubed|factorial)\b",
+    re.IGNORECASE,
+)
+_ABOUT = re.compile(r"\b(?:approximately|about|around|roughly|approx)\b|≈|\\approx", re.IGNORECASE)
+_ARROW = re.compile(
+    r"^(?:(?:=+>|-+>|→|⇒|⟹|∴|=|\\(?:Rightarrow|implies|therefore|to|rightarrow)\b)\s*)+"
+)
+_OBJECT = re.compile(
+    r"\{\s*\"(?:final[_ ]?)?(?:answer|result)\"\s*:[^{}\[\]]{1,200}\}", re.IGNORECASE
+)
 _QUOTED = re.compile(
     r"```\w*\n([^`]{1,300})\n?```|>\s*([^>\n]{1,300})|[\"“']([^\"“”\n]{1,300})[\"”']"
 )
@@ -107,41 +101,62 @@ def find_answer(
     only a mark that is closed counts.
     """
     truncated = truncated and not text.endswith("\n")
-    text = _SPACES.sub(lambda m: m[0][:2], text[-MAX_SCANNED:].strip())
-    if "<" in text:
-        text = _SPECIAL.split(text, maxsplit=1)[0] if _SPECIAL.search(text) else text
+    text = _SPACES.sub(lambda m: m[0][:2], shown_text(text[-MAX_SCANNED:]).strip())
     plain = _HOPE.sub("", text.rstrip()).strip()
     hoped, text = len(plain) < len(text.strip()), plain
     if not text:
         return None
     marked = boxes_of(text) if "oxed" in text or "box" in text else []
     marked += _tags(text) if ">" in text else []
-    found, end = _last_run(text, sorted(marked)[-MAX_MARKS:])
+    marked = [_with_operators(text, mark) for mark in sorted(marked)[-MAX_MARKS:]]
+    found, end = _last_run(text, marked)
     phrase = find_phrase(text, end, only_values=found is not None, truncated=truncated)
-    if phrase is not None:
-        values, words = phrase
-        if words:
-            end = max(end, text.rfind(words[-40:]) + len(words[-40:]))
+    if phrase is not None and not _is_approximation(phrase[0], text[end : phrase[2]], found):
+        values, words, end = phrase
         found = Commitment(values, phrase=words, how="phrase")
     if found is not None:
-        found = _with_second_thought(found, text[end:])
+        found = _with_second_thought(found, text[end:], truncated)
     elif not marked and not truncated:
         found = _unmarked(text, fallback, hoped)
-    return found if found and all(len(part) <= MAX_ANSWER for part in found.parts) else None
+    if found is None or any(len(part) > MAX_ANSWER for part in found.parts):
+        return None
+    return replace(found, parts=tuple(in_symbols(part) for part in found.parts))
 
 
-def _with_second_thought(found: Commitment, rest: str) -> Commitment:
-    """Add what follows at once as an alternative: 5 (or maybe 6)."""
-    if (line := _NEXT_LINE.match(rest[:200])) and line[1] not in found.parts:
-        return Commitment((*found.parts, line[1]), how=found.how)
-    match = _SECOND_THOUGHT.match(rest[:200])
-    if match is None or (
-        re.match(r"^\W*but\b", rest)
-        and not re.search(r"\b(?:could|might|may|maybe|perhaps)\b", match[0])
-    ):
+def _with_second_thought(found: Commitment, rest: str, truncated: bool) -> Commitment | None:
+    """Add what follows at once as an alternative, 5 (or maybe 6), or put it in its place: 5. No, 6."""
+    thought = second_thought(rest)
+    if thought is None:
         return found
-    value = match["value"] or match["rival"] or match["other"]
-    return found if value in found.parts else Commitment((*found.parts, value), how=found.how)
+    value, replaces = thought
+    if replaces:
+        cut_off = truncated and len(rest) < 200
+        return Commitment((value,), how="correction") if value and not cut_off else None
+    if value is None or value in found.parts:
+        return found
+    return Commitment((*found.parts, value), how=found.how)
+
+
+def _is_approximation(values: tuple[str, ...], said: str, box: Commitment | None) -> bool:
+    """Whether a phrase only says about how much the box before it is, which it does not overrule."""
+    if box is None or len(values) != 1 or len(box.parts) != 1 or not _ABOUT.search(said):
+        return False
+    about, exact = read_number(values[0].strip("$ ")), read_number(box.parts[0].strip("$ "))
+    if about is None or exact is None:
+        return about is not None
+    return abs(about.value - exact.value) * 100 <= abs(exact.value)
+
+
+def _with_operators(text: str, mark: tuple[int, int, str]) -> tuple[int, int, str]:
+    """Return a mark with what makes its value another one outside it: a minus, a power, million."""
+    start, end, content = mark
+    if text[start] == "<" or not content.strip():
+        return mark
+    if sign := _SIGN.search(text[max(0, start - 4) : start]):
+        start, content = start - len(sign[0]), f"-({content})" if "+" in content else f"-{content}"
+    if tail := _TAIL.match(text[end : end + 60]):
+        end, content = end + tail.end(), content + tail[0]
+    return start, end, content
 
 
 def _unmarked(text: str, fallback: Fallback, hoped: bool) -> Commitment | None:
@@ -150,6 +165,9 @@ def _unmarked(text: str, fallback: Fallback, hoped: bool) -> Commitment | None:
         return None
     if (quoted := _QUOTED.fullmatch(text)) is not None:
         text = next(filter(None, quoted.groups()))
+    if _OBJECT.fullmatch(text):
+        return _of_object(text)
+    text = _ARROW.sub("", text)
     said = CONNECTIVE.sub("", text)
     if is_answer_alone(said):
         return Commitment((said,), phrase=said if said != text else "", how="whole")
@@ -163,6 +181,17 @@ def _unmarked(text: str, fallback: Fallback, hoped: bool) -> Commitment | None:
         numbers = numbers_of(text)
         return Commitment((numbers[-1][2],), how="last_number") if numbers else None
     return None
+
+
+def _of_object(text: str) -> Commitment | None:
+    """Return the value of a reply that is a JSON object with an answer and nothing else."""
+    try:
+        (value,) = json.loads(text).values()
+    except ValueError:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)) or not str(value):
+        return None
+    return Commitment((str(value).strip(),), how="object")
 
 
 def _tags(text: str) -> list[tuple[int, int, str]]:
@@ -205,7 +234,7 @@ def boxes_of(text: str) -> list[tuple[int, int, str]]:
 def _last_run(text: str, marked: list[tuple[int, int, str]]) -> tuple[Commitment | None, int]:
     """Return the last boxes or tags that stand together, and where they end."""
     marked = [mark for n, mark in enumerate(marked) if n == 0 or mark[0] >= marked[n - 1][1]]
-    filled = [mark for mark in marked if mark[2].strip() and not _is_disowned(text, mark)]
+    filled = [mark for mark in marked if mark[2].strip() and not is_disowned(text, *mark[:2])]
     if not filled:
         return None, marked[-1][1] if marked else 0
     run = [filled[-1]]
@@ -229,12 +258,6 @@ def _stand_together(between: str) -> bool:
     if len(between) <= 120 and _OR.search(between):
         return True
     return len(between) <= 40 and not _DERIVING.search(between)
-
-
-def _is_disowned(text: str, mark: tuple[int, int, str]) -> bool:
-    """Whether a text takes a mark back at once: is wrong, or not before it."""
-    before, after = text[max(0, mark[0] - 40) : mark[0]], text[mark[1] : mark[1] + 60]
-    return bool(_DISOWNED.match(after) or _DENIED_BOX.search(before))
 
 
 def _inner(content: str, depth: int = 0) -> str:

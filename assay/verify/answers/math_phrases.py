@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from assay.verify.answers.latex_text import canonical
+from assay.verify.answers.math_retract import CHANGED, is_denied
 from assay.verify.answers.number_words import NUMBER_WORDS
 from assay.verify.answers.plain_numbers import read_number
 from assay.verify.answers.units import read_unit
@@ -102,12 +103,7 @@ HEDGE = re.compile(
 _BOUND = re.compile(
     r"\b(?:(?:less|more|greater|fewer|smaller|larger|bigger|higher|lower|other|rather)\s+than|at\s+(?:least|most)"
     r"|between|under|over|above|below|up\s+to|no\s+more|except|excluding|besides|but|not|never|neither|isn't|cannot|wrong|incorrect)\s+"
-    r"(?:\w+\s+){0,2}?[\\$({*-]{0,4}(?:\d|boxed|frac)",
-    re.IGNORECASE,
-)
-_DENIED = re.compile(
-    r"\b(?:if|suppose|supposing|assume|assuming|whether|doubt|don'?t\s+think|wrong|incorrect|not\s+the|unless|were|think"
-    r"\s+not|pretend|imagine|false)\b[^.!?\n]{0,40}$",
+    r"(?:\w+\s+){0,2}?[\\$({*-]{0,4}(?:\d|boxed|[dt]?frac|sqrt|pi\b)",
     re.IGNORECASE,
 )
 _NEGATED = re.compile(
@@ -144,36 +140,54 @@ _LOOKS_LIKE_A_VALUE = re.compile(r"^\W{0,4}\\?[$\d(\[.-]|[\\^]")
 _BULLET = re.compile(r"^\s*(?:\d{1,2}[.)]|\(?[a-z]\)|[-*•])\s+")
 
 
+_BETWEEN = re.compile(
+    r"[\s.,;*$?]*(?:(?:and|or|also|maybe|perhaps|alternatively|otherwise|possibly)\b[\s,]*)?(?:the\s|another\s|an?\s)?"
+    r"(?:final\s|possible\s|second\s|other\s)?",
+    re.IGNORECASE,
+)
+_JOINS = re.compile(
+    r"\b(?:and|or|also|maybe|perhaps|alternatively|otherwise|possibl[ey]|another|second|other|either|else|unless|if)\b",
+    re.IGNORECASE,
+)
+_BUT = re.compile(r"^not\s+\S{1,60},?\s+but\s+(?:rather\s+|instead\s+)?(?=\S)", re.IGNORECASE)
+_BY_CASE = re.compile(
+    r"\b(?:and|or|but|otherwise|else)\s+\S{1,30}\s+(?:when|if|for|where|otherwise)\b", re.IGNORECASE
+)
+
+
 def find_phrase(
     text: str, start: int, only_values: bool, truncated: bool = False
-) -> tuple[tuple[str, ...], str] | None:
-    """Return (values, phrase) of what the last phrase such as "the answer is" after ``start`` says.
+) -> tuple[tuple[str, ...], str, int] | None:
+    """Return (values, phrase, end) of what the last phrase such as "the answer is" after ``start`` says.
 
     only_values: a phrase may overrule a box before it only by a number or a formula. Phrases that
-    follow one another at once, without a word of correction, are one commitment of several values.
+    follow one another at once, or that and, or and the like join, are one commitment of several
+    values; where one corrects or denies what is before it, the last one counts.
     """
     matches = list(ANCHOR.finditer(text, start))[-MAX_PHRASES:]
-    matches = [match for match in matches if not _is_denied(text, match.start())]
+    matches = [match for match in matches if not is_denied(text, match.start(), only_values)]
     for index in range(len(matches) - 1, -1, -1):
         found = _said(text, matches[index], only_values, truncated)
         if found is None:
             continue
-        value, phrase, _ = found
+        value, phrase, end = found
         values = [value]
         opening = matches[index].start()
         for match in reversed(matches[:index]):
             before = _said(text, match, only_values, truncated)
-            if before is None or not re.fullmatch(
-                _BETWEEN, text[before[2] : opening], re.IGNORECASE
-            ):
+            if before is None or not _are_joined(text, match, before[0], before[2], opening):
                 break
             values.insert(0, before[0])
             opening = match.start()
-        return tuple(dict.fromkeys(values)), phrase
+        return tuple(dict.fromkeys(values)), phrase, end
     return None
 
 
-_BETWEEN = r"[\s.,;*$]*(?:(?:and|or|also|maybe|perhaps|alternatively|otherwise|possibly)\b[\s,]*)?(?:the\s|another\s)?(?:final\s|possible\s)?"
+def _are_joined(text: str, first: re.Match[str], said: str, end: int, opening: int) -> bool:
+    """Whether two phrases are one commitment: nothing but and, or or the like stands between them."""
+    if end > opening:  # the later phrase stands inside what the first one says
+        return bool(_JOINS.search(text, first.end(), opening))
+    return bool(_BETWEEN.fullmatch(text, end, opening)) and not re.match(r"not\b", said)
 
 
 def _said(
@@ -186,12 +200,18 @@ def _said(
     if truncated and end >= len(text.rstrip()):
         return None  # the rest of it was cut off
     content = _EDGES.sub("", _APPROXIMATE.sub("", _EDGES.sub("", content))).rstrip(".")
+    content = _balanced(_BUT.sub("", content))
     if _DISOWNED.search(content):
         return None
     if not content or (only_values and not _LOOKS_LIKE_A_VALUE.search(content)):
         return None
     reason = _REASON.search(content)
-    if reason and reason.start() and value_of(content[: reason.start()]) is not None:
+    if (
+        reason
+        and reason.start()
+        and not _BY_CASE.search(reason[0])
+        and value_of(content[: reason.start()]) is not None
+    ):
         content = content[: reason.start()].strip()
     if only_values and not is_answer_alone(content):
         return None
@@ -210,9 +230,14 @@ def _names_another(content: str) -> bool:
     return len({canonical(number) for _, _, number in numbers_of(content)}) > 1
 
 
-def _is_denied(text: str, position: int) -> bool:
-    """Whether the words before a phrase take it back: if, suppose, I doubt that, the wrong."""
-    return bool(_DENIED.search(text[max(0, position - 80) : position]))
+def _balanced(content: str) -> str:
+    """Drop a closing bracket or dollar at the end that was opened before the phrase."""
+    if content.endswith(")") and content.count(")") > content.count("("):
+        content = content[:-1].rstrip(". ")
+    if content.endswith("$") and content.count("$") == 1 and content[:-1].strip():
+        inner = content[:-1].strip()
+        content = f"${inner}$"
+    return content
 
 
 def _is_weak(text: str, match: re.Match[str]) -> bool:
@@ -233,7 +258,9 @@ def _content_after(text: str, position: int) -> tuple[str, int]:
         return display[0], position + display.end()
     line = stripped.partition("\n")[0]
     sentence = re.split(
-        r"(?<!\b[A-Z])\.\s+(?=[A-Z\W])|[。！？]|(?<=[a-z]{2})!(?=\s|$)|\s+####", line, maxsplit=1
+        r"(?<!\b[A-Z])\.\s+(?=[A-Z\W]|\d+\s(?:would\sbe|is|was)\s(?:too|not|wrong|impossible)\b)|[。！？]|(?<=[a-z]{2})!(?=\s|$)|\s+####",
+        line,
+        maxsplit=1,
     )[0]
     return sentence.strip().strip("*").rstrip(".。").strip(), position + len(sentence)
 
@@ -266,7 +293,7 @@ def value_of(sentence: str) -> str | None:
         return None
     if is_answer_alone(sentence):
         return sentence.strip("*").strip()
-    if HEDGE.search(sentence) or _BOUND.search(sentence):
+    if HEDGE.search(sentence) or _BOUND.search(sentence) or CHANGED.search(sentence):
         return None
     for pattern in (_BOLD, _JOINED_MATH):
         found = list(pattern.finditer(sentence))
@@ -317,6 +344,13 @@ def numbers_of(text: str) -> list[tuple[int, int, str]]:
     return found
 
 
+_SUM = re.compile(
+    r"(?:^|\s)\d[\d.,]*(?:\s?[+*/×÷·-]\s?\d[\d.,]{0,30}){1,8}\s?=\s?(-?\d[\d,]*(?:\.\d+)?)[\s.!]*$"
+)
+_FIRST = re.compile(r"\W*(?:first|next|let|note|since|because|start)\b", re.IGNORECASE)
+_ARITHMETIC = re.compile(r"[\d\s.]*\d(?:\s*[+*×·]\s*|\s+[-/]\s+)[\d\s.+*×·/-]*\d")
+
+
 def of_one_sentence(text: str) -> str | None:
     """Return the one value of a reply that is a single short sentence, or None.
 
@@ -324,14 +358,25 @@ def of_one_sentence(text: str) -> str | None:
     """
     if "\n" in text or len(text) > MAX_SENTENCE or HEDGE.search(text) or _SUPPOSED.search(text):
         return None
+    if any(is_denied(text, match.start()) for match in ANCHOR.finditer(text)):
+        return None
     named = CONNECTIVE.sub("", _THE_ANSWER.sub("", text))
     if named != text and is_answer_alone(named) and re.search(r"\d", named):
         return named
     text = _PLACE.sub(" ", _NEGATED.sub(" ", text))
-    if _BOUND.search(text) or len([s for s in _SENTENCE.split(_protect(text)) if s.strip()]) != 1:
+    if (
+        CHANGED.search(text)
+        or _BOUND.search(text)
+        or len([s for s in _SENTENCE.split(_protect(text)) if s.strip()]) != 1
+    ):
         return None
     if _SPELLED.search(text):
         return None
+    if (sum_ := _SUM.search(text)) and text.count("=") == 1 and not _FIRST.match(text):
+        return sum_[1]
+    bold = _BOLD.findall(text)
+    if len(bold) == 1 and read_number(bold[0]) is not None:
+        text = text.replace("**", "")
     formulas = [m[0] for m in _MATH.finditer(text) if re.search(r"[\d\\=]", m[0])]
     rest = _MATH.sub(" ", text)
     values = list(dict.fromkeys(canonical(number) for _, _, number in numbers_of(rest)))
@@ -399,7 +444,9 @@ def of_last_line(text: str) -> str | None:
         return None
     if _MATH.fullmatch(before) or (re.search(r"[\d\\]", before) and is_answer_alone(before)):
         names = [re.split(r"[=<>]", canonical(line), maxsplit=1) for line in (before, last)]
-        if any(len(sides) == 1 for sides in names) or names[0][0].strip() == names[1][0].strip():
+        if len(names[0]) == 2 and _ARITHMETIC.fullmatch(before.rpartition("=")[2].strip(" .$")):
+            pass  # arithmetic that the last line carries out
+        elif any(len(sides) == 1 for sides in names) or names[0][0].strip() == names[1][0].strip():
             return None
     return last.rstrip(".").strip("*").strip() if not _MATH.fullmatch(last) else last
 
@@ -427,6 +474,8 @@ def of_last_sentence(text: str) -> tuple[str, str] | None:
         s for s in _SENTENCE.split(_protect(text[-MAX_ENDING:])) if s and re.search(r"\w", s)
     ][-2:]
     for sentence in reversed(sentences):
+        if any(is_denied(sentence, match.start()) for match in ANCHOR.finditer(sentence)):
+            return None
         sentence = re.sub(r"^\s*(?:\d+[.)]|[-*•])\s+", "", sentence.replace("\0", "\n"))
         value = value_of(sentence)
         if value is not None and re.search(r"[\d\\$]", value):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
@@ -9,7 +10,7 @@ from typing import Any, cast
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
-from assay.verify.answers.marked import MAX_TEXT, clipped, committed, unwrapped
+from assay.verify.answers.marked import MAX_TEXT, bare, clipped, committed, unwrapped
 from assay.verify.base import Field, KnownError, Limits, Part, Verifier, answer_text
 
 PLACES = ("auto", "whole", "last_line", "marked")
@@ -22,6 +23,9 @@ _PLACE = (
 )
 _ANSWER = "text, a number, or a list of accepted ones"
 _STOPS = ".。!！"
+_CONTRAST = re.compile(
+    r"(?:,|\s[-–—])?\s(?:and\s)?not\s(?!only\b|just\b|merely\b|necessarily\b|sure\b|certain\b)|,?\s(?:rather\sthan|instead\sof)\s"
+)
 
 
 def judge_exact(problem: Problem, completion: Completion) -> Part:
@@ -38,11 +42,21 @@ def judge_exact(problem: Problem, completion: Completion) -> Part:
         return Part(0.0, detail="no answer")
     wanted = {normalized(gold, problem) for gold in golds}
     # a sentence's own end is no part of the answer, unless the accepted text has one too
-    spellings = {found, found.rstrip(_STOPS), unwrapped(found), unwrapped(found.rstrip(_STOPS)).rstrip(_STOPS)}  # fmt: skip
+    spellings = spellings_of(found)
     if problem.spec.get("where", "auto") == "auto":  # the accepted text may hold a mark itself
         spellings.add(clipped(answer_text(completion)))
     right = any(normalized(spelling, problem) in wanted for spelling in sorted(spellings))
     return Part(float(right), extracted=found)
+
+
+def spellings_of(found: str) -> set[str]:
+    """Return an answer as it stands and without what is around it: emphasis, quotes, a stop, ", not Rome"."""
+    heads = {found}
+    if contrast := _CONTRAST.search(found):
+        heads.add(found[: contrast.start()].rstrip(" ,"))
+    heads |= {head.rstrip(_STOPS) for head in heads}
+    heads |= {unwrapped(head) for head in heads} | {bare(head) for head in heads}
+    return {head.rstrip(_STOPS) for head in heads} | heads
 
 
 def judge_regex(problem: Problem, completion: Completion) -> Part:
@@ -67,6 +81,8 @@ def judge_regex(problem: Problem, completion: Completion) -> Part:
         return Part(0.0, detail="no answer")
     try:
         match = getattr(compiled, mode)(found, timeout=MATCH_SECONDS)
+        if match is None and problem.spec.get("where") in ("auto", "marked"):
+            match = getattr(compiled, mode)(bare(found), timeout=MATCH_SECONDS)
     except TimeoutError:
         return Part(0.0, detail=f"the text makes the pattern backtrack for more than {MATCH_SECONDS:g} s")  # fmt: skip
     except MemoryError:
@@ -154,7 +170,7 @@ EXACT = Verifier(
         Field("ignore_punctuation", "true or false", default=False, check=_is_bool),
         Field("ignore_accents", "true or false", default=False, check=_is_bool),
     ),
-    accepts="the accepted text itself, wrapped in **, $ or ` and ended by a period or not, where spec.where says; "
+    accepts="the accepted text itself, wrapped in **, quotes, $ or ` and ended by a period or not, where spec.where says; "
     f"a reply of more than {MAX_TEXT} characters has no answer",
     known_errors=(
         KnownError(
@@ -195,7 +211,7 @@ REGEX = Verifier(
         Field("flags", f"letters among {FLAGS}, as in (?{FLAGS})", default="", check=lambda value: isinstance(value, str) and set(value) <= set(FLAGS)),
         Field("where", _PLACE, default="whole", check=_is_place),
     ),
-    accepts="a text that the pattern matches, where spec.where says, without white space around it; "
+    accepts="a text that the pattern matches, where spec.where says, without white space around it (for auto and marked also without emphasis, quotes and a final period); "
     f"a reply of more than {MAX_TEXT} characters has no answer",
     known_errors=(
         KnownError(

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
-from assay.verify.answers.marked import clipped, committed, unwrapped
+from assay.verify.answers.marked import bare, clipped, committed, unwrapped
 from assay.verify.base import Field, KnownError, Part, Verifier, answer_text
 
 USES = ("all", "subset")
@@ -22,7 +22,7 @@ MAX_DEPTH = 50
 
 _NUMBERS = "a list of 1 to 50 whole numbers >= 0 (or metadata.numbers)"
 _TARGET = "a whole number (or metadata.target)"
-_SIGNS = str.maketrans({"×": "*", "·": "*", "⋅": "*", "∙": "*", "∗": "*", "÷": "/", "∕": "/", "⁄": "/", "−": "-", "–": "-", "﹣": "-", "＋": "+", "（": "(", "）": ")", "[": "(", "]": ")"})  # fmt: skip
+_SIGNS = str.maketrans({"×": "*", "·": "*", "⋅": "*", "∙": "*", "∗": "*", "•": "*", "÷": "/", "∕": "/", "⁄": "/", "−": "-", "–": "-", "﹣": "-", "＋": "+", "（": "(", "）": ")", "[": "(", "]": ")"})  # fmt: skip
 _LATEX = (
     (re.compile(r"\\(?:left|right|displaystyle|,|;|!|quad|bigl?|bigr?)(?![a-z])"), " "),
     (re.compile(r"\\(?:times|cdot|ast)(?![a-z])"), "*"),
@@ -30,6 +30,10 @@ _LATEX = (
 )
 _FRAC = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 _TOKEN = re.compile(r"\s*(?:(?P<number>[0-9]+)|(?P<sign>[-+*/()])|(?P<times>[xX])(?=[\s(0-9]))")
+_RATIO = re.compile(r"(?<=[0-9)\]])\s{0,3}[:∶]\s{0,3}(?=[0-9(\[])")  # 8 : 4
+_LEAD = re.compile(
+    r"\A(?:so|thus|hence|therefore|then|finally|one\s+way)\b\s*[:,]?\s*", re.IGNORECASE
+)
 _LABEL = re.compile(
     r"\A(?:(?:the|final|my|one|an)\s+)*(?:answer|expression|solution|equation|result)s?\s*(?:is|:)\s*:?",
     re.IGNORECASE,
@@ -72,14 +76,14 @@ def expression_of(text: str) -> str | None:
     if len(found) > 1:
         return " | ".join(found)  # alternatives: no expression
     if found:
-        return _bare(found[0])
+        return _bare(found[0].partition(", not ")[0])
     lines = [line for line in unwrapped(text).splitlines() if line.strip(" `")]
-    return _bare(lines[-1]) or None if lines else None
+    return _bare(lines[-1].partition(", not ")[0]) or None if lines else None
 
 
 def _bare(text: str) -> str:
-    text = unwrapped(_LABEL.sub("", unwrapped(text), count=1)).strip()
-    return text[:-1].rstrip() if text.endswith((".", "。")) else text
+    text = _LABEL.sub("", _LEAD.sub("", bare(text), count=1), count=1)
+    return bare(text)
 
 
 def evaluate(text: str, numbers: Counter[int]) -> tuple[Fraction, Counter[int]]:
@@ -107,7 +111,7 @@ def evaluate(text: str, numbers: Counter[int]) -> tuple[Fraction, Counter[int]]:
 
 def _plain(text: str) -> str:
     """Return an expression in ASCII, without LaTeX."""
-    text = text.translate(_SIGNS)
+    text = _RATIO.sub("/", text.translate(_SIGNS))
     for pattern, plain in _LATEX:
         text = pattern.sub(plain, text)
     for _ in range(20):
@@ -220,7 +224,7 @@ COUNTDOWN = Verifier(
         Field("use", "all (every number exactly once), subset (each at most once)", default="all", check=lambda value: value in USES),
         Field("metadata", "reasoning-gym's own, with numbers and target", check=lambda value: isinstance(value, Mapping)),
     ),
-    accepts=r"+ - * / and parentheses over the numbers (also × ÷ x, \times, \div, \frac), '= target' after it or not; in a box, "
+    accepts=r"+ - * / and parentheses over the numbers (also × • ÷ : x, \times, \div, \frac), '= target' after it or not; in a box, "
     "answer tags, after 'the answer is', alone, or as the last line",
     known_errors=(
         KnownError(

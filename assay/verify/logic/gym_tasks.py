@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
-from assay.verify.answers.marked import clipped, last_marks, last_phrase, unwrapped
+from assay.verify.answers.marked import bare, clipped, last_marks, last_phrase, unwrapped
 from assay.verify.base import Field, KnownError, Part, Verifier, answer_text
 from assay.verify.loading import slow_import
 from assay.verify.logic.gym_scorers import EVALUATES, GATES, STRICT
@@ -50,13 +50,13 @@ def answers_of(text: str, task: str, gold: str | None, metadata: Mapping[str, An
     if phrase is not None:
         content = phrase.content
         if gold is not None and "\n" in gold.strip():  # a grid begins there
-            content = text[text.index(content, phrase.start) :]
-        return (_bare(content, task),)
+            content = text[text.index(content, phrase.start) :].partition("\n```")[0]
+        return (_bare(content, task, gold),)
     if run:
-        return tuple(dict.fromkeys(_bare(mark.content, task) for mark in run))
+        return tuple(dict.fromkeys(_bare(mark.content, task, gold) for mark in run))
     if task == "knights_knaves":
         return (_last_of_all(text, [str(name) for name in metadata["names"]]),) if text else ()
-    return (_bare(text, task),) if text else ()
+    return (_bare(text, task, gold),) if text else ()
 
 
 def _last_of_all(text: str, names: Sequence[str]) -> str:
@@ -70,8 +70,14 @@ def _last_of_all(text: str, names: Sequence[str]) -> str:
     return text
 
 
-def _bare(text: str, task: str) -> str:
+def _bare(text: str, task: str, gold: str | None) -> str:
     plain = unwrapped(text)
+    if (
+        gold is not None
+        and plain != gold.strip()
+        and bare(text).casefold() == gold.strip().casefold()
+    ):
+        return bare(text)  # **Bob**. and "Bob"
     return plain.removesuffix(".") if task in ("countdown", "puzzle24") else plain
 
 

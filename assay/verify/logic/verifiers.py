@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
-from assay.verify.answers.marked import clipped, committed, unwrapped
+from assay.verify.answers.marked import bare, clipped, commitment, committed, retraction, unwrapped
 from assay.verify.base import Field, KnownError, Limits, Part, Verifier, answer_text
 from assay.verify.logic.formulas import MAX_FORMULA, Formula, NotAFormula, parse_formula
 from assay.verify.logic.solver import (
@@ -25,6 +25,7 @@ from assay.verify.logic.solver import (
 
 FORMS = ("any", "nnf", "cnf", "dnf")
 LABELS = ("True", "False", "Uncertain")
+MAX_LABEL = 80  # characters of a line that is only a label
 MAX_NODES = 400  # connectives and quantifiers of a model's formula
 
 _FORMULA = "a formula, as A & (B -> ~C), in ASCII, words, Unicode or LaTeX"
@@ -37,6 +38,20 @@ _SYNONYMS = {
 _LABEL_OF = {word: label for label, words in _SYNONYMS.items() for word in words}
 _NAMED = re.compile(r"\A(?!.{0,60}(?:forall|exists))[A-Za-z][A-Za-z ]{0,60}[:：]\s*", re.IGNORECASE)
 _ASSIGNED = re.compile(r"(?<![<>!=:])=(?![>=])")
+_PURE = {**_LABEL_OF, "yes": "True", "no": "False"}
+_VERDICT = re.compile(
+    r"[^\w?]{0,6}(?:(?:it|this|the\sconclusion)\sis\s|it['’]s\s)?([a-z]+)[^\w?]{0,6}"
+)
+_YES_NO = re.compile(r"\W{0,6}(yes|no)\s?[,:—–-]")
+_UNDECIDED = re.compile(
+    r"\b(?:(?:it|this|the\s(?:conclusion|answer|statement))\s)?(?:cannot|can\s?not|can['’]t|could\snot)\sbe\s(?:determined|concluded|decided|inferred|known)\b"
+    r"|\b(?:we\s)?(?:cannot|can['’]t)\s(?:tell|say|determine|know|decide)\b|\b(?:not\senough|insufficient)\sinformation\b"
+)
+_CONTRAST = re.compile(
+    rf",?\s(?:(?:and\s)?not|rather\sthan|instead\sof|neither)\s(?:\W{{0,4}})(?:{'|'.join(_LABEL_OF)})\b(?:\snor\s\w+\b)?"
+)
+_DENIALS = frozenset(("not", "or", "isn't", "cannot", "either", "maybe", "perhaps", "nor", "and"))
+_END = re.compile(r"[.;。!?？]+")
 _REASON = re.compile(
     r"\b(?:because|since|as|given|for|while|but|whereas)\b|[.;。\n]", re.IGNORECASE
 )
@@ -135,21 +150,82 @@ def label_of(premises: Sequence[Formula], conclusion: Formula) -> str:
 
 
 def find_label(text: str) -> str | None:
-    """Return the one label that a text commits to, None where there is none or more than one."""
-    found = committed(text)
+    """Return the one label that a text commits to, None where there is none or more than one.
+
+    A marked answer, else a first line that is only a label, else the last line. What takes a label
+    back counts, a question does not.
+    """
+    found, end = commitment(text)
     if len(found) > 1:
         return None
     lines = [line for line in text.splitlines() if line.strip()]
-    content = found[0] if found else lines[-1] if lines else ""
-    for head in (content, _REASON.split(content.strip(), maxsplit=1)[0]):
-        words = re.findall(r"[a-z']+", re.sub(r"\\[a-z]+", " ", head.casefold()))
-        said = {_LABEL_OF[word] for word in words if word in _LABEL_OF}
-        denied = {"not", "or", "isn't", "cannot", "either", "maybe", "perhaps", "nor"} & {*words}
-        if len(said) == 1 and not denied and (found or len(words) <= 20):
-            return said.pop()
-        if said and (denied or len(said) > 1) and head is content and not _REASON.search(content):
+    if found:
+        content, rest = found[0], text[end:]
+    else:
+        first, last = (lines[0], lines[-1]) if lines else ("", "")
+        alone = _pure(first) is not None and _pure(last) is None
+        content, rest = (first, "\n".join(lines[1:])) if alone else (last, "")
+        if taken := retraction(text, 1):
+            content, rest = taken.content, ""
+    label = _label_in(content, bool(found))
+    return None if label is None or _another(rest, label) else label
+
+
+def _label_in(content: str, marked: bool) -> str | None:
+    """Return the label with which a line answers: the only one of its sentence, before any reason."""
+    if (label := _pure(content)) is not None:
+        return label
+    text = _UNDECIDED.sub(" uncertain ", re.sub(r"\\[a-z]+", " ", content.casefold()))
+    rest = _CONTRAST.sub(" ", text).strip()
+    while rest:
+        sentence, stop, rest = _sentence(rest)
+        words = re.findall(r"[a-z']+", sentence)
+        if not _YES_NO.match(sentence) and not any(word in _LABEL_OF for word in words):
+            continue
+        if stop in ("?", "？"):
             return None
+        for head in (sentence, _REASON.split(sentence, maxsplit=1)[0]):
+            label = _only_label(head, marked)
+            if label is not None or not _REASON.search(sentence):
+                return None if label is None or _another(rest, label) else label
+        return None
     return None
+
+
+def _only_label(head: str, marked: bool) -> str | None:
+    words = re.findall(r"[a-z']+", head)
+    said = {_LABEL_OF[word] for word in words if word in _LABEL_OF}
+    if spoken := _YES_NO.match(head):
+        said.add(_PURE[spoken[1]])
+    sure = len(said) == 1 and not _DENIALS & {*words} and (marked or len(words) <= 20)
+    return said.pop() if sure else None
+
+
+def _sentence(text: str) -> tuple[str, str, str]:
+    """Return the first sentence of a line, the sign that ends it, and the rest."""
+    end = _END.search(text)
+    if end is None:
+        return text.strip(), "", ""
+    return text[: end.start()].strip(), end[0][-1], text[end.end() :].strip(" \t*_\"'")
+
+
+def _pure(text: str) -> str | None:
+    """Return the label that a text is, with nothing beside it but marks."""
+    if len(text) > MAX_LABEL:
+        return None
+    match = _VERDICT.fullmatch(bare(text).casefold())
+    return None if match is None else _PURE.get(match[1])
+
+
+def _another(rest: str, label: str) -> bool:
+    """Whether a sentence or line in the rest of a text is only a label, and another one."""
+    for sentence in re.split(r"[.!?;\n]", rest.casefold()):
+        said = _pure(
+            re.sub(r"\A(?:or|and)?\s*(?:maybe|perhaps|possibly)?\s*", "", sentence.strip())
+        )
+        if said is not None and said != label and said != _pure(label):
+            return True
+    return False
 
 
 def _committed_formula(completion: Completion) -> str | None:
@@ -317,7 +393,7 @@ ENTAILMENT = Verifier(
         KnownError(
             "a label in other words than true, false, uncertain and their like is not understood",
             {"answer": "Uncertain"},
-            "Answer: we cannot tell",
+            "Answer: it could go either way",
             says="failed",
             should_say="passed",
         ),
