@@ -26,6 +26,7 @@ from assay.verify.logic.solver import (
 FORMS = ("any", "nnf", "cnf", "dnf")
 LABELS = ("True", "False", "Uncertain")
 MAX_LABEL = 80  # characters of a line that is only a label
+MAX_SENTENCES = 2000  # characters of a line in which a label is looked for
 MAX_NODES = 400  # connectives and quantifiers of a model's formula
 
 _FORMULA = "a formula, as A & (B -> ~C), in ASCII, words, Unicode or LaTeX"
@@ -173,6 +174,7 @@ def find_label(text: str) -> str | None:
 
 def _label_in(content: str, marked: bool) -> str | None:
     """Return the label with which a line answers: the only one of its sentence, before any reason."""
+    content = content[:MAX_SENTENCES] if marked else content[-MAX_SENTENCES:]
     if (label := _pure(content)) is not None:
         return label
     text = _UNDECIDED.sub(" uncertain ", re.sub(r"\\[a-z]+", " ", content.casefold()))
