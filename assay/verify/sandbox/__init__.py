@@ -30,8 +30,9 @@ be written ahead. The kernel's words (CPU clock, wait status, sizes of files) de
                                                   namespace around the zygote itself
     endless loops                                 the process's CPU clock, read here; SIGKILL;       process.check
                                                   RLIMIT_CPU, should the worker be gone
-    sleeping, waiting, dripping                   time neither run nor waited for a processor, so    process.busy
-                                                  that load on the machine changes no verdict
+    sleeping, waiting, dripping                   time neither run nor waited for a processor, so    process.count_idle
+                                                  that load on the machine changes no verdict; an
+                                                  IdleBudget bounds it over many processes
     memory, threads, maps                         RLIMIT_AS of the one process; tmpfs and files of   isolation.confine
                                                   bounded size; no memfd, System V IPC, locks
     output                                        files in memory, RLIMIT_FSIZE; nobody has to read  process.memory_file
@@ -50,6 +51,10 @@ be written ahead. The kernel's words (CPU clock, wait status, sizes of files) de
 Not answered: bugs of the kernel in what is allowed; reading time and the processor's side channels; what
 several submissions at once may learn from each other's use of the machine.
 
+One completion may need many processes: make one ``IdleBudget(seconds)`` for it and give it to each
+``Sandbox.run`` and ``Sandbox.load`` as ``idle=``; what they do nothing is taken from it together, and once
+it is used up every request is a timeout. `Session.cpu_seconds` is what its requests have used in all.
+
 It works as root and as an ordinary user where user namespaces are allowed; `probe` tries the walls from
 inside at the first start, and where one does not stand, `SandboxUnavailable` names it. The interpreter must
 be readable for the user that runs. ``unsafe=True`` waives the walls and keeps the limits.
@@ -63,6 +68,7 @@ from assay.verify.sandbox.outcome import (
     Status,
     SubmissionError,
 )
+from assay.verify.sandbox.process import IdleBudget
 from assay.verify.sandbox.sandbox import Sandbox, sandbox_report
 from assay.verify.sandbox.session import Session
 from assay.verify.sandbox.values import Handle, Iterator, Record
@@ -70,6 +76,7 @@ from assay.verify.sandbox.values import Handle, Iterator, Record
 __all__ = [
     "Answer",
     "Handle",
+    "IdleBudget",
     "Iterator",
     "Outcome",
     "Record",

@@ -14,6 +14,8 @@ from assay.verify.sandbox import values
 
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
 POLL_SECONDS = 0.1  # longest pause between two looks at the clocks
+MIN_IDLE_SECONDS = 0.01  # less, between two looks, is how long waking up takes
+MAX_OUTPUT = 32 * 2**20  # bytes read of one process: what an honest one can write
 
 
 class Ended(Exception):
@@ -25,6 +27,16 @@ class Ended(Exception):
     def __init__(self, status: str, text: str, by_itself: bool = False) -> None:
         super().__init__(status, text)
         self.status, self.text, self.by_itself = status, text, by_itself
+
+
+class IdleBudget:
+    """Seconds that several processes together may do nothing; one for all processes of a completion.
+
+    left: what remains, less than 0 once it was overdrawn; every request after that is a timeout.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = self.left = seconds
 
 
 class Process:
@@ -43,12 +55,15 @@ class Process:
         self.at_end = False  # of the channel
         self.clock = _cpu_clock(self.pid)
         self.idle = 0.0
+        self.budget: IdleBudget | None = None  # of this process and others together
+        self.mark = (time.monotonic(), 0.0)  # time and CPU seconds at the start of a stretch
+        self.waited = [0.0, _waited_here()]  # for a processor: by the process, by us
         self.cpu_limit = self.cpu_start = 0.0
         self.idle_limit = 10.0
         self.output_limit = 2**20
         self.seen = [0, 0]  # bytes of output already reported
+        self.taken = 0  # bytes of output read: a file can be cut and written again
         self.next_look = 0.0
-        self.watched: tuple[float, float] | None = None  # time and `busy` at the last look
         self.poller = select.poll()
         self.poller.register(self.pidfd, select.POLLIN)
 
@@ -70,21 +85,40 @@ class Process:
         self.resume()
 
     def resume(self) -> None:
-        """Start watching: time until now was ours. The first look, if it comes to one, is the start."""
-        self.watched = None
-        self.next_look = time.monotonic() + self.pause()
+        """Start watching: time until now was ours."""
+        self.mark = (time.monotonic(), self.cpu())
+        self.next_look = self.mark[0] + self.pause()
 
-    def busy(self) -> float:
-        """Seconds in which a thread of the process ran, or waited for a processor."""
-        total = 0
+    def count_idle(self) -> None:
+        """Count the time since the mark that the process neither ran nor waited for a processor.
+
+        Where it was us who waited for one, its answer may have been here already: that is not counted.
+        """
+        now, cpu = time.monotonic(), self.cpu()
+        quiet = (now - self.mark[0]) - max(0.0, cpu - self.mark[1])
+        self.mark = (now, cpu)
+        if quiet < MIN_IDLE_SECONDS:
+            return
+        before, self.waited = sum(self.waited), [self._waited(), _waited_here()]
+        quiet -= max(0.0, sum(self.waited) - before)
+        idle = min(max(0.0, quiet), 2 * POLL_SECONDS)  # a machine may have stood still
+        self.idle += idle
+        if self.budget is not None:
+            self.budget.left -= idle
+
+    def check_idle(self) -> None:
+        if self.idle > self.idle_limit:
+            raise Ended("timeout", f"did nothing for {self.idle_limit:g} s")
+        if self.budget is not None and self.budget.left < 0.0:
+            raise Ended("timeout", f"did nothing for {self.budget.seconds:g} s in all")
+
+    def _waited(self) -> float:
+        """Seconds in which a thread of the process waited for a processor."""
         try:
-            for task in os.listdir(f"/proc/{self.pid}/task"):
-                with open(f"/proc/{self.pid}/task/{task}/schedstat") as file:
-                    ran, waited, _ = file.read().split()
-                    total += int(ran) + int(waited)
-        except (OSError, ValueError):
-            return self.cpu()
-        return total * 1e-9
+            tasks = os.listdir(f"/proc/{self.pid}/task")
+            return sum(_waited(f"/proc/{self.pid}/task/{task}/schedstat") for task in tasks)
+        except OSError:
+            return 0.0
 
     def look(self) -> None:
         """Check the limits where it is time to, also while data flows. Raises Ended."""
@@ -99,14 +133,8 @@ class Process:
     def check(self) -> None:
         """Raise Ended where the process is over a limit."""
         self.check_cpu()
-        now, busy = time.monotonic(), self.busy()
-        if self.watched is not None:
-            idle = (now - self.watched[0]) - max(0.0, busy - self.watched[1])
-            # Where it was us who got no processor, its answer may be here already: bound what counts.
-            self.idle += min(max(0.0, idle), 2 * POLL_SECONDS)
-        self.watched = (now, busy)
-        if self.idle > self.idle_limit:
-            raise Ended("timeout", f"did nothing for {self.idle_limit:g} s")
+        self.count_idle()
+        self.check_idle()
         self.check_output()
 
     def check_output(self) -> None:
@@ -144,6 +172,8 @@ class Process:
                 if len(self.buffer) >= size + 4:
                     frame = bytes(self.buffer[4 : size + 4])
                     del self.buffer[: size + 4]
+                    self.count_idle()
+                    self.check_idle()
                     return frame
             if not self.read():
                 self.wait(select.POLLIN)
@@ -188,7 +218,9 @@ class Process:
         for index, descriptor in enumerate(self.output):
             size = os.fstat(descriptor).st_size
             start = min(self.seen[index], size)
-            data = os.pread(descriptor, min(size - start, self.output_limit), start)
+            room = min(self.output_limit, MAX_OUTPUT - self.taken)
+            data = os.pread(descriptor, max(0, min(size - start, room)), start)
+            self.taken += len(data)
             self.seen[index] = size
             texts.append(data.decode("utf-8", "replace"))
         return texts[0], texts[1]
@@ -214,6 +246,19 @@ def _pid_here(pidfd: int) -> int:
     """The number, among the processes that we see, of the one that a descriptor names."""
     with open(f"/proc/self/fdinfo/{pidfd}") as file:
         return next(int(line[4:]) for line in file if line.startswith("Pid:"))
+
+
+def _waited(path: str) -> float:
+    """Seconds that a thread waited for a processor (Documentation/scheduler/sched-stats)."""
+    try:
+        with open(path) as file:
+            return int(file.read().split()[1]) * 1e-9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def _waited_here() -> float:
+    return _waited("/proc/thread-self/schedstat")
 
 
 def _cpu_clock(pid: int) -> int:

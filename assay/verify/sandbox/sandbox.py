@@ -22,7 +22,7 @@ from assay.errors import message
 from assay.verify.base import Limits
 from assay.verify.sandbox import probe
 from assay.verify.sandbox.outcome import Outcome, SandboxTrouble, SandboxUnavailable
-from assay.verify.sandbox.process import Process, memory_file
+from assay.verify.sandbox.process import IdleBudget, Process, memory_file
 from assay.verify.sandbox.session import CPU_SECONDS, MEMORY_MIB, PROCESSES, OnCall, Session
 
 PRELOAD = [
@@ -171,12 +171,16 @@ class Sandbox:
         if self.zygote.stderr is not None:
             self.zygote.stderr.close()
 
-    def run(self, source: str, stdin: str, limits: Limits) -> Outcome:
+    def run(
+        self, source: str, stdin: str, limits: Limits, *, idle: IdleBudget | None = None
+    ) -> Outcome:
         """Execute a script as ``__main__`` in a fresh process; what it wrote is in `stdout`.
+
+        idle: what it may do nothing, together with all else that is given the same budget.
 
         A script that ends its process with exit code 0 is ``ok`` like one that comes to its end.
         """
-        session = self._session(limits, stdin.encode("utf-8", "surrogatepass"), None)
+        session = self._session(limits, stdin.encode("utf-8", "surrogatepass"), None, idle)
         with session:
             outcome = session.request(("run", self._settings(session, True), source))
             if outcome.status == "died" and session.wait_status == 0:
@@ -185,13 +189,20 @@ class Sandbox:
                 )  # os._exit(0): its own end
         return outcome
 
-    def load(self, source: str, limits: Limits, *, on_call: OnCall | None = None) -> Session:
+    def load(
+        self,
+        source: str,
+        limits: Limits,
+        *,
+        on_call: OnCall | None = None,
+        idle: IdleBudget | None = None,
+    ) -> Session:
         """Execute a module in a fresh process, and keep it for calls.
 
         on_call: ``(name, args, kwargs) -> value`` answers ``call_out(name, args, kwargs)``, a built-in
-        function that code in this process then has.
+        function that code in this process then has. idle: as of `run`.
         """
-        session = self._session(limits, b"", on_call)
+        session = self._session(limits, b"", on_call, idle)
         message = ("load", self._settings(session, False), source, on_call is not None)
         session.loaded = session.request(message)
         return session
@@ -207,14 +218,16 @@ class Sandbox:
             "total_cpu_seconds": session.total_cpu,
         }
 
-    def _session(self, limits: Limits, stdin: bytes, on_call: OnCall | None) -> Session:
+    def _session(
+        self, limits: Limits, stdin: bytes, on_call: OnCall | None, idle: IdleBudget | None
+    ) -> Session:
         if self.broken:
             self.close()
             self._start()
             self.broken = False
         process = self._fork(stdin)
         total = int(max(60, 200 * (limits.cpu_seconds or CPU_SECONDS)))
-        return Session(process, next(_origins), limits, total, self._reap, on_call)
+        return Session(process, next(_origins), limits, total, self._reap, on_call, idle)
 
     def _fork(self, stdin: bytes) -> Process:
         ours, theirs = socket.socketpair()

@@ -12,7 +12,7 @@ from assay.verify.base import Limits
 from assay.verify.sandbox.decoder import Decoder
 from assay.verify.sandbox.encoder import encode
 from assay.verify.sandbox.outcome import Answer, Outcome, SandboxTrouble, Status, SubmissionError
-from assay.verify.sandbox.process import Ended, Process
+from assay.verify.sandbox.process import Ended, IdleBudget, Process
 from assay.verify.sandbox.values import Handle, Malformed, Unsupported
 
 CPU_SECONDS = 2.0  # this and the next three: where Limits leaves them open
@@ -43,10 +43,11 @@ class Session:
         total_cpu: float,
         reap: Callable[[Process], int],
         on_call: OnCall | None,
+        idle: IdleBudget | None = None,
     ) -> None:
         self.process, self.origin, self.limits = process, origin, limits
         self.total_cpu = total_cpu  # of all requests: where the kernel ends the process by itself
-        self.on_call, self._reap = on_call, reap
+        self.on_call, self._reap, self.idle = on_call, reap, idle
         self.foreign: dict[tuple[int, int], Handle] = {}
         self.ended: str | None = None
         self.wait_status: int | None = None  # None: it lives
@@ -54,6 +55,7 @@ class Session:
         self.settled = (
             0.0  # CPU seconds accounted for; what threads use between requests is the next one's
         )
+        self.spent = 0.0
         self.fresh = True  # it has not said yet that it is there
         self.decoded = 0  # values read so far: reading takes our time, which nobody else bounds
 
@@ -79,6 +81,11 @@ class Session:
             self.process.kill()
             self.wait_status = self._reap(self.process)
         return self.wait_status
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU seconds of all requests so far, that of `names` among them."""
+        return self.spent
 
     # requests
 
@@ -136,6 +143,7 @@ class Session:
             self.close()
             raise
         after = self.settled = self.process.cpu()
+        self.spent += max(0.0, after - self.process.cpu_start)
         stdout, stderr = self.process.take_output()
         if end is not None:
             fields = self._explained(end, after)
@@ -169,6 +177,7 @@ class Session:
         if self.fresh:
             process.begin(START_CPU_SECONDS, START_IDLE_SECONDS, 2**20)
             used = self._start(data)
+            process.idle, process.budget = 0.0, self.idle  # until here it was ours
         elif process.silent():
             used = self.settled
         else:
@@ -187,8 +196,9 @@ class Session:
                 return _fields(reply[1:])
             if self.on_call is None or len(reply) != 5:
                 raise Ended("died", "it spoke out of turn")
-            process.send(self.encode(self._answer(*reply[2:])))
-            process.resume()
+            answer = self.encode(self._answer(*reply[2:]))
+            process.resume()  # all the time since its question was ours
+            process.send(answer)
 
     def _start(self, data: bytes) -> float:
         """Send the first request; return the CPU seconds of isolation, which are not the submission's.

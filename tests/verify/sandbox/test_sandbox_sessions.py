@@ -12,6 +12,7 @@ from assay.verify.base import Limits
 from assay.verify.sandbox import (
     Answer,
     Handle,
+    IdleBudget,
     Iterator,
     Record,
     Sandbox,
@@ -387,3 +388,24 @@ def test_a_worker_that_got_no_processor_does_not_blame_the_submission(
 
         monkeypatch.setattr(process, "read", late)
         assert session.call("f").value == 1
+
+
+def test_an_idle_budget_is_of_all_processes_together(sandbox: Sandbox) -> None:
+    source = "import time\ndef f(x): time.sleep(x); return x"
+    script = "import time\ntime.sleep(0.4)"
+    limits, budget = Limits(seconds=9.0, cpu_seconds=5.0), IdleBudget(1.0)
+    with sandbox.load(source, limits, idle=budget) as session:
+        assert session.call("f", (0.4,)).status == "ok"
+    statuses = [sandbox.run(script, "", limits, idle=budget).status for _ in range(4)]
+    assert statuses[0] == "ok" and statuses[-1] == "timeout" and budget.left < 0.0
+    with sandbox.load(source, limits) as session:
+        assert session.call("f", (0.4,)).status == "ok"
+
+
+def test_many_short_sleeps_are_counted_over_requests(sandbox: Sandbox) -> None:
+    source = "import time\ndef f(): time.sleep(0.06)\ndef g(): pass"
+    with sandbox.load(source, Limits(seconds=1.0, cpu_seconds=5.0)) as session:
+        assert all(session.call("g").status == "ok" for _ in range(300))
+        assert session.process.idle < 0.5
+        statuses = [session.call("f").status for _ in range(60)]
+    assert statuses[5] == "ok" and "timeout" in statuses
