@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any, cast
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
-from assay.verify.answers.marked import clipped, last_marks, unwrapped
+from assay.verify.answers.marked import clipped, last_marks, retraction, unwrapped
 from assay.verify.base import Field, KnownError, Part, Verifier, answer_text
 
 MAX_CHOICE = 400  # characters of a label with its option's text
@@ -30,7 +31,7 @@ _LEAD = re.compile(
 )
 _ANCHORS = re.compile(
     r"\b(?:answer|option|choice|one)\**\s{1,3}(?:is|would\s+be|should\s+be|must\s+be|has\s+to\s+be|seems\s+to\s+be)\b\s{0,3}[:：]?"
-    r"|\banswers\s+are\b\s{0,3}[:：]?"
+    r"|\banswers\s+are\b\s{0,3}[:：]?|\b(?:correct|right)\s+(?:option|choice|letter)s\s+are\b\s{0,3}[:：]?"
     r"|\b(?:answer|ans|option|choice|letter|selection)s?\**\s{0,3}[:：=]\**"
     r"|\b(?:I(?:'ll|’ll|\s+will|\s+would|'d|’d)?\s+)(?:choose|pick|select|go\s+with|say|answer)\b"
     r"|^[^\w\n]{0,6}(?:choose|pick|select)\b"
@@ -62,6 +63,26 @@ _DOUBT = re.compile(
     r"\b(?:not|wrong|incorrect|false|neither|either|or|and|maybe|perhaps|possibly|could|might|eliminated?)\b|n['’]t\b|\?",
     re.IGNORECASE,
 )
+_DENIED = re.compile(
+    r"\b(?:false|untrue|incorrect|wrong|not\s+true|not\s+the\s+case|doubt|deny)\s+that\s+(?:the\s+)?(?:final\s+|correct\s+)?\Z",
+    re.IGNORECASE,
+)
+_MARKED = re.compile(
+    r"\W{0,6}A\W{0,3}[:：]\W{0,6}(?P<label>[A-Z])(?:\W{0,6}|[).:]{1,2}\s{1,3}(?P<text>[^\n]{1,300}))"
+)
+_CONTRAST = re.compile(r",?\s(?:and\s)?not\s(?:option\s)?[(\[]?[A-Z][)\]]?[.!]?\Z")
+_KEYS = (
+    "answer",
+    "final_answer",
+    "correct_answer",
+    "choice",
+    "option",
+    "selected",
+    "label",
+    "answers",
+    "choices",
+)
+_MAX_JSON = 2000
 _SOFT = re.compile(r"\s*(?:because|since|as|for|which|given|due|not|and|or|is|was|non|but|rather|instead|from|among|here)\b|\s*[^\w\s]|\s*$", re.IGNORECASE)  # fmt: skip
 
 
@@ -167,16 +188,22 @@ def find_choice(text: str, options: Options, several: bool = False) -> tuple[str
 
     several: whether the question asks for a set, so that "A and C" is one choice of two.
     """
+    if chosen := _of_json(text, options, several):
+        return chosen
+    if (marked := _MARKED.fullmatch(text[:MAX_CHOICE])) and _is_marked(marked, options):
+        return (marked["label"],)
     if len(text) <= 200 and (alone := _alone(text, options, several)):
-        return alone
+        return _instead(text, 1, options, several) or alone
     run = last_marks(text)
     after = run[-1].end if run else 0
     if spoken := _spoken(text, after, options, several):
         return spoken
+    if run and (taken := _instead(text, after, options, several)):
+        return taken
     if run:
         chosen: list[str] = []
         for mark in run:
-            found = _alone(mark.content, options, several) or _spoken(mark.content, 0, options, several)  # fmt: skip
+            found = _of_json(mark.content, options, several) or _alone(mark.content, options, several) or _spoken(mark.content, 0, options, several)  # fmt: skip
             chosen += found or ("?",)
         tail = re.match(rf"\$?{_JOINER}{_NOUN}{_ADORNED}(?![\w'’])", text[after:])
         if tail and _is_label(tail["label"], options):
@@ -189,11 +216,36 @@ def find_choice(text: str, options: Options, several: bool = False) -> tuple[str
     )
 
 
+def _of_json(text: str, options: Options, several: bool) -> tuple[str, ...]:
+    """Return the labels of a reply such as {"answer": "B"}."""
+    text = unwrapped(text) if len(text) <= _MAX_JSON else ""
+    if not (text.startswith("{") and text.endswith("}")):
+        return ()
+    try:
+        value: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return ()
+    named = [value[key] for key in _KEYS if key in value]
+    each: Any = named[0] if len(named) == 1 else None
+    listed = cast("list[Any]", each) if isinstance(each, list) else [each]
+    if not listed or not all(isinstance(one, str) for one in listed):
+        return ()
+    labels = [label for one in listed for label in _alone(one, options, several) or ("?",)]
+    return () if labels == ["?"] else tuple(dict.fromkeys(labels))
+
+
+def _is_marked(match: re.Match[str], options: Options) -> bool:
+    """Whether "A: B" says B: the label and its text, where that is no text of the option A."""
+    label, said = match["label"], plain(match["text"] or "")
+    right = not said or said == options.texts.get(label)
+    return right and label in options.labels and options.texts.get("A") != plain(label)
+
+
 def _alone(content: str, options: Options, several: bool) -> tuple[str, ...]:
     """Return the labels of a text that is only a choice."""
     if len(content) > MAX_CHOICE:
         return ()
-    text = unwrapped(content.strip().rstrip("。").rstrip())
+    text = unwrapped(_CONTRAST.sub("", content.strip().rstrip("。").rstrip(), count=1))
     text = re.sub(r"\\(?:text|textbf|mathrm|mathbf)\s*\{\s*([^{}]*)\}", r"\1", text)
     text = text.replace("**", "").strip().strip("$\"'“”‘’` ")
     single = re.fullmatch(rf"{_NOUN}[(\[{{]*\s*([A-Za-z]|\d{{1,2}})\s*[)\]}}.:!,]*", text, re.IGNORECASE)  # fmt: skip
@@ -237,6 +289,8 @@ def _spoken(text: str, start: int, options: Options, several: bool) -> tuple[str
     """Return the labels of the last phrase such as "the answer is (b) because ..." after ``start``."""
     found: list[tuple[int, int, tuple[str, ...]]] = []
     for match in _ANCHORS.finditer(text, start):
+        if _DENIED.search(text[max(0, match.start() - 60) : match.start()]):
+            continue
         if labels := _after(text[match.end() : match.end() + 400], options, several):
             found.append((match.start(), match.end(), labels))
     for match in _CORRECT.finditer(text, start):
@@ -246,12 +300,21 @@ def _spoken(text: str, start: int, options: Options, several: bool) -> tuple[str
         return ()
     found.sort()
     _, stop, labels = found[-1]
+    if taken := _instead(text, stop, options, several):
+        return taken
     for _, end, earlier in reversed(found[:-1]):
         between = text[end:stop]
         if len(between) > 80 or not re.search(r"\b(?:or|alternatively|maybe|perhaps|possibly|also)\b", between, re.IGNORECASE):  # fmt: skip
             break
         labels = (*earlier, *labels)
     return tuple(dict.fromkeys(labels))
+
+
+def _instead(text: str, start: int, options: Options, several: bool) -> tuple[str, ...]:
+    """Return the labels that take back a choice before ``start``: "no wait: C", "actually, it is C"."""
+    taken = retraction(text, start)
+    labels = _alone(taken.content, options, several) if taken else ()
+    return () if "?" in labels else labels
 
 
 def _after(rest: str, options: Options, several: bool) -> tuple[str, ...]:

@@ -23,6 +23,9 @@ PATTERN_SECONDS = 0.5  # of CPU time for one string and one pattern
 _SCHEMA = "a JSON schema (an object, or true or false) without references to other documents"
 _INSTALL = "needs jsonschema; install it with: pip install 'assay-rl[schema]'"
 _FENCE = re.compile(r"```[ \t]*(?:json\w*)?[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL | re.IGNORECASE)
+_NOT = re.compile(
+    r"(?:\b(?:not|never)|n['’]t(?:\sbe)?)\s{0,3}[:：]?[\s`*\"'$]{0,6}\Z", re.IGNORECASE
+)
 _START = re.compile(r"[\[{]")
 _MAX_STARTS = 2000  # brackets at which no value begins
 
@@ -72,6 +75,7 @@ def find_json(text: str, surrounding: bool = True) -> tuple[str, Any]:
         try:
             return _last_of(text[fences[-1].end() :])
         except NoJson:
+            _check_affirmed(text[: fences[-1].start()])
             return fences[-1][1].strip(), _parse(fences[-1][1])
     try:
         return text, _parse(text)
@@ -100,7 +104,14 @@ def _last_of(text: str) -> tuple[str, Any]:
         found, position = (text[begin:end], value), end
     if found is None:
         raise NoJson("no JSON value")
+    _check_affirmed(text[: position - len(found[0])])
     return found
+
+
+def _check_affirmed(before: str) -> None:
+    """Raise BadJson where what stands before a value denies it: "the answer is not"."""
+    if _NOT.search(before[-40:]):
+        raise BadJson("a value that the text denies")
 
 
 def _parse(text: str) -> Any:

@@ -66,8 +66,8 @@ class NotAFormula(ValueError):
 
 
 _SYMBOLS: dict[str, str] = {
-    **dict.fromkeys(("∧", "&&", "&", "/\\", "*", "·", "⋅", "∙", "and", "\\land", "\\wedge", "\\cdot"), "and"),
-    **dict.fromkeys(("∨", "||", "|", "\\/", "+", "or", "\\lor", "\\vee"), "or"),
+    **dict.fromkeys(("∧", "⋀", "&&", "&", "\\&", "/\\", "*", "·", "⋅", "∙", "and", "\\land", "\\wedge", "\\cdot"), "and"),
+    **dict.fromkeys(("∨", "⋁", "||", "|", "\\/", "+", "or", "\\lor", "\\vee"), "or"),
     **dict.fromkeys(("⊕", "⊻", "^", "xor", "\\oplus", "\\veebar"), "xor"),
     **dict.fromkeys(("¬", "~", "!", "∼", "not", "\\neg", "\\lnot", "\\sim"), "not"),
     **dict.fromkeys(("→", "⇒", "⊃", "⟶", "⟹", "->", "=>", "-->", "==>", "implies", "\\to", "\\rightarrow", "\\Rightarrow", "\\implies", "\\supset", "\\longrightarrow"), "implies"),
@@ -87,7 +87,9 @@ _TOKEN = re.compile(
     rf"\s*(?:(?P<latex>\\[A-Za-z]+)|(?P<name>\w+(?:-\w+)*)|(?P<sign>{'|'.join(map(re.escape, _SIGNS))}))"
 )
 _BINARY = (("iff",), ("implies",), ("or",), ("xor",), ("and",))
-_SPACING = re.compile(r"\\(?:left|right|big|Big|bigl|bigr|quad|qquad|;|,|!|:| )(?![a-zA-Z])|[$]")
+_SPACING = re.compile(
+    r"(?<!/)\\(?:left|right|big|Big|bigl|bigr|quad|qquad|;|,|!|:| )(?![a-zA-Z])|[$]"
+)
 _WORDS = re.compile(r"\\(?:text|mathrm|mathit|mathsf|operatorname|mathbf)\s*\{([^{}]*)\}")
 _OVER = re.compile(r"\\(?:overline|bar)\s*\{([^{}]*)\}|\\bar\s*([A-Za-z])")
 
@@ -97,6 +99,30 @@ def parse_formula(text: str) -> Formula:
     if len(text) > MAX_FORMULA:
         raise NotAFormula(f"more than {MAX_FORMULA} characters")
     return _Parser(_tokens(_plain(text))).formula()
+
+
+def parse_letters(text: str, letters: frozenset[str]) -> Formula:
+    """Return a formula whose variables are single letters, so that AB, A.B and A(B + C) are conjunctions.
+
+    letters: the variables, in lower case; a name of other letters stays one. Raises NotAFormula.
+    """
+    if len(text) > MAX_FORMULA:
+        raise NotAFormula(f"more than {MAX_FORMULA} characters")
+    found: list[tuple[str, str]] = []
+    for symbol, name in _tokens(_plain(text)):
+        if symbol == "." and found:
+            found.append(("and", ""))
+            continue
+        apart = symbol == "name" and len(name) <= 26 and set(name.casefold()) <= letters
+        for each in name if apart else (name,):
+            if found and found[-1][0] in _ENDS and symbol in _BEGINS:
+                found.append(("and", ""))
+            found.append((symbol, each))
+    return _Parser(found).formula()
+
+
+_ENDS = ("name", ")", "'", "true", "false")
+_BEGINS = ("name", "(", "not", "true", "false")
 
 
 def _plain(text: str) -> str:

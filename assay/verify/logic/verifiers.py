@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, cast
 
@@ -11,7 +12,13 @@ from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.answers.marked import bare, clipped, commitment, committed, retraction, unwrapped
 from assay.verify.base import Field, KnownError, Limits, Part, Verifier, answer_text
-from assay.verify.logic.formulas import MAX_FORMULA, Formula, NotAFormula, parse_formula
+from assay.verify.logic.formulas import (
+    MAX_FORMULA,
+    Formula,
+    NotAFormula,
+    parse_formula,
+    parse_letters,
+)
 from assay.verify.logic.solver import (
     MAX_TABLE,
     RLIMIT,
@@ -38,6 +45,13 @@ _SYNONYMS = {
 }  # fmt: skip
 _LABEL_OF = {word: label for label, words in _SYNONYMS.items() for word in words}
 _NAMED = re.compile(r"\A(?!.{0,60}(?:forall|exists))[A-Za-z][A-Za-z ]{0,60}[:：]\s*", re.IGNORECASE)
+_SAID = re.compile(
+    r"\A(?:(?:so|thus|hence|therefore|the|my|a|an|final|simplified|simplest|minimal|minimized|reduced|equivalent|resulting|logical|boolean|propositional|formula|expression|form|version|result|answer|it|this|cnf|dnf|nnf),?\s+){1,8}(?:is|becomes|simplifies\s+to|reduces\s+to)\b\s*[:：]?\s*",
+    re.IGNORECASE,
+)
+_OR_WORD, _AND_WORD = re.compile(r"\bor\b", re.IGNORECASE), re.compile(r"\band\b", re.IGNORECASE)
+_OR_SIGN = re.compile(r"[|∨⋁+]|\\/|\\(?:lor|vee)(?![a-z])")
+_AND_SIGN = re.compile(r"[&∧⋀*·]|/\\|\\(?:land|wedge|cdot)(?![a-z])")
 _ASSIGNED = re.compile(r"(?<![<>!=:])=(?![>=])")
 _PURE = {**_LABEL_OF, "yes": "True", "no": "False"}
 _VERDICT = re.compile(
@@ -75,7 +89,13 @@ def judge_boolean(problem: Problem, completion: Completion) -> Part:
     if text is None:
         return Part(0.0, detail="no formula, or several")
     text = _ASSIGNED.split(text)[-1].strip()  # F = ..., or the last of a chain of rewritings
-    formula, fault = _parsed(text)
+    if (_OR_WORD.search(text) and _OR_SIGN.search(text)) or (
+        _AND_WORD.search(text) and _AND_SIGN.search(text)
+    ):
+        return Part(
+            0.0, extracted=text, detail="words and signs for one connective: several formulas"
+        )
+    formula, fault = _parsed(text, gold)
     if formula is None:
         return Part(0.0, extracted=text, detail=fault)
     if not formula.is_propositional:
@@ -238,15 +258,28 @@ def _committed_formula(completion: Completion) -> str | None:
     if not found:
         lines = [line for line in unwrapped(text).splitlines() if line.strip(" `$")]
         found = (lines[-1],) if lines else ()
-    content = unwrapped(found[0].strip().rstrip(".")) if found else ""
-    return unwrapped(_NAMED.sub("", content, count=1)).rstrip(".").strip() or None
+    content = bare(found[0]) if found else ""
+    return bare(_SAID.sub("", _NAMED.sub("", content, count=1), count=1)) or None
 
 
-def _parsed(text: str) -> tuple[Formula | None, str]:
+def _parsed(text: str, gold: Formula | None = None) -> tuple[Formula | None, str]:
+    """Return a formula and what is wrong with it; gold: whose single letters may stand side by side."""
+    formula, fault = None, ""
     try:
         formula = parse_formula(text)
     except NotAFormula as error:
-        return None, f"no formula: {error}"
+        fault = f"no formula: {error}"
+    letters = frozenset(name.casefold() for name in gold.atoms) if gold else frozenset[str]()
+    known = (
+        formula is not None
+        and formula.is_propositional
+        and {name.casefold() for name in formula.atoms} <= letters
+    )
+    if letters and not known and all(len(letter) == 1 for letter in letters):
+        with suppress(NotAFormula):
+            formula = parse_letters(text, letters)
+    if formula is None:
+        return None, fault
     if num_connectives(formula) > MAX_NODES:
         return None, f"more than {MAX_NODES} connectives"
     return formula, ""
