@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+
 def walk(value: Any, change: Callable[[Any], Any], leaves: bool = False) -> Any:
     """Return a value in which ``change`` was applied to what is no collection; itself if nothing changed.
 
@@ -29,12 +30,12 @@ def walk(value: Any, change: Callable[[Any], Any], leaves: bool = False) -> Any:
             vars(copy).update(vars(value))
         return copy
     if isinstance(value, dict):
-        pairs = [(walk(key, change, leaves), walk(each, change, leaves)) for key, each in value.items()]
+        pairs = [
+            (walk(key, change, leaves), walk(each, change, leaves)) for key, each in value.items()
+        ]
         if all(a is b and c is d for (a, c), (b, d) in zip(pairs, value.items(), strict=True)):
             return value
-        if leaves and any(
-            a is not b for (a, _), b in zip(pairs, value, strict=True)
-        ):
+        if leaves and any(a is not b for (a, _), b in zip(pairs, value, strict=True)):
             return slice("dict", pairs, None)
         copy = value.copy()
         copy.clear()

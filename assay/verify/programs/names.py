@@ -9,38 +9,69 @@ from __future__ import annotations
 
 import ast
 import builtins
+import collections
+import functools
+import itertools
+import math
+import operator
+import statistics
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator
 from functools import lru_cache
 from typing import Any, TypeAlias
 
 Rule: TypeAlias = tuple[Any, ...]
-"""(function), (class), (value), (exception, bases) or (import, module, attribute)."""
+"""(function), (class, heirs), (value), (exception, bases), (tool) or (import, module, attribute)."""
 
 _BUILT_IN = frozenset(vars(builtins))
 _TOOLS = frozenset(
     [
         "bisect",
         "cmath",
+        "contextlib",
         "collections",
         "copy",
+        "dataclasses",
         "datetime",
         "decimal",
         "fractions",
         "functools",
         "heapq",
+        "io",
         "itertools",
         "json",
         "math",
+        "numpy",
         "operator",
+        "os",
+        "pytest",
         "random",
         "re",
         "statistics",
         "string",
         "sys",
+        "time",
+        "types",
         "typing",
+        "unittest",
     ]
 )
+_SHORT = {"np": "numpy"}
+_TEST_TOOLS = frozenset(("approx", "allclose", "assert_allclose"))
+"""Names of other packages' that the tests' process has its own of."""
+_MAKERS = frozenset(("namedtuple", "make_dataclass", "Enum", "IntEnum", "Flag", "IntFlag", "type"))
+
+
+def _public(module: Any) -> list[str]:
+    return list(getattr(module, "__all__", None) or [n for n in dir(module) if n[0] != "_"])
+
+
+_STANDARD: dict[str, str] = {  # well-known tools that a test may use without importing them
+    name: module.__name__
+    for module in (operator, itertools, collections, statistics, functools, math)
+    for name in _public(module)
+    if name not in _BUILT_IN
+}
 
 
 @lru_cache(maxsize=4096)
@@ -94,14 +125,16 @@ def wanted_names(sources: tuple[str, ...], trusted: frozenset[str], entry_point:
     """Return the names that a test's code may take from the submission.
 
     trusted: those that the setup or the prompt's code defines. A built-in name is among them only
-    where it is the entry point, or the first that is called by a test that names nothing else.
+    where it is the entry point, or the first that is called by a test that names nothing else; so with
+    those of well-known tools, which else are the standard library's.
     """
     used = [name for source in sources for name in names_used(source) if name not in trusted]
     entry = entry_point.partition(".")[0].removesuffix("()")
     wanted = [name for name in used if name not in _BUILT_IN or name == entry]
-    if not wanted and not entry:
+    if not entry and all(map(is_tool, wanted)):
         first = next((name for source in sources for name in _called(source)), "")
-        wanted = [first] if first and first not in trusted else []
+        asked = [first] if first and first not in trusted else []
+        wanted = [*asked, *wanted]
     return list(dict.fromkeys([*wanted, *([entry] if entry and entry not in trusted else [])]))
 
 
@@ -111,31 +144,111 @@ def _called(source: str) -> Iterator[str]:
             yield node.func.id
 
 
+def is_tool(name: str) -> bool:
+    """Whether a name is a module's or tool's that tests have from the standard library."""
+    return name in _TOOLS or name in _STANDARD or name in _TEST_TOOLS or name in _SHORT
+
+
 def rules(
-    wanted: list[str], entry_point: str, kinds: Mapping[str, str], tree: ast.Module
+    wanted: list[str], entry_point: str, present: Container[str], tree: ast.Module
 ) -> dict[str, Rule]:
     """Say what stands for each wanted name.
 
-    kinds: the submission's global names and what each is. tree: its program, which tells what its
-    exceptions inherit and which tools it imports by name. The entry point is always asked, never
-    imported: a submission could import one that equals everything.
+    tree: the submission's program, which tells what each name is: its process could say anything.
+    present: the global names that its process says it has. The entry point is always asked, never
+    imported: a submission could import one that equals everything. Where there is none, that is the
+    first wanted name if all of them are tools'.
     """
     found: dict[str, Rule] = {}
     entry = entry_point.partition(".")[0].removesuffix("()")
-    tools = imported_tools(tree)
+    if not entry and wanted and all(map(is_tool, wanted)) and wanted[0] not in _TOOLS:
+        entry = wanted[0]
+    tools, kinds = imported_tools(tree), kinds_of(tree)
     for name in wanted:
         kind = kinds.get(name)
-        if name in _TOOLS and name != entry:
+        tool = name != entry
+        if tool and name in _TOOLS:
             found[name] = ("import", name, "")
-        elif kind == "imported" and name in tools and name != entry:
+        elif tool and name in _SHORT:
+            found[name] = ("import", _SHORT[name], "")
+        elif tool and name in _TEST_TOOLS:
+            found[name] = ("tool",)
+        elif tool and name in _STANDARD:
+            found[name] = ("import", _STANDARD[name], name)
+        elif tool and kind == "import" and name in tools:
             found[name] = ("import", tools[name], name)
         elif kind == "class" and (bases := exception_bases(name, tree)):
             found[name] = ("exception", bases)
-        elif kind in ("class", "value"):
-            found[name] = (kind,)
+        elif kind == "class":
+            found[name] = (kind, heirs_of(name, tree))
         elif kind is not None:
-            found[name] = ("function",)
+            found[name] = ("value",) if kind == "value" else ("function",)
+        elif name in present:
+            found[name] = ("value",)
     return found
+
+
+@lru_cache(maxsize=256)
+def kinds_of(tree: ast.Module) -> dict[str, str]:
+    """Return {name: class, function, import or value} of what a module's top level binds.
+
+    A name that is bound as different things is a function: that is trusted least.
+    """
+    found: dict[str, str] = {}
+    waiting: list[ast.AST] = list(tree.body)
+    while waiting:
+        node = waiting.pop()
+        names: list[str] = []
+        kind = "value"
+        if isinstance(node, ast.ClassDef):
+            names, kind = [node.name], "class"
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            names, kind = [node.name], "function"
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
+            kind = "import"
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [each.id for each in targets if isinstance(each, ast.Name)]
+            kind = _kind_of(node.value)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names = [node.id]
+        for name in names:
+            found[name] = kind if found.get(name, kind) == kind else "function"
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            waiting += [
+                each
+                for each in ast.walk(node)
+                if isinstance(each, ast.Name) and each.id not in names
+            ]
+        elif kind == "value" and not isinstance(node, (ast.Lambda, *_COMPREHENSIONS)):
+            waiting += ast.iter_child_nodes(node)
+    return found
+
+
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def _kind_of(value: ast.expr | None) -> str:
+    """Return what an assigned expression is: a call of a maker of classes is a class."""
+    if isinstance(value, ast.Lambda):
+        return "function"
+    if isinstance(value, ast.Call):
+        maker = value.func
+        name = maker.id if isinstance(maker, ast.Name) else getattr(maker, "attr", "")
+        if name in _MAKERS and (name != "type" or len(value.args) == 3):
+            return "class"
+    return "value"
+
+
+def heirs_of(name: str, tree: ast.Module) -> tuple[str, ...]:
+    """Return the names of a program's classes that inherit a class."""
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    heirs: dict[str, None] = {name: None}
+    for node in classes:  # a class stands after those that it inherits
+        if any(isinstance(base, ast.Name) and base.id in heirs for base in node.bases):
+            heirs[node.name] = None
+    return tuple(each for each in heirs if each != name)
 
 
 def imported_tools(tree: ast.Module) -> dict[str, str]:

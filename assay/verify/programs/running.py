@@ -25,7 +25,7 @@ from assay.verify.programs.callbacks import (
 )
 from assay.verify.programs.compare import compare, equal, same_output
 from assay.verify.programs.direct import DirectCall, direct_call
-from assay.verify.programs.names import exception_bases, rules, tree_of, wanted_names
+from assay.verify.programs.names import exception_bases, kinds_of, rules, tree_of, wanted_names
 from assay.verify.programs.program import Program, last_function
 from assay.verify.programs.setup import for_tests
 from assay.verify.programs.spec import CodeSpec, CodeTest
@@ -42,7 +42,7 @@ from assay.verify.sandbox.values import EXCEPTIONS, Unsupported
 MAX_RELOADS = 3  # fresh processes for the tests after one that ended its process
 MAX_TIMEOUTS = 2  # tests that may run out of time before the rest is not run
 MAX_DECODED = 400_000  # values that a process has sent, before a fresh one takes over
-MAX_CALLS = 100_000  # of the submission, in one test
+MAX_CALLS = 40_000  # of the submission, in one test
 MAX_PRINTED = 100_000  # characters that tests may see of what the submission prints
 TEST_CPU = 10.0  # seconds beside the submission's own, for the code of a test
 TEST_IDLE = 15.0  # seconds that the code of a test may do nothing
@@ -323,6 +323,9 @@ class Run:
             "setup": own.setup,
             "prompt": own.prompt,
             "names": rules(wanted, entry, self.submission.names(), cast("Any", self.program.tree)),
+            "wanted": wanted,
+            "row": own.row,
+            "row_classes": own.row_classes,
             "entry_point": entry,
             "cases": test.cases,
             "seed": test.seed,
@@ -344,7 +347,11 @@ class Run:
         said, why = outcome.value
         if said == "broken":
             raise VerifierError(
-                message("spec tests", why, "tests that need the standard library only")
+                message(
+                    "spec tests",
+                    why,
+                    "tests that call the program and need the standard library only",
+                )
             )
         return Result(said == "passed", why)
 
@@ -418,8 +425,9 @@ class Run:
         else:
             name = outcome.error_type
             tree = cast("Any", self.program.tree)
-            bases = (name,) if name in EXCEPTIONS else exception_bases(name, tree)
-            reply["error"] = (name, bases, outcome.error.removeprefix(f"{name}: "))
+            own = name not in EXCEPTIONS or kinds_of(tree).get(name) == "class"
+            bases = exception_bases(name, tree) if own else (name,)
+            reply["error"] = (name, bases, outcome.error.removeprefix(f"{name}: "), own)
         return reply
 
 
@@ -433,14 +441,28 @@ _STOPPED: dict[str, Any] = {
 }
 
 
-_START = "import marshal\n\n\ndef start(code):\n    exec(marshal.loads(code), globals())\n"
+_START = """
+import marshal, sys, types
+
+
+def start(code):
+    *modules, main = marshal.loads(code)
+    for name, each in modules:
+        sys.modules[name] = types.ModuleType(name)
+        exec(each, vars(sys.modules[name]))
+    exec(main[1], globals())
+"""
+_MODULES = ("crossing", "stand_ins", "test_process")
 
 
 @cache
 def _bench_code() -> bytes:
     """Return the program of the tests' process, compiled: parsing it would take longer than a test."""
-    path = Path(__file__).with_name("test_process.py")
-    return marshal.dumps(compile(path.read_text(encoding="utf-8"), "<tests>", "exec", optimize=2))
+    modules: list[tuple[str, Any]] = []
+    for name in _MODULES:
+        source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+        modules.append((name, compile(source, f"<{name}>", "exec", optimize=2)))
+    return marshal.dumps(modules)
 
 
 def _kind_of(outcome: Outcome) -> str:

@@ -14,13 +14,18 @@ from assay.verify.programs.spec import CodeSpec
 
 @dataclass(frozen=True, slots=True)
 class TestCode:
-    """Code for the tests' process, and the names that it defines there."""
+    """Code for the tests' process, and the names that it defines there.
+
+    row_classes: classes of the row's that the program has copies of; row: the code that defines them.
+    """
 
     __test__ = False
 
     setup: str
     prompt: str
     trusted: frozenset[str]
+    row: str = ""
+    row_classes: tuple[str, ...] = ()
 
 
 def for_program(setup: str, prompt_code: str, text: str) -> str:
@@ -50,13 +55,26 @@ def _for_tests(setup: str, prompt_code: str, entry_point: str, shared: str) -> T
     body = [node for node in tree_of(setup).body if getattr(node, "name", "") not in classes]
     setup_tree = ast.Module(body, [])
     prompt_tree = parse(closed(prompt_code))[0] or ast.Module([], [])
+    theirs = [n for n in (*tree_of(shared).body, *prompt_tree.body) if isinstance(n, ast.ClassDef)]
+    row_classes = tuple(n.name for n in theirs if n.name != entry and not _is_unfinished(n))
+    kept = [n for n in prompt_tree.body if getattr(n, "name", "") != entry]
+    row = f"{setup}\n{ast.unparse(ast.Module(kept, []))}" if row_classes else ""
     prompt_tree.body = [
         node
         for node in prompt_tree.body
         if not isinstance(node, ast.ClassDef) and getattr(node, "name", "") != entry
     ]
     trusted = frozenset((*bound_names(setup_tree), *bound_names(prompt_tree)))
-    return TestCode(ast.unparse(setup_tree), ast.unparse(prompt_tree), trusted)
+    return TestCode(ast.unparse(setup_tree), ast.unparse(prompt_tree), trusted, row, row_classes)
+
+
+def _is_unfinished(node: ast.ClassDef) -> bool:
+    """Whether a class leaves a method for the program to write."""
+    return any(
+        is_open(each) or (len(each.body) < 3 and isinstance(each.body[-1], ast.Raise))
+        for each in node.body
+        if isinstance(each, ast.FunctionDef)
+    )
 
 
 @lru_cache(maxsize=1024)
