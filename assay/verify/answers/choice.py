@@ -143,6 +143,15 @@ def read_options(problem: Problem) -> Options:
     return Options(tuple(texts), texts)
 
 
+def check_choice(spec: Mapping[str, Any]) -> None:
+    """Raise VerifierError, which begins with the key, where the answer is none of the options."""
+    problem = Problem("", "", spec)
+    try:
+        read_answer(problem, read_options(problem))
+    except VerifierError as error:
+        raise VerifierError(str(error).removeprefix("problem : spec.")) from error
+
+
 def _is_numbered(answer: Any) -> bool:
     each = cast("Sequence[Any]", answer if isinstance(answer, (list, tuple)) else [answer])
     return all(isinstance(one, (str, int)) and str(one).strip(" ().:").isdigit() for one in each)
@@ -188,8 +197,8 @@ def find_choice(text: str, options: Options, several: bool = False) -> tuple[str
 
     several: whether the question asks for a set, so that "A and C" is one choice of two.
     """
-    if chosen := _of_json(text, options, several):
-        return chosen
+    if replied := _of_json(text, options, several):
+        return replied
     if (marked := _MARKED.fullmatch(text[:MAX_CHOICE])) and _is_marked(marked, options):
         return (marked["label"],)
     if len(text) <= 200 and (alone := _alone(text, options, several)):
@@ -428,6 +437,7 @@ CHOICE = Verifier(
     name="choice",
     version=1,
     judge=judge_choice,
+    check_spec=check_choice,
     domain="multiple choice: one option, or a set of them",
     fields=(
         Field("answer", _ANSWER, needed=True, check=is_answer),

@@ -48,7 +48,10 @@ def judge_json(problem: Problem, completion: Completion) -> Part:
     where = f"problem {problem.id}: spec.schema"
     if not is_schema(schema):
         raise VerifierError(message(where, repr(schema)[:80], _SCHEMA))
-    validator = _validator(json.dumps(schema), where)
+    try:
+        validator = _validator(json.dumps(schema), "schema")
+    except VerifierError as error:
+        raise VerifierError(f"problem {problem.id}: spec.{error}") from error
     whole = answer_text(completion)
     if len(whole) > MAX_TEXT:
         return Part(0.0, detail=f"more than {MAX_TEXT} characters")
@@ -59,6 +62,12 @@ def judge_json(problem: Problem, completion: Completion) -> Part:
     except BadJson as error:
         return Part(0.0, detail=f"{error}")
     return Part(0.0 if fault else 1.0, extracted=text, detail=fault)
+
+
+def check_json(spec: Mapping[str, Any]) -> None:
+    """Raise VerifierError, which begins with the key, for a schema that is none."""
+    if is_schema(spec.get("schema")):
+        _validator(json.dumps(spec["schema"]), "schema")
 
 
 def find_json(text: str, surrounding: bool = True) -> tuple[str, Any]:
@@ -278,6 +287,7 @@ JSON_SCHEMA = Verifier(
     name="json_schema",
     version=1,
     judge=judge_json,
+    check_spec=check_json,
     domain="structured output: JSON by a schema",
     fields=(
         Field("schema", _SCHEMA, needed=True, check=is_schema),

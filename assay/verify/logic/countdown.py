@@ -192,12 +192,26 @@ def _read_spec(problem: Problem) -> tuple[list[int], int, str]:
     use = spec.get("use", "all")
     where = f"problem {problem.id}: spec."
     if not is_numbers(numbers):
-        raise VerifierError(message(f"{where}numbers", repr(numbers)[:80], _NUMBERS))
+        raise VerifierError(
+            message(
+                f"{where}numbers", "missing" if numbers is None else repr(numbers)[:80], _NUMBERS
+            )
+        )
     if type(target) is not int:
-        raise VerifierError(message(f"{where}target", repr(target)[:80], _TARGET))
+        raise VerifierError(
+            message(f"{where}target", "missing" if target is None else repr(target)[:80], _TARGET)
+        )
     if use not in USES:
         raise VerifierError(message(f"{where}use", repr(use), ", ".join(USES)))
     return list(numbers), target, use
+
+
+def check_countdown(spec: Mapping[str, Any]) -> None:
+    """Raise VerifierError, which begins with the key, where numbers or target are missing or malformed."""
+    try:
+        _read_spec(Problem("", "", spec))
+    except VerifierError as error:
+        raise VerifierError(str(error).removeprefix("problem : spec.")) from error
 
 
 def is_numbers(value: Any) -> bool:
@@ -217,6 +231,7 @@ COUNTDOWN = Verifier(
     name="countdown",
     version=1,
     judge=judge_countdown,
+    check_spec=check_countdown,
     domain="arithmetic puzzles: reach a target from given numbers",
     fields=(
         Field("numbers", _NUMBERS, check=is_numbers),

@@ -19,6 +19,14 @@ from assay.verify.logic.gym_scorers import EVALUATES, GATES, STRICT
 MAX_ANSWER = 4000  # characters, or four times the expected answer where that is more
 
 _METADATA = "the metadata of reasoning-gym's entry"
+_READS = re.compile(r"metadata(?:[\"']\])?\s*\[\s*[\"'](\w+)[\"']\s*\]")
+_GUARDED = re.compile(r"[\"'](\w+)[\"']\s+(?:not\s+)?in\s")
+_KEYS = {  # where the source does not say it plainly
+    "advanced_geometry": frozenset(("task_type",)),
+    "knights_knaves": frozenset(("names", "solution", "knight_knave_terms")),
+    "countdown": frozenset(("numbers", "target")),
+    "puzzle24": frozenset(("numbers",)),
+}
 _BOARDS = ("arc_agi", "rearc")
 
 
@@ -154,11 +162,45 @@ def _check_task(task: str, where: str) -> None:
         raise VerifierError(message(where, repr(task), f"a reasoning-gym task, as {', '.join(nearest)}"))  # fmt: skip
 
 
+def check_gym(spec: Mapping[str, Any]) -> None:
+    """Raise VerifierError, which begins with the key, for an unknown task or metadata that lacks its keys."""
+    try:
+        task, _, metadata = _read_spec(Problem("", "", spec))
+    except VerifierError as error:
+        raise VerifierError(str(error).removeprefix("problem : spec.")) from error
+    lacking = sorted(needed_keys(task) - metadata.keys())
+    if lacking:
+        raise VerifierError(
+            message("metadata", f"no {', '.join(lacking)}", f"{_METADATA} of {task}")
+        )
+
+
+@lru_cache(maxsize=128)
+def needed_keys(task: str) -> frozenset[str]:
+    """Return the keys of the metadata that a task's scorers always read, as their source says."""
+    with slow_import():
+        import inspect
+
+        from reasoning_gym.factory import DATASETS
+    if task in _KEYS:
+        return _KEYS[task]
+    scorers: list[Any] = [DATASETS[task][0].score_answer]
+    check, replaces = STRICT.get(task, (None, False))
+    if check is not None:
+        scorers = [check] if replaces else [*scorers, check]
+    found: set[str] = set()
+    for scorer in scorers:
+        source = inspect.getsource(scorer)
+        found |= set(_READS.findall(source)) - set(_GUARDED.findall(source))
+    return frozenset(found)
+
+
 def _read_spec(problem: Problem) -> tuple[str, str | None, Mapping[str, Any]]:
     task, metadata = problem.spec.get("task"), problem.spec.get("metadata")
     where = f"problem {problem.id}: spec."
     if not isinstance(metadata, Mapping):
-        raise VerifierError(message(f"{where}metadata", repr(metadata)[:80], _METADATA))
+        found = "missing" if metadata is None else repr(metadata)[:80]
+        raise VerifierError(message(f"{where}metadata", found, _METADATA))
     metadata = cast("Mapping[str, Any]", metadata)
     if task == "composite":
         task = metadata.get("source_dataset")
@@ -177,6 +219,7 @@ GYM = Verifier(
     name="gym",
     version=1,
     judge=judge_gym,
+    check_spec=check_gym,
     domain="the tasks of reasoning-gym: puzzles, logic, algorithms, games, arithmetic",
     fields=(
         Field("task", "the name of a reasoning-gym task", needed=True, check=lambda value: isinstance(value, str) and bool(value)),

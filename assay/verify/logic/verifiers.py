@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, cast
@@ -108,6 +108,28 @@ def judge_boolean(problem: Problem, completion: Completion) -> Part:
         return Part(float(equivalent(gold, _spelled_as(gold, formula))), extracted=text)
     except Unknown as error:
         return Part.not_judged("timeout", f"{error}")
+
+
+def check_boolean(spec: Mapping[str, Any]) -> None:
+    """Raise VerifierError, which begins with the key, for a formula that is none."""
+    if not _read(spec.get("formula"), "formula").is_propositional:
+        raise VerifierError(
+            message("formula", "quantifiers, terms or =", "a propositional formula")
+        )
+
+
+def check_entailment(spec: Mapping[str, Any]) -> None:
+    """Raise VerifierError, which begins with the key, where neither a label nor what gives it is there."""
+    if spec.get("target") is None and spec.get("answer") is not None:
+        return
+    other = "conclusion" if spec.get("target") is None else "target"
+    if spec.get(other) is None:
+        raise VerifierError(message("answer", "missing", f"{', '.join(LABELS)}; else premises, and a conclusion or a target"))  # fmt: skip
+    if not is_premises(spec.get("premises")):
+        raise VerifierError(message("premises", "missing", _PREMISES))
+    for each in spec["premises"]:
+        _read(each, "premises")
+    _read(spec[other], other)
 
 
 def judge_entailment(problem: Problem, completion: Completion) -> Part:
@@ -361,6 +383,7 @@ BOOLEAN_EQUIVALENCE = Verifier(
     name="boolean_equivalence",
     version=1,
     judge=judge_boolean,
+    check_spec=check_boolean,
     domain="propositional formulas: equivalence, normal forms, simplification",
     fields=(
         Field("formula", _FORMULA, needed=True, check=_is_text),
@@ -398,6 +421,7 @@ ENTAILMENT = Verifier(
     name="entailment",
     version=1,
     judge=judge_entailment,
+    check_spec=check_entailment,
     domain="what follows from premises: a label (True, False, Uncertain), or a formula that follows",
     fields=(
         Field("answer", f"the label: {', '.join(LABELS)} (also Unknown); absent: z3 finds it from premises and conclusion", check=is_label),
