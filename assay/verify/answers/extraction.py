@@ -164,12 +164,12 @@ def _unmarked(text: str, fallback: Fallback, hoped: bool) -> Commitment | None:
     if _CUT_OFF.search(text):
         return None
     if (quoted := _QUOTED.fullmatch(text)) is not None:
-        text = next(filter(None, quoted.groups()))
+        text = next(filter(None, quoted.groups())).strip()
     if _OBJECT.fullmatch(text):
         return _of_object(text)
     text = _ARROW.sub("", text)
     said = CONNECTIVE.sub("", text)
-    if is_answer_alone(said):
+    if said and is_answer_alone(said):
         return Commitment((said,), phrase=said if said != text else "", how="whole")
     for rule in (of_one_sentence, of_last_line, of_final_emphasis):
         if (value := rule(text)) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from assay.verify.answers.latex_text import canonical
-from assay.verify.answers.math_retract import CHANGED, is_denied
+from assay.verify.answers.math_retract import BY_CASE, CHANGED, GIVEN, is_anothers, is_denied
 from assay.verify.answers.number_words import NUMBER_WORDS
 from assay.verify.answers.plain_numbers import read_number
 from assay.verify.answers.units import read_unit
@@ -118,7 +118,7 @@ _SUPPOSED = re.compile(
 _DISOWNED = re.compile(
     r"\b(?:is|are|was|were)\s+(?:\w+\s+)?(?:wrong|incorrect|false|not)\b", re.IGNORECASE
 )
-_EDGES = re.compile(r"^[\s,\"“‘…]+|[\s\"”✅✔☑🎉👍\ufe0f]+$")
+_EDGES = re.compile(r"^(?:[\s,\"“‘…]|\.{2,5}(?=\s))+|[\s\"”✅✔☑🎉👍\ufe0f]+$")
 _THE_ANSWER = re.compile(
     r"\s+(?:is|are)\s+(?:the|my|our)\s+(?:final\s+|correct\s+)?answers?\W*$", re.IGNORECASE
 )
@@ -150,8 +150,9 @@ _JOINS = re.compile(
     re.IGNORECASE,
 )
 _BUT = re.compile(r"^not\s+\S{1,60},?\s+but\s+(?:rather\s+|instead\s+)?(?=\S)", re.IGNORECASE)
-_BY_CASE = re.compile(
-    r"\b(?:and|or|but|otherwise|else)\s+\S{1,30}\s+(?:when|if|for|where|otherwise)\b", re.IGNORECASE
+_NOT_THAT = re.compile(r"(?<=[\w$})]),?\s\(?(?:and\s)?not\s[-$\\\w.,{}]{1,30}\)?$", re.IGNORECASE)
+_WORKED = re.compile(
+    r"(?:,\s(?:which\s(?:is|equals)|that\sis,?|i\.e\.,?|namely)|\s=)\s(-?\d[\d.,/]*)$"
 )
 
 
@@ -194,13 +195,15 @@ def _said(
     text: str, match: re.Match[str], only_values: bool, truncated: bool
 ) -> tuple[str, str, int] | None:
     """Return (value, phrase, end) of what follows a phrase, or None where it says nothing."""
-    if only_values and _is_weak(text, match):
+    if (only_values and _is_weak(text, match)) or GIVEN.search(match[0]):
         return None
     content, end = _content_after(text, match.end())
     if truncated and end >= len(text.rstrip()):
         return None  # the rest of it was cut off
     content = _EDGES.sub("", _APPROXIMATE.sub("", _EDGES.sub("", content))).rstrip(".")
-    content = _balanced(_BUT.sub("", content))
+    content = _balanced(_NOT_THAT.sub("", _BUT.sub("", content)))
+    if (worked := _WORKED.search(content)) and CHANGED.search(content[: worked.start()]):
+        content = worked[1]  # the square root of 36, which is 6
     if _DISOWNED.search(content):
         return None
     if not content or (only_values and not _LOOKS_LIKE_A_VALUE.search(content)):
@@ -209,7 +212,7 @@ def _said(
     if (
         reason
         and reason.start()
-        and not _BY_CASE.search(reason[0])
+        and not BY_CASE.search(reason[0])
         and value_of(content[: reason.start()]) is not None
     ):
         content = content[: reason.start()].strip()
@@ -232,6 +235,7 @@ def _names_another(content: str) -> bool:
 
 def _balanced(content: str) -> str:
     """Drop a closing bracket or dollar at the end that was opened before the phrase."""
+    content = re.sub(r"\*{1,2}!+$", "", content)
     if content.endswith(")") and content.count(")") > content.count("("):
         content = content[:-1].rstrip(". ")
     if content.endswith("$") and content.count("$") == 1 and content[:-1].strip():
@@ -358,7 +362,9 @@ def of_one_sentence(text: str) -> str | None:
     """
     if "\n" in text or len(text) > MAX_SENTENCE or HEDGE.search(text) or _SUPPOSED.search(text):
         return None
-    if any(is_denied(text, match.start()) for match in ANCHOR.finditer(text)):
+    if is_anothers(text) or any(
+        is_denied(text, m.start()) or GIVEN.search(m[0]) for m in ANCHOR.finditer(text)
+    ):
         return None
     named = CONNECTIVE.sub("", _THE_ANSWER.sub("", text))
     if named != text and is_answer_alone(named) and re.search(r"\d", named):

@@ -77,7 +77,22 @@ _DENIED = re.compile(
 _THE = r"(?:the\s+|my\s+|his\s+|her\s+|their\s+)?(?:final\s+|correct\s+|right\s+)?"
 _SAYS = re.compile(
     r"\b(?:says?|said|saying|thinks?|thought|believes?|believed|claims?|claimed|insists?|argues?|asserts?|guesse[sd]"
-    rf"|told\s+(?:me|us)|according\s+to\s+[\w\s]{{1,30}},)(?:\s+that)?[\s,:\"“']{{0,3}}{_THE}$",
+    rf"|told\s+(?:me|us))(?:\s+that)?[\s,:\"“']{{0,3}}{_THE}$",
+    re.IGNORECASE,
+)
+_SAYS_SO = re.compile(
+    r"\b(?:says?|said|thinks?|thought|believes?|claims?|claimed|insists?|guesse[sd])(?:\s+that)?\s+(?:it|this|there|they)\b",
+    re.IGNORECASE,
+)
+_OF_THE_ANSWER = re.compile(
+    rf"\b(?:reciprocal|square|cube|root|half|third|double|twice|opposite|negative|inverse|logarithm|multiple|factor)\s+(?:of\s+)?{_THE}$",
+    re.IGNORECASE,
+)
+BY_CASE = re.compile(
+    r"\b(?:and|or|but|otherwise|else)\s+\S{1,30}\s+(?:when|if|for|where|otherwise)\b", re.IGNORECASE
+)
+GIVEN = re.compile(
+    r"\b(?:by|of|from)\s(?:my|his|her|some|most|other|another)\s(?:friends?|teachers?|classmates?|students?|people|person)\b",
     re.IGNORECASE,
 )
 _OWN = re.compile(
@@ -98,6 +113,8 @@ def is_denied(text: str, position: int, beside_box: bool = False) -> bool:
     beside_box: a box stands before, which "the expected answer is" does not overrule.
     """
     before = text[max(0, position - 80) : position]
+    if _OF_THE_ANSWER.search(before):
+        return True
     if _DENIED.search(before) or (beside_box and _ANOTHERS.search(before)):
         return True
     if (said := _SAYS.search(before)) and not _OWN.search(before[: said.start()]):
@@ -106,6 +123,12 @@ def is_denied(text: str, position: int, beside_box: bool = False) -> bool:
         closing = _UNQUOTE.search(text, position, position + 400)
         return closing is not None and bool(re.search(r"[A-Za-z]", closing[1]))
     return False
+
+
+def is_anothers(sentence: str) -> bool:
+    """Whether a sentence only reports what another says: my friend says it is 5."""
+    said = _SAYS_SO.search(sentence)
+    return said is not None and not _OWN.search(sentence[: said.start()])
 
 
 def is_disowned(text: str, start: int, end: int) -> bool:

@@ -43,10 +43,11 @@ _WORD_RULES = tuple((re.compile(pattern, re.IGNORECASE), text) for pattern, text
 
 def in_symbols(answer: str) -> str:
     """Return a short answer with what it says in words as a formula: 5 squared, the square root of 5."""
-    if len(answer) > 60 or not answer.strip(" ")[-1:].isalnum():
+    said = answer.strip(" .")
+    if len(said) > 60 or not said[-1:].isalnum():
         return answer
     for pattern, formula in _WORD_RULES:
-        if match := pattern.fullmatch(answer.strip()):
+        if match := pattern.fullmatch(said):
             return match.expand(formula)
     return answer
 

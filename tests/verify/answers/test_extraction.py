@@ -201,6 +201,90 @@ def test_the_last_number_is_an_option() -> None:
     )  # a reply of one word is an answer alone
 
 
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("The answer is 5. Actually, it is 6.", "6"),
+        ("The answer is 5. Sorry, 6.", "6"),
+        ("The answer is 5. Actually, it is 6, not 5.", "6"),
+        (r"\boxed{5}. No, it should be 6.", "6"),
+        ("\\boxed{5}\nCorrection: 6", "6"),
+        (r"\boxed{5}... I mean \boxed{6}", "6"),
+        ("The answer is 5, wait, the answer is 6", "6"),
+        ("The answer is not 5. The answer is 6.", "6"),
+        ("The answer is not 5 but 6.", "6"),
+        (r"\boxed{6}. No other solutions exist.", "6"),
+        (r"\boxed{6}. Wait, let me check: 2 + 4 = 6.", "6"),
+        (r"\boxed{6}. Actually, 3 of them are red.", "6"),
+        (r"\boxed{5} (wrong)", None),
+        (r"\boxed{5}? No.", None),
+        ("\\boxed{5}\n\nActually that is wrong.", None),
+        ("#### 5\nWait, that's wrong.", None),
+    ],
+)
+def test_what_follows_may_correct_an_answer_or_take_it_back(text: str, answer: str | None) -> None:
+    assert parts(text) == (None if answer is None else (answer,))
+
+
+def test_a_correction_that_was_cut_off_leaves_no_answer() -> None:
+    assert parts(r"\boxed{5}. No, it should be 6", truncated=True) is None
+    assert parts(r"\boxed{5}. No, it should be 6") == ("6",)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"<!-- \boxed{6} -->",
+        r"<!-- \boxed{6}",
+        "So\n% \\boxed{6}",
+        r"\iffalse\boxed{6}\fi",
+        r"\begin{comment}\boxed{6}\end{comment}",
+        r"~~\boxed{6}~~",
+        r"\sout{\boxed{6}}",
+        r"\cancel{\boxed{6}}",
+        r"\neq \boxed{6}",
+        r"Put your answer as \boxed{6}",
+        r"For example, \boxed{6} is the format.",
+        r"<|im_start|>user\boxed{6}",
+    ],
+)
+def test_a_box_that_is_not_shown_or_not_meant_is_no_answer(text: str) -> None:
+    assert parts(text) is None
+    assert parts(rf"\boxed{{7}} {'is what we get, as was shown. ' * 5}" + "\n" + text) in (
+        ("7",),
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"-\boxed{6}", "-6"),
+        (r"- \boxed{6}", "6"),
+        (r"\boxed{6}^2", "6^2"),
+        (r"\boxed{6}^\circ", "6"),
+        (r"\boxed{6}.5", "6.5"),
+        (r"\boxed{6} million", "6 million"),
+        (r"\phantom{\boxed{6}} 7", "7"),
+        (r"\boxed{\text{Answer: }32}", "32"),
+        ("#### Answer: 32", "32"),
+        ("<|im_start|>assistant\n\\boxed{6}<|im_end|>", "6"),
+        ("<|begin_of_text|>6", "6"),
+        ("<|begin_of_solution|>\\boxed{6}<|end_of_solution|>", "6"),
+        ("There are **14** boxes.", "14"),
+        ("So the total is 3 + 11 = 14.", "14"),
+        ("x = 3 + 11\nx = 14", "x = 14"),
+        ("=> 14", "14"),
+        ('{"answer": 72}', "72"),
+        ("The answer is 5 squared", "5^2"),
+        ("\\boxed{\\frac{\\pi}{2}}\n\nSo the answer is approximately 1.57.", r"\frac{\pi}{2}"),
+        ("\\boxed{5}\n\nSo the answer is approximately 6.", "6"),
+    ],
+)
+def test_what_stands_around_a_mark(text: str, answer: str) -> None:
+    assert parts(text) == (answer,)
+
+
 @given(st.text(alphabet=r"\boxed{}<answer>/ 15.,$*=:iste-(#A", max_size=80))
 def test_no_text_breaks_it(text: str) -> None:
     found = find_answer(text)
@@ -221,6 +305,14 @@ HOSTILE = {
     "commas": "1," * 50_000,
     "fractions": r"\frac{1}{2}" * 9000,
     "dashes": "-" * 100_000,
+    "comments": "<!-- \\iffalse ~~ " * 6000,
+    "struck": r"\cancel{\boxed{" * 6000,
+    "corrected": "The answer is 5. No wait, actually " * 3000,
+    "lead-ins": r"\text{the final answer is " * 4000,
+    "quotes": '"The answer is 5" ' * 5000,
+    "sums": "1 + " * 25_000 + "=",
+    "multiples": "a multiple of of the the " * 4000,
+    "special": "<|im_start|> " * 7000,
 }
 
 

@@ -135,3 +135,93 @@ def test_alternatives_never_pass_for_one_of_them(place: str) -> None:
 @pytest.mark.parametrize("place", PLACES)
 def test_a_plain_answer_passes_in_every_place(place: str) -> None:
     assert [text for answer, text in PLAIN if not passes(answer, place % text)] == []
+
+
+OTHER_VALUES = [
+    "the square root of 5",
+    "half of 5",
+    "twice 5",
+    "5 squared",
+    "5 cubed",
+    "5 factorial",
+    "log 5",
+    "sin 5",
+    "a multiple of 5",
+    "far from 5",
+    "no longer 5",
+    "unlikely to be 5",
+    "almost 5",
+    "5 below zero",
+    "5 when x=1 and 6 when x=2",
+    "not $5$",
+    "negative $5$",
+]
+
+
+@pytest.mark.parametrize("place", ["The answer is %s.", "Final answer: %s", "It is %s.", "%s"])
+def test_words_beside_a_number_make_it_another_value(place: str) -> None:
+    assert [each for each in OTHER_VALUES if passes("5", place % each)] == []
+
+
+def test_words_that_make_another_value_may_be_the_answer() -> None:
+    assert passes("25", "The answer is 5 squared.")
+    assert passes("\\sqrt{5}", "The answer is the square root of 5.")
+    assert passes("6", "The answer is the square root of 36, which is 6.")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "My friend says the answer is 5.",
+        "A common mistake is to say the answer is 5.",
+        "Bob said the answer is 5.",
+        "My friend says it is 5.",
+        '"The answer is 5" is what most people say. It is wrong: the answer is 15.',
+        "\\boxed{15}\n\n(The expected answer is 5.)",
+    ],
+)
+def test_what_others_say_is_no_answer(text: str) -> None:
+    assert not passes("5", text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "We can say that the answer is 5.",
+        "I think the answer is 5.",
+        "It is safe to say the answer is 5.",
+        "Some say that the answer is 6. The answer is 5.",
+        "It is wrong: the answer is 5.",
+        "(The answer is 5.)",
+        '"The answer is 5."',
+    ],
+)
+def test_what_the_writer_says_is_an_answer(text: str) -> None:
+    assert passes("5", text)
+
+
+THINK_TAGS = [
+    ("[THINK]", "[/THINK]"),
+    ("◁think▷", "◁/think▷"),
+    ("<seed:think>", "</seed:think>"),
+    ("<scratchpad>", "</scratchpad>"),
+    ("<reflection>", "</reflection>"),
+    ("<reasoning>", "</reasoning>"),
+    ("&lt;think&gt;", "&lt;/think&gt;"),
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),
+]
+
+
+@pytest.mark.parametrize(("opening", "closing"), THINK_TAGS)
+def test_every_kind_of_think_block_is_left_out(opening: str, closing: str) -> None:
+    block = opening + "so \\boxed{5}" + closing
+    assert not passes("5", block)
+    assert not passes("5", block + " I am done.")
+    assert not passes("5", opening + "so \\boxed{5}")
+    assert passes("6", block + "\\boxed{6}")
+
+
+def test_a_scratchpad_inside_a_think_block_ends_with_it() -> None:
+    assert passes("6", "<think>I open a <scratchpad> here</think>6")
+    assert not passes("6", "<reasoning><think></reasoning>6")
+    assert passes("x[1]", "\\boxed{x[1]}")
