@@ -22,12 +22,13 @@ import threading
 import time
 import types
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 from . import values
 from .decoder import decode
 from .encoder import encode
-from .foreign import CHANGEABLE, SPECIAL, Foreign, write_back
+from .foreign import CHANGEABLE, SPECIAL, Foreign, settle_hash, write_back
 
 CHANNEL = 3  # the descriptor of the socket to the parent
 NO_MEMORY = 12  # errno ENOMEM
@@ -39,6 +40,10 @@ read, write, leave = os.read, os.write, os._exit
 
 FUNCTIONS = {types.FunctionType, types.BuiltinFunctionType, types.MethodType, type(str.join)}
 OUTPUT, ERRORS = sys.stdout, sys.stderr
+# Readers of the interpreter's own, which no attribute of a class or metaclass replaces.
+MRO = type.__dict__["__mro__"].__get__
+CLASS_NAMES = type.__dict__["__dict__"].__get__
+METHOD_FUNCTION = types.MethodType.__dict__["__func__"].__get__
 
 
 class Gone(BaseException):
@@ -61,12 +66,19 @@ class Agent:
         self.asks = False
         self.nonce = b""
         self.asking = threading.Lock()
+        self.foreign: dict[tuple[int, int], Foreign] = {}
+        self.reading: set[int] = set()  # threads that decode a message, and so cannot ask
 
     # frames: four bytes of length, then one encoded value
 
     def receive(self) -> Any:
         size = values.U32.unpack(self.exactly(4))[0]
-        return decode(self.exactly(size), self.resolve)
+        data = self.exactly(size)
+        self.reading.add(get_ident())
+        try:
+            return decode(data, self.resolve)
+        finally:
+            self.reading.discard(get_ident())
 
     def exactly(self, size: int) -> bytes:
         chunks: list[bytes] = []
@@ -97,17 +109,21 @@ class Agent:
             self.objects[number] = value  # kept alive: its address stays its own
             self.numbers[id(value)] = number
         kind = "object"
-        if type in type.__dict__["__mro__"].__get__(
-            type(value)
-        ):  # not isinstance: __class__ may lie
+        if any(each is type for each in MRO(type(value))):  # not isinstance: __class__ may lie
             kind = "class"
-        elif type(value) in FUNCTIONS:
+        elif any(type(value) is each for each in FUNCTIONS):
             kind = "function"
         name = type(value).__name__ if kind == "object" else getattr(value, "__name__", "")
         return b"H", values.Handle(self.origin, number, f"{name}", kind, callable(value))
 
     def resolve(self, tag: bytes, handle: values.Handle) -> Any:
-        return self.objects[handle.id] if tag == b"H" else Foreign(self.call_out, handle)
+        if tag == b"H":
+            return self.objects[handle.id]
+        key = handle.origin, handle.id
+        if key not in self.foreign and len(self.foreign) < MAX_HANDLES:
+            self.foreign[key] = Foreign(self.call_out, handle)
+        found = self.foreign.get(key)  # one object each: sets then know it by identity
+        return Foreign(self.call_out, handle) if found is None else found
 
     # requests
 
@@ -190,10 +206,16 @@ class Agent:
         return "ok", self.named(target) if not name else getattr(target, name), None, None
 
     def do_names(self) -> tuple[Any, ...]:
+        """Say what its globals are; none of its code runs for that."""
+        # Not a look-up: a key of its own class may equal every name.
+        pairs = [(name, each) for name, each in list(self.namespace.items()) if type(name) is str]
+        module = next((each for name, each in pairs if name == "__name__"), "")
+        if type(module) is not str:
+            module = ""
         found = {
-            name: kind_of(value, self.namespace.get("__name__"))
-            for name, value in list(self.namespace.items())
-            if type(name) is str and name != "__builtins__"
+            name: kind_of(each, module)
+            for name, each in pairs
+            if name != "__builtins__" and len(name) <= MAX_WORDS
         }
         return "ok", found, None, None
 
@@ -207,7 +229,17 @@ class Agent:
     def call_out(
         self, name: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Ask the parent to call ``name``; block until it answers. Its error is raised here."""
+        """Ask the parent to call ``name``; block until it answers. Its error is raised here.
+
+        While a message is decoded nobody can ask: objects then have a hash of their own and equal
+        themselves only (see `Foreign`).
+        """
+        if get_ident() in self.reading:
+            if name == "__eq__":
+                return args[0] is args[1]
+            if name == "__hash__":
+                return settle_hash(args[0])
+            raise RemoteError("used while a message is read")
         if not self.asks:
             raise RemoteError("an object of another process, which cannot be used here")
         with self.asking:
@@ -276,14 +308,27 @@ def raise_like(name: str, text: str) -> None:
     raise type(name, (RemoteError,), {})(rest)
 
 
-def kind_of(value: Any, module: Any) -> str:
-    if isinstance(value, types.ModuleType):
+def kind_of(value: Any, module: str) -> str:
+    """Return what a global is, without a look that its class or metaclass could answer."""
+    kind = type(value)
+    lineage = MRO(kind)
+    if any(each is types.ModuleType for each in lineage):
         return "module"
-    if isinstance(value, type):
-        return "class" if value.__module__ == module else "imported"
-    if type(value) in FUNCTIONS:
-        return "function" if getattr(value, "__module__", None) == module else "imported"
+    if any(each is type for each in lineage):
+        return "class" if same(CLASS_NAMES(value).get("__module__"), module) else "imported"
+    if kind is types.MethodType:  # its attributes are those of any object that it was made of
+        value = METHOD_FUNCTION(value)
+        kind = types.FunctionType if type(value) is types.FunctionType else type(str.join)
+    if kind is types.FunctionType:
+        found = object.__getattribute__(value, "__module__")
+        return "function" if same(found, module) else "imported"
+    if any(kind is each for each in FUNCTIONS):
+        return "imported"
     return "value"
+
+
+def same(found: Any, text: str) -> bool:
+    return type(found) is str and found == text
 
 
 def main(confine: Callable[[dict[str, Any]], None]) -> None:

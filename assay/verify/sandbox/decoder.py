@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, cast
 
 from .values import (
+    BYTES_A_VALUE,
     F64,
     I64,
     MAX_BYTES,
@@ -41,6 +42,12 @@ class Decoder:
         self.data, self.position, self.values = data, 0, 0
         self.handle = handle
 
+    def charge(self, work: int) -> None:
+        """Count work as so many values. Raises Malformed beyond what one message may cost."""
+        self.values += work
+        if self.values > MAX_VALUES:
+            raise Malformed("too many values")
+
     def message(self) -> Any:
         """Return the value. Raises Malformed, and nothing else."""
         try:
@@ -65,12 +72,22 @@ class Decoder:
         return U32.unpack(self.take(4))[0]
 
     def block(self) -> bytes:
-        return self.take(self.count())
+        data = self.take(self.count())
+        self.charge(len(data) // BYTES_A_VALUE)
+        return data
+
+    def text(self) -> str:
+        data = self.block()
+        try:
+            return data.decode()
+        except UnicodeDecodeError:  # lone surrogates: read one by one
+            self.charge(len(data) // 32)
+            return data.decode("utf-8", "surrogatepass")
 
     def get(self, depth: int) -> Any:
-        self.values += 1
-        if depth > MAX_DEPTH or self.values > MAX_VALUES:
-            raise Malformed("too deep, or too many values")
+        self.charge(1)
+        if depth > MAX_DEPTH:
+            raise Malformed("too deep")
         tag = self.take(1)
         if tag not in READERS:
             raise Malformed("an unknown tag")
@@ -93,24 +110,47 @@ class Decoder:
         if count > len(self.data) - self.position:
             raise Malformed("fewer bytes than the value")
         pairs = [(self.get(depth), self.get(depth)) for _ in range(count)]
-        distinct([key for key, _ in pairs])
+        self.distinct([key for key, _ in pairs])
         return pairs
+
+    def distinct(self, keys: list[Any]) -> list[Any]:
+        """Return ``keys``, unless so many have one hash that a set of them would take long to build.
+
+        Two of one hash are compared, and two sets of sets by comparing each member with each: the
+        square of their sizes is charged.
+        """
+        hashes = list(map(hash, keys))
+        if len(set(hashes)) == len(keys):
+            return keys
+        groups: dict[int, list[Any]] = {}
+        for number, key in zip(hashes, keys, strict=True):
+            groups.setdefault(number, []).append(key)
+        for group in groups.values():
+            if len(group) > MAX_EQUAL_HASHES:
+                raise Malformed("many keys of one hash")
+            if len(group) > 1:
+                self.charge(len(group) ** 2 * max(map(weight, group)) ** 2 // 2)
+        return keys
 
     def integer(self) -> int:
         data = self.block()
         if len(data) > MAX_INT_BYTES:
             raise Malformed("too large an integer")
+        self.charge(len(data) // 64)
         return int.from_bytes(data, "little", signed=True)
 
 
-def distinct(keys: list[Any]) -> list[Any]:
-    """Return ``keys``, unless so many of one hash that building a set of them would take long."""
-    if len(keys) > MAX_EQUAL_HASHES:
-        hashes = sorted(map(hash, keys))
-        run = MAX_EQUAL_HASHES
-        if any(a == b for a, b in zip(hashes, hashes[run:], strict=False)):
-            raise Malformed("many keys of one hash")
-    return keys
+def weight(key: Any) -> int:
+    """About how many values comparing a key looks at."""
+    if isinstance(key, tuple | frozenset):
+        return 1 + sum(map(weight, cast("tuple[Any, ...]", key)))
+    if type(key) is int:
+        return 1 + key.bit_length() // 512
+    if type(key) is Decimal:
+        return 1 + len(key.as_tuple().digits) // 64
+    if type(key) is Fraction:
+        return 1 + (key.numerator.bit_length() + key.denominator.bit_length()) // 256
+    return 1 + len(key) // 4096 if isinstance(key, str | bytes) else 1
 
 
 def _array(decoder: Decoder, _: int) -> Any:
@@ -119,12 +159,16 @@ def _array(decoder: Decoder, _: int) -> Any:
         raise Malformed("an unknown tag")
     values = array(code.decode())
     values.frombytes(data)
-    decoder.values += len(values) // 4
-    return SEQUENCE_OF[tag](distinct(values.tolist()) if tag in b"SZ" else values.tolist())
+    decoder.charge(len(values) // 4)
+    return SEQUENCE_OF[tag](decoder.distinct(values.tolist()) if tag in b"SZ" else values.tolist())
 
 
 def _read_decimal(decoder: Decoder, _: int) -> Decimal:
-    value = Decimal(decoder.block().decode("ascii"))
+    data = decoder.block()
+    if len(data) > MAX_DIGITS + 30:
+        raise Malformed("a Decimal of too many digits")
+    decoder.charge(len(data) // 64)
+    value = Decimal(data.decode("ascii"))
     _, digits, exponent = value.as_tuple()
     if len(digits) > MAX_DIGITS or (type(exponent) is int and abs(exponent) > MAX_EXPONENT):
         raise Malformed("a Decimal of too many digits")
@@ -135,6 +179,7 @@ def _read_fraction(decoder: Decoder, depth: int) -> Fraction:
     parts = [decoder.expect(int, depth) for _ in range(2)]
     if max(part.bit_length() for part in parts) > 8 * MAX_FRACTION_BYTES:
         raise Malformed("a Fraction of too many digits")
+    decoder.charge((sum(part.bit_length() for part in parts) // 1024) ** 2)
     return Fraction(*parts)
 
 
@@ -147,15 +192,15 @@ def _read_view(decoder: Decoder, depth: int) -> Any:
     kind = decoder.block()
     items = decoder.expect(list, depth)
     if kind == b"items":
-        distinct([key for key, _ in items])
+        decoder.distinct([key for key, _ in items])
         return dict(items).items()
     if kind == b"keys":
-        return dict.fromkeys(distinct(items)).keys()
+        return dict.fromkeys(decoder.distinct(items)).keys()
     return dict(enumerate(items)).values()
 
 
 def _read_record(decoder: Decoder, depth: int) -> Record:
-    name = decoder.block().decode("utf-8", "surrogatepass")
+    name = decoder.text()
     fields, values = decoder.expect(tuple, depth), decoder.expect(tuple, depth)
     if len(fields) != len(values) or not all(type(each) is str for each in fields):
         raise Malformed("fields that are not as many as the values")
@@ -163,7 +208,7 @@ def _read_record(decoder: Decoder, depth: int) -> Record:
 
 
 def _read_iterator(decoder: Decoder, depth: int) -> Iterator:
-    kind = decoder.block().decode("utf-8", "surrogatepass")
+    kind = decoder.text()
     complete = decoder.expect(bool, depth)
     return Iterator(kind, decoder.expect(list, depth), complete)
 
@@ -212,13 +257,13 @@ READERS: dict[bytes, Callable[[Decoder, int], Any]] = {
     b"I": lambda decoder, _: decoder.integer(),
     b"d": lambda decoder, _: F64.unpack(decoder.take(8))[0],
     b"c": lambda decoder, _: complex(*struct.unpack("<dd", decoder.take(16))),
-    b"s": lambda decoder, _: decoder.block().decode("utf-8", "surrogatepass"),
+    b"s": lambda decoder, _: decoder.text(),
     b"b": lambda decoder, _: decoder.block(),
     b"y": lambda decoder, _: bytearray(decoder.block()),
     b"l": lambda decoder, depth: decoder.items(depth),
     b"t": lambda decoder, depth: tuple(decoder.items(depth)),
-    b"S": lambda decoder, depth: set(distinct(decoder.items(depth))),
-    b"Z": lambda decoder, depth: frozenset(distinct(decoder.items(depth))),
+    b"S": lambda decoder, depth: set(decoder.distinct(decoder.items(depth))),
+    b"Z": lambda decoder, depth: frozenset(decoder.distinct(decoder.items(depth))),
     b"m": lambda decoder, depth: dict(decoder.pairs(depth)),
     b"C": lambda decoder, depth: _counter(decoder.pairs(depth)),
     b"O": lambda decoder, depth: OrderedDict(decoder.pairs(depth)),

@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from .values import (
+    BYTES_A_VALUE,
     F64,
     I64,
     MAX_BYTES,
@@ -51,16 +52,26 @@ class Encoder:
             raise Unsupported(f"more than {MAX_BYTES} bytes")
         self.parts.extend(parts)
 
+    def charge(self, work: int) -> None:
+        """Count what reading it will cost, as the decoder does."""
+        self.values += work
+        if self.values > MAX_VALUES:
+            raise Unsupported(f"more than {MAX_VALUES} values, or what takes as long to read")
+
     def block(self, tag: bytes, data: bytes) -> None:
+        self.charge(len(data) // BYTES_A_VALUE)
         self.write(tag, U32.pack(len(data)), data)
 
     def text(self, tag: bytes, text: str) -> None:
-        self.block(tag, str.encode(text, "utf-8", "surrogatepass"))
+        try:
+            data = str.encode(text)
+        except UnicodeEncodeError:  # lone surrogates: they are read one by one
+            data = str.encode(text, "utf-8", "surrogatepass")
+            self.charge(len(data) // 32)
+        self.block(tag, data)
 
     def put(self, value: Any, depth: int) -> None:
-        self.values += 1
-        if self.values > MAX_VALUES:
-            raise Unsupported(f"more than {MAX_VALUES} values")
+        self.charge(1)
         if depth > MAX_DEPTH:
             raise Unsupported(f"deeper than {MAX_DEPTH}")
         kind = type(value)
@@ -108,6 +119,7 @@ class Encoder:
         length = value.bit_length() // 8 + 1
         if length > MAX_INT_BYTES:
             raise Unsupported(f"an integer of more than {MAX_INT_BYTES} bytes")
+        self.charge(length // 64)
         self.block(b"I", value.to_bytes(length, "little", signed=True))
 
     def items(self, tag: bytes, items: Iterable[Any], depth: int) -> None:
@@ -127,7 +139,7 @@ class Encoder:
             data = array("d", values).tobytes()
         else:
             return False
-        self.values += len(values) // 4
+        self.charge(len(values) // 4)
         self.block(b"A" + tag + (b"q" if kinds == {int} else b"d"), data)
         return True
 
@@ -177,12 +189,15 @@ def _decimal(encoder: Encoder, value: Decimal) -> None:
     _, digits, exponent = value.as_tuple()
     if len(digits) > MAX_DIGITS or (type(exponent) is int and abs(exponent) > MAX_EXPONENT):
         raise Unsupported("a Decimal of too many digits")
+    encoder.charge((len(digits) + 30) // 64)
     encoder.text(b"e", str(value))
 
 
 def _fraction(encoder: Encoder, value: Fraction) -> None:
-    if max(value.numerator.bit_length(), value.denominator.bit_length()) > 8 * MAX_FRACTION_BYTES:
+    sizes = (value.numerator.bit_length(), value.denominator.bit_length())
+    if max(sizes) > 8 * MAX_FRACTION_BYTES:
         raise Unsupported("a Fraction of too many digits")
+    encoder.charge(2 + (sum(sizes) // 1024) ** 2)
     encoder.write(b"f")
     encoder.integer(value.numerator)
     encoder.integer(value.denominator)

@@ -54,14 +54,22 @@ class Foreign:
     """An object that lives in another session: using it asks the parent through ``call_out``.
 
     A call, an attribute and an operator become ``call_out(handle, ...)``, ``call_out("getattr", (handle,
-    name))`` and ``call_out("__len__", (handle, ...))``.
+    name))`` and ``call_out("__len__", (handle, ...))``. Its hash is asked for as well, unless it was needed
+    while a message was read, when nobody can ask: then it is one of its own, from then on.
     """
 
-    __slots__ = ("_call_out", "_parts")
+    __slots__ = ("_call_out", "_hash", "_parts")
 
     def __init__(self, call_out: Callable[..., Any], handle: Handle) -> None:
         object.__setattr__(self, "_call_out", call_out)
         object.__setattr__(self, "_parts", handle)
+        object.__setattr__(self, "_hash", None)
+
+    def __hash__(self) -> int:
+        found = object.__getattribute__(self, "_hash")
+        if found is not None:
+            return found
+        return object.__getattribute__(self, "_call_out")("__hash__", (self,))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return object.__getattribute__(self, "_call_out")(self, args, kwargs)
@@ -73,6 +81,14 @@ class Foreign:
         object.__getattribute__(self, "_call_out")("setattr", (self, name, value))
 
 
+def settle_hash(value: Foreign) -> int:
+    """Give an object the hash of its handle, for as long as it is here."""
+    handle = object.__getattribute__(value, "_parts")
+    found = hash((handle.origin, handle.id))
+    object.__setattr__(value, "_hash", found)
+    return found
+
+
 def _forward(name: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any) -> Any:
         return object.__getattribute__(self, "_call_out")(name, (self, *args))
@@ -81,7 +97,7 @@ def _forward(name: str) -> Callable[..., Any]:
 
 
 for _name in SPECIAL:
-    if _name not in IN_PLACE:
+    if _name not in IN_PLACE and _name != "__hash__":
         setattr(Foreign, _name, _forward(_name))
 
 

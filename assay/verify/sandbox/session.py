@@ -22,7 +22,10 @@ PROCESSES = 16
 START_CPU_SECONDS = 30.0  # of isolating a process: more is our trouble
 START_IDLE_SECONDS = 60.0
 MAX_DECODED = 1_000_000  # values of one session, over all its replies
+MAX_READING = 10.0  # CPU seconds of ours, for its replies: the counts end a session long before
+MAX_NAME = 1000  # characters of a global's name
 STATUSES = get_args(Status)
+KINDS = ("function", "class", "value", "module", "imported")
 
 OnCall = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -55,7 +58,7 @@ class Session:
         self.settled = (
             0.0  # CPU seconds accounted for; what threads use between requests is the next one's
         )
-        self.spent = 0.0
+        self.spent = self.reading = 0.0
         self.fresh = True  # it has not said yet that it is there
         self.decoded = 0  # values read so far: reading takes our time, which nobody else bounds
 
@@ -116,12 +119,13 @@ class Session:
         """Call a method of an opaque object; ``__len__`` and its like go through the operator."""
         return self.request(("method", handle, name, tuple(args), dict(kwargs or {})), limits)
 
-    def names(self) -> dict[str, str]:
-        """Return the module's globals and their kinds: function, class, value, module, imported."""
-        found = self.request(("names",)).value
-        if type(found) is not dict:
-            return {}
-        return {f"{name}": f"{kind}" for name, kind in cast("dict[Any, Any]", found).items()}
+    def names(self, limits: Limits | None = None) -> dict[str, str]:
+        """Return the module's globals and their kinds: function, class, value, module, imported.
+
+        Empty where the process did not answer; then it may have ended.
+        """
+        outcome = self.request(("names",), limits)
+        return outcome.value if outcome.status == "ok" else {}
 
     def request(self, message: tuple[Any, ...], limits: Limits | None = None) -> Outcome:
         """Send one request and wait for its answer. Raises Unsupported: an argument cannot be sent."""
@@ -133,7 +137,7 @@ class Session:
         end: Ended | None = None
         fields: dict[str, Any] = {}
         try:
-            fields = self._exchange(nonce, data, limits or self.limits)
+            fields = self._exchange(nonce, data, limits or self.limits, message)
             self.process.check_cpu()
             self.process.check_output()
         except Ended as ended:
@@ -172,7 +176,9 @@ class Session:
             return {"status": "memory", "error": "ended by the kernel, for lack of memory"}
         return {"status": "died", "error": f"its process ended by {signal.Signals(number).name}"}
 
-    def _exchange(self, nonce: bytes, data: bytes, limits: Limits) -> dict[str, Any]:
+    def _exchange(
+        self, nonce: bytes, data: bytes, limits: Limits, message: tuple[Any, ...]
+    ) -> dict[str, Any]:
         process = self.process
         if self.fresh:
             process.begin(START_CPU_SECONDS, START_IDLE_SECONDS, 2**20)
@@ -188,14 +194,18 @@ class Session:
         if not self.fresh:
             process.send(data)
         self.fresh = False
+        ahead = False  # whether something was there before its last question was answered
         while True:
             reply = self.decode(process.receive())
-            if type(reply) is not tuple or len(reply) < 2 or reply[0] != nonce:
+            if type(reply) is not tuple or len(cast("tuple[Any, ...]", reply)) < 2:
+                raise Ended("died", "it spoke out of turn")
+            if type(reply[0]) is not bytes or reply[0] != nonce or type(reply[1]) is not str:
                 raise Ended("died", "it spoke out of turn")
             if reply[1] != "out":
-                return _fields(reply[1:])
-            if self.on_call is None or len(reply) != 5:
+                return _fields(cast("tuple[Any, ...]", reply)[1:], message)
+            if self.on_call is None or len(reply) != 5 or ahead:
                 raise Ended("died", "it spoke out of turn")
+            ahead = not process.silent()
             answer = self.encode(self._answer(*reply[2:]))
             process.resume()  # all the time since its question was ours
             process.send(answer)
@@ -219,7 +229,7 @@ class Session:
 
     def _answer(self, name: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
         assert self.on_call is not None
-        if type(args) is not tuple or type(kwargs) is not dict:
+        if type(name) not in (str, Handle) or type(args) is not tuple or not _named(kwargs):
             raise Ended("died", "its channel spoke nonsense")
         try:
             value = self.on_call(name, args, kwargs)
@@ -236,14 +246,18 @@ class Session:
 
     def decode(self, data: bytes) -> Any:
         decoder = Decoder(data, self._resolve)
+        started = time.thread_time()
         try:
             return decoder.message()
         except Malformed as error:
             raise Ended("died", f"its channel spoke nonsense: {error}") from None
         finally:
             self.decoded += decoder.values
+            self.reading += time.thread_time() - started
             if self.decoded > MAX_DECODED:
                 raise Ended("output", f"returned more than {MAX_DECODED} values in all")
+            if self.reading > MAX_READING:
+                raise Ended("output", f"returned what takes more than {MAX_READING:g} s to read")
 
     def _opaque(self, value: Any) -> tuple[bytes, Handle]:
         if type(value) is not Handle:
@@ -260,20 +274,47 @@ class Session:
         return handle
 
 
-def _fields(reply: tuple[Any, ...]) -> dict[str, Any]:
-    """Read a reply, which the submission may have written itself."""
+def _fields(reply: tuple[Any, ...], message: tuple[Any, ...]) -> dict[str, Any]:
+    """Read the reply to a message; the submission may have written it itself. Raises Ended."""
     status, *rest = reply
-    if status == "ok" and len(rest) == 3:
-        value, args, kwargs = rest
-        return {
-            "status": "ok",
-            "value": value,
-            "args_after": args if type(args) is tuple else None,
-            "kwargs_after": kwargs if type(kwargs) is dict else None,
-        }
-    if status in ("exception", "compile_error") and [type(each) for each in rest] == [str, str]:
-        return {"status": status, "error_type": rest[0][:200], "error": rest[1][:1000]}
-    if status in ("memory", "unsupported"):
-        text = rest[0] if rest and type(rest[0]) is str else "MemoryError"
-        return {"status": status, "error": text[:1000]}
-    raise Ended("died", "its channel spoke nonsense")
+    match status, *rest:
+        case "ok", value, args, kwargs if _fits(value, args, kwargs, message):
+            return {"status": "ok", "value": value, "args_after": args, "kwargs_after": kwargs}
+        case (("exception" | "compile_error"), str(name), str(text)):
+            return {
+                "status": status,
+                "error_type": _printed(name, 200).replace("\0", "?"),
+                "error": _printed(text),
+            }
+        case ("memory",):
+            return {"status": status, "error": "MemoryError"}
+        case ("unsupported", str(text)):
+            return {"status": status, "error": _printed(text)}
+        case _:
+            raise Ended("died", "its channel spoke nonsense")
+
+
+def _fits(value: Any, args: Any, kwargs: Any, message: tuple[Any, ...]) -> bool:
+    """Whether a reply has the shape of what was asked for: arguments come back as they were sent."""
+    verb = message[0]
+    if verb == "names":
+        return _named(value) and all(
+            len(name) <= MAX_NAME and type(kind) is str and kind in KINDS
+            for name, kind in value.items()
+        )
+    if verb not in ("call", "method"):
+        return args is None and kwargs is None
+    sent, named = message[-2:]
+    if args is not None and (type(args) is not tuple or len(args) != len(sent)):  # pyright: ignore[reportUnknownArgumentType]
+        return False
+    return kwargs is None or (_named(kwargs) and kwargs.keys() == named.keys())
+
+
+def _named(value: Any) -> bool:
+    """Whether it is a dict whose keys are texts."""
+    return type(value) is dict and all(type(key) is str for key in cast("dict[Any, Any]", value))
+
+
+def _printed(text: str, size: int = 1000) -> str:
+    """Return a text of the submission such that every file can hold it, and every type's name."""
+    return text[:size].encode("utf-8", "replace").decode()

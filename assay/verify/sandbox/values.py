@@ -30,9 +30,10 @@ from typing import Any
 
 MAX_BYTES = 8 * 2**20  # of one message
 MAX_VALUES = 250_000  # in one message
+BYTES_A_VALUE = 256  # of a text or of bytes: reading so many costs about as much as one value
 MAX_DEPTH = 150
-MAX_INT_BYTES = 2**17  # 315,000 decimal digits
-MAX_FRACTION_BYTES = 2**11  # of its parts: reducing them takes the square of it
+MAX_INT_BYTES = 2**15  # 78,000 decimal digits: more would take long to compare with a Decimal
+MAX_FRACTION_BYTES = 2**9  # of its parts: reducing them takes the square of it
 MAX_EXPONENT = 20_000  # of a Decimal: it may become an int somewhere
 MAX_DIGITS = 20_000  # of a Decimal
 MAX_ITEMS = 10_000  # taken from an iterator
