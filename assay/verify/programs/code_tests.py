@@ -16,7 +16,8 @@ from assay.verify.programs.checks import is_hard_coded, unsafe_calls
 from assay.verify.programs.compare import compare
 from assay.verify.programs.known_errors import KNOWN_ERRORS
 from assay.verify.programs.program import Program, find_program
-from assay.verify.programs.running import Result, Run
+from assay.verify.programs.results import Result
+from assay.verify.programs.running import Run
 from assay.verify.programs.setup import for_program, prompt_code_of
 from assay.verify.programs.spec import FIELDS, CodeSpec, read_spec
 from assay.verify.sandbox import Sandbox, SandboxUnavailable
@@ -25,6 +26,7 @@ MODULES = tuple(
     f"assay.verify.{name}"
     for name in (
         "programs.code_tests",
+        "programs.bench",
         "programs.callbacks",
         "programs.checks",
         "programs.compare",
@@ -33,6 +35,7 @@ MODULES = tuple(
         "programs.known_errors",
         "programs.names",
         "programs.program",
+        "programs.results",
         "programs.running",
         "programs.setup",
         "programs.spec",

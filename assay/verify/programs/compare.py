@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Literal, TypeAlias, cast
 
+from assay.verify.sandbox.values import Iterator
+
 Match: TypeAlias = Literal["same", "type", "different"]
 
 FLOAT_TOLERANCE = 1e-9  # relative
@@ -19,7 +21,10 @@ ZERO_TOLERANCE = 1e-12  # absolute, where zero is expected
 STDOUT_RULES = ("lines", "exact", "tokens", "numbers")
 MAX_UNORDERED = 64  # members of a set that are matched one by one for the sake of their floats
 
-_DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+MAX_NUMBER = 1000  # characters of a decimal number that is read as one
+
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?")
+_INTEGER = re.compile(r"([+-]?)0*+([0-9]*+)")
 
 
 def compare(
@@ -92,6 +97,8 @@ def _same(expected: Any, actual: Any, rule: _Rule) -> bool:
         return _same_mapping(cast("Any", expected), cast("Any", actual), rule)
     if isinstance(expected, AbstractSet) and isinstance(actual, AbstractSet):
         return _same_set(cast("Any", expected), cast("Any", actual), rule)
+    if isinstance(expected, Iterator) and isinstance(actual, Iterator):
+        return expected.complete is actual.complete and _same(expected.items, actual.items, rule)
     if isinstance(expected, (str, bytes, bytearray)) or isinstance(actual, (str, bytes, bytearray)):
         return expected == actual
     if isinstance(expected, Sequence) and isinstance(actual, Sequence):
@@ -151,7 +158,7 @@ def same_output(expected: str, actual: str, rule: str, tolerance: float = FLOAT_
 
     ``lines``: white space at the ends of lines, and empty lines at the end, do not count. ``exact``: every
     character does. ``tokens``: only the words between white space do. ``numbers``: as tokens, and
-    those that are decimal numbers compare within the tolerance.
+    those that are decimal numbers compare within the tolerance, whole numbers exactly.
     """
     return _OUTPUT_RULES[rule](_newlines(expected), _newlines(actual), tolerance)
 
@@ -179,16 +186,31 @@ def _same_tokens(expected: str, actual: str, tolerance: float) -> bool:
 def _same_numbers(expected: str, actual: str, tolerance: float) -> bool:
     rule = _Rule(tolerance, from_json=False, strict=False)
     for left, right in itertools.zip_longest(expected.split(), actual.split(), fillvalue=""):
-        numbers = _number(left), _number(right)
-        if left != right and (
-            numbers[0] is None or numbers[1] is None or not rule.number(numbers[0], numbers[1])
-        ):
+        if left != right and not _same_number(left, right, rule):
             return False
     return True
 
 
+def _same_number(expected: str, actual: str, rule: _Rule) -> bool:
+    integers = _integer(expected), _integer(actual)
+    if None not in integers:
+        return integers[0] == integers[1]
+    numbers = _number(expected), _number(actual)
+    if numbers[0] is None or numbers[1] is None:
+        return False
+    if integers[0] is not None and (numbers[1].is_integer() or abs(numbers[0] - numbers[1]) >= 0.5):
+        return numbers[0] == numbers[1]
+    return rule.number(numbers[0], numbers[1])
+
+
+def _integer(token: str) -> tuple[bool, str] | None:
+    """Return whether a whole number is negative, and its digits: reading many takes their square."""
+    match = _INTEGER.fullmatch(token) if token[-1:].isdigit() else None
+    return None if match is None else (match[1] == "-" and bool(match[2]), match[2])
+
+
 def _number(token: str) -> float | None:
-    return float(token) if _DECIMAL.fullmatch(token) else None
+    return float(token) if len(token) <= MAX_NUMBER and _DECIMAL.fullmatch(token) else None
 
 
 _OUTPUT_RULES: dict[str, Callable[[str, str, float], bool]] = {

@@ -14,9 +14,10 @@ from assay.verify.base import answer_text
 MAX_PROGRAM = 100_000  # characters: a longer text is not parsed
 PYTHON_LABELS = frozenset(("", "py", "py2", "py3", "ipython", "{python}", "{.python}"))
 
-_FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})[ \t]*([^\s`]*)[^`]*")
+# No part of these gives characters back: lines may be as long as a completion.
+_FENCE = re.compile(r"([ \t]*+)(`{3,}+|~{3,}+)[ \t]*+([^\s`]*+)[^`]*+")
 _LATE_FENCE = re.compile(
-    r"()[^`]*[^`\s][^`]*(`{3,})[ \t]*((?:python|py)[\w.]*)[ \t]*", re.IGNORECASE
+    r"()(?=[ \t]*+[^\s`])[^`]*+(`{3,}+)[ \t]*+((?:python|py)[\w.]*+)[ \t]*+", re.IGNORECASE
 )
 _INDENTED = re.compile(r"(?: {4}|\t)")
 
@@ -129,13 +130,34 @@ def parse(text: str) -> tuple[ast.Module | None, str]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse(text)
-            compile(text, "<program>", "exec", dont_inherit=True)
+            tree = ast.parse(text)  # not compiled: that can take the power of the depth
+        fault = _misplaced(tree)
     except SyntaxError as error:
         return None, f"{type(error).__name__}: {error.msg} (line {error.lineno})"
     except (ValueError, RecursionError, MemoryError, OverflowError) as error:
         return None, f"{type(error).__name__}: {error}"
-    return tree, ""
+    return (tree, "") if not fault else (None, fault)
+
+
+def _misplaced(tree: ast.Module) -> str:
+    """Return what no compiler would take: a return, yield, break or the like outside its place."""
+    waiting: list[tuple[ast.AST, bool, bool]] = [(node, False, False) for node in tree.body]
+    while waiting:
+        node, in_function, in_loop = waiting.pop()
+        inside = not in_function and isinstance(node, (ast.Return, ast.Yield, ast.YieldFrom))
+        if inside or (not in_loop and isinstance(node, (ast.Break, ast.Continue))):
+            what = type(node).__name__.lower()
+            return f"SyntaxError: {what} outside its place (line {getattr(node, 'lineno', 0)})"
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            in_function, in_loop = True, False
+        elif isinstance(node, ast.ClassDef):
+            in_function = in_loop = False
+        elif isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
+            waiting += [(each, in_function, in_loop) for each in node.orelse]
+            waiting += [(each, in_function, True) for each in node.body]
+            continue
+        waiting += [(each, in_function, in_loop) for each in ast.iter_child_nodes(node)]
+    return ""
 
 
 def defined_names(tree: ast.Module) -> dict[str, str]:

@@ -7,15 +7,13 @@ stand-in: each use of it comes here as a question, and goes on to the submission
 
 from __future__ import annotations
 
-import marshal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from pathlib import Path
 from typing import Any, cast
 
 from assay.errors import VerifierError, message
 from assay.verify.base import Limits
+from assay.verify.programs.bench import START, bench_code
 from assay.verify.programs.callbacks import (
     Conversation,
     Question,
@@ -27,6 +25,16 @@ from assay.verify.programs.compare import compare, equal, same_output
 from assay.verify.programs.direct import DirectCall, direct_call
 from assay.verify.programs.names import exception_bases, kinds_of, rules, tree_of, wanted_names
 from assay.verify.programs.program import Program, last_function
+from assay.verify.programs.results import (
+    FATAL,
+    SHOWN,
+    Fault,
+    Result,
+    Unsendable,
+    kind_of,
+    shown,
+    words,
+)
 from assay.verify.programs.setup import for_tests
 from assay.verify.programs.spec import CodeSpec, CodeTest
 from assay.verify.sandbox import (
@@ -47,30 +55,11 @@ MAX_PRINTED = 100_000  # characters that tests may see of what the submission pr
 TEST_CPU = 10.0  # seconds beside the submission's own, for the code of a test
 TEST_IDLE = 15.0  # seconds that the code of a test may do nothing
 OUTPUT_KIB = 4096
+MAX_IDLE = 10.0  # seconds that a completion may sleep in all its tests
+MAX_WALL = 30.0  # seconds beside three times the CPU time of all tests
+IDLE_SHARE = 0.1  # a call that computes less of its time than this slept: on no machine so busy it runs so little
+MIN_COUNTED = 0.5  # seconds: a shorter sleep may be the machine's
 MIN_IDLE = 2.0  # seconds that a test may sleep, whatever its limit
-SHOWN = 200
-FATAL = ("timeout", "memory", "output", "died", "unsupported", "compile_error")
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """How one test went. fault: ``timeout``, ``memory`` and the like; ``type``: only the type is wrong."""
-
-    passed: bool
-    why: str = ""
-    fault: str = ""
-
-
-class Fault(Exception):
-    """The submission ended a test: which way, and what is known of it."""
-
-    def __init__(self, kind: str, why: str) -> None:
-        super().__init__(kind, why)
-        self.kind, self.why = kind, why
-
-
-class Unsendable(Fault):
-    """Arguments that are too large or too deep for the channel."""
 
 
 @dataclass(eq=False)
@@ -91,6 +80,8 @@ class Run:
     num_loads: int = 0
     num_calls: int = 0
     total_cpu: float = 0.0
+    total_idle: float = 0.0
+    total_wall: float = 0.0
     test_cpu: float = 0.0
     num_timeouts: int = 0
     num_printed: int = 0
@@ -111,6 +102,8 @@ class Run:
     def _result(self, test: CodeTest) -> Result:
         if self.total_cpu >= self.spec.total_time:
             return Result(False, f"not run: {self.spec.total_time:g} s were used up", "timeout")
+        if self.total_idle > MAX_IDLE or self.total_wall > MAX_WALL + 3 * self.spec.total_time:
+            return Result(False, "not run: the tests before it waited for too long", "timeout")
         if self.num_timeouts >= MAX_TIMEOUTS:
             return Result(False, "not run: tests before it ran out of time", "timeout")
         self.fault, self.test_cpu, self.num_calls, self.lent = None, 0.0, 0, False
@@ -143,6 +136,10 @@ class Run:
     def _spend(self, outcome: Outcome) -> Outcome:
         self.test_cpu += outcome.cpu_seconds
         self.total_cpu += outcome.cpu_seconds
+        idle = outcome.wall_seconds - outcome.cpu_seconds
+        if self.conversation is None and outcome.cpu_seconds < IDLE_SHARE * outcome.wall_seconds:
+            self.total_idle += idle if idle > MIN_COUNTED else 0.0
+        self.total_wall += outcome.wall_seconds
         return outcome
 
     def _load(self) -> None:
@@ -164,7 +161,7 @@ class Run:
             self.submission.close()
             self.submission = None
             self.num_loads = MAX_RELOADS + 1  # it would end the same way again
-            self.load_fault = Fault(_kind_of(loaded), f"at its top level: {self._words(loaded)}")
+            self.load_fault = Fault(kind_of(loaded), f"at its top level: {self._words(loaded)}")
             raise self.load_fault
 
     def _call(
@@ -196,13 +193,13 @@ class Run:
         if self.spec.check_determinism:
             self.seen.append((outcome.status, outcome.value, outcome.stdout))
         if outcome.status in FATAL or outcome.error_type == "SystemExit":
-            raise Fault(_kind_of(outcome), self._words(outcome))
+            raise Fault(kind_of(outcome), self._words(outcome))
         return outcome
 
     def _words(self, outcome: Outcome) -> str:
         if outcome.status == "timeout" and "CPU" in outcome.error:
             return f"timeout: more than {self.spec.time_limit:g} s of CPU time"
-        return _words(outcome)
+        return words(outcome)
 
     def _call_entry(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:
         """Call the entry point: ``f``, ``Class.method`` or ``Class().method``."""
@@ -238,17 +235,26 @@ class Run:
         kwargs: Mapping[str, Any],
         expected: Any,
         from_json: bool,
+        after: tuple[Any, ...] | None = None,
     ) -> Result:
         outcome = self._call_entry(args, kwargs)
         if outcome.status != "ok":
-            return Result(False, _words(outcome))
+            return Result(False, words(outcome))
         match = compare(expected, outcome.value, self.spec.float_tolerance, from_json=from_json)
         if match == "same":
-            return Result(True)
-        found = f"returned {_shown(outcome.value)}; expected {_shown(expected)}"
+            return self._changed(outcome, after)
+        found = f"returned {shown(outcome.value)}; expected {shown(expected)}"
         if match == "type":
             return Result(False, f"{found}: the type is wrong", "type")
         return Result(False, found)
+
+    def _changed(self, outcome: Outcome, after: tuple[Any, ...] | None) -> Result:
+        """Compare the arguments after the call, where the reference changed them."""
+        tolerance = self.spec.float_tolerance
+        found = outcome.args_after
+        if after is None or compare(after, found, tolerance, from_json=False) == "same":
+            return Result(True)
+        return Result(False, f"left the arguments {shown(found)}; expected {shown(after)}")
 
     def _stdin(self, test: CodeTest) -> Result:
         longest = max(map(len, test.outputs))
@@ -257,11 +263,11 @@ class Run:
         if self.spec.check_determinism:
             self.seen.append((outcome.status, outcome.stdout))
         if outcome.status != "ok":
-            return Result(False, self._words(outcome), _kind_of(outcome))
+            return Result(False, self._words(outcome), kind_of(outcome))
         rule, tolerance = self.spec.stdout_rule, self.spec.float_tolerance
         if any(same_output(each, outcome.stdout, rule, tolerance) for each in test.outputs):
             return Result(True)
-        return Result(False, f"printed {_shown(outcome.stdout)}")
+        return Result(False, f"printed {shown(outcome.stdout)}")
 
     def _generated(self, test: CodeTest) -> Result:
         plan = {
@@ -280,17 +286,24 @@ class Run:
             self._of_row(solution.loaded, "reference")
             for number, args in enumerate(cases):
                 given = args if isinstance(args, tuple) else (args,)
-                expected = self._of_row(solution.call(reference, given, {}, limits), "reference")
-                result = self._compared(given, {}, expected, False)
+                found = solution.call(reference, given, {}, limits)
+                expected = self._of_row(found, "reference")
+                after = found.args_after
+                if (
+                    after is not None and expected is not None
+                ):  # where it changed nothing: no matter
+                    same = compare(given, after, 0.0, from_json=False) == "same"
+                    after = None if same else after
+                result = self._compared(given, {}, expected, False, after)
                 if not result.passed:
-                    shown = f"case {number}, {_shown(given)}: {result.why}"
-                    return Result(False, shown, result.fault)
+                    why = f"case {number}, {shown(given)}: {result.why}"
+                    return Result(False, why, result.fault)
         return Result(True)
 
     def _of_row(self, outcome: Outcome, what: str) -> Any:
         """Return what the row's own code returned; its faults are the row's."""
         if outcome.status != "ok":
-            raise VerifierError(message(f"spec {what}", _words(outcome), "code that runs"))
+            raise VerifierError(message(f"spec {what}", words(outcome), "code that runs"))
         return outcome.value
 
     # tests with code of their own
@@ -302,10 +315,10 @@ class Run:
             limits = Limits(
                 cpu_seconds=TEST_CPU, memory_mib=self.spec.memory_limit, seconds=TEST_IDLE
             )
-            self.bench = self.sandbox.load(_START, limits, on_call=self._answer)
-            started = self.bench.call("start", (_bench_code(),))
+            self.bench = self.sandbox.load(START, limits, on_call=self._answer)
+            started = self.bench.call("start", (bench_code(),))
             if started.status != "ok":
-                raise SandboxTrouble(f"the tests' process does not start: {_words(started)}")
+                raise SandboxTrouble(f"the tests' process does not start: {words(started)}")
         return self.bench
 
     def _tested(self, test: CodeTest) -> Result:
@@ -343,7 +356,7 @@ class Run:
         if self.fault is not None:
             raise self.fault
         if outcome.status != "ok":
-            raise Fault(_kind_of(outcome), f"the test's own code: {_words(outcome)}")
+            raise Fault(kind_of(outcome), f"the test's own code: {words(outcome)}")
         said, why = outcome.value
         if said == "broken":
             raise VerifierError(
@@ -358,10 +371,10 @@ class Run:
     def _direct(self, call: DirectCall, source: str) -> Result:
         outcome = self._call("call", call.name, call.args, call.kwargs)
         if outcome.status != "ok":
-            return Result(False, f"{_words(outcome)}: {source[:SHOWN]}")
+            return Result(False, f"{words(outcome)}: {source[:SHOWN]}")
         if equal(outcome.value, call.expected):
             return Result(True)
-        return Result(False, f"returned {_shown(outcome.value)}: {source[:SHOWN]}")
+        return Result(False, f"returned {shown(outcome.value)}: {source[:SHOWN]}")
 
     def _conversed(self, what: str, place: Any, args: Any, kwargs: Any) -> Outcome | Question:
         """Do what the tests ask: the outcome, or a question that the submission has first."""
@@ -372,7 +385,12 @@ class Run:
             text = "a function that a test passes on cannot call the program"
             return Outcome("exception", error_type="RuntimeError", error=f"RuntimeError: {text}")
         assert self.bench is not None
-        self.lent = holds_objects_of(self.bench.origin, (args, kwargs)) or self.lent
+        try:
+            self.lent = holds_objects_of(self.bench.origin, (args, kwargs)) or self.lent
+        except VerifierError as error:
+            if self.num_calls == 0:
+                raise
+            raise Fault("unsupported", str(error)) from None  # it gave the test what holds it
         if not self.lent:
             return self._call(what, place, rehashed(args), rehashed(kwargs))
         args, kwargs = rehashed(args), rehashed(kwargs)
@@ -439,45 +457,3 @@ _STOPPED: dict[str, Any] = {
     "printed": "",
     "error": None,
 }
-
-
-_START = """
-import marshal, sys, types
-
-
-def start(code):
-    *modules, main = marshal.loads(code)
-    for name, each in modules:
-        sys.modules[name] = types.ModuleType(name)
-        exec(each, vars(sys.modules[name]))
-    exec(main[1], globals())
-"""
-_MODULES = ("crossing", "stand_ins", "test_process")
-
-
-@cache
-def _bench_code() -> bytes:
-    """Return the program of the tests' process, compiled: parsing it would take longer than a test."""
-    modules: list[tuple[str, Any]] = []
-    for name in _MODULES:
-        source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
-        modules.append((name, compile(source, f"<{name}>", "exec", optimize=2)))
-    return marshal.dumps(modules)
-
-
-def _kind_of(outcome: Outcome) -> str:
-    return outcome.status if outcome.status in FATAL else ""
-
-
-def _words(outcome: Outcome) -> str:
-    if outcome.status in ("exception", "compile_error"):
-        return outcome.error[:SHOWN]
-    return f"{outcome.status}: {outcome.error[:SHOWN]}"
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of too many digits
-        text = f"a value of type {type(value).__name__}"
-    return text if len(text) <= SHOWN else text[:SHOWN] + "..."

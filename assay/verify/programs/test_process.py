@@ -150,12 +150,9 @@ class _Counted(ast.NodeTransformer):
 
 def _compares(node: ast.expr) -> bool:
     negated = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
-    called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    return (
-        isinstance(node, (ast.Compare, ast.BoolOp))
-        or negated
-        or (called and node.func.id in ("all", "any"))
-    )
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return node.func.id in ("all", "any")
+    return isinstance(node, (ast.Compare, ast.BoolOp)) or negated
 
 
 def _loaded(tree: ast.Module) -> set[str]:
@@ -262,7 +259,8 @@ def _run(plan: dict[str, Any], space: dict[str, Any]) -> None:
         for left in _left_over(ast.parse(plan["source"]), space):
             _checked(left())
     else:
-        exec(compile(_Counted().generic_visit(tree), "<test>", "exec"), space)
+        _Counted().generic_visit(tree)
+        exec(compile(tree, "<test>", "exec"), space)
     if plan["kind"] == "check":
         _checked(space["check"](entry(plan["entry_point"], space)))
     elif plan["kind"] == "property":
