@@ -297,17 +297,24 @@ def _fields(reply: tuple[Any, ...], message: tuple[Any, ...]) -> dict[str, Any]:
 def _fits(value: Any, args: Any, kwargs: Any, message: tuple[Any, ...]) -> bool:
     """Whether a reply has the shape of what was asked for: arguments come back as they were sent."""
     verb = message[0]
-    if verb == "names":
-        return _named(value) and all(
-            len(name) <= MAX_NAME and type(kind) is str and kind in KINDS
-            for name, kind in value.items()
-        )
+    if verb == "names" and not _kinds(value):
+        return False
     if verb not in ("call", "method"):
         return args is None and kwargs is None
     sent, named = message[-2:]
-    if args is not None and (type(args) is not tuple or len(args) != len(sent)):  # pyright: ignore[reportUnknownArgumentType]
+    if args is not None and (
+        type(args) is not tuple or len(cast("tuple[Any, ...]", args)) != len(sent)
+    ):
         return False
     return kwargs is None or (_named(kwargs) and kwargs.keys() == named.keys())
+
+
+def _kinds(value: Any) -> bool:
+    """Whether it is what `Session.names` returns."""
+    return _named(value) and all(
+        len(name) <= MAX_NAME and type(kind) is str and kind in KINDS
+        for name, kind in value.items()
+    )
 
 
 def _named(value: Any) -> bool:
