@@ -22,6 +22,7 @@ from assay.verify.answers.latex_text import (
     strip_label,
 )
 from assay.verify.answers.math_forms import (
+    is_qualified,
     is_undone,
     is_words,
     plain_form,
@@ -43,7 +44,7 @@ _RELATION = re.compile(
     r"[<>]|\\le |\\ge |\\ne |\\in |\\cup|\\cap|\\setminus|\\approx|\\subset|\\mid|\\to "
 )
 _OPERATOR = re.compile(r"\\(?:i+nt|oint|sum|prod|lim)(?![a-zA-Z])")
-
+_ENDLESS = re.compile(r"\\(?:i+nt|oint)|binom|\d{3}|!")
 
 _DENIED = re.compile(r"(?<![a-zA-Z])(?:not|never|no|except|without|unless|non)(?![a-zA-Z])", re.I)
 _SPACED = re.compile(r"\d(?:\s|\\(?:quad|qquad|[ ,;:!]))+\d")
@@ -81,10 +82,35 @@ def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
         return False  # letters alone are no number; sympy need not be asked
     if expected is not None and not policy.unevaluated and is_undone(b):
         return False
-    if expected is not None and found is None and (_DENIED.search(b) or _SPACED.search(b)):
+    if (
+        expected is not None
+        and found is None
+        and (_DENIED.search(b) or _SPACED.search(b) or b[-1] == "'")
+    ):
         return False  # algebra would read a product there, which nothing makes 0
+    if "\\ldots" in b and "\\ldots" not in a:
+        return False  # and so on: nobody knows how
     a, b = plain_form(a), plain_form(b)
+    if is_qualified(b) and not is_qualified(a):
+        return a == b
+    if expected is None or found is None:
+        a, b = _numeral(a, expected), _numeral(b, found)
     return a == b or squeeze(a) == squeeze(b) or _same_structure(a, b, expected, found, policy)
+
+
+_LETTERED = re.compile(r"\d[,\de]*e-?\d+|.*(?:\d,\d|illion|thousand|hundred).*")
+
+
+def _numeral(text: str, number: PlainNumber | None) -> str:
+    """Return 1,024, 1e-3 or 1 million as algebra reads it; other texts as they are."""
+    if number is None or number.listed or number.unit or number.percent:
+        return text
+    value = number.value
+    if not _LETTERED.fullmatch(text) or len(str(value)) > 100:
+        return text
+    if value.denominator == 1:
+        return str(value.numerator)
+    return text if "." in text else rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
 def _numbers(a: str, b: str, policy: Policy) -> tuple[PlainNumber | None, PlainNumber | None]:
@@ -127,7 +153,7 @@ def _same_structure(
         value = value_b if label_b else _end_of_chain(b)
         if value != b:  # an equals sign inside brackets makes no chain
             return bool(value) and equal(a, value)
-    if _OPERATOR.search(b) and not _OPERATOR.search(a):
+    if _OPERATOR.search(b) and (not _OPERATOR.search(a) or _ENDLESS.search(b)):
         return False  # a sum still to be done is no answer, and it may take for ever
     decided = same_based(a, b)
     if decided is None:
@@ -287,6 +313,8 @@ def _same_parts(
         single, parts = (a, found) if gold is None else (b, gold)
         if parts is None or parts.kind == "tuple" or _has_relation(a) or _has_relation(b):
             return None
+        if found is None and parts.kind == "list":
+            return False  # 75, 75 are two
         # Several values are no alternatives: against one value, each of them must be that value.
         return bool(parts.items) and all(equal(single, item) for item in parts.items)
     if max(len(gold.items), len(found.items)) > MAX_PARTS:
@@ -337,10 +365,9 @@ def _same_collection(gold: Parts, found: Parts, policy: Policy) -> bool:
     if gold.ordered_by_label or found.ordered_by_label or in_order:
         same_length = len(gold.items) == len(found.items)
         return same_length and all(map(equal, gold.items, found.items))
-    sides = [(side.items, _distinct(side.items)) for side in (gold, found)]
-    if all(len(once) < len(items) for items, once in sides) and gold.kind == found.kind == "list":
+    if gold.kind == found.kind == "list":
         return _matches(gold.items, found.items, equal)
-    return _matches(sides[0][1], sides[1][1], equal)
+    return _matches(_distinct(gold.items), _distinct(found.items), equal)
 
 
 def _distinct(items: Sequence[str]) -> list[str]:

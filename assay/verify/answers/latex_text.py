@@ -32,6 +32,19 @@ _TEXT = re.compile(
     r"\\(?:text(?:normal|bf|it|rm|sf|tt|up)?|mbox|hbox|math(?:rm|bf|it|sf|tt)|boldsymbol|bm"
     r"|operatorname\*?|emph|underline|textnormal)\s*\{([^{}]*)\}"
 )
+_STYLING: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"\\math(?:bf|rm)\s*\{?\s*([RZNQC])\b\s*\}?\s*$"), r"\\mathbb{\1}"),
+    (re.compile(r"\\text(?:color)\s*(?:\[\w+\])?\s*\{[^{}\\]*\}\s*(?=\{)"), ""),
+    (re.compile(r"\\color\s*(?:\[\w+\])?\s*\{[^{}\\]*\}"), " "),
+    (re.compile(r"\\fbox\s*\{([^{}]*)\}"), r"\1"),
+    (re.compile(r"\\tag\*?\s*\{[^{}]*\}\s*$"), ""),
+    (
+        re.compile(
+            r"\\(?:tiny|small|normalsize|[lL]arge|LARGE|[hH]uge|bf|rm|it|enspace|thinspace)(?![a-zA-Z])\s*"
+        ),
+        " ",
+    ),
+)
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in [
@@ -43,8 +56,25 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             r"^\s*\\begin\s*\{(?:aligned|align\*?|gathered|split|equation\*?)\}([^&]*)\\end\s*\{[a-z*]+\}\s*$",
             r"\1",
         ),
-        (r"\\hspace\*?\s*\{[^{}]*\}|\\h?phantom\s*\{[^{}]*\}", " "),
+        (r"\\hspace\*?\s*\{[^{}]*\}|\\h?phantom\s*\{(?:[^{}]|\{[^{}]*\})*\}", " "),
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+        (r"\\[dt]binom(?![a-zA-Z])", r"\\binom"),
+        (r"\\binom\s*(\d)\s*(\d)", r"\\binom{\1}{\2}"),
+        (r"\{\s*(\w+)\s*\\choose\s*(\w+)\s*\}", r"\\binom{\1}{\2}"),
+        (r"(\\sqrt\s*\[\w+\])\s*(\w)", r"\1{\2}"),
+        (
+            r"\\mathbb\s*([RZNQC])(?![a-zA-Z])|\\(?:Bbb|mathbf)\s*\{?\s*([RZNQC])\b\s*\}?",
+            r"\\mathbb{\1\2}",
+        ),
+        (r"\\([RZNQ])(?![a-zA-Z])", r"\\mathbb{\1}"),
+        (r"\\lbrack(?![a-zA-Z])", "["),
+        (r"\\rbrack(?![a-zA-Z])", "]"),
+        (r"\\big(cup|cap)(?![a-zA-Z])", r"\\\1 "),
+        (r"(\d)\s*\{\s*\}\s*$", r"\1"),
+        (r"\\cr(?![a-zA-Z])", r"\\\\ "),
+        (r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm)\s*\]", r"\\\\ "),
+        (r"_\{\s*\(\s*(\d+)\s*\)\s*\}", r"_{\1}"),
+        (r"^\s*C_\{?(\d+)\}?\^\{?(\d+)\}?\s*$", r"\\binom{\1}{\2}"),
         (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
         (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),
         (r"\\frac\s*(\\[a-zA-Z]+)\s*(\w)", r"\\frac{\1}{\2}"),
@@ -97,6 +127,9 @@ def canonical(text: str) -> str:
         text = _ascii_like(text)
     if "\\\\" in text and "\\begin" not in text and "\\substack" not in text:
         text = _DOUBLED.sub(r"\\", text)
+    if "\\" in text:
+        for pattern, replacement in _STYLING:
+            text = pattern.sub(replacement, text)
     if "$" in text:
         text = _keep_dollars(text)
     text = _DELIMITERS.sub(" ", text).replace("\0", "$")
@@ -107,9 +140,13 @@ def canonical(text: str) -> str:
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     text = _ENDING.sub("", text.strip())
-    while _is_wrapped(text, "{", "}") and "," not in text:
+    while _is_wrapped(text, "{", "}") and ("," not in text or _is_tuple(text[1:-1].strip())):
         text = text[1:-1].strip()
     return text
+
+
+def _is_tuple(text: str) -> bool:
+    return text[:1] in ("(", "[") and brackets_of(text)[0] != ""
 
 
 def _keep_dollars(text: str) -> str:

@@ -12,6 +12,7 @@ from assay.types import Completion, Problem
 from assay.verify.answers.equality import equivalent, is_single
 from assay.verify.answers.extraction import Commitment, find_answer
 from assay.verify.answers.latex_text import brackets_of, canonical, split_top
+from assay.verify.answers.math_forms import is_altered
 from assay.verify.answers.math_phrases import MAX_SHORT, of_one_sentence
 from assay.verify.answers.math_policy import (
     ANSWER,
@@ -101,6 +102,8 @@ def _around(gold: str, part: str, phrase: str, policy: Policy) -> bool:
     if phrase and re.search(r"\d!$", part) and equivalent(gold, part[:-1], policy):
         return True  # a sentence may end in an exclamation
     spoken = _WRAPPED.sub(r" \1 ", part).strip()
+    if is_altered(spoken) and not is_altered(gold):
+        return False
     if (
         len(spoken) > MAX_SHORT
         or _FORMAL.search(spoken)

@@ -213,6 +213,8 @@ def same_based(gold: str, found: str) -> bool | None:
     (a, base_a), (b, base_b) = pair[0] or (squeeze(gold), ""), pair[1] or (squeeze(found), "")
     if a.lower() == b.lower() and base_a and base_b in (base_a, ""):
         return True
+    if base_b and not base_a and a == b:
+        return base_b == "10"
     try:
         return int(a, int(base_a or 10)) == int(b, int(base_b or 10))
     except ValueError:
@@ -303,6 +305,29 @@ def words_of(text: str, case: bool = False) -> str:
     while len(words) > 1 and words[0].lower() in _LEADING:
         del words[0]
     return "".join(words)
+
+
+_QUALIFIERS = re.compile(
+    r"(?<![a-zA-Z\\])(?:not?|non|never|less|more|greater|fewer|than|least|most|anything|but|except|without|unless"
+    r"|half|twice|thrice|double|triple|square root|cube root|root|opposite|reciprocal|inverse|negation|negative"
+    r"|minus|plus|times|over|under|above|below|beyond|outside|divided|multiplied|squared|cubed|factorial|etc|others?"
+    r"|error|percent|roughly|almost|nearly|complement)(?![a-zA-Z])|(?<=[\d})])\s*(?:and|or|to) +(?=[-\d\\])",
+    re.IGNORECASE,
+)
+_JOINED = re.compile(r" (?:and|or|to) +", re.IGNORECASE)
+
+
+def is_qualified(text: str) -> bool:
+    """Whether words make something else of a value: a negation, an operation, a comparison, an "and so on"."""
+    return any(not _JOINED.fullmatch(f" {m[0].strip()} ") for m in _QUALIFIERS.finditer(text))
+
+
+def is_altered(text: str) -> bool:
+    """Whether a text in which a value is looked for denies it, goes on after it, or marks it."""
+    return bool(_QUALIFIERS.search(text) or _CONTINUED.search(text))
+
+
+_CONTINUED = re.compile(r"\\[lc]?dots|\.\.\.|[\d}]'|\d_|[₀-₉]|degrees?\s*$|\\h?phantom")
 
 
 def is_number_word(text: str) -> bool:

@@ -19,6 +19,7 @@ from assay.verify.answers.units import NO_UNIT, Unit, convert, read_unit
 MAX_DIGITS = 300
 ROUNDED_DIGITS = 6  # significant digits from which a decimal may stand for a number it cannot hold
 ROUNDED_TOLERANCE = Fraction(1001, 10**9)
+MAX_WHOLE_SHARE = 10  # 200% is 2, but nobody means 25 by 2500%
 FLOAT_DIGITS = 12  # significant digits from which a decimal is taken for a printed float
 FLOAT_TOLERANCE = Fraction(1, 10**9)
 
@@ -200,6 +201,8 @@ def _read_tail(tail: str, attached: bool) -> tuple[bool, Unit | None]:
     tail = tail.strip().strip(".").strip()
     if not tail:
         return False, NO_UNIT
+    if not tail.strip("' "):
+        return False, None  # a derivative, or feet that are said without a word
     if tail[0] == "%":
         return True, read_unit(tail[1:])
     if tail.lower() in _PERCENT:
@@ -265,7 +268,8 @@ def same_number(gold: PlainNumber, number: PlainNumber, policy: Policy = DEFAULT
         return False
     percent, plain = (gold, number) if gold.percent else (number, gold)
     share = replace(percent, value=percent.value / 100, places=percent.places + 2)
-    if policy.percent != "number":
+    unlikely = number.percent and a.denominator == 1 and abs(a) > MAX_WHOLE_SHARE
+    if policy.percent != "number" and not unlikely:
         sides = (share, plain) if gold.percent else (plain, share)
         if _agree(sides[0].value, sides[1].value, *sides, policy):
             return True

@@ -66,7 +66,7 @@ _NOT_UNITS_WORDS = (
     "twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty thirty forty "
     "fifty sixty seventy eighty ninety less more than least most between approximately about "
     "around nearly almost until through vs equals equal gives infinity inf base dozen lakh "
-    "crore answer correct option choice possible dx dy dt"
+    "crore answer correct option choice possible dx dy dt etc others error factorial root"
 )
 _NOT_UNITS = {*_NOT_UNITS_WORDS.split()}
 _OR_ELSEWHERE = re.compile(
