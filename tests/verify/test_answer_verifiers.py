@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from assay.errors import VerifierError
 from assay.types import Completion, Problem, ThinkFormat
+from assay.verify.answers.marked import bare, committed
 from assay.verify.base import Part, Verifier, resolve
 from assay.verify.batch import read_row
 from assay.verify.selftest import labelled_rows
@@ -88,6 +91,79 @@ def test_described(name: str) -> None:
     for field in verifier.fields:
         assert field.accepts and field.check is not None
         assert field.default is None or field.check(field.default), field.name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_labelled_specs_are_accepted(name: str) -> None:
+    check = resolve(name).check_spec
+    for row in labelled_rows(name):
+        if check is not None:
+            check(row)
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "begins"),
+    [
+        ("choice", {"answer": "E", "options": ["a", "b"]}, "answer: found 'E'"),
+        ("countdown", {"target": 3}, "numbers: found missing"),
+        ("countdown", {"metadata": {"numbers": [1]}}, "target: found missing"),
+        ("gym", {"task": "countdwn", "metadata": {}}, "task: found 'countdwn'; accepted: a reasoning-gym task, as countdown"),
+        ("gym", {"task": "knights_knaves", "metadata": {}}, "metadata: found no knight_knave_terms, names, solution"),
+        ("gym", {"task": "composite", "metadata": {}}, "task: found None"),
+        ("json_schema", {"schema": {"type": "foo"}}, "schema: found"),
+        ("boolean_equivalence", {"formula": "A & ("}, "formula: found 'A & ('"),
+        ("boolean_equivalence", {"formula": "forall x P(x)"}, "formula: found quantifiers"),
+        ("entailment", {"premises": ["A"]}, "answer: found missing"),
+        ("entailment", {"target": "A"}, "premises: found missing"),
+        ("entailment", {"premises": ["A &"], "target": "A"}, "premises: found 'A &'"),
+    ],
+)  # fmt: skip
+def test_a_spec_without_a_verdict_is_found_at_load(name: str, spec: dict[str, Any], begins: str) -> None:  # fmt: skip
+    check = resolve(name).check_spec
+    assert check is not None
+    with pytest.raises(VerifierError) as caught:
+        check(spec)
+    assert str(caught.value).startswith(begins) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("Answer: **Paris**", "Paris"),
+        ("**The answer is Paris.**", "Paris"),
+        ("**Answer:** **Paris**", "Paris"),
+        ('The answer is "Paris".', "Paris"),
+        ('"The answer is Paris."', "Paris"),
+        ("A: Paris", "Paris"),
+        ("Final: Paris", "Paris"),
+        ("### Answer\n\n**Paris**", "Paris"),
+        ("**Final Answer**\nParis", "Paris"),
+        ("Answer:\n```\nParis\n```", "Paris"),
+        ("Answer: Rome\nCorrection: Answer: Paris", "Paris"),
+        ("Answer: Rome\nActually, it is Paris.", "Paris"),
+        (r"\boxed{Rome} No wait: Paris", "Paris"),
+        ("A: Rome\nB: Oslo", None),
+        ("### Answer\nWe combine:\nParis", None),
+        ("It is false that the answer is Rome.", None),
+        ("Is the answer Rome?", None),
+    ],
+)
+def test_marked_answers(text: str, content: str | None) -> None:
+    found = committed(text)
+    assert [bare(each) for each in found] == ([] if content is None else [content])
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["A:\n", "Answer: ", "No wait: B ", "### Answer\n", "**", "True. ", "actually, it is B. ", '"'],
+)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("gym", "json_schema")])
+def test_long_texts_take_no_time(name: str, unit: str) -> None:
+    row = next(iter(labelled_rows(name)))
+    judge(resolve(name), row)
+    start = time.process_time()
+    judge(resolve(name), {**row, "completion": (unit * 100_000)[:99_000]})
+    assert time.process_time() - start < 3.0
 
 
 def test_light_import() -> None:

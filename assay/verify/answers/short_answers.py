@@ -81,8 +81,9 @@ def judge_regex(problem: Problem, completion: Completion) -> Part:
         return Part(0.0, detail="no answer")
     try:
         match = getattr(compiled, mode)(found, timeout=MATCH_SECONDS)
-        if match is None and problem.spec.get("where") in ("auto", "marked"):
-            match = getattr(compiled, mode)(bare(found), timeout=MATCH_SECONDS)
+        plain = bare(found) if problem.spec.get("where") in ("auto", "marked") else found
+        if match is None and plain != found:
+            match = getattr(compiled, mode)(plain, timeout=MATCH_SECONDS)
     except TimeoutError:
         return Part(0.0, detail=f"the text makes the pattern backtrack for more than {MATCH_SECONDS:g} s")  # fmt: skip
     except MemoryError:
