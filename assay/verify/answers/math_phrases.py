@@ -236,6 +236,8 @@ def _names_another(content: str) -> bool:
 def _balanced(content: str) -> str:
     """Drop a closing bracket or dollar at the end that was opened before the phrase."""
     content = re.sub(r"\*{1,2}!+$", "", content)
+    if content.count("**") == 1:
+        content = content.replace("**", "")
     if content.endswith(")") and content.count(")") > content.count("("):
         content = content[:-1].rstrip(". ")
     if content.endswith("$") and content.count("$") == 1 and content[:-1].strip():

@@ -12,7 +12,7 @@ _WRONG = (
 )
 _TURNING = (
     r"(?:actually|no|nope|wait|sorry|oops|hmm+|but|however|hold\son|apologies|correction|edit|update|I\smean(?:t)?|rather|or\srather"
-    r"|on\ssecond\sthoughts?|scratch\sthat|strike\sthat|make\sthat|my\smistake|my\sbad|I\swas\s(?:wrong|mistaken)"
+    r"|on\s(?:second\sthoughts?|reflection)|scratch\sthat|strike\sthat|make\sthat|my\smistake|my\sbad|I\swas\s(?:wrong|mistaken)"
     r"|I\smade\san?\s(?:mistake|error)|that(?:'s|\sis|\swas)\s(?:wrong|incorrect)|it(?:'s|\sis|\swas)\s(?:wrong|incorrect)"
     r"|let\sme\scorrect\s(?:that|this|it|myself))"
 )
@@ -70,7 +70,7 @@ CHANGED = re.compile(
     re.IGNORECASE,
 )
 _DENIED = re.compile(
-    r"\b(?:if|suppose|supposing|assume|assuming|whether|doubt|don'?t\s+think|not\s+the|unless|were|think"
+    r"\b(?:if|suppose|supposing|assume|assuming|whether|doubt|don'?t\s+think|not\s+(?:the|true)|unless|were|think"
     r"\s+not|pretend|imagine)\b[^.!?\n]{0,40}$|\b(?:wrong|incorrect|false)\b[^.!?,:;–—\n]{0,40}$",
     re.IGNORECASE,
 )
@@ -134,6 +134,10 @@ def is_anothers(sentence: str) -> bool:
 def is_disowned(text: str, start: int, end: int) -> bool:
     """Whether a text takes a mark back at once: is wrong, or not before it, or shows only the format."""
     before, after = text[max(0, start - 40) : start], text[end : end + 160]
+    if (said := _SAYS.search(before.rstrip(" $\\([*:") + " ")) and not _OWN.search(
+        before[: said.start()]
+    ):
+        return True
     return bool(_DISOWNED.match(after) or _TAKEN_BACK.match(after) or _DENIED_BOX.search(before))
 
 

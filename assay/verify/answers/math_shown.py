@@ -14,14 +14,14 @@ _OTHER_ROLE = re.compile(r"\b(?:user|system)\b[^|]*$", re.IGNORECASE)
 _SOLUTION = "<|begin_of_solution|>"
 _COMMENT = re.compile(
     r"<!--.*?(?:-->|\Z)|\\iffalse\b.*?(?:\\fi\b|\Z)|\\begin\{comment\}.*?(?:\\end\{comment\}|\Z)"
-    r"|^[ \t]*(?<!\\)%[^\n]*",
+    r"|^[ \t]*(?<!\\)%[^\n]*|^\[[^\]\n]{1,40}\]:\s?\#[^\n]*",
     re.DOTALL | re.MULTILINE,
 )
 _STRUCK = re.compile(
     r"~~[^~]{1,1000}~~|<(?P<tag>del|s|strike)>[^<]{1,1000}</(?P=tag)>", re.IGNORECASE
 )
 _STRIKING = re.compile(
-    r"\\(?:[bx]?cancel|cancelto\{[^{}]{0,40}\}|sout|xout|st|[hv]?phantom)\s{0,4}(?=\{)"
+    r"\\(?:[bx]?cancel|cancelto\{[^{}]{0,40}\}|sout|xout|st|[hv]?phantom|(?:text)?color\s{0,4}\{\s{0,4}white\s{0,4}\})\s{0,4}(?=\{)"
 )
 _MARK = re.compile(r"box|oxed|answer|####", re.IGNORECASE)
 _SPOKEN = re.compile(
@@ -56,7 +56,13 @@ def shown_text(text: str) -> str:
     """Return a text as a reader sees it: neither comments nor what was struck out, one turn only."""
     if "<" in text:
         text = _one_turn(text)
-    if "%" in text or "<!--" in text or "\\iffalse" in text or "{comment}" in text:
+    if (
+        "%" in text
+        or "<!--" in text
+        or "\\iffalse" in text
+        or "]: #" in text
+        or "{comment}" in text
+    ):
         text = _COMMENT.sub(" ", text)
     if "~~" in text or "</" in text:
         text = _STRUCK.sub(lambda m: " " if _MARK.search(m[0]) else m[0], text)
