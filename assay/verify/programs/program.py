@@ -92,7 +92,10 @@ def is_python(label: str) -> bool:
 
 
 def _inside(lines: list[str], label: str, before: str | None) -> str | None:
-    return textwrap.dedent("\n".join(lines)) + "\n" if is_python(label) else before
+    inside = textwrap.dedent("\n".join(lines)) + "\n"
+    if not is_python(label) or (not label and before is not None and not is_program(inside)):
+        return before  # such as what the program prints
+    return inside
 
 
 def last_indented_block(text: str) -> str | None:
@@ -141,6 +144,13 @@ def parse(text: str) -> tuple[ast.Module | None, str]:
 
 def _misplaced(tree: ast.Module) -> str:
     """Return what no compiler would take: a return, yield, break or the like outside its place."""
+    first = True
+    for number, node in enumerate(tree.body):
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            if not first:
+                return f"SyntaxError: __future__ is not imported first (line {node.lineno})"
+        elif number or not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+            first = False
     waiting: list[tuple[ast.AST, bool, bool]] = [(node, False, False) for node in tree.body]
     while waiting:
         node, in_function, in_loop = waiting.pop()

@@ -236,8 +236,28 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
 
 def _are_tests(value: Any) -> bool:
     return isinstance(value, list) and all(
-        _is_code(each) or _kind(each) is not None for each in cast("list[Any]", value)
+        (_is_code(each) or _kind(each) is not None) and not _is_vacuous(each)
+        for each in cast("list[Any]", value)
     )
+
+
+def _is_vacuous(test: Any) -> bool:
+    """Whether an assert-form test, which parses, neither calls, compares nor asserts anything."""
+    source = cast("dict[str, Any]", test).get("assert") if isinstance(test, dict) else test
+    if not isinstance(source, str):
+        return False
+    code = source.replace("\r\n", "\n")
+    judging = (
+        ast.Assert,
+        ast.Raise,
+        ast.Call,
+        ast.Compare,
+        ast.Subscript,
+        ast.BinOp,
+        ast.Attribute,
+        ast.With,
+    )
+    return not _fault(code) and not any(isinstance(n, judging) for n in ast.walk(tree_of(code)))
 
 
 def _is_entry_point(value: Any) -> bool:
@@ -248,7 +268,12 @@ def _is_entry_point(value: Any) -> bool:
 
 
 FIELDS: tuple[Field, ...] = (
-    Field("tests", f"a list of {FORMS}", needed=True, check=_are_tests),
+    Field(
+        "tests",
+        f"a list of {FORMS}; code that asserts or calls something",
+        needed=True,
+        check=_are_tests,
+    ),
     Field("hidden_tests", "as tests; those that no prompt shows", check=_are_tests),
     Field(
         "entry_point",
