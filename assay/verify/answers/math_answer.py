@@ -185,6 +185,8 @@ MATH = Verifier(
         "assay.verify.answers.math_policy",
         "assay.verify.answers.extraction",
         "assay.verify.answers.math_phrases",
+        "assay.verify.answers.math_retract",
+        "assay.verify.answers.math_shown",
         "assay.verify.answers.math_forms",
         "assay.verify.answers.equality",
         "assay.verify.answers.plain_numbers",
