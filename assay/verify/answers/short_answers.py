@@ -24,7 +24,7 @@ _PLACE = (
 _ANSWER = "text, a number, or a list of accepted ones"
 _STOPS = ".。!！"
 _CONTRAST = re.compile(
-    r"(?:,|\s[-–—])?\s(?:and\s)?not\s(?!only\b|just\b|merely\b|necessarily\b|sure\b|certain\b)|,?\s(?:rather\sthan|instead\sof)\s"
+    r"(?:,|\s[-–—])\s(?:and\s)?not\s(?!only\b|just\b|merely\b|necessarily\b|sure\b|certain\b|correct\b|right\b|true\b|really\b|exactly\b|that\b)|,?\s(?:rather\sthan|instead\sof)\s"
 )
 
 
