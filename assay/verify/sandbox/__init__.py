@@ -38,10 +38,12 @@ be written ahead. The kernel's words (CPU clock, wait status, sizes of files) de
     output                                        files in memory, RLIMIT_FSIZE; nobody has to read  process.memory_file
     catching signals, closing descriptors         SIGKILL through a pidfd; no waiting for an end     process.kill
                                                   of file
-    forged, early, endless or broken replies      nonce, one reply a request, capped frames and      session, decoder
-                                                  values, a cap on all replies of a session
+    forged, early, endless or broken replies      nonce, one reply a request, the shape of its       session, decoder
+                                                  question, capped frames and values, a cap on all
+                                                  replies of a session, one open question
     values that run code or stall the reader      exact types, subclasses as their plain base,       values, decoder
-                                                  bounded depth, digits and equal hashes
+                                                  bounded depth, digits and equal hashes; what
+                                                  reading costs is counted as values
     patched built-ins and modules                 the agent has its own built-in names               zygote.load
     a worker that is killed                       end of its socket, PR_SET_PDEATHSIG, the first     isolation.separate
                                                   process of a pid namespace takes all with it

@@ -73,7 +73,8 @@ class Decoder:
 
     def block(self) -> bytes:
         data = self.take(self.count())
-        self.charge(len(data) // BYTES_A_VALUE)
+        if len(data) >= BYTES_A_VALUE:
+            self.charge(len(data) // BYTES_A_VALUE)
         return data
 
     def text(self) -> str:
@@ -85,9 +86,9 @@ class Decoder:
             return data.decode("utf-8", "surrogatepass")
 
     def get(self, depth: int) -> Any:
-        self.charge(1)
-        if depth > MAX_DEPTH:
-            raise Malformed("too deep")
+        self.values += 1
+        if depth > MAX_DEPTH or self.values > MAX_VALUES:
+            raise Malformed("too deep, or too many values")
         tag = self.take(1)
         if tag not in READERS:
             raise Malformed("an unknown tag")

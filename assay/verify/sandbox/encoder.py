@@ -59,7 +59,8 @@ class Encoder:
             raise Unsupported(f"more than {MAX_VALUES} values, or what takes as long to read")
 
     def block(self, tag: bytes, data: bytes) -> None:
-        self.charge(len(data) // BYTES_A_VALUE)
+        if len(data) >= BYTES_A_VALUE:
+            self.charge(len(data) // BYTES_A_VALUE)
         self.write(tag, U32.pack(len(data)), data)
 
     def text(self, tag: bytes, text: str) -> None:
@@ -71,7 +72,9 @@ class Encoder:
         self.block(tag, data)
 
     def put(self, value: Any, depth: int) -> None:
-        self.charge(1)
+        self.values += 1
+        if self.values > MAX_VALUES:
+            raise Unsupported(f"more than {MAX_VALUES} values")
         if depth > MAX_DEPTH:
             raise Unsupported(f"deeper than {MAX_DEPTH}")
         kind = type(value)

@@ -174,7 +174,9 @@ class Session:
             return {"status": "timeout", "error": "its CPU time over all requests"}
         if number == signal.SIGKILL:  # not its own: the first of a namespace ignores that
             return {"status": "memory", "error": "ended by the kernel, for lack of memory"}
-        return {"status": "died", "error": f"its process ended by {signal.Signals(number).name}"}
+        known = number in set(signal.Signals)  # a real-time signal has a number only
+        name = signal.Signals(number).name if known else f"signal {number}"
+        return {"status": "died", "error": f"its process ended by {name}"}
 
     def _exchange(
         self, nonce: bytes, data: bytes, limits: Limits, message: tuple[Any, ...]

@@ -261,3 +261,10 @@ def test_output_that_is_cut_and_written_again_is_not_read_again(sandbox: Sandbox
             size += len(session.call("f").stdout)
             session.call("g")
         assert 0 < size <= MAX_OUTPUT == session.process.taken
+
+
+def test_a_signal_without_a_name_is_no_error_here() -> None:
+    """Without walls a process is not the first of a namespace, and any signal ends it."""
+    with Sandbox(unsafe=True) as unsafe:
+        outcome = unsafe.run("import os\nos.kill(os.getpid(), 45)", "", LIMITS)
+    assert (outcome.status, outcome.error) == ("died", "its process ended by signal 45")
