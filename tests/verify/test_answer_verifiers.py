@@ -142,6 +142,7 @@ def test_a_spec_without_a_verdict_is_found_at_load(name: str, spec: dict[str, An
         ("Answer: Rome\nCorrection: Answer: Paris", "Paris"),
         ("Answer: Rome\nActually, it is Paris.", "Paris"),
         (r"\boxed{Rome} No wait: Paris", "Paris"),
+        ("<answer>Paris</answer> Actually, it is a city. Sorry for that.", "Paris"),
         ("A: Rome\nB: Oslo", None),
         ("### Answer\nWe combine:\nParis", None),
         ("It is false that the answer is Rome.", None),

@@ -39,6 +39,7 @@ _RETRACTS = re.compile(
     re.IGNORECASE,
 )
 _ENOUGH = re.compile(r"[.!?;](?:\s|$)|,?\s(?:because|since|as|so|not)\b")
+_ASIDE = re.compile(r"(?:an?|the|for|about|if|that|to|let)\s")  # "sorry for", "it is a city"
 _SHORT = 40  # characters of what a retraction puts in an answer's place
 _EXPLAINS = re.compile(r"\s{0,9}[^\n]{0,300}[:：][ \t]{0,3}$", re.MULTILINE)
 _BEFORE = re.compile(r"\A(?:[*_ \t]{0,9}\n\s*+(?:[*-][ \t]+)?|\*{1,3}[ \t]+)")
@@ -135,7 +136,12 @@ def retraction(text: str, start: int) -> Mark | None:
     for match in _RETRACTS.finditer(text, start):
         rest = text[match.end() : match.end() + 4 * _SHORT].partition("\n")[0]
         content = _ENOUGH.split(rest, maxsplit=1)[0].strip(" \t:,").removesuffix("**")
-        if content and len(content) <= _SHORT and len(content.split()) <= 3:
+        if (
+            content
+            and not _ASIDE.match(content)
+            and len(content) <= _SHORT
+            and len(content.split()) <= 3
+        ):
             found = Mark(content, match.start(), match.end() + len(rest))
     return found
 
