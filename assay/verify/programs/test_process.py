@@ -42,6 +42,9 @@ class Approximately:
     def __ne__(self, other: object) -> bool:
         return not self == other
 
+    def __bool__(self) -> bool:
+        raise AssertionError("approx on its own compares nothing")
+
     __hash__ = None  # type: ignore[assignment]
 
     def _near(self, found: Any, expected: Any) -> bool:

@@ -82,7 +82,12 @@ def test_none(text: str) -> None:
 
 def test_the_last_block_counts_whatever_it_holds() -> None:
     assert program(f"```python\n{F}```\n```python\nprint(1)\n```") == "print(1)\n"
-    assert program(f"```python\n{F}```\n```\n```") == "\n"
+    assert program(f"```python\n{F}```\n```python\n```") == "\n"
+
+
+def test_a_block_of_output_does_not_replace_a_program() -> None:
+    assert program(f"```python\n{F}```\nIt prints\n```\n9\n```") == F
+    assert program(f"```python\nraise\n```\nor\n```\n{F}```") == F
 
 
 def test_think_tags_count_in_every_mode() -> None:

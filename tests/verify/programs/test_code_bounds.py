@@ -1,0 +1,99 @@
+"""What a completion may cost the worker, and tests of a row that judge nothing."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from assay.errors import VerifierError
+from assay.types import Completion, Problem
+from assay.verify.base import Part
+from assay.verify.programs import running
+from assay.verify.programs.code_tests import judge_code
+from assay.verify.programs.compare import same_output
+from assay.verify.programs.program import find_block, parse
+from assay.verify.sandbox import Sandbox, SandboxUnavailable
+
+
+@pytest.fixture
+def sandboxed() -> None:
+    try:
+        Sandbox().close()
+    except SandboxUnavailable as error:
+        pytest.skip(f"no isolation here: {error}")
+
+
+def judge(spec: dict[str, Any], program: str) -> Part:
+    return judge_code(Problem("p", "q", spec), Completion.from_text(f"```python\n{program}\n```"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" * 250_000,
+        "```" + "a" * 400_000 + "`",
+        "x" + " " * 400_000 + "`",
+        "a```" + "py" * 200_000 + "`",
+    ],
+)
+def test_long_lines_take_linear_time(text: str) -> None:
+    started = time.process_time()
+    find_block(text)
+    assert time.process_time() - started < 1.0
+
+
+def test_long_numbers_take_linear_time() -> None:
+    started = time.process_time()
+    assert not same_output("1", "9" * 200_000 + "x", "numbers")
+    assert not same_output("1", "9" * 200_000, "numbers")
+    assert time.process_time() - started < 1.0
+
+
+def test_whole_numbers_compare_exactly() -> None:
+    assert not same_output("1000000007", "1000000006", "numbers")
+    assert not same_output("1000000007", "1000000006.0", "numbers")
+    assert same_output("-0 +7 0.1", "0 7 0.10000000000000001", "numbers")
+
+
+def test_nested_blocks_are_not_compiled_here() -> None:
+    lines = [
+        each for depth in range(22) for each in (" " * depth + "try: a", " " * depth + "finally:")
+    ]
+    started = time.process_time()
+    assert parse("\n".join([*lines, " " * 22 + "b"]))[0] is not None
+    assert time.process_time() - started < 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "return 1",
+        "break",
+        "x = 1\nfrom __future__ import annotations",
+        "for x in y:\n    def f(): continue",
+    ],
+)
+def test_what_stands_outside_its_place_is_no_program(text: str) -> None:
+    assert parse(text)[0] is None
+
+
+@pytest.mark.usefixtures("sandboxed")
+def test_sleep_is_bounded_over_all_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "MAX_IDLE", 1.0)
+    spec = {"tests": [{"stdin": "", "stdout": "1"}] * 5, "credit": "fraction"}
+    part = judge(spec, "import time\ntime.sleep(0.9)\nprint(1)")
+    assert part.value == 0.4
+    assert part.components["timeout"] == 1.0
+
+
+@pytest.mark.usefixtures("sandboxed")
+def test_a_test_that_judges_nothing_is_the_rows_fault() -> None:
+    with pytest.raises(VerifierError, match="neither calls"):
+        judge(
+            {"tests": ["def helper():\n    assert f(1) == 2"], "entry_point": "f"},
+            "def f(x): return 2",
+        )
+    with pytest.raises(VerifierError, match="asserts"):
+        judge({"tests": ["x = 1"], "entry_point": "f"}, "def f(x): return 2")
