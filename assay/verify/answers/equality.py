@@ -44,6 +44,9 @@ _RELATION = re.compile(
     r"[<>]|\\le |\\ge |\\ne |\\in |\\cup|\\cap|\\setminus|\\approx|\\subset|\\mid|\\to "
 )
 _OPERATOR = re.compile(r"\\(?:i+nt|oint|sum|prod|lim)(?![a-zA-Z])")
+_MINUS = re.compile(
+    r"^(?:minus|negative) +(?=\\(?:sqrt|frac|pi)(?![a-zA-Z])[^-+]*$)", re.IGNORECASE
+)
 _ENDLESS = re.compile(r"\\(?:i+nt|oint)|binom|\d{3}|!")
 
 _DENIED = re.compile(r"(?<![a-zA-Z])(?:not|never|no|except|without|unless|non)(?![a-zA-Z])", re.I)
@@ -73,6 +76,7 @@ def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
     if a == b or squeeze(a) == squeeze(b):
         return True
     b = b.removeprefix(r"\approx ").strip()
+    b = _MINUS.sub("-", b)
     expected, found = _numbers(a, b, policy)
     if expected is not None and found is not None and same_number(expected, found, policy):
         return not expected.listed or _reads_as_decimal(a, b)

@@ -30,10 +30,10 @@ _FRACTIONS = {
 
 _TEXT = re.compile(
     r"\\(?:text(?:normal|bf|it|rm|sf|tt|up)?|mbox|hbox|math(?:rm|bf|it|sf|tt)|boldsymbol|bm"
-    r"|operatorname\*?|emph|underline|textnormal)\s*\{([^{}]*)\}"
+    r"|operatorname\*?|emph|underline|textnormal)\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
 )
 _STYLING: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"\\math(?:bf|rm)\s*\{?\s*([RZNQC])\b\s*\}?\s*$"), r"\\mathbb{\1}"),
+    (re.compile(r"\\mathbf\s*\{?\s*([RZNQ])\b\s*\}?\s*$"), r"\\mathbb{\1}"),
     (re.compile(r"\\text(?:color)\s*(?:\[\w+\])?\s*\{[^{}\\]*\}\s*(?=\{)"), ""),
     (re.compile(r"\\color\s*(?:\[\w+\])?\s*\{[^{}\\]*\}"), " "),
     (re.compile(r"\\fbox\s*\{([^{}]*)\}"), r"\1"),
@@ -48,7 +48,7 @@ _STYLING: tuple[tuple[re.Pattern[str], str], ...] = (
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in [
-        (r"(?<!\\)\\!", ""),
+        (r"(?<!\\)\\!|(?<=\d)\\\s*$", ""),
         (r"\\(?:left|right|[bB]igg?[lrm]?|middle)(?![a-zA-Z])\s*\.?", ""),
         (r"\\(?:displaystyle|textstyle|limits|nolimits|nonumber|hfill|newline)(?![a-zA-Z])", " "),
         (r"\\(?:q?quad)(?![a-zA-Z])|\\q?quad(?=[a-z](?:_|\b))|(?<!\\)\\[,;:> ]|~", " "),
@@ -63,7 +63,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\{\s*(\w+)\s*\\choose\s*(\w+)\s*\}", r"\\binom{\1}{\2}"),
         (r"(\\sqrt\s*\[\w+\])\s*(\w)", r"\1{\2}"),
         (
-            r"\\mathbb\s*([RZNQC])(?![a-zA-Z])|\\(?:Bbb|mathbf)\s*\{?\s*([RZNQC])\b\s*\}?",
+            r"\\mathbb\s*([RZNQC])(?![a-zA-Z])|\\Bbb\s*\{?\s*([RZNQC])\b\s*\}?",
             r"\\mathbb{\1\2}",
         ),
         (r"\\([RZNQ])(?![a-zA-Z])", r"\\mathbb{\1}"),
@@ -96,7 +96,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\(?:lvert|rvert|vert|mid)(?![a-zA-Z])", "|"),
         (r"\\(?:dot|ddot)\s*\{\s*(\d)\s*\}", r"\\overline{\1}"),
         (r"(\d)\u0305", r"\\overline{\1}"),
-        (r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?:s)?(?![a-zA-Z])|\^\s*\{?\s*°\s*\}?", "°"),
+        (r"\^\s*\{\s*(?:\\circ|°)\s*\}|\^\s*(?:\\circ|°)|\\degree(?:s)?(?![a-zA-Z])", "°"),
         (r"\\%|％", "%"),
         (r"\{\s*,\s*\}", ","),
         (r"\\(?:land|wedge)(?![a-zA-Z])", " and "),

@@ -41,6 +41,8 @@ def plain_form(text: str) -> str:
         if brackets != "()" or "," in within or ";" in within or not within:
             break
         text = within
+    if "\\" in text or "," in text or " or " in text:
+        text = _rewritten(text)
     for pattern, plain in _PHRASE_RULES:
         if pattern.fullmatch(text):
             return plain
@@ -54,6 +56,44 @@ def plain_form(text: str) -> str:
         rows = re.findall(r"\[([^\[\]]*)\]", text)
         return r"\begin{pmatrix}" + r"\\".join(r.replace(",", "&") for r in rows) + r"\end{pmatrix}"
     return text
+
+
+_BUILDER = re.compile(
+    r"\\\{\s*([a-zA-Z])\s*(?:\\in \s*\\mathbb\{R\}\s*)?[|:]\s*((?:[^|:{}]|\{[^{}]*\})*?)\s*\\\}"
+)
+_THOUSANDS = re.compile(r"(-?\d{1,3}(?:,\d{3})+)(\s*(?:\\pi|\\sqrt|[a-z](?![a-z]))[^,;]*)")
+_SMALL = re.compile(r"\\(begin|end)\s*\{smallmatrix\}")
+_CASES = re.compile(r"\\begin\s*\{cases\}(.*)\\end\s*\{cases\}", re.DOTALL)
+_ASSIGNED = re.compile(r"\s*([a-z])\s*=\s*([^=<>,]+)")
+
+
+def _rewritten(text: str) -> str:
+    """Write sets by condition, systems of values and grouped digits before a letter in a plainer way."""
+    if (match := _BUILDER.fullmatch(text)) and re.search(r"[<>]|\\[lg]e ", match[2]):
+        name = re.search(rf"(?<![a-zA-Z\\]){match[1]}(?![a-zA-Z])", match[2])
+        return match[2] if name and "," not in match[2] else text
+    if match := _THOUSANDS.fullmatch(text):
+        return match[1].replace(",", "") + match[2]
+    if match := _CASES.fullmatch(text):
+        rows = [row.strip(" ,;&").replace("&", "") for row in match[1].split(r"\\") if row.strip()]
+        return ", ".join(rows) if all(map(_ASSIGNED.fullmatch, rows)) else text
+    if " or " in text and "=" in text:
+        return _points_of(text)
+    return _SMALL.sub(r"\\\1{pmatrix}", text)
+
+
+def _points_of(text: str) -> str:
+    """Return ``(5, 8), (8, 5)`` for ``x=5, y=8 or x=8, y=5``, and any other text as it is."""
+    points: list[dict[str, str]] = []
+    for piece in re.split(r"\s*[,;]?\s+or\s+", text):
+        found = [_ASSIGNED.fullmatch(each) for each in re.split(r",|\band\b", piece)]
+        names = {match[1]: match[2].strip() for match in found if match}
+        if len(names) < 2 or len(names) != len(found):
+            return text
+        points.append(names)
+    if len({tuple(sorted(point)) for point in points}) != 1:
+        return text
+    return ", ".join(f"({', '.join(point[name] for name in sorted(point))})" for point in points)
 
 
 def _has_outward(text: str) -> bool:

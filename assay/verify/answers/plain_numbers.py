@@ -47,6 +47,9 @@ _MINUS_WORD = re.compile(r"^(?:minus|negative)\s+(?=[$\d.\\])", re.IGNORECASE)
 _SAID_TWICE = re.compile(r"([^()]{0,60}\S)\s+\(\s*([A-Za-z -]{3,60}|\d{1,18})\s*\)")
 _PERCENT = ("percent", "per cent", "percentage", "pct", "percentage points")
 _COMPOUND = re.compile(rf"({_DECIMAL})\s*([A-Za-z°']+)[\s,]*(?:and\s+)?")
+_QUOTIENT = re.compile(
+    r"\\frac\s*\{\s*([A-Za-z]+)\s*\}\s*\{\s*([A-Za-z]+(?:\s*\^\s*\{?\d\}?)?)\s*\}"
+)
 _MARKS = {"'": "ft", "''": "in"}
 
 
@@ -201,6 +204,8 @@ def _read_tail(tail: str, attached: bool) -> tuple[bool, Unit | None]:
     tail = tail.strip().strip(".").strip()
     if not tail:
         return False, NO_UNIT
+    if quotient := _QUOTIENT.fullmatch(tail):
+        tail = f"{quotient[1]}/{quotient[2]}"
     if not tail.strip("' "):
         return False, None  # a derivative, or feet that are said without a word
     if tail[0] == "%":

@@ -316,3 +316,64 @@ def test_signals_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
     symbolic.parse_latex.cache_clear()
     monkeypatch.setattr(signal, "alarm", refuse)
     assert same_expression("x+x", "2x")
+
+
+# Answers that only look like the expected one: words beside it, roundings, repeats.
+BESIDE = [
+    (r"\sqrt{2}", r"\text{not }\sqrt{2}"),
+    (r"\sqrt{2}", r"\text{half of }\sqrt{2}"),
+    (r"\frac{\pi}{2}", r"\frac{\pi}{2}\text{ plus }1"),
+    (r"\sqrt{2}", r"\phantom{\sqrt{2}}"),
+    ("5", r"5\dots"),
+    ("5", "5'"),
+    ("5", r"5\text{ and others}"),
+    ("5", r"5\text{ error}"),
+    ("x>3", r"x>3\text{ or }99"),
+    (r"\frac{8!}{6!}", "56.00001"),
+    ("2^{10}", "1024.001"),
+    ("4", r"\sqrt{16.00001}"),
+    (r"\sin 90^\circ", "0.9999995"),
+    (r"\pi", "3.14158"),
+    ("1,2,3", "1,2,2,3"),
+    ("75,75", "75"),
+    ("25", r"2500\%"),
+    ("y=2x+1", r"x^{77}-13x^{5}+\sqrt{x^3+2}=0"),
+    (r"\int_0^1 x\,dx", r"\int \frac{dx}{1+x^{11}}"),
+    ("2,3", "|x^3-|x^2-|x-1|||<5"),
+    ("[-2,7]", r"\{x\in\mathbb{Z} : -2\le x\le 7\}"),
+    ("x-1=0", "(x-1)^2=0"),
+]
+
+SPELLINGS = [
+    (r"\pi", "3.14159"),
+    ("2^{10}", "1,024"),
+    ("10^6", "1{,}000{,}000"),
+    ("10^{-3}", "1e-3"),
+    ("10^6", "1 million"),
+    (r"12{,}500\pi", r"12500\pi"),
+    ("[-2,7]", r"\{x\in\mathbb{R}: -2\le x\le 7\}"),
+    (r"\{x \mid x>3\}", r"(3,\infty)"),
+    (r"\mathbb{R}", r"\R"),
+    ("C", r"\mathbf{C}"),
+    ("32", r"{\color{red}32}"),
+    ("32", r"\textcolor{blue}{32}"),
+    ("32", r"32\tag{1}"),
+    ("(1,2)", "{(1,2)}"),
+    (r"45^\circ", r"{45^\circ}"),
+    (r"20\text{ m/s}", r"20\frac{m}{s}"),
+    ("9.8 m/s^2", r"9.8\ \mathrm{m\,s^{-2}}"),
+    ("x=1,y=2", r"\begin{cases}x=1\\y=2\end{cases}"),
+    ("(5,8),(8,5)", r"x=5,y=8\text{ or }x=8,y=5"),
+    ("x^2-5x+6=0", "2x^2-10x+12=0"),
+    ("C_{5}^{2}", "10"),
+]
+
+
+@pytest.mark.parametrize(("gold", "answer"), BESIDE)
+def test_what_stands_beside_a_value_counts(gold: str, answer: str) -> None:
+    assert not equivalent(gold, answer)
+
+
+@pytest.mark.parametrize(("gold", "answer"), SPELLINGS)
+def test_spellings_of_latex(gold: str, answer: str) -> None:
+    assert equivalent(gold, answer)
