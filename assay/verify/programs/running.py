@@ -1,7 +1,7 @@
 """Run the tests of one completion: two sandboxed processes, and this one in between, which compares.
 
 The submission's process gets arguments and gives plain data; it never holds an expected value, a test
-or a verdict. Code of tests runs in the other process (`code_test_process`), where the submission is a
+or a verdict. Code of tests runs in the other process (`test_process`), where the submission is a
 stand-in: each use of it comes here as a question, and goes on to the submission.
 """
 
