@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from assay.errors import VerifierError
 from assay.types import StepScore, Verdict
 from assay.verify.base import Part, as_part, combine, resolve
-from assay.verify.expression import parse_expression
+from assay.verify.expression import BUILT_IN, parse_expression
 
 
 class Weird:
@@ -205,3 +206,12 @@ def test_what_cannot_be_used_is_one_line(module: str, place: str) -> None:
         resolve(module + place)
     assert "\n" not in str(caught.value)
     assert module in str(caught.value)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_the_content_hash_covers_modules_that_exist(name: str) -> None:
+    verifier = resolve(name)
+    place = verifier.judge.__module__
+    assert place in verifier.modules
+    missing = [module for module in verifier.modules if importlib.util.find_spec(module) is None]
+    assert not missing
