@@ -98,7 +98,11 @@ def complain(
     if error["type"] == "missing" and path == error["loc"]:
         return f"{place}: missing; {_missing_remedy(names, root)}"
     if error["type"] == "value_error":
-        return f"{place}: {error['ctx']['error']}"
+        text = str(error["ctx"]["error"])
+        inner = re.match(r"(?!found )([^\n]+?): (found .*)", text, re.DOTALL)  # of a free table
+        if inner is None:
+            return f"{place}: {text}"
+        return f"{_place((*path, inner[1]), where, lines, overridden)}: {inner[2]}"
     annotation, metadata = _type_at(path, root)
     found = error["input"]
     accepted = type_words(annotation, metadata)
