@@ -22,9 +22,9 @@ from assay.errors import DataError, ModelError, OutOfMemory, message
 from assay.generate.finish import TextEnds, num_think_tokens
 from assay.generate.forward import Choice, choose_forward
 from assay.generate.kv_cache import BLOCK
-from assay.generate.lean import NotLean
 from assay.generate.memory import default_kv_mib
 from assay.generate.sampler import completion_key, sample, uniforms
+from assay.model.family import NotLean
 from assay.model.memory import out_of_memory_names
 from assay.types import Completion, FinishReason, Group, GroupStream, Problem, Prompt
 

@@ -18,7 +18,8 @@ from assay.config import SamplingConfig
 from assay.errors import ModelError
 from assay.generate import forward as forward_module
 from assay.generate.forward import Choice, ModuleForward, choose_forward
-from assay.generate.lean import LeanForward, NotLean
+from assay.generate.lean import LeanForward
+from assay.model.family import NotLean
 from assay.testing import tiny_model
 
 PROBLEMS = [problem_of(n) for n in (3, 40, 64, 100)]

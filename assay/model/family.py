@@ -1,0 +1,133 @@
+"""The common decoder family (Llama, Mistral, Qwen2, Qwen3), read from the live modules.
+
+The lean ways through a model, the engine's and the learner's, use these very parameters and leave
+the modules' own forward aside. Any wrapper, hook or unknown part (LoRA, quantization) makes the
+reading refuse, and the module's own forward is used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+FAMILIES = {"llama", "mistral", "qwen2", "qwen3"}
+STATIC_ROPES = {"default", "linear", "llama3", "yarn"}  # the others change with the length
+
+
+class NotLean(Exception):
+    """The model is not of the family, or something stands between it and its parameters."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """One decoder layer's live parameters; a linear map is (weight, bias or None)."""
+
+    attention_norm: tuple[Tensor, float]
+    query: tuple[Tensor, Tensor | None]
+    key: tuple[Tensor, Tensor | None]
+    value: tuple[Tensor, Tensor | None]
+    query_norm: tuple[Tensor, float] | None
+    key_norm: tuple[Tensor, float] | None
+    output: tuple[Tensor, Tensor | None]
+    mlp_norm: tuple[Tensor, float]
+    gate: tuple[Tensor, Tensor | None]
+    up: tuple[Tensor, Tensor | None]
+    down: tuple[Tensor, Tensor | None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decoder:
+    """A whole model of the family. width: of a head. scale: of attention scores."""
+
+    embedding: Tensor
+    layers: tuple[Layer, ...]
+    final_norm: tuple[Tensor, float]
+    head: tuple[Tensor, Tensor | None]
+    rotary: Any
+    width: int
+    scale: float
+
+    @classmethod
+    def of(cls, model: Any) -> Decoder:
+        """Read the parameters of a live model; raise NotLean where it does not fit."""
+        config: Any = getattr(model, "config", None)
+        if getattr(config, "model_type", None) not in FAMILIES or config.hidden_act != "silu":
+            raise NotLean("not of the Llama family")
+        if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+            raise NotLean("attends to a sliding window")
+        if config.rope_parameters.get("rope_type") not in STATIC_ROPES:
+            raise NotLean("its rotary embedding changes with the length")
+        for name, module in model.named_modules():
+            if any(getattr(module, hooks) for hooks in _HOOKS) or "forward" in vars(module):
+                raise NotLean(f"{name} has hooks")
+        try:
+            body = model.model
+            attention = body.layers[0].self_attn
+            return cls(
+                embedding=_weight(body.embed_tokens, nn.Embedding),
+                layers=tuple(_read(layer) for layer in body.layers),
+                final_norm=_norm(body.norm),
+                head=_linear(model.lm_head),
+                rotary=body.rotary_emb,
+                width=attention.head_dim,
+                scale=attention.scaling,
+            )
+        except AttributeError as error:
+            raise NotLean(str(error)) from error
+
+    def rotations(self, length: int) -> tuple[Tensor, Tensor]:
+        """Return (cos, signed sin) of positions 0 to ``length`` - 1 by the module's own embedding.
+
+        Both [length, width]; the sine's first half is negated, as `rotate` wants it.
+        """
+        positions = torch.arange(length, device=self.embedding.device)[None]
+        cos, sin = self.rotary(self.embedding[:1, None], positions)
+        first, second = sin[0].chunk(2, -1)
+        return cos[0], torch.cat((-first, second), -1)
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+
+
+def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+    """Rotary embedding (Su et al. 2021, eq. 34), halves as Llama pairs them."""
+    first, second = heads.chunk(2, -1)
+    return (heads * cos).add_(torch.cat((second, first), -1).mul_(signed_sin))
+
+
+def _read(layer: Any) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    normed = hasattr(attention, "q_norm")
+    return Layer(
+        attention_norm=_norm(layer.input_layernorm),
+        query=_linear(attention.q_proj),
+        key=_linear(attention.k_proj),
+        value=_linear(attention.v_proj),
+        query_norm=_norm(attention.q_norm) if normed else None,
+        key_norm=_norm(attention.k_norm) if normed else None,
+        output=_linear(attention.o_proj),
+        mlp_norm=_norm(layer.post_attention_layernorm),
+        gate=_linear(mlp.gate_proj),
+        up=_linear(mlp.up_proj),
+        down=_linear(mlp.down_proj),
+    )
+
+
+def _weight(module: Any, kind: type) -> Tensor:
+    if type(module) is not kind or getattr(module, "parametrizations", None):
+        raise NotLean(f"{type(module).__name__} stands where a plain {kind.__name__} is expected")
+    weight: Tensor = module.get_parameter("weight")
+    return weight
+
+
+def _linear(module: Any) -> tuple[Tensor, Tensor | None]:
+    return _weight(module, nn.Linear), module.bias
+
+
+def _norm(module: Any) -> tuple[Tensor, float]:
+    if not type(module).__name__.endswith("RMSNorm"):
+        raise NotLean(f"{type(module).__name__} stands where an RMS norm is expected")
+    return module.weight, module.variance_epsilon
