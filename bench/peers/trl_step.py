@@ -1,12 +1,16 @@
-"""Take some GRPO steps with TRL and print what they took. Run by `bench.vs_trl`, in TRL's environment.
+"""Take some GRPO steps with TRL and write what they took. Run by `bench.vs_trl`, in TRL's environment.
 
-python trl_step.py WORKLOAD.json     (see `bench.workload.Workload`; plus "micro_batch" and "steps")
+python trl_step.py WORKLOAD.json RESULT.json     the workload as of bench.workload, plus "micro_batch"
+
+TRL at its best: gradient checkpointing off, no reference model, the fused optimizer, every weight,
+gradient and moment in the workload's own type. Nothing of TRL is replaced; two methods are timed.
 """
+# pyright: reportMissingImports=false
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
-import resource
 import sys
 import tempfile
 import time
@@ -20,8 +24,8 @@ from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 
-class Steps(TrainerCallback):
-    """Notes when each optimizer step begins and ends."""
+class StepTimes(TrainerCallback):
+    """The seconds of each optimizer step, from its first micro-batch to the end of AdamW's step."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -34,87 +38,110 @@ class Steps(TrainerCallback):
         self.seconds.append(time.perf_counter() - self._started)
 
 
-def reward(completions: list[Any], **_: Any) -> list[float]:
-    """The same number for the same text, so that every group has something to learn."""
-    texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
+class TimedTrainer(GRPOTrainer):
+    """GRPO's trainer, with the seconds and the lengths of each generation."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.generations: list[dict[str, Any]] = []
+
+    def _generate_single_turn(self, prompt_ids: Any, *rest: Any, **named: Any) -> Any:
+        started = time.perf_counter()
+        output = super()._generate_single_turn(prompt_ids, *rest, **named)
+        self.generations.append(
+            {
+                "seconds": time.perf_counter() - started,
+                "prompts": [len(tokens) for tokens in prompt_ids],
+                "completions": [len(tokens) for tokens in output[0]],
+            }
+        )
+        return output
+
+
+def hash_of_text(completions: list[Any], **_: Any) -> list[float]:
+    """The reward of bench/reward.py: the same number for the same text."""
+    texts = [one if isinstance(one, str) else one[0]["content"] for one in completions]
     return [zlib.crc32(text.encode()) % 1000 / 1000 for text in texts]
 
 
-def timed(owner: Any, name: str, into: list[float]) -> None:
-    """Add the seconds of every call of a method to ``into``."""
-    method = getattr(owner, name)
+def settings(work: dict[str, Any], folder: str) -> GRPOConfig:
+    """Return TRL's arguments for a workload."""
+    num_rows = len(work["prompts"]) * work["group_size"]
+    return GRPOConfig(
+        output_dir=folder,
+        use_cpu=True,
+        bf16=False,  # the weights themselves are of the workload's type: no autocast, no copies
+        model_init_kwargs={"dtype": work["dtype"]},
+        gradient_checkpointing=False,
+        per_device_train_batch_size=work["micro_batch"],
+        gradient_accumulation_steps=num_rows // work["micro_batch"],
+        num_generations=work["group_size"],
+        max_completion_length=work["max_tokens"],
+        temperature=work["temperature"],
+        learning_rate=work["learning_rate"],
+        adam_beta1=work["betas"][0],
+        adam_beta2=work["betas"][1],
+        adam_epsilon=work["epsilon"],
+        max_grad_norm=work["max_grad_norm"],
+        beta=0.0,
+        loss_type="dr_grpo",
+        scale_rewards="none",
+        optim="adamw_torch_fused",
+        lr_scheduler_type="constant",
+        max_steps=work["steps"],
+        seed=work["seed"],
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        logging_steps=1,
+    )
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        started = time.perf_counter()
-        try:
-            return method(*args, **kwargs)
-        finally:
-            into.append(time.perf_counter() - started)
 
-    setattr(owner, name, call)
+def dtypes(trainer: Any) -> dict[str, str]:
+    """Return what the trainer really held, read from its tensors."""
+    kinds = {str(parameter.dtype) for parameter in trainer.model.parameters()}
+    state = trainer.optimizer.state.values()
+    moments = {str(one["exp_avg"].dtype) for one in state if "exp_avg" in one}
+    named = {"parameters": kinds, "optimizer": moments}
+    return {
+        name: ", ".join(sorted(found)).replace("torch.", "") for name, found in named.items()
+    } | {"master": "none"}
 
 
 def main() -> None:
-    """Read the workload, train, print one JSON object."""
-    work = json.loads(Path(sys.argv[1]).read_text())
+    """Read the workload, train, write one JSON object."""
+    work = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     torch.set_num_threads(work["threads"])
-    num_rows = work["num_prompts"] * work["group_size"]
+    times = StepTimes()
     with tempfile.TemporaryDirectory() as folder:
-        trainer = GRPOTrainer(
+        trainer = TimedTrainer(
             model=work["model"],
-            reward_funcs=reward,
+            reward_funcs=hash_of_text,
             processing_class=AutoTokenizer.from_pretrained(work["model"]),
-            train_dataset=Dataset.from_list([{"prompt": p} for p in work["prompts"]]),
-            args=GRPOConfig(
-                output_dir=folder,
-                use_cpu=True,
-                bf16=False,
-                model_init_kwargs={"dtype": work["dtype"]},
-                gradient_checkpointing=False,
-                per_device_train_batch_size=work["micro_batch"],
-                gradient_accumulation_steps=num_rows // work["micro_batch"],
-                num_generations=work["group_size"],
-                max_completion_length=work["max_tokens"],
-                temperature=work["temperature"],
-                learning_rate=work["learning_rate"],
-                max_grad_norm=1.0,
-                beta=0.0,
-                loss_type="dr_grpo",
-                scale_rewards="none",
-                optim="adamw_torch_fused",
-                lr_scheduler_type="constant",
-                max_steps=work["steps"],
-                seed=work["seed"],
-                save_strategy="no",
-                report_to=[],
-                disable_tqdm=True,
-                logging_steps=1,
-            ),
+            train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in work["prompts"]]),
+            args=settings(work, folder),
+            callbacks=[times],
         )
-        steps = Steps()
-        trainer.add_callback(steps)
-        generation: list[float] = []
-        lengths: list[int] = []
-        timed(trainer, "_generate_single_turn", generation)
-        inner = trainer._generate_single_turn
-
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            output = inner(*args, **kwargs)
-            lengths.append(sum(len(ids) for ids in output[0]))
-            return output
-
-        trainer._generate_single_turn = counted
         trainer.train()
-    print(
-        json.dumps(
+    size = work["group_size"]
+    steps = []
+    for seconds, generation in zip(times.seconds, trainer.generations, strict=True):
+        rows = generation["completions"]
+        steps.append(
             {
-                "step_seconds": steps.seconds,
-                "generation_seconds": generation,
-                "tokens": lengths,
-                "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+                "step_seconds": seconds,
+                "generation_seconds": generation["seconds"],
+                "prompts": generation["prompts"][::size],
+                "completions": [rows[n : n + size] for n in range(0, len(rows), size)],
             }
         )
-    )
+    names = ("trl", "transformers", "torch")
+    result = {
+        "steps": steps,
+        "dtypes": dtypes(trainer),
+        "versions": {name: importlib.metadata.version(name) for name in names},
+    }
+    Path(sys.argv[2]).write_text(json.dumps(result), encoding="utf-8")
 
 
 main()

@@ -1,0 +1,113 @@
+"""The machine's limits, measured: the best rate of a matrix product, and of moving memory.
+
+python -m bench.machine
+python -m bench.machine --threads 1 --dtypes float32
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+SHAPES = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 576, 1536), (1024, 4096, 4096))
+SECONDS_A_SHAPE = 0.7
+STREAM_MIB = 512
+
+
+@dataclass(frozen=True)
+class Limits:
+    """product_flops: operations a second by dtype, each over the best of `SHAPES`; bandwidth: bytes a second."""
+
+    threads: int
+    product_flops: dict[str, float]
+    bandwidth: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        rates = ", ".join(
+            f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in self.product_flops.items()
+        )
+        return (
+            f"machine's limits with {self.threads} threads: matrix products {rates}; memory "
+            f"{self.bandwidth / 1e9:.1f} GB/s"
+        )
+
+
+def measure(dtypes: tuple[str, ...], threads: int, device: str = "cpu") -> Limits:
+    """Measure now; takes about three seconds a dtype."""
+    import torch
+
+    if device == "cpu":
+        torch.set_num_threads(threads)
+    rates = {name: max(_product_rate(shape, name, device) for shape in SHAPES) for name in dtypes}
+    return Limits(threads, rates, _bandwidth(device))
+
+
+def best_seconds(work: Callable[[], object], seconds: float, device: str = "cpu") -> float:
+    """Return the shortest of as many calls as fit into ``seconds`` (at least three), after one more."""
+    import torch
+
+    wait = torch.cuda.synchronize if device != "cpu" else lambda: None
+    work()
+    wait()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 3 or time.perf_counter() < end:
+        started = time.perf_counter()
+        work()
+        wait()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def _product_rate(shape: tuple[int, int, int], dtype: str, device: str) -> float:
+    import torch
+
+    rows, inner, columns = shape
+    if device != "cpu":  # small products do not fill an accelerator
+        rows, inner, columns = 4 * rows, 4 * inner, 4 * columns
+    left = torch.randn(rows, inner, device=device).to(getattr(torch, dtype))
+    right = torch.randn(columns, inner, device=device).to(getattr(torch, dtype))
+    out = left @ right.T
+    seconds = best_seconds(lambda: torch.mm(left, right.T, out=out), SECONDS_A_SHAPE, device)
+    return 2 * rows * inner * columns / seconds
+
+
+def _bandwidth(device: str) -> float:
+    """Return the best of reading (a sum) and of copying (a read and a write)."""
+    import torch
+
+    source = torch.ones(STREAM_MIB * 2**20 // 4, device=device)
+    target = torch.empty_like(source)
+    size = source.numel() * source.element_size()
+    reading = best_seconds(source.sum, 1.0, device)
+    copying = best_seconds(lambda: target.copy_(source), 1.0, device)
+    return max(size / reading, 2 * size / copying)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure and print; with a file named, write JSON there."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("output", nargs="?", type=Path)
+    options = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
+    limits = measure(tuple(options.dtypes), options.threads)
+    if options.output:
+        options.output.write_text(json.dumps(limits.as_dict()), encoding="utf-8")
+    else:
+        print(json.dumps(limits.as_dict()) if options.json else limits)
+
+
+if __name__ == "__main__":
+    main()

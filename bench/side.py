@@ -1,0 +1,187 @@
+"""What one side of a comparison took: its steps, its memory, and the figures made of them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.flops import ModelShape, Work, forward_flops, generation_bytes, update_flops
+from bench.processes import Finished
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median of some numbers, and their ends."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Return the spread of at least one value."""
+        return cls(statistics.median(values), min(values), max(values))
+
+    def as_dict(self) -> dict[str, float]:
+        """Return plain values, for JSON."""
+        return {"median": self.median, "min": self.low, "max": self.high}
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """One measured step. prompts: their lengths; completions: theirs, group by group.
+
+    What is not generation is the update: rewards, loss, backward pass, optimizer, and whatever else
+    the side does between two generations.
+    """
+
+    step_seconds: float
+    generation_seconds: float
+    prompts: tuple[int, ...]
+    completions: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def read(cls, tree: Mapping[str, Any]) -> StepFacts:
+        """Return a step that a program wrote down."""
+        return cls(
+            step_seconds=tree["step_seconds"],
+            generation_seconds=tree["generation_seconds"],
+            prompts=tuple(tree["prompts"]),
+            completions=tuple(tuple(lengths) for lengths in tree["completions"]),
+        )
+
+    @property
+    def update_seconds(self) -> float:
+        """Seconds of the step that are not generation."""
+        return self.step_seconds - self.generation_seconds
+
+    @property
+    def work(self) -> Work:
+        """What the step had to feed through the model."""
+        return Work.of(self.prompts, self.completions)
+
+    @property
+    def tokens(self) -> int:
+        """Sampled tokens."""
+        return self.work.predicted
+
+
+PHASES: dict[str, Callable[[StepFacts], float]] = {
+    "generation": lambda step: step.generation_seconds,
+    "update": lambda step: step.update_seconds,
+    "step": lambda step: step.step_seconds,
+}
+
+
+@dataclass
+class Side:
+    """One program with one setting: all of its measured steps, and the peak of each run."""
+
+    name: str
+    steps: list[StepFacts] = field(default_factory=list[StepFacts])
+    peaks_mib: list[float] = field(default_factory=list[float])
+    dtypes: dict[str, str] = field(default_factory=dict[str, str])
+    versions: dict[str, str] = field(default_factory=dict[str, str])
+
+    def add(self, result: Mapping[str, Any], finished: Finished) -> None:
+        """Take in one run; its first step was the warm-up."""
+        self.steps += [StepFacts.read(step) for step in result["steps"][1:]]
+        self.peaks_mib.append(finished.peak_mib + finished.helpers_mib)
+        self.dtypes, self.versions = dict(result["dtypes"]), dict(result["versions"])
+
+    def seconds(self, phase: str) -> Spread:
+        """Return the seconds of a phase."""
+        return Spread.of([PHASES[phase](step) for step in self.steps])
+
+    def tokens_per_second(self, phase: str) -> Spread:
+        """Return sampled tokens over the seconds of a phase."""
+        return Spread.of([step.tokens / PHASES[phase](step) for step in self.steps])
+
+    @property
+    def peak_mib(self) -> float:
+        """The largest peak of all runs, the processes that it starts included."""
+        return max(self.peaks_mib)
+
+    @property
+    def mean_length(self) -> float:
+        """Mean tokens of a completion."""
+        lengths = [n for step in self.steps for group in step.completions for n in group]
+        return statistics.mean(lengths)
+
+    def shares(
+        self, shape: ModelShape, product_flops: float, bandwidth: float, dtype: str
+    ) -> dict[str, float]:
+        """Return medians of useful work over what the machine could have done in the same seconds."""
+        ratios: dict[str, list[float]] = {
+            "update_of_products": [],
+            "generation_of_products": [],
+            "generation_of_bandwidth": [],
+        }
+        for step in self.steps:
+            work, generation = step.work, step.generation_seconds
+            could = step.update_seconds * product_flops
+            ratios["update_of_products"].append(update_flops(shape, work) / could)
+            could = generation * product_flops
+            ratios["generation_of_products"].append(forward_flops(shape, work) / could)
+            moved = generation_bytes(shape, work, dtype)
+            ratios["generation_of_bandwidth"].append(moved / (generation * bandwidth))
+        return {name: statistics.median(values) for name, values in ratios.items()}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {
+            "name": self.name,
+            "measured_steps": len(self.steps),
+            "seconds": {phase: self.seconds(phase).as_dict() for phase in PHASES},
+            "tokens_per_second": {
+                phase: self.tokens_per_second(phase).as_dict() for phase in PHASES
+            },
+            "peak_mib": self.peak_mib,
+            "peaks_mib": self.peaks_mib,
+            "mean_completion_tokens": self.mean_length,
+            "dtypes": self.dtypes,
+            "versions": self.versions,
+        }
+
+
+def ratios(ours: Side, theirs: Side) -> dict[str, float]:
+    """Return how many times faster we are by phase (tokens a second, medians), and our share of their memory."""
+    found = {
+        phase: ours.tokens_per_second(phase).median / theirs.tokens_per_second(phase).median
+        for phase in PHASES
+    }
+    return found | {"memory": ours.peak_mib / theirs.peak_mib}
+
+
+def comparison_table(ours: Side, others: Sequence[Side], faster: Side) -> str:
+    """Return the figures of all sides as text, the ratios against the faster of the others."""
+    compared = ratios(ours, faster)
+    sides = [ours, *others]
+    rows = [["", *(side.name for side in sides), f"vs {faster.name}"]]
+    for phase in PHASES:
+        cells = [_seconds(side.seconds(phase)) for side in sides]
+        rows.append([f"{phase}, s", *cells, ""])
+    for phase in PHASES:
+        cells = [f"{side.tokens_per_second(phase).median:.0f}" for side in sides]
+        rows.append([f"{phase}, tokens/s", *cells, f"{compared[phase]:.2f}x"])
+    peaks = [f"{side.peak_mib:.0f}" for side in sides]
+    rows.append(["peak resident, MiB", *peaks, f"{compared['memory']:.2f}x"])
+    rows.append(["tokens a completion", *(f"{side.mean_length:.1f}" for side in sides), ""])
+    rows.append(["measured steps", *(str(len(side.steps)) for side in sides), ""])
+    return table(rows)
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of cells as text: the first column to the left, others to the right."""
+    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join([row[0].ljust(widths[0]), *cells[1:]]).rstrip())
+    return "\n".join(lines)
+
+
+def _seconds(spread: Spread) -> str:
+    return f"{spread.median:.2f} ({spread.low:.2f}-{spread.high:.2f})"

@@ -1,0 +1,252 @@
+"""Assay against TRL's GRPO trainer: generation, update, whole step and memory, in one run.
+
+python -m bench.vs_trl --model DIR --trl-python PATH [--micro-batches 8 16] [--repeats 3] [--json]
+python -m bench.vs_trl --workload demo --trl-python PATH
+
+PATH is the Python of an environment that holds TRL. See bench/README.md for what is equal on both
+sides. With a real reward Assay passes over groups without gradient, which TRL does not; here every
+group has some, so that this saves nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench import workload as workloads
+from bench.flops import ModelShape
+from bench.processes import ROOT, Finished, run, run_for_json
+from bench.side import Side, StepFacts, comparison_table, ratios
+from bench.workload import Workload
+
+TRL_STEP = ROOT / "bench" / "peers" / "trl_step.py"
+MICRO_BATCHES = {"demo": (32, 128), "gsm8k": (8, 16)}
+
+
+def assay_config(work: Workload, problems: Path, state_dtype: str = "float32") -> dict[str, Any]:
+    """Return the configuration under which `assay train` does the workload."""
+    optimizer: dict[str, Any] = {
+        "learning_rate": work.learning_rate,
+        "betas": list(work.betas),
+        "epsilon": work.epsilon,
+        "max_grad_norm": work.max_grad_norm,
+    }
+    if state_dtype != "float32":
+        optimizer["state_dtype"] = state_dtype
+    data: dict[str, Any] = {"train": [str(problems)], "verifier": "bench.reward:hash_of_text"}
+    if isinstance(work.prompts[0], str):
+        data |= {"template": "base", "prompt_template": "{question}"}
+    return {
+        "run": {"name": "run", "seed": work.seed, "threads": work.threads, "device": "cpu"},
+        "model": {"path": work.model, "dtype": work.dtype},
+        "data": data,
+        "sampling": {"temperature": work.temperature, "max_tokens": work.max_tokens},
+        "engine": {"num_slots": work.num_rows},
+        "rl": {
+            "steps": work.steps,
+            "num_prompts": work.num_prompts,
+            "group_size": work.group_size,
+        },
+        "algorithm": {"name": "dr_grpo"},
+        "optimizer": optimizer,
+    }
+
+
+def run_assay(
+    work: Workload, folder: Path, state_dtype: str = "float32", overrides: Sequence[str] = ()
+) -> tuple[dict[str, Any], Finished]:
+    """Train as a user does, and read the steps from the run's own directory."""
+    import tomli_w
+
+    problems = folder / "problems.jsonl"
+    rows = [{"id": str(n), "prompt": prompt} for n, prompt in enumerate(work.prompts)]
+    problems.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    config = folder / "assay.toml"
+    tree = assay_config(work, problems, state_dtype)
+    tree["run"]["directory"] = str(folder)
+    config.write_text(tomli_w.dumps(tree), encoding="utf-8")
+    command: list[str | Path] = [sys.executable, "-m", "assay.cli", "train", config]
+    for override in overrides:
+        command += ["--set", override]
+    finished = run(command, folder / "assay.log", folder=folder)
+    return read_run(folder / "run"), finished
+
+
+def read_run(run_folder: Path) -> dict[str, Any]:
+    """Return the steps, types and versions that a run wrote down."""
+    import pyarrow.parquet as parquet
+
+    steps: list[dict[str, Any]] = []
+    for line in (run_folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        shard = run_folder / "rollouts" / f"step-{row['step']:06d}.parquet"
+        columns = ["group", "prompt_tokens", "tokens"]
+        rollouts = parquet.read_table(shard, columns=columns).to_pylist()
+        groups: dict[int, list[dict[str, Any]]] = {}
+        for rollout in rollouts:
+            groups.setdefault(rollout["group"], []).append(rollout)
+        steps.append(
+            {
+                "step_seconds": row["time/step"],
+                "generation_seconds": row["time/generate"],
+                "learner_seconds": row["time/score"] + row["time/update"],
+                "prompts": [len(rows[0]["prompt_tokens"]) for rows in groups.values()],
+                "completions": [[len(one["tokens"]) for one in rows] for rows in groups.values()],
+            }
+        )
+    environment = json.loads((run_folder / "environment.json").read_text(encoding="utf-8"))
+    names = ("assay", "torch", "transformers")
+    return {
+        "steps": steps,
+        "dtypes": saved_dtypes(run_folder),
+        "versions": {name: environment["versions"][name] for name in names},
+    }
+
+
+def saved_dtypes(run_folder: Path) -> dict[str, str]:
+    """Return the types of the weights and of the optimizer's state, read from the last checkpoint."""
+    checkpoint = max((run_folder / "checkpoints").glob("step-*"))
+    kinds: dict[str, set[str]] = {"parameters": set(), "optimizer": set()}
+    for file in checkpoint.glob("**/*.safetensors"):
+        with file.open("rb") as stream:
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        header.pop("__metadata__", None)
+        owner = "optimizer" if file.name.startswith("optimizer") else "parameters"
+        kinds[owner] |= {entry["dtype"] for entry in header.values() if entry["shape"]}
+    names = {"F32": "float32", "BF16": "bfloat16"}
+    found = {
+        owner: ", ".join(sorted(names.get(kind, kind) for kind in held))
+        for owner, held in kinds.items()
+    }
+    master = "none" if found["parameters"] == "float32" else "float32"
+    return found | {"master": master}
+
+
+def run_trl(
+    work: Workload, micro_batch: int, python: Path, folder: Path
+) -> tuple[dict[str, Any], Finished]:
+    """Take the steps with TRL in its own environment."""
+    file = work.write(folder / "workload.json", micro_batch=micro_batch)
+    quiet = {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": ""}
+    return run_for_json([python, TRL_STEP, file], folder, "trl", quiet)
+
+
+def check_same_prompts(sides: Sequence[Side]) -> None:
+    """Raise RuntimeError where two sides were shown prompts of other lengths."""
+    shown = {side.name: sorted(side.steps[0].prompts) for side in sides}
+    if len({tuple(lengths) for lengths in shown.values()}) > 1:
+        raise RuntimeError(f"the sides saw different prompts: tokens of each {shown}")
+
+
+def main() -> None:
+    """Alternate the sides, then print or write all figures."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    workloads.add_arguments(parser)
+    parser.add_argument("--trl-python", type=Path, required=True)
+    parser.add_argument("--micro-batches", type=int, nargs="+", default=None)
+    parser.add_argument("--repeats", type=int, default=3, help="rounds of all sides, in turn")
+    parser.add_argument("--steps", type=int, default=1, help="measured steps a run, after a first")
+    parser.add_argument("--state-dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--set", dest="overrides", action="append", default=[])
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        report = compare(options, Path(scratch))
+    print(json.dumps(report, indent=1) if options.json else as_text(report))
+
+
+def compare(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    """Run every side ``options.repeats`` times, one after the other, and return all figures."""
+    load_before = os.getloadavg()[0]
+    work = replace(workloads.chosen_apart(options, scratch), steps=1 + options.steps)
+    limits, _ = run_for_json(
+        [sys.executable, "-m", "bench.machine", "--threads", str(work.threads)], scratch, "machine"
+    )
+    ours = Side("Assay")
+    sizes = options.micro_batches or MICRO_BATCHES[options.workload]
+    others = {size: Side(f"TRL, micro-batch {size}") for size in sizes}
+    for _ in range(options.repeats):
+        with tempfile.TemporaryDirectory(dir=scratch) as folder:
+            ours.add(*run_assay(work, Path(folder), options.state_dtype, options.overrides))
+            say(ours)
+        for size, side in others.items():
+            with tempfile.TemporaryDirectory(dir=scratch) as folder:
+                side.add(*run_trl(work, size, options.trl_python, Path(folder)))
+                say(side)
+    check_same_prompts([ours, *others.values()])
+    faster = min(others.values(), key=lambda side: side.seconds("step").median)
+    shape, rate = ModelShape.read(work.model), limits["product_flops"][work.dtype]
+    sides = [ours, *others.values()]
+    shares = {
+        side.name: side.shares(shape, rate, limits["bandwidth"], work.dtype) for side in sides
+    }
+    return {
+        "workload": str(work),
+        "date": datetime.now(UTC).isoformat(timespec="minutes"),
+        "hardware": workloads.hardware(),
+        "load_before": load_before,
+        "load_after": os.getloadavg()[0],
+        "machine": limits,
+        "overrides": [f"optimizer.state_dtype={options.state_dtype}", *options.overrides],
+        "sides": [side.as_dict() for side in sides],
+        "faster": faster.name,
+        "ratios": ratios(ours, faster),
+        "shares_of_limits": shares,
+        "table": comparison_table(ours, list(others.values()), faster),
+    }
+
+
+def say(side: Side) -> None:
+    """Tell on standard error how far it is."""
+    last: StepFacts = side.steps[-1]
+    print(
+        f"{side.name}: {last.step_seconds:.1f} s a step ({last.generation_seconds:.1f} s of it "
+        f"generation), {side.peaks_mib[-1]:.0f} MiB",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def as_text(report: dict[str, Any]) -> str:
+    """Return the report as people read it."""
+    lines = [report["workload"], "", report["table"], ""]
+    for side in report["sides"]:
+        held, versions = side["dtypes"], side["versions"]
+        lines.append(
+            f"{side['name']}: parameters {held['parameters']}, master weights {held['master']}, "
+            f"optimizer state {held['optimizer']}; "
+            + ", ".join(f"{name} {version}" for name, version in versions.items())
+        )
+    lines.append("")
+    for name, shares in report["shares_of_limits"].items():
+        lines.append(
+            f"{name}: useful work as a share of the limit: update "
+            f"{shares['update_of_products']:.1%} of the product rate; generation "
+            f"{shares['generation_of_products']:.1%} of the product rate, "
+            f"{shares['generation_of_bandwidth']:.1%} of the memory bandwidth"
+        )
+    machine = report["machine"]
+    rates = ", ".join(
+        f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in machine["product_flops"].items()
+    )
+    lines += [
+        f"limits measured in this run: matrix products {rates}; "
+        f"memory {machine['bandwidth'] / 1e9:.1f} GB/s",
+        f"{report['hardware']}; {report['date']}; load {report['load_before']:.1f} before, "
+        f"{report['load_after']:.1f} after (that is this run's own threads, and whatever else ran)",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
