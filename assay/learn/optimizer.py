@@ -1,13 +1,12 @@
-"""AdamW with float32 master weights, a schedule, clipping, and state that is restored bit for bit."""
+"""One optimizer step: gradients added up and clipped, a schedule, and state restored bit for bit."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,7 +14,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from assay.config import OptimizerConfig
-from assay.errors import MissingExtra, ModelError, RunError, message
+from assay.errors import ModelError, RunError, message
+from assay.learn.adamw import AdamW, Plain, State, pieces
+from assay.learn.adamw_8bit import AdamW8bit
 
 STATE_FILE = "optimizer.safetensors"
 
@@ -48,9 +49,9 @@ def learning_rate_at(step: int, config: OptimizerConfig, total_steps: int) -> fl
 class Optimizer:
     """Steps a model's trainable parameters.
 
-    Parameters that are not float32 have a float32 master copy, to which gradients are added as each
-    backward pass ends and from which the parameter is rounded after each step: a step too small for
-    the parameter's own type is not lost. Gradients of several backward passes add up.
+    Gradients of several backward passes add up, in float32: those of parameters that are not float32
+    are taken from them as each backward pass ends. Steps are taken on float32 weights, of which such
+    a parameter is a rounding: a step too small for its own type is not lost (see `AdamW`).
 
     Raises ModelError where nothing is trainable, MissingExtra where 8-bit AdamW is not installed.
     """
@@ -64,122 +65,88 @@ class Optimizer:
             raise ModelError(
                 message("model", "no trainable parameter", "at least one", "unfreeze some")
             )
-        self.masters = {
-            name: parameter if parameter.dtype == torch.float32 else _attach_master(parameter)
-            for name, parameter in self.trained.items()
-        }
-        self.adamw = _make_adamw(list(self.masters.values()), config)
+        rule = AdamW8bit if config.name == "adamw_8bit" else AdamW
+        self.rule: AdamW | AdamW8bit = rule(self.trained, config)
+        self._added: dict[str, Tensor] = {}
+        for name, parameter in self.trained.items():
+            if parameter.dtype != torch.float32:
+                parameter.register_post_accumulate_grad_hook(partial(_take, self._added, name))
 
     @property
     def learning_rate(self) -> float:
         """The learning rate of the coming step."""
         return learning_rate_at(self.num_steps, self.config, self.total_steps)
 
+    @property
+    def gradients(self) -> dict[str, Tensor]:
+        """The gradients so far, in float32, of the parameters that have one."""
+        found = {name: self._added.get(name, p.grad) for name, p in self.trained.items()}
+        return {name: gradient for name, gradient in found.items() if gradient is not None}
+
+    def master(self, name: str) -> Tensor:
+        """Return a copy of the float32 weights of one parameter."""
+        return self.rule.master(name)
+
     def zero_grad(self) -> None:
         """Drop all gradients."""
-        for name, parameter in self.trained.items():
-            parameter.grad = self.masters[name].grad = None
+        self._added.clear()
+        for parameter in self.trained.values():
+            parameter.grad = None
 
     def step(self) -> StepReport:
         """Clip the gradients to ``max_grad_norm``, step, and drop them; skip them if not finite."""
         learning_rate = self.learning_rate
-        masters = [master for master in self.masters.values() if master.grad is not None]
-        gradients = [master.grad for master in masters if master.grad is not None]
-        norm = nn.utils.get_total_norm(gradients)
+        gradients = self.gradients
+        norm = nn.utils.get_total_norm(gradients.values())
         grad_norm = norm.item()
         skipped = not gradients or not math.isfinite(grad_norm)
         if not skipped:
-            nn.utils.clip_grads_with_norm_(masters, self.config.max_grad_norm, norm)
-            for group in self.adamw.param_groups:
-                group["lr"] = learning_rate
-            self.adamw.step()
-            self._round_masters()
+            scale = (self.config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0).item()
+            self.rule.step(gradients, scale, learning_rate)
             self.num_steps += 1
         self.zero_grad()
         return StepReport(grad_norm, learning_rate, skipped)
 
-    @torch.no_grad()
-    def _round_masters(self) -> None:
-        for name, parameter in self.trained.items():
-            if self.masters[name] is not parameter:
-                parameter.copy_(self.masters[name])
-
     def save_state(self, folder: Path) -> None:
-        """Write moments, master weights and the step count to ``optimizer.safetensors``."""
-        tensors, plain = self._state()
+        """Write moments, what the weights' type cuts off, and step counts: ``optimizer.safetensors``.
+
+        Tensors are written from where they are, without a copy in memory.
+        """
+        state, plain = self.rule.save()
+        tensors = {f"{n}|{key}": t for n, held in state.items() for key, t in held.items()}
         # one key only: safetensors writes several in any order, and equal states must be equal files
-        state = json.dumps({"num_steps": self.num_steps, "plain": plain})
-        save_file(_without_sharing(tensors), folder / STATE_FILE, metadata={"state": state})
+        metadata = {"state": json.dumps({"num_steps": self.num_steps, "plain": plain})}
+        save_file(_without_sharing(tensors), folder / STATE_FILE, metadata=metadata)
 
     def load_state(self, folder: Path) -> None:
         """Restore what `save_state` wrote, bit for bit.
 
-        Master weights are restored; other parameters are the model's own to load.
+        The parameters are the model's own to load, and are to be those of the same save.
         Raises RunError where the file is missing or belongs to other parameters.
         """
         file = folder / STATE_FILE
         saved, plain, num_steps = _read_state(file)
-        if unknown := sorted(set(saved) - set(self.masters)):
-            found = f"state of {unknown[0]}"
-            raise RunError(message(str(file), found, "the trainable parameters of this model"))
+        accepted = "the trainable parameters of this model"
+        if unknown := sorted(set(saved) - set(self.trained)):
+            raise RunError(message(str(file), f"state of {unknown[0]}", accepted))
+        try:
+            self.rule.load(saved, plain)
+        except ValueError as error:
+            raise RunError(message(str(file), error, accepted)) from error
         self.num_steps = num_steps
-        self.adamw.state.clear()
-        for name, master in self.masters.items():
-            tensors = {key: t.to(master.device) for key, t in saved.get(name, {}).items()}
-            if (weights := tensors.pop("master", None)) is not None:
-                master.data.copy_(weights)
-            if state := tensors | plain.get(name, {}):
-                self.adamw.state[master] = state
-        self._round_masters()
-
-    def _state(self) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
-        """Return the tensors by ``parameter|key``, and what of the state is not a tensor."""
-        tensors: dict[str, Tensor] = {}
-        plain: dict[str, dict[str, Any]] = {}
-        for name, master in self.masters.items():
-            if master is not self.trained[name]:
-                tensors[f"{name}|master"] = master
-            for key, value in self.adamw.state.get(master, {}).items():
-                if isinstance(value, Tensor):
-                    tensors[f"{name}|{key}"] = value
-                else:
-                    plain.setdefault(name, {})[key] = value
-        return tensors, plain
 
 
-def _attach_master(parameter: nn.Parameter) -> Tensor:
-    """Return a float32 copy that receives the parameter's gradients as backward passes end."""
-    master = parameter.detach().float().clone().requires_grad_()
-
-    def add_gradient(parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        gradient = parameter.grad.float()
-        master.grad = gradient if master.grad is None else master.grad.add_(gradient)
-        parameter.grad = None
-
-    parameter.register_post_accumulate_grad_hook(add_gradient)
-    return master
-
-
-def _make_adamw(parameters: list[Tensor], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Return the optimizer; matrices decay, vectors (norms, biases) do not."""
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    settings: dict[str, Any] = {
-        "lr": config.learning_rate,
-        "betas": config.betas,
-        "eps": config.epsilon,
-    }
-    if config.name == "adamw":
-        return torch.optim.AdamW(groups, fused=True, **settings)
-    try:
-        bitsandbytes: Any = importlib.import_module("bitsandbytes")
-    except ImportError as error:
-        raise MissingExtra.of("bitsandbytes", "bnb", 'optimizer.name = "adamw_8bit"') from error
-    return bitsandbytes.optim.AdamW8bit(groups, **settings)
+def _take(added: dict[str, Tensor], name: str, parameter: Tensor) -> None:
+    """Add a parameter's gradient to the float32 one in ``added``, and drop it."""
+    gradient = parameter.grad
+    assert gradient is not None
+    if name not in added:
+        empty = torch.empty(gradient.shape, dtype=torch.float32, device=gradient.device)
+        added[name] = empty.copy_(gradient)
+    else:  # in pieces: torch makes a whole float32 copy of what is added to a float32 tensor
+        for _, piece in pieces({"sum": added[name], "term": gradient}):
+            piece["sum"].add_(piece["term"])
+    parameter.grad = None
 
 
 def _without_sharing(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -193,15 +160,21 @@ def _without_sharing(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return apart
 
 
-def _read_state(file: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any], int]:
-    """Return (tensors by parameter and key, values that are no tensors, number of steps)."""
-    saved: dict[str, dict[str, Tensor]] = {}
+def _read_state(file: Path) -> tuple[State, Plain, int]:
+    """Return (tensors by parameter and key, values that are no tensors, number of steps).
+
+    A tensor that safetensors returns is a view of the file; copies are the optimizer's own, and the file
+    is opened for each, because what has been read of it counts as memory until it is closed.
+    """
+    saved: State = {}
     try:
         with safe_open(file, framework="pt") as opened:
             state = json.loads(opened.metadata()["state"])
-            for full_key in opened.keys():  # noqa: SIM118 (not a dict: it has no iterator)
-                name, _, key = full_key.rpartition("|")
-                saved.setdefault(name, {})[key] = opened.get_tensor(full_key)
+            keys = list(opened.keys())
+        for full_key in keys:
+            name, _, key = full_key.rpartition("|")
+            with safe_open(file, framework="pt") as opened:
+                saved.setdefault(name, {})[key] = opened.get_tensor(full_key).clone()
         return saved, state["plain"], state["num_steps"]
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise RunError(message(str(file), error, "the file of an earlier save")) from error

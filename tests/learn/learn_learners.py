@@ -52,8 +52,7 @@ def collect_gradients(learner: Learner, batch: Batch) -> list[dict[str, Tensor]]
     collected: list[dict[str, Tensor]] = []
 
     def step() -> StepReport:
-        masters = learner.optimizer.masters
-        collected.append({n: m.grad.clone() for n, m in masters.items() if m.grad is not None})
+        collected.append({n: g.clone() for n, g in learner.optimizer.gradients.items()})
         learner.optimizer.zero_grad()
         return StepReport(0.0, 0.0, skipped=True)
 

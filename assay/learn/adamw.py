@@ -1,0 +1,212 @@
+"""AdamW in pieces that fit the cache: float32 arithmetic, and no float32 copy of narrower weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
+from assay.config import OptimizerConfig
+from assay.learn.halves import (
+    fill_noise,
+    join_halves,
+    noise_key,
+    round_randomly,
+    split_halves,
+    split_noise,
+)
+
+# Elements a piece: on a CPU as many as stay in its cache (measured), elsewhere so that launches are few.
+CPU_PIECE = 2**18
+DEVICE_PIECE = 2**24
+
+State = dict[str, dict[str, Tensor]]
+Plain = dict[str, dict[str, Any]]
+
+
+class AdamW:
+    """AdamW (Loshchilov and Hutter 2019, algorithm 2) on float32 weights, whatever the model's type.
+
+    A bfloat16 parameter is the upper half of its float32 master weight, and the state keeps the lower
+    half (int16): two bytes a weight where a copy takes four. A float16 parameter has a float32 master
+    in the state, a float32 parameter is its own. Matrices decay; vectors (norms, biases) do not.
+
+    state: tensors by parameter and key (``lower`` or ``master``, ``exp_avg``, ``exp_avg_sq``), made at
+    a parameter's first step. num_steps: of each parameter.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig) -> None:
+        self.parameters = parameters
+        self.config = config
+        self.state: State = {}
+        self.num_steps: dict[str, int] = {}
+
+    @torch.no_grad()
+    def step(self, gradients: Mapping[str, Tensor], scale: float, learning_rate: float) -> None:
+        """Step the parameters that have a gradient (float32), which is first scaled in place."""
+        workbenches: dict[torch.device, _Workbench] = {}
+        for name, gradient in gradients.items():
+            parameter = self.parameters[name].detach()
+            if name not in self.state:
+                self._begin(name)
+            self.num_steps[name] += 1
+            workbench = workbenches.setdefault(parameter.device, _Workbench(parameter.device))
+            tensors = {"parameter": parameter, "gradient": gradient, **self.state[name]}
+            settings: dict[str, Any] = {
+                "lr": learning_rate,
+                "beta1": self.config.betas[0],
+                "beta2": self.config.betas[1],
+                "eps": self.config.epsilon,
+                "weight_decay": self.config.weight_decay if parameter.dim() >= 2 else 0.0,
+            }
+            key = noise_key(name, self.num_steps[name])
+            for first, piece in pieces(tensors):
+                if scale != 1.0:
+                    piece["gradient"].mul_(scale)
+                workbench.step(piece, self.num_steps[name], settings, key, first)
+
+    def master(self, name: str) -> Tensor:
+        """Return a copy of a parameter's float32 weights."""
+        state = self.state.get(name, {})
+        if "master" in state:
+            return state["master"].clone()
+        parameter = self.parameters[name].detach()
+        numbers = torch.empty_like(parameter, dtype=torch.float32).copy_(parameter)
+        if "lower" in state:
+            join_halves(parameter, state["lower"], out=numbers)
+        return numbers
+
+    def save(self) -> tuple[State, Plain]:
+        """Return (tensors by parameter and key, not copied; what of the state is no tensor)."""
+        return self.state, {name: {"step": count} for name, count in self.num_steps.items()}
+
+    def load(self, saved: State, plain: Plain) -> None:
+        """Take over what `save` returned. Raises ValueError where it belongs to other parameters.
+
+        Lower halves belong to the very weights that they were saved with: load those into the model.
+        """
+        for name, tensors in saved.items():
+            parameter, wanted = self.parameters[name], self._dtypes(name)
+            if tensors.keys() != wanted.keys():
+                raise ValueError(f"{name} with {sorted(tensors)} in place of {sorted(wanted)}")
+            for key, tensor in tensors.items():
+                if tensor.shape != parameter.shape:
+                    raise ValueError(f"{name} with {key} of shape {tuple(tensor.shape)}")
+                tensors[key] = tensor.to(parameter.device, wanted[key])
+        self.num_steps = {name: int(plain[name]["step"]) for name in saved}
+        self.state = saved
+
+    def _begin(self, name: str) -> None:
+        parameter = self.parameters[name].detach()
+        self.state[name] = {
+            key: torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
+            for key, dtype in self._dtypes(name).items()
+        }
+        if "master" in self.state[name]:
+            self.state[name]["master"].copy_(parameter)
+        self.num_steps[name] = 0
+
+    def _dtypes(self, name: str) -> dict[str, torch.dtype]:
+        """Return the types of a parameter's state."""
+        moments = getattr(torch, self.config.state_dtype)
+        dtypes: dict[str, torch.dtype] = {"exp_avg": moments, "exp_avg_sq": moments}
+        weights = self.parameters[name].dtype
+        if weights == torch.bfloat16:
+            dtypes["lower"] = torch.int16
+        elif weights != torch.float32:
+            dtypes["master"] = torch.float32
+        return dtypes
+
+
+class _Workbench:
+    """Room for one piece, reused for all: what is narrower is worked on in float32 here."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffers: dict[str, Tensor] = {}
+        self._num_steps = torch.zeros((), device=device)
+
+    def step(
+        self,
+        piece: Mapping[str, Tensor],
+        num_steps: int,
+        settings: Mapping[str, Any],
+        key: int,
+        first: int,
+    ) -> None:
+        """Step one piece of a parameter, whose elements are numbered from ``first``."""
+        parameter = piece["parameter"]
+        weights = self._weights(piece)
+        moments = [self._widened(name, piece[name]) for name in ("exp_avg", "exp_avg_sq")]
+        self._num_steps.fill_(num_steps - 1)  # the kernel counts
+        adamw(
+            [weights],
+            [piece["gradient"].contiguous()],
+            [moments[0]],
+            [moments[1]],
+            [],
+            [self._num_steps],
+            fused=True,
+            amsgrad=False,
+            maximize=False,
+            **settings,
+        )
+        if moments[0] is not piece["exp_avg"]:
+            self._round(moments, piece, key, first)
+        if "lower" in piece:
+            spare = self._buffer("spare", parameter.shape, torch.int32)
+            split_halves(weights, parameter, piece["lower"], spare)
+        elif weights is not parameter:
+            parameter.copy_(weights)
+
+    def _weights(self, piece: Mapping[str, Tensor]) -> Tensor:
+        """Return the float32 weights, contiguous as the kernel needs them."""
+        parameter = piece["parameter"]
+        if "master" in piece:
+            return piece["master"]
+        if "lower" not in piece:
+            return self._widened("weights", parameter)
+        weights = self._buffer("weights", parameter.shape, torch.float32)
+        join_halves(parameter, piece["lower"], out=weights)
+        return weights
+
+    def _widened(self, name: str, tensor: Tensor) -> Tensor:
+        if tensor.dtype == torch.float32 and tensor.is_contiguous():
+            return tensor
+        return self._buffer(name, tensor.shape, torch.float32).copy_(tensor)
+
+    def _round(
+        self, moments: list[Tensor], piece: Mapping[str, Tensor], key: int, first: int
+    ) -> None:
+        """Write the moments back in bfloat16; nearest would freeze what changes by less than 1/256."""
+        shape = moments[0].shape
+        noise, spare = (self._buffer(name, shape, torch.int32) for name in ("noise", "spare"))
+        fill_noise(noise, first, key, spare)
+        halves = split_noise(noise, spare)
+        for moment, name, half in zip(moments, ("exp_avg", "exp_avg_sq"), halves, strict=True):
+            round_randomly(moment, half, out=piece[name])
+
+    def _buffer(self, name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        held = self._buffers.get(name)
+        if held is None or held.numel() < shape.numel():
+            held = torch.empty(shape.numel(), dtype=dtype, device=self._device)
+            self._buffers[name] = held
+        return held[: shape.numel()].view(shape)
+
+
+def pieces(tensors: Mapping[str, Tensor]) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    """Yield (first element, views of one piece) of tensors of one shape.
+
+    Tensors that are not all contiguous come as one piece: their elements have no common order.
+    """
+    device = next(iter(tensors.values())).device
+    size = CPU_PIECE if device.type == "cpu" else DEVICE_PIECE
+    if not all(tensor.is_contiguous() for tensor in tensors.values()):
+        yield 0, dict(tensors)
+        return
+    flat = {name: tensor.view(-1).split(size) for name, tensor in tensors.items()}
+    for number in range(len(next(iter(flat.values())))):
+        yield number * size, {name: parts[number] for name, parts in flat.items()}

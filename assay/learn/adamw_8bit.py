@@ -1,0 +1,88 @@
+"""8-bit AdamW (Dettmers et al. 2022) by bitsandbytes, on float32 master weights."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from assay.config import OptimizerConfig
+from assay.errors import MissingExtra
+from assay.learn.adamw import Plain, State
+
+
+class AdamW8bit:
+    """The same methods as `AdamW`. Parameters that are not float32 have a whole float32 master.
+
+    Raises MissingExtra where bitsandbytes is not installed.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig) -> None:
+        try:
+            bitsandbytes: Any = importlib.import_module("bitsandbytes")
+        except ImportError as error:
+            raise MissingExtra.of("bitsandbytes", "bnb", 'optimizer.name = "adamw_8bit"') from error
+        self.parameters = parameters
+        self.masters: dict[str, Tensor] = {
+            name: p if p.dtype == torch.float32 else p.detach().float().requires_grad_()
+            for name, p in parameters.items()
+        }
+        masters = self.masters.values()
+        groups = [
+            {"params": [p for p in masters if p.dim() >= 2], "weight_decay": config.weight_decay},
+            {"params": [p for p in masters if p.dim() < 2], "weight_decay": 0.0},
+        ]
+        self.inner = bitsandbytes.optim.AdamW8bit(
+            [group for group in groups if group["params"]],
+            lr=config.learning_rate,
+            betas=config.betas,
+            eps=config.epsilon,
+        )
+
+    @torch.no_grad()
+    def step(self, gradients: Mapping[str, Tensor], scale: float, learning_rate: float) -> None:
+        """Step the parameters that have a gradient (float32), which is first scaled in place."""
+        for group in self.inner.param_groups:
+            group["lr"] = learning_rate
+        for name, gradient in gradients.items():
+            self.masters[name].grad = gradient.mul_(scale)
+        self.inner.step()
+        for master in self.masters.values():
+            master.grad = None
+        self._round_masters()
+
+    def master(self, name: str) -> Tensor:
+        """Return a copy of a parameter's float32 weights."""
+        return self.masters[name].detach().clone()
+
+    def save(self) -> tuple[State, Plain]:
+        """Return (tensors by parameter and key, not copied; what of the state is no tensor)."""
+        tensors: State = {}
+        plain: Plain = {}
+        for name, master in self.masters.items():
+            if master is not self.parameters[name]:
+                tensors.setdefault(name, {})["master"] = master.detach()
+            for key, value in self.inner.state.get(master, {}).items():
+                place: dict[str, dict[str, Any]] = tensors if isinstance(value, Tensor) else plain
+                place.setdefault(name, {})[key] = value
+        return tensors, plain
+
+    @torch.no_grad()
+    def load(self, saved: State, plain: Plain) -> None:
+        """Take over what `save` returned."""
+        self.inner.state.clear()
+        for name, master in self.masters.items():
+            tensors = {key: t.to(master.device) for key, t in saved.get(name, {}).items()}
+            if (weights := tensors.pop("master", None)) is not None:
+                master.copy_(weights)
+            if state := tensors | plain.get(name, {}):
+                self.inner.state[master] = state
+        self._round_masters()
+
+    def _round_masters(self) -> None:
+        for name, parameter in self.parameters.items():
+            if self.masters[name] is not parameter:
+                parameter.copy_(self.masters[name])

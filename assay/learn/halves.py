@@ -1,0 +1,72 @@
+"""Float32 numbers as two 16-bit halves, and bfloat16 numbers rounded at random."""
+
+from __future__ import annotations
+
+import zlib
+
+import torch
+from torch import Tensor
+
+HALF = 16
+
+
+def join_halves(upper: Tensor, lower: Tensor, out: Tensor) -> None:
+    """Write the float32 numbers whose halves are ``upper`` (bfloat16) and ``lower`` (int16) to ``out``.
+
+    The bits are (upper << 16) + lower; ``lower`` is signed, because ``upper`` was rounded.
+    """
+    out.copy_(upper)
+    out.view(torch.int32).add_(lower)
+
+
+def split_halves(numbers: Tensor, upper: Tensor, lower: Tensor, spare: Tensor) -> None:
+    """Write float32 ``numbers`` to ``upper`` (bfloat16) and ``lower`` (int16), losing nothing.
+
+    ``upper`` is the nearest bfloat16, halves away from zero (ties to even would leave differences of
+    +32768, which 16 bits cannot hold). ``spare``: int32 of the same shape, overwritten.
+    """
+    bits = numbers.view(torch.int32)
+    lower.copy_(bits)
+    torch.add(bits, 1 << (HALF - 1), out=spare)
+    upper.view(torch.int16).copy_(spare.bitwise_right_shift_(HALF))
+
+
+def round_randomly(numbers: Tensor, noise: Tensor, out: Tensor) -> None:
+    """Round float32 ``numbers`` to ``out`` (bfloat16), up or down, right on average.
+
+    A number goes to the neighbor farther from zero with a probability equal to the share of the way
+    that it lies there: ``noise`` (int32, uniform in 0..65535) is added to the bits that are cut off.
+    ``numbers`` is overwritten.
+    """
+    bits = numbers.view(torch.int32).add_(noise)
+    out.view(torch.int16).copy_(bits.bitwise_right_shift_(HALF))
+
+
+def noise_key(name: str, step: int) -> int:
+    """Return the 32-bit key of one parameter's noise at one step."""
+    return zlib.crc32(f"{name}|{step}".encode())
+
+
+def fill_noise(out: Tensor, first: int, key: int, spare: Tensor) -> None:
+    """Fill ``out`` (int32) with 32 random bits an element, a function of (key, index) alone.
+
+    The elements are numbered from ``first``, so that noise does not depend on how a tensor is cut.
+    The mixing is MurmurHash3's finalizer (Appleby, public domain). ``spare``: of the same shape.
+    """
+    torch.arange(first, first + out.numel(), out=out.view(-1))
+    out.mul_(_signed(0x9E3779B1)).bitwise_xor_(_signed(key))
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        torch.bitwise_right_shift(out, shift, out=spare)
+        out.bitwise_xor_(spare.bitwise_and_((1 << (32 - shift)) - 1))
+        out.mul_(_signed(factor))
+
+
+def split_noise(noise: Tensor, spare: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two numbers in 0..65535 for each 32 bits of ``noise``; both arguments are overwritten."""
+    torch.bitwise_right_shift(noise, HALF, out=spare)
+    return noise.bitwise_and_((1 << HALF) - 1), spare.bitwise_and_((1 << HALF) - 1)
+
+
+def _signed(bits: int) -> int:
+    """Return the int32 of the same 32 bits."""
+    return bits - (1 << 32) if bits >> 31 else bits
