@@ -9,7 +9,7 @@ from torch import nn
 
 from assay.errors import RunError, message
 from assay.model.load import ADAPTER_FILE
-from assay.model.logprobs import unwrap
+from assay.model.decoder import unwrap
 
 
 def restore_weights(model: nn.Module, folder: Path) -> None:

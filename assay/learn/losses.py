@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from assay.learn.algorithms import Aggregation, Algorithm, KLEstimator
+from assay.model.head import Gains
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to +-20 before the exponential: beyond, a token has no gradient, instead of
@@ -73,6 +74,26 @@ def policy_loss(
     return LossParts(
         loss, policy.detach(), kl.detach(), entropy.detach(), ratio_T.detach(), clipped_T
     )
+
+
+def gains_where_first_met(
+    advantages_T: Tensor, weights_T: Tensor, algorithm: Algorithm
+) -> Gains | None:
+    """Return the gradients of `policy_loss` by log-probabilities and entropy where the policy has not moved.
+
+    Old log-probabilities are then those at hand, whatever they are: every ratio is 1, and the
+    gradients are known before them. None where a KL in the loss depends on more.
+    """
+    if algorithm.kl_in_loss:
+        return None
+    logprobs_T = torch.zeros_like(weights_T, requires_grad=True)
+    entropy_T = torch.zeros_like(weights_T, requires_grad=True)
+    parts = policy_loss(
+        logprobs_T, logprobs_T.detach(), advantages_T, weights_T, algorithm, entropy_T=entropy_T
+    )
+    leaves = (logprobs_T, entropy_T)
+    by_logprobs_T, by_entropy_T = torch.autograd.grad(parts.loss, leaves, allow_unused=True)
+    return Gains(by_logprobs_T, by_entropy_T)
 
 
 def log_ratio(logprobs_T: Tensor, old_logprobs_T: Tensor) -> Tensor:

@@ -16,11 +16,12 @@ from assay.config import OptimizerConfig
 from assay.learn.advantages import loss_mask
 from assay.learn.algorithms import Algorithm
 from assay.learn.checkpoint import restore_weights
-from assay.learn.losses import policy_loss, row_sums, token_weights
+from assay.learn.losses import gains_where_first_met, policy_loss, row_sums, token_weights
 from assay.learn.memory import RecomputedActivations
 from assay.learn.meter import UpdateMeter, step_metrics, to_floats
 from assay.learn.optimizer import Optimizer
 from assay.learn.reference import Reference
+from assay.model.head import Gains
 from assay.model.load import save_model
 from assay.model.logprobs import TokenStats, token_logprobs
 from assay.model.memory import out_of_memory_names
@@ -58,6 +59,7 @@ class Learner:
         total_steps: int,
         temperature: float = 1.0,
         layout: Layout = "tree",
+        lean: bool = True,
         max_tokens_per_micro_batch: int = 8192,
         epochs: int = 1,
         num_minibatches: int = 1,
@@ -71,6 +73,7 @@ class Learner:
         self.algorithm = algorithm
         self.temperature = temperature
         self.layout: Layout = layout
+        self.lean = lean
         self.max_tokens_per_micro_batch = max_tokens_per_micro_batch
         self.epochs = epochs
         self.num_minibatches = num_minibatches
@@ -152,7 +155,12 @@ class Learner:
                 index_T = micro_batch.token_index_T
                 with self._recomputed or nullcontext():
                     stats = token_logprobs(
-                        self.policy, micro_batch, temperature=1.0, layout="plain"
+                        self.policy,
+                        micro_batch,
+                        temperature=1.0,
+                        layout="plain",
+                        lean=self.lean,
+                        expected=Gains(-weights_T[index_T]),
                     )
                     loss = -(weights_T[index_T] * stats.logprobs_T).sum()
                     loss.backward()
@@ -220,8 +228,13 @@ class Learner:
     ) -> None:
         """Add one micro-batch's share to the gradient of an optimizer step."""
         index_T = micro_batch.token_index_T
+        expected = None
+        if epoch == 0 and micro_batch.batch.old_logprobs_T is None:
+            expected = gains_where_first_met(
+                advantages_T[index_T], weights_T[index_T], self.algorithm
+            )
         with self._recomputed or nullcontext():
-            stats = self._stats(self.policy, micro_batch)
+            stats = self._stats(self.policy, micro_batch, expected)
             if epoch == 0:
                 meter.see(index_T, stats.logprobs_T, stats.entropy_T)
             parts = policy_loss(
@@ -239,8 +252,17 @@ class Learner:
     def _split(self, batch: Batch, groups: Sequence[int]) -> list[MicroBatch]:
         return batch.split(self.max_tokens_per_micro_batch, self.layout, groups) if groups else []
 
-    def _stats(self, model: nn.Module, micro_batch: MicroBatch) -> TokenStats:
-        return token_logprobs(model, micro_batch, temperature=self.temperature, layout=self.layout)
+    def _stats(
+        self, model: nn.Module, micro_batch: MicroBatch, expected: Gains | None = None
+    ) -> TokenStats:
+        return token_logprobs(
+            model,
+            micro_batch,
+            temperature=self.temperature,
+            layout=self.layout,
+            lean=self.lean,
+            expected=expected,
+        )
 
     def _logprobs(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return a model's log-probability of each token, [T], without gradient."""

@@ -10,7 +10,9 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from assay.errors import ModelError, message
+from assay.model.family import Decoder, NotLean
 from assay.model.layouts import ModelInputs, Rectangle
+from assay.model.lean_decoder import lean_hidden_states
 
 
 def unwrap(model: nn.Module) -> Any:
@@ -30,8 +32,24 @@ def decoder_of(model: nn.Module) -> Any:
     return decoder
 
 
-def hidden_states(model: nn.Module, inputs: ModelInputs) -> Tensor:
-    """Return the last hidden state that predicts each completion token, [T, D], with gradient."""
+def hidden_states(model: nn.Module, inputs: ModelInputs, lean: bool = True) -> Tensor:
+    """Return the last hidden state that predicts each completion token, [T, D], with gradient.
+
+    lean: by `lean_hidden_states` where the model is of its family; otherwise, and for all others,
+    through the model's own modules.
+    """
+    if lean and inputs.rectangles:
+        try:
+            family = Decoder.of(model)
+        except NotLean:
+            pass
+        else:
+            return lean_hidden_states(family, inputs, _recomputes(model))
+    return module_hidden_states(model, inputs)
+
+
+def module_hidden_states(model: nn.Module, inputs: ModelInputs) -> Tensor:
+    """Return what `hidden_states` does, through the model's own modules."""
     decoder = decoder_of(model)
     states: list[Tensor] = []
     prompts = PromptCache()
@@ -47,6 +65,15 @@ def hidden_states(model: nn.Module, inputs: ModelInputs) -> Tensor:
         states.append(output.last_hidden_state.flatten(0, 1))
     hidden = states[0] if len(states) == 1 else torch.cat(states)
     return hidden.index_select(0, inputs.predict_T)
+
+
+def _recomputes(model: nn.Module) -> bool:
+    """Whether activation checkpointing is on."""
+    return any(
+        layer.training and layer.gradient_checkpointing
+        for layer in model.modules()
+        if isinstance(layer, GradientCheckpointingLayer)
+    )
 
 
 def _options(rectangle: Rectangle, cache: Cache, dtype: torch.dtype) -> dict[str, Any]:

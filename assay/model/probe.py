@@ -23,11 +23,13 @@ TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 0.25, torch.float16: 0.05}
 class LayoutChoice:
     """How batches are laid out, why, and what the probe saw.
 
+    lean: the layers are computed by `assay.model.lean_decoder`, where the model is of its family.
     max_difference: of a token's log-probability between the layouts, in nats. tree_tokens,
     plain_tokens: what each layout would compute for a group of the configured shape.
     """
 
     layout: Layout
+    lean: bool
     reason: str
     max_difference: float
     tree_tokens: int
@@ -44,7 +46,8 @@ def probe_layouts(
 ) -> LayoutChoice:
     """Score two small groups in both layouts on the loaded model, and choose for a typical group.
 
-    Where the tree does not equal the plain layout, the plain one is taken and the reason says so.
+    Where the lean way through the layers is not the model's own, the modules are called; where the
+    tree does not equal the plain layout, the plain one is taken; the reason says so.
     Otherwise the one with fewer multiplications is. The choice is a function of the shapes alone,
     never of a clock, so that a run repeats bit for bit. layout: force this one.
 
@@ -52,6 +55,8 @@ def probe_layouts(
     """
     started = time.perf_counter()
     check_head(model)
+    lean_difference = head_difference(model, lean=True)
+    lean = lean_difference <= _limit(model)
     tree_tokens = prompt_length + group_size * completion_length
     plain_tokens = group_size * (prompt_length + completion_length)
     difference = 0.0
@@ -60,13 +65,18 @@ def probe_layouts(
     elif forbidden := _hidden_window(model):
         layout, reason = "plain", f"one row a completion: {forbidden}"
     else:
-        difference = measure_difference(model)
-        limit = TOLERANCE.get(next(model.parameters()).dtype, 0.0)
+        difference = measure_difference(model, lean)
         layout, reason = _choose(
-            difference, limit, _savings(model, prompt_length, completion_length, group_size)
+            difference, _limit(model), _savings(model, prompt_length, completion_length, group_size)
         )
+    if not lean:
+        reason += f"; layers by their modules: the lean way differs by {lean_difference:.2g} nats"
     seconds = time.perf_counter() - started
-    return LayoutChoice(layout, reason, difference, tree_tokens, plain_tokens, seconds)
+    return LayoutChoice(layout, lean, reason, difference, tree_tokens, plain_tokens, seconds)
+
+
+def _limit(model: nn.Module) -> float:
+    return TOLERANCE.get(next(model.parameters()).dtype, 0.0)
 
 
 def _choose(difference: float, limit: float, savings: float) -> tuple[Layout, str]:
@@ -107,25 +117,30 @@ def _hidden_window(model: nn.Module) -> str | None:
     return None
 
 
-@torch.no_grad()
 def check_head(model: nn.Module) -> None:
     """Raise ModelError where log-probabilities are not those of the model's own logits."""
-    batch = _small_batch(model)
-    (part,) = batch.split(2**20, "plain", [0])
-    ours_T = token_logprobs(model, part, temperature=1.0, layout="plain").logprobs_T
-    length, prompt = int(batch.length_R[0]), batch.prompts[0].to(batch.device)
-    row = torch.cat([prompt, batch.tokens_T[:length]])[None]
-    logits_TV = model(input_ids=row, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
-    theirs_T = logits_TV.log_softmax(-1).gather(-1, batch.tokens_T[:length, None])[:, 0]
-    difference = (ours_T[:length] - theirs_T).abs().max().item()
-    if not difference <= TOLERANCE.get(next(model.parameters()).dtype, 0.0):
+    difference = head_difference(model, lean=False)
+    if not difference <= _limit(model):
         found = f"log-probabilities {difference:.2g} nats from its own logits"
         accepted = "a model whose logits are its output head's, scaled or capped"
         raise ModelError(message(type(unwrap(model)).__name__, found, accepted))
 
 
 @torch.no_grad()
-def measure_difference(model: nn.Module) -> float:
+def head_difference(model: nn.Module, lean: bool) -> float:
+    """Return the largest difference of a log-probability from the model's own logits, in nats."""
+    batch = _small_batch(model)
+    (part,) = batch.split(2**20, "plain", [0])
+    scored = token_logprobs(model, part, temperature=1.0, layout="plain", lean=lean)
+    length, prompt = int(batch.length_R[0]), batch.prompts[0].to(batch.device)
+    row = torch.cat([prompt, batch.tokens_T[:length]])[None]
+    logits_TV = model(input_ids=row, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+    theirs_T = logits_TV.log_softmax(-1).gather(-1, batch.tokens_T[:length, None])[:, 0]
+    return (scored.logprobs_T[:length] - theirs_T).abs().max().item()
+
+
+@torch.no_grad()
+def measure_difference(model: nn.Module, lean: bool = True) -> float:
     """Return the largest difference of a log-probability between the two layouts, in nats.
 
     Infinite where the model gives no number, or cannot continue from a shared prompt at all.
@@ -135,7 +150,7 @@ def measure_difference(model: nn.Module) -> float:
     for layout in LAYOUTS:
         (part,) = batch.split(2**20, layout)
         try:
-            scored = token_logprobs(model, part, temperature=1.0, layout=layout)
+            scored = token_logprobs(model, part, temperature=1.0, layout=layout, lean=lean)
         except Exception:  # a foreign model's forward, asked for what it may not know
             if layout == "plain":
                 raise

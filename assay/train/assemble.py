@@ -18,7 +18,6 @@ from assay.generate.engine import Engine
 from assay.learn.algorithms import Algorithm, algorithm, check_group_size
 from assay.learn.update import Learner
 from assay.model.load import LoadedModel, load_model
-from assay.model.packing import Layout
 from assay.model.probe import LayoutChoice, probe_layouts
 from assay.types import Problem
 from assay.verify.service import VerifierService
@@ -165,7 +164,7 @@ def make_learner(
     bench: Bench,
     total_steps: int,
     row: Algorithm | None = None,
-    layout: Layout = "plain",
+    layout: LayoutChoice | None = None,
 ) -> Learner:
     """Return the learner of the configured stage; supervised learning has no algorithm."""
     stage = config.rl or config.sft
@@ -177,7 +176,8 @@ def make_learner(
         config.optimizer,
         total_steps=total_steps,
         temperature=config.sampling.temperature,
-        layout=layout,
+        layout=layout.layout if layout else "plain",
+        lean=layout is None or layout.lean,
         max_tokens_per_micro_batch=stage.max_tokens_per_micro_batch,
         keep_reference=rl is not None and config.guard.max_kl is not None,
         activation_checkpointing=config.model.activation_checkpointing,

@@ -65,7 +65,7 @@ def run_rl(config: TrainConfig, source: Source) -> Path:
         problems = open_problems(bench)
         tested = try_verifiers(config, bench.verifiers)
         layout = choose_layout(config, bench, problems.train)
-        learner = make_learner(config, bench, num_updates(config.rl), algorithm, layout.layout)
+        learner = make_learner(config, bench, num_updates(config.rl), algorithm, layout)
         curriculum = Curriculum(problems.train, config.run.seed)
         run = open_run(config, source, bench, config.rl.steps, stack)
         events.run = run

@@ -15,10 +15,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from assay.config import LoraConfig
 from assay.errors import ModelError
+from assay.model import attention
 from assay.model.decoder import PromptCache, decoder_of
+from assay.model.head import Head
 from assay.model.layouts import Layout
 from assay.model.load import add_adapter
-from assay.model.logprobs import Head, token_logprobs
+from assay.model.logprobs import token_logprobs
 from assay.model.packing import Batch
 from assay.testing import tiny_model
 
@@ -231,9 +233,12 @@ class LargestTensor(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_memory_does_not_grow_with_the_vocabulary(layout: Layout) -> None:
+def test_memory_does_not_grow_with_the_vocabulary(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Forward and backward, no tensor is larger than the chunk of logits or the head itself."""
     width, limit = 8, 2**16
+    monkeypatch.setattr(attention, "SCORES_AT_ONCE", limit)
     batch = make_batch([4] * 6, [[30] * 8] * 6)
     assert batch.num_tokens * 4096 > 80 * limit
     for vocabulary in (1024, 4096):

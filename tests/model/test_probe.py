@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import assay.model.decoder as decoder
+import assay.model.lean_decoder as lean_decoder
 from assay.config import LoraConfig
 from assay.errors import ModelError
 from assay.model.load import add_adapter
@@ -56,7 +57,7 @@ def test_a_model_that_ignores_positions_falls_back(monkeypatch: pytest.MonkeyPat
         return options
 
     monkeypatch.setattr(decoder, "_options", without_positions)
-    choice = probe_layouts(a_model(), 60, 40, 8)
+    choice = probe_layouts(a_model(family="gpt2"), 60, 40, 8)
     assert choice.layout == "plain"
     assert "differ from plain ones" in choice.reason and choice.max_difference > 1e-2
 
@@ -96,6 +97,20 @@ def test_a_window_that_a_short_text_would_not_show(settings: Any, reason: str) -
         setattr(model.config, key, value)
     choice = probe_layouts(model, 60, 40, 8)
     assert choice.layout == "plain" and reason in choice.reason
+
+
+def test_a_lean_way_that_is_wrong_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = a_model()
+    assert probe_layouts(model, 60, 40, 8).lean
+
+    def half(q: Any, k: Any, v: Any, *rest: Any) -> Any:
+        return attend(q, k, v, *rest) / 2
+
+    attend = lean_decoder.attend
+    monkeypatch.setattr(lean_decoder, "attend", half)
+    choice = probe_layouts(model, 60, 40, 8)
+    assert not choice.lean and "the lean way differs by" in choice.reason
+    assert choice.layout == "tree" and choice.max_difference < 1e-5  # through the modules
 
 
 def test_an_unused_window_is_none() -> None:

@@ -1,0 +1,244 @@
+"""The output head: from hidden states to log-probabilities and entropies, never all logits at once.
+
+Logits are computed for a chunk of tokens in one product, and turned into probabilities a few rows at a
+time, so that on a CPU these stay in its cache. In the backward pass they are computed again, unless the
+caller could say beforehand what the gradients would be: then they are used while they are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from assay.errors import ModelError, message
+from assay.model.decoder import unwrap
+
+LOGITS_AT_ONCE = 2**25
+"""Logits of one product, 64 MiB in bfloat16: memory does not grow with T times V."""
+LOGITS_IN_CACHE = 2**20
+"""Logits that are turned into probabilities at one time on a CPU, 4 MiB in float32."""
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """A model's last step, from hidden states to logits: softcap(scale * (h W' + b))."""
+
+    weight_VD: Tensor
+    bias_V: Tensor | None
+    scale: float
+    softcap: float | None
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Head:
+        """Return the head of a Hugging Face causal model; raises ModelError for one of another form."""
+        inner = unwrap(model)
+        linear = inner.get_output_embeddings()
+        if type(linear) is not nn.Linear:
+            found = f"an output head of type {type(linear).__name__}"
+            raise ModelError(message(type(inner).__name__, found, "a plain linear output head"))
+        config = inner.config.get_text_config()
+        scale = getattr(config, "logit_scale", None) or 1.0  # Cohere
+        scale /= getattr(config, "logits_scaling", None) or 1.0  # Granite
+        softcap = getattr(config, "final_logit_softcapping", None)  # Gemma 2
+        return cls(linear.weight, linear.bias, scale, softcap)
+
+
+@dataclass(frozen=True, eq=False)
+class Gains:
+    """Gradients of a loss with respect to each token's log-probability and entropy, [T] each."""
+
+    logprobs_T: Tensor
+    entropy_T: Tensor | None = None
+
+    def equal(self, logprobs_T: Tensor | None, entropy_T: Tensor | None) -> bool:
+        """Return whether these are the gradients that arrived."""
+        pairs = ((self.logprobs_T, logprobs_T), (self.entropy_T, entropy_T))
+        return all(
+            one is other or (one is not None and other is not None and torch.equal(one, other))
+            for one, other in pairs
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Task:
+    """What is computed: which tokens are looked at, at what temperature, how much at a time."""
+
+    head: Head
+    tokens_T: Tensor
+    temperature: float
+    logits_at_once: int
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether probabilities are those of the product itself, which then is not kept twice."""
+        return self.head.softcap is None
+
+    def chunks(self) -> Iterator[slice]:
+        size = max(1, self.logits_at_once // len(self.head.weight_VD))
+        for first in range(0, len(self.tokens_T), size):
+            yield slice(first, min(first + size, len(self.tokens_T)))
+
+    def blocks(self, chunk: slice) -> Iterator[tuple[slice, slice]]:
+        """Yield the rows of a chunk that are looked at together: within the chunk, and of all tokens."""
+        size = chunk.stop - chunk.start
+        if self.tokens_T.device.type == "cpu":
+            size = max(1, min(size, LOGITS_IN_CACHE // len(self.head.weight_VD)))
+        for first in range(0, chunk.stop - chunk.start, size):
+            last = min(first + size, chunk.stop - chunk.start)
+            yield slice(first, last), slice(chunk.start + first, chunk.start + last)
+
+    def scaled(self, raw: Tensor) -> Tensor:
+        """Return softcap(scale raw) / temperature, in float32 (or wider)."""
+        wide = raw.to(torch.promote_types(raw.dtype, torch.float32))
+        head = self.head
+        if head.softcap is not None:
+            return (
+                (wide * (head.scale / head.softcap)).tanh_().mul_(head.softcap / self.temperature)
+            )
+        if head.scale != self.temperature:
+            return wide * (head.scale / self.temperature)
+        return wide
+
+    def gradient(self, block: tuple[Tensor, ...], gains: Gains, part: slice) -> Tensor:
+        """Return the gradient of the raw logits of some rows.
+
+        With g the gradient of log p(token) and e that of H, that of a scaled logit j is
+        g ([j = token] - p_j) - e p_j (log p_j + H).
+        """
+        scaled, probs, normalizer, entropy = block
+        gain = gains.logprobs_T[part, None].to(probs.dtype)
+        if gains.entropy_T is None:
+            grad = probs * -gain
+        else:
+            gain_entropy = gains.entropy_T[part, None].to(probs.dtype)
+            surprise = (scaled - normalizer[:, None]).add_(entropy[:, None])
+            grad = surprise.mul_(gain_entropy).add_(gain).mul_(probs).neg_()
+        grad.scatter_add_(-1, self.tokens_T[part, None], gain)
+        head = self.head
+        if head.softcap is not None:
+            capped = scaled * (self.temperature / head.softcap)
+            grad.mul_(capped.square_().neg_().add_(1))
+        if head.scale != self.temperature:
+            grad.mul_(head.scale / self.temperature)
+        return grad
+
+
+def head_logprobs(
+    head: Head,
+    hidden_TD: Tensor,
+    tokens_T: Tensor,
+    temperature: float,
+    logits_at_once: int = LOGITS_AT_ONCE,
+    expected: Gains | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return log p(token) and the entropy of p, [T] each in nats, both with gradient.
+
+    p = softmax(softcap(scale * (h W' + b)) / temperature). expected: gradients that the backward pass
+    will bring; the head's own are then computed on the way, and, should others come, once more.
+    """
+    task = _Task(head, tokens_T, temperature, logits_at_once)
+    return _HeadLogprobs.apply(hidden_TD, head.weight_VD, head.bias_V, task, expected)  # pyright: ignore
+
+
+class _HeadLogprobs(torch.autograd.Function):
+    """The head as one step of autograd."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_TD: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        task: _Task,
+        expected: Gains | None,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        needed = ctx.needs_input_grad[:3]
+        sums = _Gradients(hidden_TD, task.head, needed) if expected and any(needed) else None
+        wide = torch.promote_types(hidden_TD.dtype, torch.float32)
+        logprobs_T, entropy_T = hidden_TD.new_empty((2, len(hidden_TD)), dtype=wide)
+        for chunk in task.chunks():
+            raw = F.linear(hidden_TD[chunk], weight_VD, bias_V)
+            for rows, part in task.blocks(chunk):
+                block = _look_at(task.scaled(raw[rows]))
+                scaled, _, normalizer, entropy_T[part] = block
+                chosen = scaled.gather(-1, task.tokens_T[part, None])[:, 0]
+                logprobs_T[part] = chosen - normalizer
+                if sums is not None and expected is not None:
+                    raw[rows] = task.gradient(block, expected, part)
+            if sums is not None:
+                sums.add(chunk, raw)
+        ctx.save_for_backward(hidden_TD)
+        ctx.task, ctx.expected, ctx.sums = task, expected, sums
+        return logprobs_T, entropy_T
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (hidden_TD,) = ctx.saved_tensors
+        task, expected, sums = ctx.task, ctx.expected, ctx.sums
+        ctx.sums = None  # they are handed out, and may be changed
+        if sums is None or not expected.equal(*grads):
+            sums = _Gradients(hidden_TD, task.head, ctx.needs_input_grad[:3])
+            grad_logprobs_T, grad_entropy_T = grads
+            if grad_logprobs_T is None:
+                grad_logprobs_T = torch.zeros_like(grad_entropy_T)
+            gains = Gains(grad_logprobs_T, grad_entropy_T)
+            for chunk in task.chunks():
+                raw = F.linear(hidden_TD[chunk], task.head.weight_VD, task.head.bias_V)
+                for rows, part in task.blocks(chunk):
+                    raw[rows] = task.gradient(_look_at(task.scaled(raw[rows])), gains, part)
+                sums.add(chunk, raw)
+        return *sums.narrow(), None, None
+
+
+class _Gradients:
+    """Gradients of hidden states, weight and bias, added up in float32 (or wider)."""
+
+    def __init__(self, hidden_TD: Tensor, head: Head, needed: tuple[bool, bool, bool]) -> None:
+        self._given, self._head = hidden_TD, head
+        self._hidden_TD = torch.empty_like(hidden_TD) if needed[0] else None
+        self._needs_weight, self._needs_bias = needed[1:]
+        self._weight_VD: Tensor | None = None
+        self._bias_V: Tensor | None = None
+
+    def add(self, chunk: slice, grad_raw: Tensor) -> None:
+        """Take in the gradient of a chunk's raw logits."""
+        if self._hidden_TD is not None:
+            torch.mm(grad_raw, self._head.weight_VD, out=self._hidden_TD[chunk])
+        if self._needs_weight:
+            self._weight_VD = _added(self._weight_VD, grad_raw.T @ self._given[chunk])
+        if self._needs_bias:
+            self._bias_V = _added(self._bias_V, grad_raw.sum(0))
+
+    def narrow(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return all three in the types of what they are gradients of; zero where nothing was added."""
+        weight_VD, bias_V = self._head.weight_VD, self._head.bias_V
+        if self._needs_weight and self._weight_VD is None:
+            self._weight_VD = torch.zeros_like(weight_VD)
+        if self._needs_bias and self._bias_V is None and bias_V is not None:
+            self._bias_V = torch.zeros_like(bias_V)
+        weight, bias = self._weight_VD, self._bias_V
+        weight = None if weight is None else weight.to(weight_VD.dtype)
+        return self._hidden_TD, weight, None if bias is None else bias.to(weight_VD.dtype)
+
+
+def _added(total: Tensor | None, part: Tensor) -> Tensor:
+    """Return total + part, float32 (or wider) from the second part on."""
+    if total is None:
+        return part
+    wide = torch.promote_types(part.dtype, torch.float32)
+    return total.to(wide).add_(part)
+
+
+def _look_at(scaled: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return scaled logits [B, V] and their probabilities, log-normalizers [B] and entropies [B]."""
+    probs = scaled.softmax(-1)
+    top, place = scaled.max(-1)
+    normalizer = top - probs.gather(-1, place[:, None])[:, 0].log()
+    entropy = normalizer - torch.mul(probs, scaled).sum(-1)
+    return scaled, probs, normalizer, entropy

@@ -1,0 +1,249 @@
+"""The learner's lean way through the common decoder family: a forward and a backward pass written out.
+
+Autograd through a Transformers module keeps some thirty tensors a layer and goes over memory once
+for each. Here a layer is one step of autograd, which keeps six: what it was given, its queries, keys and values,
+what attention gave, the residual between its halves, and the gate and up projections; everything
+else is computed again in passing. Weights are read from the live modules (`assay.model.family`), and
+tokens of all rectangles go through a product at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from assay.model.attention import Segment, attend, attend_backward, segments_of
+from assay.model.family import Decoder, Layer, rotate
+from assay.model.layouts import ModelInputs
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """What all layers of one pass share. cos, signed_sin: [N, 1, D], of each token's position."""
+
+    segments: list[Segment]
+    cos: Tensor
+    signed_sin: Tensor
+    width: int
+    scale: float
+    recompute: bool
+
+
+def lean_hidden_states(decoder: Decoder, inputs: ModelInputs, recompute: bool = False) -> Tensor:
+    """Return the last hidden state that predicts each completion token, [T, D], with gradient.
+
+    recompute: keep only each layer's input, and compute the rest again in the backward pass.
+    """
+    tokens_N = torch.cat([rectangle.tokens.flatten() for rectangle in inputs.rectangles])
+    positions_N = torch.cat([_positions(rectangle) for rectangle in inputs.rectangles])
+    longest = max(_extent(rectangle) for rectangle in inputs.rectangles)
+    cos, signed_sin = decoder.rotations(longest)
+    frame = Frame(
+        segments=segments_of(inputs, decoder.embedding.dtype),
+        cos=cos.index_select(0, positions_N)[:, None],
+        signed_sin=signed_sin.index_select(0, positions_N)[:, None],
+        width=decoder.width,
+        scale=decoder.scale,
+        recompute=recompute,
+    )
+    hidden_ND = F.embedding(tokens_N, decoder.embedding)
+    for layer in decoder.layers:
+        hidden_ND = _LayerStep.apply(hidden_ND, frame, layer, *_parameters(layer))  # pyright: ignore
+    weight, epsilon = decoder.final_norm
+    return _FinalNorm.apply(hidden_ND.index_select(0, inputs.predict_T), weight, epsilon)  # pyright: ignore
+
+
+def _positions(rectangle: Any) -> Tensor:
+    if rectangle.position_ids is not None:
+        return rectangle.position_ids.flatten()
+    num_rows, length = rectangle.tokens.shape
+    return torch.arange(length, device=rectangle.tokens.device).repeat(num_rows)
+
+
+def _extent(rectangle: Any) -> int:
+    """No position of a rectangle reaches this."""
+    return rectangle.tokens.shape[1] if rectangle.mask is None else rectangle.mask.shape[-1]
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    """What a layer keeps for its backward pass, beside its input."""
+
+    raw_query: Tensor | None  # before a norm of each head, where the layer has one
+    raw_key: Tensor | None
+    query: Tensor  # [N, H, D], rotated
+    key: Tensor
+    value: Tensor
+    attended: Tensor
+    middle: Tensor  # the residual after attention
+    gate: Tensor
+    up: Tensor
+
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return tuple(getattr(self, name) for name in self.__slots__)
+
+
+class _LayerStep(torch.autograd.Function):
+    """One decoder layer."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, frame: Frame, layer: Layer, *parameters: Tensor) -> Tensor:
+        out, kept = _layer_forward(x, frame, layer)
+        ctx.save_for_backward(x, *(() if frame.recompute else kept.tensors()))
+        ctx.frame, ctx.layer = frame, layer
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, *tensors = ctx.saved_tensors
+        frame, layer = ctx.frame, ctx.layer
+        kept = _layer_forward(x, frame, layer)[1] if frame.recompute else _Kept(*tensors)
+        grad_x, found = _layer_backward(grads[0], x, kept, frame, layer)
+        return grad_x, None, None, *(found.get(id(one)) for one in _parameters(layer))
+
+
+class _FinalNorm(torch.autograd.Function):
+    """The norm before the head, of predicting positions only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.epsilon = epsilon
+        return _norm(x, (weight, epsilon))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        grad_x, grad_weight = _norm_backward(grads[0], x, (weight, ctx.epsilon))
+        return grad_x, grad_weight, None
+
+
+def _layer_forward(x: Tensor, frame: Frame, layer: Layer) -> tuple[Tensor, _Kept]:
+    normed = _norm(x, layer.attention_norm)
+    weight, bias, sizes = _stack(layer.query, layer.key, layer.value)
+    query, key, value = (
+        part.view(len(x), -1, frame.width)
+        for part in F.linear(normed, weight, bias).split(sizes, -1)
+    )
+    raw = (query, key) if layer.query_norm and layer.key_norm else (None, None)
+    if layer.query_norm and layer.key_norm:
+        query, key = _norm(query, layer.query_norm), _norm(key, layer.key_norm)
+    query = rotate(query, frame.cos, frame.signed_sin)
+    key = rotate(key, frame.cos, frame.signed_sin)
+    attended = attend(frame.segments, query, key, value, frame.scale).flatten(1)
+    middle = F.linear(attended, *layer.output).add_(x)
+    normed = _norm(middle, layer.mlp_norm)
+    gate, up = F.linear(normed, *layer.gate), F.linear(normed, *layer.up)
+    out = F.linear(F.silu(gate).mul_(up), *layer.down).add_(middle)
+    return out, _Kept(*raw, query, key, value, attended, middle, gate, up)
+
+
+def _layer_backward(
+    grad: Tensor, x: Tensor, kept: _Kept, frame: Frame, layer: Layer
+) -> tuple[Tensor, dict[int, Tensor]]:
+    """Return the gradient of the layer's input, and those of its parameters by identity."""
+    found: dict[int, Tensor] = {}
+    activated = F.silu(kept.gate)
+    _map_backward(found, layer.down, grad, activated * kept.up)
+    grad_gated = grad @ layer.down[0]
+    grad_up = grad_gated * activated
+    grad_gate = torch.ops.aten.silu_backward(grad_gated.mul_(kept.up), kept.gate)
+    normed = _norm(kept.middle, layer.mlp_norm)
+    _map_backward(found, layer.gate, grad_gate, normed)
+    _map_backward(found, layer.up, grad_up, normed)
+    grad_normed = torch.addmm(grad_up @ layer.up[0], grad_gate, layer.gate[0])
+    grad_middle, found[id(layer.mlp_norm[0])] = _norm_backward(
+        grad_normed, kept.middle, layer.mlp_norm
+    )
+    grad_middle += grad
+
+    _map_backward(found, layer.output, grad_middle, kept.attended)
+    grad_attended = (grad_middle @ layer.output[0]).view(kept.query.shape)
+    grads = attend_backward(
+        frame.segments, grad_attended, kept.query, kept.key, kept.value, frame.scale
+    )
+    grad_query, grad_key = (rotate(part, frame.cos, -frame.signed_sin) for part in grads[:2])
+    if layer.query_norm and layer.key_norm:
+        assert kept.raw_query is not None and kept.raw_key is not None
+        grad_query, found[id(layer.query_norm[0])] = _norm_backward(
+            grad_query, kept.raw_query, layer.query_norm
+        )
+        grad_key, found[id(layer.key_norm[0])] = _norm_backward(
+            grad_key, kept.raw_key, layer.key_norm
+        )
+    grad_qkv = torch.cat([part.flatten(1) for part in (grad_query, grad_key, grads[2])], -1)
+    weight, _, sizes = _stack(layer.query, layer.key, layer.value)
+    normed = _norm(x, layer.attention_norm)
+    grad_weights = (grad_qkv.T @ normed).split(sizes)
+    for (one, bias), part, grad_weight in zip(
+        (layer.query, layer.key, layer.value), grad_qkv.split(sizes, -1), grad_weights, strict=True
+    ):
+        found[id(one)] = grad_weight
+        if bias is not None:
+            found[id(bias)] = part.sum(0)
+    grad_x, found[id(layer.attention_norm[0])] = _norm_backward(
+        grad_qkv @ weight, x, layer.attention_norm
+    )
+    return grad_x.add_(grad_middle), found
+
+
+def _map_backward(
+    found: dict[int, Tensor], linear: tuple[Tensor, Tensor | None], grad: Tensor, given: Tensor
+) -> None:
+    """Take down the gradients of a linear map's weight and bias."""
+    weight, bias = linear
+    if weight.requires_grad:
+        found[id(weight)] = grad.T @ given
+    if bias is not None:
+        found[id(bias)] = grad.sum(0)
+
+
+def _norm(x: Tensor, norm: tuple[Tensor, float]) -> Tensor:
+    """Root-mean-square norm over the last axis, rounded where the modules round."""
+    weight, epsilon = norm
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return F.rms_norm(wide, (weight.shape[0],), None, epsilon).to(x.dtype) * weight
+
+
+def _norm_backward(grad: Tensor, x: Tensor, norm: tuple[Tensor, float]) -> tuple[Tensor, Tensor]:
+    """Return the gradients of a root-mean-square norm's input and weight.
+
+    With n = x r, r = (mean x^2 + epsilon)^(-1/2), and g the gradient of n: r (g - n mean(g n)).
+    """
+    weight, epsilon = norm
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    wide = x.to(dtype)
+    scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
+    scale = scale.div_(x.shape[-1]).add_(epsilon).rsqrt_()
+    normed = wide * scale
+    grad_normed = grad.to(dtype) * weight
+    grad_weight = (grad * normed).flatten(0, -2).sum(0)
+    overlap = (grad_normed * normed).mean(-1, keepdim=True)
+    grad_x = grad_normed.sub_(normed.mul_(overlap)).mul_(scale)
+    return grad_x.to(x.dtype), grad_weight.to(weight.dtype)
+
+
+def _stack(*linears: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None, list[int]]:
+    """Return linear maps of one input as one: weight, bias, and how many outputs each has."""
+    weight = torch.cat([weight for weight, _ in linears])
+    biases = [bias for _, bias in linears if bias is not None]
+    bias = torch.cat(biases) if len(biases) == len(linears) else None
+    return weight, bias, [len(weight) for weight, _ in linears]
+
+
+def _parameters(layer: Layer) -> list[Tensor]:
+    """Return a layer's parameters in a fixed order."""
+    found: list[Tensor] = [layer.attention_norm[0], layer.mlp_norm[0]]
+    for norm in (layer.query_norm, layer.key_norm):
+        if norm is not None:
+            found.append(norm[0])
+    maps = (layer.query, layer.key, layer.value, layer.output, layer.gate, layer.up, layer.down)
+    for weight, bias in maps:
+        found.append(weight)
+        if bias is not None:
+            found.append(bias)
+    return found
