@@ -132,6 +132,7 @@ class _Call:
     slots: _Slots
     text_ends: TextEnds | None
     policy_version: int
+    num_rows: int
     # slots that begin in this step: their first token comes from the prompt's logits
     fresh: list[tuple[Tensor, Tensor]] = field(default_factory=list[tuple[Tensor, Tensor]])
     num_decoding: int = 0
@@ -185,6 +186,8 @@ class Engine:
         self.policy_version = self.policy_version + 1 if version is None else version
         if policy is not self._model:
             self._choice = self._prove(policy)
+        elif self._newest is not None:  # an update while a stream is read: its copies are stale
+            self._choice.forward.refresh(self._newest.num_rows)
 
     def generate(
         self, problems: Sequence[Problem], sampling: SamplingConfig, group_size: int
@@ -201,16 +204,21 @@ class Engine:
         self, waiting: list[_Waiting], sampling: SamplingConfig, group_size: int
     ) -> Iterator[tuple[int, Group]]:
         call = self._begin(waiting, sampling, group_size)
-        while call.queue or call.slots.active_S.any():
-            with out_of_memory_names(MEMORY_SETTINGS, "generation"):
-                self._schedule(call)
-                self._run(call)
-            for finished in self._postprocess(call):
-                yield finished
-                if self._newest is not call:
-                    raise RuntimeError(
-                        "a newer generate() took the slots: read one stream at a time"
-                    )
+        try:
+            while call.queue or call.slots.active_S.any():
+                with out_of_memory_names(MEMORY_SETTINGS, "generation"):
+                    self._schedule(call)
+                    self._run(call)
+                for finished in self._postprocess(call):
+                    yield finished
+                    if self._newest is not call:
+                        raise RuntimeError(
+                            "a newer generate() took the slots: read one stream at a time"
+                        )
+        finally:  # also where the reader stops early: an update needs the memory
+            if self._newest is call:
+                self._newest = None
+                self._choice.forward.release()
 
     def _prove(self, model: nn.Module) -> Choice:
         """Find the way through ``model``."""
@@ -221,15 +229,15 @@ class Engine:
             return choose_forward(model, self.settings.num_slots, self.context_length, budget)
 
     def _begin(self, waiting: list[_Waiting], sampling: SamplingConfig, group_size: int) -> _Call:
-        try:
-            self._choice.forward.refresh()
-        except NotLean:  # the model was wrapped or hooked since
-            self._choice = self._prove(self._model)
         if (self._dtype, self._device) != _kind_of(self._model):
             self._choice = self._prove(self._model)
         longest = max((group.limit for group in waiting), default=1)
         capacity = max((len(g.prompt.tokens) + g.limit for g in waiting), default=1)
-        num_slots, num_rows = self._allocate(capacity)
+        try:
+            num_slots, num_rows = self._make_ready(capacity)
+        except NotLean:  # the model was wrapped or hooked since
+            self._choice = self._prove(self._model)
+            num_slots, num_rows = self._make_ready(capacity)
         self.stats = EngineStats(num_slots=num_slots)
         text_ends = TextEnds(self.tokenizer, sampling.stop) if sampling.stop else None
         self._newest = _Call(
@@ -239,6 +247,7 @@ class Engine:
             slots=_Slots(num_slots, num_rows, longest),
             text_ends=text_ends,
             policy_version=self.policy_version,
+            num_rows=num_rows,
         )
         return self._newest
 
@@ -255,6 +264,13 @@ class Engine:
             remedy = "shorten the prompt, or leave long rows out (data.max_prompt_tokens)"
             raise DataError(message(where, f"a prompt of {length} tokens", accepted, remedy))
         return _Waiting(position, problem, prompt, room)
+
+    def _make_ready(self, capacity: int) -> tuple[int, int]:
+        """Take the memory that a generation needs, and look at the weights; return (slots, rows)."""
+        num_slots, num_rows = self._allocate(capacity)
+        with out_of_memory_names(MEMORY_SETTINGS, "generation"), torch.inference_mode():
+            self._choice.forward.refresh(num_rows)
+        return num_slots, num_rows
 
     def _allocate(self, capacity: int) -> tuple[int, int]:
         """Return (slots, rows) that fit in memory: rows are slots padded with idle ones."""

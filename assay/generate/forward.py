@@ -38,8 +38,13 @@ class Forward(Protocol):
     by_blocks: bool
     cache: SlotCache
 
-    def refresh(self) -> None:
-        """Look at the live model again; raise NotLean where this way no longer applies."""
+    def refresh(self, num_rows: int) -> None:
+        """Look at the live model again before steps of ``num_rows`` slots; raise NotLean where this
+        way no longer applies."""
+        ...
+
+    def release(self) -> None:
+        """Give back the memory that only a generation needs."""
         ...
 
     def prefill(self, tokens_L: Tensor) -> Tensor:
@@ -70,8 +75,12 @@ class ModuleForward:
         configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None))}
         self._configs = [c for c in configs.values() if hasattr(c, "_attn_implementation")]
 
-    def refresh(self) -> None:
+    def refresh(self, num_rows: int) -> None:
         """Nothing to do: the module itself is called."""
+
+    def release(self) -> None:
+        """Give the cache's memory back."""
+        self.cache.release()
 
     def prefill(self, tokens_L: Tensor) -> Tensor:
         """Take a prompt's keys and values down in the cache and return its last logits [V]."""
@@ -209,6 +218,7 @@ def choose_forward(
     ``kv_mib``. Raises ModelError where no way is right.
     """
     ways: tuple[Callable[[], Forward], ...] = (
+        lambda: LeanForward(model, packed=True),
         lambda: LeanForward(model),
         lambda: ModuleForward(model, by_blocks=True),
         lambda: ModuleForward(model, by_blocks=False),
@@ -226,11 +236,12 @@ def choose_forward(
             same_bits = False
             for multiple in ROW_MULTIPLES:
                 num_rows = -(-num_slots // multiple) * multiple
+                forward.refresh(num_rows)
                 logprobs, same_bits = _through_cache(forward, tokens_L, num_rows, kv_mib)
                 _check_close(logprobs, logits_LV[-len(logprobs) :])
                 if same_bits or not forward.by_blocks:
                     break
-            forward.cache.release()
+            forward.release()
             independent = same_bits and forward.by_blocks and not _has_experts(model)
             return Choice(forward, multiple, independent, tuple(reasons))
         except torch.OutOfMemoryError:

@@ -7,6 +7,7 @@ unknown part (LoRA, quantization) makes it refuse, and the module's own forward 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,24 +15,39 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from assay.generate.kv_cache import SlotCache, attend
+from assay.generate.products import LayerProducts, Products
 from assay.model.family import Decoder, Layer, rotate
 
 
 class LeanForward:
-    """Decoding through the parameters of a Llama-like model, held by reference."""
+    """Decoding through the parameters of a Llama-like model, held by reference.
+
+    packed: multiply with copies of the linear maps, packed when a generation begins (see
+    `products`); they are what the weights were at the last `refresh`.
+    """
 
     name = "lean"
     by_blocks = True
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, packed: bool = False) -> None:
         self.cache = SlotCache()
         self._model: Any = model
+        self._packed = packed
         self._cos_KD = self._sin_KD = torch.zeros(0, 0)
-        self.refresh()
+        self._decoder = Decoder.of(model)
+        self._products: Products | None = None
 
-    def refresh(self) -> None:
-        """Read the parameters of the live model again; raise NotLean where it no longer fits."""
+    def refresh(self, num_rows: int) -> None:
+        """Read the parameters of the live model again, for steps of ``num_rows`` slots; raise
+        NotLean where it no longer fits."""
         self._decoder = Decoder.of(self._model)
+        self._products = None  # before the new ones, so that never both are held
+        self._products = Products.of(self._decoder, num_rows if self._packed else 0)
+
+    def release(self) -> None:
+        """Give the memory of cache and packed maps back."""
+        self.cache.release()
+        self._products = None
 
     def prefill(self, tokens_L: Tensor) -> Tensor:
         """Take a prompt's keys and values down in the cache and return its last logits [V]."""
@@ -40,18 +56,18 @@ class LeanForward:
         cos, sin = self._cos_KD[:length, None], self._sin_KD[:length, None]
         self.cache.begin_prompt()
         hidden_LD = F.embedding(tokens_L, self._decoder.embedding)
-        for index, layer in enumerate(self._decoder.layers):
+        for index, (layer, products) in enumerate(self._layers()):
             query, key, value = (
-                t.transpose(0, 1)[None] for t in self._projections(layer, hidden_LD, cos, sin)
+                t.transpose(0, 1)[None]
+                for t in self._projections(layer, products, hidden_LD, cos, sin)
             )
             self.cache.update(key, value, index)
             attended = F.scaled_dot_product_attention(
                 query, key, value, is_causal=True, scale=self._decoder.scale, enable_gqa=True
             )
-            _finish(layer, hidden_LD, attended[0].transpose(0, 1).reshape(length, -1))
-        return F.linear(_normalize(hidden_LD[-1:], self._decoder.final_norm), *self._decoder.head)[
-            0
-        ]
+            attended_LD = attended[0].transpose(0, 1).reshape(length, -1)
+            _finish(layer, products, hidden_LD, attended_LD)
+        return self._logits(hidden_LD[-1:])[0]
 
     def decode(self, tokens_S: Tensor, positions_S: Tensor, extent: int) -> Tensor:
         """Feed one token a slot and return the logits [S, V] of the next."""
@@ -61,28 +77,38 @@ class LeanForward:
         sin = self._sin_KD.index_select(0, positions_S)[:, None]
         hidden_SD = F.embedding(tokens_S, self._decoder.embedding)
         num_slots, width = len(tokens_S), self._decoder.width
-        for index, layer in enumerate(self._decoder.layers):
-            query, key, value = self._projections(layer, hidden_SD, cos, sin)
+        for index, (layer, products) in enumerate(self._layers()):
+            query, key, value = self._projections(layer, products, hidden_SD, cos, sin)
             heads = key.shape[1]
-            keys, values = self.cache.write(index, key.view(-1, width), value.view(-1, width))
-            query = query.view(num_slots * heads, -1, width)
+            keys, values = self.cache.write(index, key.reshape(-1, width), value.reshape(-1, width))
+            query = query.reshape(num_slots * heads, -1, width)
             attended = attend(query, keys, values, self.cache.bias(heads), self._decoder.scale)
-            _finish(layer, hidden_SD, attended.view(num_slots, -1))
-        return F.linear(_normalize(hidden_SD, self._decoder.final_norm), *self._decoder.head)
+            _finish(layer, products, hidden_SD, attended.view(num_slots, -1))
+        return self._logits(hidden_SD)
+
+    def _layers(self) -> Iterator[tuple[Layer, LayerProducts]]:
+        assert self._products is not None, "refresh() comes first"
+        return zip(self._decoder.layers, self._products.layers, strict=True)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        assert self._products is not None, "refresh() comes first"
+        return self._products.head(_normalize(hidden, self._decoder.final_norm))
 
     def _projections(
-        self, layer: Layer, hidden: Tensor, cos: Tensor, sin: Tensor
+        self, layer: Layer, products: LayerProducts, hidden: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value of each token as [tokens, heads, D], rotated."""
-        normed = _normalize(hidden, layer.attention_norm)
         rows, width = len(hidden), self._decoder.width
-        query = F.linear(normed, *layer.query).view(rows, -1, width)
-        key = F.linear(normed, *layer.key).view(rows, -1, width)
-        value = F.linear(normed, *layer.value).view(rows, -1, width)
+        fused = products.query_key_value(_normalize(hidden, layer.attention_norm))
+        fused = fused.view(rows, -1, width)
+        num_queries, num_keys = len(layer.query[0]) // width, len(layer.key[0]) // width
+        value = fused[:, num_queries + num_keys :]
         if layer.query_norm and layer.key_norm:
-            query = _normalize(query, layer.query_norm)
-            key = _normalize(key, layer.key_norm)
-        return rotate(query, cos, sin), rotate(key, cos, sin), value
+            query = _normalize(fused[:, :num_queries], layer.query_norm)
+            key = _normalize(fused[:, num_queries:-num_keys], layer.key_norm)
+            return rotate(query, cos, sin), rotate(key, cos, sin), value
+        rotated = rotate(fused[:, : num_queries + num_keys], cos, sin)
+        return rotated[:, :num_queries], rotated[:, num_queries:], value
 
     def _grow_rotary(self, extent: int) -> None:
         """Tabulate the module's own rotary embedding for at least ``extent`` positions."""
@@ -99,9 +125,8 @@ def _normalize(hidden: Tensor, norm: tuple[Tensor, float]) -> Tensor:
     return normed.to(hidden.dtype).mul_(weight)
 
 
-def _finish(layer: Layer, hidden: Tensor, attended: Tensor) -> None:
+def _finish(layer: Layer, products: LayerProducts, hidden: Tensor, attended: Tensor) -> None:
     """Add the rest of a layer to ``hidden``, in place: the output map and the gated MLP."""
-    hidden += F.linear(attended, *layer.output)
-    normed = _normalize(hidden, layer.mlp_norm)
-    gated = F.silu(F.linear(normed, *layer.gate)).mul_(F.linear(normed, *layer.up))
-    hidden += F.linear(gated, *layer.down)
+    hidden += products.output(attended)
+    gate, up = products.gate_up(_normalize(hidden, layer.mlp_norm)).chunk(2, -1)
+    hidden += products.down(F.silu(gate).mul_(up))

@@ -170,11 +170,11 @@ def test_memory_bounds_the_slots_and_then_refuses() -> None:
 
     def used(max_kv_mib: float) -> int:
         engine = engine_of(settings=EngineConfig(num_slots=32, max_kv_mib=max_kv_mib))
-        groups = list(engine.generate([problem_of(10)], sampling, 40))
-        assert len(groups[0].completions) == 40
-        cache = engine._choice.forward.cache
-        held = sum(t.numel() * t.element_size() for pair in cache._layers.values() for t in pair)
-        assert held <= max_kv_mib * 2**20
+        for _, group in engine.generate([problem_of(10)], sampling, 40).as_finished():
+            assert len(group.completions) == 40
+            layers = engine._choice.forward.cache._layers
+            held = sum(t.numel() * t.element_size() for pair in layers.values() for t in pair)
+            assert 0 < held <= max_kv_mib * 2**20
         return engine.stats.num_slots
 
     assert used(block_mib * 33.5) == 32

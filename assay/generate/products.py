@@ -1,0 +1,107 @@
+"""The linear maps of a decoding step: the live parameters themselves, or packed copies of them.
+
+On a CPU most of a step is products of a few rows with every weight, and the library reorders a
+weight each time it meets it. Packed once at the start of a generation (query, key and value as one
+map, gate and up as another) they run at the speed of arithmetic. Packed copies are as large as
+the weights and blind to updates: they are made for one generation and dropped after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from assay.model.family import Decoder, NotLean
+
+Map = tuple[Tensor, Tensor | None]  # weight and bias
+
+
+class Live:
+    """Maps that take the same input, read where they are; results stand side by side."""
+
+    def __init__(self, maps: Sequence[Map]) -> None:
+        self._maps = tuple(maps)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return every map of rows [n, D], concatenated."""
+        results = [F.linear(rows, *one) for one in self._maps]
+        return results[0] if len(results) == 1 else torch.cat(results, -1)
+
+
+class Packed:
+    """Maps that take the same input, as one weight in oneDNN's own layout."""
+
+    def __init__(self, maps: Sequence[Map], num_rows: int) -> None:
+        kernels: Any = torch.ops.mkldnn
+        weight = torch.cat([weight for weight, _ in maps]) if len(maps) > 1 else maps[0][0]
+        self._weight = kernels._reorder_linear_weight(weight.detach(), num_rows)
+        self._bias = _joined_bias(maps)
+        self._product = kernels._linear_pointwise
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return every map of rows [n, D], concatenated."""
+        return self._product(rows, self._weight, self._bias, "none", [], "")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerProducts:
+    """The maps of one layer, those of one input together."""
+
+    query_key_value: Live | Packed
+    output: Live | Packed
+    gate_up: Live | Packed
+    down: Live | Packed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Products:
+    """The maps of a whole model."""
+
+    layers: tuple[LayerProducts, ...]
+    head: Live | Packed
+
+    @classmethod
+    def of(cls, decoder: Decoder, packed_for: int = 0) -> Products:
+        """Return the live maps, or copies packed for so many rows; raise NotLean where none can be."""
+        if packed_for and not can_pack(decoder.embedding):
+            raise NotLean("no packed products for this device and type")
+
+        def product(*maps: Map) -> Live | Packed:
+            return Packed(maps, packed_for) if packed_for else Live(maps)
+
+        return cls(
+            layers=tuple(
+                LayerProducts(
+                    query_key_value=product(layer.query, layer.key, layer.value),
+                    output=product(layer.output),
+                    gate_up=product(layer.gate, layer.up),
+                    down=product(layer.down),
+                )
+                for layer in decoder.layers
+            ),
+            head=product(decoder.head),
+        )
+
+
+def can_pack(weight: Tensor) -> bool:
+    """Return whether this build of torch packs weights of this kind, and this CPU multiplies them."""
+    kernels: Any = torch.ops.mkldnn
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if not hasattr(kernels, "_reorder_linear_weight") or not hasattr(kernels, "_linear_pointwise"):
+        return False
+    if weight.dtype == torch.bfloat16:
+        return bool(kernels._is_mkldnn_bf16_supported())
+    return weight.dtype == torch.float32
+
+
+def _joined_bias(maps: Sequence[Map]) -> Tensor | None:
+    if all(bias is None for _, bias in maps):
+        return None
+    parts = [weight.new_zeros(len(weight)) if bias is None else bias for weight, bias in maps]
+    return torch.cat([part.detach() for part in parts])

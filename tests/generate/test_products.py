@@ -1,0 +1,138 @@
+"""Packed linear maps against the live ones; never stale, and gone when a generation ends."""
+
+from typing import Any
+
+import pytest
+import torch
+from generate_fakes import GREEDY, bits_of, completions_of, engine_of, problem_of
+
+from assay.config import SamplingConfig
+from assay.generate import products as products_module
+from assay.generate.forward import choose_forward
+from assay.generate.lean import LeanForward
+from assay.generate.products import Live, Packed, can_pack
+from assay.model.family import NotLean
+from assay.testing import tiny_model
+
+needs_packing = pytest.mark.skipif(
+    not (can_pack(torch.zeros(1)) and can_pack(torch.zeros(1, dtype=torch.bfloat16))),
+    reason="this build of torch packs no weights",
+)
+
+
+@needs_packing
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("biased", ["none", "all", "some"])
+@pytest.mark.parametrize("num_rows", [1, 8, 13, 64])
+def test_packed_maps_are_the_live_ones(num_rows: int, biased: str, dtype: torch.dtype) -> None:
+    dice = torch.Generator().manual_seed(0)
+
+    def random(*sizes: int) -> torch.Tensor:
+        return torch.randn(*sizes, generator=dice).to(dtype)
+
+    biases = {"none": (False, False, False), "all": (True, True, True), "some": (True, False, True)}
+    maps = [
+        (random(rows, 40), random(rows) if with_bias else None)
+        for rows, with_bias in zip((32, 8, 24), biases[biased], strict=True)
+    ]
+    inputs = random(num_rows, 40)
+    found, expected = Packed(maps, 8)(inputs), Live(maps)(inputs)
+    exact = torch.cat(
+        [
+            inputs.double() @ weight.double().T + (0 if bias is None else bias.double())
+            for weight, bias in maps
+        ],
+        -1,
+    )
+    tolerance = 1e-4 if dtype == torch.float32 else 0.2
+    assert found.shape == (num_rows, 64) and found.dtype == dtype
+    assert (found - exact).abs().max() < tolerance
+    assert (expected - exact).abs().max() < tolerance
+
+
+def forward_of(engine: Any) -> LeanForward:
+    forward = engine._choice.forward
+    assert isinstance(forward, LeanForward)
+    return forward
+
+
+@needs_packing
+def test_weights_updated_in_place_are_packed_again() -> None:
+    model, other = tiny_model(), tiny_model(seed=1)
+    engine = engine_of(model)
+    list(engine.generate([problem_of(12)], GREEDY, 1))
+    with torch.no_grad():
+        for parameter, new in zip(model.parameters(), other.parameters(), strict=True):
+            parameter.copy_(new)
+    engine.load_policy(model)
+    (found,) = engine.generate([problem_of(12)], GREEDY, 1)
+    (expected,) = engine_of(other).generate([problem_of(12)], GREEDY, 1)
+    assert bits_of(found.completions[0]) == bits_of(expected.completions[0])
+
+
+@needs_packing
+def test_weights_updated_while_a_stream_is_read_are_packed_again() -> None:
+    model, other = tiny_model(), tiny_model(seed=1)
+    engine, fresh = engine_of(model), engine_of(other)
+    problems = [problem_of(n) for n in range(3, 20)]
+    stream = engine.generate(problems, SamplingConfig(max_tokens=8), 2).as_finished()
+    next(stream)
+    with torch.no_grad():
+        for parameter, new in zip(model.parameters(), other.parameters(), strict=True):
+            parameter.copy_(new)
+    engine.load_policy(model)
+    hidden = torch.randn(8, 32, generator=torch.Generator().manual_seed(0))
+    open_stream = fresh.generate(problems, SamplingConfig(max_tokens=8), 2).as_finished()
+    next(open_stream)
+    found, expected = forward_of(engine)._products, forward_of(fresh)._products
+    assert found is not None and expected is not None
+    assert isinstance(found.head, Packed)
+    with torch.inference_mode():
+        assert torch.equal(found.head(hidden), expected.head(hidden))
+        for mine, its in zip(found.layers, expected.layers, strict=True):
+            assert torch.equal(mine.query_key_value(hidden), its.query_key_value(hidden))
+            assert torch.equal(mine.gate_up(hidden), its.gate_up(hidden))
+
+
+@pytest.mark.parametrize("ending", ["read", "dropped"])
+def test_nothing_is_held_after_a_stream(ending: str) -> None:
+    engine = engine_of()
+    problems = [problem_of(n) for n in range(3, 20)]
+    stream = engine.generate(problems, SamplingConfig(max_tokens=8), 2).as_finished()
+    next(stream)
+    forward = forward_of(engine)
+    assert forward._products is not None and forward.cache.capacity
+    if ending == "read":
+        list(stream)
+    del stream
+    assert forward._products is None and not forward.cache.capacity
+    assert len(list(engine.generate(problems, SamplingConfig(max_tokens=8), 2))) == len(problems)
+
+
+def test_the_end_of_an_older_stream_leaves_a_newer_ones_memory() -> None:
+    engine = engine_of()
+    problems = [problem_of(n) for n in range(3, 20)]
+    older = engine.generate(problems, SamplingConfig(max_tokens=8), 2).as_finished()
+    next(older)
+    newer = engine.generate(problems, SamplingConfig(max_tokens=8), 2).as_finished()
+    next(newer)
+    del older
+    assert len(list(newer)) == len(problems) - 1
+
+
+def test_without_packing_the_live_maps_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = completions_of(list(engine_of().generate([problem_of(12)], GREEDY, 2)))
+    monkeypatch.setattr(products_module, "can_pack", lambda weight: False)
+    choice = choose_forward(tiny_model(), 8, None)
+    assert choice.forward.name == "lean" and choice.independent
+    assert "no packed products" in choice.reasons[0]
+    live = completions_of(list(engine_of().generate([problem_of(12)], GREEDY, 2)))
+    for name, completion in live.items():
+        assert completion.tokens.tolist() == packed[name].tokens.tolist()
+
+
+def test_other_devices_and_types_are_not_packed() -> None:
+    assert not can_pack(torch.zeros(1, dtype=torch.float64))
+    assert not can_pack(torch.zeros(1, device="meta"))
+    with pytest.raises(NotLean, match="no packed products"):
+        LeanForward(tiny_model().double(), packed=True).refresh(8)
