@@ -110,33 +110,42 @@ class Side:
         lengths = [n for step in self.steps for group in step.completions for n in group]
         return statistics.mean(lengths)
 
-    def shares(
+    def last_line(self) -> str:
+        """Return how the newest step went, in a line."""
+        last = self.steps[-1]
+        generated = f"{last.generation_seconds:.2f} s of it generation"
+        return f"{self.name}: a step of {last.step_seconds:.2f} s, {generated}, {self.peaks_mib[-1]:.0f} MiB"
+
+    def update_share(self, shape: ModelShape, product_flops: float) -> float:
+        """Return the update's useful operations over what matrix products alone could have done."""
+        return statistics.median(
+            update_flops(shape, step.work) / (step.update_seconds * product_flops)
+            for step in self.steps
+        )
+
+    def generation_shares(
         self, shape: ModelShape, product_flops: float, bandwidth: float, dtype: str
     ) -> dict[str, float]:
-        """Return medians of useful work over what the machine could have done in the same seconds."""
-        ratios: dict[str, list[float]] = {
-            "update_of_products": [],
-            "generation_of_products": [],
-            "generation_of_bandwidth": [],
+        """Return generation's useful operations, and the bytes it must read, over the limits of each."""
+        works = [(step.work, step.generation_seconds) for step in self.steps]
+        return {
+            "generation_of_products": statistics.median(
+                forward_flops(shape, work) / (seconds * product_flops) for work, seconds in works
+            ),
+            "generation_of_bandwidth": statistics.median(
+                generation_bytes(shape, work, dtype) / (seconds * bandwidth)
+                for work, seconds in works
+            ),
         }
-        for step in self.steps:
-            work, generation = step.work, step.generation_seconds
-            could = step.update_seconds * product_flops
-            ratios["update_of_products"].append(update_flops(shape, work) / could)
-            could = generation * product_flops
-            ratios["generation_of_products"].append(forward_flops(shape, work) / could)
-            moved = generation_bytes(shape, work, dtype)
-            ratios["generation_of_bandwidth"].append(moved / (generation * bandwidth))
-        return {name: statistics.median(values) for name, values in ratios.items()}
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self, phases: Sequence[str] = tuple(PHASES)) -> dict[str, Any]:
         """Return plain values, for JSON."""
         return {
             "name": self.name,
             "measured_steps": len(self.steps),
-            "seconds": {phase: self.seconds(phase).as_dict() for phase in PHASES},
+            "seconds": {phase: self.seconds(phase).as_dict() for phase in phases},
             "tokens_per_second": {
-                phase: self.tokens_per_second(phase).as_dict() for phase in PHASES
+                phase: self.tokens_per_second(phase).as_dict() for phase in phases
             },
             "peak_mib": self.peak_mib,
             "peaks_mib": self.peaks_mib,
@@ -146,24 +155,33 @@ class Side:
         }
 
 
-def ratios(ours: Side, theirs: Side) -> dict[str, float]:
+def check_same_prompts(sides: Sequence[Side]) -> None:
+    """Raise RuntimeError where two sides were shown prompts of other lengths."""
+    shown = {side.name: sorted(side.steps[0].prompts) for side in sides}
+    if len({tuple(lengths) for lengths in shown.values()}) > 1:
+        raise RuntimeError(f"the sides saw different prompts: tokens of each {shown}")
+
+
+def ratios(ours: Side, theirs: Side, phases: Sequence[str] = tuple(PHASES)) -> dict[str, float]:
     """Return how many times faster we are by phase (tokens a second, medians), and our share of their memory."""
     found = {
         phase: ours.tokens_per_second(phase).median / theirs.tokens_per_second(phase).median
-        for phase in PHASES
+        for phase in phases
     }
     return found | {"memory": ours.peak_mib / theirs.peak_mib}
 
 
-def comparison_table(ours: Side, others: Sequence[Side], faster: Side) -> str:
+def comparison_table(
+    ours: Side, others: Sequence[Side], faster: Side, phases: Sequence[str] = tuple(PHASES)
+) -> str:
     """Return the figures of all sides as text, the ratios against the faster of the others."""
-    compared = ratios(ours, faster)
+    compared = ratios(ours, faster, phases)
     sides = [ours, *others]
     rows = [["", *(side.name for side in sides), f"vs {faster.name}"]]
-    for phase in PHASES:
+    for phase in phases:
         cells = [_seconds(side.seconds(phase)) for side in sides]
         rows.append([f"{phase}, s", *cells, ""])
-    for phase in PHASES:
+    for phase in phases:
         cells = [f"{side.tokens_per_second(phase).median:.0f}" for side in sides]
         rows.append([f"{phase}, tokens/s", *cells, f"{compared[phase]:.2f}x"])
     peaks = [f"{side.peak_mib:.0f}" for side in sides]

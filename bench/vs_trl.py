@@ -23,8 +23,9 @@ from typing import Any
 
 from bench import workload as workloads
 from bench.flops import ModelShape
+from bench.generation import conditions, machine_command
 from bench.processes import ROOT, Finished, run, run_for_json
-from bench.side import Side, StepFacts, comparison_table, ratios
+from bench.side import Side, check_same_prompts, comparison_table, ratios
 from bench.workload import Workload
 
 TRL_STEP = ROOT / "bench" / "peers" / "trl_step.py"
@@ -139,13 +140,6 @@ def run_trl(
     return run_for_json([python, TRL_STEP, file], folder, "trl", quiet)
 
 
-def check_same_prompts(sides: Sequence[Side]) -> None:
-    """Raise RuntimeError where two sides were shown prompts of other lengths."""
-    shown = {side.name: sorted(side.steps[0].prompts) for side in sides}
-    if len({tuple(lengths) for lengths in shown.values()}) > 1:
-        raise RuntimeError(f"the sides saw different prompts: tokens of each {shown}")
-
-
 def main() -> None:
     """Alternate the sides, then print or write all figures."""
     parser = argparse.ArgumentParser(
@@ -169,26 +163,26 @@ def compare(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """Run every side ``options.repeats`` times, one after the other, and return all figures."""
     load_before = os.getloadavg()[0]
     work = replace(workloads.chosen_apart(options, scratch), steps=1 + options.steps)
-    limits, _ = run_for_json(
-        [sys.executable, "-m", "bench.machine", "--threads", str(work.threads)], scratch, "machine"
-    )
+    limits, _ = run_for_json(machine_command(work), scratch, "machine")
     ours = Side("Assay")
     sizes = options.micro_batches or MICRO_BATCHES[options.workload]
     others = {size: Side(f"TRL, micro-batch {size}") for size in sizes}
     for _ in range(options.repeats):
         with tempfile.TemporaryDirectory(dir=scratch) as folder:
             ours.add(*run_assay(work, Path(folder), options.state_dtype, options.overrides))
-            say(ours)
+            print(ours.last_line(), file=sys.stderr, flush=True)
         for size, side in others.items():
             with tempfile.TemporaryDirectory(dir=scratch) as folder:
                 side.add(*run_trl(work, size, options.trl_python, Path(folder)))
-                say(side)
+                print(side.last_line(), file=sys.stderr, flush=True)
     check_same_prompts([ours, *others.values()])
     faster = min(others.values(), key=lambda side: side.seconds("step").median)
     shape, rate = ModelShape.read(work.model), limits["product_flops"][work.dtype]
     sides = [ours, *others.values()]
     shares = {
-        side.name: side.shares(shape, rate, limits["bandwidth"], work.dtype) for side in sides
+        side.name: {"update_of_products": side.update_share(shape, rate)}
+        | side.generation_shares(shape, rate, limits["bandwidth"], work.dtype)
+        for side in sides
     }
     return {
         "workload": str(work),
@@ -204,17 +198,6 @@ def compare(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         "shares_of_limits": shares,
         "table": comparison_table(ours, list(others.values()), faster),
     }
-
-
-def say(side: Side) -> None:
-    """Tell on standard error how far it is."""
-    last: StepFacts = side.steps[-1]
-    print(
-        f"{side.name}: {last.step_seconds:.1f} s a step ({last.generation_seconds:.1f} s of it "
-        f"generation), {side.peaks_mib[-1]:.0f} MiB",
-        file=sys.stderr,
-        flush=True,
-    )
 
 
 def as_text(report: dict[str, Any]) -> str:
@@ -235,16 +218,7 @@ def as_text(report: dict[str, Any]) -> str:
             f"{shares['generation_of_products']:.1%} of the product rate, "
             f"{shares['generation_of_bandwidth']:.1%} of the memory bandwidth"
         )
-    machine = report["machine"]
-    rates = ", ".join(
-        f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in machine["product_flops"].items()
-    )
-    lines += [
-        f"limits measured in this run: matrix products {rates}; "
-        f"memory {machine['bandwidth'] / 1e9:.1f} GB/s",
-        f"{report['hardware']}; {report['date']}; load {report['load_before']:.1f} before, "
-        f"{report['load_after']:.1f} after (that is this run's own threads, and whatever else ran)",
-    ]
+    lines += conditions(report)
     return "\n".join(lines)
 
 
