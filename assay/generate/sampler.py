@@ -18,6 +18,7 @@ from torch import Tensor
 from assay.config import SamplingConfig
 
 SECTION = 128  # tokens summed at once: the CDF of a large vocabulary is walked in two levels
+CACHED_LOGITS = 2**20  # logits that go through all passes together
 TOP_P_FIRST = 256  # most likely tokens that are sorted first; more only where they hold too little
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -51,17 +52,40 @@ def sample(
     Behavior: after temperature and truncation, as sampled. Model: neither. Greedy (temperature 0)
     samples from a point mass, so its behavior log-probability is 0.
     """
-    model_SV = logits_SV.float().log_softmax(-1)
+    num_rows = len(logits_SV)
+    if logits_SV.device.type == "cpu":  # a few rows at a time stay in the cache from pass to pass
+        num_rows = max(CACHED_LOGITS // logits_SV.shape[-1], 1)
+    parts = [
+        _sample(logits_RV, uniforms_R, sampling)
+        for logits_RV, uniforms_R in zip(
+            logits_SV.split(num_rows), uniforms_S.split(num_rows), strict=True
+        )
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    tokens, behavior, model = zip(*parts, strict=True)
+    return torch.cat(tokens), torch.cat(behavior), torch.cat(model)
+
+
+def _sample(
+    logits_RV: Tensor, uniforms_R: Tensor, sampling: SamplingConfig
+) -> tuple[Tensor, Tensor, Tensor]:
+    if sampling.temperature == 1.0 and not sampling.truncates:
+        probs_RV = logits_RV.float().softmax(-1)
+        tokens_R = invert_cdf(probs_RV, uniforms_R)
+        logprobs_R = _pick(probs_RV, tokens_R).log()
+        return tokens_R, logprobs_R, logprobs_R
+    model_RV = logits_RV.float().log_softmax(-1)
     if sampling.temperature == 0:
-        tokens_S = model_SV.argmax(-1)
-        return tokens_S, torch.zeros_like(model_SV[:, 0]), _pick(model_SV, tokens_S)
-    behavior_SV = model_SV
+        tokens_R = model_RV.argmax(-1)
+        return tokens_R, torch.zeros_like(model_RV[:, 0]), _pick(model_RV, tokens_R)
+    behavior_RV = model_RV
     if sampling.temperature != 1.0:
-        behavior_SV = (model_SV / sampling.temperature).log_softmax(-1)
+        behavior_RV = (model_RV / sampling.temperature).log_softmax(-1)
     if sampling.truncates:
-        behavior_SV = truncate(behavior_SV, sampling)
-    tokens_S = invert_cdf(behavior_SV.exp(), uniforms_S)
-    return tokens_S, _pick(behavior_SV, tokens_S), _pick(model_SV, tokens_S)
+        behavior_RV = truncate(behavior_RV, sampling)
+    tokens_R = invert_cdf(behavior_RV.exp(), uniforms_R)
+    return tokens_R, _pick(behavior_RV, tokens_R), _pick(model_RV, tokens_R)
 
 
 def truncate(logprobs_SV: Tensor, sampling: SamplingConfig) -> Tensor:

@@ -159,3 +159,37 @@ def test_temperature_one_gives_the_model_itself() -> None:
     )
     assert not torch.equal(cooler, untempered)
     assert len(tokens) == 6
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SamplingConfig(),
+        SamplingConfig(temperature=0),
+        SamplingConfig(temperature=0.7),
+        SamplingConfig(temperature=1.2, top_k=90, top_p=0.9, min_p=0.001),
+    ],
+    ids=["plain", "greedy", "tempered", "truncated"],
+)
+def test_rows_go_through_in_parts_without_a_change(
+    config: SamplingConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits, dice = rows(7, 700).bfloat16(), torch.rand(7, dtype=torch.float64)
+    whole = sample(logits, dice, config)
+    for cached in (1, 700, 2100, 4000):
+        monkeypatch.setattr(sampler, "CACHED_LOGITS", cached)
+        for found, expected in zip(sample(logits, dice, config), whole, strict=True):
+            assert torch.equal(found, expected)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(2, 700), st.integers(0, 2**32), st.floats(0.1, 30.0))
+def test_logprobs_of_plain_sampling_are_those_of_the_whole_distribution(
+    num_tokens: int, seed: int, spread: float
+) -> None:
+    logits = rows(6, num_tokens, spread, seed)
+    dice = torch.from_numpy(np.random.default_rng(seed).random(6))
+    tokens, behavior, model = sample(logits, dice, SamplingConfig())
+    expected = logits.double().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+    assert torch.allclose(behavior.double(), expected, atol=2e-6)
+    assert torch.equal(behavior, model)
