@@ -21,6 +21,9 @@ from assay.model.layouts import ModelInputs
 SCORES_AT_ONCE = 2**22
 """Scores that are held at one time on a CPU: longer rows are attended to by blocks of queries."""
 
+WRITTEN_OUT_ON = frozenset({"cpu"})
+"""Devices on which the products are written out."""
+
 
 @dataclass(frozen=True, eq=False)
 class Segment:
@@ -83,7 +86,7 @@ def attend(
     attended = torch.empty_like(query)
     for segment in segments:
         q, k, v = segment.heads(query), _with_prompt(segment, key), _with_prompt(segment, value)
-        if q.device.type == "cpu":
+        if q.device.type in WRITTEN_OUT_ON:
             out = torch.empty_like(q)
             for block, seen in _blocks(segment, q.shape[1], k.shape[2]):
                 q_block = _by_key_heads(q[:, :, block], k.shape[1])
@@ -114,7 +117,8 @@ def attend_backward(
     from_branches: dict[int, tuple[Tensor, Tensor]] = {}
     for segment in reversed(segments):
         q, k, v = segment.heads(query), _with_prompt(segment, key), _with_prompt(segment, value)
-        back = _written_out_backward if q.device.type == "cpu" else _fused_backward
+        written_out = q.device.type in WRITTEN_OUT_ON
+        back = _written_out_backward if written_out else _fused_backward
         dq, dk, dv = back(segment, segment.heads(grad), q, k, v, scale)
         _put(segment, grad_query, dq)
         if segment.prompt is not None and segment.parent_B is not None:

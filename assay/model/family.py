@@ -58,6 +58,9 @@ class Decoder:
             raise NotLean("not of the Llama family")
         if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
             raise NotLean("attends to a sliding window")
+        kinds = {*(getattr(config, "layer_types", None) or ())} - {"full_attention"}
+        if kinds:
+            raise NotLean(f"has layers of {', '.join(sorted(kinds))}")
         if config.rope_parameters.get("rope_type") not in STATIC_ROPES:
             raise NotLean("its rotary embedding changes with the length")
         for name, module in model.named_modules():

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from assay.errors import ModelError, message
 from assay.model.decoder import unwrap
 
-LOGITS_AT_ONCE = 2**25
-"""Logits of one product, 64 MiB in bfloat16: memory does not grow with T times V."""
+LOGITS_AT_ONCE = 2**26
+"""Logits of one product, 128 MiB in bfloat16: memory does not grow with T times V."""
 LOGITS_IN_CACHE = 2**20
 """Logits that are turned into probabilities at one time on a CPU, 4 MiB in float32."""
 
@@ -142,6 +142,8 @@ def head_logprobs(
     will bring; the head's own are then computed on the way, and, should others come, once more.
     """
     task = _Task(head, tokens_T, temperature, logits_at_once)
+    if not torch.is_grad_enabled():
+        expected = None
     return _HeadLogprobs.apply(hidden_TD, head.weight_VD, head.bias_V, task, expected)  # pyright: ignore
 
 

@@ -22,6 +22,7 @@ from assay.config import OptimizerConfig
 from assay.learn.advantages import compute_advantages, loss_mask
 from assay.learn.algorithms import Algorithm, algorithm
 from assay.learn.losses import policy_loss, token_weights
+from assay.model.head import Gains
 from assay.model.packing import Batch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -257,3 +258,27 @@ def test_reward_is_learned() -> None:
     for _ in range(10):
         learn(learner, batch)
     assert log_chance(batch) > before + 0.5
+
+
+@pytest.mark.parametrize("name", ["dr_grpo", "dapo", "rloo", "grpo"])
+def test_gradients_are_known_beforehand_where_the_policy_has_not_moved(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an entropy bonus and without; where a KL in the loss depends on more, nothing is expected."""
+    compared: list[bool] = []
+    equal = Gains.equal
+
+    def note(gains: Gains, *arrived: Tensor | None) -> bool:
+        compared.append(equal(gains, *arrived))
+        return compared[-1]
+
+    monkeypatch.setattr(Gains, "equal", note)
+    for settings in ({}, {"entropy_weight": 0.1}):
+        row = algorithm(name, max_tokens=64, **settings)
+        learner = a_learner(row, max_tokens_per_micro_batch=60, epochs=2)
+        batch = learner.score(a_batch())
+        learner.update(batch, compute_advantages(batch, row))
+    if row.kl_in_loss:
+        assert not compared
+    else:
+        assert len(compared) >= 2 and all(compared)

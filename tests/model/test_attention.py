@@ -1,0 +1,102 @@
+"""Attention over rectangles, held against one softmax a token and head, and autograd through it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from model_batches import make_batch
+from torch import Tensor
+
+from assay.model import attention
+from assay.model.attention import Segment, attend, attend_backward, segments_of
+from assay.model.layouts import Layout, ModelInputs
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SCALE = 0.3
+
+
+def some_inputs(layout: Layout) -> ModelInputs:
+    """Prompts of different lengths in one rectangle, so that some are padded; a group of one."""
+    (part,) = make_batch([7, 6, 2], [[5, 1, 9], [3, 12], [6]]).split(10**6, layout)
+    return part.inputs(layout)
+
+
+def some_heads(inputs: ModelInputs, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+    """Query [N, 6, 4], key and value [N, 2, 4], and a gradient of what is attended to."""
+    dice = torch.Generator().manual_seed(0)
+    shapes = [(inputs.num_tokens, heads, 4) for heads in (6, 2, 2, 6)]
+    return tuple(
+        torch.randn(shape, generator=dice, dtype=torch.float64).to(dtype) for shape in shapes
+    )
+
+
+def seen_by(segment: Segment, row: int, column: int) -> list[int]:
+    """The flat tokens that one token sees, read off the mask of its rectangle."""
+    places = [segment.first + row * segment.length + n for n in range(segment.length)]
+    if segment.prompt is not None and segment.parent_B is not None:
+        first = segment.prompt.first + int(segment.parent_B[row]) * segment.prompt.length
+        places = [first + n for n in range(segment.prompt.length)] + places
+    bias = segment.bias[min(row, len(segment.bias) - 1), 0, column]
+    return [place for place, value in zip(places, bias, strict=True) if value == 0]
+
+
+def token_by_token(segments: list[Segment], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    rows: dict[int, Tensor] = {}
+    for segment in segments:
+        for row in range(segment.num_rows):
+            for column in range(segment.length):
+                seen = seen_by(segment, row, column)
+                token = segment.first + row * segment.length + column
+                heads = [
+                    (SCALE * key[seen, head // 3] @ query[token, head]).softmax(0)
+                    @ value[seen, head // 3]
+                    for head in range(6)
+                ]
+                rows[token] = torch.stack(heads)
+    return torch.stack([rows[token] for token in range(len(query))])
+
+
+@pytest.mark.parametrize("scores_at_once", [2**22, 500, 1])
+@pytest.mark.parametrize("layout", ["tree", "plain"])
+def test_it_is_one_softmax_a_token(
+    layout: Layout, scores_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "SCORES_AT_ONCE", scores_at_once)
+    inputs = some_inputs(layout)
+    segments = segments_of(inputs, torch.float64)
+    *heads, grad = some_heads(inputs)
+    leaves = [tensor.requires_grad_() for tensor in heads]
+    want = token_by_token(segments, *leaves)
+    with torch.no_grad():
+        torch.testing.assert_close(attend(segments, *leaves, SCALE), want)
+        got_gradients = attend_backward(segments, grad, *leaves, SCALE)
+    torch.testing.assert_close(got_gradients, torch.autograd.grad(want, leaves, grad))
+
+
+@pytest.mark.parametrize("layout", ["tree", "plain"])
+def test_the_librarys_attention_gives_the_same(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = some_inputs(layout)
+    segments = segments_of(inputs, torch.float64)
+    *heads, grad = some_heads(inputs)
+    want = attend(segments, *heads, SCALE), attend_backward(segments, grad, *heads, SCALE)
+    monkeypatch.setattr(attention, "WRITTEN_OUT_ON", frozenset[str]())
+    got = attend(segments, *heads, SCALE), attend_backward(segments, grad, *heads, SCALE)
+    torch.testing.assert_close(got, want)
+
+
+def test_bfloat16_is_off_by_its_rounding_alone() -> None:
+    inputs = some_inputs("tree")
+    *heads, grad = some_heads(inputs, torch.bfloat16)
+    exact = [tensor.double() for tensor in heads]
+    narrow, wide = (segments_of(inputs, dtype) for dtype in (torch.bfloat16, torch.float64))
+    torch.testing.assert_close(
+        attend(narrow, *heads, SCALE).double(), attend(wide, *exact, SCALE), rtol=0.02, atol=0.02
+    )
+    got = attend_backward(narrow, grad, *heads, SCALE)
+    want = attend_backward(wide, grad.double(), *exact, SCALE)
+    for one, other in zip(got, want, strict=True):
+        assert one.dtype == torch.bfloat16
+        torch.testing.assert_close(one.double(), other, rtol=0.03, atol=0.03)

@@ -1,0 +1,169 @@
+"""The learner's lean way, held against autograd through the model's own modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from model_batches import VOCAB, make_batch
+from torch import Tensor
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from assay.model import decoder
+from assay.model.decoder import hidden_states, module_hidden_states
+from assay.model.family import Decoder, NotLean
+from assay.model.layouts import Layout, ModelInputs
+from assay.model.lean_decoder import lean_hidden_states
+from assay.testing import tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+LAYOUTS: tuple[Layout, ...] = ("tree", "plain")
+
+
+def a_model(family: str = "llama", dtype: torch.dtype = torch.float64, **sizes: Any) -> Any:
+    model = tiny_model(
+        family=family, **{"hidden_size": 16, "vocab_size": VOCAB, "eos_token_id": None, **sizes}
+    )
+    dice = torch.Generator().manual_seed(1)
+    with torch.no_grad():  # biases and norms that are not 0 and 1
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter += 0.3 * torch.rand(parameter.shape, generator=dice)
+    return model.to(dtype)
+
+
+@pytest.fixture
+def exact_norms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The modules take their norms in float32 whatever the model's type; here in its own."""
+
+    def forward(norm: Any, x: Tensor) -> Tensor:
+        mean = x.square().mean(-1, keepdim=True)
+        return norm.weight * x * torch.rsqrt(mean + norm.variance_epsilon)
+
+    for family in FAMILIES:
+        monkeypatch.setattr(type(a_model(family).model.norm), "forward", forward)
+
+
+def some_inputs(layout: Layout = "tree") -> ModelInputs:
+    (part,) = make_batch([7, 6, 2, 4], [[5, 1, 9, 0], [3, 12], [6], [1]]).split(10**6, layout)
+    return part.inputs(layout)
+
+
+def both(hidden_TD: Tensor, model: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """The hidden states, and the gradients of an arbitrary function of them."""
+    dice = torch.Generator().manual_seed(2)
+    noise_TD = torch.randn(hidden_TD.shape, generator=dice, dtype=torch.float64)
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    grads = torch.autograd.grad(hidden_TD, list(named.values()), noise_TD.to(hidden_TD.dtype))
+    return hidden_TD.detach(), dict(zip(named, grads, strict=True))
+
+
+@pytest.mark.usefixtures("exact_norms")
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_hidden_states_and_gradients_are_the_modules(
+    family: str, layout: Layout, recompute: bool
+) -> None:
+    model, inputs = a_model(family), some_inputs(layout)
+    want = both(module_hidden_states(model, inputs), model)
+    got = both(lean_hidden_states(Decoder.of(model), inputs, recompute), model)
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_in_bfloat16_it_is_as_near_the_truth_as_the_modules(family: str) -> None:
+    inputs = some_inputs()
+    model = a_model(family, torch.bfloat16)
+    exact = a_model(family, torch.bfloat16).double()
+    truth = both(module_hidden_states(exact, inputs), exact)
+    modules = both(module_hidden_states(model, inputs), model)
+    lean = both(lean_hidden_states(Decoder.of(model), inputs), model)
+
+    def distance(found: tuple[Tensor, dict[str, Tensor]]) -> float:
+        pairs = zip(found[1].values(), truth[1].values(), strict=True)
+        return float(sum((one.double() - other).square().sum() for one, other in pairs) ** 0.5)
+
+    size = float(sum(one.square().sum() for one in truth[1].values()) ** 0.5)
+    assert distance(lean) < max(1.25 * distance(modules), 0.01 * size)
+    assert distance(lean) < 0.05 * size
+
+
+@pytest.mark.usefixtures("exact_norms")
+def test_frozen_parameters_get_no_gradient_and_the_others_theirs() -> None:
+    model, inputs = a_model("qwen2"), some_inputs()
+    frozen = [p for name, p in model.named_parameters() if "mlp.up" in name or "embed" in name]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    want = both(module_hidden_states(model, inputs), model)
+    got = both(hidden_states(model, inputs), model)
+    torch.testing.assert_close(got, want)
+    hidden_states(model, inputs).sum().backward()
+    assert all(parameter.grad is None for parameter in frozen)
+
+
+def test_it_keeps_less_than_the_modules_and_recomputing_keeps_least() -> None:
+    model, inputs = a_model(num_layers=4), some_inputs()
+
+    def kept(way: Any) -> int:
+        storages: dict[int, int] = {}
+
+        def note(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            way()
+        weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        return sum(size for address, size in storages.items() if address not in weights)
+
+    family = Decoder.of(model)
+    modules = kept(lambda: module_hidden_states(model, inputs))
+    lean = kept(lambda: lean_hidden_states(family, inputs))
+    recomputed = kept(lambda: lean_hidden_states(family, inputs, recompute=True))
+    assert recomputed < 0.3 * lean < 0.3 * 0.6 * modules, (recomputed, lean, modules)
+
+
+def test_models_of_another_form_go_through_their_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any) -> Tensor:
+        raise AssertionError("the lean way was taken")
+
+    inputs = some_inputs()
+    monkeypatch.setattr(decoder, "lean_hidden_states", never)
+    with pytest.raises(AssertionError, match="lean way"):
+        hidden_states(a_model(), inputs)
+    hidden_states(a_model(), inputs, lean=False)
+    hidden_states(tiny_model(family="gpt2", vocab_size=VOCAB), inputs)
+    hooked = a_model()
+    hooked.model.layers[1].mlp.register_forward_hook(lambda *_: None)
+    hidden_states(hooked, inputs)
+    with pytest.raises(NotLean, match=r"model\.layers\.1\.mlp has hooks"):
+        Decoder.of(hooked)
+
+
+def test_layers_with_windows_are_not_read() -> None:
+    model = a_model("qwen2")
+    model.config.layer_types = ["full_attention", "sliding_attention"]
+    with pytest.raises(NotLean, match="sliding_attention"):
+        Decoder.of(model)
+
+
+def test_activation_checkpointing_recomputes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def note(family: Any, inputs: ModelInputs, recompute: bool) -> Tensor:
+        asked.append(recompute)
+        return lean_hidden_states(family, inputs, recompute)
+
+    monkeypatch.setattr(decoder, "lean_hidden_states", note)
+    model = a_model()
+    hidden_states(model, some_inputs())
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.gradient_checkpointing = layer.training = True
+    hidden_states(model, some_inputs())
+    assert asked == [False, True]
