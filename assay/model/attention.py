@@ -9,7 +9,7 @@ one is used.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -83,7 +83,7 @@ def attend(
 
     query: [N, H, D]; key, value: [N, H_kv, D], of which each serves H / H_kv query heads.
     """
-    attended = torch.empty_like(query)
+    attended = query.new_empty(query.shape)  # contiguous, which the query need not be
     for segment in segments:
         q, k, v = segment.heads(query), _with_prompt(segment, key), _with_prompt(segment, value)
         if q.device.type in WRITTEN_OUT_ON:
@@ -107,13 +107,14 @@ def attend_backward(
     key: Tensor,
     value: Tensor,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key and value, given that of what `attend` returned.
+    into: Sequence[Tensor],
+) -> None:
+    """Write the gradients of query, key and value ``into`` three tensors, given that of `attend`'s result.
 
     A prompt's keys and values receive those of all its completions, added up in float32.
     """
     wide = torch.promote_types(key.dtype, torch.float32)
-    grad_query, grad_key, grad_value = (torch.empty_like(t) for t in (query, key, value))
+    grad_query, grad_key, grad_value = into
     from_branches: dict[int, tuple[Tensor, Tensor]] = {}
     for segment in reversed(segments):
         q, k, v = segment.heads(query), _with_prompt(segment, key), _with_prompt(segment, value)
@@ -135,7 +136,6 @@ def attend_backward(
             dk, dv = branch_dk.add_(dk), branch_dv.add_(dv)
         _put(segment, grad_key, dk)
         _put(segment, grad_value, dv)
-    return grad_query, grad_key, grad_value
 
 
 def _written_out_backward(

@@ -1,7 +1,7 @@
 """The learner's lean way through the common decoder family: a forward and a backward pass written out.
 
 Autograd through a Transformers module keeps some thirty tensors a layer and goes over memory once
-for each. Here a layer is one step of autograd, which keeps six: what it was given, its queries, keys and values,
+for each. Here a layer is one step of autograd, which keeps six: what it was given, its heads,
 what attention gave, the residual between its halves, and the gate and up projections; everything
 else is computed again in passing. Weights are read from the live modules (`assay.model.family`), and
 tokens of all rectangles go through a product at once.
@@ -71,20 +71,21 @@ def _extent(rectangle: Any) -> int:
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    """What a layer keeps for its backward pass, beside its input."""
+    """What a layer keeps for its backward pass, beside its input.
 
-    raw_query: Tensor | None  # before a norm of each head, where the layer has one
-    raw_key: Tensor | None
-    query: Tensor  # [N, H, D], rotated
-    key: Tensor
-    value: Tensor
+    heads: [N, H + 2 H_kv, D], queries, keys and values as they attend. raw: the same before norm and
+    rotation, where each head has a norm.
+    """
+
+    heads: Tensor
+    raw: Tensor | None
     attended: Tensor
     middle: Tensor  # the residual after attention
     gate: Tensor
     up: Tensor
 
     def tensors(self) -> tuple[Tensor | None, ...]:
-        return tuple(getattr(self, name) for name in self.__slots__)
+        return self.heads, self.raw, self.attended, self.middle, self.gate, self.up
 
 
 class _LayerStep(torch.autograd.Function):
@@ -124,22 +125,23 @@ class _FinalNorm(torch.autograd.Function):
 
 def _layer_forward(x: Tensor, frame: Frame, layer: Layer) -> tuple[Tensor, _Kept]:
     normed = _norm(x, layer.attention_norm)
-    weight, bias, sizes = _stack(layer.query, layer.key, layer.value)
-    query, key, value = (
-        part.view(len(x), -1, frame.width)
-        for part in F.linear(normed, weight, bias).split(sizes, -1)
-    )
-    raw = (query, key) if layer.query_norm and layer.key_norm else (None, None)
+    weight, bias = _stack(layer)
+    raw = F.linear(normed, weight, bias).view(len(x), -1, frame.width)
+    heads = raw
+    sizes = _num_heads(layer, frame)
     if layer.query_norm and layer.key_norm:
+        query, key, value = raw.split(sizes, 1)
         query, key = _norm(query, layer.query_norm), _norm(key, layer.key_norm)
-    query = rotate(query, frame.cos, frame.signed_sin)
-    key = rotate(key, frame.cos, frame.signed_sin)
+        heads = torch.cat([query, key, value], 1)
+    turned = heads[:, : sizes[0] + sizes[1]]
+    turned.copy_(rotate(turned, frame.cos, frame.signed_sin))
+    query, key, value = heads.split(sizes, 1)
     attended = attend(frame.segments, query, key, value, frame.scale).flatten(1)
     middle = F.linear(attended, *layer.output).add_(x)
     normed = _norm(middle, layer.mlp_norm)
     gate, up = F.linear(normed, *layer.gate), F.linear(normed, *layer.up)
     out = F.linear(F.silu(gate).mul_(up), *layer.down).add_(middle)
-    return out, _Kept(*raw, query, key, value, attended, middle, gate, up)
+    return out, _Kept(heads, None if heads is raw else raw, attended, middle, gate, up)
 
 
 def _layer_backward(
@@ -150,45 +152,56 @@ def _layer_backward(
     activated = F.silu(kept.gate)
     _map_backward(found, layer.down, grad, activated * kept.up)
     grad_gated = grad @ layer.down[0]
-    grad_up = grad_gated * activated
+    grad_up = activated.mul_(grad_gated)
     grad_gate = torch.ops.aten.silu_backward(grad_gated.mul_(kept.up), kept.gate)
     normed = _norm(kept.middle, layer.mlp_norm)
     _map_backward(found, layer.gate, grad_gate, normed)
     _map_backward(found, layer.up, grad_up, normed)
-    grad_normed = torch.addmm(grad_up @ layer.up[0], grad_gate, layer.gate[0])
+    grad_normed = torch.mm(grad_up, layer.up[0]).addmm_(grad_gate, layer.gate[0])
     grad_middle, found[id(layer.mlp_norm[0])] = _norm_backward(
         grad_normed, kept.middle, layer.mlp_norm
     )
     grad_middle += grad
+    grad_x, by_attention = _attention_backward(grad_middle, x, kept, frame, layer)
+    return grad_x.add_(grad_middle), found | by_attention
 
-    _map_backward(found, layer.output, grad_middle, kept.attended)
-    grad_attended = (grad_middle @ layer.output[0]).view(kept.query.shape)
-    grads = attend_backward(
-        frame.segments, grad_attended, kept.query, kept.key, kept.value, frame.scale
+
+def _attention_backward(
+    grad: Tensor, x: Tensor, kept: _Kept, frame: Frame, layer: Layer
+) -> tuple[Tensor, dict[int, Tensor]]:
+    """Return the gradient of what attention was given, before its norm, and of its parameters."""
+    found: dict[int, Tensor] = {}
+    sizes = _num_heads(layer, frame)
+    _map_backward(found, layer.output, grad, kept.attended)
+    grad_attended = (grad @ layer.output[0]).view(len(x), -1, frame.width)
+    grad_heads = torch.empty_like(kept.heads)
+    query, key, value = kept.heads.split(sizes, 1)
+    attend_backward(
+        frame.segments, grad_attended, query, key, value, frame.scale, grad_heads.split(sizes, 1)
     )
-    grad_query, grad_key = (rotate(part, frame.cos, -frame.signed_sin) for part in grads[:2])
-    if layer.query_norm and layer.key_norm:
-        assert kept.raw_query is not None and kept.raw_key is not None
-        grad_query, found[id(layer.query_norm[0])] = _norm_backward(
-            grad_query, kept.raw_query, layer.query_norm
-        )
-        grad_key, found[id(layer.key_norm[0])] = _norm_backward(
-            grad_key, kept.raw_key, layer.key_norm
-        )
-    grad_qkv = torch.cat([part.flatten(1) for part in (grad_query, grad_key, grads[2])], -1)
-    weight, _, sizes = _stack(layer.query, layer.key, layer.value)
-    normed = _norm(x, layer.attention_norm)
-    grad_weights = (grad_qkv.T @ normed).split(sizes)
-    for (one, bias), part, grad_weight in zip(
-        (layer.query, layer.key, layer.value), grad_qkv.split(sizes, -1), grad_weights, strict=True
+    turned = grad_heads[:, : sizes[0] + sizes[1]]
+    turned.copy_(rotate(turned, frame.cos, -frame.signed_sin))
+    if kept.raw is not None and layer.query_norm and layer.key_norm:
+        norms = (layer.query_norm, layer.key_norm)
+        parts = zip(grad_heads.split(sizes, 1), kept.raw.split(sizes, 1), norms, strict=False)
+        for grad_part, raw_part, norm in parts:
+            grad_raw, found[id(norm[0])] = _norm_backward(grad_part, raw_part, norm)
+            grad_part.copy_(grad_raw)
+    flat = grad_heads.flatten(1)
+    weight, _ = _stack(layer)
+    grad_weight = flat.T @ _norm(x, layer.attention_norm)
+    columns = [count * frame.width for count in sizes]
+    maps = (layer.query, layer.key, layer.value)
+    for one, part, grad_part in zip(
+        maps, flat.split(columns, 1), grad_weight.split(columns), strict=True
     ):
-        found[id(one)] = grad_weight
-        if bias is not None:
-            found[id(bias)] = part.sum(0)
+        found[id(one[0])] = grad_part
+        if one[1] is not None:
+            found[id(one[1])] = part.sum(0)
     grad_x, found[id(layer.attention_norm[0])] = _norm_backward(
-        grad_qkv @ weight, x, layer.attention_norm
+        flat @ weight, x, layer.attention_norm
     )
-    return grad_x.add_(grad_middle), found
+    return grad_x, found
 
 
 def _map_backward(
@@ -227,12 +240,17 @@ def _norm_backward(grad: Tensor, x: Tensor, norm: tuple[Tensor, float]) -> tuple
     return grad_x.to(x.dtype), grad_weight.to(weight.dtype)
 
 
-def _stack(*linears: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None, list[int]]:
-    """Return linear maps of one input as one: weight, bias, and how many outputs each has."""
-    weight = torch.cat([weight for weight, _ in linears])
-    biases = [bias for _, bias in linears if bias is not None]
-    bias = torch.cat(biases) if len(biases) == len(linears) else None
-    return weight, bias, [len(weight) for weight, _ in linears]
+def _stack(layer: Layer) -> tuple[Tensor, Tensor | None]:
+    """Return the maps to queries, keys and values as one."""
+    maps = (layer.query, layer.key, layer.value)
+    biases = [bias for _, bias in maps if bias is not None]
+    bias = torch.cat(biases) if len(biases) == len(maps) else None
+    return torch.cat([weight for weight, _ in maps]), bias
+
+
+def _num_heads(layer: Layer, frame: Frame) -> list[int]:
+    """Return the numbers of query, key and value heads."""
+    return [len(one[0]) // frame.width for one in (layer.query, layer.key, layer.value)]
 
 
 def _parameters(layer: Layer) -> list[Tensor]:

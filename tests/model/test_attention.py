@@ -31,6 +31,12 @@ def some_heads(inputs: ModelInputs, dtype: torch.dtype = torch.float64) -> tuple
     )
 
 
+def backward(segments: list[Segment], grad: Tensor, *heads: Tensor) -> tuple[Tensor, ...]:
+    found = tuple(torch.full_like(tensor, torch.nan) for tensor in heads)
+    attend_backward(segments, grad, *heads, SCALE, found)
+    return found
+
+
 def seen_by(segment: Segment, row: int, column: int) -> list[int]:
     """The flat tokens that one token sees, read off the mask of its rectangle."""
     places = [segment.first + row * segment.length + n for n in range(segment.length)]
@@ -70,7 +76,7 @@ def test_it_is_one_softmax_a_token(
     want = token_by_token(segments, *leaves)
     with torch.no_grad():
         torch.testing.assert_close(attend(segments, *leaves, SCALE), want)
-        got_gradients = attend_backward(segments, grad, *leaves, SCALE)
+        got_gradients = backward(segments, grad, *leaves)
     torch.testing.assert_close(got_gradients, torch.autograd.grad(want, leaves, grad))
 
 
@@ -81,9 +87,9 @@ def test_the_librarys_attention_gives_the_same(
     inputs = some_inputs(layout)
     segments = segments_of(inputs, torch.float64)
     *heads, grad = some_heads(inputs)
-    want = attend(segments, *heads, SCALE), attend_backward(segments, grad, *heads, SCALE)
+    want = attend(segments, *heads, SCALE), backward(segments, grad, *heads)
     monkeypatch.setattr(attention, "WRITTEN_OUT_ON", frozenset[str]())
-    got = attend(segments, *heads, SCALE), attend_backward(segments, grad, *heads, SCALE)
+    got = attend(segments, *heads, SCALE), backward(segments, grad, *heads)
     torch.testing.assert_close(got, want)
 
 
@@ -95,8 +101,8 @@ def test_bfloat16_is_off_by_its_rounding_alone() -> None:
     torch.testing.assert_close(
         attend(narrow, *heads, SCALE).double(), attend(wide, *exact, SCALE), rtol=0.02, atol=0.02
     )
-    got = attend_backward(narrow, grad, *heads, SCALE)
-    want = attend_backward(wide, grad.double(), *exact, SCALE)
+    got = backward(narrow, grad, *heads)
+    want = backward(wide, grad.double(), *exact)
     for one, other in zip(got, want, strict=True):
         assert one.dtype == torch.bfloat16
         torch.testing.assert_close(one.double(), other, rtol=0.03, atol=0.03)
