@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from assay.config import OptimizerConfig
+from assay.learn.arena import Arena
 from assay.learn.halves import (
     fill_noise,
     join_halves,
@@ -42,6 +43,7 @@ class AdamW:
         self.parameters = parameters
         self.config = config
         self.state: State = {}
+        self._arenas: dict[str, Arena] = {}
         self.num_steps: dict[str, int] = {}
 
     @torch.no_grad()
@@ -83,8 +85,9 @@ class AdamW:
         """Return (tensors by parameter and key, not copied; what of the state is no tensor)."""
         return self.state, {name: {"step": count} for name, count in self.num_steps.items()}
 
+    @torch.no_grad()
     def load(self, saved: State, plain: Plain) -> None:
-        """Take over what `save` returned. Raises ValueError where it belongs to other parameters.
+        """Copy what `save` returned. Raises ValueError where it belongs to other parameters.
 
         Lower halves belong to the very weights that they were saved with: load those into the model.
         """
@@ -95,19 +98,28 @@ class AdamW:
             for key, tensor in tensors.items():
                 if tensor.shape != parameter.shape:
                     raise ValueError(f"{name} with {key} of shape {tuple(tensor.shape)}")
-                tensors[key] = tensor.to(parameter.device, wanted[key])
+        self.state = {name: self._room(name) for name in saved}
+        for name, held in self.state.items():
+            for key, tensor in held.items():
+                tensor.copy_(saved[name][key])
         self.num_steps = {name: int(plain[name]["step"]) for name in saved}
-        self.state = saved
 
     def _begin(self, name: str) -> None:
-        parameter = self.parameters[name].detach()
-        self.state[name] = {
-            key: torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
-            for key, dtype in self._dtypes(name).items()
-        }
-        if "master" in self.state[name]:
-            self.state[name]["master"].copy_(parameter)
         self.num_steps[name] = 0
+        self.state[name] = self._room(name)
+        for key, tensor in self.state[name].items():
+            if key == "master":
+                tensor.copy_(self.parameters[name])
+            else:
+                tensor.zero_()
+
+    def _room(self, name: str) -> dict[str, Tensor]:
+        """Return the tensors of a parameter's state, whatever they hold."""
+        for key, dtype in self._dtypes(name).items():
+            if key not in self._arenas:
+                same = {n: p for n, p in self.parameters.items() if key in self._dtypes(n)}
+                self._arenas[key] = Arena(same, dtype)
+        return {key: self._arenas[key].take(name) for key in self._dtypes(name)}
 
     def _dtypes(self, name: str) -> dict[str, torch.dtype]:
         """Return the types of a parameter's state."""

@@ -17,6 +17,7 @@ from assay.config import OptimizerConfig
 from assay.errors import ModelError, RunError, message
 from assay.learn.adamw import AdamW, Plain, State, pieces
 from assay.learn.adamw_8bit import AdamW8bit
+from assay.learn.arena import Arena
 
 STATE_FILE = "optimizer.safetensors"
 
@@ -68,9 +69,11 @@ class Optimizer:
         rule = AdamW8bit if config.name == "adamw_8bit" else AdamW
         self.rule: AdamW | AdamW8bit = rule(self.trained, config)
         self._added: dict[str, Tensor] = {}
-        for name, parameter in self.trained.items():
-            if parameter.dtype != torch.float32:
-                parameter.register_post_accumulate_grad_hook(partial(_take, self._added, name))
+        narrow = {name: p for name, p in self.trained.items() if p.dtype != torch.float32}
+        self._arena = Arena(narrow, torch.float32)
+        for name, parameter in narrow.items():
+            take = partial(_take, self._added, self._arena, name)
+            parameter.register_post_accumulate_grad_hook(take)
 
     @property
     def learning_rate(self) -> float:
@@ -90,6 +93,7 @@ class Optimizer:
     def zero_grad(self) -> None:
         """Drop all gradients."""
         self._added.clear()
+        self._arena.drop()
         for parameter in self.trained.values():
             parameter.grad = None
 
@@ -136,13 +140,12 @@ class Optimizer:
         self.num_steps = num_steps
 
 
-def _take(added: dict[str, Tensor], name: str, parameter: Tensor) -> None:
+def _take(added: dict[str, Tensor], arena: Arena, name: str, parameter: Tensor) -> None:
     """Add a parameter's gradient to the float32 one in ``added``, and drop it."""
     gradient = parameter.grad
     assert gradient is not None
     if name not in added:
-        empty = torch.empty(gradient.shape, dtype=torch.float32, device=gradient.device)
-        added[name] = empty.copy_(gradient)
+        added[name] = arena.take(name).copy_(gradient)
     else:  # in pieces: torch makes a whole float32 copy of what is added to a float32 tensor
         for _, piece in pieces({"sum": added[name], "term": gradient}):
             piece["sum"].add_(piece["term"])
@@ -163,18 +166,15 @@ def _without_sharing(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def _read_state(file: Path) -> tuple[State, Plain, int]:
     """Return (tensors by parameter and key, values that are no tensors, number of steps).
 
-    A tensor that safetensors returns is a view of the file; copies are the optimizer's own, and the file
-    is opened for each, because what has been read of it counts as memory until it is closed.
+    The tensors are views of the file, read as they are looked at.
     """
     saved: State = {}
     try:
         with safe_open(file, framework="pt") as opened:
             state = json.loads(opened.metadata()["state"])
-            keys = list(opened.keys())
-        for full_key in keys:
-            name, _, key = full_key.rpartition("|")
-            with safe_open(file, framework="pt") as opened:
-                saved.setdefault(name, {})[key] = opened.get_tensor(full_key).clone()
+            for full_key in opened.keys():  # noqa: SIM118 (not a dict: it has no iterator)
+                name, _, key = full_key.rpartition("|")
+                saved.setdefault(name, {})[key] = opened.get_tensor(full_key)
         return saved, state["plain"], state["num_steps"]
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise RunError(message(str(file), error, "the file of an earlier save")) from error
