@@ -240,6 +240,10 @@ class Run:
         most = float("inf") if limit is None else 60 * limit - spent
         self._progress.step(self.step, row, self._seconds_evaluating, to_evaluate, most)
 
+    def begin_step(self) -> None:
+        """Start the clock of the coming step: what came before is no part of it."""
+        self._step_started = time.perf_counter()
+
     def record_evaluation(self, result: Mapping[str, Any], step: int | None = None) -> None:
         """Write an evaluation on held-out problems (``eval/pass_at_1``, ``eval/stderr``, ...).
 
@@ -260,7 +264,7 @@ class Run:
         if self.config.checkpoint.keep_best and self.step and best == self.step:
             self.save_checkpoint()
             self.checkpoints.prune(best)
-        self._step_started = time.perf_counter()  # an evaluation is no part of a step
+        self.begin_step()  # an evaluation is no part of a step
 
     def evaluations(self, step: int | None = None) -> list[dict[str, Any]]:
         """Return the evaluations so far, or those of one step."""

@@ -168,6 +168,7 @@ def advance(run: Run, step: Callable[[], None], bench: Bench, heldout: Sequence[
         )
     if evaluation_due(run):  # before the first step; later where the run was killed just before it
         evaluate_heldout(run, bench, heldout)
+    run.begin_step()
     while run.step < run.num_steps and run.stop_reason is None:
         step()
         if evaluation_due(run):
