@@ -1,0 +1,176 @@
+"""One generation and one update in this process, so that each can be looked at alone.
+
+The parts are those of `assay train`; verifiers, the rollout log and the report are left out.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from assay.config import EngineConfig, OptimizerConfig, SamplingConfig
+from assay.generate.engine import Engine
+from assay.learn.advantages import compute_advantages
+from assay.learn.algorithms import algorithm
+from assay.learn.update import Learner, Update
+from assay.model.packing import pack
+from assay.model.probe import probe_layouts
+from assay.types import Group, Problem, Prompt, Verdict
+from bench.flops import ModelShape, Work
+
+MIB = 2**20
+
+
+class LocalStep:
+    """A model with an engine and a learner on it. prompts: tokens of each.
+
+    eos_ids: none, so that every completion goes on to the limit, unless they are given.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        prompts: Sequence[Sequence[int]],
+        group_size: int,
+        max_tokens: int,
+        *,
+        tokenizer: Any = None,
+        eos_ids: Sequence[int] = (),
+        state_dtype: str = "float32",
+    ) -> None:
+        self.model = model
+        self.group_size = group_size
+        self.sampling = SamplingConfig(max_tokens=max_tokens)
+        self.problems = [Problem(str(n), str(n)) for n in range(len(prompts))]
+        self._prompts = {
+            problem.id: Prompt(problem.id, np.asarray(tokens, np.int32))
+            for problem, tokens in zip(self.problems, prompts, strict=True)
+        }
+        self.engine = Engine(
+            model,
+            tokenizer or _NoText(),
+            lambda problem: self._prompts[problem.id],
+            eos_ids=eos_ids,
+            settings=EngineConfig(num_slots=len(prompts) * group_size),
+        )
+        lengths = sorted(map(len, prompts))
+        self.layout = probe_layouts(model, lengths[len(lengths) // 2], max_tokens // 2, group_size)
+        self.algorithm = algorithm("dr_grpo", max_tokens=max_tokens)
+        self.learner = Learner(
+            model,
+            self.algorithm,
+            OptimizerConfig.model_validate({"state_dtype": state_dtype}),
+            total_steps=1000,
+            layout=self.layout.layout,
+            lean=self.layout.lean,
+        )
+
+    def generate(self) -> list[Group]:
+        """Sample a group a prompt."""
+        return list(self.engine.generate(self.problems, self.sampling, self.group_size))
+
+    def update(self, groups: Sequence[Group]) -> Update:
+        """Learn from groups, under a reward that is a hash of a completion's tokens."""
+        verdicts = [
+            [
+                Verdict.of_score(zlib.crc32(one.tokens.tobytes()) % 1000 / 1000, "hash@1")
+                for one in group.completions
+            ]
+            for group in groups
+        ]
+        batch = self.learner.score(pack(groups, verdicts, self.learner.device))
+        update = self.learner.update(batch, compute_advantages(batch, self.algorithm))
+        self.engine.load_policy(self.learner.policy, update.policy_version)
+        return update
+
+
+class _NoText:
+    """Stands for a tokenizer where nobody reads the text."""
+
+    def decode(self, tokens: Sequence[int], **_: Any) -> str:
+        return ""
+
+    def batch_decode(self, rows: Sequence[Sequence[int]], **_: Any) -> list[str]:
+        return [""] * len(rows)
+
+
+def work_of(groups: Sequence[Group]) -> Work:
+    """Return what groups had to be fed through the model."""
+    return Work.of(
+        [len(group.prompt.tokens) for group in groups],
+        [[len(one.tokens) for one in group.completions] for group in groups],
+    )
+
+
+def random_model(
+    shape: ModelShape,
+    dtype: str,
+    device: str = "cpu",
+    family: str = "llama",
+    max_positions: int = 4096,
+) -> Any:
+    """Return a model of random weights, its head tied to its embedding, in eval mode."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        family,
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.width,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_width,
+        max_position_embeddings=max_positions,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    torch.manual_seed(0)
+    with torch.device(device):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    return model.eval()
+
+
+def random_prompts(num_prompts: int, length: int, vocabulary: int) -> list[list[int]]:
+    """Return prompts of random tokens."""
+    generator = np.random.default_rng(0)
+    return generator.integers(0, vocabulary, (num_prompts, length)).tolist()
+
+
+class PeakMemory:
+    """The most that was resident between two calls, in MiB: of the process, or of a CUDA device."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        self._device = device
+
+    def reset(self) -> None:
+        """Begin anew from what is resident now."""
+        if self._device == "cpu":
+            Path("/proc/self/clear_refs").write_text("5")
+        else:
+            torch.cuda.reset_peak_memory_stats()
+
+    def mib(self) -> float:
+        """Return the peak since `reset`."""
+        if self._device == "cpu":
+            return _status_mib("VmHWM")
+        return torch.cuda.max_memory_allocated() / MIB
+
+
+def resident_mib() -> float:
+    """Return what is resident now, in MiB."""
+    return _status_mib("VmRSS")
+
+
+def _status_mib(key: str) -> float:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError(f"/proc/self/status: found no {key}; accepted: a Linux system")

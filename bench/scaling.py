@@ -1,0 +1,178 @@
+"""How cost grows: seconds and memory against lengths, group size, vocabulary and model size.
+
+python -m bench.scaling                    writes docs/scaling.svg and docs/scaling.md (some minutes)
+python -m bench.scaling --tiny --out DIR   two small points a sweep, to see that it runs
+
+Each point is a process of its own: a Llama of random weights, one warm-up step, then a few measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench.flops import ModelShape
+from bench.processes import ROOT, run_for_json
+from bench.scaling_point import Point
+from bench.workload import hardware
+
+SMALL = ModelShape(
+    layers=4, width=256, intermediate=768, heads=4, kv_heads=2, head_width=64, vocabulary=8192
+)
+BASE = Point(SMALL)
+TINY = Point(
+    ModelShape(2, 32, 64, 4, 2, 8, 256),
+    num_prompts=2,
+    prompt_length=8,
+    completion_length=8,
+    group_size=2,
+)
+MODEL_SIZES = (
+    {"layers": 2, "width": 128, "intermediate": 384, "heads": 2, "kv_heads": 1},
+    {},
+    {"layers": 8, "width": 384, "intermediate": 1152, "heads": 6, "kv_heads": 2},
+    {"layers": 12, "width": 512, "intermediate": 1536, "heads": 8, "kv_heads": 4},
+    {"layers": 16, "width": 768, "intermediate": 2304, "heads": 12, "kv_heads": 4},
+)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One quantity that grows while the others stay as they are."""
+
+    name: str
+    title: str
+    changes: tuple[Mapping[str, Any], ...]
+    values: tuple[int, ...] = ()
+
+    @classmethod
+    def over(cls, name: str, title: str, values: Sequence[int]) -> Sweep:
+        """Return the sweep over one field of a point or of its shape."""
+        return cls(name, title, tuple({name: value} for value in values), tuple(values))
+
+
+SWEEPS = (
+    Sweep.over("completion_length", "tokens a completion", (32, 64, 128, 256, 512)),
+    Sweep.over("group_size", "completions a group", (2, 4, 8, 16, 32)),
+    Sweep.over("prompt_length", "tokens a prompt", (32, 128, 512, 1024)),
+    Sweep.over("vocabulary", "vocabulary", (2048, 8192, 32768, 131072)),
+    Sweep("model", "weights", MODEL_SIZES),
+)
+TINY_SWEEPS = (
+    Sweep.over("completion_length", "tokens a completion", (8, 16)),
+    Sweep("model", "weights", ({}, {"width": 48})),
+)
+
+
+@dataclass(frozen=True)
+class Series:
+    """A sweep as it was measured: x, and what each point gave."""
+
+    sweep: Sweep
+    x: tuple[int, ...]
+    points: tuple[Mapping[str, Any], ...]
+
+    def column(self, name: str) -> list[float]:
+        """Return one figure of every point."""
+        return [float(point[name]) for point in self.points]
+
+
+def measure(sweep: Sweep, base: Point, folder: Path) -> Series:
+    """Measure every point of a sweep, each in its own process."""
+    points: list[Mapping[str, Any]] = []
+    for change in sweep.changes:
+        file = base.varied(**change).write(folder / "point.json")
+        command = [sys.executable, "-m", "bench.scaling_point", file]
+        found, finished = run_for_json(command, folder, "scaling")
+        points.append(found)
+        print(f"{sweep.name} {dict(change)}: {finished.seconds:.1f} s", file=sys.stderr, flush=True)
+    x = sweep.values or tuple(int(point["num_weights"]) for point in points)
+    return Series(sweep, x, tuple(points))
+
+
+def markdown(series: Sequence[Series], base: Point, conditions: str) -> str:
+    """Return docs/scaling.md."""
+    shape = base.shape
+    parts = [
+        "# How cost grows",
+        "",
+        "![Seconds and memory of a step against what it is made of](scaling.svg)",
+        "",
+        f"One quantity grows at a time; the others are {base.num_prompts} prompts of "
+        f"{base.prompt_length} tokens, {base.group_size} completions each of exactly "
+        f"{base.completion_length} tokens, on a Llama of random weights in {base.dtype}: "
+        f"{shape.layers} layers, width {shape.width}, vocabulary {shape.vocabulary}.",
+        "",
+        f"Measured {conditions}. Make it again: `python -m bench.scaling`.",
+        "",
+        "How to read it:",
+        "",
+        "- Both axes are logarithmic. A line that rises by one decade a decade is proportional; a flatter one has a",
+        "  fixed part that is still larger; a steeper one grows faster than the quantity.",
+        "- *generation*: `Engine.generate`, all rows decoded at once. *update*: forward, backward and the",
+        "  optimizer's step, as `time/update` of a run. Medians of three steps after a first.",
+        "- *peak*: the most that was resident in the process at any moment of that part (Python, PyTorch and",
+        "  Transformers take some 400 MiB before there is a model).",
+        "- *beyond*: of that peak, what is neither the process before the model, nor weights, nor the optimizer's state",
+        "  (12 bytes a weight), nor, in the update, float32 gradients (4 bytes a weight): activations, keys and",
+        "  values, logits, and what the allocator keeps. This is the part that should not grow with the vocabulary:",
+        "  logits are never all there at once. Below zero: the state was not all resident.",
+        "",
+    ]
+    for one in series:
+        parts += [f"## {one.sweep.title[0].upper()}{one.sweep.title[1:]}", "", *_rows(one), ""]
+    return "\n".join(parts)
+
+
+def _rows(series: Series) -> list[str]:
+    names = ("generation s", "update s", "generation peak MiB", "update peak MiB")
+    names += ("generation beyond MiB", "update beyond MiB")
+    lines = [f"| {series.sweep.title} | " + " | ".join(names) + " |"]
+    lines.append("|" + "---:|" * (1 + len(names)))
+    for value, point in zip(series.x, series.points, strict=True):
+        seconds = [f"{point[f'{part}_seconds']:.3f}" for part in ("generation", "update")]
+        sizes = [
+            f"{point[f'{part}_{kind}_mib']:.0f}"
+            for kind in ("peak", "beyond")
+            for part in ("generation", "update")
+        ]
+        lines.append(f"| {value:,} | " + " | ".join([*seconds, *sizes]) + " |")
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure all sweeps; write the figure and the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=ROOT / "docs")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--json", action="store_true", help="also print all figures")
+    options = parser.parse_args(arguments)
+    from bench.scaling_figure import draw  # at once, before minutes are spent
+
+    base = replace(TINY if options.tiny else BASE, threads=options.threads)
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder:
+        sweeps = TINY_SWEEPS if options.tiny else SWEEPS
+        series = [measure(sweep, base, Path(folder)) for sweep in sweeps]
+    today = datetime.now(UTC).date().isoformat()
+    conditions = f"on {today} on {hardware()}, {options.threads} threads, load before {load:.1f}"
+    (options.out / "scaling.md").write_text(markdown(series, base, conditions), encoding="utf-8")
+    draw(series, options.out / "scaling.svg")
+    if options.json:
+        tree = [{"sweep": one.sweep.name, "x": one.x, "points": one.points} for one in series]
+        print(json.dumps(tree, indent=1))
+
+
+if __name__ == "__main__":
+    main()
