@@ -15,6 +15,7 @@ from typing import Any
 
 from bench import workload as workloads
 from bench.flops import ModelShape
+from bench.machine import Limits
 from bench.processes import run_for_json
 from bench.side import Side, check_same_prompts, comparison_table, ratios
 
@@ -96,13 +97,8 @@ def as_text(report: Mapping[str, Any]) -> str:
 
 def conditions(report: Mapping[str, Any]) -> list[str]:
     """Return the lines that say what machine it was, how fast it can be, and how busy it was."""
-    machine = report["machine"]
-    rates = ", ".join(
-        f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in machine["product_flops"].items()
-    )
     return [
-        f"limits measured in this run with {machine['threads']} threads: matrix products {rates}; "
-        f"memory {machine['bandwidth'] / 1e9:.1f} GB/s",
+        str(Limits(**report["machine"])),
         f"{report['hardware']}; {report['date']}; load {report['load_before']:.1f} before, "
         f"{report['load_after']:.1f} after (that is this run's own threads, and whatever else ran)",
     ]

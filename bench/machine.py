@@ -22,7 +22,10 @@ STREAM_MIB = 512
 
 @dataclass(frozen=True)
 class Limits:
-    """product_flops: operations a second by dtype, each over the best of `SHAPES`; bandwidth: bytes a second."""
+    """What nothing can do better than. product_flops: operations a second by dtype, each over the best of `SHAPES`; bandwidth: bytes a second.
+
+    threads: 0 where the device is no CPU.
+    """
 
     threads: int
     product_flops: dict[str, float]
@@ -37,8 +40,8 @@ class Limits:
             f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in self.product_flops.items()
         )
         return (
-            f"machine's limits with {self.threads} threads: matrix products {rates}; memory "
-            f"{self.bandwidth / 1e9:.1f} GB/s"
+            f"limits measured{f' with {self.threads} threads' if self.threads else ''}: "
+            f"matrix products {rates}; memory {self.bandwidth / 1e9:.1f} GB/s"
         )
 
 

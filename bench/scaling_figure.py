@@ -17,6 +17,7 @@ ROWS = (
     ("peak, MiB", "{}_peak_mib"),
     ("beyond weights\nand state, MiB", "{}_beyond_mib"),
 )
+FEW_DECADES = 150.0
 LEAST_MIB = 1.0  # a logarithmic axis has no zero
 
 
@@ -41,11 +42,12 @@ def draw(series: Sequence[Series], path: Path) -> None:
             len(ROWS), len(series), figsize=size, sharex="col", sharey="row", squeeze=False
         )
         for column, one in enumerate(series):
-            for row, (label, key) in enumerate(ROWS):
+            for row, (_, key) in enumerate(ROWS):
                 _panel(axes[row][column], one, key)
-                if column == 0:
-                    axes[row][column].set_ylabel(label)
             axes[-1][column].set_xlabel(one.sweep.title)
+        for row, (label, _) in enumerate(ROWS):
+            axes[row][0].set_ylabel(label)
+            _number_heights(axes[row][0])
         handles, labels = axes[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="upper center", ncols=2, frameon=False)
         figure.tight_layout(rect=(0, 0, 1, 0.96))
@@ -70,6 +72,17 @@ def _panel(axis: Any, series: Series, key: str) -> None:
     axis.grid(True, which="major", color=INK, alpha=0.25, linewidth=0.6)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
+
+
+def _number_heights(axis: Any) -> None:
+    """Put plain numbers beside a row of panels, more of them where there are few decades."""
+    from matplotlib import ticker
+
+    low, high = axis.get_ylim()
+    steps = (1.0,) if high / low > FEW_DECADES else (1.0, 2.0, 5.0)
+    axis.yaxis.set_major_locator(ticker.LogLocator(subs=steps))
+    axis.yaxis.set_minor_locator(ticker.NullLocator())
+    axis.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _short(value: float, _: object = None) -> str:
