@@ -240,7 +240,6 @@ def _added(total: Tensor | None, part: Tensor) -> Tensor:
 def _look_at(scaled: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return scaled logits [B, V] and their probabilities, log-normalizers [B] and entropies [B]."""
     probs = scaled.softmax(-1)
-    top, place = scaled.max(-1)
-    normalizer = top - probs.gather(-1, place[:, None])[:, 0].log()
+    normalizer = scaled.amax(-1) - probs.amax(-1).log()  # both of the likeliest token
     entropy = normalizer - torch.mul(probs, scaled).sum(-1)
     return scaled, probs, normalizer, entropy

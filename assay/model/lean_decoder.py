@@ -218,8 +218,8 @@ def _map_backward(
 def _norm(x: Tensor, norm: tuple[Tensor, float]) -> Tensor:
     """Root-mean-square norm over the last axis, rounded where the modules round."""
     weight, epsilon = norm
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return F.rms_norm(wide, (weight.shape[0],), None, epsilon).to(x.dtype) * weight
+    wide, scale = _widened(x, epsilon)
+    return wide.mul_(scale).to(x.dtype).mul_(weight)
 
 
 def _norm_backward(grad: Tensor, x: Tensor, norm: tuple[Tensor, float]) -> tuple[Tensor, Tensor]:
@@ -228,16 +228,22 @@ def _norm_backward(grad: Tensor, x: Tensor, norm: tuple[Tensor, float]) -> tuple
     With n = x r, r = (mean x^2 + epsilon)^(-1/2), and g the gradient of n: r (g - n mean(g n)).
     """
     weight, epsilon = norm
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    wide = x.to(dtype)
-    scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
-    scale = scale.div_(x.shape[-1]).add_(epsilon).rsqrt_()
-    normed = wide * scale
-    grad_normed = grad.to(dtype) * weight
-    grad_weight = (grad * normed).flatten(0, -2).sum(0)
-    overlap = (grad_normed * normed).mean(-1, keepdim=True)
-    grad_x = grad_normed.sub_(normed.mul_(overlap)).mul_(scale)
+    wide, scale = _widened(x, epsilon)
+    normed = wide.mul_(scale)
+    wide_weight = weight.to(wide.dtype)
+    wide_grad = grad.to(wide.dtype, copy=True)
+    product = wide_grad * normed
+    grad_weight = product.flatten(0, -2).sum(0)
+    overlap = (product @ wide_weight).div_(x.shape[-1]).unsqueeze(-1)
+    grad_x = wide_grad.mul_(wide_weight).addcmul_(normed, overlap, value=-1).mul_(scale)
     return grad_x.to(x.dtype), grad_weight.to(weight.dtype)
+
+
+def _widened(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Return a copy of x in float32 (or wider), and (mean x^2 + epsilon)^(-1/2) of each row."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32), copy=True)
+    scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
+    return wide, scale.div_(x.shape[-1]).add_(epsilon).rsqrt_()
 
 
 def _stack(layer: Layer) -> tuple[Tensor, Tensor | None]:
