@@ -12,6 +12,7 @@ from torch import nn
 from assay.config import ModelConfig
 from assay.errors import ModelError, message
 from assay.model.adapters import ADAPTER_FILE, add_adapter, base_of, load_adapter
+from assay.model.memory import keep_freed_memory
 from assay.model.sources import Source, read_model, read_tokenizer, saved_dtype
 
 END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "</s>")
@@ -41,6 +42,7 @@ def load_model(config: ModelConfig, device: str | None, seed: int) -> LoadedMode
     without gguf.
     """
     silence_transformers()
+    keep_freed_memory()
     place = choose_device(device)
     dtype = choose_dtype(config.dtype, place)
     folder = Path(config.path).expanduser()
