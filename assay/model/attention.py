@@ -29,14 +29,14 @@ WRITTEN_OUT_ON = frozenset({"cpu"})
 class Segment:
     """One rectangle's place among the flat tokens, and what its tokens see.
 
-    bias: [B or 1, 1, L, K], 0 where a token sees another and -inf where not, its prompt's first.
-    prompt: the rectangle that it continues, whose row ``parent_B`` each of its rows stands behind.
+    bias: [B or 1, 1, L, K], 0 where a token sees another and -inf where not, its prompt's first;
+    None: each sees all up to itself, and nothing of that size is ever made. prompt: the rectangle that it continues, whose row ``parent_B`` each of its rows stands behind.
     """
 
     first: int
     num_rows: int
     length: int
-    bias: Tensor
+    bias: Tensor | None
     prompt: Segment | None = None
     parent_B: Tensor | None = None
 
@@ -58,15 +58,7 @@ def segments_of(inputs: ModelInputs, dtype: torch.dtype) -> list[Segment]:
     first = 0
     for rectangle in inputs.rectangles:
         num_rows, length = rectangle.tokens.shape
-        seen = rectangle.mask
-        if seen is None:
-            seen = torch.ones(
-                1, 1, length, length, dtype=torch.bool, device=rectangle.tokens.device
-            )
-            seen = seen.tril_()
-        bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(
-            ~seen, -torch.inf
-        )
+        bias = None if rectangle.mask is None else _bias(rectangle.mask, dtype)
         behind = prompt if rectangle.parent_B is not None else None
         segment = Segment(first, num_rows, length, bias, behind, rectangle.parent_B)
         segments.append(segment)
@@ -74,6 +66,10 @@ def segments_of(inputs: ModelInputs, dtype: torch.dtype) -> list[Segment]:
         if behind is None:
             prompt = segment
     return segments
+
+
+def _bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
 
 
 def attend(
@@ -90,7 +86,8 @@ def attend(
             out = torch.empty_like(q)
             for block, seen in _blocks(segment, q.shape[1], k.shape[2]):
                 q_block = _by_key_heads(q[:, :, block], k.shape[1])
-                weights = _weights(q_block, k[:, :, :seen], segment.bias[:, :, block, :seen], scale)
+                bias = _bias_of(segment, block, seen, q.dtype)
+                weights = _weights(q_block, k[:, :, :seen], bias, scale)
                 out[:, :, block] = torch.bmm(weights, v[:, :, :seen].flatten(0, 1)).view(
                     out[:, :, block].shape
                 )
@@ -146,7 +143,8 @@ def _written_out_backward(
     for block, seen in _blocks(segment, q.shape[1], k.shape[2]):
         q_block, grad_block = (_by_key_heads(t[:, :, block], heads) for t in (q, grad))
         k_seen, v_seen = (t[:, :, :seen].flatten(0, 1) for t in (k, v))
-        weights = _weights(q_block, k[:, :, :seen], segment.bias[:, :, block, :seen], scale)
+        bias = _bias_of(segment, block, seen, q.dtype)
+        weights = _weights(q_block, k[:, :, :seen], bias, scale)
         grad_weights = torch.bmm(grad_block, v_seen.transpose(1, 2))
         grad_scores = torch.ops.aten._softmax_backward_data(
             grad_weights, weights, -1, weights.dtype
@@ -177,8 +175,10 @@ def _fused_backward(
     return dq, dk, dv
 
 
-def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, bias, scale=scale, enable_gqa=True)
+def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    return F.scaled_dot_product_attention(
+        q, k, v, bias, is_causal=bias is None, scale=scale, enable_gqa=True
+    )
 
 
 def _blocks(segment: Segment, heads: int, extent: int) -> Iterator[tuple[slice, int]]:
@@ -189,6 +189,15 @@ def _blocks(segment: Segment, heads: int, extent: int) -> Iterator[tuple[slice, 
     for first in reversed(range(0, segment.length, size)):
         last = min(first + size, segment.length)
         yield slice(first, last), extent - segment.length + last
+
+
+def _bias_of(segment: Segment, block: slice, seen: int, dtype: torch.dtype) -> Tensor:
+    """Return the mask of a block of queries over the keys that it can see, [B or 1, 1, block, seen]."""
+    if segment.bias is not None:
+        return segment.bias[:, :, block, :seen]
+    size = block.stop - block.start
+    causal = torch.ones(1, 1, size, seen, dtype=torch.bool).tril_(seen - size)
+    return _bias(causal, dtype)
 
 
 def _weights(q_block: Tensor, k_seen: Tensor, bias: Tensor, scale: float) -> Tensor:

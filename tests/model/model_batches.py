@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from assay.model.packing import Batch, pack
 from assay.types import Completion, Group, Problem, Prompt, Verdict
@@ -82,3 +83,20 @@ def plain_scores(model: Any, batch: Batch, temperature: float = 1.0) -> tuple[Te
         logprobs.append(all_logprobs.gather(-1, tokens[:, None])[:, 0])
         entropies.append(-(all_logprobs.exp() * all_logprobs).sum(-1))
     return torch.cat(logprobs), torch.cat(entropies)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records the largest tensor that any operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(value, Tensor):
+                self.numel = max(
+                    self.numel, value.untyped_storage().nbytes() // value.element_size()
+                )
+        return result

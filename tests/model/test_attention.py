@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from model_batches import make_batch
+from model_batches import LargestTensor, make_batch
 from torch import Tensor
 
 from assay.model import attention
@@ -43,6 +43,8 @@ def seen_by(segment: Segment, row: int, column: int) -> list[int]:
     if segment.prompt is not None and segment.parent_B is not None:
         first = segment.prompt.first + int(segment.parent_B[row]) * segment.prompt.length
         places = [first + n for n in range(segment.prompt.length)] + places
+    if segment.bias is None:
+        return places[: column + 1]
     bias = segment.bias[min(row, len(segment.bias) - 1), 0, column]
     return [place for place, value in zip(places, bias, strict=True) if value == 0]
 
@@ -106,3 +108,14 @@ def test_bfloat16_is_off_by_its_rounding_alone() -> None:
     for one, other in zip(got, want, strict=True):
         assert one.dtype == torch.bfloat16
         torch.testing.assert_close(one.double(), other, rtol=0.03, atol=0.03)
+
+
+def test_a_long_row_is_never_squared() -> None:
+    """A row of 3000 tokens on its own: no tensor is larger than the scores held at one time."""
+    (part,) = make_batch([1], [[3000]]).split(10**6, "plain")
+    segments = segments_of(part.plain_inputs, torch.float32)
+    heads = [torch.randn(3000, count, 4) for count in (2, 1, 1)]
+    with LargestTensor() as largest:
+        attended = attend(segments, heads[0], heads[1], heads[2], SCALE)
+        backward(segments, torch.ones_like(attended), *heads)
+    assert 10**6 < largest.numel <= attention.SCORES_AT_ONCE < 3000 * 3000

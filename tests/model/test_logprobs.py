@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from model_batches import VOCAB, make_batch, plain_scores
+from model_batches import VOCAB, LargestTensor, make_batch, plain_scores
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from assay.config import LoraConfig
@@ -213,23 +212,6 @@ def test_a_dropout_model_scores_without_dropout() -> None:
     (part,) = a_batch().split(10**6)
     first, second = (token_logprobs(model, part, temperature=1.0, layout="tree") for _ in "12")
     assert torch.equal(first.logprobs_T, second.logprobs_T)
-
-
-class LargestTensor(TorchDispatchMode):
-    """Records the largest tensor that any operation makes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for value in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(value, Tensor):
-                self.numel = max(
-                    self.numel, value.untyped_storage().nbytes() // value.element_size()
-                )
-        return result
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
