@@ -12,7 +12,7 @@ of siblings that such a mask rules out: those grow with the square of the group.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -114,16 +114,34 @@ class BatchShape:
         return [np.split(part, np.flatnonzero(np.diff(self.group_R[part])) + 1) for part in parts]
 
 
-def fill(sizes: np.ndarray, room: int) -> Iterator[tuple[int, int]]:
-    """Yield (first, last) of consecutive members that together fit, or of one that alone does not."""
+def fill(sizes: np.ndarray, room: int) -> list[tuple[int, int]]:
+    """Return (first, last) of consecutive members that together fit, or of one that alone does not.
+
+    As few parts as there can be, and of those divisions the one whose largest part is smallest: what
+    memory a part takes is decided by the largest.
+    """
+    parts = _fill_greedily(sizes, room)
+    low, high = -(-int(sizes.sum()) // max(1, len(parts))), room
+    while low < high:
+        middle = (low + high) // 2
+        if len(_fill_greedily(sizes, middle)) <= len(parts):
+            high = middle
+        else:
+            low = middle + 1
+    return _fill_greedily(sizes, high) if len(parts) > 1 else parts
+
+
+def _fill_greedily(sizes: np.ndarray, room: int) -> list[tuple[int, int]]:
+    parts: list[tuple[int, int]] = []
     first, total = 0, 0
     for index, size in enumerate(sizes.tolist()):
         if index > first and total + size > room:
-            yield first, index
+            parts.append((first, index))
             first, total = index, 0
         total += size
     if first < len(sizes):
-        yield first, len(sizes)
+        parts.append((first, len(sizes)))
+    return parts
 
 
 def plain_inputs(

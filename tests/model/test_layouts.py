@@ -1,4 +1,4 @@
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -106,14 +106,21 @@ def test_no_mask_row_is_empty() -> None:
         assert rectangle.mask is not None and rectangle.mask.any(-1).all()
 
 
-@given(st.lists(st.integers(0, 20), max_size=12), st.integers(-5, 40))
-def test_fill_keeps_order_and_room(sizes: list[int], room: int) -> None:
-    parts = list(fill(np.array(sizes, np.int64), room))
+@given(st.lists(st.integers(0, 20), max_size=9), st.integers(-5, 40))
+def test_fill_makes_few_parts_and_even_ones(sizes: list[int], room: int) -> None:
+    """Held against all ways to cut the list."""
+    parts = fill(np.array(sizes, np.int64), room)
     assert [n for first, last in parts for n in range(first, last)] == list(range(len(sizes)))
     for first, last in parts:
         assert last - first == 1 or sum(sizes[first:last]) <= room
-    for (first, last), (_, after) in pairwise(parts):
-        assert sum(sizes[first : last + 1]) > room and after > last
+    allowed: list[tuple[int, int]] = []
+    for cuts in product([False, True], repeat=max(0, len(sizes) - 1)):
+        edges = [0, *(n + 1 for n, cut in enumerate(cuts) if cut), len(sizes)]
+        members = [sizes[first:last] for first, last in pairwise(edges)]
+        if all(len(part) == 1 or sum(part) <= room for part in members):
+            allowed.append((len(members), max(map(sum, members))))
+    largest = max((sum(sizes[first:last]) for first, last in parts), default=0)
+    assert not sizes or (len(parts), largest) == min(allowed)
 
 
 @pytest.mark.parametrize("layout", ["tree", "plain"])
