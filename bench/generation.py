@@ -117,4 +117,5 @@ def main(
     add_peer(parser)
     options = parser.parse_args()
     report = compare(options, peer_of(options))
-    print(json.dumps(report, indent=1) if options.json else as_text(report))
+    report["text"] = as_text(report)
+    print(json.dumps(report, indent=1) if options.json else report["text"])

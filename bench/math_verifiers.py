@@ -81,7 +81,7 @@ def math_verify() -> Judge:
 
 def trl_accuracy() -> Judge:
     """Return TRL's accuracy reward; None is what it gives where it skips a row."""
-    from trl.rewards import accuracy_reward
+    from trl.rewards import accuracy_reward  # pyright: ignore[reportMissingImports]
 
     def judge(gold: str, text: str) -> float | None:
         wrapped = gold if any(mark in gold for mark in ("$", r"\boxed")) else f"${gold}$"

@@ -156,7 +156,8 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         report = compare(options, Path(scratch))
-    print(json.dumps(report, indent=1) if options.json else as_text(report))
+    report["text"] = as_text(report)
+    print(json.dumps(report, indent=1) if options.json else report["text"])
 
 
 def compare(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
