@@ -213,8 +213,9 @@ class RLConfig(Section):
     """Passes over each batch."""
     num_minibatches: Natural = 1
     """Optimizer steps a pass: the batch's groups are split into this many parts."""
-    max_tokens_per_micro_batch: Natural = 8192
-    """Tokens (prompts counted once a group) in one forward and backward pass: lower it when memory runs out."""
+    max_tokens_per_micro_batch: Natural | None = None
+    """Tokens (prompts counted once a group) in one forward and backward pass: lower it when memory runs out.
+    None: 2048 on a CPU, 8192 on a GPU."""
     max_refills: Annotated[int, Field(ge=0)] = 4
     """Dynamic sampling: how often a step may draw again to replace groups that are all right or all wrong."""
 
@@ -293,8 +294,8 @@ class SFTConfig(Section):
     """Passes over the traces; a fraction stops part way."""
     tokens_per_step: Natural = 4096
     """Tokens that one optimizer step learns from."""
-    max_tokens_per_micro_batch: Natural = 8192
-    """Tokens in one forward and backward pass: lower it when memory runs out."""
+    max_tokens_per_micro_batch: Natural | None = None
+    """Tokens in one forward and backward pass: lower it when memory runs out. None: 2048 on a CPU, 8192 on a GPU."""
 
 
 class EvaluationConfig(Section):

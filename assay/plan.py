@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.config import TrainConfig
+from assay.model.layouts import micro_batch_tokens
 
 MIB = 2**20
 FLOAT32 = 4
@@ -75,7 +76,9 @@ def plan_memory(
         )
     else:
         batch_tokens = config.sft.tokens_per_step if config.sft else 0
-    tokens = min(batch_tokens, stage.max_tokens_per_micro_batch if stage else 0)
+    device = next(model.parameters()).device.type
+    most = micro_batch_tokens(stage.max_tokens_per_micro_batch, device) if stage else 0
+    tokens = min(batch_tokens, most)
     widths = 1 if config.model.activation_checkpointing else 17
     parts["activations"] = tokens * layers * widths * width * weight_size
     section = "rl" if config.rl is not None else "sft"

@@ -22,6 +22,7 @@ from assay.learn.meter import UpdateMeter, step_metrics, to_floats
 from assay.learn.optimizer import Optimizer
 from assay.learn.reference import Reference
 from assay.model.head import Gains
+from assay.model.layouts import micro_batch_tokens
 from assay.model.load import save_model
 from assay.model.logprobs import TokenStats, token_logprobs
 from assay.model.memory import out_of_memory_names
@@ -44,8 +45,10 @@ class Learner:
     policy: the live model. policy_version: +1 per optimizer step taken. epochs: passes over a batch;
     num_minibatches: optimizer steps a pass, each on a share of the groups. total_steps: optimizer
     steps in all, for the schedule. keep_reference: measure the KL to the starting policy even where the
-    algorithm has none. seed: shuffles groups into minibatches. tokenizer: saved with the policy,
-    so that a checkpoint loads as a model; None: a checkpoint is only good for `load_state`.
+    algorithm has none. max_tokens_per_micro_batch: None: by the device. lean: go through the layers by
+    `assay.model.lean_decoder` where the model is of its family. seed: shuffles groups into
+    minibatches. tokenizer: saved with the policy, so that a checkpoint loads as a model; None: a
+    checkpoint is only good for `load_state`.
 
     Make it before a checkpoint is loaded: the reference is the policy at this moment.
     """
@@ -60,7 +63,7 @@ class Learner:
         temperature: float = 1.0,
         layout: Layout = "tree",
         lean: bool = True,
-        max_tokens_per_micro_batch: int = 8192,
+        max_tokens_per_micro_batch: int | None = None,
         epochs: int = 1,
         num_minibatches: int = 1,
         keep_reference: bool = False,
@@ -74,7 +77,9 @@ class Learner:
         self.temperature = temperature
         self.layout: Layout = layout
         self.lean = lean
-        self.max_tokens_per_micro_batch = max_tokens_per_micro_batch
+        self.max_tokens_per_micro_batch = micro_batch_tokens(
+            max_tokens_per_micro_batch, self.device.type
+        )
         self.epochs = epochs
         self.num_minibatches = num_minibatches
         self.seed = seed

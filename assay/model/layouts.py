@@ -29,6 +29,16 @@ RECTANGLE_TOKENS = {"cpu": (256, 1024), "cuda": (4096, 2**15)}
 On a CPU a rectangle's activations should stay in its cache; on a GPU every launch should count.
 """
 MUCH_SHORTER = 0.75
+MICRO_BATCH_TOKENS = {"cpu": 2048, "cuda": 8192}
+"""By device: tokens of one forward and backward pass where nothing else is said.
+
+A CPU gains nothing from more, and its memory grows; on a GPU every launch should count.
+"""
+
+
+def micro_batch_tokens(configured: int | None, device: str) -> int:
+    """Return the tokens of one forward and backward pass: as configured, or by the type of device."""
+    return configured or MICRO_BATCH_TOKENS.get(device, MICRO_BATCH_TOKENS["cuda"])
 
 
 @dataclass(frozen=True, eq=False)
