@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from bench import DATA
 from bench.processes import run
 
 Dtype = Literal["float32", "bfloat16"]
@@ -123,7 +124,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose a workload."""
     parser.add_argument("--workload", choices=NAMES, default="gsm8k")
     parser.add_argument("--model", help="folder of SmolLM2-135M-Instruct (see examples/)")
-    parser.add_argument("--problems", default=GSM8K, help="where GSM8K's rows are")
+    local = DATA / "gsm8k" / "train.jsonl"
+    rows = str(local) if local.is_file() else GSM8K
+    parser.add_argument("--problems", default=rows, help="where GSM8K's rows are")
     parser.add_argument("--max-tokens", type=int, default=None, help="new tokens at most")
     parser.add_argument("--num-prompts", type=int, default=None)
     parser.add_argument("--threads", type=int, default=2)
