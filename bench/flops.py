@@ -135,11 +135,16 @@ def update_flops(shape: ModelShape, work: Work) -> int:
     return 3 * forward_flops(shape, work)
 
 
-def generation_bytes(shape: ModelShape, work: Work, dtype: str) -> int:
-    """Return bytes that generation must read: all weights once a pass, and each row's keys and values.
+def decode_bytes(shape: ModelShape, work: Work, dtype: str) -> int:
+    """Return bytes that decoding must read: all weights once a step, and each row's keys and values.
 
-    A pass is a prompt's prefill or one decode step of all rows; the head is read as the body is.
+    All rows take a step together; the head is read as the body is.
     """
-    passes = len(work.groups) + work.decode_steps
-    weights = (shape.body_weights + shape.head_weights) * passes
+    weights = (shape.body_weights + shape.head_weights) * work.decode_steps
     return BYTES[dtype] * (weights + shape.kv_values * work.completion_pairs)
+
+
+def generation_bytes(shape: ModelShape, work: Work, dtype: str) -> int:
+    """Return bytes that generation must read: decoding's, and all weights once a prompt before it."""
+    weights = (shape.body_weights + shape.head_weights) * len(work.groups)
+    return BYTES[dtype] * weights + decode_bytes(shape, work, dtype)

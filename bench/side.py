@@ -82,6 +82,7 @@ class Side:
     name: str
     steps: list[StepFacts] = field(default_factory=list[StepFacts])
     peaks_mib: list[float] = field(default_factory=list[float])
+    helpers_mib: list[float] = field(default_factory=list[float])
     dtypes: dict[str, str] = field(default_factory=dict[str, str])
     versions: dict[str, str] = field(default_factory=dict[str, str])
 
@@ -89,6 +90,7 @@ class Side:
         """Take in one run; its first step was the warm-up."""
         self.steps += [StepFacts.read(step) for step in result["steps"][1:]]
         self.peaks_mib.append(finished.peak_mib + finished.helpers_mib)
+        self.helpers_mib.append(finished.helpers_mib)
         self.dtypes, self.versions = dict(result["dtypes"]), dict(result["versions"])
 
     def seconds(self, phase: str) -> Spread:
@@ -149,6 +151,7 @@ class Side:
             },
             "peak_mib": self.peak_mib,
             "peaks_mib": self.peaks_mib,
+            "of_which_helpers_mib": self.helpers_mib,
             "mean_completion_tokens": self.mean_length,
             "dtypes": self.dtypes,
             "versions": self.versions,

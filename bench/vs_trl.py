@@ -177,7 +177,7 @@ def compare(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
                 side.add(*run_trl(work, size, options.trl_python, Path(folder)))
                 print(side.last_line(), file=sys.stderr, flush=True)
     check_same_prompts([ours, *others.values()])
-    faster = min(others.values(), key=lambda side: side.seconds("step").median)
+    faster = max(others.values(), key=lambda side: side.tokens_per_second("step").median)
     shape, rate = ModelShape.read(work.model), limits["product_flops"][work.dtype]
     sides = [ours, *others.values()]
     shares = {

@@ -6,7 +6,14 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from assay.testing import tiny_model
-from bench.flops import ModelShape, Work, forward_flops, generation_bytes, update_flops
+from bench.flops import (
+    ModelShape,
+    Work,
+    decode_bytes,
+    forward_flops,
+    generation_bytes,
+    update_flops,
+)
 
 # D 4, two heads of width 2, one key/value head: query and output 4 x 4, key and value 4 x 2 each.
 SHAPE = ModelShape(
@@ -44,6 +51,10 @@ def test_bytes_by_hand() -> None:
     keys_and_values = 2 * 4 * SHAPE.kv_values  # two rows read four positions each
     assert generation_bytes(SHAPE, work, "bfloat16") == 2 * (weights + keys_and_values)
     assert generation_bytes(SHAPE, work, "float32") == 4 * (weights + keys_and_values)
+    prefill = 2 * (SHAPE.body_weights + SHAPE.head_weights)
+    assert decode_bytes(SHAPE, work, "bfloat16") == (
+        generation_bytes(SHAPE, work, "bfloat16") - prefill
+    )
 
 
 def test_forward_against_the_counter_of_pytorch() -> None:
