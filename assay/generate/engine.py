@@ -21,8 +21,8 @@ from assay.config import EngineConfig, SamplingConfig
 from assay.errors import DataError, ModelError, OutOfMemory, message
 from assay.generate.finish import TextEnds, num_think_tokens
 from assay.generate.forward import Choice, choose_forward
-from assay.generate.kv_cache import BLOCK
-from assay.generate.memory import default_kv_mib
+from assay.generate.kv_cache import Extent, Room
+from assay.generate.memory import default_kv_mib, num_that_fit
 from assay.generate.sampler import completion_key, sample, uniforms
 from assay.model.family import NotLean
 from assay.model.memory import out_of_memory_names
@@ -108,6 +108,14 @@ class _Slots:
         where its first token will go."""
         positions_S = self.prompt_length_S + np.maximum(self.counts_S, 1) - 1
         return np.where(self.active_S, positions_S, 0)
+
+    def extent(self) -> Extent:
+        """Return how far the longest slots reach, with the token that each feeds."""
+        return Extent(
+            total=int(self.positions().max()) + 1,
+            prompt=int(self.prompt_length_S[self.active_S].max(initial=1)),
+            own=int(self.counts_S[self.active_S].max(initial=1)),
+        )
 
     def record(self, sampled: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
         self.step += 1
@@ -232,12 +240,17 @@ class Engine:
         if (self._dtype, self._device) != _kind_of(self._model):
             self._choice = self._prove(self._model)
         longest = max((group.limit for group in waiting), default=1)
-        capacity = max((len(g.prompt.tokens) + g.limit for g in waiting), default=1)
+        extent = Extent(
+            total=max((len(g.prompt.tokens) + g.limit for g in waiting), default=1),
+            prompt=max((len(g.prompt.tokens) for g in waiting), default=1),
+            own=longest,
+        )
+        room = Room(extent, len(waiting), group_size)
         try:
-            num_slots, num_rows = self._make_ready(capacity)
+            num_slots, num_rows = self._make_ready(room)
         except NotLean:  # the model was wrapped or hooked since
             self._choice = self._prove(self._model)
-            num_slots, num_rows = self._make_ready(capacity)
+            num_slots, num_rows = self._make_ready(room)
         self.stats = EngineStats(num_slots=num_slots)
         text_ends = TextEnds(self.tokenizer, sampling.stop) if sampling.stop else None
         self._newest = _Call(
@@ -265,29 +278,28 @@ class Engine:
             raise DataError(message(where, f"a prompt of {length} tokens", accepted, remedy))
         return _Waiting(position, problem, prompt, room)
 
-    def _make_ready(self, capacity: int) -> tuple[int, int]:
+    def _make_ready(self, room: Room) -> tuple[int, int]:
         """Take the memory that a generation needs, and look at the weights; return (slots, rows)."""
-        num_slots, num_rows = self._allocate(capacity)
+        num_slots, num_rows = self._allocate(room)
         with out_of_memory_names(MEMORY_SETTINGS, "generation"), torch.inference_mode():
             self._choice.forward.refresh(num_rows)
         return num_slots, num_rows
 
-    def _allocate(self, capacity: int) -> tuple[int, int]:
+    def _allocate(self, room: Room) -> tuple[int, int]:
         """Return (slots, rows) that fit in memory: rows are slots padded with idle ones."""
         cache, multiple = self._choice.forward.cache, self._choice.row_multiple
-        slot_mib = -(-capacity // BLOCK) * BLOCK * cache.bytes_per_token / 2**20
         budget = self.settings.max_kv_mib or default_kv_mib(self._device)
-        num_fit = int(budget / slot_mib) - 1  # one is the prompt on its way to its slots
         num_rows = -(-self.settings.num_slots // multiple) * multiple
-        if num_fit < num_rows:
-            num_rows = num_fit // multiple * multiple or num_fit
+        num_rows = num_that_fit(cache, room, num_rows, multiple, budget)
         if num_rows < 1:
+            tokens = cache.num_tokens(1, room) + cache.prompt_tokens(room)
             raise OutOfMemory(
-                f"engine.max_kv_mib: {budget:.0f} MiB do not hold one completion of {capacity} "
-                f"tokens beside its prompt ({2 * slot_mib:.0f} MiB); raise it, or lower sampling.max_tokens"
+                f"engine.max_kv_mib: {budget:.0f} MiB do not hold one completion of {room.extent.total} "
+                f"tokens beside its prompt ({tokens * cache.bytes_per_token / 2**20:.0f} MiB); "
+                "raise it, or lower sampling.max_tokens"
             )
         with out_of_memory_names(MEMORY_SETTINGS, "generation"), torch.inference_mode():
-            cache.allocate(num_rows, capacity)
+            cache.make_room(num_rows, room)
         return min(num_rows, self.settings.num_slots), num_rows
 
     @torch.inference_mode()
@@ -332,7 +344,7 @@ class Engine:
             logits_SV = self._choice.forward.decode(
                 torch.from_numpy(slots.tokens_S).to(device),
                 torch.from_numpy(positions_S).to(device),
-                int(positions_S.max()) + 1,
+                slots.extent(),
             )
         else:
             logits_V = call.fresh[0][1]

@@ -14,16 +14,26 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from assay.errors import ModelError
-from assay.generate.kv_cache import BLOCK, SlotCache, attend, blocked_bias
-from assay.generate.lean import LeanForward
+from assay.generate.kv_cache import (
+    BLOCK,
+    Extent,
+    Room,
+    SlotCache,
+    attend,
+    blocked_bias,
+)
+from assay.generate.lean import LeanForward, kv_mib_of_a_block
+from assay.generate.memory import num_that_fit
+from assay.generate.shared_prompt import PROMPT_BLOCK, SharedPromptCache
 
 SLOT_ATTENTION = "assay_slots"
 ROW_MULTIPLES = (8, 16, 64)
 PROBE_PROMPT, PROBE_STEPS, PROBE_BEYOND = (
-    BLOCK + 6,
+    PROMPT_BLOCK + 6,
     2,
     3 * BLOCK,
 )  # so that the probe reaches into a second block
+SHARED_FROM_MIB = 64  # of the slots' keys and values, a block each: less stays in the cache anyway
 MAX_DIFFERENCE = 1e-3  # of log-probabilities over the whole vocabulary, in float32
 MEAN_DIFFERENCE, P99_DIFFERENCE = (
     0.15,
@@ -36,7 +46,11 @@ class Forward(Protocol):
 
     name: str
     by_blocks: bool
-    cache: SlotCache
+
+    @property
+    def cache(self) -> SlotCache | SharedPromptCache:
+        """Where keys and values stand."""
+        ...
 
     def refresh(self, num_rows: int) -> None:
         """Look at the live model again before steps of ``num_rows`` slots; raise NotLean where this
@@ -51,7 +65,7 @@ class Forward(Protocol):
         """Take a prompt's keys and values down in the cache and return its last logits [V]."""
         ...
 
-    def decode(self, tokens_S: Tensor, positions_S: Tensor, extent: int) -> Tensor:
+    def decode(self, tokens_S: Tensor, positions_S: Tensor, extent: Extent) -> Tensor:
         """Feed one token a slot and return the logits [S, V] of the next."""
         ...
 
@@ -89,7 +103,7 @@ class ModuleForward:
         logits = self._call(tokens_L[None], positions_L[None], None, **self._last_only)
         return logits[0, -1]
 
-    def decode(self, tokens_S: Tensor, positions_S: Tensor, extent: int) -> Tensor:
+    def decode(self, tokens_S: Tensor, positions_S: Tensor, extent: Extent) -> Tensor:
         """Feed one token a slot and return the logits [S, V] of the next."""
         self.cache.begin_step(positions_S, extent)
         with self._slot_attention():
@@ -217,7 +231,9 @@ def choose_forward(
     products treat the last rows of an odd batch differently. The proof's own cache stays within
     ``kv_mib``. Raises ModelError where no way is right.
     """
+    shared = kv_mib_of_a_block(model) * num_slots >= SHARED_FROM_MIB
     ways: tuple[Callable[[], Forward], ...] = (
+        *((lambda: LeanForward(model, packed=True, shared=True),) if shared else ()),
         lambda: LeanForward(model, packed=True),
         lambda: LeanForward(model),
         lambda: ModuleForward(model, by_blocks=True),
@@ -268,10 +284,10 @@ def _through_cache(
     """Return log-probabilities of the last positions, and whether all rows and extents gave the same bits."""
     num_prompt = max(len(tokens_L) - PROBE_STEPS, 1)
     found = [forward.prefill(tokens_L[:num_prompt])]
-    cache, capacity = forward.cache, len(tokens_L) + PROBE_BEYOND
-    num_fit = kv_mib * 2**20 / max(capacity * cache.bytes_per_token, 1)
-    num_rows = max(int(min(num_rows, num_fit)), 1)
-    cache.allocate(num_rows, capacity)
+    cache, beyond = forward.cache, PROBE_BEYOND
+    far = Extent(len(tokens_L) + beyond, num_prompt + beyond, PROBE_STEPS + beyond)
+    num_rows = max(num_that_fit(cache, Room(far, 1, num_rows), num_rows, 1, kv_mib), 1)
+    cache.make_room(num_rows, Room(far, 1, num_rows))
     cache.place(torch.arange(num_rows, device=tokens_L.device))
     same_bits = True
     for position in range(num_prompt, len(tokens_L)):
@@ -279,8 +295,9 @@ def _through_cache(
             tokens_L[position].repeat(num_rows),
             torch.full_like(tokens_L[:1], position).repeat(num_rows),
         )
-        logits_SV = forward.decode(*step, position + 1)
-        beyond_SV = forward.decode(*step, capacity)
+        near = Extent(position + 1, num_prompt, position + 1 - num_prompt)
+        logits_SV = forward.decode(*step, near)
+        beyond_SV = forward.decode(*step, far)
         same_bits &= torch.equal(logits_SV, logits_SV[:1].expand_as(logits_SV))
         same_bits &= torch.equal(logits_SV, beyond_SV)
         found.append(logits_SV[0])

@@ -10,6 +10,7 @@ the last bits of a completion would depend on its neighbors' lengths.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +19,26 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 BLOCK = 64
+
+Prompt = dict[int, tuple[Tensor, Tensor]]  # keys and values of each layer, [1, H, L, D]
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How far the longest reaches: in all, its prompt, and what was sampled behind a prompt."""
+
+    total: int
+    prompt: int
+    own: int
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a generation needs room for: its extent at the most, and how many share their prompts."""
+
+    extent: Extent
+    num_groups: int
+    group_size: int
 
 
 class SlotCache(Cache):
@@ -31,7 +52,7 @@ class SlotCache(Cache):
         super().__init__(layers=[])
         self.num_slots = 0
         self.num_blocks = 0  # of the step at hand: the rounded extent is num_blocks * BLOCK
-        self.prompt: dict[int, tuple[Tensor, Tensor]] = {}
+        self.prompt: Prompt = {}
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         self._in_prompt = False
         self._positions_S = torch.zeros(0, dtype=torch.int64)
@@ -48,11 +69,25 @@ class SlotCache(Cache):
     @property
     def bytes_per_token(self) -> int:
         """What one token of one slot takes, by the shapes of the last prompt."""
-        return sum(
-            tensor.shape[1] * tensor.shape[3] * tensor.element_size()
-            for pair in self.prompt.values()
-            for tensor in pair
-        )
+        return bytes_per_token(self.prompt)
+
+    @property
+    def num_bytes(self) -> int:
+        """What is held now."""
+        stores = self._layers.values()
+        return sum(store.numel() * store.element_size() for pair in stores for store in pair)
+
+    def num_tokens(self, num_slots: int, room: Room) -> int:
+        """Return how many tokens it will hold."""
+        return num_slots * self.prompt_tokens(room)
+
+    def prompt_tokens(self, room: Room) -> int:
+        """Return how many tokens one prompt and its completion take."""
+        return -(-room.extent.total // BLOCK) * BLOCK
+
+    def make_room(self, num_slots: int, room: Room) -> None:
+        """Make room for ``num_slots``, in the shapes of the last prompt."""
+        self.allocate(num_slots, room.extent.total)
 
     def allocate(self, num_slots: int, capacity: int) -> None:
         """Make room for ``num_slots`` of ``capacity`` tokens, in the shapes of the last prompt."""
@@ -82,6 +117,10 @@ class SlotCache(Cache):
         self.prompt = {}
         self._in_prompt = True
 
+    def keep(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Take down a layer of the prompt: [1, H, L, D]."""
+        self.prompt[layer] = (keys, values)
+
     def place(self, slots: Tensor) -> None:
         """Copy the prompt into ``slots``."""
         for layer, prompt in self.prompt.items():
@@ -92,10 +131,10 @@ class SlotCache(Cache):
                 blocks = padded.reshape(heads, num_blocks, 1, BLOCK, width).permute(1, 2, 0, 3, 4)
                 store[:num_blocks].index_copy_(1, slots, blocks.expand(-1, len(slots), -1, -1, -1))
 
-    def begin_step(self, positions_S: Tensor, extent: int) -> None:
+    def begin_step(self, positions_S: Tensor, extent: Extent) -> None:
         """Expect one token for each slot, at its position; no position is beyond ``extent``."""
         self._in_prompt = False
-        self.num_blocks = -(-extent // BLOCK)
+        self.num_blocks = -(-extent.total // BLOCK)
         self._positions_S = positions_S
         self._row_of_heads.clear()
         self._bias_of_heads.clear()
@@ -126,6 +165,16 @@ class SlotCache(Cache):
         value_store.view(-1, value_store.shape[-1]).index_copy_(0, rows, values)
         return key_store[: self.num_blocks], value_store[: self.num_blocks]
 
+    def attend(
+        self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float
+    ) -> Tensor:
+        """Store one token a slot (keys, values: [S * H, D]) and attend to all that each slot may see.
+
+        query: [S * H, queries a head, D]. Returns the same shape.
+        """
+        stored = self.write(layer, keys, values)
+        return attend(query, *stored, self.bias(stored[0].shape[2]), scale)
+
     def _rows(self, heads: int) -> Tensor:
         device = self._order.device
         row_S = self._positions_S // BLOCK * self.num_slots
@@ -145,7 +194,7 @@ class SlotCache(Cache):
     ) -> tuple[Tensor, Tensor]:
         """Take down a prompt's keys and values, or one token a slot."""
         if self._in_prompt:
-            self.prompt[layer_idx] = (key_states, value_states)
+            self.keep(layer_idx, key_states, value_states)
             return key_states, value_states
         keys = key_states.reshape(-1, key_states.shape[-1])
         values = value_states.reshape(-1, value_states.shape[-1])
@@ -160,11 +209,20 @@ class SlotCache(Cache):
         return (query_length if self._in_prompt else self.num_blocks * BLOCK), 0
 
 
-def blocked_bias(bias_SK: Tensor, heads: int) -> Tensor:
-    """Return a mask as [num_blocks * S * heads, 1, BLOCK]."""
+def bytes_per_token(prompt: Prompt) -> int:
+    """Return what a token takes in the layers of a prompt."""
+    return sum(
+        tensor.shape[1] * tensor.shape[3] * tensor.element_size()
+        for pair in prompt.values()
+        for tensor in pair
+    )
+
+
+def blocked_bias(bias_SK: Tensor, heads: int, block: int = BLOCK) -> Tensor:
+    """Return a mask as [num_blocks * S * heads, 1, block]."""
     num_slots, extent = bias_SK.shape
-    blocks = bias_SK.view(num_slots, extent // BLOCK, 1, BLOCK).transpose(0, 1)
-    return blocks.expand(-1, -1, heads, -1).reshape(-1, 1, BLOCK)
+    blocks = bias_SK.view(num_slots, extent // block, 1, block).transpose(0, 1)
+    return blocks.expand(-1, -1, heads, -1).reshape(-1, 1, block)
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float) -> Tensor:
@@ -187,4 +245,5 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: flo
     weights = weights.view(num_rows, num_queries, num_blocks, BLOCK).permute(2, 0, 1, 3)
     parts = torch.bmm(weights.reshape(num_blocks * num_rows, num_queries, BLOCK), flat_values)
     # a sum over the first axis goes block after block: zeros at its end change nothing
-    return parts.view(num_blocks, num_rows, num_queries, -1).sum(0)
+    parts = parts.view(num_blocks, num_rows, num_queries, -1)
+    return parts[0] + parts[1] if num_blocks == 2 else parts.sum(0)

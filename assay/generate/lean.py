@@ -14,23 +14,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from assay.generate.kv_cache import SlotCache, attend
+from assay.generate.kv_cache import BLOCK, Extent, SlotCache
 from assay.generate.products import LayerProducts, Products
-from assay.model.family import Decoder, Layer, rotate
+from assay.generate.shared_prompt import SharedPromptCache
+from assay.model.family import Decoder, Layer, NotLean, rotate
 
 
 class LeanForward:
     """Decoding through the parameters of a Llama-like model, held by reference.
 
     packed: multiply with copies of the linear maps, packed when a generation begins (see
-    `products`); they are what the weights were at the last `refresh`.
+    `products`); they are what the weights were at the last `refresh`. shared: siblings attend to
+    one copy of their prompt (see `shared_prompt`).
     """
 
     name = "lean"
     by_blocks = True
 
-    def __init__(self, model: nn.Module, packed: bool = False) -> None:
-        self.cache = SlotCache()
+    def __init__(self, model: nn.Module, packed: bool = False, shared: bool = False) -> None:
+        self.cache = SharedPromptCache() if shared else SlotCache()
         self._model: Any = model
         self._packed = packed
         self._cos_KD = self._sin_KD = torch.zeros(0, 0)
@@ -61,7 +63,7 @@ class LeanForward:
                 t.transpose(0, 1)[None]
                 for t in self._projections(layer, products, hidden_LD, cos, sin)
             )
-            self.cache.update(key, value, index)
+            self.cache.keep(index, key, value)
             attended = F.scaled_dot_product_attention(
                 query, key, value, is_causal=True, scale=self._decoder.scale, enable_gqa=True
             )
@@ -69,9 +71,9 @@ class LeanForward:
             _finish(layer, products, hidden_LD, attended_LD)
         return self._logits(hidden_LD[-1:])[0]
 
-    def decode(self, tokens_S: Tensor, positions_S: Tensor, extent: int) -> Tensor:
+    def decode(self, tokens_S: Tensor, positions_S: Tensor, extent: Extent) -> Tensor:
         """Feed one token a slot and return the logits [S, V] of the next."""
-        self._grow_rotary(extent)
+        self._grow_rotary(extent.total)
         self.cache.begin_step(positions_S, extent)
         cos = self._cos_KD.index_select(0, positions_S)[:, None]
         sin = self._sin_KD.index_select(0, positions_S)[:, None]
@@ -79,10 +81,13 @@ class LeanForward:
         num_slots, width = len(tokens_S), self._decoder.width
         for index, (layer, products) in enumerate(self._layers()):
             query, key, value = self._projections(layer, products, hidden_SD, cos, sin)
-            heads = key.shape[1]
-            keys, values = self.cache.write(index, key.reshape(-1, width), value.reshape(-1, width))
-            query = query.reshape(num_slots * heads, -1, width)
-            attended = attend(query, keys, values, self.cache.bias(heads), self._decoder.scale)
+            attended = self.cache.attend(
+                index,
+                query.reshape(num_slots * key.shape[1], -1, width),
+                key.reshape(-1, width),
+                value.reshape(-1, width),
+                self._decoder.scale,
+            )
             _finish(layer, products, hidden_SD, attended.view(num_slots, -1))
         return self._logits(hidden_SD)
 
@@ -130,3 +135,13 @@ def _finish(layer: Layer, products: LayerProducts, hidden: Tensor, attended: Ten
     hidden += products.output(attended)
     gate, up = products.gate_up(_normalize(hidden, layer.mlp_norm)).chunk(2, -1)
     hidden += products.down(F.silu(gate).mul_(up))
+
+
+def kv_mib_of_a_block(model: Any) -> float:
+    """Return what a block of one slot takes in the cache; 0 where the model has no lean way."""
+    try:
+        layers = Decoder.of(model).layers
+    except NotLean:
+        return 0.0
+    maps = [weight for layer in layers for weight in (layer.key[0], layer.value[0])]
+    return sum(len(weight) * weight.element_size() for weight in maps) * BLOCK / 2**20

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import torch
 
+from assay.generate.kv_cache import Room, SlotCache
+from assay.generate.shared_prompt import SharedPromptCache
+
 CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
@@ -28,3 +31,23 @@ def default_kv_mib(device: torch.device) -> float:
         except (OSError, ValueError):  # no such file, or "max"
             continue
     return size / 4 / 2**20
+
+
+def num_that_fit(
+    cache: SlotCache | SharedPromptCache, room: Room, num_slots: int, multiple: int, kv_mib: float
+) -> int:
+    """Return how many of ``num_slots`` fit in ``kv_mib`` beside the prompt on its way to them.
+
+    A multiple of ``multiple``, unless not even one multiple fits.
+    """
+
+    def fits(number: int) -> bool:
+        tokens = cache.num_tokens(number, room) + cache.prompt_tokens(room)
+        return tokens * cache.bytes_per_token <= kv_mib * 2**20
+
+    for step in (multiple, 1):
+        for number in range(num_slots // step * step, 0, -step):
+            if fits(number):
+                return number
+        num_slots = min(num_slots, multiple)
+    return 0

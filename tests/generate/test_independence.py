@@ -10,7 +10,7 @@ import torch
 from generate_fakes import bits_of, completions_of, engine_of, problem_of
 
 from assay.config import EngineConfig, SamplingConfig
-from assay.generate import lean as lean_module
+from assay.generate import kv_cache as kv_cache_module
 from assay.generate.forward import Choice, ModuleForward
 from assay.testing import tiny_model
 
@@ -117,7 +117,7 @@ def test_bits_hold_at_any_number_of_slots(num_slots: int) -> None:
 def test_what_depends_on_neighbors_is_not_called_independent(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = lean_module.attend
+    original = kv_cache_module.attend
 
     def leaning(query: torch.Tensor, keys: torch.Tensor, *rest: Any) -> torch.Tensor:
         out = original(query, keys, *rest)
@@ -126,7 +126,7 @@ def test_what_depends_on_neighbors_is_not_called_independent(
         out[-1] *= 1 + 1e-6
         return out
 
-    monkeypatch.setattr(lean_module, "attend", leaning)
+    monkeypatch.setattr(kv_cache_module, "attend", leaning)
     engine = engine_of()
     assert engine.path == "lean"
     assert not engine.independent

@@ -4,9 +4,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from assay.generate.kv_cache import BLOCK, SlotCache, attend
+from assay.generate.kv_cache import BLOCK, Extent, SlotCache, attend
 
 HEADS = [(4, 4, 32), (4, 2, 8), (14, 2, 64), (9, 3, 64), (8, 1, 16)]
+
+
+def reaching(total: int) -> Extent:
+    return Extent(total, 1, total)
 
 
 def filled(
@@ -36,7 +40,7 @@ def test_attention_over_blocks_is_plain_attention(
     token = torch.randn(8, num_queries, 1, width, generator=torch.Generator().manual_seed(1))
     token = token.to(dtype)
     positions = torch.tensor(lengths)
-    cache.begin_step(positions, max(lengths) + 1)
+    cache.begin_step(positions, reaching(max(lengths) + 1))
     slot = torch.arange(8)
     stored = cache.update(
         keys[slot, :, positions][:, :, None], values[slot, :, positions][:, :, None], 0
@@ -67,7 +71,7 @@ def test_a_slot_has_the_same_bits_at_every_extent(
         query = torch.randn(4 * heads, num_queries // heads, width).to(dtype)
         first = None
         for extent in range(-(-(length + 1) // BLOCK) * BLOCK, 2048 + 1, BLOCK):
-            cache.begin_step(torch.full((4,), length), extent)
+            cache.begin_step(torch.full((4,), length), reaching(extent))
             stored = cache.update(keys[:, :, :1], values[:, :, :1], 0)
             out = attend(query, *stored, cache.bias(heads), 0.3)
             first = out if first is None else first

@@ -1,0 +1,270 @@
+"""The cache of the lean way: siblings share their prompt's keys and values, and attend to it together.
+
+A prompt stands once for up to `SIBLINGS` slots, in blocks [num_blocks, N, H, PROMPT_BLOCK, D] of N rows;
+what a slot sampled itself stands in its own blocks [num_blocks, S, H, BLOCK, D]. A step multiplies
+the queries of a row's siblings with their prompt in one product, and takes one softmax over
+prompt and own tokens. Every product has one shape whatever the neighbors are: vacant places of a
+row are computed too, and shorter prompts end in exact zeros.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from assay.generate.kv_cache import (
+    BLOCK,
+    Extent,
+    Prompt,
+    Room,
+    blocked_bias,
+    bytes_per_token,
+)
+
+PROMPT_BLOCK = 128
+SIBLINGS = 8
+ROWS_AT_ONCE = 8  # rows that are added when none is free: all of them are computed in every step
+
+
+@dataclass(eq=False)
+class _Row:
+    """One copy of a prompt, and the slots that attend to it, each at its place (None: vacant)."""
+
+    prompt_number: int = -1
+    length: int = 1
+    slots: list[int | None] = field(default_factory=lambda: [None] * SIBLINGS)
+
+    @property
+    def vacant(self) -> bool:
+        """Whether no slot attends to it."""
+        return all(slot is None for slot in self.slots)
+
+
+class SharedPromptCache:
+    """Keys and values of S slots whose prompts are shared; all layers have the same heads."""
+
+    def __init__(self) -> None:
+        self.num_slots = 0
+        self.prompt: Prompt = {}
+        self._prompt_number = 0
+        self._own: list[tuple[Tensor, Tensor]] = []
+        self._prompts: list[tuple[Tensor, Tensor]] = []
+        self._rows: list[_Row] = []
+        self._capacity = Extent(0, 0, 0)
+        self._max_rows = 0
+
+    @property
+    def capacity(self) -> int:
+        """How many tokens a slot can hold."""
+        return self._capacity.total
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What one token of one slot takes, by the shapes of the last prompt."""
+        return bytes_per_token(self.prompt)
+
+    @property
+    def num_bytes(self) -> int:
+        """What is held now."""
+        stores = (*self._own, *self._prompts)
+        return sum(store.numel() * store.element_size() for pair in stores for store in pair)
+
+    def num_tokens(self, num_slots: int, room: Room) -> int:
+        """Return how many tokens it may come to hold."""
+        own = _rounded(room.extent.own, BLOCK)
+        return num_slots * own + _max_rows(num_slots, room) * self.prompt_tokens(room)
+
+    def prompt_tokens(self, room: Room) -> int:
+        """Return how many tokens one prompt takes."""
+        return _rounded(room.extent.prompt, PROMPT_BLOCK)
+
+    def make_room(self, num_slots: int, room: Room) -> None:
+        """Make room for ``num_slots``, in the shapes of the last prompt; what was held is lost."""
+        if not self.prompt:
+            raise NotImplementedError("the model keeps no keys and values in its cache")
+        self.release()  # before the new tensors, so that never both are held
+        self.num_slots, self._capacity = num_slots, room.extent
+        keys = self.prompt[0][0]
+        self._heads, self._device, self._dtype = keys.shape[1], keys.device, keys.dtype
+        self._own = self._blocks(_rounded(room.extent.own, BLOCK) // BLOCK, num_slots, BLOCK)
+        self._max_rows = _max_rows(num_slots, room)
+        self._grow()
+        self._at: list[tuple[int, int] | None] = [None] * num_slots  # each slot's row and place
+        self._prompt_length_S = torch.zeros(num_slots, dtype=torch.int64, device=self._device)
+
+    def release(self) -> None:
+        """Give the memory back."""
+        self._own, self._prompts, self._rows = [], [], []
+        self._capacity = Extent(0, 0, 0)
+
+    def begin_prompt(self) -> None:
+        """Take down the keys and values of the next prompt."""
+        self.prompt = {}
+        self._prompt_number += 1
+
+    def keep(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Take down a layer of the prompt: [1, H, L, D]."""
+        self.prompt[layer] = (keys, values)
+
+    def place(self, slots: Tensor) -> None:
+        """Let ``slots`` attend to the prompt: beside siblings where a place is left, else in new rows."""
+        chosen: list[int] = slots.tolist()
+        for slot in chosen:
+            if (before := self._at[slot]) is not None:
+                row, place = before
+                self._rows[row].slots[place] = None
+        for slot in chosen:
+            row = self._row_with_a_place()
+            place = self._rows[row].slots.index(None)
+            self._rows[row].slots[place] = slot
+            self._at[slot] = (row, place)
+        self._prompt_length_S[slots] = self.prompt[0][0].shape[2]
+        self._map()
+
+    def begin_step(self, positions_S: Tensor, extent: Extent) -> None:
+        """Expect one token for each slot, at its position; no slot is beyond ``extent``."""
+        own_S = (positions_S - self._prompt_length_S).clamp_(min=0)
+        self._num_own = _rounded(extent.own, BLOCK) // BLOCK
+        order = torch.arange(self._num_own * BLOCK, device=self._device)
+        bias_SK = torch.zeros((len(own_S), len(order)), dtype=self._dtype, device=self._device)
+        bias_SK.masked_fill_(order > own_S[:, None], -math.inf)
+        self._own_bias = blocked_bias(bias_SK, self._heads)
+        self._num_prompt = _rounded(extent.prompt, PROMPT_BLOCK) // PROMPT_BLOCK
+        size = self._num_prompt * len(self._rows) * self._heads
+        self._prompt_bias = self._all_prompt_bias[:size]
+        heads = torch.arange(self._heads, device=self._device)
+        row_S = own_S // BLOCK * self.num_slots + torch.arange(len(own_S), device=self._device)
+        row_SH = row_S[:, None] * self._heads + heads
+        self._written = (row_SH * BLOCK + own_S[:, None] % BLOCK).view(-1)
+
+    def attend(
+        self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float
+    ) -> Tensor:
+        """Store one token a slot (keys, values: [S * H, D]) and attend to all that each slot may see.
+
+        query: [S * H, queries a head, D]. Returns the same shape.
+        """
+        own_keys, own_values = self._own[layer]
+        own_keys.view(-1, keys.shape[-1]).index_copy_(0, self._written, keys)
+        own_values.view(-1, values.shape[-1]).index_copy_(0, self._written, values)
+        prompt_keys, prompt_values = self._prompts[layer]
+        own = block_scores(query, own_keys[: self._num_own], self._own_bias, scale)
+        num_queries, width = query.shape[1:]
+        together = query.index_select(0, self._slot_of_place).view(
+            -1, SIBLINGS * num_queries, width
+        )
+        prompt = block_scores(
+            together, prompt_keys[: self._num_prompt], self._prompt_bias, scale
+        )  # [blocks, N * H, SIBLINGS * queries, PROMPT_BLOCK], vacant places among them
+        prompt = prompt.view(self._num_prompt, -1, num_queries * PROMPT_BLOCK)
+        prompt = prompt.index_select(1, self._place_of_slot)
+        prompt = prompt.view(self._num_prompt, -1, num_queries, PROMPT_BLOCK)
+        weights = torch.cat((*prompt.unbind(), *own.unbind()), -1).softmax(-1)
+        split = self._num_prompt * PROMPT_BLOCK
+        shared = _in_blocks(weights[..., :split], PROMPT_BLOCK).index_select(1, self._slot_of_place)
+        shared = shared.view(self._num_prompt, -1, SIBLINGS * num_queries, PROMPT_BLOCK)
+        seen = block_sum(shared, prompt_values[: self._num_prompt])
+        seen = seen.view(-1, num_queries, seen.shape[-1]).index_select(0, self._place_of_slot)
+        return seen.add_(
+            block_sum(_in_blocks(weights[..., split:], BLOCK), own_values[: self._num_own])
+        )
+
+    def _blocks(self, num_blocks: int, num_rows: int, size: int) -> list[tuple[Tensor, Tensor]]:
+        # zeros, not garbage: a masked position still enters a product, where 0 * nan is nan
+        return [
+            (
+                keys.new_zeros(num_blocks, num_rows, self._heads, size, keys.shape[3]),
+                values.new_zeros(num_blocks, num_rows, self._heads, size, values.shape[3]),
+            )
+            for keys, values in self.prompt.values()
+        ]
+
+    def _grow(self) -> None:
+        """Add rows for prompts."""
+        num_rows = min(len(self._rows) + ROWS_AT_ONCE, self._max_rows)
+        assert num_rows > len(self._rows), "more prompts at once than there can be"
+        num_blocks = _rounded(self._capacity.prompt, PROMPT_BLOCK) // PROMPT_BLOCK
+        grown = self._blocks(num_blocks, num_rows, PROMPT_BLOCK)
+        for pair, before in zip(grown, self._prompts, strict=False):
+            for tensor, old in zip(pair, before, strict=True):
+                tensor[:, : len(self._rows)] = old
+        self._prompts = grown
+        self._rows += [_Row() for _ in range(num_rows - len(self._rows))]
+
+    def _row_with_a_place(self) -> int:
+        """Return a row that holds the prompt and has a place left."""
+        for index, row in enumerate(self._rows):
+            if row.prompt_number == self._prompt_number and None in row.slots:
+                return index
+        index = next((n for n, row in enumerate(self._rows) if row.vacant), len(self._rows))
+        if index == len(self._rows):
+            self._grow()
+        self._rows[index].prompt_number = self._prompt_number
+        self._rows[index].length = self.prompt[0][0].shape[2]
+        for stores, prompt in zip(self._prompts, self.prompt.values(), strict=True):
+            for store, (tensor,) in zip(stores, prompt, strict=True):
+                num_blocks = -(-tensor.shape[1] // PROMPT_BLOCK)
+                padded = F.pad(tensor, (0, 0, 0, num_blocks * PROMPT_BLOCK - tensor.shape[1]))
+                blocks = padded.view(self._heads, num_blocks, PROMPT_BLOCK, -1)
+                store[:num_blocks, index] = blocks.transpose(0, 1)
+        return index
+
+    def _map(self) -> None:
+        """Write down which place belongs to which slot, and where every prompt ends."""
+        heads = self._heads
+        slot_NB = torch.tensor([[slot or 0 for slot in row.slots] for row in self._rows])
+        row_S, place_S = torch.tensor([at or (0, 0) for at in self._at]).unbind(-1)
+        head_H = torch.arange(heads)
+        slot_NHB = slot_NB[:, None] * heads + head_H[:, None]
+        place_SH = (row_S[:, None] * heads + head_H) * SIBLINGS + place_S[:, None]
+        self._slot_of_place = slot_NHB.view(-1).to(self._device)
+        self._place_of_slot = place_SH.view(-1).to(self._device)
+        length_N1 = torch.tensor([[row.length] for row in self._rows])
+        order_K = torch.arange(_rounded(self._capacity.prompt, PROMPT_BLOCK))
+        bias_NK = torch.zeros((len(self._rows), len(order_K)), dtype=self._dtype)
+        bias_NK.masked_fill_(order_K >= length_N1, -math.inf)
+        self._all_prompt_bias = blocked_bias(bias_NK, heads, PROMPT_BLOCK).to(self._device)
+
+
+def block_scores(query: Tensor, keys: Tensor, bias: Tensor, scale: float) -> Tensor:
+    """Return scale * query keys^T + bias, block by block: [num_blocks, rows, queries, block].
+
+    query: [rows, queries, D]. keys: [num_blocks, ..., block, D], rows between. bias: from `blocked_bias`.
+    """
+    num_blocks, (num_rows, num_queries, width) = len(keys), query.shape
+    flat_keys = keys.reshape(num_blocks * num_rows, -1, keys.shape[-1]).transpose(1, 2)
+    if num_blocks > 1:
+        query = query.expand(num_blocks, -1, -1, -1).reshape(-1, num_queries, width)
+    scores = torch.baddbmm(bias, query, flat_keys, alpha=scale)
+    return scores.view(num_blocks, num_rows, num_queries, -1)
+
+
+def block_sum(weights: Tensor, values: Tensor) -> Tensor:
+    """Return the sum of values, weighted [num_blocks, rows, queries, block]: [rows, queries, D].
+
+    The sum over blocks goes one after the other: zeros at its end change nothing.
+    """
+    num_blocks, num_rows, num_queries, size = weights.shape
+    flat_values = values.reshape(num_blocks * num_rows, size, values.shape[-1])
+    parts = torch.bmm(weights.reshape(-1, num_queries, size), flat_values)
+    parts = parts.view(num_blocks, num_rows, num_queries, -1)
+    return parts[0] if num_blocks == 1 else parts[0] + parts[1] if num_blocks == 2 else parts.sum(0)
+
+
+def _in_blocks(weights: Tensor, size: int) -> Tensor:
+    """Return [rows, queries, blocks * size] as [blocks, rows, queries, size]."""
+    return weights.unflatten(-1, (-1, size)).permute(2, 0, 1, 3)
+
+
+def _max_rows(num_slots: int, room: Room) -> int:
+    """Return how many copies of prompts there can be: a group has one for every `SIBLINGS` of it,
+    and none is without a slot."""
+    return max(min(num_slots, room.num_groups * -(-room.group_size // SIBLINGS)), 1)
+
+
+def _rounded(length: int, block: int) -> int:
+    return max(-(-length // block), 1) * block
