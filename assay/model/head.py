@@ -20,8 +20,8 @@ from assay.model.decoder import unwrap
 
 LOGITS_AT_ONCE = 2**26
 """Logits of one product, 128 MiB in bfloat16: memory does not grow with T times V."""
-LOGITS_IN_CACHE = 2**20
-"""Logits that are turned into probabilities at one time on a CPU, 4 MiB in float32."""
+LOGITS_IN_CACHE = 2**19
+"""Logits that are turned into probabilities at one time on a CPU, 2 MiB in float32."""
 
 
 @dataclass(frozen=True, eq=False)
