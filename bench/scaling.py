@@ -100,6 +100,8 @@ def measure(sweep: Sweep, base: Point, folder: Path) -> Series:
 
 def markdown(series: Sequence[Series], base: Point, conditions: str) -> str:
     """Return docs/scaling.md."""
+    from assay.model.head import LOGITS_AT_ONCE  # loads torch, which must not be before the points
+
     shape = base.shape
     parts = [
         "# How cost grows",
@@ -123,8 +125,11 @@ def markdown(series: Sequence[Series], base: Point, conditions: str) -> str:
         "  Transformers take some 400 MiB before there is a model).",
         "- *beyond*: of that peak, what is neither the process before the model, nor weights, nor the optimizer's state",
         "  (12 bytes a weight), nor, in the update, float32 gradients (4 bytes a weight): activations, keys and",
-        "  values, logits, and what the allocator keeps. This is the part that should not grow with the vocabulary:",
-        "  logits are never all there at once. Below zero: the state was not all resident.",
+        "  values, logits, gradients on their way into float32, and what the allocator keeps for the next step.",
+        "- All logits of a step at once would take tokens x vocabulary numbers. No more than",
+        f"  {LOGITS_AT_ONCE / 1e6:.0f} million are held at a time ({LOGITS_AT_ONCE * 2 / 2**20:.0f} MiB in bfloat16), so that their",
+        "  memory is flat in both from there on. What still grows with the vocabulary beyond its weights is copies in",
+        "  proportion to the embedding itself (compare *weights MiB*).",
         "",
     ]
     for one in series:
@@ -133,18 +138,19 @@ def markdown(series: Sequence[Series], base: Point, conditions: str) -> str:
 
 
 def _rows(series: Series) -> list[str]:
-    names = ("generation s", "update s", "generation peak MiB", "update peak MiB")
+    names = ("weights MiB", "generation s", "update s", "generation peak MiB", "update peak MiB")
     names += ("generation beyond MiB", "update beyond MiB")
     lines = [f"| {series.sweep.title} | " + " | ".join(names) + " |"]
     lines.append("|" + "---:|" * (1 + len(names)))
     for value, point in zip(series.x, series.points, strict=True):
+        weights = f"{point['weights_mib']:.0f}"
         seconds = [f"{point[f'{part}_seconds']:.3f}" for part in ("generation", "update")]
         sizes = [
             f"{point[f'{part}_{kind}_mib']:.0f}"
             for kind in ("peak", "beyond")
             for part in ("generation", "update")
         ]
-        lines.append(f"| {value:,} | " + " | ".join([*seconds, *sizes]) + " |")
+        lines.append(f"| {value:,} | " + " | ".join([weights, *seconds, *sizes]) + " |")
     return lines
 
 

@@ -90,7 +90,12 @@ def measure(point: Point) -> dict[str, Any]:
     found = {name: statistics.median(values) for name, values in rows.items()}
     found["generation_beyond_mib"] = found["generation_peak_mib"] - before - state
     found["update_beyond_mib"] = found["update_peak_mib"] - before - state - gradients
-    return found | {"num_weights": num_weights, "state_mib": state, "layout": step.layout.layout}
+    return found | {
+        "num_weights": num_weights,
+        "weights_mib": num_weights * BYTES[point.dtype] / 2**20,
+        "state_mib": state,
+        "layout": step.layout.layout,
+    }
 
 
 def _step_taken(point: Point) -> LocalStep:

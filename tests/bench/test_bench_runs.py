@@ -138,14 +138,15 @@ def test_the_page_and_the_figure_of_scaling(tmp_path: Path) -> None:
         f"{part}_{kind}_mib" for part in ("generation", "update") for kind in ("peak", "beyond")
     ]
     points = tuple(
-        dict.fromkeys(keys, 0.5 * n - 0.5) | {"generation_seconds": n, "update_seconds": n}
+        dict.fromkeys(keys, 0.5 * n - 0.5)
+        | {"generation_seconds": n, "update_seconds": n, "weights_mib": 64}
         for n in (1, 2)
     )
     series = [
         Series(Sweep.over("vocabulary", "vocabulary", (2048, 131072)), (2048, 131072), points)
     ]
     page = scaling.markdown(series, scaling.BASE, "today on a machine")
-    assert "| 131,072 | 2.000 | 2.000 | 0 | 0 | 0 | 0 |" in page
+    assert "| 131,072 | 64 | 2.000 | 2.000 | 0 | 0 | 0 | 0 |" in page
     assert "Measured today on a machine" in page and "scaling.svg" in page
     scaling_figure.draw(series, tmp_path / "scaling.svg")
     drawn = (tmp_path / "scaling.svg").read_text()
