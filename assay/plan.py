@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from assay.config import TrainConfig
 from assay.model.layouts import micro_batch_tokens
 
 MIB = 2**20
-FLOAT32 = 4
+FLOAT32, HALF = 4, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ def plan_memory(
 ) -> MemoryPlan:
     """Estimate the memory of ``config`` on a loaded model.
 
-    Weights, gradients, float32 master weights (where the weights are narrower), two moments of the
+    Weights, float32 gradients, what float32 master weights need beside narrower weights (the lower
+    half of bfloat16's, the whole for others and for the 8-bit optimizer), two moments of the
     optimizer, the frozen reference, the key/value cache of all slots, and the activations of one
     micro-batch: per token and layer 34 bytes a width at 16 bits, so 17 widths, without checkpointing
     (Korthikanti et al. 2022, eq. 2, without the attention matrix, which is not stored), and one
@@ -53,18 +54,19 @@ def plan_memory(
     weight_size = next(model.parameters()).element_size()
     trained = [p for p in model.parameters() if p.requires_grad]
     num_trained = sum(p.numel() for p in trained)
-    narrow = sum(p.numel() for p in trained if p.element_size() < FLOAT32)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    moment_size = 1 if config.optimizer.name == "adamw_8bit" else FLOAT32
     parts = {
         "weights": weights,
-        "gradients": sum(p.numel() * p.element_size() for p in trained),
-        "master": narrow * FLOAT32,
-        "optimizer": num_trained * 2 * moment_size,
+        "gradients": num_trained * FLOAT32,
+        "master": _master_bytes(config, trained),
+        "optimizer": num_trained * 2 * _moment_size(config),
         "reference": weights if has_reference and config.model.lora is None else 0,
     }
     settings = {"reference": "algorithm.kl_weight = 0 needs none; model.lora needs no copy"}
-    settings["optimizer"] = 'optimizer.name = "adamw_8bit"; model.lora trains far fewer weights'
+    settings["optimizer"] = (
+        'optimizer.state_dtype = "bfloat16", or name = "adamw_8bit"; model.lora trains far fewer'
+        " weights"
+    )
     stage = config.rl or config.sft
     if config.rl is not None:
         extent = prompt_tokens + config.sampling.max_tokens
@@ -86,3 +88,20 @@ def plan_memory(
         f"{section}.max_tokens_per_micro_batch, model.activation_checkpointing"
     )
     return MemoryPlan({name: size / MIB for name, size in parts.items() if size}, settings)
+
+
+def _master_bytes(config: TrainConfig, trained: Sequence[Any]) -> int:
+    """Return what is kept beside trained weights that are not float32."""
+    has_halves = config.optimizer.name == "adamw"
+    return sum(
+        parameter.numel() * (HALF if has_halves and "bfloat16" in str(parameter.dtype) else FLOAT32)
+        for parameter in trained
+        if parameter.element_size() < FLOAT32
+    )
+
+
+def _moment_size(config: TrainConfig) -> int:
+    """Return the bytes of one moment of one weight."""
+    if config.optimizer.name == "adamw_8bit":
+        return 1
+    return HALF if config.optimizer.state_dtype == "bfloat16" else FLOAT32

@@ -89,13 +89,90 @@ def test_what_lowers_the_estimate() -> None:
     assert planned("reference", model={"lora": {}}) == 0.0
 
 
-def test_bfloat16_keeps_float32_master_weights() -> None:
+def test_bfloat16_keeps_half_a_master_weight() -> None:
+    """Bytes a weight: 2, of its gradient 4, the master's other half 2, of the moments 8 or 4."""
     import torch
 
     model = tiny_model().to(torch.bfloat16)
-    plan = plan_memory(make_config(), model, 10, has_reference=False)
-    assert plan.parts["master"] == 2 * plan.parts["weights"]
-    assert plan.parts["optimizer"] == 4 * plan.parts["weights"]
+
+    def parts(dtype: torch.dtype = torch.bfloat16, **optimizer: str) -> list[float]:
+        config = make_config(optimizer=optimizer)
+        plan = plan_memory(config, model.to(dtype), 10, has_reference=False)
+        names = ("gradients", "master", "optimizer")
+        return [2 * plan.parts[name] / plan.parts["weights"] for name in names]
+
+    assert parts() == [4, 2, 8]
+    assert parts(state_dtype="bfloat16") == [4, 2, 4]
+    assert parts(name="adamw_8bit") == [4, 4, 2]
+    assert parts(torch.float16) == [4, 4, 8]
+
+
+OPTIMIZE = """
+import json, sys
+from pathlib import Path
+import torch
+from assay.config import OptimizerConfig
+from assay.learn.optimizer import Optimizer
+from assay.testing import tiny_model
+
+def status(key):
+    for line in open("/proc/self/status"):
+        if line.startswith(key):
+            return int(line.split()[1]) / 1024
+
+def peak():
+    found = status("VmHWM")
+    open("/proc/self/clear_refs", "w").write("5")
+    return found - before
+
+def steps(model, count=1):
+    optimizer = Optimizer(model, OptimizerConfig(state_dtype=sys.argv[2]), count)
+    for _ in range(count):
+        for _ in range(2):  # micro-batches
+            for parameter in model.parameters():
+                parameter.backward(torch.ones(()).to(dtype).expand_as(parameter))
+        optimizer.step()
+    return optimizer
+
+dtype = getattr(torch, sys.argv[3])
+model = tiny_model(hidden_size=512, num_layers=8, vocab_size=30000).to(dtype)
+folder = Path(sys.argv[1])
+steps(tiny_model().to(dtype)).save_state(folder)  # whatever is loaded once
+before = status("VmRSS")
+peak()
+optimizer = steps(model, 3)
+found = {"step": peak(), "kept": status("VmRSS") - before}
+optimizer.save_state(folder)
+found["save"] = peak()
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
+def test_the_optimizer_takes_what_is_estimated(
+    dtype: str, state_dtype: str, tmp_path: Path
+) -> None:
+    """Within a tenth, where freed memory is returned at once; a save makes no second copy."""
+    import torch
+
+    command = [sys.executable, "-c", OPTIMIZE, str(tmp_path), state_dtype, dtype]
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "MALLOC_MMAP_THRESHOLD_": "65536",
+        "MALLOC_TRIM_THRESHOLD_": "65536",
+    }
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    model = tiny_model(hidden_size=512, num_layers=8, vocab_size=30000).to(getattr(torch, dtype))
+    config = make_config(optimizer={"state_dtype": state_dtype})
+    parts = plan_memory(config, model, 10, has_reference=False).parts
+    kept = parts.get("master", 0) + parts["optimizer"]
+    assert found["step"] == pytest.approx(kept + parts["gradients"], rel=0.1), found
+    assert found["kept"] == pytest.approx(kept, rel=0.1), found
+    assert found["save"] <= found["kept"] + 8, found
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
