@@ -113,7 +113,10 @@ def read_run(run_folder: Path) -> dict[str, Any]:
 
 
 def saved_dtypes(run_folder: Path) -> dict[str, str]:
-    """Return the types of the weights and of the optimizer's state, read from the last checkpoint."""
+    """Return the types of the weights and of the optimizer's state, read from the last checkpoint.
+
+    Integers of 16 bits are the lower halves of float32 weights, of which the parameters are the upper.
+    """
     checkpoint = max((run_folder / "checkpoints").glob("step-*"))
     kinds: dict[str, set[str]] = {"parameters": set(), "optimizer": set()}
     for file in checkpoint.glob("**/*.safetensors"):
@@ -123,12 +126,15 @@ def saved_dtypes(run_folder: Path) -> dict[str, str]:
         owner = "optimizer" if file.name.startswith("optimizer") else "parameters"
         kinds[owner] |= {entry["dtype"] for entry in header.values() if entry["shape"]}
     names = {"F32": "float32", "BF16": "bfloat16"}
+    in_halves = "I16" in kinds["optimizer"]
+    kinds["optimizer"].discard("I16")
     found = {
         owner: ", ".join(sorted(names.get(kind, kind) for kind in held))
         for owner, held in kinds.items()
     }
-    master = "none" if found["parameters"] == "float32" else "float32"
-    return found | {"master": master}
+    if found["parameters"] == "float32":
+        return found | {"master": "the parameters"}
+    return found | {"master": "float32, in two halves" if in_halves else "float32"}
 
 
 def run_trl(

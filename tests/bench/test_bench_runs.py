@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from collections.abc import Iterator
@@ -75,7 +76,8 @@ def test_assays_side_is_read_from_its_run(work: Workload, tmp_path: Path) -> Non
     assert all(1 <= length <= 6 for group in step.completions for length in group)
     assert 0 < step.generation_seconds < step.step_seconds
     assert result["dtypes"]["parameters"] == "bfloat16"
-    assert "bfloat16" in result["dtypes"]["optimizer"]
+    assert result["dtypes"]["optimizer"] == "bfloat16"
+    assert result["dtypes"]["master"] == "float32, in two halves"
     assert side.peak_mib > 100
     assert "num_slots = 3" in (tmp_path / "run" / "config.toml").read_text()
 
@@ -89,6 +91,17 @@ def test_the_engine_and_transformers_do_the_same(work: Workload, tmp_path: Path)
     theirs.add(*run_for_json([sys.executable, script, file], tmp_path, "peer"))
     check_same_prompts([ours, theirs])
     assert ours.steps[0].completions == theirs.steps[0].completions == ((6, 6), (6, 6))
+
+
+def test_a_row_of_transformers_ends_with_its_first_end_token() -> None:
+    place = ROOT / "bench" / "peers" / "transformers_generate.py"
+    spec = importlib.util.spec_from_file_location("transformers_generate", place)
+    assert spec is not None and spec.loader is not None
+    peer = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(peer)
+    ids_RL = torch.tensor([[5, 9, 7, 7], [9, 9, 9, 9], [5, 5, 5, 5], [5, 5, 5, 8]])
+    assert peer.lengths_until(ids_RL, [9, 8]) == [2, 1, 4, 4]
+    assert peer.lengths_until(ids_RL, []) == [4, 4, 4, 4]
 
 
 def test_limits_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
