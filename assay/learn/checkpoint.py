@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from assay.errors import RunError, message
-from assay.model.load import ADAPTER_FILE
 from assay.model.decoder import unwrap
+from assay.model.load import ADAPTER_FILE
 
 
 def restore_weights(model: nn.Module, folder: Path) -> None:
