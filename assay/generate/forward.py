@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from assay.errors import ModelError
+from assay.generate.captured import CapturedForward
 from assay.generate.kv_cache import (
     BLOCK,
     Extent,
@@ -231,14 +232,7 @@ def choose_forward(
     products treat the last rows of an odd batch differently. The proof's own cache stays within
     ``kv_mib``. Raises ModelError where no way is right.
     """
-    shared = kv_mib_of_a_block(model) * num_slots >= SHARED_FROM_MIB
-    ways: tuple[Callable[[], Forward], ...] = (
-        *((lambda: LeanForward(model, packed=True, shared=True),) if shared else ()),
-        lambda: LeanForward(model, packed=True),
-        lambda: LeanForward(model),
-        lambda: ModuleForward(model, by_blocks=True),
-        lambda: ModuleForward(model, by_blocks=False),
-    )
+    ways = ways_through(model, num_slots)
     reasons: list[str] = []
     tokens_L = _probe_tokens(model, context_length)
     try:
@@ -267,6 +261,24 @@ def choose_forward(
     raise ModelError(
         f"{type(model).__name__}: found no way to decode it with a cache ({'; '.join(reasons)}); "
         "accepted: a causal language model of Transformers whose attention keeps keys and values"
+    )
+
+
+def ways_through(model: nn.Module, num_slots: int) -> tuple[Callable[[], Forward], ...]:
+    """Return the ways to try, the fastest first."""
+    shared = kv_mib_of_a_block(model) * num_slots >= SHARED_FROM_MIB
+    on_cuda = next(model.parameters()).device.type == "cuda"
+    fast: list[Callable[[], Forward]] = []
+    for sharing in (True, False) if shared else (False,):
+        if on_cuda:
+            fast.append(lambda sharing=sharing: CapturedForward(LeanForward(model, shared=sharing)))
+        else:
+            fast.append(lambda sharing=sharing: LeanForward(model, packed=True, shared=sharing))
+    return (
+        *fast,
+        lambda: LeanForward(model),
+        lambda: ModuleForward(model, by_blocks=True),
+        lambda: ModuleForward(model, by_blocks=False),
     )
 
 

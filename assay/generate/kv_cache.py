@@ -51,6 +51,7 @@ class SlotCache(Cache):
     def __init__(self) -> None:
         super().__init__(layers=[])
         self.num_slots = 0
+        self.layout = 0  # another number whenever it takes other memory
         self.num_blocks = 0  # of the step at hand: the rounded extent is num_blocks * BLOCK
         self.prompt: Prompt = {}
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
@@ -98,6 +99,7 @@ class SlotCache(Cache):
             return
         self.release()  # before the new tensors, so that never both are held
         self.num_slots = num_slots
+        self.layout += 1
         for layer, (keys, values) in self.prompt.items():
             heads = keys.shape[1]
             # zeros, not garbage: a masked position still enters a product, where 0 * nan is nan
@@ -111,6 +113,11 @@ class SlotCache(Cache):
     def release(self) -> None:
         """Give the memory back."""
         self._layers.clear()
+
+    def in_blocks(self, extent: Extent) -> Extent:
+        """Return the extent that a step computes, in whole blocks; steps of one shape have one."""
+        total = -(-extent.total // BLOCK) * BLOCK
+        return Extent(total, total, total)
 
     def begin_prompt(self) -> None:
         """Take down the keys and values of the model's next call, which is a prompt."""

@@ -73,7 +73,7 @@ class LeanForward:
 
     def decode(self, tokens_S: Tensor, positions_S: Tensor, extent: Extent) -> Tensor:
         """Feed one token a slot and return the logits [S, V] of the next."""
-        self._grow_rotary(extent.total)
+        self.reach(extent)
         self.cache.begin_step(positions_S, extent)
         cos = self._cos_KD.index_select(0, positions_S)[:, None]
         sin = self._sin_KD.index_select(0, positions_S)[:, None]
@@ -90,6 +90,15 @@ class LeanForward:
             )
             _finish(layer, products, hidden_SD, attended.view(num_slots, -1))
         return self._logits(hidden_SD)
+
+    def reach(self, extent: Extent) -> None:
+        """Tabulate what a step of this extent looks up."""
+        self._grow_rotary(extent.total)
+
+    def memory(self) -> tuple[int, ...]:
+        """Return what is another tuple whenever a step works on other memory than before, within one
+        generation: the tables' address, and the cache's layout."""
+        return self._cos_KD.data_ptr(), self._sin_KD.data_ptr(), self.cache.layout
 
     def _layers(self) -> Iterator[tuple[Layer, LayerProducts]]:
         assert self._products is not None, "refresh() comes first"

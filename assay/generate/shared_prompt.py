@@ -49,6 +49,7 @@ class SharedPromptCache:
 
     def __init__(self) -> None:
         self.num_slots = 0
+        self.layout = 0  # another number whenever it takes other memory
         self.prompt: Prompt = {}
         self._prompt_number = 0
         self._own: list[tuple[Tensor, Tensor]] = []
@@ -56,6 +57,7 @@ class SharedPromptCache:
         self._rows: list[_Row] = []
         self._capacity = Extent(0, 0, 0)
         self._max_rows = 0
+        self._mapped = -1
 
     @property
     def capacity(self) -> int:
@@ -100,6 +102,11 @@ class SharedPromptCache:
         """Give the memory back."""
         self._own, self._prompts, self._rows = [], [], []
         self._capacity = Extent(0, 0, 0)
+
+    def in_blocks(self, extent: Extent) -> Extent:
+        """Return the extent that a step computes, in whole blocks; steps of one shape have one."""
+        prompt, own = _rounded(extent.prompt, PROMPT_BLOCK), _rounded(extent.own, BLOCK)
+        return Extent(prompt + own, prompt, own)
 
     def begin_prompt(self) -> None:
         """Take down the keys and values of the next prompt."""
@@ -193,6 +200,7 @@ class SharedPromptCache:
             for tensor, old in zip(pair, before, strict=True):
                 tensor[:, : len(self._rows)] = old
         self._prompts = grown
+        self.layout += 1
         self._rows += [_Row() for _ in range(num_rows - len(self._rows))]
 
     def _row_with_a_place(self) -> int:
@@ -221,13 +229,20 @@ class SharedPromptCache:
         head_H = torch.arange(heads)
         slot_NHB = slot_NB[:, None] * heads + head_H[:, None]
         place_SH = (row_S[:, None] * heads + head_H) * SIBLINGS + place_S[:, None]
-        self._slot_of_place = slot_NHB.view(-1).to(self._device)
-        self._place_of_slot = place_SH.view(-1).to(self._device)
         length_N1 = torch.tensor([[row.length] for row in self._rows])
         order_K = torch.arange(_rounded(self._capacity.prompt, PROMPT_BLOCK))
         bias_NK = torch.zeros((len(self._rows), len(order_K)), dtype=self._dtype)
         bias_NK.masked_fill_(order_K >= length_N1, -math.inf)
-        self._all_prompt_bias = blocked_bias(bias_NK, heads, PROMPT_BLOCK).to(self._device)
+        bias = blocked_bias(bias_NK, heads, PROMPT_BLOCK).contiguous()
+        if self._mapped != self.layout:
+            self._mapped = self.layout
+            self._slot_of_place = slot_NHB.view(-1).to(self._device)
+            self._place_of_slot = place_SH.view(-1).to(self._device)
+            self._all_prompt_bias = bias.to(self._device)
+        else:  # in place: a captured step reads them where they are
+            self._slot_of_place.copy_(slot_NHB.view(-1))
+            self._place_of_slot.copy_(place_SH.view(-1))
+            self._all_prompt_bias.copy_(bias)
 
 
 def block_scores(query: Tensor, keys: Tensor, bias: Tensor, scale: float) -> Tensor:
