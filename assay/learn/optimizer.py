@@ -119,7 +119,8 @@ class Optimizer:
         state, plain = self.rule.save()
         tensors = {f"{n}|{key}": t for n, held in state.items() for key, t in held.items()}
         # one key only: safetensors writes several in any order, and equal states must be equal files
-        metadata = {"state": json.dumps({"num_steps": self.num_steps, "plain": plain})}
+        state_of_all = {"num_steps": self.num_steps, "plain": plain}
+        metadata = {"state": json.dumps(state_of_all, sort_keys=True)}
         save_file(_without_sharing(tensors), folder / STATE_FILE, metadata=metadata)
 
     def load_state(self, folder: Path) -> None:
