@@ -13,10 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from assay.run.environment import git_state
 from bench import workload as workloads
 from bench.flops import ModelShape
 from bench.machine import Limits
-from bench.processes import run_for_json
+from bench.processes import ROOT, run_for_json
 from bench.side import Side, check_same_prompts, comparison_table, ratios
 
 
@@ -63,6 +64,7 @@ def compare(options: argparse.Namespace, peer: Peer) -> dict[str, Any]:
         "lengths": "natural" if options.natural else "all forced to the limit",
         "date": datetime.now(UTC).isoformat(timespec="minutes"),
         "hardware": workloads.hardware(),
+        "code": code_state(),
         "load_before": load_before,
         "load_after": os.getloadavg()[0],
         "machine": limits,
@@ -95,12 +97,21 @@ def as_text(report: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *conditions(report)])
 
 
+def code_state() -> str:
+    """Return the commit of Assay's code, and whether it was changed since."""
+    state = git_state(ROOT)
+    if state is None:
+        return "an unknown commit"
+    return state["commit"][:12] + (", with uncommitted changes" if state["uncommitted"] else "")
+
+
 def conditions(report: Mapping[str, Any]) -> list[str]:
     """Return the lines that say what machine it was, how fast it can be, and how busy it was."""
     return [
         str(Limits(**report["machine"])),
         f"{report['hardware']}; {report['date']}; load {report['load_before']:.1f} before, "
         f"{report['load_after']:.1f} after (that is this run's own threads, and whatever else ran)",
+        f"Assay at {report['code']}",
     ]
 
 

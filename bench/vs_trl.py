@@ -23,13 +23,14 @@ from typing import Any
 
 from bench import workload as workloads
 from bench.flops import ModelShape
-from bench.generation import conditions, machine_command
+from bench.generation import code_state, conditions, machine_command
 from bench.processes import ROOT, Finished, run, run_for_json
 from bench.side import Side, check_same_prompts, comparison_table, ratios
 from bench.workload import Workload
 
 TRL_STEP = ROOT / "bench" / "peers" / "trl_step.py"
-MICRO_BATCHES = {"demo": (32, 128), "gsm8k": (8, 16)}
+LEAST_GRADIENT_SHARE = 0.9  # a completion whose reward is its group's mean has none
+MICRO_BATCHES = {"demo": (32, 64), "gsm8k": (8, 16)}
 
 
 def assay_config(work: Workload, problems: Path, state_dtype: str = "float32") -> dict[str, Any]:
@@ -88,6 +89,9 @@ def read_run(run_folder: Path) -> dict[str, Any]:
     steps: list[dict[str, Any]] = []
     for line in (run_folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
+        if row["loss/token_share"] < LEAST_GRADIENT_SHARE:
+            found = f"found a step of which {row['loss/token_share']:.0%} of tokens carry gradient"
+            raise RuntimeError(f"{found}; accepted: nearly all, or Assay would have less to do")
         shard = run_folder / "rollouts" / f"step-{row['step']:06d}.parquet"
         columns = ["group", "prompt_tokens", "tokens"]
         rollouts = parquet.read_table(shard, columns=columns).to_pylist()
@@ -98,7 +102,6 @@ def read_run(run_folder: Path) -> dict[str, Any]:
             {
                 "step_seconds": row["time/step"],
                 "generation_seconds": row["time/generate"],
-                "learner_seconds": row["time/score"] + row["time/update"],
                 "prompts": [len(rows[0]["prompt_tokens"]) for rows in groups.values()],
                 "completions": [[len(one["tokens"]) for one in rows] for rows in groups.values()],
             }
@@ -195,6 +198,7 @@ def compare(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         "workload": str(work),
         "date": datetime.now(UTC).isoformat(timespec="minutes"),
         "hardware": workloads.hardware(),
+        "code": code_state(),
         "load_before": load_before,
         "load_after": os.getloadavg()[0],
         "machine": limits,

@@ -19,7 +19,7 @@ from bench.profile_step import Operator, operator_table, profile_workload
 from bench.scaling import Series, Sweep
 from bench.scaling_point import MEASURED_STEPS, Point, measure
 from bench.side import Side, check_same_prompts
-from bench.vs_trl import run_assay
+from bench.vs_trl import read_run, run_assay
 from bench.workload import Workload
 
 CHAT = ({"role": "user", "content": "1+1?"},)
@@ -80,6 +80,13 @@ def test_assays_side_is_read_from_its_run(work: Workload, tmp_path: Path) -> Non
     assert result["dtypes"]["master"] == "float32, in two halves"
     assert side.peak_mib > 100
     assert "num_slots = 3" in (tmp_path / "run" / "config.toml").read_text()
+
+
+def test_a_run_without_gradient_is_no_comparison(tmp_path: Path) -> None:
+    row = {"step": 1, "loss/token_share": 0.5}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(RuntimeError, match="50% of tokens carry gradient; accepted: nearly all"):
+        read_run(tmp_path)
 
 
 def test_the_engine_and_transformers_do_the_same(work: Workload, tmp_path: Path) -> None:

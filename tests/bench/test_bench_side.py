@@ -107,6 +107,7 @@ def report(**more: Any) -> dict[str, Any]:
         "machine": {"threads": 2, "product_flops": {"bfloat16": 8e11}, "bandwidth": 4.3e10},
         "hardware": "a processor",
         "date": "2026-11-21T16:00+00:00",
+        "code": "0123abc",
         "load_before": 0.1,
         "load_after": 2.0,
         **more,
