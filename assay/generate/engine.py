@@ -1,7 +1,7 @@
 """The built-in generator, in three nouns: schedule, run, postprocess.
 
 Schedule gives free slots to waiting siblings (a group's prompt goes through the model once, alone,
-and its keys and values are copied to each sibling's slot). Run feeds one token a slot and samples
+and its keys and values are placed for each sibling). Run feeds one token a slot and samples
 the next. Postprocess takes out what ended and yields groups whose last completion it was.
 """
 
@@ -147,7 +147,10 @@ class _Call:
 
 
 class Engine:
-    """Samples completions from a live Hugging Face causal language model, without a copy of it.
+    """Samples completions from a live Hugging Face causal language model.
+
+    What it needs beside the model (keys and values; on a CPU packed copies of the linear maps) it
+    takes when a stream is first read, and gives back at the stream's end.
 
     ``render`` turns a problem into a prompt. A completion depends, to the bit, on the weights, the
     seed, its prompt and its place (problem, draw, sibling), on the number of slots, the dtype and the
@@ -190,7 +193,7 @@ class Engine:
         return self._choice.independent
 
     def load_policy(self, policy: nn.Module, version: int | None = None) -> None:
-        """Sample from ``policy``: the module itself is used, so later updates of it are seen."""
+        """Sample from ``policy`` as it now is: call it again, or `generate`, after an update."""
         self.policy_version = self.policy_version + 1 if version is None else version
         if policy is not self._model:
             self._choice = self._prove(policy)

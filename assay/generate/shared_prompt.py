@@ -195,11 +195,13 @@ class SharedPromptCache:
         num_rows = min(len(self._rows) + ROWS_AT_ONCE, self._max_rows)
         assert num_rows > len(self._rows), "more prompts at once than there can be"
         num_blocks = _rounded(self._capacity.prompt, PROMPT_BLOCK) // PROMPT_BLOCK
-        grown = self._blocks(num_blocks, num_rows, PROMPT_BLOCK)
-        for pair, before in zip(grown, self._prompts, strict=False):
-            for tensor, old in zip(pair, before, strict=True):
-                tensor[:, : len(self._rows)] = old
-        self._prompts = grown
+        if not self._rows:
+            self._prompts = self._blocks(num_blocks, num_rows, PROMPT_BLOCK)
+        else:  # a layer at a time, so that little is held twice
+            added = num_rows - len(self._rows)
+            for layer, pair in enumerate(self._prompts):
+                keys, values = (F.pad(old, (0, 0) * 3 + (0, added)) for old in pair)
+                self._prompts[layer] = (keys, values)
         self.layout += 1
         self._rows += [_Row() for _ in range(num_rows - len(self._rows))]
 
