@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from assay.generate.memory import default_kv_mib
 from assay.model.family import Decoder, NotLean
 
 Map = tuple[Tensor, Tensor | None]  # weight and bias
@@ -70,6 +71,10 @@ class Products:
         """Return the live maps, or copies packed for so many rows; raise NotLean where none can be."""
         if packed_for and not can_pack(decoder.embedding):
             raise NotLean("no packed products for this device and type")
+        if packed_for and (size := mib_of(decoder)) > default_kv_mib(decoder.embedding.device):
+            raise NotLean(
+                f"packed products would take {size:.0f} MiB, over a quarter of all memory"
+            )
 
         def product(*maps: Map) -> Live | Packed:
             return Packed(maps, packed_for) if packed_for else Live(maps)
@@ -98,6 +103,22 @@ def can_pack(weight: Tensor) -> bool:
     if weight.dtype == torch.bfloat16:
         return bool(kernels._is_mkldnn_bf16_supported())
     return weight.dtype == torch.float32
+
+
+def mib_of(decoder: Decoder) -> float:
+    """Return what packed copies of all maps take."""
+    maps = [decoder.head]
+    for layer in decoder.layers:
+        maps += [
+            layer.query,
+            layer.key,
+            layer.value,
+            layer.output,
+            layer.gate,
+            layer.up,
+            layer.down,
+        ]
+    return sum(weight.numel() * weight.element_size() for weight, _ in maps) / 2**20
 
 
 def _joined_bias(maps: Sequence[Map]) -> Tensor | None:

@@ -136,3 +136,18 @@ def test_other_devices_and_types_are_not_packed() -> None:
     assert not can_pack(torch.zeros(1, device="meta"))
     with pytest.raises(NotLean, match="no packed products"):
         LeanForward(tiny_model().double(), packed=True).refresh(8)
+
+
+@needs_packing
+def test_copies_that_would_fill_the_memory_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model()
+    names = ("proj", "lm_head")
+    weights = [
+        p for n, p in model.named_parameters(remove_duplicate=False) if any(x in n for x in names)
+    ]
+    mib = sum(weight.numel() * weight.element_size() for weight in weights) / 2**20
+    monkeypatch.setattr(products_module, "default_kv_mib", lambda device: 1.01 * mib)
+    LeanForward(model, packed=True).refresh(8)
+    monkeypatch.setattr(products_module, "default_kv_mib", lambda device: 0.99 * mib)
+    choice = choose_forward(model, 8, None)
+    assert choice.forward.name == "lean" and "a quarter of all memory" in choice.reasons[0]
