@@ -66,6 +66,7 @@ class Optimizer:
             raise ModelError(
                 message("model", "no trainable parameter", "at least one", "unfreeze some")
             )
+        self._names = {id(parameter): name for name, parameter in self.trained.items()}
         rule = AdamW8bit if config.name == "adamw_8bit" else AdamW
         self.rule: AdamW | AdamW8bit = rule(self.trained, config)
         self._added: dict[str, Tensor] = {}
@@ -85,6 +86,23 @@ class Optimizer:
         """The gradients so far, in float32, of the parameters that have one."""
         found = {name: self._added.get(name, p.grad) for name, p in self.trained.items()}
         return {name: gradient for name, gradient in found.items() if gradient is not None}
+
+    def accumulator(self, parameter: Tensor) -> Tensor | None:
+        """Return the float32 tensor in which a trained parameter's gradient adds up; None for any other.
+
+        A backward pass may add to it itself, in place of handing on a gradient of its own.
+        """
+        name = self._names.get(id(parameter))
+        if name is None:
+            return None
+        trained = self.trained[name]
+        if trained.dtype == torch.float32:
+            if trained.grad is None:
+                trained.grad = torch.zeros_like(trained)
+            return trained.grad
+        if name not in self._added:
+            self._added[name] = self._arena.take(name)
+        return self._added[name]
 
     def master(self, name: str) -> Tensor:
         """Return a copy of the float32 weights of one parameter."""
@@ -144,7 +162,8 @@ class Optimizer:
 def _take(added: dict[str, Tensor], arena: Arena, name: str, parameter: Tensor) -> None:
     """Add a parameter's gradient to the float32 one in ``added``, and drop it."""
     gradient = parameter.grad
-    assert gradient is not None
+    if gradient is None:  # all of it was added to the accumulator
+        return
     if name not in added:
         added[name] = arena.take(name).copy_(gradient)
     else:  # in pieces: torch makes a whole float32 copy of what is added to a float32 tensor

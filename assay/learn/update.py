@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from assay.learn.memory import RecomputedActivations
 from assay.learn.meter import UpdateMeter, step_metrics, to_floats
 from assay.learn.optimizer import Optimizer
 from assay.learn.reference import Reference
-from assay.model.head import Gains
+from assay.model.head import Gains, LogitsBuffer
 from assay.model.layouts import micro_batch_tokens
 from assay.model.load import save_model
 from assay.model.logprobs import TokenStats, token_logprobs
@@ -86,6 +86,7 @@ class Learner:
         needs_reference = keep_reference or algorithm.kl_weight > 0
         self.reference = Reference(model) if needs_reference else None
         self.optimizer = Optimizer(model, optimizer, total_steps)
+        self._logits = LogitsBuffer()
         self._recomputed = RecomputedActivations(model) if activation_checkpointing else None
 
     @property
@@ -110,7 +111,7 @@ class Learner:
     @torch.no_grad()
     def score(self, batch: Batch) -> Batch:
         """Return the batch with old and reference log-probabilities, where they are needed now."""
-        with out_of_memory_names("rl.max_tokens_per_micro_batch"):
+        with self._passes("rl"):
             if self.scores_first:
                 batch = replace(batch, old_logprobs_T=self._logprobs(self.policy, batch))
             if self.reference is not None:
@@ -133,7 +134,7 @@ class Learner:
         group_T = batch.group_R[batch.row_T]
         carries_P = row_sums(carries_T.long(), group_T, batch.num_groups).tolist()
         carriers = {group for group, count in enumerate(carries_P) if count}
-        with out_of_memory_names("rl.max_tokens_per_micro_batch"):
+        with self._passes("rl"):
             for epoch, groups in self._minibatches(batch.num_groups):
                 weights_T = self._weights(batch, mask_T, groups)
                 if epoch == 0:
@@ -154,7 +155,7 @@ class Learner:
             batch.sampled_T, batch.row_T, batch.num_rows, "token_mean"
         ).float()
         losses: list[Tensor] = []
-        with out_of_memory_names("sft.max_tokens_per_micro_batch"):
+        with self._passes("sft"):
             # A trace shares its prompt with no other, so that a tree would only add a mask.
             for micro_batch in batch.split(self.max_tokens_per_micro_batch, "plain"):
                 index_T = micro_batch.token_index_T
@@ -166,6 +167,8 @@ class Learner:
                         layout="plain",
                         lean=self.lean,
                         expected=Gains(-weights_T[index_T]),
+                        accumulators=self.optimizer.accumulator,
+                        buffer=self._logits,
                     )
                     loss = -(weights_T[index_T] * stats.logprobs_T).sum()
                     loss.backward()
@@ -193,6 +196,15 @@ class Learner:
         """
         restore_weights(self.policy, folder)
         self.optimizer.load_state(folder)
+
+    @contextmanager
+    def _passes(self, section: str) -> Generator[None]:
+        """Name the setting where memory runs out in these passes, and give back what they shared."""
+        try:
+            with out_of_memory_names(f"{section}.max_tokens_per_micro_batch"):
+                yield
+        finally:
+            self._logits.release()
 
     def _minibatches(self, num_groups: int) -> Iterator[tuple[int, list[int]]]:
         """Yield (epoch, groups) of each optimizer step; the order is a function of seed and version."""
@@ -267,6 +279,8 @@ class Learner:
             layout=self.layout,
             lean=self.lean,
             expected=expected,
+            accumulators=self.optimizer.accumulator if model is self.policy else None,
+            buffer=self._logits,
         )
 
     def _logprobs(self, model: nn.Module, batch: Batch) -> Tensor:

@@ -10,6 +10,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from assay.errors import ModelError, message
+from assay.model.accumulators import Accumulators
 from assay.model.family import Decoder, NotLean
 from assay.model.layouts import ModelInputs, Rectangle
 from assay.model.lean_decoder import lean_hidden_states
@@ -32,11 +33,16 @@ def decoder_of(model: nn.Module) -> Any:
     return decoder
 
 
-def hidden_states(model: nn.Module, inputs: ModelInputs, lean: bool = True) -> Tensor:
+def hidden_states(
+    model: nn.Module,
+    inputs: ModelInputs,
+    lean: bool = True,
+    accumulators: Accumulators | None = None,
+) -> Tensor:
     """Return the last hidden state that predicts each completion token, [T, D], with gradient.
 
     lean: by `lean_hidden_states` where the model is of its family; otherwise, and for all others,
-    through the model's own modules.
+    through the model's own modules. accumulators: as there.
     """
     if lean and inputs.rectangles:
         try:
@@ -44,7 +50,7 @@ def hidden_states(model: nn.Module, inputs: ModelInputs, lean: bool = True) -> T
         except NotLean:
             pass
         else:
-            return lean_hidden_states(family, inputs, _recomputes(model))
+            return lean_hidden_states(family, inputs, _recomputes(model), accumulators)
     return module_hidden_states(model, inputs)
 
 

@@ -40,9 +40,13 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decoder:
-    """A whole model of the family. width: of a head. scale: of attention scores."""
+    """A whole model of the family.
+
+    padding_token: its embedding gets no gradient. width: of a head. scale: of attention scores.
+    """
 
     embedding: Tensor
+    padding_token: int | None
     layers: tuple[Layer, ...]
     final_norm: tuple[Tensor, float]
     head: tuple[Tensor, Tensor | None]
@@ -71,6 +75,7 @@ class Decoder:
             attention = body.layers[0].self_attn
             return cls(
                 embedding=_weight(body.embed_tokens, nn.Embedding),
+                padding_token=body.embed_tokens.padding_idx,
                 layers=tuple(_read(layer) for layer in body.layers),
                 final_norm=_norm(body.norm),
                 head=_linear(model.lm_head),

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from assay.errors import ModelError, message
+from assay.model.accumulators import Accumulators, add_in_pieces
 from assay.model.decoder import unwrap
 
 LOGITS_AT_ONCE = 2**26
@@ -63,6 +63,36 @@ class Gains:
             for one, other in pairs
         )
 
+    def minus(self, other: Gains) -> Gains:
+        """Return the difference."""
+        entropy_T, others_T = self.entropy_T, other.entropy_T
+        if others_T is not None:
+            entropy_T = -others_T if entropy_T is None else entropy_T - others_T
+        return Gains(self.logprobs_T - other.logprobs_T, entropy_T)
+
+
+class LogitsBuffer:
+    """Room for the logits of one product, used again by the next.
+
+    It is as large as many activations together, and memory of that size that comes and goes comes
+    back from the system page by page: that took as long as the product.
+    """
+
+    def __init__(self) -> None:
+        self._room = torch.empty(0)
+
+    def take(self, like: Tensor, rows: int, columns: int) -> Tensor:
+        """Return [rows, columns] of the type and device of ``like``, whatever it holds."""
+        size, room = rows * columns, self._room
+        if room.numel() < size or room.dtype != like.dtype or room.device != like.device:
+            self.release()
+            self._room = like.new_empty(size)
+        return self._room[:size].view(rows, columns)
+
+    def release(self) -> None:
+        """Give the memory back."""
+        self._room = torch.empty(0)
+
 
 @dataclass(frozen=True, eq=False)
 class _Task:
@@ -72,11 +102,16 @@ class _Task:
     tokens_T: Tensor
     temperature: float
     logits_at_once: int
+    accumulators: Accumulators | None
+    buffer: LogitsBuffer
 
-    @property
-    def is_linear(self) -> bool:
-        """Whether probabilities are those of the product itself, which then is not kept twice."""
-        return self.head.softcap is None
+    def product(self, hidden_TD: Tensor) -> Tensor:
+        """Return the head's product for a chunk: raw logits, which the next chunk overwrites."""
+        weight_VD, bias_V = self.head.weight_VD, self.head.bias_V
+        raw = self.buffer.take(hidden_TD, len(hidden_TD), len(weight_VD))
+        if bias_V is None:
+            return torch.mm(hidden_TD, weight_VD.T, out=raw)
+        return torch.addmm(bias_V, hidden_TD, weight_VD.T, out=raw)
 
     def chunks(self) -> Iterator[slice]:
         size = max(1, self.logits_at_once // len(self.head.weight_VD))
@@ -135,13 +170,19 @@ def head_logprobs(
     temperature: float,
     logits_at_once: int = LOGITS_AT_ONCE,
     expected: Gains | None = None,
+    accumulators: Accumulators | None = None,
+    buffer: LogitsBuffer | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return log p(token) and the entropy of p, [T] each in nats, both with gradient.
 
     p = softmax(softcap(scale * (h W' + b)) / temperature). expected: gradients that the backward pass
-    will bring; the head's own are then computed on the way, and, should others come, once more.
+    will bring; the head's own are then computed on the way, and, should others come, what is missing
+    in the backward pass. accumulators: where the weight's gradient is added at once.
+    buffer: room for logits that outlasts this call.
     """
-    task = _Task(head, tokens_T, temperature, logits_at_once)
+    task = _Task(
+        head, tokens_T, temperature, logits_at_once, accumulators, buffer or LogitsBuffer()
+    )
     if not torch.is_grad_enabled():
         expected = None
     return _HeadLogprobs.apply(hidden_TD, head.weight_VD, head.bias_V, task, expected)  # pyright: ignore
@@ -161,11 +202,11 @@ class _HeadLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         needed = ctx.needs_input_grad[:3]
-        sums = _Gradients(hidden_TD, task.head, needed) if expected and any(needed) else None
+        sums = _Gradients(hidden_TD, task, needed) if expected and any(needed) else None
         wide = torch.promote_types(hidden_TD.dtype, torch.float32)
         logprobs_T, entropy_T = hidden_TD.new_empty((2, len(hidden_TD)), dtype=wide)
         for chunk in task.chunks():
-            raw = F.linear(hidden_TD[chunk], weight_VD, bias_V)
+            raw = task.product(hidden_TD[chunk])
             for rows, part in task.blocks(chunk):
                 block = _look_at(task.scaled(raw[rows]))
                 scaled, _, normalizer, entropy_T[part] = block
@@ -184,43 +225,56 @@ class _HeadLogprobs(torch.autograd.Function):
         (hidden_TD,) = ctx.saved_tensors
         task, expected, sums = ctx.task, ctx.expected, ctx.sums
         ctx.sums = None  # they are handed out, and may be changed
-        if sums is None or not expected.equal(*grads):
-            sums = _Gradients(hidden_TD, task.head, ctx.needs_input_grad[:3])
-            grad_logprobs_T, grad_entropy_T = grads
-            if grad_logprobs_T is None:
-                grad_logprobs_T = torch.zeros_like(grad_entropy_T)
-            gains = Gains(grad_logprobs_T, grad_entropy_T)
-            for chunk in task.chunks():
-                raw = F.linear(hidden_TD[chunk], task.head.weight_VD, task.head.bias_V)
-                for rows, part in task.blocks(chunk):
-                    raw[rows] = task.gradient(_look_at(task.scaled(raw[rows])), gains, part)
-                sums.add(chunk, raw)
+        if sums is not None and expected.equal(*grads):
+            return *sums.narrow(), None, None
+        gains = Gains(torch.zeros_like(grads[1]) if grads[0] is None else grads[0], grads[1])
+        again = sums is not None
+        if sums is None:
+            sums = _Gradients(hidden_TD, task, ctx.needs_input_grad[:3])
+        else:  # gradients are linear in the gains
+            gains = gains.minus(expected)
+        for chunk in task.chunks():
+            raw = task.product(hidden_TD[chunk])
+            for rows, part in task.blocks(chunk):
+                raw[rows] = task.gradient(_look_at(task.scaled(raw[rows])), gains, part)
+            sums.add(chunk, raw, again)
         return *sums.narrow(), None, None
 
 
 class _Gradients:
-    """Gradients of hidden states, weight and bias, added up in float32 (or wider)."""
+    """Gradients of hidden states, weight and bias, added up in float32 (or wider).
 
-    def __init__(self, hidden_TD: Tensor, head: Head, needed: tuple[bool, bool, bool]) -> None:
-        self._given, self._head = hidden_TD, head
+    That of the weight goes to its accumulator at once, where there is one.
+    """
+
+    def __init__(self, hidden_TD: Tensor, task: _Task, needed: tuple[bool, bool, bool]) -> None:
+        self._given, self._head = hidden_TD, task.head
         self._hidden_TD = torch.empty_like(hidden_TD) if needed[0] else None
         self._needs_weight, self._needs_bias = needed[1:]
         self._weight_VD: Tensor | None = None
         self._bias_V: Tensor | None = None
+        self._total_VD: Tensor | None = None
+        if self._needs_weight and task.accumulators is not None:
+            self._total_VD = task.accumulators(task.head.weight_VD)
 
-    def add(self, chunk: slice, grad_raw: Tensor) -> None:
-        """Take in the gradient of a chunk's raw logits."""
+    def add(self, chunk: slice, grad_raw: Tensor, again: bool = False) -> None:
+        """Take in the gradient of a chunk's raw logits. again: it comes on top of an earlier one."""
         if self._hidden_TD is not None:
-            torch.mm(grad_raw, self._head.weight_VD, out=self._hidden_TD[chunk])
+            part = self._hidden_TD[chunk]
+            torch.addmm(part, grad_raw, self._head.weight_VD, beta=float(again), out=part)
         if self._needs_weight:
-            self._weight_VD = _added(self._weight_VD, grad_raw.T @ self._given[chunk])
+            grad_weight_VD = grad_raw.T @ self._given[chunk]
+            if self._total_VD is not None:
+                add_in_pieces(self._total_VD, grad_weight_VD)
+            else:
+                self._weight_VD = _added(self._weight_VD, grad_weight_VD)
         if self._needs_bias:
             self._bias_V = _added(self._bias_V, grad_raw.sum(0))
 
     def narrow(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return all three in the types of what they are gradients of; zero where nothing was added."""
         weight_VD, bias_V = self._head.weight_VD, self._head.bias_V
-        if self._needs_weight and self._weight_VD is None:
+        if self._needs_weight and self._weight_VD is None and self._total_VD is None:
             self._weight_VD = torch.zeros_like(weight_VD)
         if self._needs_bias and self._bias_V is None and bias_V is not None:
             self._bias_V = torch.zeros_like(bias_V)

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from assay.model.accumulators import Accumulators
 from assay.model.attention import Segment, attend, attend_backward, segments_of
 from assay.model.family import Decoder, Layer, rotate
 from assay.model.layouts import ModelInputs
@@ -33,10 +34,16 @@ class Frame:
     recompute: bool
 
 
-def lean_hidden_states(decoder: Decoder, inputs: ModelInputs, recompute: bool = False) -> Tensor:
+def lean_hidden_states(
+    decoder: Decoder,
+    inputs: ModelInputs,
+    recompute: bool = False,
+    accumulators: Accumulators | None = None,
+) -> Tensor:
     """Return the last hidden state that predicts each completion token, [T, D], with gradient.
 
     recompute: keep only each layer's input, and compute the rest again in the backward pass.
+    accumulators: where the embedding's gradient is added, in place of making one of its size.
     """
     tokens_N = torch.cat([rectangle.tokens.flatten() for rectangle in inputs.rectangles])
     positions_N = torch.cat([_positions(rectangle) for rectangle in inputs.rectangles])
@@ -50,7 +57,7 @@ def lean_hidden_states(decoder: Decoder, inputs: ModelInputs, recompute: bool = 
         scale=decoder.scale,
         recompute=recompute,
     )
-    hidden_ND = F.embedding(tokens_N, decoder.embedding)
+    hidden_ND = _Embed.apply(decoder.embedding, tokens_N, decoder.padding_token, accumulators)  # pyright: ignore
     for layer in decoder.layers:
         hidden_ND = _LayerStep.apply(hidden_ND, frame, layer, *_parameters(layer))  # pyright: ignore
     weight, epsilon = decoder.final_norm
@@ -86,6 +93,35 @@ class _Kept:
 
     def tensors(self) -> tuple[Tensor | None, ...]:
         return self.heads, self.raw, self.attended, self.middle, self.gate, self.up
+
+
+class _Embed(torch.autograd.Function):
+    """The embedding of each token."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        weight: Tensor,
+        tokens_N: Tensor,
+        padding_token: int | None,
+        accumulators: Accumulators | None,
+    ) -> Tensor:
+        ctx.save_for_backward(weight, tokens_N)
+        ctx.padding_token, ctx.accumulators = padding_token, accumulators
+        return F.embedding(tokens_N, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        weight, tokens_N = ctx.saved_tensors
+        (grad_ND,) = grads
+        if ctx.padding_token is not None:
+            grad_ND = grad_ND.masked_fill((tokens_N == ctx.padding_token)[:, None], 0.0)
+        total = ctx.accumulators(weight) if ctx.accumulators else None
+        if total is not None:
+            total.index_add_(0, tokens_N, grad_ND.to(total.dtype))
+            return None, None, None, None
+        grad = torch.ops.aten.embedding_dense_backward(grad_ND, tokens_N, len(weight), -1, False)
+        return grad, None, None, None
 
 
 class _LayerStep(torch.autograd.Function):

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from assay.model.accumulators import Accumulators
 from assay.model.decoder import hidden_states
-from assay.model.head import LOGITS_AT_ONCE, Gains, Head, head_logprobs
+from assay.model.head import LOGITS_AT_ONCE, Gains, Head, LogitsBuffer, head_logprobs
 from assay.model.packing import Layout, MicroBatch
 
 
@@ -28,17 +29,28 @@ def token_logprobs(
     lean: bool = True,
     logits_at_once: int = LOGITS_AT_ONCE,
     expected: Gains | None = None,
+    accumulators: Accumulators | None = None,
+    buffer: LogitsBuffer | None = None,
 ) -> TokenStats:
     """Score a micro-batch's completion tokens under ``model`` at ``temperature``; float32, [T] each.
 
     Both results carry gradient. The head is applied to predicting positions only, some tokens at a
     time. lean: go through the layers by `assay.model.lean_decoder` where the model is of its family.
     expected: the gradients of both results, where they are known before the backward pass brings
-    them; it is then a third shorter in the head.
+    them; it is then a third shorter in the head. accumulators: where gradients as large as the
+    vocabulary are added as they come; parameters that have one get no other gradient from here.
+    buffer: room for logits that outlasts this call.
     """
-    hidden_TD = hidden_states(model, micro_batch.inputs(layout), lean)
+    hidden_TD = hidden_states(model, micro_batch.inputs(layout), lean, accumulators)
     tokens_T = micro_batch.batch.tokens_T
     logprobs_T, entropy_T = head_logprobs(
-        Head.of(model), hidden_TD, tokens_T, temperature, logits_at_once, expected
+        Head.of(model),
+        hidden_TD,
+        tokens_T,
+        temperature,
+        logits_at_once,
+        expected,
+        accumulators,
+        buffer,
     )
     return TokenStats(logprobs_T, entropy_T)

@@ -155,9 +155,9 @@ def test_layers_with_windows_are_not_read() -> None:
 def test_activation_checkpointing_recomputes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
 
-    def note(family: Any, inputs: ModelInputs, recompute: bool) -> Tensor:
+    def note(family: Any, inputs: ModelInputs, recompute: bool, *rest: Any) -> Tensor:
         asked.append(recompute)
-        return lean_hidden_states(family, inputs, recompute)
+        return lean_hidden_states(family, inputs, recompute, *rest)
 
     monkeypatch.setattr(decoder, "lean_hidden_states", note)
     model = a_model()
