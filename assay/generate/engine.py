@@ -25,7 +25,7 @@ from assay.generate.kv_cache import Extent, Room
 from assay.generate.memory import default_kv_mib, num_that_fit
 from assay.generate.sampler import completion_key, sample, uniforms
 from assay.model.family import NotLean
-from assay.model.memory import out_of_memory_names
+from assay.model.memory import out_of_memory_names, return_freed_memory
 from assay.types import Completion, FinishReason, Group, GroupStream, Problem, Prompt
 
 MEMORY_SETTINGS = "engine.max_kv_mib or engine.num_slots"
@@ -230,6 +230,7 @@ class Engine:
             if self._newest is call:
                 self._newest = None
                 self._choice.forward.release()
+                return_freed_memory()
 
     def _prove(self, model: nn.Module) -> Choice:
         """Find the way through ``model``."""

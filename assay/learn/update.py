@@ -21,7 +21,7 @@ from assay.learn.memory import RecomputedActivations
 from assay.learn.meter import UpdateMeter, step_metrics, to_floats
 from assay.learn.optimizer import Optimizer
 from assay.learn.reference import Reference
-from assay.model.head import Gains, LogitsBuffer
+from assay.model.head import Gains, HeadRoom
 from assay.model.layouts import micro_batch_tokens
 from assay.model.load import save_model
 from assay.model.logprobs import TokenStats, token_logprobs
@@ -86,7 +86,7 @@ class Learner:
         needs_reference = keep_reference or algorithm.kl_weight > 0
         self.reference = Reference(model) if needs_reference else None
         self.optimizer = Optimizer(model, optimizer, total_steps)
-        self._logits = LogitsBuffer()
+        self._head_room = HeadRoom()
         self._recomputed = RecomputedActivations(model) if activation_checkpointing else None
 
     @property
@@ -168,7 +168,7 @@ class Learner:
                         lean=self.lean,
                         expected=Gains(-weights_T[index_T]),
                         accumulators=self.optimizer.accumulator,
-                        buffer=self._logits,
+                        room=self._head_room,
                     )
                     loss = -(weights_T[index_T] * stats.logprobs_T).sum()
                     loss.backward()
@@ -204,7 +204,7 @@ class Learner:
             with out_of_memory_names(f"{section}.max_tokens_per_micro_batch"):
                 yield
         finally:
-            self._logits.release()
+            self._head_room.release()
 
     def _minibatches(self, num_groups: int) -> Iterator[tuple[int, list[int]]]:
         """Yield (epoch, groups) of each optimizer step; the order is a function of seed and version."""
@@ -280,7 +280,7 @@ class Learner:
             lean=self.lean,
             expected=expected,
             accumulators=self.optimizer.accumulator if model is self.policy else None,
-            buffer=self._logits,
+            room=self._head_room,
         )
 
     def _logprobs(self, model: nn.Module, batch: Batch) -> Tensor:

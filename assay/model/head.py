@@ -18,8 +18,8 @@ from assay.errors import ModelError, message
 from assay.model.accumulators import Accumulators, add_in_pieces
 from assay.model.decoder import unwrap
 
-LOGITS_AT_ONCE = 2**26
-"""Logits of one product, 128 MiB in bfloat16: memory does not grow with T times V."""
+LOGITS_AT_ONCE = 2**25
+"""Logits of one product, 64 MiB in bfloat16: memory does not grow with T times V."""
 LOGITS_IN_CACHE = 2**19
 """Logits that are turned into probabilities at one time on a CPU, 2 MiB in float32."""
 
@@ -71,27 +71,27 @@ class Gains:
         return Gains(self.logprobs_T - other.logprobs_T, entropy_T)
 
 
-class LogitsBuffer:
-    """Room for the logits of one product, used again by the next.
+class HeadRoom:
+    """Room for the logits of one product and for the weight's gradient by it, used again by the next.
 
-    It is as large as many activations together, and memory of that size that comes and goes comes
+    Each is as large as many activations together, and memory of that size that comes and goes comes
     back from the system page by page: that took as long as the product.
     """
 
     def __init__(self) -> None:
-        self._room = torch.empty(0)
+        self._held: dict[str, Tensor] = {}
 
-    def take(self, like: Tensor, rows: int, columns: int) -> Tensor:
+    def take(self, name: str, like: Tensor, rows: int, columns: int) -> Tensor:
         """Return [rows, columns] of the type and device of ``like``, whatever it holds."""
-        size, room = rows * columns, self._room
-        if room.numel() < size or room.dtype != like.dtype or room.device != like.device:
-            self.release()
-            self._room = like.new_empty(size)
-        return self._room[:size].view(rows, columns)
+        size, held = rows * columns, self._held.get(name)
+        if held is None or held.numel() < size or held.dtype != like.dtype:
+            self._held.pop(name, None)  # before the new one, so that never both are held
+            held = self._held[name] = like.new_empty(size)
+        return held[:size].view(rows, columns)
 
     def release(self) -> None:
         """Give the memory back."""
-        self._room = torch.empty(0)
+        self._held.clear()
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,12 +103,12 @@ class _Task:
     temperature: float
     logits_at_once: int
     accumulators: Accumulators | None
-    buffer: LogitsBuffer
+    room: HeadRoom
 
     def product(self, hidden_TD: Tensor) -> Tensor:
         """Return the head's product for a chunk: raw logits, which the next chunk overwrites."""
         weight_VD, bias_V = self.head.weight_VD, self.head.bias_V
-        raw = self.buffer.take(hidden_TD, len(hidden_TD), len(weight_VD))
+        raw = self.room.take("logits", hidden_TD, len(hidden_TD), len(weight_VD))
         if bias_V is None:
             return torch.mm(hidden_TD, weight_VD.T, out=raw)
         return torch.addmm(bias_V, hidden_TD, weight_VD.T, out=raw)
@@ -171,18 +171,16 @@ def head_logprobs(
     logits_at_once: int = LOGITS_AT_ONCE,
     expected: Gains | None = None,
     accumulators: Accumulators | None = None,
-    buffer: LogitsBuffer | None = None,
+    room: HeadRoom | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return log p(token) and the entropy of p, [T] each in nats, both with gradient.
 
     p = softmax(softcap(scale * (h W' + b)) / temperature). expected: gradients that the backward pass
     will bring; the head's own are then computed on the way, and, should others come, what is missing
     in the backward pass. accumulators: where the weight's gradient is added at once.
-    buffer: room for logits that outlasts this call.
+    room: what is shared with other calls.
     """
-    task = _Task(
-        head, tokens_T, temperature, logits_at_once, accumulators, buffer or LogitsBuffer()
-    )
+    task = _Task(head, tokens_T, temperature, logits_at_once, accumulators, room or HeadRoom())
     if not torch.is_grad_enabled():
         expected = None
     return _HeadLogprobs.apply(hidden_TD, head.weight_VD, head.bias_V, task, expected)  # pyright: ignore
@@ -248,7 +246,7 @@ class _Gradients:
     """
 
     def __init__(self, hidden_TD: Tensor, task: _Task, needed: tuple[bool, bool, bool]) -> None:
-        self._given, self._head = hidden_TD, task.head
+        self._given, self._head, self._room = hidden_TD, task.head, task.room
         self._hidden_TD = torch.empty_like(hidden_TD) if needed[0] else None
         self._needs_weight, self._needs_bias = needed[1:]
         self._weight_VD: Tensor | None = None
@@ -263,11 +261,13 @@ class _Gradients:
             part = self._hidden_TD[chunk]
             torch.addmm(part, grad_raw, self._head.weight_VD, beta=float(again), out=part)
         if self._needs_weight:
-            grad_weight_VD = grad_raw.T @ self._given[chunk]
+            given_TD = self._given[chunk]
             if self._total_VD is not None:
+                grad_weight_VD = self._room.take("gradient", given_TD, *self._total_VD.shape)
+                torch.mm(grad_raw.T, given_TD, out=grad_weight_VD)
                 add_in_pieces(self._total_VD, grad_weight_VD)
             else:
-                self._weight_VD = _added(self._weight_VD, grad_weight_VD)
+                self._weight_VD = _added(self._weight_VD, grad_raw.T @ given_TD)
         if self._needs_bias:
             self._bias_V = _added(self._bias_V, grad_raw.sum(0))
 

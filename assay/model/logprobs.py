@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from assay.model.accumulators import Accumulators
 from assay.model.decoder import hidden_states
-from assay.model.head import LOGITS_AT_ONCE, Gains, Head, LogitsBuffer, head_logprobs
+from assay.model.head import LOGITS_AT_ONCE, Gains, Head, HeadRoom, head_logprobs
 from assay.model.packing import Layout, MicroBatch
 
 
@@ -30,7 +30,7 @@ def token_logprobs(
     logits_at_once: int = LOGITS_AT_ONCE,
     expected: Gains | None = None,
     accumulators: Accumulators | None = None,
-    buffer: LogitsBuffer | None = None,
+    room: HeadRoom | None = None,
 ) -> TokenStats:
     """Score a micro-batch's completion tokens under ``model`` at ``temperature``; float32, [T] each.
 
@@ -39,7 +39,7 @@ def token_logprobs(
     expected: the gradients of both results, where they are known before the backward pass brings
     them; it is then a third shorter in the head. accumulators: where gradients as large as the
     vocabulary are added as they come; parameters that have one get no other gradient from here.
-    buffer: room for logits that outlasts this call.
+    room: what calls of the head share.
     """
     hidden_TD = hidden_states(model, micro_batch.inputs(layout), lean, accumulators)
     tokens_T = micro_batch.batch.tokens_T
@@ -51,6 +51,6 @@ def token_logprobs(
         logits_at_once,
         expected,
         accumulators,
-        buffer,
+        room,
     )
     return TokenStats(logprobs_T, entropy_T)

@@ -15,6 +15,7 @@ from assay.errors import OutOfMemory
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 KEPT_BLOCK_MIB = (256, 32)  # older releases accept no more than 32
 KEPT_MIB = 256
+MUCH_MIB = 256
 
 
 @cache
@@ -43,6 +44,44 @@ def keep_freed_memory() -> bool:
     # The first that is accepted; a trim threshold alone would freeze the other at 128 KiB.
     kept = any(mallopt(M_MMAP_THRESHOLD, mib << 20) for mib in KEPT_BLOCK_MIB)
     return kept and bool(mallopt(M_TRIM_THRESHOLD, KEPT_MIB << 20))
+
+
+class _Mallinfo(ctypes.Structure):
+    """glibc's struct mallinfo2; ``fordblks`` is what lies free in the heap, in bytes."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in [
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        ]
+    ]
+
+
+def return_freed_memory() -> bool:
+    """Return to the system what `keep_freed_memory` keeps, where it is much; returns whether it did.
+
+    To be called where one phase of a step ends whose memory the next has no use for: what generation
+    freed would else lie beside all that an update needs.
+    """
+    if not keep_freed_memory():
+        return False
+    libc = ctypes.CDLL(None)
+    try:
+        libc.mallinfo2.restype = _Mallinfo
+        if libc.mallinfo2().fordblks < MUCH_MIB << 20:
+            return False
+    except AttributeError:  # glibc before 2.33
+        pass
+    return bool(libc.malloc_trim(0))
 
 
 @contextmanager

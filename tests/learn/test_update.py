@@ -282,3 +282,24 @@ def test_gradients_are_known_beforehand_where_the_policy_has_not_moved(
         assert not compared
     else:
         assert len(compared) >= 2 and all(compared)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_gradient_of_the_vocabularys_size_is_made_twice(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tied weight's gradients from either end add up in the optimizer's own tensor."""
+    model = a_model().to(dtype)
+    learner = a_learner(algorithm("rloo"), model, max_tokens_per_micro_batch=60)
+    weight = model.lm_head.weight
+    asked: list[int] = []
+    accumulator = learner.optimizer.accumulator
+    monkeypatch.setattr(
+        learner.optimizer,
+        "accumulator",
+        lambda one: (asked.append(id(one)), accumulator(one))[1],
+    )
+    batch = a_batch()
+    learner.update(batch, compute_advantages(batch, learner.algorithm))
+    assert len(asked) >= 4 and set(asked) == {id(weight)}
+    assert learner.optimizer.accumulator(torch.zeros(1)) is None

@@ -51,3 +51,31 @@ def test_settings_of_the_environment_stand() -> None:
 
 def test_asking_twice_is_asking_once() -> None:
     assert keep_freed_memory() == keep_freed_memory()
+
+
+RETURNED = """
+import torch
+from assay.model.memory import keep_freed_memory, return_freed_memory
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
+
+if keep_freed_memory():
+    kept = [torch.ones(2**18) for _ in range(600)]  # 600 MiB in the heap
+    last = torch.ones(2**18)
+    del kept
+    before = resident()
+    assert return_freed_memory()
+    print(before - resident())
+else:
+    print(1000)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+def test_much_freed_memory_is_returned_when_a_phase_ends() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", RETURNED], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) > 400

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from assay.model import head as head_module
-from assay.model.head import Gains, Head, head_logprobs
+from assay.model.head import Gains, Head, HeadRoom, head_logprobs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -142,3 +142,39 @@ def test_gradients_of_chunks_add_up_in_float32() -> None:
     results = head_logprobs(head, hidden_TD, tokens_T, 1.0, 2, Gains(gain_T))
     results[0].backward(gain_T)
     assert weight.grad is not None and weight.grad[0].item() == 132.0  # (256 + 8) / 2
+
+
+@pytest.mark.parametrize("with_entropy", [True, False])
+@pytest.mark.parametrize("expects", ["these", "others", "nothing"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_an_accumulator_receives_the_weights_gradient(
+    dtype: torch.dtype, expects: str, with_entropy: bool
+) -> None:
+    """Once, whatever was expected; and nothing is handed on beside it."""
+    head, hidden_TD, tokens_T, gains = a_case(dtype, bias=False)
+    if not with_entropy:
+        gains = Gains(gains.logprobs_T)
+    others = Gains(gains.logprobs_T + 1, torch.ones_like(gains.logprobs_T))
+    expected = {"these": gains, "others": others, "nothing": None}[expects]
+    want = gradients(
+        head_logprobs(head, hidden_TD, tokens_T, 1.3, 10 * V), leaves(head, hidden_TD), gains
+    )
+    wide = torch.promote_types(dtype, torch.float32)
+    total_VD, room = torch.ones(V, D, dtype=wide), HeadRoom()
+    held = {id(head.weight_VD): total_VD}
+    for count in (1, 2):
+        results = head_logprobs(
+            head, hidden_TD, tokens_T, 1.3, 10 * V, expected, lambda one: held.get(id(one)), room
+        )
+        outputs = list(results) if with_entropy else [results[0]]
+        found = [gains.logprobs_T, gains.entropy_T] if with_entropy else [gains.logprobs_T]
+        (grad_TD,) = torch.autograd.grad(outputs, [hidden_TD], found)
+        tolerance = {"rtol": 0.03, "atol": 0.1} if dtype == torch.bfloat16 else {}
+        torch.testing.assert_close(grad_TD, want[0], **tolerance)
+        torch.testing.assert_close(
+            total_VD - 1, count * want[1].to(wide), **{k: 2 * v for k, v in tolerance.items()}
+        )
+    head_logprobs(head, hidden_TD, tokens_T, 1.3, 10 * V, expected, lambda _: None, room)[
+        0
+    ].sum().backward()
+    assert head.weight_VD.grad is not None

@@ -167,3 +167,23 @@ def test_activation_checkpointing_recomputes(monkeypatch: pytest.MonkeyPatch) ->
             layer.gradient_checkpointing = layer.training = True
     hidden_states(model, some_inputs())
     assert asked == [False, True]
+
+
+@pytest.mark.parametrize("padding_token", [None, 3])
+def test_the_embeddings_gradient_is_added_where_it_adds_up(padding_token: int | None) -> None:
+    model, inputs = a_model("qwen2"), some_inputs()
+    model.model.embed_tokens.padding_idx = padding_token  # which then gets none
+    weight = model.model.embed_tokens.weight
+    module_hidden_states(model, inputs).sum().backward()
+    want, want_other = weight.grad.clone(), model.model.norm.weight.grad.clone()
+    assert (want[3] != 0).any() == (padding_token is None)
+    model.zero_grad()
+    total_VD = torch.ones_like(weight)
+    held = {id(weight): total_VD}
+    hidden_states(model, inputs, accumulators=lambda one: held.get(id(one))).sum().backward()
+    assert weight.grad is None
+    torch.testing.assert_close(total_VD - 1, want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model.model.norm.weight.grad, want_other, rtol=1e-5, atol=1e-5)
+    model.zero_grad()
+    hidden_states(model, inputs).sum().backward()
+    torch.testing.assert_close(weight.grad, want, rtol=1e-5, atol=1e-5)
