@@ -1,9 +1,9 @@
 """Assay against TRL's GRPO trainer: generation, update, whole step and memory, in one run.
 
-python -m bench.vs_trl --model DIR --trl-python PATH [--micro-batches 8 16] [--repeats 3] [--json]
+python -m bench.vs_trl --model DIR [--trl-python PATH] [--micro-batches 8 16] [--repeats 3] [--json]
 python -m bench.vs_trl --workload demo --trl-python PATH
 
-PATH is the Python of an environment that holds TRL. See bench/README.md for what is equal on both
+PATH is the Python of an environment that holds TRL; without it, this one is to hold it. See bench/README.md for what is equal on both
 sides. With a real reward Assay passes over groups without gradient, which TRL does not; here every
 group has some, so that this saves nothing.
 """
@@ -11,6 +11,7 @@ group has some, so that this saves nothing.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import sys
@@ -155,7 +156,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     workloads.add_arguments(parser)
-    parser.add_argument("--trl-python", type=Path, required=True)
+    parser.add_argument("--trl-python", type=Path, help="default: this Python, if TRL is in it")
     parser.add_argument("--micro-batches", type=int, nargs="+", default=None)
     parser.add_argument("--repeats", type=int, default=3, help="rounds of all sides, in turn")
     parser.add_argument("--steps", type=int, default=1, help="measured steps a run, after a first")
@@ -163,6 +164,10 @@ def main() -> None:
     parser.add_argument("--set", dest="overrides", action="append", default=[])
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.trl_python is None:
+        if importlib.util.find_spec("trl") is None:
+            parser.error("TRL is not in this environment; pass --trl-python (see bench/README.md)")
+        options.trl_python = Path(sys.executable)
     with tempfile.TemporaryDirectory() as scratch:
         report = compare(options, Path(scratch))
     report["text"] = as_text(report)
