@@ -1,14 +1,16 @@
 """Programs run as a user runs them, with the memory that they took.
 
-Linux hands a parent's own peak on to the children that it starts, so what calls these functions
-stays small: heavy libraries are loaded in children only.
+Linux counts what a parent held when it started a child as the child's own peak, so a program is
+started, and waited for, by one that holds next to nothing.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +22,17 @@ ROOT = Path(__file__).resolve().parent.parent
 SECONDS_BETWEEN_LOOKS = 0.5
 LINES_OF_LOG = 30
 MIB = 2**20
+
+
+LAUNCHER = """
+import os, sys
+pid = os.fork()
+if not pid:
+    os.execvp(sys.argv[2], sys.argv[2:])
+_, status, usage = os.wait4(pid, 0)
+with open(sys.argv[1], "w") as report:
+    report.write(f"{os.waitstatus_to_exitcode(status)} {usage.ru_maxrss}")
+"""
 
 
 @dataclass(frozen=True)
@@ -44,31 +57,34 @@ def run(
     """
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(environment or {})}
+    report = log.with_suffix(".usage")
+    launch = [sys.executable, "-I", "-S", "-c", LAUNCHER, str(report)]
     started = time.perf_counter()
     with log.open("wb") as output:
-        program = subprocess.Popen(
-            [str(part) for part in command],
+        launcher = subprocess.Popen(
+            launch + [str(part) for part in command],
             stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             env=variables,
             cwd=folder,
+            start_new_session=True,
         )
-        watch = _HelperWatch(program.pid)
+        watch = _HelperWatch(launcher.pid)
         try:
-            _, status, usage = os.wait4(program.pid, 0)
+            launcher.wait()
         except BaseException:
-            program.kill()
+            os.killpg(launcher.pid, signal.SIGKILL)
             raise
         finally:
             watch.stop()
-    program.returncode = os.waitstatus_to_exitcode(status)
-    if program.returncode:
+    seconds = time.perf_counter() - started
+    exit_code, peak_kib = map(int, report.read_text(encoding="utf-8").split())
+    if exit_code:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LINES_OF_LOG:]
         shown = " ".join(map(str, command))
-        raise RuntimeError("\n".join([f"exit code {program.returncode} of: {shown}", *lines]))
-    seconds = time.perf_counter() - started
-    return Finished(seconds, usage.ru_maxrss / 1024, watch.peak_bytes / MIB)
+        raise RuntimeError("\n".join([f"exit code {exit_code} of: {shown}", *lines]))
+    return Finished(seconds, peak_kib / 1024, watch.peak_bytes / MIB)
 
 
 def run_for_json(
@@ -85,11 +101,11 @@ def run_for_json(
 
 
 class _HelperWatch:
-    """Looks now and then at the processes that a program started."""
+    """Looks now and then at the processes that a launched program started."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, launcher: int) -> None:
         self.peak_bytes = 0
-        self._pid = pid
+        self._launcher = launcher
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -100,20 +116,23 @@ class _HelperWatch:
 
     def _watch(self) -> None:
         while not self._ended.wait(SECONDS_BETWEEN_LOOKS):
-            total = sum(map(_shared_out_bytes, _descendants(self._pid)))
+            helpers = [one for pid in _children(self._launcher) for one in _descendants(pid)]
+            total = sum(map(_shared_out_bytes, helpers))
             self.peak_bytes = max(self.peak_bytes, total)
 
 
-def _descendants(pid: int) -> list[int]:
+def _children(pid: int) -> list[int]:
     found: list[int] = []
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
-            pids = [int(text) for text in children.read_text().split()]
+            found += [int(text) for text in children.read_text().split()]
         except OSError:  # the thread ended meanwhile
             continue
-        for child in pids:
-            found += [child, *_descendants(child)]
     return found
+
+
+def _descendants(pid: int) -> list[int]:
+    return [one for child in _children(pid) for one in [child, *_descendants(child)]]
 
 
 def _shared_out_bytes(pid: int) -> int:
