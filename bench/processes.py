@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -25,9 +24,12 @@ MIB = 2**20
 
 
 LAUNCHER = """
-import os, sys
+import ctypes, os, sys
+end_with_the_parent = lambda: ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+end_with_the_parent()
 pid = os.fork()
 if not pid:
+    end_with_the_parent()
     os.execvp(sys.argv[2], sys.argv[2:])
 _, status, usage = os.wait4(pid, 0)
 with open(sys.argv[1], "w") as report:
@@ -68,13 +70,12 @@ def run(
             stdin=subprocess.DEVNULL,
             env=variables,
             cwd=folder,
-            start_new_session=True,
         )
         watch = _HelperWatch(launcher.pid)
         try:
             launcher.wait()
         except BaseException:
-            os.killpg(launcher.pid, signal.SIGKILL)
+            launcher.kill()
             raise
         finally:
             watch.stop()

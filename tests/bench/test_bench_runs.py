@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,6 +63,27 @@ def test_the_memory_of_a_program_and_of_what_it_starts(tmp_path: Path) -> None:
     del own
     assert 286 < finished.peak_mib < 400
     assert 95 < finished.helpers_mib < 200
+
+
+def test_a_program_ends_with_the_bench_that_started_it(tmp_path: Path) -> None:
+    """Even one that is killed, so that nothing goes on measuring beside the next."""
+    inner = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    code = (
+        "import sys; from pathlib import Path; from bench.processes import run\n"
+        f"run([sys.executable, '-c', {inner!r}], Path({str(tmp_path / 'log')!r}))"
+    )
+    bench = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert bench.poll() is None
+        time.sleep(0.05)
+    bench.kill()
+    bench.wait()
+    program = Path("/proc") / (tmp_path / "pid").read_text()
+    for _ in range(200):
+        if not program.exists() or "Z" in (program / "stat").read_text().split()[2]:
+            return
+        time.sleep(0.05)
+    raise AssertionError("the program goes on")
 
 
 def test_a_program_that_fails_says_why(tmp_path: Path) -> None:
