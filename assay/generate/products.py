@@ -107,17 +107,7 @@ def can_pack(weight: Tensor) -> bool:
 
 def mib_of(decoder: Decoder) -> float:
     """Return what packed copies of all maps take."""
-    maps = [decoder.head]
-    for layer in decoder.layers:
-        maps += [
-            layer.query,
-            layer.key,
-            layer.value,
-            layer.output,
-            layer.gate,
-            layer.up,
-            layer.down,
-        ]
+    maps = (decoder.head, *(one for layer in decoder.layers for one in layer.maps))
     return sum(weight.numel() * weight.element_size() for weight, _ in maps) / 2**20
 
 

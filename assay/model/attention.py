@@ -30,7 +30,8 @@ class Segment:
     """One rectangle's place among the flat tokens, and what its tokens see.
 
     bias: [B or 1, 1, L, K], 0 where a token sees another and -inf where not, its prompt's first;
-    None: each sees all up to itself, and nothing of that size is ever made. prompt: the rectangle that it continues, whose row ``parent_B`` each of its rows stands behind.
+    None: each sees all up to itself, and nothing of that size is ever made. prompt: the rectangle
+    that it continues, whose row ``parent_B`` each of its rows stands behind.
     """
 
     first: int

@@ -37,6 +37,11 @@ class Layer:
     up: tuple[Tensor, Tensor | None]
     down: tuple[Tensor, Tensor | None]
 
+    @property
+    def maps(self) -> tuple[tuple[Tensor, Tensor | None], ...]:
+        """The linear maps, in the order of the forward pass."""
+        return self.query, self.key, self.value, self.output, self.gate, self.up, self.down
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decoder:

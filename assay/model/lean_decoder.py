@@ -301,8 +301,7 @@ def _parameters(layer: Layer) -> list[Tensor]:
     for norm in (layer.query_norm, layer.key_norm):
         if norm is not None:
             found.append(norm[0])
-    maps = (layer.query, layer.key, layer.value, layer.output, layer.gate, layer.up, layer.down)
-    for weight, bias in maps:
+    for weight, bias in layer.maps:
         found.append(weight)
         if bias is not None:
             found.append(bias)
