@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,6 +63,36 @@ def plain_logprobs(model: Any, group: Group, completion: Completion) -> torch.Te
     logits = model(input_ids=torch.from_numpy(tokens)[None].to(device), use_cache=False).logits[0]
     num_prompt = len(group.prompt.tokens)
     return logits[num_prompt - 1 : -1].float().log_softmax(-1)
+
+
+def greedy_tokens(model: Any, group: Group, max_tokens: int) -> list[int]:
+    """What Transformers' `generate` says after a group's prompt."""
+    prompt = torch.from_numpy(group.prompt.tokens.astype(np.int64))[None]
+    tokens = model.generate(
+        input_ids=prompt,
+        max_new_tokens=max_tokens,
+        do_sample=False,
+        eos_token_id=EOS,
+        pad_token_id=0,
+    )
+    return tokens[0, prompt.shape[1] :].tolist()
+
+
+def check_neighbors_change_nothing(
+    engine: Engine, lengths: Sequence[int], sampling: SamplingConfig, group_sizes: Sequence[int]
+) -> None:
+    """Assert that completions alone are, to the bit, those among others, in whatever order and number."""
+    problems = [problem_of(n) for n in lengths]
+    alone: dict[str, Completion] = {}
+    for problem in problems:
+        alone |= completions_of(list(engine.generate([problem], sampling, 2)))
+    for trial, group_size in enumerate(group_sizes):
+        mixed = random.Random(trial).sample(problems, len(problems) - trial)
+        together = completions_of(list(engine.generate(mixed, sampling, group_size)))
+        shared = alone.keys() & together.keys()
+        assert len(shared) == 2 * len(mixed)
+        for name in shared:
+            assert bits_of(together[name]) == bits_of(alone[name]), name
 
 
 GREEDY = SamplingConfig(temperature=0, max_tokens=24)

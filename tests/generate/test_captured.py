@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from assay.config import EngineConfig, SamplingConfig
 from assay.generate import forward as forward_module
 from assay.generate.captured import CapturedForward, capture_graph
+from assay.generate.engine import Engine
 from assay.generate.kv_cache import BLOCK, Extent, SlotCache
 from assay.generate.lean import LeanForward
 from assay.generate.shared_prompt import SharedPromptCache
@@ -170,19 +171,24 @@ def test_an_update_while_a_stream_is_read_captures_again(recorder: Recorder) -> 
     assert not forward._steps  # and nothing is held after the stream
 
 
-def test_a_capture_that_fails_falls_back_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(step: Callable[[], torch.Tensor]) -> Any:
-        raise RuntimeError("operation not permitted when stream is capturing")
-
+def engine_that_captures_by(capture: Any, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """An engine that tries captured steps first, and then the same without capture."""
     monkeypatch.setattr(
         forward_module,
         "ways_through",
         lambda model, num_slots: (
-            lambda: CapturedForward(LeanForward(model), refused),
+            lambda: CapturedForward(LeanForward(model), capture),
             lambda: LeanForward(model),
         ),
     )
-    engine = engine_of()
+    return engine_of()
+
+
+def test_a_capture_that_fails_falls_back_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(step: Callable[[], torch.Tensor]) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    engine = engine_that_captures_by(refused, monkeypatch)
     assert engine.path == "lean"
     assert "not permitted when stream is capturing" in engine._choice.reasons[0]
 
@@ -194,15 +200,7 @@ def test_a_stale_replay_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         result = step()
         return (lambda: None), result
 
-    monkeypatch.setattr(
-        forward_module,
-        "ways_through",
-        lambda model, num_slots: (
-            lambda: CapturedForward(LeanForward(model), frozen),
-            lambda: LeanForward(model),
-        ),
-    )
-    engine = engine_of()
+    engine = engine_that_captures_by(frozen, monkeypatch)
     assert engine.path == "lean"
     assert "differ from a plain pass" in engine._choice.reasons[0]
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 from generate_fakes import (
-    EOS,
     GREEDY,
     bits_of,
     completions_of,
     engine_of,
+    greedy_tokens,
     plain_logprobs,
     problem_of,
 )
@@ -28,14 +28,8 @@ def test_greedy_tokens_are_those_of_transformers(family: str) -> None:
     model = tiny_model(family=family)
     engine = engine_of(model)
     for group in engine.generate([problem_of(n) for n in LENGTHS], GREEDY, 1):
-        expected = model.generate(
-            input_ids=torch.from_numpy(group.prompt.tokens.astype(np.int64))[None],
-            max_new_tokens=GREEDY.max_tokens,
-            do_sample=False,
-            eos_token_id=EOS,
-            pad_token_id=0,
-        )[0, len(group.prompt.tokens) :]
-        assert group.completions[0].tokens.tolist() == expected.tolist()
+        expected = greedy_tokens(model, group, GREEDY.max_tokens)
+        assert group.completions[0].tokens.tolist() == expected
 
 
 @pytest.mark.parametrize("family", FAMILIES)

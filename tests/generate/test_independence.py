@@ -1,13 +1,18 @@
 """A completion is the same to the bit whatever is sampled beside it, in whatever order."""
 
-import random
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 import torch
-from generate_fakes import bits_of, completions_of, engine_of, problem_of
+from generate_fakes import (
+    bits_of,
+    check_neighbors_change_nothing,
+    completions_of,
+    engine_of,
+    problem_of,
+)
 
 from assay.config import EngineConfig, SamplingConfig
 from assay.generate import kv_cache as kv_cache_module
@@ -51,18 +56,8 @@ def test_bits_do_not_depend_on_neighbors(
         if not lean:
             through_module(engine)
         assert engine.independent
-        problems = [problem_of(n) for n in LENGTHS]
         for sampling in SAMPLINGS.values():
-            alone = {}
-            for problem in problems:
-                alone |= completions_of(list(engine.generate([problem], sampling, 2)))
-            for trial, group_size in enumerate((2, 5, 3)):
-                mixed = random.Random(trial).sample(problems, len(problems) - trial)
-                together = completions_of(list(engine.generate(mixed, sampling, group_size)))
-                shared = alone.keys() & together.keys()
-                assert len(shared) == 2 * len(mixed)
-                for name in shared:
-                    assert bits_of(together[name]) == bits_of(alone[name]), name
+            check_neighbors_change_nothing(engine, LENGTHS, sampling, (2, 5, 3))
     finally:
         torch.set_num_threads(before)
 

@@ -1,18 +1,14 @@
 """Shared prompts against plain attention and Transformers' `generate`; bits beside any neighbors."""
 
-import random
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from generate_fakes import (
-    EOS,
     GREEDY,
-    bits_of,
-    completions_of,
+    check_neighbors_change_nothing,
     engine_of,
+    greedy_tokens,
     plain_logprobs,
     problem_of,
 )
@@ -167,15 +163,9 @@ def test_greedy_tokens_are_those_of_transformers(family: str) -> None:
     assert isinstance(engine._choice.forward.cache, SharedPromptCache)
     sampling = SamplingConfig(temperature=0, max_tokens=BLOCK + 10)
     for group in engine.generate([problem_of(n) for n in LENGTHS], sampling, 3):
-        expected = model.generate(
-            input_ids=torch.from_numpy(group.prompt.tokens.astype(np.int64))[None],
-            max_new_tokens=sampling.max_tokens,
-            do_sample=False,
-            eos_token_id=EOS,
-            pad_token_id=0,
-        )[0, len(group.prompt.tokens) :]
+        expected = greedy_tokens(model, group, sampling.max_tokens)
         for completion in group.completions:
-            assert completion.tokens.tolist() == expected.tolist()
+            assert completion.tokens.tolist() == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -214,18 +204,8 @@ def test_bits_do_not_depend_on_neighbors(family: str, dtype: torch.dtype, thread
             tiny_model(family=family).to(dtype), eos_ids=EARLY, seed=3, settings=settings
         )
         assert engine.independent and isinstance(engine._choice.forward.cache, SharedPromptCache)
-        problems = [problem_of(n) for n in LENGTHS]
         sampling = SamplingConfig(max_tokens=BLOCK + 10)
-        alone: dict[str, Any] = {}
-        for problem in problems:
-            alone |= completions_of(list(engine.generate([problem], sampling, 2)))
-        for trial, group_size in enumerate((2, 11, 3)):
-            mixed = random.Random(trial).sample(problems, len(problems) - trial)
-            together = completions_of(list(engine.generate(mixed, sampling, group_size)))
-            shared = alone.keys() & together.keys()
-            assert len(shared) == 2 * len(mixed)
-            for name in shared:
-                assert bits_of(together[name]) == bits_of(alone[name]), name
+        check_neighbors_change_nothing(engine, LENGTHS, sampling, (2, 11, 3))
     finally:
         torch.set_num_threads(before)
 
