@@ -79,19 +79,24 @@ def plain_tables(value: Any) -> dict[str, dict[str, Any]]:
 def point_lists(value: Any) -> dict[str, tuple[tuple[int, float], ...]]:
     """Return a table of lists of [whole number, number], the first of each rising; raises ValueError."""
     accepted = "a list of [policy_version, multiplier], versions rising, as [[0, 0.0], [400, 1.0]]"
-    found: dict[str, tuple[tuple[int, float], ...]] = {}
-    for name, listed in _table(value, "", accepted).items():
-        try:
-            points = [(start, float(factor)) for start, factor in listed]
-            starts = [start for start, _ in points]
-            if not points or any(type(each) is not int or each < 0 for each in starts):
-                raise ValueError
-            if starts != sorted(set(starts)) or not all(math.isfinite(each) for _, each in points):
-                raise ValueError
-        except (TypeError, ValueError):
-            raise ValueError(_complaint(listed, name, accepted)) from None
-        found[name] = tuple(points)
-    return found
+    return {
+        name: point_list(listed, accepted, name)
+        for name, listed in _table(value, "", accepted).items()
+    }
+
+
+def point_list(listed: Any, accepted: str, name: str = "") -> tuple[tuple[int, float], ...]:
+    """Return a list of [whole number, number], the first of each rising; raises ValueError."""
+    try:
+        points = [(start, float(factor)) for start, factor in listed]
+        starts = [start for start, _ in points]
+        if not points or any(type(each) is not int or each < 0 for each in starts):
+            raise ValueError
+        if starts != sorted(set(starts)) or not all(math.isfinite(each) for _, each in points):
+            raise ValueError
+    except (TypeError, ValueError):
+        raise ValueError(_complaint(listed, name, accepted)) from None
+    return tuple(points)
 
 
 def _plain(value: Any, where: str) -> Any:

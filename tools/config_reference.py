@@ -17,10 +17,10 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 HEAD = """\
 # Configuration
 
-<!-- Written by tools/config_reference.py from assay/config.py: change the docstrings there. -->
+<!-- Written by tools/config_reference.py from assay/config: change the docstrings there. -->
 
 One TOML file describes one run; `assay train run.toml` performs it. Every key has a default except
-`model.path`, and `data.train` or `sft.traces`. A small file is enough:
+`model.path` and the sources of its stage. A small file is enough:
 
 ```toml
 [model]
@@ -34,7 +34,7 @@ heldout = ["heldout.jsonl"]
 steps = 200
 ```
 
-- A run has exactly one stage: `[rl]` or `[sft]`.
+- A run has exactly one stage: `[rl]`, `[sft]`, `[preference]` or `[reward_model]`.
 - `--set section.key=value` overrides a key for one run. The value is TOML; a key that holds text takes
   it as it stands (`--set model.path=out/base`); an empty value gives the key its default again
   (`--set sampling.top_k=`).

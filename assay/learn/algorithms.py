@@ -13,19 +13,50 @@ from typing import Any, Literal, get_args
 
 from assay.errors import ConfigError, message
 
-Baseline = Literal["mean", "leave_one_out", "none"]
+Credit = Literal["completion", "steps", "to_go", "gae"]
+Baseline = Literal["mean", "median", "leave_one_out", "none"]
 Scale = Literal["std", "none"]
+WhitenRewards = Literal["none", "scale", "shift_and_scale"]
+Surrogate = Literal["clip", "cispo", "log_likelihood", "mirror", "ratio"]
+RatioLevel = Literal["token", "sequence_mean", "sequence_product"]
 Aggregation = Literal["sequence_mean", "token_mean", "constant_length"]
 KLEstimator = Literal["k1", "k2", "k3"]
 KLPlace = Literal["loss", "reward"]
+Keep = Literal["all", "correct"]
 
 _CHOICES = {
+    "credit": get_args(Credit),
     "baseline": get_args(Baseline),
     "scale": get_args(Scale),
+    "whiten_rewards": get_args(WhitenRewards),
+    "surrogate": get_args(Surrogate),
+    "ratio_level": get_args(RatioLevel),
     "aggregation": get_args(Aggregation),
     "kl_estimator": get_args(KLEstimator),
     "kl_place": get_args(KLPlace),
+    "keep": get_args(Keep),
 }
+_NOT_NEGATIVE = (
+    "std_epsilon",
+    "clip_low",
+    "clip_high",
+    "kl_weight",
+    "tau",
+    "penalty_weight",
+    "value_weight",
+    "overlong_buffer",
+)
+_POSITIVE = (
+    "length_divisor",
+    "max_tokens",
+    "importance_cap",
+    "kl_target",
+    "kl_horizon",
+    "penalty_target",
+    "stop_kl",
+    "trust_region",
+    "value_clip",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,26 +66,48 @@ class Algorithm:
     paper, equation: where the method comes from. std_ddof: what is subtracted from the number of
     siblings in the variance. std_epsilon: added to the standard deviation. length_divisor: what
     ``constant_length`` divides a completion's sum by; None: max_tokens. overlong_buffer: None: a
-    fifth of max_tokens; 0: off. max_tokens: the longest completion that is sampled.
+    fifth of max_tokens; 0: off. max_tokens: the longest completion that is sampled. All other fields
+    are described where a configuration sets them (`assay.config.AlgorithmConfig`).
 
-    Raises ConfigError for a value that is not one of a field's choices, or below zero.
+    Raises ConfigError for a value that is not one of a field's choices, or out of its range.
     """
 
     name: str
     paper: str
     equation: str
+    credit: Credit = "completion"
     baseline: Baseline = "mean"
     scale: Scale = "none"
     std_ddof: Literal[0, 1] = 1
     std_epsilon: float = 1e-4
+    gamma: float = 1.0
+    gae_lambda: float = 1.0
+    whiten_rewards: WhitenRewards = "none"
+    whiten_advantages: bool = False
+    surrogate: Surrogate = "clip"
+    ratio_level: RatioLevel = "token"
     aggregation: Aggregation = "token_mean"
     length_divisor: float | None = None
     clip_low: float = 0.2
     clip_high: float = 0.2
+    dual_clip: float | None = None
+    importance_cap: float | None = None
+    tau: float = 0.0
     kl_weight: float = 0.0
     kl_estimator: KLEstimator = "k3"
     kl_place: KLPlace = "loss"
+    kl_clamp: bool = False
+    kl_target: float | None = None
+    kl_horizon: float = 10000.0
+    penalty_weight: float = 0.0
+    penalty_target: float | None = None
+    stop_kl: float | None = None
+    trust_region: float | None = None
     entropy_weight: float = 0.0
+    value_weight: float = 0.5
+    value_clip: float | None = None
+    keep: Keep = "all"
+    outcome_gate: bool = False
     mask_truncated: bool = False
     overlong_buffer: int | None = 0
     dynamic_sampling: bool = False
@@ -65,14 +118,25 @@ class Algorithm:
             value = getattr(self, key)
             if value not in accepted:
                 raise ConfigError(message(f"algorithm.{key}", repr(value), " | ".join(accepted)))
-        for key in ("std_epsilon", "clip_low", "clip_high", "kl_weight", "overlong_buffer"):
+        for key in _NOT_NEGATIVE:
             value = getattr(self, key)
             if value is not None and not value >= 0:
                 raise ConfigError(message(f"algorithm.{key}", value, "a number >= 0"))
-        for key in ("length_divisor", "max_tokens"):
+        for key in _POSITIVE:
             value = getattr(self, key)
             if value is not None and not value > 0:
                 raise ConfigError(message(f"algorithm.{key}", value, "a number > 0"))
+        for key in ("gamma", "gae_lambda"):
+            if not 0 <= getattr(self, key) <= 1:
+                value = getattr(self, key)
+                raise ConfigError(message(f"algorithm.{key}", value, "a number from 0 to 1"))
+        if self.dual_clip is not None and not self.dual_clip > 1:
+            raise ConfigError(message("algorithm.dual_clip", self.dual_clip, "a number > 1"))
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether a critic's values are needed."""
+        return self.credit == "gae"
 
     @property
     def group_relative(self) -> bool:

@@ -57,8 +57,22 @@ def train(
         accept_changed_verifiers=accept_changed_verifiers,
         quiet=quiet,
     )
-    folder = (run_rl if settings.rl is not None else run_sft)(settings, source)
-    return read_result(folder)
+    return read_result(_runner(settings)(settings, source))
+
+
+def _runner(config: TrainConfig) -> Callable[[TrainConfig, Source], Path]:
+    """Return what performs the configured stage."""
+    if config.rl is not None:
+        return run_rl
+    if config.sft is not None:
+        return run_sft
+    if config.preference is not None:
+        from assay.train.preference import run_preference
+
+        return run_preference
+    from assay.train.reward_model import run_reward_model
+
+    return run_reward_model
 
 
 def evaluate_model(

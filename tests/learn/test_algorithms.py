@@ -86,7 +86,7 @@ def test_unknown_field() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("baseline", "median"),
+        ("baseline", "mode"),
         ("scale", "rms"),
         ("aggregation", "mean"),
         ("kl_estimator", "k4"),

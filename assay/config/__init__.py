@@ -1,0 +1,52 @@
+"""All configuration: frozen, typed, complete; what a TOML file may say and what each key does.
+
+The docstring under a field is its only description: `--help`, the reference page and error messages
+read it. None always means "the documented default", so that a dumped configuration without its
+None keys loads as the same configuration.
+"""
+
+from __future__ import annotations
+
+from assay.complaints import section_of
+from assay.config.algorithm import AlgorithmConfig, CriticConfig
+from assay.config.preference import PreferenceConfig
+from assay.config.reward_model import RewardModelConfig
+from assay.config.stages import OptimizerConfig, RLConfig, SFTConfig
+from assay.config.tree import STAGES, TrainConfig, build, dump, field_help, load, parse
+from assay.config.upkeep import CheckpointConfig, EvaluationConfig, GuardConfig, VerificationConfig
+from assay.config.world import (
+    DataConfig,
+    EngineConfig,
+    LoraConfig,
+    ModelConfig,
+    RunConfig,
+    SamplingConfig,
+)
+
+__all__ = [
+    "STAGES",
+    "AlgorithmConfig",
+    "CheckpointConfig",
+    "CriticConfig",
+    "DataConfig",
+    "EngineConfig",
+    "EvaluationConfig",
+    "GuardConfig",
+    "LoraConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "PreferenceConfig",
+    "RLConfig",
+    "RewardModelConfig",
+    "RunConfig",
+    "SFTConfig",
+    "SamplingConfig",
+    "TrainConfig",
+    "VerificationConfig",
+    "build",
+    "dump",
+    "field_help",
+    "load",
+    "parse",
+    "section_of",
+]

@@ -1,0 +1,41 @@
+"""What every section of a configuration is made of: its base, and the kinds of values."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, cast
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from assay.complaints import toml_words
+from assay.errors import message
+
+Text = Annotated[str, Field(min_length=1)]
+Rate = Annotated[float, Field(ge=0.0, le=1.0)]
+Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
+Positive = Annotated[float, Field(gt=0.0)]
+Natural = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[float, Field(ge=0.0)]
+
+
+class Section(BaseModel):
+    """Base of every configuration model: frozen, unknown keys forbidden, no value of another type.
+
+    TOML has types, so a quoted number, or true for 1, is a mistake and not a number.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _freeze_list(cls, value: object) -> object:
+        return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
+
+
+def found_words(value: str, accepted: str, remedy: str = "") -> str:
+    return message("", toml_words(value), accepted, remedy).removeprefix(": ")

@@ -1,0 +1,88 @@
+"""The stages of a run, and the optimizer that they share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from assay.complaints import toml_words
+from assay.config.section import Decay, Natural, NonNegative, Positive, Rate, Section, Text
+from assay.toml_text import point_list
+
+
+class RLConfig(Section):
+    """The reinforcement learning stage."""
+
+    steps: Natural = 100
+    """Steps in all. A step is one collected batch and what is learned from it."""
+    num_prompts: Natural = 8
+    """Prompts a step."""
+    group_size: Natural = 8
+    """Completions a prompt. Group-relative methods need at least 2."""
+    epochs: Natural = 1
+    """Passes over each batch."""
+    num_minibatches: Natural = 1
+    """Optimizer steps a pass: the batch's groups are split into this many parts."""
+    max_tokens_per_micro_batch: Natural | None = None
+    """Tokens (prompts counted once a group) in one forward and backward pass: lower it when memory runs out.
+    None: 2048 on a CPU, 8192 on a GPU."""
+    max_refills: Annotated[int, Field(ge=0)] = 4
+    """Dynamic sampling: how often a step may draw again to replace groups that are all right or all wrong."""
+    max_group_size: Natural | None = None
+    """Adaptive group size: a group of which nothing passed is sampled on, `group_size` completions at a time, until something passes or it has this many. None: groups keep their size."""
+    temperature_schedule: tuple[tuple[int, float], ...] = ()
+    """Sampling temperature while training: ``[step, temperature]`` points, linear in between and constant outside, as ``[[0, 1.2], [200, 0.8]]``. Empty: `sampling.temperature` throughout."""
+
+    @field_validator("temperature_schedule", mode="before")
+    @classmethod
+    def _points(cls, value: object) -> object:
+        accepted = "a list of [step, temperature], steps rising, as [[0, 1.2], [200, 0.8]]"
+        return point_list(value, accepted) if value else ()
+
+
+class OptimizerConfig(Section):
+    """The optimizer and its schedule. One optimizer step advances `policy_version` by one."""
+
+    name: Literal["adamw", "adamw_8bit"] = "adamw"
+    """``adamw_8bit`` keeps its state in 8 bits (needs the extra ``bnb``)."""
+    state_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the two moments of ``adamw``. ``bfloat16`` halves them (4 bytes less a trained weight) for when memory is short; they are rounded at random, right on average and the same in a resumed run, at about a third more time an optimizer step and a little noise in it."""
+    learning_rate: Positive = 1e-6
+    """Peak learning rate."""
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
+    """Decay of the first and second moment."""
+    epsilon: Positive = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: NonNegative = 0.0
+    """Decoupled weight decay, on matrices only."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Optimizer steps of linear warm-up."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What follows warm-up, down to `final_fraction` of the peak at the last step."""
+    final_fraction: Rate = 0.1
+    """Learning rate at the end of a linear or cosine schedule, as a share of the peak."""
+    max_grad_norm: Positive = 1.0
+    """Gradients are scaled down to this global norm; a large number turns it off."""
+
+    @model_validator(mode="after")
+    def _one_way_to_less(self) -> OptimizerConfig:
+        if self.name == "adamw_8bit" and self.state_dtype != "float32":
+            raise ValueError(
+                f"state_dtype: found {toml_words(self.state_dtype)} with adamw_8bit, whose state "
+                'has 8 bits already; leave it out, or choose name = "adamw"'
+            )
+        return self
+
+
+class SFTConfig(Section):
+    """The supervised stage (cold start): loss on completions only, packed."""
+
+    traces: Annotated[tuple[Text, ...], Field(min_length=1)]
+    """Sources of rows with ``prompt`` (text or messages) and ``completion``, in the forms of `data.train`."""
+    epochs: Positive = 1.0
+    """Passes over the traces; a fraction stops part way."""
+    tokens_per_step: Natural = 4096
+    """Tokens that one optimizer step learns from."""
+    max_tokens_per_micro_batch: Natural | None = None
+    """Tokens in one forward and backward pass: lower it when memory runs out. None: 2048 on a CPU, 8192 on a GPU."""

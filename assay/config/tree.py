@@ -1,0 +1,186 @@
+"""The whole configuration: read from TOML, validated, written back."""
+
+from __future__ import annotations
+
+import copy
+import re
+import tomllib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import BaseModel, ValidationError, model_validator
+
+from assay.complaints import complain, section_of, toml_words, type_words
+from assay.config.algorithm import AlgorithmConfig, CriticConfig
+from assay.config.preference import PreferenceConfig
+from assay.config.reward_model import RewardModelConfig
+from assay.config.section import Section
+from assay.config.stages import OptimizerConfig, RLConfig, SFTConfig
+from assay.config.upkeep import CheckpointConfig, EvaluationConfig, GuardConfig, VerificationConfig
+from assay.config.world import DataConfig, EngineConfig, ModelConfig, RunConfig, SamplingConfig
+from assay.errors import ConfigError
+from assay.toml_text import apply_override, key_lines
+
+STAGES = ("rl", "sft", "preference", "reward_model")
+"""The sections of which a run has exactly one."""
+
+
+class TrainConfig(Section):
+    """One run: the model, its data, and exactly one stage: ``[rl]``, ``[sft]``, ``[preference]`` or ``[reward_model]``."""
+
+    run: RunConfig = RunConfig()
+    model: ModelConfig
+    data: DataConfig = DataConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    engine: EngineConfig = EngineConfig()
+    rl: RLConfig | None = None
+    sft: SFTConfig | None = None
+    preference: PreferenceConfig | None = None
+    reward_model: RewardModelConfig | None = None
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    critic: CriticConfig = CriticConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    verification: VerificationConfig = VerificationConfig()
+    guard: GuardConfig = GuardConfig()
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> TrainConfig:
+        """Check what no section can see alone; a complaint begins with the key that it is about."""
+        present = [f"[{name}]" for name in STAGES if getattr(self, name) is not None]
+        if len(present) != 1:
+            accepted = ", ".join(f"[{name}]" for name in STAGES)
+            raise ValueError(
+                f"found {' and '.join(present) or 'no stage'}; accepted: exactly one of {accepted} "
+                "(two stages are two runs: the second starts from the first one's checkpoint)"
+            )
+        if self.rl is None:
+            return self
+        _check_rl(self)
+        return self
+
+
+def load(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
+    """Read a TOML file and apply overrides of the form ``section.key=value``.
+
+    The value is TOML; a key that holds text takes it as it stands; an empty value gives the key its
+    default again. Raises ConfigError, whose message names the line, the key, what was found and
+    what is accepted.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        not_text = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+        reason = getattr(error, "strerror", None) or not_text
+        raise ConfigError(f"{path}: cannot be read ({reason}); give a TOML file") from error
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(_not_toml(path, str(error))) from error
+    overridden = [apply_override(tree, override, _holds_text) for override in overrides]
+    return parse(tree, where=str(path), lines=key_lines(text), overridden=overridden)
+
+
+def build(tree: Mapping[str, Any], overrides: Sequence[str] = ()) -> TrainConfig:
+    """Validate a tree of plain values after overrides, which are those of `load`."""
+    changed = copy.deepcopy(dict(tree))
+    overridden = [apply_override(changed, override, _holds_text) for override in overrides]
+    return parse(changed, overridden=overridden)
+
+
+def parse(
+    tree: Mapping[str, Any],
+    where: str = "config",
+    lines: Mapping[str, int] | None = None,
+    overridden: Collection[str] = (),
+) -> TrainConfig:
+    """Validate a tree of plain values; raises ConfigError with every complaint, one line each.
+
+    lines: of each dotted key. overridden: the dotted keys that a ``--set`` has given.
+    """
+    try:
+        return TrainConfig.model_validate(tree)
+    except ValidationError as error:
+        complaints = [
+            complain(dict(item), TrainConfig, where, lines or {}, overridden)
+            for item in error.errors()
+        ]
+        raise ConfigError("\n".join(complaints)) from error
+
+
+def dump(config: TrainConfig) -> str:
+    """Return the complete configuration as TOML; `parse(tomllib.loads(dump(c))) == c`."""
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+
+
+def field_help() -> Iterator[tuple[str, str, str, str]]:
+    """Yield (dotted key, what it accepts, default, description) of every key, section by section."""
+    yield from _walk(TrainConfig, "")
+
+
+def _walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str, str]]:
+    inner: list[tuple[type[BaseModel], str]] = []
+    for name, field in model.model_fields.items():
+        section = section_of(field.annotation)
+        if section is not None:
+            inner.append((section, f"{prefix}{name}."))
+            continue
+        kind = type_words(field.annotation, field.metadata)
+        default = "None" if field.default is None else toml_words(field.default)
+        default = "required" if field.is_required() else default
+        yield f"{prefix}{name}", kind, default, field.description or ""
+    for section, section_prefix in inner:  # as TOML wants it: a table's own keys come first
+        yield from _walk(section, section_prefix)
+
+
+def _not_toml(path: Path, reason: str) -> str:
+    """Put the line of a TOML syntax error where every other complaint has it."""
+    place = re.search(r" \(at line (\d+), column (\d+)\)$", reason)
+    if place is None:
+        return f"{path}: not TOML: {reason}"
+    return f"{path}:{place[1]} not TOML: {reason[: place.start()]}, at column {place[2]}"
+
+
+def _holds_text(key: str) -> bool:
+    return any(name == key and kind.startswith("text") for name, kind, _, _ in field_help())
+
+
+def _check_rl(config: TrainConfig) -> None:
+    """Complain of what the sections of a reinforcement learning run say against each other."""
+    rl = config.rl
+    assert rl is not None
+    if not config.data.train:
+        raise ValueError('data.train: missing; add train = ["problems.jsonl"] to [data]')
+    if config.sampling.temperature == 0:
+        raise ValueError(
+            "sampling.temperature: found 0 (greedy); accepted: a number > 0 while training, "
+            "or all siblings would be equal"
+        )
+    if rl.num_minibatches > rl.num_prompts:
+        raise ValueError(
+            f"rl.num_minibatches: found {rl.num_minibatches}; accepted: at most "
+            f"rl.num_prompts ({rl.num_prompts}): groups are never separated"
+        )
+    if (config.algorithm.overlong_buffer or 0) > config.sampling.max_tokens:
+        raise ValueError(
+            f"algorithm.overlong_buffer: found {config.algorithm.overlong_buffer}; accepted: "
+            f"at most sampling.max_tokens ({config.sampling.max_tokens})"
+        )
+    if rl.max_group_size is not None and rl.max_group_size < rl.group_size:
+        raise ValueError(
+            f"rl.max_group_size: found {rl.max_group_size}; accepted: at least rl.group_size "
+            f"({rl.group_size})"
+        )
+    if any(temperature <= 0 for _, temperature in rl.temperature_schedule):
+        raise ValueError(
+            "rl.temperature_schedule: found a temperature of 0 or less; accepted: numbers > 0"
+        )
+    if config.critic.path is not None and config.critic.backbone == "shared":
+        raise ValueError(
+            'critic.path: found one with backbone = "shared", which has the policy\'s layers; '
+            'accepted: none, or backbone = "copy"'
+        )

@@ -1,0 +1,74 @@
+"""How a run is watched and kept: evaluation, checkpoints, verifiers, guard."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator
+
+from assay.config.section import Natural, NonNegative, Positive, Rate, Section, Text
+from assay.toml_text import plain_tables, point_lists
+
+
+class EvaluationConfig(Section):
+    """Held-out evaluation, before the first step, during the run and after it."""
+
+    every: Natural | None = None
+    """Steps between evaluations. None: only before the first step and after the last."""
+    num_samples: Natural = 1
+    """Completions a problem."""
+    temperatures: Annotated[tuple[NonNegative, ...], Field(min_length=1)] = (0.0,)
+    """Temperatures to evaluate at; 0 is greedy. The first decides which checkpoint is best."""
+    max_problems: Natural | None = None
+    """Evaluate on the first so many held-out problems. None: on all."""
+
+
+class CheckpointConfig(Section):
+    """What a run keeps of its weights and state."""
+
+    every: Natural = 50
+    """Steps between checkpoints; the last step always has one."""
+    keep_last: Natural = 2
+    """Checkpoints kept, newest first."""
+    keep_best: bool = True
+    """Also keep the checkpoint that did best on held-out problems."""
+    max_disk_gib: Positive | None = None
+    """Disk that checkpoints may take. None: no bound."""
+
+
+class VerificationConfig(Section):
+    """The verifier service."""
+
+    num_workers: Natural | None = None
+    """Worker processes. None: one for every two cores, at least one."""
+    deadline: Positive = 5.0
+    """Seconds for one completion, after which the worker is killed and the completion is not judged. A verifier may have a limit of its own."""
+    cache_mib: NonNegative = 64.0
+    """Memory for verdicts that are looked up where the same text is judged by the same verifier again. 0: none are."""
+    options: dict[str, dict[str, Any]] = Field(default={})
+    """Options of verifiers, a table for each: ``[verification.options.math]``. They stand under the keys of a row, which wins. What a verifier reads is listed in docs/verifiers.md."""
+    schedule: dict[str, tuple[tuple[int, float], ...]] = Field(default={})
+    """Multipliers of terms' weights while the policy learns: ``[policy_version, multiplier]`` points, linear in between and constant outside, as ``kimi_length = [[200, 0.0], [400, 1.0]]``."""
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _plain_options(cls, value: object) -> object:
+        return plain_tables(value)
+
+    @field_validator("schedule", mode="before")
+    @classmethod
+    def _points(cls, value: object) -> object:
+        return point_lists(value)
+
+
+class GuardConfig(Section):
+    """What stops a run."""
+
+    max_not_judged: Rate = 0.25
+    """Largest share of completions that a step may leave not judged."""
+    max_kl: Positive | None = None
+    """Largest mean KL to the reference, in nats a token. None: no bound."""
+    min_entropy: NonNegative | None = None
+    """Smallest mean entropy, in nats a token. None: no bound."""
+    rules: tuple[Text, ...] = ()
+    """More rules, as ``package.module:function``: called with the run, returning None or the reason to stop."""
