@@ -17,7 +17,8 @@ from assay.config import EngineConfig, OptimizerConfig, SamplingConfig
 from assay.generate.engine import Engine
 from assay.learn.advantages import compute_advantages
 from assay.learn.algorithms import algorithm
-from assay.learn.update import Learner, Update
+from assay.learn.meter import Update
+from assay.learn.update import Learner
 from assay.model.packing import pack
 from assay.model.probe import probe_layouts
 from assay.types import Group, Problem, Prompt, Verdict

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,16 @@ from assay.model.packing import Batch
 
 MISMATCH_QUANTILE = 0.99
 LOSS_PARTS = ("loss/total", "loss/policy", "loss/kl", "loss/entropy")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    """What an update did. batch, advantages_T: what was learned from, as the rollout log keeps it."""
+
+    metrics: dict[str, float]
+    policy_version: int
+    batch: Batch | None = None
+    advantages_T: Tensor | None = None
 
 
 class UpdateMeter:

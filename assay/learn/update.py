@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +14,12 @@ from torch import Tensor, nn
 from assay.config import OptimizerConfig
 from assay.learn.advantages import loss_mask
 from assay.learn.algorithms import Algorithm
-from assay.learn.checkpoint import restore_weights
 from assay.learn.losses import gains_where_first_met, policy_loss, row_sums, token_weights
-from assay.learn.memory import RecomputedActivations
-from assay.learn.meter import UpdateMeter, step_metrics, to_floats
+from assay.learn.meter import Update, UpdateMeter
 from assay.learn.optimizer import Optimizer
+from assay.learn.passes import Passes
 from assay.learn.reference import Reference
-from assay.model.head import Gains, HeadRoom
-from assay.model.layouts import micro_batch_tokens
-from assay.model.load import save_model
-from assay.model.logprobs import TokenStats, token_logprobs
-from assay.model.memory import out_of_memory_names
 from assay.model.packing import Batch, Layout, MicroBatch
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Update:
-    """What an update did. batch, advantages_T: what was learned from, as the rollout log keeps it."""
-
-    metrics: dict[str, float]
-    policy_version: int
-    batch: Batch | None = None
-    advantages_T: Tensor | None = None
 
 
 class Learner:
@@ -71,23 +54,29 @@ class Learner:
         seed: int = 0,
         tokenizer: Any = None,
     ) -> None:
-        self.policy = model
-        self.tokenizer = tokenizer
         self.algorithm = algorithm
-        self.temperature = temperature
-        self.layout: Layout = layout
-        self.lean = lean
-        self.max_tokens_per_micro_batch = micro_batch_tokens(
-            max_tokens_per_micro_batch, self.device.type
-        )
         self.epochs = epochs
         self.num_minibatches = num_minibatches
         self.seed = seed
         needs_reference = keep_reference or algorithm.kl_weight > 0
         self.reference = Reference(model) if needs_reference else None
         self.optimizer = Optimizer(model, optimizer, total_steps)
-        self._head_room = HeadRoom()
-        self._recomputed = RecomputedActivations(model) if activation_checkpointing else None
+        self.passes = Passes(
+            model,
+            self.optimizer,
+            section="rl",
+            temperature=temperature,
+            layout=layout,
+            lean=lean,
+            max_tokens_per_micro_batch=max_tokens_per_micro_batch,
+            activation_checkpointing=activation_checkpointing,
+            tokenizer=tokenizer,
+        )
+
+    @property
+    def policy(self) -> nn.Module:
+        """The live model."""
+        return self.passes.policy
 
     @property
     def policy_version(self) -> int:
@@ -97,7 +86,7 @@ class Learner:
     @property
     def device(self) -> torch.device:
         """Where the policy lives, and so where batches belong."""
-        return next(self.policy.parameters()).device
+        return self.passes.device
 
     @property
     def scores_first(self) -> bool:
@@ -111,12 +100,12 @@ class Learner:
     @torch.no_grad()
     def score(self, batch: Batch) -> Batch:
         """Return the batch with old and reference log-probabilities, where they are needed now."""
-        with self._passes("rl"):
+        with self.passes.open():
             if self.scores_first:
-                batch = replace(batch, old_logprobs_T=self._logprobs(self.policy, batch))
+                batch = replace(batch, old_logprobs_T=self.passes.logprobs(batch))
             if self.reference is not None:
                 with self.reference.policy() as reference:
-                    batch = replace(batch, ref_logprobs_T=self._logprobs(reference, batch))
+                    batch = replace(batch, ref_logprobs_T=self.passes.logprobs(batch, reference))
         return batch
 
     def update(self, batch: Batch, advantages_T: Tensor) -> Update:
@@ -134,77 +123,28 @@ class Learner:
         group_T = batch.group_R[batch.row_T]
         carries_P = row_sums(carries_T.long(), group_T, batch.num_groups).tolist()
         carriers = {group for group, count in enumerate(carries_P) if count}
-        with self._passes("rl"):
+        with self.passes.open():
             for epoch, groups in self._minibatches(batch.num_groups):
                 weights_T = self._weights(batch, mask_T, groups)
                 if epoch == 0:
                     self._look_at(batch, sorted(set(groups) - carriers), meter)
                 learned = sorted(set(groups) & carriers)
-                for micro_batch in self._split(batch, learned):
+                for micro_batch in self.passes.split(batch, learned) if learned else []:
                     self._accumulate(micro_batch, advantages_T, weights_T, epoch, meter)
                 if learned:
                     meter.add_step(self.optimizer.step())
         return Update(meter.metrics(), self.policy_version, meter.batch_as_seen(), advantages_T)
 
-    def update_sft(self, batch: Batch) -> Update:
-        """Make one optimizer step on -sum_t log p(token_t) / T over the completions' sampled tokens.
-
-        Raises OutOfMemory.
-        """
-        weights_T = token_weights(
-            batch.sampled_T, batch.row_T, batch.num_rows, "token_mean"
-        ).float()
-        losses: list[Tensor] = []
-        with self._passes("sft"):
-            # A trace shares its prompt with no other, so that a tree would only add a mask.
-            for micro_batch in batch.split(self.max_tokens_per_micro_batch, "plain"):
-                index_T = micro_batch.token_index_T
-                with self._recomputed or nullcontext():
-                    stats = token_logprobs(
-                        self.policy,
-                        micro_batch,
-                        temperature=1.0,
-                        layout="plain",
-                        lean=self.lean,
-                        expected=Gains(-weights_T[index_T]),
-                        accumulators=self.optimizer.accumulator,
-                        room=self._head_room,
-                    )
-                    loss = -(weights_T[index_T] * stats.logprobs_T).sum()
-                    loss.backward()
-                entropy = (weights_T[index_T] * stats.entropy_T.detach()).sum()
-                losses.append(torch.stack([loss.detach(), entropy]))
-        report = self.optimizer.step()
-        nll, entropy = torch.stack(losses).sum(0)
-        metrics = to_floats({"loss/nll": nll, "entropy/mean": entropy})
-        metrics["tokens/trained"] = float(batch.sampled_T.sum())
-        return Update(metrics | step_metrics([report]), self.policy_version)
-
     def save_state(self, folder: Path) -> None:
         """Write the policy in Hugging Face layout, and the optimizer's state beside it."""
-        if self.tokenizer is None:
-            policy: Any = self.policy
-            policy.save_pretrained(folder)
-        else:
-            save_model(self.policy, self.tokenizer, folder)
-        self.optimizer.save_state(folder)
+        self.passes.save_state(folder)
 
     def load_state(self, folder: Path) -> None:
         """Restore what `save_state` wrote, bit for bit, into the live policy. Raises RunError.
 
         There is no random state: what is shuffled is a function of seed and policy version.
         """
-        restore_weights(self.policy, folder)
-        self.optimizer.load_state(folder)
-
-    @contextmanager
-    def _passes(self, section: str) -> Generator[None]:
-        """Name the setting where memory runs out in these passes, and give back what they shared."""
-        try:
-            with out_of_memory_names(f"{section}.max_tokens_per_micro_batch"):
-                yield
-        finally:
-            self._head_room.release()
+        self.passes.load_state(folder)
 
     def _minibatches(self, num_groups: int) -> Iterator[tuple[int, list[int]]]:
         """Yield (epoch, groups) of each optimizer step; the order is a function of seed and version."""
@@ -231,8 +171,8 @@ class Learner:
     @torch.no_grad()
     def _look_at(self, batch: Batch, groups: Sequence[int], meter: UpdateMeter) -> None:
         """Measure groups that carry no gradient: a forward pass, without the backward one."""
-        for micro_batch in self._split(batch, groups):
-            stats = self._stats(self.policy, micro_batch)
+        for micro_batch in self.passes.split(batch, groups) if groups else []:
+            stats = self.passes.stats(micro_batch)
             meter.see(micro_batch.token_index_T, stats.logprobs_T, stats.entropy_T)
 
     def _accumulate(
@@ -250,8 +190,8 @@ class Learner:
             expected = gains_where_first_met(
                 advantages_T[index_T], weights_T[index_T], self.algorithm
             )
-        with self._recomputed or nullcontext():
-            stats = self._stats(self.policy, micro_batch, expected)
+        with self.passes.recomputed():
+            stats = self.passes.stats(micro_batch, expected=expected)
             if epoch == 0:
                 meter.see(index_T, stats.logprobs_T, stats.entropy_T)
             parts = policy_loss(
@@ -265,29 +205,3 @@ class Learner:
             )
             parts.loss.backward()
         meter.add_loss(index_T, parts)
-
-    def _split(self, batch: Batch, groups: Sequence[int]) -> list[MicroBatch]:
-        return batch.split(self.max_tokens_per_micro_batch, self.layout, groups) if groups else []
-
-    def _stats(
-        self, model: nn.Module, micro_batch: MicroBatch, expected: Gains | None = None
-    ) -> TokenStats:
-        return token_logprobs(
-            model,
-            micro_batch,
-            temperature=self.temperature,
-            layout=self.layout,
-            lean=self.lean,
-            expected=expected,
-            accumulators=self.optimizer.accumulator if model is self.policy else None,
-            room=self._head_room,
-        )
-
-    def _logprobs(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return a model's log-probability of each token, [T], without gradient."""
-        logprobs_T = torch.zeros_like(batch.behavior_logprobs_T)
-        for micro_batch in batch.split(self.max_tokens_per_micro_batch, self.layout):
-            logprobs_T[micro_batch.token_index_T] = self._stats(
-                model, micro_batch
-            ).logprobs_T.float()
-        return logprobs_T

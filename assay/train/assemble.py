@@ -16,8 +16,11 @@ from assay.data.problems import ProblemSet, load_problems
 from assay.errors import ModelError, message
 from assay.generate.engine import Engine
 from assay.learn.algorithms import Algorithm, algorithm, check_group_size
+from assay.learn.optimizer import Optimizer
+from assay.learn.passes import Passes
 from assay.learn.update import Learner
 from assay.model.load import LoadedModel, load_model
+from assay.model.packing import Layout
 from assay.model.probe import LayoutChoice, probe_layouts
 from assay.types import Problem
 from assay.verify.service import VerifierService
@@ -160,30 +163,45 @@ def choose_layout(config: TrainConfig, bench: Bench, problems: Sequence[Problem]
 
 
 def make_learner(
+    config: TrainConfig, bench: Bench, row: Algorithm, layout: LayoutChoice
+) -> Learner:
+    """Return the learner of the reinforcement learning stage."""
+    rl = config.rl
+    assert rl is not None
+    return Learner(
+        bench.loaded.model,
+        row,
+        config.optimizer,
+        total_steps=num_updates(rl),
+        temperature=config.sampling.temperature,
+        layout=layout.layout,
+        lean=layout.lean,
+        max_tokens_per_micro_batch=rl.max_tokens_per_micro_batch,
+        keep_reference=config.guard.max_kl is not None,
+        activation_checkpointing=config.model.activation_checkpointing,
+        epochs=rl.epochs,
+        num_minibatches=rl.num_minibatches,
+        seed=config.run.seed,
+        tokenizer=bench.loaded.tokenizer,
+    )
+
+
+def make_passes(
     config: TrainConfig,
     bench: Bench,
     total_steps: int,
-    row: Algorithm | None = None,
-    layout: LayoutChoice | None = None,
-) -> Learner:
-    """Return the learner of the configured stage; supervised learning has no algorithm."""
-    stage = config.rl or config.sft
-    assert stage is not None
-    rl = config.rl
-    return Learner(
+    section: str,
+    max_tokens_per_micro_batch: int | None,
+    layout: Layout = "plain",
+) -> Passes:
+    """Return the way of batches through the policy, at temperature 1, for stages without sampling."""
+    return Passes(
         bench.loaded.model,
-        row or algorithm("dr_grpo", max_tokens=config.sampling.max_tokens),
-        config.optimizer,
-        total_steps=total_steps,
-        temperature=config.sampling.temperature,
-        layout=layout.layout if layout else "plain",
-        lean=layout is None or layout.lean,
-        max_tokens_per_micro_batch=stage.max_tokens_per_micro_batch,
-        keep_reference=rl is not None and config.guard.max_kl is not None,
+        Optimizer(bench.loaded.model, config.optimizer, total_steps),
+        section=section,
+        layout=layout,
+        max_tokens_per_micro_batch=max_tokens_per_micro_batch,
         activation_checkpointing=config.model.activation_checkpointing,
-        epochs=rl.epochs if rl else 1,
-        num_minibatches=rl.num_minibatches if rl else 1,
-        seed=config.run.seed,
         tokenizer=bench.loaded.tokenizer,
     )
 

@@ -11,7 +11,7 @@ from assay.config import SFTConfig
 from assay.data.chat import PromptRenderer
 from assay.data.traces import Trace
 from assay.errors import DataError, message
-from assay.learn.update import Learner
+from assay.learn.sft_update import SFTLearner
 from assay.model.packing import pack
 from assay.run.directory import Run
 from assay.run.guard import Guard
@@ -27,14 +27,14 @@ class SFTLoop:
 
     schedule: TraceSchedule
     run: Run
-    learner: Learner
+    learner: SFTLearner
     guard: Guard
 
 
 def sft_step(loop: SFTLoop) -> None:
     """Draw one step's traces, learn from them, write it down."""
     groups = loop.schedule.draw(loop.run.step)
-    update = loop.learner.update_sft(pack(groups, [[TRACE]] * len(groups), loop.learner.device))
+    update = loop.learner.update(pack(groups, [[TRACE]] * len(groups), loop.learner.device))
     loop.run.finish_step(update)
     loop.guard.check(loop.run)
 

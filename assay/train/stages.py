@@ -14,6 +14,7 @@ from assay.config import TrainConfig
 from assay.data.curriculum import Curriculum
 from assay.data.traces import load_traces
 from assay.errors import VerifierError
+from assay.learn.sft_update import SFTLearner
 from assay.run.directory import Run
 from assay.run.files import read_json
 from assay.run.guard import Guard
@@ -23,7 +24,7 @@ from assay.train.assemble import (
     choose_algorithm,
     choose_layout,
     make_learner,
-    num_updates,
+    make_passes,
     open_bench,
     open_heldout,
     open_problems,
@@ -65,7 +66,7 @@ def run_rl(config: TrainConfig, source: Source) -> Path:
         problems = open_problems(bench)
         tested = try_verifiers(config, bench.verifiers)
         layout = choose_layout(config, bench, problems.train)
-        learner = make_learner(config, bench, num_updates(config.rl), algorithm, layout)
+        learner = make_learner(config, bench, algorithm, layout)
         curriculum = Curriculum(problems.train, config.run.seed)
         run = open_run(config, source, bench, config.rl.steps, stack)
         events.run = run
@@ -113,7 +114,12 @@ def run_sft(config: TrainConfig, source: Source) -> Path:
         heldout = open_heldout(bench)
         groups = trace_groups(traces, bench.renderer, bench.loaded.context_length)
         schedule = TraceSchedule(groups, config.sft, config.run.seed)
-        learner = make_learner(config, bench, schedule.num_steps)
+        # A trace shares its prompt with no other, so that a tree would only add a mask.
+        learner = SFTLearner(
+            make_passes(
+                config, bench, schedule.num_steps, "sft", config.sft.max_tokens_per_micro_batch
+            )
+        )
         run = open_run(config, source, bench, schedule.num_steps, stack)
         events.run = run
         run.attach(model=learner)

@@ -9,8 +9,11 @@ from torch import Tensor, nn
 from assay.config import OptimizerConfig
 from assay.learn.advantages import compute_advantages
 from assay.learn.algorithms import Algorithm
-from assay.learn.optimizer import StepReport
-from assay.learn.update import Learner, Update
+from assay.learn.meter import Update
+from assay.learn.optimizer import Optimizer, StepReport
+from assay.learn.passes import Passes
+from assay.learn.sft_update import SFTLearner
+from assay.learn.update import Learner
 from assay.model.packing import Batch
 from assay.testing import tiny_model
 
@@ -36,6 +39,12 @@ def a_batch(seed: int = 0) -> Batch:
 def a_learner(row: Algorithm, model: Any = None, **settings: Any) -> Learner:
     settings = {"total_steps": 100, "layout": "plain", **settings}
     return Learner(model or a_model(), row, settings.pop("optimizer", RATE), **settings)
+
+
+def an_sft_learner(model: Any = None, **settings: Any) -> SFTLearner:
+    model = model or a_model()
+    optimizer = Optimizer(model, settings.pop("optimizer", RATE), total_steps=100)
+    return SFTLearner(Passes(model, optimizer, section="sft", layout="plain", **settings))
 
 
 def learn(learner: Learner, batch: Batch) -> Update:

@@ -13,7 +13,8 @@ from assay.config import LoraConfig, ModelConfig, OptimizerConfig
 from assay.errors import RunError
 from assay.learn.advantages import compute_advantages
 from assay.learn.algorithms import algorithm
-from assay.learn.update import Learner, Update
+from assay.learn.meter import Update
+from assay.learn.update import Learner
 from assay.model.load import add_adapter, load_model
 from assay.testing import byte_tokenizer, tiny_model
 

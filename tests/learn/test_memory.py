@@ -8,13 +8,14 @@ from learn_learners import (
     a_batch,
     a_learner,
     a_model,
+    an_sft_learner,
     assert_same,
     collect_gradients,
     learn,
 )
 from torch import nn
 
-import assay.learn.update as update_module
+import assay.learn.passes as passes_module
 from assay.config import LoraConfig
 from assay.errors import ModelError, OutOfMemory
 from assay.learn.algorithms import algorithm
@@ -33,7 +34,7 @@ def test_recomputed_activations_change_nothing_else(family: str) -> None:
     row, batch = algorithm("grpo"), a_batch()
     [plain] = collect_gradients(a_learner(row, model()), batch)
     learner = a_learner(row, model(), activation_checkpointing=True)
-    layers = learner._recomputed._layers  # type: ignore[union-attr]
+    layers = learner.passes._recomputed._layers  # type: ignore[union-attr]
     assert len(layers) == 2
     [recomputed] = collect_gradients(learner, batch)
     assert_same(plain, recomputed, rtol=1e-6, atol=1e-8)
@@ -42,7 +43,11 @@ def test_recomputed_activations_change_nothing_else(family: str) -> None:
 
 @pytest.mark.parametrize("stage", ["rl", "sft"])
 def test_recomputed_activations_are_recomputed(stage: str) -> None:
-    learner = a_learner(algorithm("rloo"), activation_checkpointing=True)
+    learner: Any = (
+        a_learner(algorithm("rloo"), activation_checkpointing=True)
+        if stage == "rl"
+        else an_sft_learner(activation_checkpointing=True)
+    )
     calls: list[bool] = []
     attention = learner.policy.model.layers[0].self_attn  # type: ignore[union-attr,index]
     attention.register_forward_hook(lambda *_: calls.append(torch.is_grad_enabled()))  # type: ignore[union-attr,operator]
@@ -50,7 +55,7 @@ def test_recomputed_activations_are_recomputed(stage: str) -> None:
     if stage == "rl":
         collect_gradients(learner, batch)
     else:
-        learner.update_sft(batch)
+        learner.update(batch)
     assert len(calls) == 2
 
 
@@ -58,21 +63,21 @@ def test_out_of_memory_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> Non
     def run_out(*_: Any, **__: Any) -> None:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate")
 
-    monkeypatch.setattr(update_module, "token_logprobs", run_out)
+    monkeypatch.setattr(passes_module, "token_logprobs", run_out)
     learner = a_learner(algorithm("grpo"))
     with pytest.raises(OutOfMemory, match=r"rl\.max_tokens_per_micro_batch"):
         learner.score(a_batch())
     with pytest.raises(OutOfMemory, match=r"rl\.max_tokens_per_micro_batch"):
         learn(a_learner(algorithm("rloo")), a_batch())
     with pytest.raises(OutOfMemory, match=r"sft\.max_tokens_per_micro_batch"):
-        learner.update_sft(a_batch())
+        an_sft_learner().update(a_batch())
 
 
 def test_other_errors_pass_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("shapes cannot be multiplied")
 
-    monkeypatch.setattr(update_module, "token_logprobs", fail)
+    monkeypatch.setattr(passes_module, "token_logprobs", fail)
     with pytest.raises(RuntimeError, match="shapes"):
         learn(a_learner(algorithm("rloo")), a_batch())
 

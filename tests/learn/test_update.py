@@ -17,7 +17,7 @@ from learn_learners import (
 )
 from torch import Tensor, nn
 
-import assay.learn.update as update_module
+import assay.learn.passes as passes_module
 from assay.config import OptimizerConfig
 from assay.learn.advantages import compute_advantages, loss_mask
 from assay.learn.algorithms import Algorithm, algorithm
@@ -179,13 +179,13 @@ def test_groups_without_gradient_get_no_backward_pass(monkeypatch: pytest.Monkey
     """Equal rewards, and one judged sibling: measured, not learned from."""
     batch = make_batch([[1.0, 0.0], [1.0, 1.0], [0.0, None]], vocab_size=VOCAB)
     seen: list[tuple[int, bool]] = []
-    original = update_module.token_logprobs
+    original = passes_module.token_logprobs
 
     def spy(model: Any, micro_batch: Any, **settings: Any) -> Any:
         seen.append((micro_batch.batch.num_groups, torch.is_grad_enabled()))
         return original(model, micro_batch, **settings)
 
-    monkeypatch.setattr(update_module, "token_logprobs", spy)
+    monkeypatch.setattr(passes_module, "token_logprobs", spy)
     update = learn(a_learner(algorithm("rloo"), epochs=2), batch)
     assert seen == [(2, False), (1, True), (1, True)]
     assert update.batch is not None and update.batch.old_logprobs_T is not None

@@ -3,8 +3,8 @@ import torch
 from learn_batches import make_batch
 from learn_learners import (
     VOCAB,
-    a_learner,
     a_model,
+    an_sft_learner,
     assert_same,
     plain_logprobs,
     weights,
@@ -12,7 +12,6 @@ from learn_learners import (
 from torch import nn
 
 from assay.config import OptimizerConfig
-from assay.learn.algorithms import algorithm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("max_tokens", [8, 8192])
 def test_sft_step_by_hand(max_tokens: int) -> None:
     traces = make_batch([[1.0]] * 4, [[5], [3], [8], [4]], vocab_size=VOCAB, unsampled=[(0, 0, 1)])
-    learner = a_learner(algorithm("rloo"), max_tokens_per_micro_batch=max_tokens)
+    learner = an_sft_learner(max_tokens_per_micro_batch=max_tokens)
     model = a_model()
     logprobs_T, entropy_T = plain_logprobs(model, traces)
     loss = -logprobs_T[traces.sampled_T].mean()
@@ -29,7 +28,7 @@ def test_sft_step_by_hand(max_tokens: int) -> None:
     torch.optim.AdamW(
         model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0
     ).step()
-    update = learner.update_sft(traces)
+    update = learner.update(traces)
     assert update.policy_version == 1 and update.batch is None
     assert update.metrics["loss/nll"] == pytest.approx(loss.item(), rel=1e-5)
     entropy = entropy_T[traces.sampled_T].mean().item()
@@ -41,6 +40,6 @@ def test_sft_step_by_hand(max_tokens: int) -> None:
 
 def test_sft_learns_its_traces() -> None:
     traces = make_batch([[1.0]] * 3, vocab_size=VOCAB)
-    learner = a_learner(algorithm("rloo"), optimizer=OptimizerConfig(learning_rate=0.01))
-    losses = [learner.update_sft(traces).metrics["loss/nll"] for _ in range(15)]
+    learner = an_sft_learner(optimizer=OptimizerConfig(learning_rate=0.01))
+    losses = [learner.update(traces).metrics["loss/nll"] for _ in range(15)]
     assert losses[-1] < losses[0] / 2

@@ -1,0 +1,123 @@
+"""Passes of packed micro-batches through a model that learns: what every learner is built on."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from assay.learn.checkpoint import restore_weights
+from assay.learn.memory import RecomputedActivations
+from assay.learn.optimizer import Optimizer
+from assay.model.head import Gains, HeadRoom
+from assay.model.layouts import micro_batch_tokens
+from assay.model.load import save_model
+from assay.model.logprobs import TokenStats, token_logprobs
+from assay.model.memory import out_of_memory_names
+from assay.model.packing import Batch, Layout, MicroBatch
+
+
+class Passes:
+    """A policy with its optimizer, and the way of batches through it.
+
+    section: of the configuration, named where memory runs out. temperature: of the distribution
+    whose log-probabilities are wanted. max_tokens_per_micro_batch: None: by the device. lean: go
+    through the layers by `assay.model.lean_decoder` where the model is of its family. tokenizer:
+    saved with the policy, so that a checkpoint loads as a model; None: a checkpoint is only good
+    for `load_state`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        section: str,
+        temperature: float = 1.0,
+        layout: Layout = "tree",
+        lean: bool = True,
+        max_tokens_per_micro_batch: int | None = None,
+        activation_checkpointing: bool = False,
+        tokenizer: Any = None,
+    ) -> None:
+        self.policy = model
+        self.optimizer = optimizer
+        self.section = section
+        self.temperature = temperature
+        self.layout: Layout = layout
+        self.lean = lean
+        self.tokenizer = tokenizer
+        self.max_tokens = micro_batch_tokens(max_tokens_per_micro_batch, self.device.type)
+        self._room = HeadRoom()
+        self._recomputed = RecomputedActivations(model) if activation_checkpointing else None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the policy lives, and so where batches belong."""
+        return next(self.policy.parameters()).device
+
+    @contextmanager
+    def open(self) -> Generator[None]:
+        """Name the setting where memory runs out in these passes, and give back what they shared."""
+        try:
+            with out_of_memory_names(f"{self.section}.max_tokens_per_micro_batch"):
+                yield
+        finally:
+            self._room.release()
+
+    def recomputed(self) -> AbstractContextManager[None]:
+        """Hold activations back or not, as configured, for a forward pass and its backward pass."""
+        return self._recomputed or nullcontext()
+
+    def split(self, batch: Batch, groups: Sequence[int] | None = None) -> list[MicroBatch]:
+        """Return the batch, or some of its groups, in parts of one pass each."""
+        return batch.split(self.max_tokens, self.layout, groups)
+
+    def stats(
+        self,
+        micro_batch: MicroBatch,
+        *,
+        model: nn.Module | None = None,
+        expected: Gains | None = None,
+    ) -> TokenStats:
+        """Return log-probabilities and entropies of a micro-batch's tokens under the policy, or ``model``.
+
+        expected: the gradients that the backward pass will bring, where they are known beforehand.
+        """
+        return token_logprobs(
+            model or self.policy,
+            micro_batch,
+            temperature=self.temperature,
+            layout=self.layout,
+            lean=self.lean,
+            expected=expected,
+            accumulators=self.optimizer.accumulator if model is None else None,
+            room=self._room,
+        )
+
+    @torch.no_grad()
+    def logprobs(self, batch: Batch, model: nn.Module | None = None) -> Tensor:
+        """Return the log-probability of each token, [T] float32, under the policy or ``model``."""
+        logprobs_T = torch.zeros_like(batch.behavior_logprobs_T)
+        for micro_batch in self.split(batch):
+            stats = self.stats(micro_batch, model=model)
+            logprobs_T[micro_batch.token_index_T] = stats.logprobs_T.float()
+        return logprobs_T
+
+    def save_state(self, folder: Path) -> None:
+        """Write the policy in Hugging Face layout, and the optimizer's state beside it."""
+        if self.tokenizer is None:
+            policy: Any = self.policy
+            policy.save_pretrained(folder)
+        else:
+            save_model(self.policy, self.tokenizer, folder)
+        self.optimizer.save_state(folder)
+
+    def load_state(self, folder: Path) -> None:
+        """Restore what `save_state` wrote, bit for bit, into the live policy. Raises RunError."""
+        restore_weights(self.policy, folder)
+        self.optimizer.load_state(folder)

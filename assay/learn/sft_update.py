@@ -1,0 +1,69 @@
+"""The supervised learner: one optimizer step makes given completions more likely."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from assay.learn.losses import token_weights
+from assay.learn.meter import Update, step_metrics, to_floats
+from assay.learn.passes import Passes
+from assay.model.head import Gains
+from assay.model.packing import Batch
+
+
+class SFTLearner:
+    """Trains a policy on traces."""
+
+    def __init__(self, passes: Passes) -> None:
+        self.passes = passes
+
+    @property
+    def policy(self) -> nn.Module:
+        """The live model."""
+        return self.passes.policy
+
+    @property
+    def policy_version(self) -> int:
+        """Optimizer steps taken so far."""
+        return self.passes.optimizer.num_steps
+
+    @property
+    def device(self) -> torch.device:
+        """Where the policy lives, and so where batches belong."""
+        return self.passes.device
+
+    def update(self, batch: Batch) -> Update:
+        """Make one optimizer step on -sum_t log p(token_t) / T over the completions' sampled tokens.
+
+        Raises OutOfMemory.
+        """
+        passes = self.passes
+        weights_T = token_weights(
+            batch.sampled_T, batch.row_T, batch.num_rows, "token_mean"
+        ).float()
+        losses: list[Tensor] = []
+        with passes.open():
+            for micro_batch in passes.split(batch):
+                index_T = micro_batch.token_index_T
+                with passes.recomputed():
+                    stats = passes.stats(micro_batch, expected=Gains(-weights_T[index_T]))
+                    loss = -(weights_T[index_T] * stats.logprobs_T).sum()
+                    loss.backward()
+                entropy = (weights_T[index_T] * stats.entropy_T.detach()).sum()
+                losses.append(torch.stack([loss.detach(), entropy]))
+        report = passes.optimizer.step()
+        nll, entropy = torch.stack(losses).sum(0)
+        metrics = to_floats({"loss/nll": nll, "entropy/mean": entropy})
+        metrics["tokens/trained"] = float(batch.sampled_T.sum())
+        return Update(metrics | step_metrics([report]), self.policy_version)
+
+    def save_state(self, folder: Path) -> None:
+        """Write the policy in Hugging Face layout, and the optimizer's state beside it."""
+        self.passes.save_state(folder)
+
+    def load_state(self, folder: Path) -> None:
+        """Restore what `save_state` wrote, bit for bit, into the live policy. Raises RunError."""
+        self.passes.load_state(folder)
