@@ -24,9 +24,11 @@ class Batch:
 
     Rows of a group are neighbors and tokens of a row are neighbors, in order. T counts completion
     tokens only; ``prompts`` holds the P prompts [L], on the CPU. Where a row was not judged,
-    ``rewards_R`` and ``correct_R`` are not a number. ``think_T``: the token is part of the think
-    block. ``sampled_T``: the policy chose the token; others are context only. The last three fields
-    are None until `Learner.score` fills them.
+    ``rewards_R``, ``scores_R`` and ``correct_R`` are not a number. ``think_T``: the token is part of
+    the think block. ``sampled_T``: the policy chose the token; others are context only.
+    ``step_ends_T``: a judged step of the completion ends here, with its score in ``step_scores_T``;
+    both are None where no step was judged. The last three fields are None until `Learner.score`
+    fills them.
 
     Raises ValueError where a tensor's size contradicts its suffix.
     """
@@ -41,10 +43,13 @@ class Batch:
     group_R: Tensor
     length_R: Tensor
     rewards_R: Tensor
+    scores_R: Tensor
     judged_R: Tensor
     correct_R: Tensor
     truncated_R: Tensor
     policy_version_R: Tensor
+    step_scores_T: Tensor | None = None
+    step_ends_T: Tensor | None = None
     old_logprobs_T: Tensor | None = None
     ref_logprobs_T: Tensor | None = None
     values_T: Tensor | None = None
@@ -222,14 +227,34 @@ def pack(
         "group_R": np.repeat(np.arange(len(groups)), [len(g.completions) for g in groups]),
         "length_R": length_R,
         "rewards_R": np.array(rewards, np.float32),
+        "scores_R": np.array(
+            [np.nan if v.score is None else v.score for v in flat_verdicts], np.float32
+        ),
         "judged_R": np.array([v.judged for v in flat_verdicts], np.bool_),
         "correct_R": np.array(correct, np.float32),
         "truncated_R": np.array([c.truncated for c in completions], np.bool_),
         "policy_version_R": np.array([c.policy_version for c in completions], np.int64),
     }
+    if any(verdict.step_scores for verdict in flat_verdicts):
+        arrays |= _steps(flat_verdicts, first_R, length_R)
     tensors = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
     prompts = tuple(torch.from_numpy(g.prompt.tokens.astype(np.int64)) for g in groups)
     return Batch(prompts=prompts, **tensors)
+
+
+def _steps(
+    verdicts: Sequence[Verdict], first_R: np.ndarray, length_R: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Return where judged steps end, and their scores; raises ValueError for an end beyond its row."""
+    ends_T = np.zeros(length_R.sum(), np.bool_)
+    scores_T = np.zeros(length_R.sum(), np.float32)
+    for verdict, first, length in zip(verdicts, first_R, length_R, strict=True):
+        for step in verdict.step_scores if verdict.judged else ():
+            if not 0 <= step.end < length:
+                raise ValueError(f"a step ends at token {step.end} of a completion of {length}")
+            ends_T[first + step.end] = True
+            scores_T[first + step.end] = step.score
+    return {"step_ends_T": ends_T, "step_scores_T": scores_T}
 
 
 def _concatenate(arrays: Sequence[np.ndarray], dtype: type) -> np.ndarray:

@@ -184,6 +184,7 @@ def _small_batch(model: nn.Module) -> Batch:
         group_R=torch.tensor([0, 0, 1, 1]),
         length_R=lengths_R,
         rewards_R=ones_R,
+        scores_R=ones_R,
         judged_R=ones_R.bool(),
         correct_R=ones_R,
         truncated_R=torch.zeros(4, dtype=torch.bool),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from model_batches import judge, make_batch, make_groups
 
 from assay.model.packing import Batch, Layout, pack
-from assay.types import Verdict
+from assay.types import StepScore, Verdict
 
 SHAPE = ([3, 1, 5], [[4, 2, 7, 1], [3], [6, 6]])
 shapes = st.lists(
@@ -48,8 +48,25 @@ def test_tokens_and_rows_are_those_of_the_completions() -> None:
         if verdict.judged:
             assert batch.rewards_R[row] == verdict.reward
             assert batch.correct_R[row] == float(verdict.correct)
+            assert verdict.score is not None
+            assert batch.scores_R[row] == np.float32(verdict.score)
         else:
             assert batch.rewards_R[row].isnan() and batch.correct_R[row].isnan()
+            assert batch.scores_R[row].isnan()
+
+
+def test_judged_steps_stand_at_their_last_tokens() -> None:
+    groups = make_groups([2], [[4, 3, 2]])
+    stepped = Verdict.of_score(0.5, "prm@1", step_scores=(StepScore(0.25, 1), StepScore(0.75, 3)))
+    verdicts = [[stepped, Verdict.not_judged("timeout", "prm@1"), Verdict.of_score(1.0, "prm@1")]]
+    batch = pack(groups, verdicts)
+    assert batch.step_ends_T is not None and batch.step_scores_T is not None
+    assert batch.step_ends_T.nonzero()[:, 0].tolist() == [1, 3]
+    assert batch.step_scores_T.tolist() == [0, 0.25, 0, 0.75, 0, 0, 0, 0, 0]
+    assert pack(groups, judge(groups)).step_ends_T is None
+    beyond = Verdict.of_score(0.5, "prm@1", step_scores=(StepScore(0.25, 4),))
+    with pytest.raises(ValueError, match="a step ends at token 4 of a completion of 4"):
+        pack(groups, [[beyond, *verdicts[0][1:]]])
 
 
 def test_nothing_makes_an_empty_batch() -> None:
