@@ -47,7 +47,8 @@ class Layer:
 class Decoder:
     """A whole model of the family.
 
-    padding_token: its embedding gets no gradient. width: of a head. scale: of attention scores.
+    padding_token: its embedding gets no gradient. head: to the vocabulary, or to the scores of a
+    model that classifies. width: of a head. scale: of attention scores.
     """
 
     embedding: Tensor
@@ -83,7 +84,7 @@ class Decoder:
                 padding_token=body.embed_tokens.padding_idx,
                 layers=tuple(_read(layer) for layer in body.layers),
                 final_norm=_norm(body.norm),
-                head=_linear(model.lm_head),
+                head=_linear(model.lm_head if hasattr(model, "lm_head") else model.score),
                 rotary=body.rotary_emb,
                 width=attention.head_dim,
                 scale=attention.scaling,
