@@ -113,15 +113,20 @@ class ScriptedGenerator:
         self.policy_version = 0
 
     def generate(
-        self, problems: Sequence[Problem], sampling: SamplingConfig, group_size: int
+        self,
+        problems: Sequence[Problem],
+        sampling: SamplingConfig,
+        group_size: int,
+        first_sibling: int = 0,
     ) -> GroupStream:
         """Return one group a problem."""
+        numbers = range(first_sibling, first_sibling + group_size)
 
         def arrivals() -> Iterator[tuple[int, Group]]:
             for position, problem in enumerate(problems):
                 question = problem.question
                 prompt = Prompt(question, _bytes_of(question), self.think)
-                siblings = tuple(self._complete(problem, n) for n in range(group_size))
+                siblings = tuple(self._complete(problem, n) for n in numbers)
                 yield position, Group(problem, prompt, siblings)
 
         return GroupStream(arrivals(), len(problems))

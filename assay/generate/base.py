@@ -18,9 +18,16 @@ class Generator(Protocol):
         ...
 
     def generate(
-        self, problems: Sequence[Problem], sampling: SamplingConfig, group_size: int
+        self,
+        problems: Sequence[Problem],
+        sampling: SamplingConfig,
+        group_size: int,
+        first_sibling: int = 0,
     ) -> GroupStream:
-        """Return one group of ``group_size`` completions a problem, each as soon as it is finished."""
+        """Return one group of ``group_size`` completions a problem, each as soon as it is finished.
+
+        first_sibling: the number of the first completion of each, so that groups can be sampled on.
+        """
         ...
 
     def load_policy(self, policy: Any, version: int | None = None) -> None:

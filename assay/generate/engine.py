@@ -63,6 +63,7 @@ class _Waiting:
     problem: Problem
     prompt: Prompt
     limit: int
+    first_sibling: int = 0
     num_placed: int = 0
     logits_V: Tensor | None = None
     done: dict[int, Completion] = field(default_factory=dict[int, Completion])
@@ -201,14 +202,21 @@ class Engine:
             self._choice.forward.refresh(self._newest.num_rows)
 
     def generate(
-        self, problems: Sequence[Problem], sampling: SamplingConfig, group_size: int
+        self,
+        problems: Sequence[Problem],
+        sampling: SamplingConfig,
+        group_size: int,
+        first_sibling: int = 0,
     ) -> GroupStream:
         """Return a stream that samples as it is read, each group as soon as it is finished.
 
-        Raises DataError for a prompt that leaves no room in the model's context, OutOfMemory where
+        first_sibling: the number of the first completion of each group: what a larger group would
+        have had from there on. Raises DataError for a prompt that leaves no room in the model's context, OutOfMemory where
         not one slot fits in ``engine.max_kv_mib``.
         """
         waiting = [self._admit(n, problem, sampling) for n, problem in enumerate(problems)]
+        for group in waiting:
+            group.first_sibling = first_sibling
         return GroupStream(self._arrivals(waiting, sampling, group_size), len(waiting))
 
     def _arrivals(
@@ -329,7 +337,8 @@ class Engine:
             call.fresh.append((index, logits_V))
             problem = group.problem
             for slot, sibling in zip(chosen, siblings, strict=True):
-                key = completion_key(self.seed, problem.id, problem.draw, sibling)
+                number = group.first_sibling + sibling
+                key = completion_key(self.seed, problem.id, problem.draw, number)
                 slots.take(int(slot), group, sibling, key)
             group.num_placed = siblings.stop
             if group.num_placed == call.group_size:
@@ -389,7 +398,7 @@ class Engine:
         rows = slots.rows(slot)
         tokens = slots.token_log[rows, slot]
         behavior_logprobs = slots.behavior_log[rows, slot]
-        name = f"{group.problem.group_id}/{sibling}"
+        name = f"{group.problem.group_id}/{group.first_sibling + sibling}"
         if not np.isfinite(behavior_logprobs).all():
             raise ModelError(
                 f"{name}: the policy's log-probabilities are not numbers: its weights have diverged; "

@@ -98,8 +98,13 @@ class Learner:
         return self.num_minibatches > 1 or self.algorithm.kl_in_reward
 
     @torch.no_grad()
-    def score(self, batch: Batch) -> Batch:
-        """Return the batch with old and reference log-probabilities, where they are needed now."""
+    def score(self, batch: Batch, temperature: float | None = None) -> Batch:
+        """Return the batch with old and reference log-probabilities, where they are needed now.
+
+        temperature: that of the batch, from here on; None: as before.
+        """
+        if temperature is not None:
+            self.passes.temperature = temperature
         with self.passes.open():
             if self.scores_first:
                 batch = replace(batch, old_logprobs_T=self.passes.logprobs(batch))

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from assay.config import TrainConfig, dump, load
+from assay.config import SamplingConfig, TrainConfig, dump, load
 from assay.errors import DiskFull, RunError, RunStopped
 from assay.run.checkpoints import Checkpoints, Part
 from assay.run.environment import collect_environment, find_changed_verifiers, find_differences
@@ -179,19 +179,23 @@ class Run:
         self,
         groups: Sequence[Group],
         verdicts: Sequence[Sequence[Verdict]],
+        sampling: SamplingConfig | None = None,
         **facts: Any,
     ) -> None:
         """Write the rollouts of the step at hand; they are on disk before it is learned from.
 
-        facts: plain values to keep beside them, for `rollouts.read`.
+        sampling: of this step; None: as configured. facts: plain values to keep beside them, for
+        `rollouts.read`.
         """
-        sampling = self.config.sampling.model_dump(mode="json")
+        settings = sampling or self.config.sampling
         known = self.verifiers.items()
         hashes = {f"{name}@{one.get('version')}": str(one.get("hash")) for name, one in known}
         with self.clock.phase("record"):
             groups = list(groups)
-            self.rollouts.record(self.step + 1, groups, verdicts, sampling, hashes, facts)
+            plain = settings.model_dump(mode="json")
+            self.rollouts.record(self.step + 1, groups, verdicts, plain, hashes, facts)
             self._rollout_metrics = rollout_metrics(groups, verdicts)
+            self._rollout_metrics["sampling/temperature"] = settings.temperature
 
     def recorded(
         self, step: int, problem_of: Callable[[str], Problem] | None = None

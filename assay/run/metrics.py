@@ -76,15 +76,28 @@ def _family_metrics(
 
 
 def _group_metrics(verdicts: Sequence[Sequence[Verdict]]) -> dict[str, float]:
-    """Shares of the groups that have a judged completion; the three add up to 1."""
-    counts = {"all_pass": 0, "all_fail": 0, "mixed": 0}
+    """The group table: what kinds of groups there are, as shares.
+
+    all_pass, all_fail and mixed are of the groups that have a judged completion, and add up to 1;
+    shaped_only is the part of them whose rewards differ although correctness does not: their
+    gradient is made of shaping alone. not_judged is of all groups: those with no judged completion.
+    """
+    counts = {"all_pass": 0, "all_fail": 0, "mixed": 0, "shaped_only": 0}
+    num_judged = 0
     for group_verdicts in verdicts:
-        correct = {verdict.correct for verdict in group_verdicts if verdict.judged}
+        judged = [verdict for verdict in group_verdicts if verdict.judged]
+        correct = {verdict.correct for verdict in judged}
         if correct:
+            num_judged += 1
             kind = "mixed" if len(correct) == 2 else "all_pass" if True in correct else "all_fail"
             counts[kind] += 1
-    num_groups = sum(counts.values())
-    return {f"group/{kind}": count / num_groups for kind, count in counts.items() if num_groups}
+            if kind != "mixed" and len({verdict.reward for verdict in judged}) > 1:
+                counts["shaped_only"] += 1
+    metrics = {f"group/{kind}": count / num_judged for kind, count in counts.items() if num_judged}
+    if verdicts:
+        metrics["group/not_judged"] = 1 - num_judged / len(verdicts)
+        metrics["group/size"] = sum(map(len, verdicts)) / len(verdicts)
+    return metrics
 
 
 def _verdict_metrics(flat: Sequence[Verdict]) -> dict[str, float]:

@@ -41,14 +41,18 @@ class RunGenerator:
         return self.generator.policy_version
 
     def generate(
-        self, problems: Sequence[Problem], sampling: SamplingConfig, group_size: int
+        self,
+        problems: Sequence[Problem],
+        sampling: SamplingConfig,
+        group_size: int,
+        first_sibling: int = 0,
     ) -> GroupStream:
-        """Return the logged groups of these draws; generate them where one is missing."""
+        """Return the logged groups of these draws, whole; generate them where one is missing."""
         logged = self._read_step()
-        if all(problem.group_id in logged for problem in problems):
+        if not first_sibling and all(problem.group_id in logged for problem in problems):
             return LoggedGroups([_with_spec(logged[one.group_id], one) for one in problems])
         with self._run.phase("generate"):
-            stream = self.generator.generate(problems, sampling, group_size)
+            stream = self.generator.generate(problems, sampling, group_size, first_sibling)
         return GroupStream(self._timed(stream), len(problems))
 
     def load_policy(self, policy: Any, version: int | None = None) -> None:

@@ -29,9 +29,10 @@ from assay.train.assemble import (
     open_heldout,
     open_problems,
 )
+from assay.train.batch_plan import BatchPlan
 from assay.train.evaluate import evaluate
 from assay.train.replay import RunGenerator, RunVerifiers
-from assay.train.rl import BatchPlan, Loop, train_step
+from assay.train.rl import Loop, train_step
 from assay.train.sft import SFTLoop, TraceSchedule, sft_step, trace_groups
 from assay.types import Group, Problem, Verdict
 from assay.verify.base import resolve
@@ -97,6 +98,8 @@ def run_rl(config: TrainConfig, source: Source) -> Path:
                 group_size=config.rl.group_size,
                 sampling=config.sampling,
                 max_refills=config.rl.max_refills if algorithm.dynamic_sampling else 0,
+                max_group_size=config.rl.max_group_size,
+                temperatures=config.rl.temperature_schedule,
             ),
         )
         advance(run, lambda: train_step(loop), bench, problems.heldout)

@@ -89,6 +89,16 @@ def test_a_prompt_is_prefilled_once_for_its_group(monkeypatch: pytest.MonkeyPatc
     assert engine.stats.prompt_tokens == 19
 
 
+def test_a_group_can_be_sampled_on() -> None:
+    engine, sampling = engine_of(), SamplingConfig(max_tokens=6)
+    (whole,) = engine.generate([problem_of(9)], sampling, 5)
+    (rest,) = engine.generate([problem_of(9)], sampling, 3, first_sibling=2)
+    assert [one.id for one in rest.completions] == [one.id for one in whole.completions[2:]]
+    for one, other in zip(rest.completions, whole.completions[2:], strict=True):
+        np.testing.assert_array_equal(one.tokens, other.tokens)
+        np.testing.assert_array_equal(one.behavior_logprobs, other.behavior_logprobs)
+
+
 def test_slots_are_refilled_as_soon_as_a_completion_ends() -> None:
     engine = engine_of(eos_ids=range(0, 259, 8))  # ends early and unevenly
     groups = list(engine.generate([problem_of(5)], SamplingConfig(max_tokens=30), 64))

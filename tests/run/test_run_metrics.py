@@ -83,9 +83,25 @@ def test_groups_are_all_pass_all_fail_or_mixed() -> None:
     assert metrics["verdict/timeout"] == 2 and metrics["verdict/error"] == 1
 
 
+def test_groups_whose_variance_is_shaping_alone_are_told() -> None:
+    metrics = metrics_of(
+        [rollout(1, judge(0.0, 0.1)), rollout(1, judge(0.0, 0.0))],
+        [rollout(1, judge(1.0, 1.1)), rollout(1, judge(1.0, 1.1)), rollout(1, ERROR)],
+        [rollout(1, judge(1.0, 1.1)), rollout(1, judge(0.0, 0.1))],
+        [rollout(1, ERROR)],
+    )
+    assert metrics["group/shaped_only"] == pytest.approx(1 / 3)
+    assert metrics["group/not_judged"] == 0.25 and metrics["group/size"] == 2.0
+
+
 def test_nothing_judged_leaves_rates_out_and_never_says_zero() -> None:
     metrics = metrics_of([rollout(2, TIMEOUT), rollout(2, ERROR)])
-    assert not [key for key in metrics if key.startswith(("reward/", "group/", "family/"))]
+    assert not [key for key in metrics if key.startswith(("reward/", "family/"))]
+    assert {key for key in metrics if key.startswith("group/")} == {
+        "group/not_judged",
+        "group/size",
+    }
+    assert metrics["group/not_judged"] == 1.0
     assert "verdict/passed" not in metrics and metrics["verdict/not_judged_share"] == 1.0
 
 

@@ -29,9 +29,11 @@ class Counted(ScriptedGenerator):
 
     num_prompts = 0
 
-    def generate(self, problems: Any, sampling: SamplingConfig, group_size: int) -> Any:
+    def generate(
+        self, problems: Any, sampling: Any, group_size: int, first_sibling: int = 0
+    ) -> Any:
         self.num_prompts += len(problems)
-        return super().generate(problems, sampling, group_size)
+        return super().generate(problems, sampling, group_size, first_sibling)
 
 
 def open_run(folder: Path, resume: bool) -> Run:

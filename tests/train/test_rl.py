@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from assay.config import SamplingConfig
 from assay.data.curriculum import Curriculum
 from assay.testing import ScriptedGenerator
 from assay.train import rl
-from assay.train.rl import BatchPlan, Loop, collect, train_step
+from assay.train.batch_plan import BatchPlan, is_mixed
+from assay.train.rl import Loop, collect, train_step
 from assay.types import Completion, Group, Problem, Verdict
 
 NAMES = ("curriculum", "generator", "verifiers", "run", "learner", "advantages", "update", "guard")
@@ -35,6 +37,8 @@ def test_the_page_is_one_page() -> None:
 
 class FakeRun:
     """Keeps what it is asked to record."""
+
+    step = 0
 
     def __init__(self) -> None:
         self.recorded: list[str] = []
@@ -99,6 +103,32 @@ def test_a_batch_that_stays_short_is_learned_from_as_it_is() -> None:
     assert ids(groups) == ["b"]
 
 
+def test_groups_without_success_are_sampled_on_until_something_passes() -> None:
+    right = {"a": [False, False, False, True], "b": [True, False], "c": [False] * 6}
+    curriculum, generator, judge, run, plan = make_parts(right)
+    plan = replace(plan, num_prompts=3, max_group_size=5)
+    groups, verdicts = collect(curriculum, generator, judge, run, plan)
+    assert [len(group.completions) for group in groups] == [4, 2, 5]
+    assert [len(one) for one in verdicts] == [4, 2, 5]
+    assert [one.id for one in groups[2].completions] == [f"c#0/{n}" for n in range(5)]
+    assert run.recorded == ["a#0", "b#0", "c#0"] and len(judge.seen) == 11
+
+
+def test_a_group_in_which_nothing_was_judged_does_not_grow() -> None:
+    parts = make_parts({"a": [None, None], "b": [None, False, True, True]})
+    plan = replace(parts[-1], max_group_size=8)
+    groups, _ = collect(*parts[:-1], plan)
+    assert [len(group.completions) for group in groups] == [2, 4]
+
+
+def test_the_temperature_follows_its_schedule() -> None:
+    plan = BatchPlan(1, 2, SamplingConfig(top_k=5), temperatures=[(0, 1.2), (10, 0.8)])
+    found = [plan.sampling_at(step).temperature for step in (0, 5, 10, 99)]
+    assert found == pytest.approx([1.2, 1.0, 0.8, 0.8])
+    assert plan.sampling_at(5).top_k == 5
+    assert BatchPlan(1, 2, SamplingConfig(temperature=0.7)).sampling_at(3).temperature == 0.7
+
+
 @pytest.mark.parametrize(
     ("outcomes", "mixed"),
     [
@@ -109,7 +139,7 @@ def test_a_batch_that_stays_short_is_learned_from_as_it_is() -> None:
     ],
 )
 def test_only_judged_siblings_make_a_group_mixed(outcomes: list[bool | None], mixed: bool) -> None:
-    assert rl.is_mixed([verdict(one) for one in outcomes]) is mixed
+    assert is_mixed([verdict(one) for one in outcomes]) is mixed
 
 
 def test_the_loop_is_a_plain_value() -> None:
