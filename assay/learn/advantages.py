@@ -1,7 +1,8 @@
 """Advantages: from the rewards of a batch to one number a token.
 
 Which completions are learned from at all is decided here too (`loss_mask`): those that were judged,
-in groups that have enough judged siblings, and, where the algorithm says so, that were not truncated.
+in groups that have enough judged siblings, and, where the algorithm says so, that were not truncated,
+or that passed.
 """
 
 from __future__ import annotations
@@ -9,118 +10,173 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from assay.learn.algorithms import Algorithm, Baseline, Scale
-from assay.learn.losses import kl_estimate, row_sums
+from assay.errors import ConfigError, message
+from assay.learn.baselines import group_advantages, group_scale
+from assay.learn.gae import discounted_to_go, gae_advantages
+from assay.learn.rewards import judged_rows, overlong_penalty, shape_rewards, token_rewards
+from assay.learn.row import Algorithm
+from assay.learn.rows import row_sums
+from assay.learn.whitening import whiten
 from assay.model.packing import Batch
+
+__all__ = [
+    "compute_advantages",
+    "compute_returns",
+    "group_advantages",
+    "judged_rows",
+    "loss_mask",
+    "overlong_penalty",
+    "shape_rewards",
+    "token_rewards",
+]
 
 
 def compute_advantages(batch: Batch, algorithm: Algorithm) -> Tensor:
     """Return the advantage of each token, [T] float32; 0 wherever no gradient is carried.
 
-    A completion is one action: its advantage fills its row. A KL in the reward is that of the whole
-    completion, R = reward - kl_weight sum_t KL_t (Ahmadian et al. 2024, section 2), and enters the
-    baseline with it; it needs a batch that `Learner.score` has filled.
+        completion  a completion is one action: its advantage fills its row. A KL in the reward is that
+                    of the whole completion (Ahmadian et al. 2024, section 2), and enters the baseline
+        steps       the sum of the group's normalized step rewards of steps that end at or after the
+                    token (DeepSeekMath, section 4.1.3)
+        to_go       the discounted sum of the token rewards from the token on, less the siblings' baseline
+                    of that sum from their first token on
+        gae         generalized advantage estimates from token rewards and values (Schulman et al. 2016)
+
+    Whitened over the tokens that are trained on, where the algorithm says so. Needs a batch that
+    `Learner.score` has filled where there is a KL in the reward or a critic.
     """
-    rewards_R = shape_rewards(batch, algorithm)
-    advantages_R = group_advantages(
-        rewards_R,
-        judged_rows(batch),
-        batch.group_R,
-        batch.num_groups,
-        baseline=algorithm.baseline,
-        scale=algorithm.scale,
-        std_ddof=algorithm.std_ddof,
-        std_epsilon=algorithm.std_epsilon,
-    )
-    return torch.where(loss_mask(batch, algorithm), advantages_R[batch.row_T], 0.0).float()
+    mask_T = loss_mask(batch, algorithm)
+    match algorithm.credit:
+        case "completion":
+            advantages_T = _of_completions(batch, algorithm)
+        case "steps":
+            advantages_T = _of_steps(batch, algorithm)
+        case "to_go":
+            advantages_T = _to_go(batch, algorithm)
+        case "gae":
+            advantages_T = _by_critic(batch, algorithm)
+    if algorithm.whiten_advantages:
+        advantages_T = whiten(advantages_T, mask_T)
+    return torch.where(mask_T, advantages_T, 0.0).float()
+
+
+def compute_returns(batch: Batch, algorithm: Algorithm) -> Tensor:
+    """Return what the critic is to predict, [T] float32: generalized advantages before whitening + values.
+
+    With gae_lambda 1 that is the discounted sum of the token rewards. 0 at tokens that were not sampled
+    and in completions that were not judged.
+    """
+    advantages_T = _by_critic(batch, algorithm)
+    assert batch.values_T is not None
+    acts_T = batch.sampled_T & judged_rows(batch)[batch.row_T]
+    return torch.where(acts_T, advantages_T + batch.values_T.double(), 0.0).float()
 
 
 def loss_mask(batch: Batch, algorithm: Algorithm) -> Tensor:
     """Return which tokens are trained on, [T] bool.
 
     Left out, and so out of every normalizer: tokens that the policy did not choose; completions that
-    were not judged; groups with fewer than `Algorithm.min_siblings` judged completions; and
-    truncated completions where `Algorithm.mask_truncated` (these still count in the baseline).
+    were not judged; groups with fewer than `Algorithm.min_siblings` judged completions; truncated
+    completions where `Algorithm.mask_truncated`, and those that did not pass where `Algorithm.keep` is
+    ``correct`` (these two still count in the baseline).
     """
     judged_R = judged_rows(batch)
     num_judged_P = row_sums(judged_R.long(), batch.group_R, batch.num_groups)
     in_loss_R = judged_R & (num_judged_P >= algorithm.min_siblings)[batch.group_R]
     if algorithm.mask_truncated:
         in_loss_R = in_loss_R & ~batch.truncated_R
+    if algorithm.keep == "correct":
+        in_loss_R = in_loss_R & (batch.correct_R == 1)
     return batch.sampled_T & in_loss_R[batch.row_T]
 
 
-def judged_rows(batch: Batch) -> Tensor:
-    """Return which completions have a finite reward, [R] bool."""
-    return batch.judged_R & batch.rewards_R.isfinite()
+def _of_completions(batch: Batch, algorithm: Algorithm) -> Tensor:
+    judged_R = judged_rows(batch)
+    rewards_R = _whitened_rewards(shape_rewards(batch, algorithm), judged_R, algorithm)
+    return _relative_to_group(rewards_R, judged_R, batch.group_R, batch, algorithm)[batch.row_T]
 
 
-def shape_rewards(batch: Batch, algorithm: Algorithm) -> Tensor:
-    """Return the rewards [R] float64 with overlong punishment and the KL in the reward, where asked."""
-    rewards_R = batch.rewards_R.double()
-    buffer = algorithm.overlong_tokens()
-    if buffer:
-        assert algorithm.max_tokens is not None
-        rewards_R = rewards_R + overlong_penalty(batch.length_R, algorithm.max_tokens, buffer)
-    if algorithm.kl_in_reward:
-        if batch.old_logprobs_T is None or batch.ref_logprobs_T is None:
-            raise ValueError("a KL in the reward needs a batch that Learner.score has filled")
-        kl_T = kl_estimate(
-            batch.old_logprobs_T.double(), batch.ref_logprobs_T.double(), algorithm.kl_estimator
+def _of_steps(batch: Batch, algorithm: Algorithm) -> Tensor:
+    judged_R = judged_rows(batch)
+    if batch.step_ends_T is None or batch.step_scores_T is None:
+        raise ConfigError(
+            message(
+                "algorithm.credit",
+                "'steps', and no completion with step scores",
+                "completion | to_go | gae, or a verifier that judges steps",
+            )
         )
-        kl_T = torch.where(batch.sampled_T, kl_T, 0.0)
-        rewards_R = rewards_R - algorithm.kl_weight * row_sums(kl_T, batch.row_T, batch.num_rows)
-    return rewards_R
+    ends_T = batch.step_ends_T & judged_R[batch.row_T]
+    scores_T = _whitened_rewards(batch.step_scores_T, ends_T, algorithm)
+    group_T = batch.group_R[batch.row_T]
+    normalized_T = _relative_to_group(scores_T, ends_T, group_T, batch, algorithm, batch.row_T)
+    return discounted_to_go(normalized_T, batch.row_T, batch.num_rows, batch.sampled_T, 1.0)
 
 
-def overlong_penalty(length_R: Tensor, max_tokens: int, buffer: int) -> Tensor:
-    """Return the soft punishment [R] in [-1, 0] of lengths within ``buffer`` of the limit (DAPO eq. 13).
+def _to_go(batch: Batch, algorithm: Algorithm) -> Tensor:
+    acts_T, rewards_T = _episodes(batch, algorithm)
+    row_T, num_rows = batch.row_T, batch.num_rows
+    returns_T = discounted_to_go(rewards_T, row_T, num_rows, acts_T, algorithm.gamma)
+    if not algorithm.group_relative:
+        return returns_T
+    before_T = acts_T.long().cumsum(0) - acts_T.long()
+    length_R = row_sums(acts_T.long(), row_T, num_rows)
+    first_T = acts_T & (before_T == (length_R.cumsum(0) - length_R)[row_T])
+    whole_R = row_sums(torch.where(first_T, returns_T, 0.0), row_T, num_rows)
+    judged_R = length_R > 0
+    advantages_R = _relative_to_group(whole_R, judged_R, batch.group_R, batch, algorithm)
+    since_T = returns_T - whole_R[row_T]
+    if algorithm.scale == "std":
+        ddof, epsilon = algorithm.std_ddof, algorithm.std_epsilon
+        groups = (batch.group_R, batch.num_groups)
+        scale_R = group_scale(whole_R, judged_R, *groups, ddof, epsilon)[batch.group_R]
+        since_T = since_T / scale_R[row_T]
+    return advantages_R[row_T] + since_T
 
-    0 up to max_tokens - buffer tokens, then linear down to -1 at max_tokens.
-    """
-    over_R = length_R.double() - (max_tokens - buffer)
-    return -(over_R / buffer).clamp(0.0, 1.0)
+
+def _by_critic(batch: Batch, algorithm: Algorithm) -> Tensor:
+    if batch.values_T is None:
+        raise ValueError("credit 'gae' needs a batch with a critic's values")
+    acts_T, rewards_T = _episodes(batch, algorithm)
+    return gae_advantages(
+        rewards_T,
+        batch.values_T,
+        batch.row_T,
+        batch.num_rows,
+        acts_T,
+        algorithm.gamma,
+        algorithm.gae_lambda,
+    )
 
 
-def group_advantages(
+def _episodes(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
+    """Return the judged completions' actions [T] bool, and their rewards [T]."""
+    acts_T = batch.sampled_T & judged_rows(batch)[batch.row_T]
+    return acts_T, _whitened_rewards(token_rewards(batch, algorithm), acts_T, algorithm)
+
+
+def _whitened_rewards(rewards_T: Tensor, mask_T: Tensor, algorithm: Algorithm) -> Tensor:
+    if algorithm.whiten_rewards == "none":
+        return rewards_T
+    return whiten(rewards_T, mask_T, shift=algorithm.whiten_rewards == "shift_and_scale")
+
+
+def _relative_to_group(
     rewards_R: Tensor,
     judged_R: Tensor,
     group_R: Tensor,
-    num_groups: int,
-    *,
-    baseline: Baseline,
-    scale: Scale,
-    std_ddof: int = 1,
-    std_epsilon: float = 1e-4,
+    batch: Batch,
+    algorithm: Algorithm,
+    owner_R: Tensor | None = None,
 ) -> Tensor:
-    """Return (reward - baseline) / scale over the judged completions of each group, [R] float64.
-
-        mean            b_i = mean of all siblings' rewards, i included    (DeepSeekMath 4.1.2, Dr. GRPO)
-        leave_one_out   b_i = mean of the other siblings' rewards          (Kool et al. 2019, RLOO)
-        std             divide by sqrt(sum (r - mean)^2 / (n - ddof)) + epsilon
-
-    A completion that was not judged has advantage 0 and touches no sibling's. A judged one without a
-    judged sibling has advantage 0 under either baseline; equal rewards give exactly 0, and are not
-    scaled.
-    """
-    num_P = row_sums(judged_R.double(), group_R, num_groups)
-    num_R = num_P[group_R]
-    rewards_R = torch.where(judged_R, rewards_R.double(), 0.0)
-    lowest_P = rewards_R.new_full((num_groups,), torch.inf).scatter_reduce_(
-        0, group_R, torch.where(judged_R, rewards_R, torch.inf), "amin"
+    return group_advantages(
+        rewards_R,
+        judged_R,
+        group_R,
+        batch.num_groups,
+        baseline=algorithm.baseline,
+        scale=algorithm.scale,
+        std_ddof=algorithm.std_ddof,
+        std_epsilon=algorithm.std_epsilon,
+        owner_R=owner_R,
     )
-    # Measured from the group's lowest reward, equal rewards are exact zeros, free of rounding.
-    above_R = torch.where(judged_R, rewards_R - lowest_P[group_R], 0.0)
-    total_R = row_sums(above_R, group_R, num_groups)[group_R]
-    deviation_R = torch.where(judged_R, above_R - total_R / num_R.clamp(min=1), 0.0)
-    if baseline == "mean":
-        advantages_R = deviation_R
-    elif baseline == "leave_one_out":
-        advantages_R = above_R - (total_R - above_R) / (num_R - 1).clamp(min=1)
-    else:
-        advantages_R = rewards_R
-    if scale == "std":
-        squares_P = row_sums(deviation_R.square(), group_R, num_groups)
-        std_P = (squares_P / (num_P - std_ddof).clamp(min=1)).sqrt()
-        advantages_R = advantages_R / torch.where(std_P > 0, std_P + std_epsilon, 1.0)[group_R]
-    return torch.where(judged_R, advantages_R, 0.0)

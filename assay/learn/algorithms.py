@@ -1,209 +1,140 @@
 """The table of algorithms: each is a named setting, with the paper and equation that it is.
 
-Adding an algorithm is adding a row. What a row says is computed in `advantages` (baseline, scale,
-reward shaping) and in `losses` (surrogate, KL, aggregation).
+Adding an algorithm is adding a row. What a row says is computed in `rewards` (what is rewarded),
+`advantages` (credit, baseline, scale) and `losses` (surrogate, KL, aggregation); the fields are
+described in `row` and in `assay.config.AlgorithmConfig`.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, get_args
+from dataclasses import MISSING, fields, replace
+from typing import Any
 
 from assay.errors import ConfigError, message
-
-Credit = Literal["completion", "steps", "to_go", "gae"]
-Baseline = Literal["mean", "median", "leave_one_out", "none"]
-Scale = Literal["std", "none"]
-WhitenRewards = Literal["none", "scale", "shift_and_scale"]
-Surrogate = Literal["clip", "cispo", "log_likelihood", "mirror", "ratio"]
-RatioLevel = Literal["token", "sequence_mean", "sequence_product"]
-Aggregation = Literal["sequence_mean", "token_mean", "constant_length"]
-KLEstimator = Literal["k1", "k2", "k3"]
-KLPlace = Literal["loss", "reward"]
-Keep = Literal["all", "correct"]
-
-_CHOICES = {
-    "credit": get_args(Credit),
-    "baseline": get_args(Baseline),
-    "scale": get_args(Scale),
-    "whiten_rewards": get_args(WhitenRewards),
-    "surrogate": get_args(Surrogate),
-    "ratio_level": get_args(RatioLevel),
-    "aggregation": get_args(Aggregation),
-    "kl_estimator": get_args(KLEstimator),
-    "kl_place": get_args(KLPlace),
-    "keep": get_args(Keep),
-}
-_NOT_NEGATIVE = (
-    "std_epsilon",
-    "clip_low",
-    "clip_high",
-    "kl_weight",
-    "tau",
-    "penalty_weight",
-    "value_weight",
-    "overlong_buffer",
-)
-_POSITIVE = (
-    "length_divisor",
-    "max_tokens",
-    "importance_cap",
-    "kl_target",
-    "kl_horizon",
-    "penalty_target",
-    "stop_kl",
-    "trust_region",
-    "value_clip",
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Algorithm:
-    """A policy-optimization method as data; field names are those of ``[algorithm]`` in a config.
-
-    paper, equation: where the method comes from. std_ddof: what is subtracted from the number of
-    siblings in the variance. std_epsilon: added to the standard deviation. length_divisor: what
-    ``constant_length`` divides a completion's sum by; None: max_tokens. overlong_buffer: None: a
-    fifth of max_tokens; 0: off. max_tokens: the longest completion that is sampled. All other fields
-    are described where a configuration sets them (`assay.config.AlgorithmConfig`).
-
-    Raises ConfigError for a value that is not one of a field's choices, or out of its range.
-    """
-
-    name: str
-    paper: str
-    equation: str
-    credit: Credit = "completion"
-    baseline: Baseline = "mean"
-    scale: Scale = "none"
-    std_ddof: Literal[0, 1] = 1
-    std_epsilon: float = 1e-4
-    gamma: float = 1.0
-    gae_lambda: float = 1.0
-    whiten_rewards: WhitenRewards = "none"
-    whiten_advantages: bool = False
-    surrogate: Surrogate = "clip"
-    ratio_level: RatioLevel = "token"
-    aggregation: Aggregation = "token_mean"
-    length_divisor: float | None = None
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    dual_clip: float | None = None
-    importance_cap: float | None = None
-    tau: float = 0.0
-    kl_weight: float = 0.0
-    kl_estimator: KLEstimator = "k3"
-    kl_place: KLPlace = "loss"
-    kl_clamp: bool = False
-    kl_target: float | None = None
-    kl_horizon: float = 10000.0
-    penalty_weight: float = 0.0
-    penalty_target: float | None = None
-    stop_kl: float | None = None
-    trust_region: float | None = None
-    entropy_weight: float = 0.0
-    value_weight: float = 0.5
-    value_clip: float | None = None
-    keep: Keep = "all"
-    outcome_gate: bool = False
-    mask_truncated: bool = False
-    overlong_buffer: int | None = 0
-    dynamic_sampling: bool = False
-    max_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        for key, accepted in _CHOICES.items():
-            value = getattr(self, key)
-            if value not in accepted:
-                raise ConfigError(message(f"algorithm.{key}", repr(value), " | ".join(accepted)))
-        for key in _NOT_NEGATIVE:
-            value = getattr(self, key)
-            if value is not None and not value >= 0:
-                raise ConfigError(message(f"algorithm.{key}", value, "a number >= 0"))
-        for key in _POSITIVE:
-            value = getattr(self, key)
-            if value is not None and not value > 0:
-                raise ConfigError(message(f"algorithm.{key}", value, "a number > 0"))
-        for key in ("gamma", "gae_lambda"):
-            if not 0 <= getattr(self, key) <= 1:
-                value = getattr(self, key)
-                raise ConfigError(message(f"algorithm.{key}", value, "a number from 0 to 1"))
-        if self.dual_clip is not None and not self.dual_clip > 1:
-            raise ConfigError(message("algorithm.dual_clip", self.dual_clip, "a number > 1"))
-
-    @property
-    def has_critic(self) -> bool:
-        """Whether a critic's values are needed."""
-        return self.credit == "gae"
-
-    @property
-    def group_relative(self) -> bool:
-        """Whether an advantage needs siblings to compare with."""
-        return self.baseline != "none" or self.scale != "none"
-
-    @property
-    def min_siblings(self) -> int:
-        """Judged completions that a group needs before it carries gradient."""
-        return 2 if self.group_relative else 1
-
-    @property
-    def kl_in_loss(self) -> bool:
-        """Whether the KL to the reference is a term of the loss."""
-        return self.kl_weight > 0 and self.kl_place == "loss"
-
-    @property
-    def kl_in_reward(self) -> bool:
-        """Whether the KL to the reference is subtracted from the reward."""
-        return self.kl_weight > 0 and self.kl_place == "reward"
-
-    def constant_length(self) -> float:
-        """Return the divisor of the ``constant_length`` aggregation."""
-        return self.length_divisor or self._needs_max_tokens("aggregation constant_length")
-
-    def overlong_tokens(self) -> int:
-        """Return the length of the overlong buffer in tokens; 0 where there is none."""
-        if self.overlong_buffer is not None:
-            return self.overlong_buffer
-        return self._needs_max_tokens("overlong_buffer") // 5
-
-    def _needs_max_tokens(self, purpose: str) -> int:
-        if self.max_tokens is None:
-            raise ConfigError(
-                message(
-                    f"algorithm.{purpose} of {self.name}",
-                    "no max_tokens",
-                    "the longest completion in tokens",
-                    "pass max_tokens=sampling.max_tokens to algorithm()",
-                )
-            )
-        return self.max_tokens
-
+from assay.learn.row import Algorithm
 
 # In all rows std_ddof is 1: siblings are a sample of the policy, and the sample deviation is what
 # TRL and verl compute (the papers leave it open). std_epsilon is 1e-4: far below the deviation of
 # rewards in [0, 1] (at least 0.1 in a group of 64 that is not all equal), and far above float noise.
+# A KL in the reward is k1 unless a row says otherwise: only k1 is the objective's own (eq. 2 of Ziegler).
+
+_PPO = Algorithm(
+    name="ppo",
+    paper="Schulman et al. 2017, PPO (arXiv 1707.06347); for language Ziegler et al. 2019 (arXiv 1909.08593), Stiennon et al. 2020 (arXiv 2009.01325), Ouyang et al. 2022 (arXiv 2203.02155)",
+    equation="eq. 7 (clip), eq. 11 (advantages) of Schulman; eq. 2 of Ziegler (KL in the reward, token by token); appendix C.4 of Ouyang (its weight)",
+    credit="gae",
+    baseline="none",
+    gamma=1.0,
+    gae_lambda=0.95,
+    whiten_advantages=True,
+    aggregation="token_mean",
+    kl_weight=0.02,
+    kl_estimator="k1",
+    kl_place="reward",
+    value_clip=0.2,
+)
+_GRPO = Algorithm(
+    name="grpo",
+    paper="Shao et al. 2024, DeepSeekMath (arXiv 2402.03300)",
+    equation="eq. 3, with the KL of eq. 4 (k3) in the loss; outcome supervision, section 4.1.2",
+    baseline="mean",
+    scale="std",
+    aggregation="sequence_mean",
+    kl_weight=0.04,
+    kl_estimator="k3",
+    kl_place="loss",
+)
+_GSPO = Algorithm(
+    name="gspo",
+    paper="Zheng et al. 2025, Group Sequence Policy Optimization (arXiv 2507.18071)",
+    equation="eq. 5 (objective), eq. 6 (advantage), eq. 7 (ratio: geometric mean over the completion); clip ranges of section 5.1",
+    baseline="mean",
+    scale="std",
+    ratio_level="sequence_mean",
+    aggregation="sequence_mean",
+    clip_low=3e-4,
+    clip_high=4e-4,
+)
+
 ALGORITHMS: dict[str, Algorithm] = {
     row.name: row
     for row in (
+        _PPO,
+        replace(
+            _PPO,
+            name="ppo_penalty",
+            equation="eq. 8 (a penalty on KL(old || new) in place of the clip) and the rule below it, section 4; else as ppo",
+            surrogate="ratio",
+            penalty_weight=1.0,
+            penalty_target=0.01,
+        ),
         Algorithm(
-            name="grpo",
-            paper="Shao et al. 2024, DeepSeekMath (arXiv 2402.03300)",
-            equation="eq. 3, with the KL of eq. 4 (k3) in the loss; outcome supervision, section 4.1.2",
+            name="trpo",
+            paper="Schulman et al. 2015, TRPO (arXiv 1502.05477)",
+            equation="eq. 14, with advantages by the vine estimate of section 5.2 (siblings from one state), here leave-one-out; delta of section 8",
+            baseline="leave_one_out",
+            surrogate="ratio",
+            aggregation="token_mean",
+            trust_region=0.01,
+        ),
+        Algorithm(
+            name="reinforce",
+            paper="Williams 1992, Simple Statistical Gradient-Following Algorithms",
+            equation="section 5 (episodic REINFORCE): r times the sum over the episode of grad log p, without a baseline",
+            baseline="none",
+            surrogate="log_likelihood",
+            aggregation="constant_length",
+            length_divisor=1.0,  # the plain sum
+            kl_estimator="k1",
+            kl_place="reward",
+        ),
+        Algorithm(
+            name="rloo",
+            paper="Ahmadian et al. 2024, Back to Basics (arXiv 2402.14740); Kool et al. 2019",
+            equation="(1/k) sum_i (R_i - mean of the other R_j) grad log p(y_i); KL of the whole completion in R",
+            baseline="leave_one_out",
+            aggregation="constant_length",
+            length_divisor=1.0,  # log p(y) is the sum over the tokens
+            kl_estimator="k1",
+            kl_place="reward",
+        ),
+        Algorithm(
+            name="reinforce_plus_plus",
+            paper="Hu et al. 2025, REINFORCE++ (arXiv 2501.03262)",
+            equation="section 3: reward less beta times the k1 of the tokens from t on, normalized over the batch, in eq. 7 of PPO",
+            credit="to_go",
+            baseline="none",
+            whiten_advantages=True,
+            aggregation="token_mean",
+            kl_weight=0.01,
+            kl_estimator="k1",
+            kl_place="reward",
+        ),
+        Algorithm(
+            name="reinforce_plus_plus_baseline",
+            paper="Hu et al. 2025, REINFORCE++ (arXiv 2501.03262)",
+            equation="section 3, with baseline: reward less the group's mean, normalized over the batch; k2 in the loss",
             baseline="mean",
-            scale="std",
-            aggregation="sequence_mean",
-            kl_weight=0.04,
-            kl_estimator="k3",
+            whiten_advantages=True,
+            aggregation="token_mean",
+            kl_weight=0.001,
+            kl_estimator="k2",
             kl_place="loss",
+        ),
+        _GRPO,
+        replace(
+            _GRPO,
+            name="grpo_process",
+            equation="eq. 3 and 4; process supervision, section 4.1.3: step rewards normalized over the steps of the group, summed from the token on",
+            credit="steps",
         ),
         Algorithm(
             name="dr_grpo",
             paper="Liu et al. 2025, Understanding R1-Zero-Like Training (arXiv 2503.20783)",
             equation="section 3.2: eq. 3 of DeepSeekMath without 1/|o| and without std; listing 1 for the constant",
             baseline="mean",
-            scale="none",
             aggregation="constant_length",
         ),
         Algorithm(
@@ -219,16 +150,45 @@ ALGORITHMS: dict[str, Algorithm] = {
             overlong_buffer=None,  # the paper's share: 4096 of 20480 tokens
             dynamic_sampling=True,
         ),
+        _GSPO,
+        replace(
+            _GSPO,
+            name="gspo_product",
+            paper="DeepSeek-AI 2025, DeepSeek-R1 (arXiv 2501.12948)",
+            equation="eq. 1 as it is written: the ratio of whole completions, not normalized by length; advantage of eq. 3; its KL (eq. 2) is kl_weight",
+            ratio_level="sequence_product",
+            clip_low=0.2,
+            clip_high=0.2,
+        ),
         Algorithm(
-            name="rloo",
-            paper="Ahmadian et al. 2024, Back to Basics (arXiv 2402.14740); Kool et al. 2019",
-            equation="(1/k) sum_i (R_i - mean of the other R_j) grad log p(y_i); KL of the whole completion in R",
-            baseline="leave_one_out",
-            scale="none",
+            name="cispo",
+            paper="MiniMax 2025, MiniMax-M1 (arXiv 2506.13585)",
+            equation="eq. 4 (objective), eq. 5 (clipped weight), no lower bound; the ceiling of 5, which the paper leaves open, from Khatri et al. 2025, ScaleRL (arXiv 2510.13786)",
+            baseline="mean",
+            scale="std",
+            surrogate="cispo",
+            aggregation="token_mean",
+            clip_low=1.0,  # a floor of 0, below every ratio
+            clip_high=4.0,
+        ),
+        Algorithm(
+            name="kimi",
+            paper="Kimi Team 2025, Kimi k1.5 (arXiv 2501.12599)",
+            equation="section 2.3.2: the gradient that follows from its surrogate loss, with the mean reward as baseline; tau, which the paper leaves open, is 1",
+            baseline="mean",
+            surrogate="mirror",
             aggregation="constant_length",
             length_divisor=1.0,  # log p(y) is the sum over the tokens
-            kl_estimator="k1",
-            kl_place="reward",
+            tau=1.0,
+        ),
+        Algorithm(
+            name="rft",
+            paper="Yuan et al. 2023, Rejection sampling fine-tuning (arXiv 2308.01825); Shao et al. 2024, DeepSeekMath (arXiv 2402.03300)",
+            equation="appendix A.1.3 of DeepSeekMath (online): the mean log-probability of each completion that passed",
+            baseline="none",
+            surrogate="log_likelihood",
+            aggregation="sequence_mean",
+            keep="correct",
         ),
     )
 }
@@ -251,6 +211,16 @@ def algorithm(name: str, **overrides: Any) -> Algorithm:
     if unknown:
         raise ConfigError(message("algorithm", unknown[0], ", ".join(sorted(known))))
     return replace(row, **{key: value for key, value in overrides.items() if value is not None})
+
+
+def describe(row: Algorithm) -> str:
+    """Return what a row sets: its fields that differ from the defaults, as ``field = value``, by commas."""
+    parts: list[str] = []
+    for field in fields(row):
+        value = getattr(row, field.name)
+        if field.default is not MISSING and value != field.default and field.name != "max_tokens":
+            parts.append(f"{field.name} = {value}")
+    return ", ".join(parts)
 
 
 def check_group_size(row: Algorithm, group_size: int) -> None:

@@ -3,7 +3,7 @@
 A loss is a weighted sum over tokens. The weights carry the whole normalization and are computed once
 for all tokens of an optimizer step, so that its micro-batches' losses simply add up:
 
-    L = sum_t w_t [ surrogate_t + kl_weight KL_t - entropy_weight H_t ]
+    L = sum_t w_t [ surrogate_t + kl_weight KL_t + penalty_weight KL(old || new)_t - entropy_weight H_t ]
 """
 
 from __future__ import annotations
@@ -13,29 +13,38 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from assay.learn.algorithms import Aggregation, Algorithm, KLEstimator
+from assay.learn.row import Aggregation, Algorithm, KLEstimator
+from assay.learn.rows import row_sums
+from assay.learn.surrogates import (
+    cispo_surrogate,
+    clipped_surrogate,
+    importance_weight,
+    leveled_log_ratio,
+    log_ratio,
+    mirror_surrogate,
+    ratio_surrogate,
+)
 from assay.model.head import Gains
-
-MAX_LOG_RATIO = 20.0
-"""Log-ratios are clamped to +-20 before the exponential: beyond, a token has no gradient, instead of
-one that is infinite or, times the zero of a clipped branch, not a number."""
 
 
 @dataclass(frozen=True, eq=False)
 class LossParts:
     """A policy loss, and what it is made of, without gradient.
 
-    loss: scalar, with gradient. policy, kl, entropy: the weighted sums of the three terms, each
-    before its own weight; kl and entropy are 0 where the loss has no such term.
-    ratio_T, clipped_T: the ratio, and whether the clip took the token's gradient away.
+    loss: scalar, with gradient. policy, kl, entropy, penalty: the weighted sums of the four terms, each
+    before its own weight; kl and entropy are 0 where the loss has no such term, penalty is measured
+    always. ratio_T: at the algorithm's ratio level. clipped_T: whether a clip took the token's gradient
+    away or, under ``cispo``, bounded its weight. old_kl_T: estimates of KL(old || new) of each token.
     """
 
     loss: Tensor
     policy: Tensor
     kl: Tensor
     entropy: Tensor
+    penalty: Tensor
     ratio_T: Tensor
     clipped_T: Tensor
+    old_kl_T: Tensor
 
 
 def policy_loss(
@@ -45,20 +54,32 @@ def policy_loss(
     weights_T: Tensor,
     algorithm: Algorithm,
     *,
+    row_T: Tensor | None = None,
+    num_rows: int | None = None,
+    sampled_T: Tensor | None = None,
+    behavior_logprobs_T: Tensor | None = None,
     ref_logprobs_T: Tensor | None = None,
     entropy_T: Tensor | None = None,
 ) -> LossParts:
-    """Return sum_t w_t [ -min(ratio_t A_t, clip(ratio_t) A_t) + kl_weight KL_t - entropy_weight H_t ].
+    """Return sum_t w_t [ c_t surrogate_t + kl_weight KL_t + penalty_weight KL(old || new)_t - entropy_weight H_t ].
 
     This is DeepSeekMath eq. 3 (negated) when ``weights_T`` come from `token_weights` with
-    ``sequence_mean``, and DAPO eq. 8 with ``token_mean``. logprobs_T and entropy_T have gradient; the rest
-    is constant. ref_logprobs_T is needed where the algorithm has a KL in the loss, entropy_T where
-    it has an entropy bonus.
+    ``sequence_mean`` and the surrogate is ``clip``, and DAPO eq. 8 with ``token_mean``; PPO eq. 8 with
+    surrogate ``ratio`` and a penalty. c_t is 1, or `importance_weight` under ``importance_cap``.
+
+    logprobs_T and entropy_T have gradient; the rest is constant. row_T, num_rows and sampled_T are
+    needed where a ratio is that of a whole completion (then rows must be whole); behavior_logprobs_T
+    under ``importance_cap``; ref_logprobs_T where there is a KL in the loss; entropy_T where there is an
+    entropy bonus.
     """
-    ratio_T = torch.exp(log_ratio(logprobs_T, old_logprobs_T))
-    surrogate_T, clipped_T = clipped_surrogate(
-        ratio_T, advantages_T, algorithm.clip_low, algorithm.clip_high
+    log_ratio_T = log_ratio(logprobs_T, old_logprobs_T)
+    surrogate_T, ratio_T, clipped_T = _surrogate(
+        logprobs_T, log_ratio_T, advantages_T, algorithm, row_T, num_rows, sampled_T
     )
+    if algorithm.importance_cap is not None:
+        assert behavior_logprobs_T is not None, "importance_cap needs the generator's"
+        cap = algorithm.importance_cap
+        surrogate_T = surrogate_T * importance_weight(old_logprobs_T, behavior_logprobs_T, cap)
     policy = (weights_T * surrogate_T).sum()
     kl = entropy = logprobs_T.new_zeros(())
     loss = policy
@@ -67,51 +88,93 @@ def policy_loss(
         kl_T = kl_estimate(logprobs_T, ref_logprobs_T, algorithm.kl_estimator)
         kl = (weights_T * kl_T).sum()
         loss = loss + algorithm.kl_weight * kl
+    with torch.set_grad_enabled(algorithm.penalty_weight > 0 and torch.is_grad_enabled()):
+        old_kl_T = torch.expm1(log_ratio_T) - log_ratio_T
+        penalty = (weights_T * old_kl_T).sum()
+    if algorithm.penalty_weight:
+        loss = loss + algorithm.penalty_weight * penalty
     if algorithm.entropy_weight:
         assert entropy_T is not None, "an entropy bonus needs the tokens' entropy"
         entropy = (weights_T * entropy_T).sum()
         loss = loss - algorithm.entropy_weight * entropy
     return LossParts(
-        loss, policy.detach(), kl.detach(), entropy.detach(), ratio_T.detach(), clipped_T
+        loss=loss,
+        policy=policy.detach(),
+        kl=kl.detach(),
+        entropy=entropy.detach(),
+        penalty=penalty.detach(),
+        ratio_T=ratio_T.detach(),
+        clipped_T=clipped_T,
+        old_kl_T=old_kl_T.detach(),
     )
 
 
+def _surrogate(
+    logprobs_T: Tensor,
+    log_ratio_T: Tensor,
+    advantages_T: Tensor,
+    algorithm: Algorithm,
+    row_T: Tensor | None,
+    num_rows: int | None,
+    sampled_T: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (the algorithm's surrogate, its ratio, where its clip is active), [T] each."""
+    leveled_T = leveled_log_ratio(log_ratio_T, algorithm.ratio_level, row_T, num_rows, sampled_T)
+    ratio_T = torch.exp(leveled_T)
+    low, high = algorithm.clip_low, algorithm.clip_high
+    match algorithm.surrogate:
+        case "clip":
+            surrogate_T, clipped_T = clipped_surrogate(
+                ratio_T, advantages_T, low, high, algorithm.dual_clip
+            )
+        case "ratio":
+            surrogate_T, clipped_T = ratio_surrogate(ratio_T, advantages_T, algorithm.dual_clip)
+        case "cispo":
+            surrogate_T, clipped_T = cispo_surrogate(logprobs_T, ratio_T, advantages_T, low, high)
+        case "mirror":
+            surrogate_T = mirror_surrogate(
+                logprobs_T, log_ratio_T, advantages_T, algorithm.tau, row_T, num_rows, sampled_T
+            )
+            clipped_T = torch.zeros_like(ratio_T, dtype=torch.bool)
+        case "log_likelihood":
+            surrogate_T = -advantages_T * logprobs_T
+            clipped_T = torch.zeros_like(ratio_T, dtype=torch.bool)
+    return surrogate_T, ratio_T, clipped_T
+
+
 def gains_where_first_met(
-    advantages_T: Tensor, weights_T: Tensor, algorithm: Algorithm
+    advantages_T: Tensor,
+    weights_T: Tensor,
+    algorithm: Algorithm,
+    *,
+    row_T: Tensor | None = None,
+    num_rows: int | None = None,
+    sampled_T: Tensor | None = None,
 ) -> Gains | None:
     """Return the gradients of `policy_loss` by log-probabilities and entropy where the policy has not moved.
 
     Old log-probabilities are then those at hand, whatever they are: every ratio is 1, and the
-    gradients are known before them. None where a KL in the loss depends on more.
+    gradients are known before them. None where they depend on more: on the reference, by a KL in the
+    loss, or on the generator, by ``importance_cap``.
     """
-    if algorithm.kl_in_loss:
+    if algorithm.kl_in_loss or algorithm.importance_cap is not None:
         return None
     logprobs_T = torch.zeros_like(weights_T, requires_grad=True)
     entropy_T = torch.zeros_like(weights_T, requires_grad=True)
     parts = policy_loss(
-        logprobs_T, logprobs_T.detach(), advantages_T, weights_T, algorithm, entropy_T=entropy_T
+        logprobs_T,
+        logprobs_T.detach(),
+        advantages_T,
+        weights_T,
+        algorithm,
+        row_T=row_T,
+        num_rows=num_rows,
+        sampled_T=sampled_T,
+        entropy_T=entropy_T,
     )
     leaves = (logprobs_T, entropy_T)
     by_logprobs_T, by_entropy_T = torch.autograd.grad(parts.loss, leaves, allow_unused=True)
     return Gains(by_logprobs_T, by_entropy_T)
-
-
-def log_ratio(logprobs_T: Tensor, old_logprobs_T: Tensor) -> Tensor:
-    """Return logprobs - old_logprobs, [T], clamped to +-`MAX_LOG_RATIO`."""
-    return (logprobs_T - old_logprobs_T).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-
-
-def clipped_surrogate(
-    ratio_T: Tensor, advantages_T: Tensor, clip_low: float, clip_high: float
-) -> tuple[Tensor, Tensor]:
-    """Return (-min(r A, clip(r, 1 - low, 1 + high) A), whether the clip is active), both [T].
-
-    Schulman et al. 2017 (PPO), eq. 7; with unequal ranges DAPO eq. 10.
-    """
-    clipped_ratio_T = ratio_T.clamp(1.0 - clip_low, 1.0 + clip_high)
-    unclipped_T = ratio_T * advantages_T
-    surrogate_T = torch.minimum(unclipped_T, clipped_ratio_T * advantages_T)
-    return -surrogate_T, (surrogate_T < unclipped_T).detach()
 
 
 def kl_estimate(logprobs_T: Tensor, ref_logprobs_T: Tensor, estimator: KLEstimator) -> Tensor:
@@ -159,8 +222,3 @@ def token_weights(
         else:
             weights_T = mask_T / (num_rows_in_loss * constant_length)
     return weights_T
-
-
-def row_sums(values_T: Tensor, row_T: Tensor, num_rows: int) -> Tensor:
-    """Return the sum of each row's values, [R]."""
-    return values_T.new_zeros(num_rows).index_add_(0, row_T, values_T)

@@ -1,0 +1,107 @@
+"""Rewards: from verdicts to one number a completion, or one a token.
+
+What a completion that was not judged would have is not a number here; `advantages` leaves it out.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from assay.learn.losses import kl_estimate
+from assay.learn.row import Algorithm
+from assay.learn.rows import row_sums
+from assay.model.packing import Batch
+
+
+def judged_rows(batch: Batch) -> Tensor:
+    """Return which completions have a finite reward, [R] bool."""
+    return batch.judged_R & batch.rewards_R.isfinite()
+
+
+def reward_parts(batch: Batch, algorithm: Algorithm) -> dict[str, Tensor]:
+    """Return what a completion's reward is the sum of, [R] float64 each.
+
+    outcome    the verdict's reward. Under ``outcome_gate``, in groups in which no judged
+               completion passed, the verdict's score; under ``keep = "correct"`` without a
+               baseline, 1 for what passed: each completion kept counts alike
+    overlong   `overlong_penalty`, where there is an overlong buffer; 0 where the outcome gate is shut
+    kl         -kl_weight sum_t KL_t over the sampled tokens, where a KL is in the reward
+    """
+    gate_R = _open_gates(batch)[batch.group_R] if algorithm.outcome_gate else None
+    outcome_R = batch.rewards_R.double()
+    if gate_R is not None:
+        outcome_R = torch.where(gate_R, outcome_R, batch.scores_R.double())
+    if algorithm.keep == "correct" and not algorithm.group_relative:
+        outcome_R = batch.correct_R.double()
+    parts = {"outcome": outcome_R}
+    buffer = algorithm.overlong_tokens()
+    if buffer:
+        assert algorithm.max_tokens is not None
+        overlong_R = overlong_penalty(batch.length_R, algorithm.max_tokens, buffer)
+        parts["overlong"] = overlong_R if gate_R is None else torch.where(gate_R, overlong_R, 0.0)
+    if algorithm.kl_in_reward:
+        kl_T = token_kl(batch, algorithm)
+        parts["kl"] = -algorithm.kl_weight * row_sums(kl_T, batch.row_T, batch.num_rows)
+    return parts
+
+
+def shape_rewards(batch: Batch, algorithm: Algorithm) -> Tensor:
+    """Return the reward of each completion, [R] float64: the sum of its `reward_parts`."""
+    return torch.stack(list(reward_parts(batch, algorithm).values())).sum(0)
+
+
+def token_rewards(batch: Batch, algorithm: Algorithm) -> Tensor:
+    """Return the reward of each token, [T] float64; 0 in completions that were not judged.
+
+        r_t = -kl_weight KL_t + [t is the last sampled token] (outcome + overlong)
+
+    Ziegler et al. 2019, eq. 2, token by token (Stiennon et al. 2020; Ouyang et al. 2022). A row's sum
+    is `shape_rewards`.
+    """
+    parts = reward_parts(batch, algorithm)
+    parts.pop("kl", None)
+    last_R = torch.stack(list(parts.values())).sum(0)
+    judged_T = judged_rows(batch)[batch.row_T]
+    acts_T = batch.sampled_T & judged_T
+    index_T = torch.arange(batch.num_tokens, device=batch.device)
+    last_index_R = index_T.new_full((batch.num_rows,), -1).scatter_reduce_(
+        0, batch.row_T, torch.where(acts_T, index_T, -1), "amax"
+    )
+    at_last_T = acts_T & (index_T == last_index_R[batch.row_T])
+    rewards_T = torch.where(at_last_T, last_R[batch.row_T], 0.0)
+    if algorithm.kl_in_reward:
+        kl_T = token_kl(batch, algorithm)
+        rewards_T = rewards_T - algorithm.kl_weight * torch.where(judged_T, kl_T, 0.0)
+    return rewards_T
+
+
+def token_kl(batch: Batch, algorithm: Algorithm) -> Tensor:
+    """Return the KL to the reference at each sampled token, [T] float64, by the algorithm's estimator.
+
+    Under ``kl_clamp`` an estimate below 0 counts as 0 (Dubois et al. 2023, AlpacaFarm). Raises
+    ValueError for a batch that `Learner.score` has not filled.
+    """
+    if batch.old_logprobs_T is None or batch.ref_logprobs_T is None:
+        raise ValueError("a KL in the reward needs a batch that Learner.score has filled")
+    kl_T = kl_estimate(
+        batch.old_logprobs_T.double(), batch.ref_logprobs_T.double(), algorithm.kl_estimator
+    )
+    if algorithm.kl_clamp:
+        kl_T = kl_T.clamp(min=0.0)
+    return torch.where(batch.sampled_T, kl_T, 0.0)
+
+
+def overlong_penalty(length_R: Tensor, max_tokens: int, buffer: int) -> Tensor:
+    """Return the soft punishment [R] in [-1, 0] of lengths within ``buffer`` of the limit (DAPO eq. 13).
+
+    0 up to max_tokens - buffer tokens, then linear down to -1 at max_tokens.
+    """
+    over_R = length_R.double() - (max_tokens - buffer)
+    return -(over_R / buffer).clamp(0.0, 1.0)
+
+
+def _open_gates(batch: Batch) -> Tensor:
+    """Return which groups hold a judged completion that passed, [P] bool."""
+    passed_R = judged_rows(batch) & (batch.correct_R == 1)
+    return row_sums(passed_R.long(), batch.group_R, batch.num_groups) > 0

@@ -1,0 +1,30 @@
+"""Sums and medians over the rows of a packed batch, or over its groups."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def row_sums(values_T: Tensor, row_T: Tensor, num_rows: int) -> Tensor:
+    """Return the sum of each row's values, [R]."""
+    return values_T.new_zeros(num_rows).index_add_(0, row_T, values_T)
+
+
+def row_medians(values_T: Tensor, mask_T: Tensor, row_T: Tensor, num_rows: int) -> Tensor:
+    """Return the median of each row's values in the mask, [R]; 0 where there are none.
+
+    Of an even number, the mean of the two in the middle.
+    """
+    count_R = row_sums(mask_T.long(), row_T, num_rows)
+    if not mask_T.any():
+        return values_T.new_zeros(num_rows)
+    values_N, row_N = values_T[mask_T], row_T[mask_T]
+    order_N = values_N.argsort(stable=True)
+    sorted_N = values_N[order_N[row_N[order_N].argsort(stable=True)]]
+    first_R = count_R.cumsum(0) - count_R
+    last = len(sorted_N) - 1
+    lower_R = sorted_N[(first_R + (count_R - 1).clamp(min=0) // 2).clamp(max=last)]
+    upper_R = sorted_N[(first_R + count_R // 2).clamp(max=last)]
+    # Half the distance, so that two equal values have exactly that value as their median.
+    return torch.where(count_R > 0, lower_R + (upper_R - lower_R) / 2, 0.0)

@@ -1,0 +1,139 @@
+"""Surrogates: what is minimized for each token, by its probability now over that before the update.
+
+Each function returns the token's loss [T], with gradient, before weights; those with a bound also return
+where the bound holds.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from assay.learn.row import RatioLevel
+from assay.learn.rows import row_sums
+
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are clamped to +-20 before the exponential: beyond, a token has no gradient, instead of
+one that is infinite or, times the zero of a clipped branch, not a number."""
+
+
+def log_ratio(logprobs_T: Tensor, old_logprobs_T: Tensor) -> Tensor:
+    """Return logprobs - old_logprobs, [T], clamped to +-`MAX_LOG_RATIO`."""
+    return (logprobs_T - old_logprobs_T).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def leveled_log_ratio(
+    log_ratio_T: Tensor,
+    level: RatioLevel,
+    row_T: Tensor | None,
+    num_rows: int | None,
+    sampled_T: Tensor | None,
+) -> Tensor:
+    """Return the log-ratio at its level, [T]; with d the tokens' own, over a row's N sampled tokens:
+
+        token             d_t                     PPO
+        sequence_mean     (1/N) sum_t d_t         the geometric mean of the ratios, GSPO eq. 7
+        sequence_product  sum_t d_t               the ratio of completions, DeepSeek-R1 eq. 1
+
+    A row's tokens all have its log-ratio, clamped to +-`MAX_LOG_RATIO`.
+    """
+    if level == "token":
+        return log_ratio_T
+    row_T, sampled_T, total_R = _row_log_ratio(log_ratio_T, row_T, num_rows, sampled_T)
+    if level == "sequence_mean":
+        total_R = total_R / row_sums(sampled_T.to(total_R.dtype), row_T, len(total_R)).clamp(min=1)
+    return total_R.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)[row_T]
+
+
+def clipped_surrogate(
+    ratio_T: Tensor,
+    advantages_T: Tensor,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return (-min(r A, clip(r, 1 - low, 1 + high) A), whether the clip is active), both [T].
+
+    Schulman et al. 2017 (PPO), eq. 7; with unequal ranges DAPO eq. 10. With a dual clip c, where A < 0:
+    -max(min(r A, clip(r) A), c A) (Ye et al. 2020, arXiv 1912.09729, eq. 5).
+    """
+    clipped_ratio_T = ratio_T.clamp(1.0 - clip_low, 1.0 + clip_high)
+    unclipped_T = ratio_T * advantages_T
+    surrogate_T = torch.minimum(unclipped_T, clipped_ratio_T * advantages_T)
+    if dual_clip is not None:
+        surrogate_T = _bounded_below(surrogate_T, advantages_T, dual_clip)
+    return -surrogate_T, (surrogate_T != unclipped_T).detach()
+
+
+def ratio_surrogate(
+    ratio_T: Tensor, advantages_T: Tensor, dual_clip: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return (-r A, whether the dual clip is active), both [T].
+
+    Schulman et al. 2015 (TRPO), eq. 14; Schulman et al. 2017 (PPO), eq. 6 and 8.
+    """
+    unclipped_T = ratio_T * advantages_T
+    surrogate_T = unclipped_T
+    if dual_clip is not None:
+        surrogate_T = _bounded_below(surrogate_T, advantages_T, dual_clip)
+    return -surrogate_T, (surrogate_T != unclipped_T).detach()
+
+
+def cispo_surrogate(
+    logprobs_T: Tensor,
+    ratio_T: Tensor,
+    advantages_T: Tensor,
+    clip_low: float,
+    clip_high: float,
+) -> tuple[Tensor, Tensor]:
+    """Return (-sg(clip(r, 1 - low, 1 + high)) A log p, whether the weight is clipped), both [T].
+
+    MiniMax-M1 (arXiv 2506.13585), eq. 4 and 5; sg: no gradient through the weight, so that no token
+    loses its own.
+    """
+    ratio_T = ratio_T.detach()
+    weight_T = ratio_T.clamp(1.0 - clip_low, 1.0 + clip_high)
+    return -weight_T * advantages_T * logprobs_T, weight_T != ratio_T
+
+
+def mirror_surrogate(
+    logprobs_T: Tensor,
+    log_ratio_T: Tensor,
+    advantages_T: Tensor,
+    tau: float,
+    row_T: Tensor | None,
+    num_rows: int | None,
+    sampled_T: Tensor | None,
+) -> Tensor:
+    """Return -A log p + (tau / 2) d S, [T], with d the token's log-ratio and S its row's sum of them.
+
+    Summed over a row this is -A log p(y) + (tau / 2) (log p(y) / p_old(y))^2, whose gradient, negated,
+    is that of Kimi k1.5 (arXiv 2501.12599), section 2.3.2, with p_old the policy before the update.
+    """
+    row_T, sampled_T, total_R = _row_log_ratio(log_ratio_T, row_T, num_rows, sampled_T)
+    own_T = torch.where(sampled_T, log_ratio_T, 0.0)
+    return -advantages_T * logprobs_T + 0.5 * tau * own_T * total_R[row_T]
+
+
+def importance_weight(old_logprobs_T: Tensor, behavior_logprobs_T: Tensor, cap: float) -> Tensor:
+    """Return min(p_old / p_behavior, cap), [T], without gradient.
+
+    Truncated importance sampling, between the generator that sampled and the learner before its update
+    (Ionides 2008; Yao et al. 2025 for language models).
+    """
+    return log_ratio(old_logprobs_T, behavior_logprobs_T).exp().clamp(max=cap).detach()
+
+
+def _bounded_below(surrogate_T: Tensor, advantages_T: Tensor, dual_clip: float) -> Tensor:
+    bounded_T = torch.maximum(surrogate_T, dual_clip * advantages_T)
+    return torch.where(advantages_T < 0, bounded_T, surrogate_T)
+
+
+def _row_log_ratio(
+    log_ratio_T: Tensor, row_T: Tensor | None, num_rows: int | None, sampled_T: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (row_T, sampled_T, the sum of each row's sampled log-ratios [R])."""
+    if row_T is None or num_rows is None or sampled_T is None:
+        raise ValueError("a ratio of whole completions needs row_T, num_rows and sampled_T")
+    own_T = torch.where(sampled_T, log_ratio_T, 0.0)
+    return row_T, sampled_T, row_sums(own_T, row_T, num_rows)
