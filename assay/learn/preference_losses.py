@@ -1,0 +1,141 @@
+"""Preference losses as flat functions over completions.
+
+A loss is a mean over the pairs of an optimizer step (over its completions, where they come alone), and
+depends on each completion by its log-probability alone, the sum over its tokens. Micro-batches' losses,
+each divided by the number of the whole step, simply add up.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from assay.learn.preference_table import Preference
+
+MAX_MEAN_LOGPROB = -1e-9
+"""Log odds are those of a mean log-probability of at most this: at 0 they would be infinite."""
+
+
+@dataclass(frozen=True, eq=False)
+class PreferenceParts:
+    """A preference loss, and what it is made of, without gradient.
+
+    loss: scalar, with gradient. preference, nll: its two terms, the latter before its weight.
+    scores_R: what the loss compares (see `scores`).
+    """
+
+    loss: Tensor
+    preference: Tensor
+    nll: Tensor
+    scores_R: Tensor
+
+
+def preference_loss(
+    logprobs_R: Tensor,
+    length_R: Tensor,
+    chosen_R: Tensor,
+    row: Preference,
+    *,
+    beta: float,
+    normalizer: int,
+    ref_logprobs_R: Tensor | None = None,
+    z0: Tensor | None = None,
+) -> PreferenceParts:
+    """Return (1/normalizer) sum of the losses of these pairs or completions.
+
+    logprobs_R: with gradient, log pi(y|x) of each completion; chosen_R (bool): of the two of a pair
+    the one that is chosen, or whether a single completion is desirable. Pairs are matched in order:
+    the n-th chosen with the n-th rejected. beta: of this step, as the row's may follow a schedule.
+    normalizer: pairs (completions under ``prospect``) of the optimizer step. ref_logprobs_R: where
+    the row needs a reference. z0: of `reference_point`, under ``prospect``.
+    """
+    scores_R = scores(logprobs_R, length_R, row, ref_logprobs_R)
+    if row.paired:
+        losses = pair_losses(scores_R[chosen_R], scores_R[~chosen_R], row, beta)
+    else:
+        assert z0 is not None, "single completions are measured from a reference point"
+        losses = label_losses(scores_R, chosen_R, row, beta, z0)
+    preference = losses.sum() / normalizer
+    means_R = logprobs_R / length_R
+    nll = -means_R[chosen_R].sum() / normalizer
+    loss = preference + row.nll_weight * nll if row.nll_weight else preference
+    return PreferenceParts(loss, preference.detach(), nll.detach(), scores_R.detach())
+
+
+def scores(
+    logprobs_R: Tensor, length_R: Tensor, row: Preference, ref_logprobs_R: Tensor | None
+) -> Tensor:
+    """Return what the loss compares of each completion, [R]; times beta it is the implicit reward.
+
+    log pi(y|x) - log pi_ref(y|x)     summed over the tokens (Rafailov et al. 2023, eq. 5)
+    the same / |y|                    where length_normalized (Tulu 3, eq. 6)
+    log pi(y|x), and / |y|            where reference_free (SimPO, eq. 4)
+    log p - log(1 - p)                under ``odds``, with p = pi(y|x)^(1/|y|) (ORPO, eq. 3 and 4)
+    """
+    if row.link == "odds":
+        means_R = (logprobs_R / length_R).clamp(max=MAX_MEAN_LOGPROB)
+        return means_R - log1mexp(means_R)
+    ratios_R = logprobs_R
+    if row.needs_reference:
+        assert ref_logprobs_R is not None, f"{row.name} needs reference log-probabilities"
+        ratios_R = logprobs_R - ref_logprobs_R
+    return ratios_R / length_R if row.length_normalized else ratios_R
+
+
+def pair_losses(chosen_P: Tensor, rejected_P: Tensor, row: Preference, beta: float) -> Tensor:
+    """Return the loss of each pair, [P], from its two scores; with d their difference:
+
+    logistic   -(1 - e) log sigmoid(z) - e log sigmoid(-z),  z = beta d - margin
+               (DPO eq. 7, SimPO eq. 6; e is label_smoothing, Mitchell 2023)
+    robust     [-(1 - e) log sigmoid(z) + e log sigmoid(-z)] / (1 - 2 e)   (Chowdhury et al. 2024)
+    square     (d - 1 / (2 beta))^2                                        (IPO eq. 17)
+    odds       -beta log sigmoid(d)                                        (ORPO eq. 7)
+    """
+    difference_P = chosen_P - rejected_P
+    if row.link == "square":
+        return (difference_P - 1.0 / (2.0 * beta)).square()
+    if row.link == "odds":
+        return -beta * logsigmoid(difference_P)
+    z_P = beta * difference_P - row.margin
+    wrong = row.label_smoothing
+    right_P, wrong_P = -(1.0 - wrong) * logsigmoid(z_P), -wrong * logsigmoid(-z_P)
+    if row.robust:
+        return (right_P - wrong_P) / (1.0 - 2.0 * wrong)
+    return right_P + wrong_P
+
+
+def label_losses(
+    scores_R: Tensor, desirable_R: Tensor, row: Preference, beta: float, z0: Tensor
+) -> Tensor:
+    """Return the loss of each completion, [R]: w (1 - sigmoid(beta (s - z0))), the sign turned where undesirable.
+
+    lambda_y - v(x, y) of KTO eq. 7 and 8, with the weights for lambda; z0 has no gradient.
+    """
+    above_R = beta * (scores_R - z0.detach())
+    weights_R = torch.where(desirable_R, row.desirable_weight, row.undesirable_weight)
+    return weights_R * (1.0 - torch.sigmoid(torch.where(desirable_R, above_R, -above_R)))
+
+
+def reference_point(logprobs_R: Tensor, ref_logprobs_R: Tensor) -> Tensor:
+    """Return z0 = max(0, mean over R of log pi(y'|x) - log pi_ref(y'|x)), a scalar without gradient.
+
+    y' are the completions of other prompts, so that z0 estimates KL(pi || pi_ref) (KTO, section 4.1).
+    """
+    return (logprobs_R - ref_logprobs_R).mean().clamp(min=0.0).detach()
+
+
+def log1mexp(values: Tensor) -> Tensor:
+    """Return log(1 - exp(x)) for x < 0, exact at both ends."""
+    near_zero = values > -math.log(2.0)
+    low = torch.where(near_zero, -1.0, values)  # keeps the branch that is not taken finite
+    high = torch.where(near_zero, values, -1.0)
+    return torch.where(near_zero, torch.log(-torch.expm1(high)), torch.log1p(-torch.exp(low)))
+
+
+def implicit_rewards(scores_R: Tensor, row: Preference, beta: float) -> Tensor:
+    """Return the reward of each completion by which the loss ranks, [R]: beta times its score (ORPO: the log odds)."""
+    return scores_R if row.link == "odds" else beta * scores_R

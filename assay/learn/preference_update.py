@@ -1,0 +1,229 @@
+"""The preference learner: one optimizer step makes chosen completions more likely than rejected ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from assay.learn.losses import row_sums
+from assay.learn.meter import Update, step_metrics, to_floats
+from assay.learn.passes import Passes
+from assay.learn.preference_losses import preference_loss, reference_point
+from assay.learn.preference_meter import preference_metrics
+from assay.learn.preference_table import Preference
+from assay.model.head import Gains
+from assay.model.layouts import fill
+from assay.model.packing import Batch, MicroBatch
+
+
+@dataclass(frozen=True, eq=False)
+class PreferenceBatch:
+    """Completions to learn from, and what the reference policy says of them.
+
+    batch: chosen (desirable) rows are those that are ``correct``; of a pair, which is a group of two,
+    exactly one is. ref_logprobs_R: log pi_ref(y|x), summed over the tokens, float64; None where there
+    is none. mismatched: the same completions behind other prompts, for KTO's reference point.
+    """
+
+    batch: Batch
+    ref_logprobs_R: Tensor | None = None
+    mismatched: Batch | None = None
+    mismatched_ref_logprobs_R: Tensor | None = None
+
+    @property
+    def chosen_R(self) -> Tensor:
+        """Which completions are chosen or desirable, [R] bool."""
+        return self.batch.correct_R == 1.0
+
+
+class PreferenceLearner:
+    """Trains a policy by a preference method's row.
+
+    A pair goes through one forward and one backward pass together, since the gradient of each
+    completion depends on both. Only a pair that is larger than a micro-batch goes through twice, first
+    without gradient: the loss's gradient by each log-probability is then known, and its completions
+    go through apart. That is the same gradient, for a third more work.
+    """
+
+    def __init__(self, passes: Passes, row: Preference) -> None:
+        self.passes = passes
+        self.row = row
+
+    @property
+    def policy(self) -> nn.Module:
+        """The live model."""
+        return self.passes.policy
+
+    @property
+    def policy_version(self) -> int:
+        """Optimizer steps taken so far."""
+        return self.passes.optimizer.num_steps
+
+    @property
+    def device(self) -> torch.device:
+        """Where the policy lives, and so where batches belong."""
+        return self.passes.device
+
+    @torch.no_grad()
+    def logprobs(self, batch: Batch, model: nn.Module | None = None) -> Tensor:
+        """Return the log-probability of each completion, [R] float64, under the policy or ``model``."""
+        with self.passes.open():
+            return sequence_logprobs(batch, self.passes.logprobs(batch, model))
+
+    def update(self, pairs: PreferenceBatch, beta: float | None = None) -> Update:
+        """Make one optimizer step on the mean loss of these pairs; beta: of this step. None: the row's.
+
+        Raises OutOfMemory.
+        """
+        batch, passes = pairs.batch, self.passes
+        task = _Task(pairs, self.row, beta or self.row.beta, self._reference_point(pairs))
+        whole, apart = self._plan(batch)
+        with passes.open():
+            for micro_batch in whole:
+                with passes.recomputed():
+                    stats = passes.stats(micro_batch)
+                    task.see(micro_batch, stats.logprobs_T, stats.entropy_T)
+                    logprobs_R = sequence_logprobs(micro_batch.batch, stats.logprobs_T)
+                    task.loss(logprobs_R, micro_batch.row_index_R).backward()
+            if apart:
+                self._learn_apart(batch, apart, task)
+        report = passes.optimizer.step()
+        return Update(task.metrics() | step_metrics([report]), self.policy_version)
+
+    def look(self, pairs: PreferenceBatch, beta: float | None = None) -> dict[str, float]:
+        """Return the metrics of these pairs under the policy as it is, which does not change."""
+        task = _Task(pairs, self.row, beta or self.row.beta, self._reference_point(pairs))
+        with torch.no_grad(), self.passes.open():
+            for micro_batch in self.passes.split(pairs.batch):
+                stats = self.passes.stats(micro_batch)
+                task.see(micro_batch, stats.logprobs_T, stats.entropy_T)
+            all_R = torch.arange(pairs.batch.num_rows, device=self.device)
+            task.loss(task.logprobs_R, all_R)
+        return task.metrics()
+
+    def save_state(self, folder: Path) -> None:
+        """Write the policy in Hugging Face layout, and the optimizer's state beside it."""
+        self.passes.save_state(folder)
+
+    def load_state(self, folder: Path) -> None:
+        """Restore what `save_state` wrote, bit for bit, into the live policy. Raises RunError."""
+        self.passes.load_state(folder)
+
+    def _reference_point(self, pairs: PreferenceBatch) -> Tensor | None:
+        """Return KTO's z0; 0 where there is no other prompt in the batch to estimate it from."""
+        if self.row.paired:
+            return None
+        if pairs.mismatched is None:
+            return torch.zeros((), dtype=torch.float64, device=self.device)
+        assert pairs.mismatched_ref_logprobs_R is not None
+        return reference_point(self.logprobs(pairs.mismatched), pairs.mismatched_ref_logprobs_R)
+
+    def _plan(self, batch: Batch) -> tuple[list[MicroBatch], list[int]]:
+        """Return micro-batches of whole groups, and the groups that none can hold."""
+        shape, most = batch.shape, self.passes.max_tokens
+        num_rows_P = np.bincount(shape.group_R, minlength=batch.num_groups)
+        size_P = np.bincount(shape.group_R, weights=shape.length_R).astype(np.int64)
+        size_P += shape.prompt_length_P * (1 if self.passes.layout == "tree" else num_rows_P)
+        fits_P = (size_P <= most) | (num_rows_P == 1)
+        fitting = np.flatnonzero(fits_P)
+        everything = int(size_P.sum()) + 1
+        micro_batches = [
+            part
+            for first, last in fill(size_P[fitting], most)
+            for part in batch.split(everything, self.passes.layout, fitting[first:last].tolist())
+        ]
+        return micro_batches, np.flatnonzero(~fits_P).tolist()
+
+    def _learn_apart(self, batch: Batch, groups: list[int], task: _Task) -> None:
+        """Add the gradient of groups whose rows go through alone."""
+        passes = self.passes
+        parts = passes.split(batch, groups)
+        with torch.no_grad():
+            for part in parts:
+                stats = passes.stats(part)
+                task.see(part, stats.logprobs_T, stats.entropy_T)
+        chosen = torch.isin(batch.group_R, torch.tensor(groups, device=batch.device))
+        index_R = chosen.nonzero()[:, 0]
+        logprobs_R = task.logprobs_R[index_R].requires_grad_()
+        (by_logprobs_R,) = torch.autograd.grad(task.loss(logprobs_R, index_R), logprobs_R)
+        gains_R = torch.zeros_like(task.logprobs_R)
+        gains_R[index_R] = by_logprobs_R
+        for part in parts:
+            gains_T = gains_R[part.row_index_R][part.batch.row_T] * part.batch.sampled_T
+            gains_T = gains_T.float()
+            with passes.recomputed():
+                stats = passes.stats(part, expected=Gains(gains_T))
+                (gains_T * stats.logprobs_T).sum().backward()
+
+
+class _Task:
+    """The loss of one step's completions, part by part, and what was seen of them on the way."""
+
+    def __init__(
+        self, pairs: PreferenceBatch, row: Preference, beta: float, z0: Tensor | None
+    ) -> None:
+        batch = pairs.batch
+        self.pairs, self.row, self.beta, self.z0 = pairs, row, beta, z0
+        self.chosen_R = pairs.chosen_R
+        sampled_T = batch.sampled_T.double()
+        self.length_R = row_sums(sampled_T, batch.row_T, batch.num_rows).clamp(min=1)
+        self.normalizer = batch.num_groups if row.paired else batch.num_rows
+        self.logprobs_R = torch.zeros_like(self.length_R)
+        self.scores_R = torch.zeros_like(self.length_R)
+        self.entropy_T = torch.zeros_like(batch.behavior_logprobs_T)
+        self.losses: list[Tensor] = []
+
+    def see(self, micro_batch: MicroBatch, logprobs_T: Tensor, entropy_T: Tensor) -> None:
+        """Take in what the policy gave for a micro-batch's tokens."""
+        logprobs_R = sequence_logprobs(micro_batch.batch, logprobs_T.detach())
+        self.logprobs_R[micro_batch.row_index_R] = logprobs_R
+        self.entropy_T[micro_batch.token_index_T] = entropy_T.detach().float()
+
+    def loss(self, logprobs_R: Tensor, index_R: Tensor) -> Tensor:
+        """Return the share in the loss of the completions at ``index_R``; pairs must be whole."""
+        ref_R = self.pairs.ref_logprobs_R
+        parts = preference_loss(
+            logprobs_R,
+            self.length_R[index_R],
+            self.chosen_R[index_R],
+            self.row,
+            beta=self.beta,
+            normalizer=self.normalizer,
+            ref_logprobs_R=None if ref_R is None else ref_R[index_R],
+            z0=self.z0,
+        )
+        self.scores_R[index_R] = parts.scores_R
+        self.losses.append(torch.stack([parts.loss.detach(), parts.preference, parts.nll]))
+        return parts.loss
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of all that was seen."""
+        batch = self.pairs.batch
+        total, preference, nll = torch.stack(self.losses).sum(0)
+        found = {"loss/total": total, "loss/preference": preference}
+        if self.row.nll_weight:
+            found["loss/nll"] = nll
+        found["entropy/mean"] = self.entropy_T[batch.sampled_T].double().mean()
+        found |= preference_metrics(
+            self.logprobs_R,
+            self.scores_R,
+            self.length_R,
+            self.chosen_R,
+            self.row,
+            self.beta,
+            self.pairs.ref_logprobs_R,
+        )
+        if self.z0 is not None:
+            found["preference/kl"] = self.z0
+        counted = {"tokens/trained": float(batch.sampled_T.sum()), "preference/beta": self.beta}
+        return to_floats(found) | counted
+
+
+def sequence_logprobs(batch: Batch, logprobs_T: Tensor) -> Tensor:
+    """Return log pi(y|x) of each completion, [R] float64: the sum over the tokens that a policy chose."""
+    chosen_T = torch.where(batch.sampled_T, logprobs_T.double(), 0.0)
+    return row_sums(chosen_T, batch.row_T, batch.num_rows)
