@@ -122,7 +122,7 @@ class Learner:
         """
         mask_T = loss_mask(batch, self.algorithm)
         carries_T = mask_T
-        if not self.algorithm.kl_in_loss and not self.algorithm.entropy_weight:
+        if not self._pulls_everywhere:
             carries_T = mask_T & (advantages_T != 0)
         meter = UpdateMeter(batch, advantages_T, mask_T, carries_T)
         group_T = batch.group_R[batch.row_T]
@@ -139,6 +139,13 @@ class Learner:
                 if learned:
                     meter.add_step(self.optimizer.step())
         return Update(meter.metrics(), self.policy_version, meter.batch_as_seen(), advantages_T)
+
+    @property
+    def _pulls_everywhere(self) -> bool:
+        """Whether tokens without an advantage have a gradient too."""
+        row = self.algorithm
+        weights = (row.entropy_weight, row.penalty_weight, row.tau)
+        return row.kl_in_loss or any(weight != 0 for weight in weights)
 
     def save_state(self, folder: Path) -> None:
         """Write the policy in Hugging Face layout, and the optimizer's state beside it."""
@@ -189,11 +196,12 @@ class Learner:
         meter: UpdateMeter,
     ) -> None:
         """Add one micro-batch's share to the gradient of an optimizer step."""
-        index_T = micro_batch.token_index_T
+        index_T, part = micro_batch.token_index_T, micro_batch.batch
+        rows = {"row_T": part.row_T, "num_rows": part.num_rows, "sampled_T": part.sampled_T}
         expected = None
-        if epoch == 0 and micro_batch.batch.old_logprobs_T is None:
+        if epoch == 0 and part.old_logprobs_T is None:
             expected = gains_where_first_met(
-                advantages_T[index_T], weights_T[index_T], self.algorithm
+                advantages_T[index_T], weights_T[index_T], self.algorithm, **rows
             )
         with self.passes.recomputed():
             stats = self.passes.stats(micro_batch, expected=expected)
@@ -205,7 +213,9 @@ class Learner:
                 advantages_T[index_T],
                 weights_T[index_T],
                 self.algorithm,
-                ref_logprobs_T=micro_batch.batch.ref_logprobs_T,
+                **rows,
+                behavior_logprobs_T=part.behavior_logprobs_T,
+                ref_logprobs_T=part.ref_logprobs_T,
                 entropy_T=stats.entropy_T,
             )
             parts.loss.backward()
