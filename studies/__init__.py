@@ -1,0 +1,1 @@
+"""Studies: small runs on a CPU that reproduce a claim of the literature, or honestly fail to."""

@@ -1,0 +1,221 @@
+"""What a study is, and how it is run: arms x seeds, a process each, finished ones kept, a page at the end."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from studies.claims import Claim, Outcomes
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run: what it is told. shared: a folder that all studies share, for cold starts."""
+
+    folder: Path
+    shared: Path
+    seed: int
+    quick: bool
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run found: numbers by name, and curves by name, each a list of (x, y)."""
+
+    values: Mapping[str, float]
+    curves: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way of doing it. says: a line for the page. settings: what the run is told that others are not."""
+
+    name: str
+    says: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A part of the figure: the curve of that name, averaged over ``window`` points."""
+
+    curve: str
+    label: str
+    x_label: str = "step"
+    window: int = 10
+
+
+@dataclass(frozen=True)
+class Study:
+    """A claim, the arms that test it, and what is shown of them.
+
+    run: performs one run, in a process of its own. claims: what is judged, by criteria that stand
+    here before any run. columns: of the table, a value's name to its heading. reading: what a person
+    made of it afterwards; it takes no part in the judgement.
+    """
+
+    name: str
+    title: str
+    source: str
+    setup: str
+    run: Callable[[Task], Outcome]
+    arms: Sequence[Arm]
+    claims: Sequence[Claim]
+    panels: Sequence[Panel]
+    columns: Mapping[str, str]
+    limits: str
+    common: Mapping[str, Any] = field(default_factory=dict)
+    reading: str = ""
+
+    def arm(self, name: str) -> Arm:
+        """Return the arm of that name; KeyError where there is none."""
+        return {arm.name: arm for arm in self.arms}[name]
+
+
+def once(
+    folder: Path, key: Mapping[str, Any], make: Callable[[], Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    """Return what ``make`` returned, kept in the folder; made again where ``key`` is not that of then.
+
+    Another process that wants the same waits. What a killed one left in the folder is removed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = folder / "kept.json"
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        plain_key = json.loads(json.dumps(key, sort_keys=True))
+        if kept.is_file():
+            found = json.loads(kept.read_text(encoding="utf-8"))
+            if found["key"] == plain_key:
+                return found["made"]
+        for path in folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name not in ("lock", "log.txt"):
+                path.unlink()
+        made = json.loads(json.dumps(make()))
+        partial = kept.with_suffix(".partial")
+        partial.write_text(json.dumps({"key": plain_key, "made": made}), encoding="utf-8")
+        partial.replace(kept)
+        return made
+
+
+def main(study: Study, argv: Sequence[str] | None = None) -> None:
+    """Run the study's command line: all runs that are not there yet, then the page and its figure."""
+    options = _parser(study).parse_args(argv)
+    if options.run is not None:
+        arm, seed = options.run
+        run_one(study, study.arm(arm), int(seed), options.work, options.quick)
+        return
+    outcomes = run_all(study, range(options.seeds), options.work, options.jobs, options.quick)
+    from studies.page import write_page
+
+    out = options.work / "quick" if options.quick and options.out is None else options.out
+    path = write_page(study, outcomes, out or ROOT / "docs" / "studies")
+    print(f"{study.name}: {path}")
+
+
+def run_all(
+    study: Study, seeds: Sequence[int], work: Path, jobs: int, quick: bool
+) -> dict[str, dict[int, Mapping[str, Any]]]:
+    """Perform every arm with every seed, ``jobs`` at a time; returns what each found, by arm and seed.
+
+    Raises SystemExit, naming the logs, where a run fails; the others are finished and kept.
+    """
+    asked = [(arm, seed) for arm in study.arms for seed in seeds]
+    with ThreadPoolExecutor(max_workers=jobs) as pool:
+        codes = list(pool.map(lambda one: _run_apart(study, one[0], one[1], work, quick), asked))
+    failed = [
+        str(folder_of(study, arm, seed, work, quick) / "log.txt")
+        for (arm, seed), code in zip(asked, codes, strict=True)
+        if code
+    ]
+    if failed:
+        raise SystemExit(f"{study.name}: {len(failed)} runs failed; see {', '.join(failed)}")
+    return {
+        arm.name: {seed: run_one(study, arm, seed, work, quick) for seed in seeds}
+        for arm in study.arms
+    }
+
+
+def run_one(study: Study, arm: Arm, seed: int, work: Path, quick: bool) -> Mapping[str, Any]:
+    """Perform one run in this process, unless what it found is kept; returns that."""
+    folder = folder_of(study, arm, seed, work, quick)
+    settings = {**study.common, **arm.settings}
+    shared = work / ("quick" if quick else "shared")
+    task = Task(folder, shared, seed, quick, settings)
+
+    def make() -> Mapping[str, Any]:
+        started, cpu = time.perf_counter(), os.times()
+        outcome = study.run(task)
+        spent = os.times()
+        cpu_seconds = spent.user + spent.system - cpu.user - cpu.system
+        return {
+            "values": {name: float(value) for name, value in outcome.values.items()},
+            "curves": {name: [list(xy) for xy in xys] for name, xys in outcome.curves.items()},
+            "seconds": time.perf_counter() - started,
+            "cpu_seconds": cpu_seconds,
+        }
+
+    return once(folder, settings, make)
+
+
+def folder_of(study: Study, arm: Arm, seed: int, work: Path, quick: bool) -> Path:
+    """Return where a run works."""
+    base = work / "quick" if quick else work
+    return base / study.name / f"{arm.name.replace(' ', '-')}-{seed}"
+
+
+def _run_apart(study: Study, arm: Arm, seed: int, work: Path, quick: bool) -> int:
+    """Perform one run in a process of its own with one thread; returns its exit code."""
+    folder = folder_of(study, arm, seed, work, quick)
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", f"studies.{study.name}", "--work", str(work)]
+    command += ["--run", arm.name, str(seed), *(["--quick"] if quick else [])]
+    started = time.perf_counter()
+    with open(folder / "log.txt", "w", encoding="utf-8") as log:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        code = subprocess.run(
+            command, stdout=log, stderr=subprocess.STDOUT, env=environment, check=False
+        ).returncode
+    how = "done" if code == 0 else f"failed ({code})"
+    print(
+        f"{study.name}: {arm.name}, seed {seed}: {how}, {time.perf_counter() - started:.0f} s",
+        flush=True,
+    )
+    return code
+
+
+def outcomes_of(found: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Outcomes:
+    """Return the numbers alone: by arm, by seed, by name."""
+    return {
+        arm: {seed: one["values"] for seed, one in by_seed.items()}
+        for arm, by_seed in found.items()
+    }
+
+
+def _parser(study: Study) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m studies.{study.name}", description=study.title
+    )
+    parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--quick", action="store_true", help="a step or two of each arm")
+    parser.add_argument("--out", type=Path, default=None, help="folder of the page")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
+    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "studies", help="of the runs")
+    parser.add_argument("--run", nargs=2, metavar=("ARM", "SEED"), help="only this run, here")
+    return parser

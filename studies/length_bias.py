@@ -1,0 +1,63 @@
+"""Dr. GRPO's claim: dividing a completion's loss by its length lets wrong completions grow."""
+
+from studies.campaign import Arm, Panel, Study, main
+from studies.claims import Of, equals, exceeds
+from studies.world import SETUP, reinforce
+
+STUDY = Study(
+    name="length_bias",
+    title="The length of wrong completions under GRPO and Dr. GRPO",
+    source=(
+        "Liu et al. 2025, Understanding R1-Zero-Like Training (arXiv 2503.20783), section 3 and figure 5:"
+        " GRPO's 1/|o| punishes a long wrong completion less a token, so that wrong completions grow;"
+        " Dr. GRPO, without it and without the division by the deviation, keeps them short at equal accuracy."
+    ),
+    setup=SETUP,
+    run=reinforce,
+    common={
+        "steps": 90,
+        "base": {"sampling": {"max_tokens": 96}, "algorithm": {"kl_weight": 0.0}},
+    },
+    arms=(
+        Arm("grpo", "mean over a completion's tokens", {"config": {"algorithm": {"name": "grpo"}}}),
+        Arm(
+            "dr_grpo",
+            "sum over the constant 96, advantages not divided by the deviation",
+            {"config": {"algorithm": {"name": "dr_grpo"}}},
+        ),
+    ),
+    claims=(
+        exceeds(
+            "GRPO's wrong completions end longer than Dr. GRPO's.",
+            Of("grpo", "wrong_length_end"),
+            Of("dr_grpo", "wrong_length_end"),
+            margin=1.0,
+        ),
+        equals(
+            "Both end equally accurate.",
+            Of("grpo", "passed_end"),
+            Of("dr_grpo", "passed_end"),
+            margin=0.05,
+        ),
+    ),
+    panels=(
+        Panel("wrong_length", "tokens of a wrong completion"),
+        Panel("right_length", "tokens of a right completion"),
+        Panel("passed", "training accuracy"),
+    ),
+    columns={
+        "wrong_length_end": "tokens of a wrong completion at the end",
+        "right_length_end": "tokens of a right one",
+        "passed_end": "training accuracy at the end",
+        "accuracy": "held-out accuracy",
+    },
+    limits=(
+        "A completion has room to grow (96 tokens; a full solution takes some 35), but little reason to:"
+        " the paper's models write thousands of tokens. Which solutions are wrong changes as a policy"
+        " learns, so their mean length moves for that reason too. Both halves of Dr. GRPO (length and"
+        " deviation) change together, as in the paper."
+    ),
+)
+
+if __name__ == "__main__":
+    main(STUDY)

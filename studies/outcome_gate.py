@@ -1,0 +1,73 @@
+"""Shaping terms in groups that hold nothing right: the advantages that they make there are phantoms."""
+
+from typing import Any
+
+from studies.campaign import Arm, Panel, Study, main
+from studies.claims import Of, exceeds
+from studies.world import SETUP, reinforce
+
+
+def _gate(on: bool) -> dict[str, Any]:
+    return {"config": {"algorithm": {"outcome_gate": on}}}
+
+
+STUDY = Study(
+    name="outcome_gate",
+    title="A shaped length reward with and without the outcome gate",
+    source=(
+        "an effect that this project has met before: under plain GRPO a shaped length reward collapsed accuracy"
+        " from 0.715 to 0.10 over three seeds; counted only in groups that hold a right completion it kept 0.75."
+        " The shaping is the length reward of Kimi k1.5 (arXiv 2501.12599, section 2.3.3), which its authors"
+        " keep out of early training because it can slow it."
+    ),
+    setup=SETUP,
+    run=reinforce,
+    common={
+        "steps": 90,
+        "base": {
+            "data": {"verifier": "math*1.0 + kimi_length*1.0"},
+            "algorithm": {"name": "grpo", "kl_weight": 0.0},
+        },
+    },
+    arms=(
+        Arm("plain", "the length reward counts in every group", _gate(False)),
+        Arm("gated", "it counts only in groups that hold a right completion", _gate(True)),
+        Arm(
+            "no shaping",
+            "correctness alone",
+            {"config": {"data": {"verifier": "math*1.0"}}},
+        ),
+    ),
+    claims=(
+        exceeds(
+            "The gate ends more accurate than plain GRPO.",
+            Of("gated", "accuracy"),
+            Of("plain", "accuracy"),
+            margin=0.05,
+        ),
+        exceeds(
+            "Plain GRPO ends less accurate than it began.",
+            Of("plain", "accuracy_before"),
+            Of("plain", "accuracy"),
+            margin=0.05,
+        ),
+    ),
+    panels=(
+        Panel("passed", "training accuracy"),
+        Panel("length", "tokens a completion"),
+        Panel("all_fail", "share of groups with nothing right"),
+    ),
+    columns={
+        "accuracy_before": "held-out accuracy before",
+        "accuracy": "after",
+        "length_end": "tokens a completion at the end",
+        "all_fail_end": "groups with nothing right at the end",
+    },
+    limits=(
+        "One shaping term at one weight. Where groups of eight nearly always hold something right, the gate"
+        " has nothing to do; how often they do not is in the table."
+    ),
+)
+
+if __name__ == "__main__":
+    main(STUDY)

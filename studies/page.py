@@ -1,0 +1,194 @@
+"""A study's page: claims and how they fared, the figure, the table, how it was done."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from studies.campaign import Panel, Study, outcomes_of
+from studies.claims import Outcomes, mean_and_error, number
+
+Found = Mapping[str, Mapping[int, Mapping[str, Any]]]
+
+# Mid-tones with enough contrast on white and on a dark page alike.
+INK = "#7a8290"
+COLORS = ("#2f8fd8", "#d9742b", "#3d9a5f", "#b0569e", "#8c7a2e", "#c8474b")
+
+
+def write_page(study: Study, found: Found, folder: Path) -> Path:
+    """Write ``NAME.svg`` and ``NAME.md``; returns the page's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if study.panels:
+        draw(study, found, folder / f"{study.name}.svg")
+    path = folder / f"{study.name}.md"
+    path.write_text(page(study, found), encoding="utf-8")
+    return path
+
+
+def page(study: Study, found: Found) -> str:
+    """Return the page's text."""
+    outcomes = outcomes_of(found)
+    parts = [f"# {study.title}", f"Source: {study.source}", "## Found", verdicts(study, outcomes)]
+    if study.reading:
+        parts.append(study.reading)
+    if study.panels:
+        parts.append(f"![{study.title}]({study.name}.svg)")
+        parts.append(_legend(study, found))
+    parts += ["## Figures", table(study, outcomes)]
+    parts.append("Mean ± standard error over seeds (each seed's value).")
+    parts += ["## How", f"The world: {study.setup}.", _arms(study), _criteria(study)]
+    parts += [_machine(study, found), "## Limits", study.limits]
+    parts.append(f"Make it again: `python -m studies.{study.name}`.")
+    return "\n\n".join(parts) + "\n"
+
+
+def verdicts(study: Study, outcomes: Outcomes) -> str:
+    """Return each claim with its verdict and its numbers, as a list."""
+    lines: list[str] = []
+    for claim in study.claims:
+        finding = claim.test(outcomes)
+        lines.append(f"- {claim.says} **{finding.verdict.capitalize()}**: {finding.numbers}.")
+    return "\n".join(lines)
+
+
+def table(study: Study, outcomes: Outcomes) -> str:
+    """Return a row an arm, a column a value: mean ± standard error (the seeds' values)."""
+    lines = ["| arm | " + " | ".join(study.columns.values()) + " |"]
+    lines.append("|---" * (1 + len(study.columns)) + "|")
+    for arm, by_seed in outcomes.items():
+        cells = [_cell([by_seed[seed].get(name) for seed in by_seed]) for name in study.columns]
+        lines.append(f"| {arm} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    mean, error = mean_and_error(known)
+    each = ", ".join(number(value) for value in known)
+    return f"{number(mean)} ± {number(error)} ({each})"
+
+
+def _arms(study: Study) -> str:
+    lines = [f"- *{arm.name}*: {arm.says}" for arm in study.arms]
+    if not study.common:
+        return "\n".join(["The arms:", "", *lines])
+    shared = tomli_w.dumps(dict(study.common)).strip()
+    return "\n".join(["The arms:", "", *lines, "", "Common to them:", "", "```toml", shared, "```"])
+
+
+def _criteria(study: Study) -> str:
+    lines: list[str] = []
+    for claim in study.claims:
+        criterion = claim.criterion
+        for name, heading in study.columns.items():
+            criterion = criterion.replace(f"`{name}`", heading)
+        lines.append(f"- {claim.says} By {criterion}.")
+    return "\n".join(["What decides, fixed in the code before any run:", "", *lines])
+
+
+def _legend(study: Study, found: Found) -> str:
+    windows = {panel.window for panel in study.panels if panel.window > 1}
+    smoothed = f", smoothed over {max(windows)} points" if windows else ""
+    num_seeds = len(next(iter(found.values())))
+    return f"Lines: means over {num_seeds} seeds{smoothed}; bands: ± one standard error."
+
+
+def _machine(study: Study, found: Found) -> str:
+    import torch
+
+    runs = [one for by_seed in found.values() for one in by_seed.values()]
+    cpu = sum(one["cpu_seconds"] for one in runs)
+    seeds = sorted({seed for by_seed in found.values() for seed in by_seed})
+    return (
+        f"Seeds {', '.join(map(str, seeds))}; {len(runs)} runs of one thread each, two at a time, on"
+        f" {_cpu_name()}; {cpu / len(runs):.0f} seconds of processor a run, {cpu / 60:.0f} minutes in all."
+        f" PyTorch {torch.__version__}, Python {platform.python_version()};"
+        f" {datetime.date.today().isoformat()}."
+    )
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {len(names)} cores"
+
+
+def draw(study: Study, found: Found, path: Path) -> None:
+    """Write the figure as SVG: a panel a curve, a color an arm; the same bytes for the same numbers."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    settings: dict[Any, Any] = {
+        "svg.fonttype": "none",  # text stays text: it can be read, searched and scaled
+        "svg.hashsalt": "assay",
+        "font.family": "sans-serif",
+        "font.size": 9,
+        **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), INK),
+        **dict.fromkeys(("xtick.color", "ytick.color"), INK),
+    }
+    with matplotlib.rc_context(settings):
+        count = len(study.panels)
+        figure, axes = pyplot.subplots(1, count, figsize=(3.4 * count, 3.2), squeeze=False)
+        for axis, panel in zip(axes[0], study.panels, strict=True):
+            _panel(axis, study, found, panel)
+        handles, labels = axes[0][0].get_legend_handles_labels()
+        if handles:
+            figure.legend(handles, labels, loc="upper center", ncols=len(labels), frameon=False)
+        figure.tight_layout(rect=(0, 0, 1, 0.92))
+        figure.savefig(path, transparent=True, metadata={"Date": None})
+        pyplot.close(figure)
+
+
+def _panel(axis: Any, study: Study, found: Found, panel: Panel) -> None:
+    for color, (arm, by_seed) in zip(COLORS, found.items(), strict=False):
+        curves = [
+            one["curves"][panel.curve] for one in by_seed.values() if panel.curve in one["curves"]
+        ]
+        points = band(curves, panel.window)
+        if points:
+            x, mean, error = zip(*points, strict=True)
+            axis.plot(x, mean, color=color, label=arm, linewidth=1.5)
+            low = [m - e for m, e in zip(mean, error, strict=True)]
+            high = [m + e for m, e in zip(mean, error, strict=True)]
+            axis.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
+    axis.set_xlabel(panel.x_label)
+    axis.set_title(panel.label, fontsize=9, color=INK)
+    axis.grid(True, color=INK, alpha=0.25, linewidth=0.6)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+
+
+def band(
+    curves: Sequence[Sequence[Sequence[float]]], window: int
+) -> list[tuple[float, float, float]]:
+    """Return (x, mean, standard error) over curves, each averaged over the last ``window`` points.
+
+    An x that a curve lacks is left out; the error of a single curve is 0.
+    """
+    smooth = [_smoothed(curve, window) for curve in curves]
+    shared = set.intersection(*(set(one) for one in smooth)) if smooth else set()
+    found: list[tuple[float, float, float]] = []
+    for x in sorted(shared):
+        mean, error = mean_and_error([one[x] for one in smooth])
+        found.append((x, mean, 0.0 if error != error else error))
+    return found
+
+
+def _smoothed(curve: Sequence[Sequence[float]], window: int) -> dict[float, float]:
+    values = [y for _, y in curve]
+    return {
+        x: sum(values[max(0, n + 1 - window) : n + 1]) / len(values[max(0, n + 1 - window) : n + 1])
+        for n, (x, _) in enumerate(curve)
+    }

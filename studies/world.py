@@ -1,0 +1,156 @@
+"""The world that the studies share: the demo's 0.7M-parameter model and its sums, cold-started for less long.
+
+A cold start is made once a seed and kept; every arm of every study begins with it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from assay.run.files import read_rows
+from assay.run.rollout_log import RolloutLog
+from assay.train import api
+from assay.train.recipes import MAX_TOKENS, PRESENTATION, cold_start, make_model
+from studies.campaign import Outcome, Task, once
+
+TERMS = "num_terms=4"
+PROBLEMS = f"assay.data.tasks:chain_sums?{TERMS}"
+NUM_TRACES = 30_000
+TRACES = f"assay.data.tasks:imperfect_traces?{TERMS}&corrupted=0.1&guessed=0.4&bare=1"
+NUM_HELDOUT = 500
+LAST = 20  # steps at the end that a run's final figures are means of
+SETUP = (
+    "a 0.7M-parameter Llama over bytes (`assay demo`'s), fresh a seed; sums of four numbers such as"
+    " `3+5-2+7=`, to be reasoned about step by step; a supervised cold start on 30 000 traces of which"
+    " 40 % are bare guesses and of whose steps 10 % are wrong; then, in every arm, the same problems in"
+    " the same order. Held-out: 500 problems that neither stage saw, one completion each at temperature 1"
+)
+
+
+def heldout(seed: int, quick: bool) -> list[str]:
+    """Return the source of held-out problems."""
+    return [f"{PROBLEMS}&split=heldout&size={8 if quick else NUM_HELDOUT}&seed={seed}"]
+
+
+def cold_started(task: Task) -> str:
+    """Return the checkpoint of the seed's cold start, made now if it is not there."""
+    folder = task.shared / f"cold-start-{task.seed}"
+    tree = cold_start(folder, folder / "model", task.seed)
+    size = 60 if task.quick else NUM_TRACES
+    tree["sft"]["traces"] = [f"{TRACES}&size={size}&seed={task.seed}"]
+    tree["sft"]["tokens_per_step"] = 1000
+    tree["run"]["threads"] = 1
+    tree["data"] = {**PRESENTATION, "heldout": heldout(task.seed, task.quick)}
+    tree["evaluation"] = {"temperatures": [0.0, 1.0]}
+
+    def make() -> Mapping[str, Any]:
+        make_model(folder / "model", task.seed)
+        result = api.train(tree, quiet=True)
+        return {"checkpoint": result.checkpoint, "accuracy": result.accuracy("after", 1.0)}
+
+    return once(folder, {"sft": tree["sft"], "optimizer": tree["optimizer"]}, make)["checkpoint"]
+
+
+def merge(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tree with the changes laid over it, tables merged, later ones winning."""
+    tree = dict(base)
+    for change in changes:
+        for key, value in change.items():
+            both = isinstance(value, Mapping) and isinstance(tree.get(key), Mapping)
+            tree[key] = merge(tree[key], value) if both else value
+    return tree
+
+
+def rl_config(task: Task, checkpoint: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration of an RL run of ``task.settings["steps"]`` steps of 16 x 8 completions."""
+    base: dict[str, Any] = {
+        "run": {"name": "rl", "directory": str(task.folder), "seed": task.seed, "threads": 1},
+        "model": {"path": checkpoint},
+        "data": {
+            **PRESENTATION,
+            "train": [f"{PROBLEMS}&split=train&size=20000&seed={task.seed}"],
+            "heldout": heldout(task.seed, task.quick),
+            "verifier": "math*1.0 + think_format*0.1",
+            "near_duplicates": "ignore",
+        },
+        "sampling": {"max_tokens": MAX_TOKENS},
+        "engine": {"num_slots": 128},
+        "rl": {
+            "steps": 2 if task.quick else task.settings["steps"],
+            "num_prompts": 4 if task.quick else 16,
+            "group_size": 8,
+            "max_tokens_per_micro_batch": 8192,
+        },
+        "algorithm": {"name": "grpo", "kl_weight": 0.0},
+        "optimizer": {"learning_rate": 1e-4, "warmup_steps": 5},
+        "evaluation": {"temperatures": [1.0]},
+        "checkpoint": {"every": 1_000_000, "keep_last": 1, "keep_best": False},
+    }
+    return merge(base, changes)
+
+
+def reinforce(task: Task) -> Outcome:
+    """Cold-start, then reinforce as ``task.settings["config"]`` says; returns the run's figures."""
+    changes = merge(task.settings.get("base", {}), task.settings.get("config", {}))
+    result = api.train(rl_config(task, cold_started(task), changes), quiet=True)
+    return read_run(Path(result.run))
+
+
+def read_run(folder: Path) -> Outcome:
+    """Return the figures of an RL run: curves by step, and values at its end.
+
+    accuracy, accuracy_before: held-out at temperature 1. The others at the end are means over the
+    last 20 steps, of training completions, or, for seconds, medians over all steps but the first.
+    """
+    rows = list(read_rows(folder / "metrics.jsonl"))
+    names = {
+        "passed": "verdict/passed",
+        "entropy": "entropy/mean",
+        "length": "length/mean",
+        "kl": "kl/mean",
+        "all_fail": "group/all_fail",
+        "clip_fraction": "loss/clip_fraction",
+        "grad_norm": "optimizer/grad_norm",
+    }
+    curves = {
+        name: [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+        for name, key in names.items()
+    }
+    curves |= _lengths(folder)
+    evaluations = list(read_rows(folder / "evaluations.jsonl"))
+    values = {f"{name}_end": statistics.mean(last) for name, last in _lasts(curves)}
+    values["accuracy_before"] = evaluations[0]["eval/pass_at_1"]
+    values["accuracy"] = evaluations[-1]["eval/pass_at_1"]
+    values["tokens"] = evaluations[-1]["eval/mean_tokens"]
+    for name, key in (("step", "time/step"), ("update", "time/update")):
+        seconds = [row[key] for row in rows[1:] if key in row]
+        if seconds:
+            values[f"{name}_seconds"] = statistics.median(seconds)
+    values["peak_mib"] = max(row.get("memory/peak_mib", 0.0) for row in rows)
+    return Outcome(values, {name: points for name, points in curves.items() if points})
+
+
+def _lasts(curves: Mapping[str, Sequence[tuple[float, float]]]) -> list[tuple[str, list[float]]]:
+    return [(name, [y for _, y in points[-LAST:]]) for name, points in curves.items() if points]
+
+
+def _lengths(folder: Path) -> dict[str, list[tuple[float, float]]]:
+    """Return the mean length in tokens of right and of wrong completions, by step."""
+    log = RolloutLog(folder / "rollouts")
+    found: dict[str, list[tuple[float, float]]] = {"right_length": [], "wrong_length": []}
+    for step in log.steps():
+        recorded = log.read(step)
+        assert recorded is not None, f"{folder}: step {step} cannot be read"
+        lengths: dict[bool, list[int]] = {True: [], False: []}
+        for group, verdicts in zip(recorded.groups, recorded.verdicts, strict=True):
+            for completion, verdict in zip(group.completions, verdicts, strict=True):
+                if verdict.judged:
+                    lengths[verdict.correct].append(len(completion.tokens))
+        for name, right in (("right_length", True), ("wrong_length", False)):
+            if lengths[right]:
+                found[name].append((step, statistics.mean(lengths[right])))
+    log.close()
+    return found

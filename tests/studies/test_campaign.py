@@ -1,0 +1,198 @@
+"""Studies: caching, claims, tables and figures on canned numbers, and one quick run from end to end."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from studies.campaign import Arm, Outcome, Panel, Study, Task, once, run_all, run_one
+from studies.claims import Of, Outcomes, equals, exceeds, mean_and_error, number
+from studies.page import band, page, table, write_page
+from studies.world import merge
+
+STUDIES = sorted(
+    path.stem
+    for path in (Path(__file__).parents[2] / "studies").glob("*.py")
+    if "\nSTUDY = " in path.read_text(encoding="utf-8")
+)
+
+
+def canned(**arms: list[float]) -> Outcomes:
+    return {
+        arm: {n: {"x": value} for n, value in enumerate(values)} for arm, values in arms.items()
+    }
+
+
+def a_study(run: Any = None) -> Study:
+    def fails(task: Task) -> Outcome:
+        raise AssertionError("nothing is to be run")
+
+    return Study(
+        name="canned",
+        title="A title",
+        source="a paper.",
+        setup="a world",
+        run=run or fails,
+        arms=(Arm("more", "the one"), Arm("less", "the other")),
+        claims=(exceeds("More is more.", Of("more", "x"), Of("less", "x"), margin=0.5),),
+        panels=(Panel("y", "what rises", window=2),),
+        columns={"x": "the value", "absent": "nothing"},
+        limits="It is canned.",
+    )
+
+
+def found(**arms: list[float]) -> dict[str, dict[int, dict[str, Any]]]:
+    curve = [[1, 1.0], [2, 3.0]]
+    return {
+        arm: {
+            seed: {"values": one, "curves": {"y": curve}, "seconds": 2.0, "cpu_seconds": 1.0}
+            for seed, one in by_seed.items()
+        }
+        for arm, by_seed in canned(**arms).items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("more", "verdict"),
+    [
+        ([2.0, 2.1, 1.9], "reproduced"),
+        ([1.2, 1.3, 1.1], "not reproduced"),  # more, surely, but less than the margin
+        ([0.0, 0.1, -0.1], "not reproduced"),
+        ([4.0, 0.0, 1.0], "undecided"),
+        ([1.9, 1.0, 1.0], "undecided"),  # mean below the margin, which is within 2 standard errors
+    ],
+)
+def test_exceeds_has_three_answers(more: list[float], verdict: str) -> None:
+    claim = exceeds("", Of("more", "x"), Of("less", "x"), margin=0.5)
+    assert claim.test(canned(more=more, less=[1.0, 1.0, 1.0])).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("more", "verdict"),
+    [
+        ([1.0, 1.1, 0.9], "reproduced"),
+        ([2.0, 2.1, 1.9], "not reproduced"),
+        ([1.0, 2.0, 0.0], "undecided"),
+    ],
+)
+def test_equals_has_three_answers(more: list[float], verdict: str) -> None:
+    claim = equals("", Of("more", "x"), Of("less", "x"), margin=0.5)
+    assert claim.test(canned(more=more, less=[1.0, 1.0, 1.0])).verdict == verdict
+
+
+def test_differences_are_taken_seed_by_seed() -> None:
+    """Seeds differ by far more than arms do: paired, the difference is exact."""
+    outcomes = canned(more=[1.0, 11.0, 101.0], less=[0.0, 10.0, 100.0])
+    claim = exceeds("", Of("more", "x"), Of("less", "x"), margin=0.5)
+    assert claim.test(outcomes) == claim.test(canned(more=[1.0, 1.0, 1.0], less=[0.0, 0.0, 0.0]))
+
+
+def test_ratios_are_of_logarithms() -> None:
+    claim = exceeds("", Of("more", "x"), Of("less", "x"), margin=1.5, as_ratio=True)
+    outcomes = canned(more=[2.0, 20.0], less=[1.0, 10.0])
+    assert claim.test(outcomes).verdict == "reproduced"
+    assert claim.test(outcomes).numbers.startswith("ratio 2.00 ")
+    closer = canned(more=[1.2, 12.0], less=[1.0, 10.0])
+    assert claim.test(closer).verdict == "not reproduced"
+
+
+def test_mean_and_error() -> None:
+    mean, error = mean_and_error([1.0, 2.0, 3.0])
+    assert (mean, error) == (2.0, pytest.approx(1 / math.sqrt(3)))
+    assert math.isnan(mean_and_error([1.0])[1])
+
+
+def test_numbers_have_three_digits() -> None:
+    found = [number(value) for value in (0.0, 1234.5, 12.345, 0.012345, -0.5)]
+    assert found == ["0", "1234", "12.3", "0.0123", "-0.500"]
+
+
+def test_a_band_averages_points_then_seeds() -> None:
+    points = band([[[1, 0.0], [2, 2.0]], [[1, 2.0], [2, 4.0], [3, 9.0]]], window=2)
+    assert points == [(1, 1.0, 1.0), (2, 2.0, 1.0)]  # step 3 is of one seed only
+
+
+def test_a_table_has_means_errors_and_seeds() -> None:
+    lines = table(a_study(), canned(more=[1.0, 3.0], less=[0.0, 0.0])).splitlines()
+    assert lines[0] == "| arm | the value | nothing |"
+    assert lines[2] == "| more | 2.00 ± 1.00 (1.00, 3.00) |  |"
+
+
+def test_a_page_says_what_was_found_and_how_it_was_judged() -> None:
+    text = page(a_study(), found(more=[2.0, 2.1], less=[1.0, 1.0]))
+    assert "- More is more. **Reproduced**: difference 1.05 ± 0.0500." in text
+    assert (
+        "the value, *more* less *less*, seed by seed: reproduced if its mean is at least 0.5"
+        in text
+    )
+    assert "Seeds 0, 1; 4 runs" in text
+    assert "It is canned." in text
+
+
+def test_the_figure_is_the_same_each_time(tmp_path: Path) -> None:
+    numbers = found(more=[2.0, 2.1], less=[1.0, 1.0])
+    first = write_page(a_study(), numbers, tmp_path / "a").with_suffix(".svg").read_bytes()
+    assert first == write_page(a_study(), numbers, tmp_path / "b").with_suffix(".svg").read_bytes()
+    assert b"what rises" in first
+
+
+def test_what_was_made_is_kept_under_its_settings(tmp_path: Path) -> None:
+    made: list[int] = []
+
+    def make() -> dict[str, int]:
+        made.append(len(made))
+        (tmp_path / "run").mkdir()  # a folder that a killed run leaves must be gone by now
+        return {"n": len(made)}
+
+    assert once(tmp_path, {"a": 1}, make) == {"n": 1}
+    assert once(tmp_path, {"a": 1}, make) == {"n": 1}
+    assert once(tmp_path, {"a": 2}, make) == {"n": 2}
+
+
+def test_a_run_that_failed_is_made_again(tmp_path: Path) -> None:
+    def run(task: Task) -> Outcome:
+        (task.folder / "rl").mkdir()
+        if not (tmp_path / "healed").exists():
+            raise RuntimeError("killed")
+        return Outcome({"x": task.seed + 0.5})
+
+    study = a_study(run)
+    with pytest.raises(RuntimeError):
+        run_one(study, study.arms[0], 3, tmp_path, quick=False)
+    (tmp_path / "healed").touch()
+    assert run_one(study, study.arms[0], 3, tmp_path, quick=False)["values"] == {"x": 3.5}
+
+
+def test_a_failed_run_is_named(tmp_path: Path) -> None:
+    """The command of the canned study does not exist, so that each of its runs fails."""
+    with pytest.raises(SystemExit, match=r"2 runs failed.*more-0/log\.txt"):
+        run_all(a_study(), [0], tmp_path, jobs=2, quick=True)
+
+
+def test_merging_lays_tables_over_tables() -> None:
+    merged = merge({"a": {"x": 1, "y": 2}, "b": 3}, {"a": {"y": 4}}, {"b": {"z": 5}})
+    assert merged == {"a": {"x": 1, "y": 4}, "b": {"z": 5}}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_judges_what_it_shows(name: str) -> None:
+    """Claims name arms and columns that exist; a page can be made of any numbers."""
+    study: Study = importlib.import_module(f"studies.{name}").STUDY
+    assert study.name == name
+    assert len({arm.name for arm in study.arms}) == len(study.arms)
+    values = dict.fromkeys(study.columns, 1.0)
+    outcomes = {arm.name: {0: values, 1: values, 2: values} for arm in study.arms}
+    for claim in study.claims:
+        assert claim.test(outcomes).verdict in ("reproduced", "not reproduced", "undecided")
+
+
+def test_a_quick_study_runs_from_cold_start_on(tmp_path: Path) -> None:
+    study: Study = importlib.import_module("studies.clip_higher").STUDY
+    kept = run_one(study, study.arms[0], 0, tmp_path, quick=True)
+    assert {"entropy_end", "accuracy", "passed_end"} <= kept["values"].keys()
+    assert [x for x, _ in kept["curves"]["entropy"]] == [1, 2]
+    assert (tmp_path / "quick" / "cold-start-0" / "demo-cold-start" / "config.toml").is_file()
