@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from assay.learn.checkpoint import restore_weights
 from assay.learn.memory import RecomputedActivations
 from assay.learn.optimizer import Optimizer
+from assay.model.decoder import hidden_states
 from assay.model.head import Gains, HeadRoom
 from assay.model.layouts import micro_batch_tokens
 from assay.model.load import save_model
@@ -98,6 +100,19 @@ class Passes:
             accumulators=self.optimizer.accumulator if model is None else None,
             room=self._room,
         )
+
+    def hidden(self, micro_batch: MicroBatch) -> Tensor:
+        """Return the states that predict a micro-batch's tokens, [T, D], with gradient."""
+        inputs = micro_batch.inputs(self.layout)
+        return hidden_states(self.policy, inputs, self.lean, self.optimizer.accumulator)
+
+    def beside(self, model: nn.Module, optimizer: Optimizer) -> Passes:
+        """Return the same way of the same batches through a model of another optimizer."""
+        other = copy.copy(self)
+        other.policy, other.optimizer, other._room = model, optimizer, HeadRoom()
+        if self._recomputed is not None:
+            other._recomputed = RecomputedActivations(model)
+        return other
 
     @torch.no_grad()
     def logprobs(self, batch: Batch, model: nn.Module | None = None) -> Tensor:

@@ -14,10 +14,14 @@ from assay.model.packing import Layout, MicroBatch
 
 @dataclass(frozen=True, eq=False)
 class TokenStats:
-    """Of each completion token: its log-probability, and the entropy it was drawn from (nats)."""
+    """Of each completion token: its log-probability, and the entropy it was drawn from (nats).
+
+    hidden_TD: the state that predicts it, which a value head may read.
+    """
 
     logprobs_T: Tensor
     entropy_T: Tensor
+    hidden_TD: Tensor
 
 
 def token_logprobs(
@@ -34,9 +38,9 @@ def token_logprobs(
 ) -> TokenStats:
     """Score a micro-batch's completion tokens under ``model`` at ``temperature``; float32, [T] each.
 
-    Both results carry gradient. The head is applied to predicting positions only, some tokens at a
+    All results carry gradient. The head is applied to predicting positions only, some tokens at a
     time. lean: go through the layers by `assay.model.lean_decoder` where the model is of its family.
-    expected: the gradients of both results, where they are known before the backward pass brings
+    expected: the gradients of the first two, where they are known before the backward pass brings
     them; it is then a third shorter in the head. accumulators: where gradients as large as the
     vocabulary are added as they come; parameters that have one get no other gradient from here.
     room: what calls of the head share.
@@ -53,4 +57,4 @@ def token_logprobs(
         accumulators,
         room,
     )
-    return TokenStats(logprobs_T, entropy_T)
+    return TokenStats(logprobs_T, entropy_T, hidden_TD)
