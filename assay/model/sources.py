@@ -90,18 +90,18 @@ class Source:
         return options
 
 
-def read_model(source: Source, dtype: torch.dtype) -> Any:
-    """Return the causal model with every weight as it was saved, in ``dtype``, in eval mode.
+def read_model(source: Source, dtype: torch.dtype, family: str = "AutoModelForCausalLM") -> Any:
+    """Return the model with every weight as it was saved, in ``dtype``, in eval mode.
 
-    Raises ModelError in one line: also for weights that the folder lacks, which Transformers would
+    family: the class of Transformers that reads it. Raises ModelError in one line: also for weights that the folder lacks, which Transformers would
     draw at random with no more than a warning.
     """
-    from transformers import AutoModelForCausalLM
+    import transformers
 
     where = f"model.path {source.name}"
     try:
         with redirect_stderr(StringIO()) if source.gguf else nullcontext():  # its progress bar
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = getattr(transformers, family).from_pretrained(
                 source.place,
                 dtype=dtype,
                 output_loading_info=True,

@@ -168,7 +168,9 @@ def accuracy_of(evaluation: Mapping[str, Any]) -> float | None:
 
 
 def kind_of(evaluation: Mapping[str, Any]) -> str:
-    """Return which series an evaluation row belongs to: greedy, or its temperature."""
+    """Return which series an evaluation row belongs to: greedy, its temperature, or what it counts."""
+    if "eval/kind" in evaluation:
+        return str(evaluation["eval/kind"])
     temperature = evaluation.get("eval/temperature")
     return "greedy" if not temperature else f"temperature {temperature:g}"
 

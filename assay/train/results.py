@@ -9,6 +9,7 @@ from typing import Any
 
 from assay.plan import MemoryPlan
 from assay.run.files import read_rows
+from assay.run.metrics import kind_of
 from assay.types import Group, Verdict
 
 
@@ -31,7 +32,7 @@ class TrainResult:
     def accuracy(self, when: str, temperature: float) -> float:
         """Return held-out accuracy ``before`` or ``after`` at a temperature; KeyError if not measured."""
         for row in getattr(self, when):
-            if row["eval/temperature"] == temperature:
+            if row.get("eval/temperature") == temperature:
                 return row["eval/pass_at_1"]
         raise KeyError(f"no evaluation {when} at temperature {temperature}")
 
@@ -39,8 +40,7 @@ class TrainResult:
         how = "out of time" if self.ended == "max_minutes" else self.ended
         lines = [f"{self.run}: {how} after {self.steps} steps"]
         for first, last in zip(self.before, self.after, strict=False):
-            kind = f"temperature {first['eval/temperature']:g}"
-            kind = "greedy" if first["eval/temperature"] == 0 else kind
+            kind = kind_of(first)
             rates = [_rate(row) for row in (first, last)]
             lines.append(f"held-out accuracy, {kind}: {rates[0]} before, {rates[1]} after")
         lines += [f"checkpoint: {self.checkpoint}", f"report: {self.report}"]

@@ -14,6 +14,7 @@ from assay.types import Completion, Problem, StepScore
 from assay.verify.base import Field, Part, Verifier
 from assay.verify.reward_model.batches import position_logits
 from assay.verify.reward_model.checkpoint import Checkpoint, load_checkpoint, load_tokenizer
+from assay.verify.reward_model.facts import with_facts
 from assay.verify.reward_model.options import (
     COMMON_FIELDS,
     Common,
@@ -25,6 +26,7 @@ from assay.verify.reward_model.options import (
     place,
 )
 from assay.verify.reward_model.scalar import sigmoid
+from assay.verify.reward_model.step_rows import StepWriter, reserved_tag, tag_tokens
 from assay.verify.reward_model.steps import Places, is_ends, split_steps
 from assay.verify.reward_model.text import ConversationEncoder
 
@@ -111,13 +113,13 @@ class ProcessRewardModel:
             plain_template=self.shared.plain_template,
             max_tokens=self.shared.max_tokens or self.checkpoint.max_positions,
             too_long=self.shared.too_long,
-            reserved=self._reserved,
+            reserved=reserved_tag(self.step_tag, self.tag_ids),
         )
 
     @cached_property
     def tag_ids(self) -> list[int]:
         """The tokens of the step tag."""
-        ids = _ids(self.checkpoint.tokenizer, self.step_tag)
+        ids = tag_tokens(self.checkpoint.tokenizer, self.step_tag)
         if not ids:
             raise VerifierError(message(f"{place(NAME)}.step_tag", repr(self.step_tag), "a token"))
         return ids
@@ -175,29 +177,20 @@ class ProcessRewardModel:
         steps = split_steps(problem, completion, places, self.split, self.shared.reads)
         if not steps:
             return Part(0.0, score=0.0, passed=False, detail="no steps")
-        think = completion.think
-        num_head = len(self.encoder.prompt_tokens(problem, think))
-        tokens: list[int] = []
-        positions: list[int] = []
-        for index, step in enumerate(steps):
-            if index:
-                text = self.step_join + step.text
-                tokens += self.encoder.plain_tokens(text, think, after=self.step_tag)
-            else:
-                tokens += self.encoder.prompt_tokens(problem, think, step.text)
-            tokens += self.tag_ids
-            positions.append(len(tokens) - 1)
+        written = StepWriter(self.encoder, self.step_tag, self.step_join, self.tag_ids)
+        row = written.write(problem, steps, completion.think)
+        tokens = row.tokens
         limit = self.encoder.max_tokens
         extra = 0 if limit is None else max(0, len(tokens) - limit)
         kept = self.encoder.num_kept(tokens)
-        if extra and (self.shared.too_long == "not_judged" or extra > num_head - kept):
+        if extra and (self.shared.too_long == "not_judged" or extra > row.num_prompt - kept):
             found = f"{len(tokens)} tokens; accepted: at most {limit}"
             return Part.not_judged("unavailable", found)
         note = f"the first {extra} tokens of the prompt were cut" if extra else ""
         return _Row(
             ends=[places.token_at(step.end - 1) for step in steps],
             tokens=tokens[:kept] + tokens[kept + extra :],
-            positions=[position - extra for position in positions],
+            positions=[position - extra for position in row.positions],
             note=note,
         )
 
@@ -227,14 +220,8 @@ class ProcessRewardModel:
             return sigmoid(logits[0])
         return sigmoid(logits[self.positive] - logits[1 - self.positive])
 
-    @property
-    def _reserved(self) -> dict[str, int]:
-        """The step tag, where it is one token that a text can spell in several: such a text shall."""
-        is_one = len(self.tag_ids) == 1 and len(self.step_tag) > 1
-        return {self.step_tag: self.tag_ids[0]} if is_one else {}
-
     def _only(self, name: str, text: str) -> int:
-        ids = _ids(self.checkpoint.tokenizer, text)
+        ids = tag_tokens(self.checkpoint.tokenizer, text)
         if len(ids) != 1:
             found = f"{text!r}, which is {len(ids)} tokens"
             raise VerifierError(message(f"{place(NAME)}.{name}", found, "text of one token"))
@@ -248,6 +235,7 @@ def process_model_of(options: Mapping[str, Any]) -> ProcessRewardModel:
     with _lock:
         if key not in _models:
             checked(options, _FIELDS, NAME)
+            options = with_facts(options, _FIELDS, NAME)
             _models[key] = ProcessRewardModel(
                 shared=common(options, NAME),
                 style=options.get("style") or "causal",
@@ -267,14 +255,6 @@ def close_process_reward_models() -> None:
     """Forget every process reward model; `close_reward_models` frees the checkpoints."""
     with _lock:
         _models.clear()
-
-
-def _ids(tokenizer: Any, text: str) -> list[int]:
-    """Return a text's tokens; the mark that some tokenizers put before a first word is left out."""
-    ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-    if len(ids) == 2 and not tokenizer.decode(ids[:1]).strip():
-        return ids[1:]
-    return ids
 
 
 _models: dict[str, ProcessRewardModel] = {}
@@ -322,6 +302,8 @@ PROCESS_REWARD_MODEL = Verifier(
     modules=(
         "assay.verify.reward_model.process",
         "assay.verify.reward_model.steps",
+        "assay.verify.reward_model.step_rows",
+        "assay.verify.reward_model.facts",
         "assay.verify.reward_model.batches",
         "assay.verify.reward_model.checkpoint",
         "assay.verify.reward_model.options",

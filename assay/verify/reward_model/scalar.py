@@ -14,6 +14,7 @@ from assay.types import Completion, Problem
 from assay.verify.base import Part, Verifier
 from assay.verify.reward_model.batches import sequence_logits
 from assay.verify.reward_model.checkpoint import Checkpoint, forget_checkpoints, load_checkpoint
+from assay.verify.reward_model.facts import with_facts
 from assay.verify.reward_model.options import (
     COMMON_FIELDS,
     Common,
@@ -191,6 +192,7 @@ def reward_model_of(options: Mapping[str, Any]) -> RewardModel:
     with _lock:
         if key not in _models:
             checked(options, _FIELDS, "reward_model")
+            options = with_facts(options, _FIELDS, "reward_model")
             _models[key] = RewardModel(
                 shared=common(options, "reward_model"),
                 head=options.get("head") or "scalar",
@@ -259,6 +261,7 @@ REWARD_MODEL = Verifier(
         "assay.verify.reward_model.batches",
         "assay.verify.reward_model.checkpoint",
         "assay.verify.reward_model.options",
+        "assay.verify.reward_model.facts",
         "assay.verify.reward_model.reference",
         "assay.verify.reward_model.text",
     ),

@@ -1,0 +1,209 @@
+"""Rows for reward models: pairs, and completions labelled right or wrong as a whole or step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import isfinite
+from typing import Any
+
+from assay.data.pairs import Pair, read_preference
+from assay.data.rows import check_text, complaint, copy_row, prompt_key, read_prompt
+from assay.data.rowset import OnBadRow, RowSet, load_rows
+from assay.errors import DataError, message
+from assay.types import Message
+
+LABEL_KEYS = ("label", "correct", "score")
+STEP_KEYS = ("steps", "completions")
+_LABEL = "true, false, or a number from 0 to 1"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A pair, and by how much the chosen completion is to score above the rejected one."""
+
+    pair: Pair
+    margin: float = 0.0
+
+    @property
+    def source(self) -> str:
+        """The row that it stands in."""
+        return self.pair.source
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A completion and the probability that it is right. source: ``file.jsonl:12``."""
+
+    prompt: str | tuple[Message, ...]
+    completion: str
+    label: float
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledSteps:
+    """A completion of which each step has a label, the probability that it is right.
+
+    steps: their texts, where the row has a list of them; completion is then "". step_ends: of a
+    completion, the index of each step's last character; None: seen by what separates steps.
+    """
+
+    prompt: str | tuple[Message, ...]
+    completion: str
+    labels: tuple[float, ...]
+    steps: tuple[str, ...] = ()
+    step_ends: tuple[int, ...] | None = None
+    source: str = ""
+
+
+class ComparisonSet(RowSet[Comparison]):
+    """Pairs in the order of their sources. `load_comparisons` makes one."""
+
+    noun = "pairs"
+
+
+class OutcomeSet(RowSet[Outcome]):
+    """Completions in the order of their sources. `load_outcomes` makes one."""
+
+    noun = "labelled completions"
+
+
+class StepSet(RowSet[LabelledSteps]):
+    """Completions with labelled steps in the order of their sources. `load_steps` makes one."""
+
+    noun = "completions with labelled steps"
+
+
+def load_comparisons(
+    sources: Sequence[str], *, on_bad_row: OnBadRow = "stop", limit: int | None = None
+) -> ComparisonSet:
+    """Open sources of pairs and check every row: those of `load_preferences`, with or without ``margin``."""
+    return load_rows(ComparisonSet, read_comparison, sources, on_bad_row=on_bad_row, limit=limit)
+
+
+def load_outcomes(
+    sources: Sequence[str], *, on_bad_row: OnBadRow = "stop", limit: int | None = None
+) -> OutcomeSet:
+    """Open sources of labelled completions and check every row; sources and errors of `load_problems`.
+
+    A row has a prompt and a ``completion``, or ``messages`` that the assistant ends, and a ``label``
+    (or ``correct``, or ``score``): true, false, or the probability that it is right.
+    """
+    return load_rows(OutcomeSet, read_outcome, sources, on_bad_row=on_bad_row, limit=limit)
+
+
+def load_steps(
+    sources: Sequence[str], *, on_bad_row: OnBadRow = "stop", limit: int | None = None
+) -> StepSet:
+    """Open sources of completions with labelled steps and check every row; as `load_outcomes`.
+
+    A row has a prompt, ``steps`` (or ``completions``: texts) or one ``completion`` (with
+    ``step_ends``, the index of each step's last character, where separators do not show them), and
+    ``labels``, one a step.
+    """
+    return load_rows(StepSet, read_steps, sources, on_bad_row=on_bad_row, limit=limit)
+
+
+def read_comparison(row: Any, where: str, default_id: str) -> Comparison:
+    """Return the pair that a row describes, with its margin; `Comparison` values pass through."""
+    if isinstance(row, Comparison):
+        return row
+    margin = row.get("margin") if isinstance(row, Mapping) else None
+    if margin is None:
+        margin = 0.0
+    elif type(margin) not in (int, float) or not isfinite(margin) or margin < 0:
+        raise complaint(where, "margin", margin, "a number >= 0")
+    pair = read_preference(row, where, default_id)
+    if not isinstance(pair, Pair):
+        found = "a labelled completion"
+        remedy = 'or set kind = "outcome"'
+        raise DataError(message(f"{where} chosen", found, '"chosen" and "rejected"', remedy))
+    return Comparison(pair, float(margin))
+
+
+def read_outcome(row: Any, where: str, default_id: str) -> Outcome:
+    """Return the labelled completion that a row describes; `Outcome` values pass through."""
+    if isinstance(row, Outcome):
+        return row if row.source else replace(row, source=where)
+    keys = copy_row(row, where)
+    prompt, completion = _prompt_and_completion(keys, where)
+    name = next((name for name in LABEL_KEYS if name in keys), None)
+    if name is None:
+        found = f"none among: {', '.join(map(str, keys))}"
+        raise DataError(message(f"{where} label", found, f'"label" ({_LABEL})'))
+    return Outcome(prompt, completion, _label(keys[name], where, name), where)
+
+
+def read_steps(row: Any, where: str, default_id: str) -> LabelledSteps:
+    """Return the labelled steps that a row describes; `LabelledSteps` values pass through."""
+    if isinstance(row, LabelledSteps):
+        return row if row.source else replace(row, source=where)
+    keys = copy_row(row, where)
+    labels = keys.get("labels")
+    if not isinstance(labels, Sequence) or isinstance(labels, str) or not labels:
+        raise complaint(where, "labels", labels, f"a list, one a step: {_LABEL}")
+    values = tuple(_label(label, where, f"labels[{n}]") for n, label in enumerate(labels))
+    name = next((name for name in STEP_KEYS if name in keys), None)
+    if name is None:
+        prompt, completion = _prompt_and_completion(keys, where)
+        ends = _ends(keys.get("step_ends"), completion, len(values), where)
+        return LabelledSteps(prompt, completion, values, step_ends=ends, source=where)
+    steps = keys[name]
+    if not isinstance(steps, Sequence) or isinstance(steps, str):
+        raise complaint(where, name, steps, "a list of texts, one a step")
+    for n, step in enumerate(steps):
+        _check_completion(step, where, f"{name}[{n}]")
+    if len(steps) != len(values):
+        raise complaint(where, "labels", values, f"{len(steps)} labels, one for each of {name}")
+    return LabelledSteps(_prompt(keys, where), "", values, tuple(steps), source=where)
+
+
+def _prompt_and_completion(
+    keys: Mapping[str, Any], where: str
+) -> tuple[str | tuple[Message, ...], str]:
+    if "messages" in keys and not {"prompt", "completion"} & keys.keys():
+        turns = read_prompt(keys["messages"], where, "messages")
+        if isinstance(turns, str) or len(turns) < 2 or turns[-1]["role"] != "assistant":
+            accepted = "a chat of at least two messages that the assistant ends"
+            raise complaint(where, "messages", keys["messages"], accepted)
+        _check_completion(turns[-1]["content"], where, "messages")
+        return turns[:-1], turns[-1]["content"]
+    if "completion" not in keys:
+        found = f"none among: {', '.join(map(str, keys)) or 'no keys'}"
+        raise DataError(message(f"{where} completion", found, '"completion" (text)'))
+    _check_completion(keys["completion"], where, "completion")
+    return _prompt(keys, where), keys["completion"]
+
+
+def _prompt(keys: Mapping[str, Any], where: str) -> str | tuple[Message, ...]:
+    key = prompt_key(keys, where)
+    return read_prompt(keys[key], where, key)
+
+
+def _label(value: Any, where: str, key: str) -> float:
+    if isinstance(value, bool):
+        return float(value)
+    if isinstance(value, int | float) and 0 <= value <= 1:
+        return float(value)
+    raise complaint(where, key, value, _LABEL)
+
+
+def _ends(value: Any, completion: str, count: int, where: str) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    accepted = f"{count} rising whole numbers below {len(completion)}, one a label"
+    if not isinstance(value, Sequence) or len(value) != count:
+        raise complaint(where, "step_ends", value, accepted)
+    ends = tuple(value)
+    whole = all(type(end) is int and 0 <= end < len(completion) for end in ends)
+    if not whole or not all(first < second for first, second in pairwise(ends)):
+        raise complaint(where, "step_ends", value, accepted)
+    return ends
+
+
+def _check_completion(value: Any, where: str, key: str) -> None:
+    if not isinstance(value, str) or not value.strip():
+        raise complaint(where, key, value, "text that is not blank")
+    check_text(value, where, key)

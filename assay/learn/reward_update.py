@@ -1,0 +1,136 @@
+"""The learner of reward models: one optimizer step on pairs, or on labels of texts or steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from assay.learn.meter import Update, step_metrics, to_floats
+from assay.learn.passes import Passes
+from assay.learn.reward_losses import (
+    RIGHT,
+    RewardObjective,
+    label_losses,
+    log_odds,
+    pair_losses,
+    place_weights,
+)
+from assay.model.score_batch import ScoreBatch, ScoredGroup, micro_batches, pack_scores
+from assay.model.score_head import read_scores
+from assay.types import Floats
+
+
+class RewardLearner:
+    """Trains a model with a head for scores (`assay.model.score_head`)."""
+
+    def __init__(self, passes: Passes, objective: RewardObjective) -> None:
+        self.passes = passes
+        self.objective = objective
+
+    @property
+    def policy(self) -> Any:
+        """The live model, which is no policy; every learner calls its model so."""
+        return self.passes.policy
+
+    @property
+    def policy_version(self) -> int:
+        """Optimizer steps taken so far."""
+        return self.passes.optimizer.num_steps
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lives."""
+        return self.passes.device
+
+    def update(self, groups: Sequence[ScoredGroup]) -> Update:
+        """Make one optimizer step on the mean loss of these groups' pairs, texts or steps.
+
+        The normalizer is that of the whole step, however it is split into passes; no group is divided.
+        Raises OutOfMemory.
+        """
+        passes = self.passes
+        num_units = self._num_units(groups)
+        seen: list[tuple[Tensor, Tensor]] = []
+        losses: list[Tensor] = []
+        with passes.open():
+            for part in micro_batches(groups, passes.max_tokens, passes.layout):
+                batch = pack_scores(part, self.device)
+                with passes.recomputed():
+                    scores_S = self._scores(batch, learns=True)
+                    loss = self._loss(scores_S, batch) / num_units
+                    loss.backward()
+                losses.append(loss.detach())
+                seen.append((scores_S.detach(), batch.labels_S))
+        report = passes.optimizer.step()
+        metrics = to_floats({"loss/total": torch.stack(losses).sum(), **self._facts(seen)})
+        metrics["tokens/trained"] = float(sum(group.num_tokens(passes.layout) for group in groups))
+        return Update(metrics | step_metrics([report]), self.policy_version)
+
+    @torch.no_grad()
+    def scores(self, groups: Sequence[ScoredGroup]) -> list[Floats]:
+        """Return the score of each text's places, one array a text: log-odds, of labels. No gradient."""
+        found: list[Floats] = []
+        passes = self.passes
+        with passes.open():
+            for part in micro_batches(groups, passes.max_tokens, passes.layout):
+                scores_S = self._scores(pack_scores(part, self.device), learns=False)
+                counts = [len(text.places) for group in part for text in group.texts]
+                found += np.split(scores_S.cpu().numpy(), np.cumsum(counts)[:-1])
+        return found
+
+    def save_state(self, folder: Path) -> None:
+        """Write the model in Hugging Face layout, head included, and the optimizer's state beside it."""
+        self.passes.save_state(folder)
+
+    def load_state(self, folder: Path) -> None:
+        """Restore what `save_state` wrote, bit for bit, into the live model. Raises RunError."""
+        self.passes.load_state(folder)
+
+    def _scores(self, batch: ScoreBatch, learns: bool) -> Tensor:
+        passes = self.passes
+        accumulators = passes.optimizer.accumulator if learns else None
+        return log_odds(read_scores(self.policy, batch, passes.layout, passes.lean, accumulators))
+
+    def _num_units(self, groups: Sequence[ScoredGroup]) -> float:
+        """Return how many pairs, texts or steps a step's loss is the mean of."""
+        if self.objective.kind == "preference":
+            return len(groups)
+        texts = [text for group in groups for text in group.texts]
+        if self.objective.kind == "outcome":
+            return len(texts)
+        labels_S = torch.from_numpy(np.concatenate([text.labels for text in texts]))
+        row_S = np.repeat(np.arange(len(texts)), [len(text.labels) for text in texts])
+        return place_weights(labels_S, torch.from_numpy(row_S), self.objective).sum().item()
+
+    def _loss(self, scores_S: Tensor, batch: ScoreBatch) -> Tensor:
+        """Return the sum of the losses of a pass."""
+        objective = self.objective
+        if objective.kind == "preference":
+            chosen_P, rejected_P = scores_S.view(-1, 2).unbind(1)
+            return pair_losses(chosen_P, rejected_P, batch.margins_P, objective.centering).sum()
+        weights_S = place_weights(batch.labels_S, batch.row_S, objective)
+        return (weights_S * label_losses(scores_S, batch.labels_S, objective.loss)).sum()
+
+    def _facts(self, seen: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+        """Return what the model said of the step's rows before it learned from them."""
+        scores_S = torch.cat([scores for scores, _ in seen]).double()
+        labels_S = torch.cat([labels for _, labels in seen]).double()
+        if self.objective.kind == "preference":
+            chosen_P, rejected_P = scores_S.view(-1, 2).unbind(1)
+            return {
+                "scores/chosen": chosen_P.mean(),
+                "scores/rejected": rejected_P.mean(),
+                "scores/margin": (chosen_P - rejected_P).mean(),
+                "scores/accuracy": (chosen_P > rejected_P).double().mean(),
+            }
+        right_S = labels_S >= RIGHT
+        facts = {"scores/accuracy": ((scores_S >= 0) == right_S).double().mean()}
+        for name, mask_S in (("right", right_S), ("wrong", ~right_S)):
+            if mask_S.any():
+                facts[f"scores/{name}"] = torch.sigmoid(scores_S[mask_S]).mean()
+        return facts

@@ -1,0 +1,144 @@
+"""Texts that a reward model scores, packed: what they begin with in common is computed once.
+
+A place is a token at which a score is read. The model's state *at* a token is the one that predicts
+the next, so each text gets one more token, which is never fed, and the layouts of packed batches
+serve as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from assay.model.layouts import Layout, ModelInputs, fill
+from assay.model.packing import Batch, MicroBatch, pack
+from assay.types import Completion, Floats, Group, Problem, Prompt, Tokens, Verdict
+
+_LABELLED = Verdict.of_score(1.0, "label@1")
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredText:
+    """One text. places: indices of its tokens, rising, at which it is scored; labels: one a place.
+
+    Raises ValueError where they do not fit each other.
+    """
+
+    tokens: Tokens
+    places: Tokens
+    labels: Floats
+
+    def __post_init__(self) -> None:
+        places = self.places.tolist()
+        if not places or not places[0] >= 0 or places[-1] >= len(self.tokens):
+            raise ValueError(f"places {places[:5]} of a text of {len(self.tokens)} tokens")
+        if any(second <= first for first, second in pairwise(places)):
+            raise ValueError(f"places {places[:5]} do not rise")
+        if len(self.labels) != len(places):
+            raise ValueError(f"{len(self.labels)} labels of {len(places)} places")
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredGroup:
+    """Texts that are laid out together: a pair, the chosen one first, or one text alone.
+
+    margin: how much better the chosen one is to score. source: the row that they come from.
+    """
+
+    texts: tuple[ScoredText, ...]
+    margin: float = 0.0
+    source: str = ""
+
+    @property
+    def num_shared(self) -> int:
+        """Tokens that all texts begin with and that are computed once; no score is read before the last."""
+        most = min(int(text.places[0]) + 1 for text in self.texts)
+        first = self.texts[0].tokens[:most]
+        for text in self.texts[1:]:
+            same = first == text.tokens[: len(first)]
+            first = first[: len(first) if same.all() else int(np.argmin(same))]
+        return max(1, len(first))
+
+    def num_tokens(self, layout: Layout) -> int:
+        """Tokens that the model computes for this group."""
+        total = sum(len(text.tokens) for text in self.texts)
+        return total - (len(self.texts) - 1) * self.num_shared if layout == "tree" else total
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreBatch:
+    """Groups for one pass of the model.
+
+    S: places of all texts in order. row_S: the text of each; labels_S: its label; place_S: its index
+    among the batch's tokens. margins_P: one a group.
+    """
+
+    batch: Batch
+    place_S: Tensor
+    row_S: Tensor
+    labels_S: Tensor
+    margins_P: Tensor
+
+    def inputs(self, layout: Layout) -> ModelInputs:
+        """Return what the model is fed; what it would predict tokens from are the S places alone."""
+        batch = self.batch
+        everything = MicroBatch(
+            batch,
+            torch.arange(batch.num_tokens, device=batch.device),
+            torch.arange(batch.num_rows, device=batch.device),
+        )
+        inputs = everything.inputs(layout)
+        return replace(inputs, predict_T=inputs.predict_T[self.place_S])
+
+
+def pack_scores(groups: Sequence[ScoredGroup], device: torch.device | str = "cpu") -> ScoreBatch:
+    """Return the batch of these groups."""
+    packed: list[Group] = []
+    places: list[np.ndarray] = []
+    first = 0
+    for number, group in enumerate(groups):
+        shared = group.num_shared
+        rows: list[Completion] = []
+        for text in group.texts:
+            own = np.append(text.tokens[shared:], 0)  # the last is never fed
+            places.append(first + text.places - (shared - 1))
+            first += len(own)
+            rows.append(_completion(own, f"{number}/{len(rows)}"))
+        prompt = Prompt("", group.texts[0].tokens[:shared].astype(np.int32))
+        packed.append(Group(Problem(str(number), ""), prompt, tuple(rows)))
+    texts = [text for group in groups for text in group.texts]
+    arrays = {
+        "place_S": np.concatenate(places).astype(np.int64),
+        "row_S": np.repeat(np.arange(len(texts)), [len(text.places) for text in texts]),
+        "labels_S": np.concatenate([text.labels for text in texts]).astype(np.float32),
+        "margins_P": np.array([group.margin for group in groups], np.float32),
+    }
+    tensors = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+    verdicts = [[_LABELLED] * len(group.completions) for group in packed]
+    return ScoreBatch(pack(packed, verdicts, device), **tensors)
+
+
+def micro_batches(
+    groups: Sequence[ScoredGroup], max_tokens: int, layout: Layout
+) -> Iterator[Sequence[ScoredGroup]]:
+    """Yield consecutive groups that together fit a pass, or one that alone does not: none is divided."""
+    sizes = np.array([group.num_tokens(layout) for group in groups], np.int64)
+    for first, last in fill(sizes, max_tokens):
+        yield groups[first:last]
+
+
+def _completion(tokens: np.ndarray, id: str) -> Completion:
+    nothing = np.zeros(len(tokens), np.float32)
+    return Completion(
+        id=id,
+        text="",
+        tokens=tokens.astype(np.int32),
+        behavior_logprobs=nothing,
+        model_logprobs=nothing,
+        sampled=np.ones(len(tokens), np.bool_),
+    )

@@ -1,0 +1,225 @@
+"""Models that score text: a decoder under a head of one or two labels, in Hugging Face's own classes.
+
+A causal model becomes one by its layers, which are kept, and a fresh head; what was saved as a
+reward model goes on as it is. Either loads again with ``AutoModelForSequenceClassification`` (one
+score a text, read at its last token) or ``AutoModelForTokenClassification`` (one at each token).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from assay.config import ModelConfig
+from assay.errors import ModelError, message
+from assay.model.accumulators import Accumulators
+from assay.model.decoder import hidden_states
+from assay.model.layouts import Layout
+from assay.model.load import LoadedModel, choose_device, choose_dtype, load_model
+from assay.model.probe import TOLERANCE
+from assay.model.score_batch import ScoreBatch, ScoredGroup, pack_scores
+from assay.model.sources import Source, read_model, read_tokenizer
+
+Scores = Literal["text", "token"]
+"""What a score is of: a whole text, or a token."""
+
+FAMILIES: Mapping[Scores, str] = {
+    "text": "AutoModelForSequenceClassification",
+    "token": "AutoModelForTokenClassification",
+}
+"""The class of Transformers that reads each."""
+
+
+def load_scorer(
+    config: ModelConfig, device: str | None, seed: int, scores: Scores, num_labels: int
+) -> LoadedModel:
+    """Load a model to be trained as a reward model; dropout is off.
+
+    config: a causal model, whose head is replaced by a fresh one, or a reward model of the same kind
+    and number of labels, which goes on. The fresh head is drawn with standard deviation
+    1/sqrt(D + 1) from ``seed`` (Huang et al. 2024, section 4). Raises ModelError.
+    """
+    if config.lora is not None:
+        remedy = "leave [model.lora] out: a reward model is trained whole"
+        raise ModelError(message("model.lora", "adapters", "none for a reward model", remedy))
+    saved = _saved_scorer(config)
+    if saved is None:
+        loaded = load_model(config, device, seed)
+        model = with_score_head(loaded.model, scores, num_labels, seed)
+        loaded = replace(loaded, model=model)
+    else:
+        place = choose_device(device)
+        dtype = choose_dtype(config.dtype, place)
+        model = read_model(saved, dtype, FAMILIES[scores])
+        if model.config.num_labels != num_labels:
+            where, found = (
+                f"model.path {config.path}",
+                f"a head of {model.config.num_labels} labels",
+            )
+            raise ModelError(message(where, found, f"{num_labels}, or a causal model"))
+        tokenizer_of = Source.of_tokenizer(config.tokenizer) if config.tokenizer else saved
+        tokenizer = read_tokenizer(tokenizer_of, model)
+        limit = getattr(model.config, "max_position_embeddings", None)
+        loaded = LoadedModel(model.to(place), tokenizer, config.path, dtype, place, limit, ())
+    scorer: Any = loaded.model
+    scorer.config.pad_token_id = padding_token(loaded.tokenizer)
+    return loaded
+
+
+def with_score_head(model: Any, scores: Scores, num_labels: int, seed: int) -> Any:
+    """Return a model of the same layers, the very same parameters, under a fresh head."""
+    import transformers
+
+    family: Any = getattr(transformers, FAMILIES[scores])
+    config = copy.deepcopy(model.config)
+    config.num_labels = num_labels
+    dtype, device = next(model.parameters()).dtype, next(model.parameters()).device
+    config.dtype = dtype
+    try:
+        with torch.device("meta"):
+            scorer = family.from_config(config)
+    except ValueError as error:
+        found = f"{type(model).__name__}, which has no form with a head for scores"
+        raise ModelError(message("model.path", found, "a decoder as Llama or Qwen")) from error
+    setattr(scorer, scorer.base_model_prefix, model.base_model)
+    head = score_head(scorer).to_empty(device=device).to(dtype)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        drawn = torch.randn(head.weight.shape, generator=generator)
+        head.weight.copy_(drawn / (head.weight.shape[1] + 1) ** 0.5)
+        if head.bias is not None:
+            head.bias.zero_()
+    scorer.config.architectures = [type(scorer).__name__]
+    scorer.name_or_path = getattr(model, "name_or_path", "")
+    return scorer.eval()
+
+
+def score_head(model: Any) -> nn.Linear:
+    """Return the head of a model that scores; raises ModelError where it is not one linear map."""
+    layers = [one for name, one in model.named_children() if name != model.base_model_prefix]
+    heads = [one for one in layers if next(one.parameters(), None) is not None]
+    if len(heads) != 1 or type(heads[0]) is not nn.Linear:
+        found = f"{type(model).__name__}, whose head is not one linear map"
+        raise ModelError(message("model.path", found, "a decoder as Llama or Qwen"))
+    return heads[0]
+
+
+def read_scores(
+    model: Any,
+    batch: ScoreBatch,
+    layout: Layout = "tree",
+    lean: bool = True,
+    accumulators: Accumulators | None = None,
+) -> Tensor:
+    """Return the head's logits at each place, [S, C], float32, with gradient.
+
+    The head is applied in float32, whatever the layers' type.
+    """
+    hidden_SD = hidden_states(model, batch.inputs(layout), lean, accumulators)
+    head = score_head(model)
+    bias = None if head.bias is None else head.bias.float()
+    return F.linear(hidden_SD.float(), head.weight.float(), bias)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreWay:
+    """How texts go through the model, and why."""
+
+    layout: Layout
+    lean: bool
+    reason: str
+
+
+@torch.no_grad()
+def choose_way(model: Any, groups: list[ScoredGroup]) -> ScoreWay:
+    """Score some texts in each way, hold them against the model's own forward pass, and choose.
+
+    The lean way through the layers, and texts that share what they begin with, are taken where they
+    give the model's own scores within its type's rounding. Raises ModelError where not even the plain
+    way does.
+    """
+    device = next(model.parameters()).device
+    limit = TOLERANCE.get(next(model.parameters()).dtype, 0.0)
+    batch = pack_scores(groups, device)
+    theirs = torch.cat([_own_scores(model, group, device) for group in groups])
+    limit *= 1.0 + theirs.abs().max().item()
+
+    def difference(layout: Layout, lean: bool) -> float:
+        try:
+            found = read_scores(model, batch, layout, lean)
+        except Exception:  # a foreign model's forward, asked for what it may not know
+            if layout == "plain" and not lean:
+                raise
+            return float("inf")
+        largest = (found - theirs).abs().max().item()
+        return largest if largest == largest else float("inf")
+
+    plain = difference("plain", lean=False)
+    if not plain <= limit:
+        found = f"scores {plain:.2g} from its own"
+        accepted = "a model whose scores are its head's, of the last hidden state"
+        raise ModelError(message(type(model).__name__, found, accepted))
+    shares = any(group.num_shared > 1 for group in groups if len(group.texts) > 1)
+    ways: tuple[tuple[Layout, bool], ...] = (("tree", True), ("tree", False), ("plain", True))
+    for layout, lean in ways:
+        if (layout == "tree") > shares:
+            continue
+        largest = difference(layout, lean)
+        if largest <= limit:
+            shared = "what texts share is computed once" if layout == "tree" else "one row a text"
+            way = "" if lean else ", layers by their modules"
+            return ScoreWay(layout, lean, f"{shared}{way} (proved equal within {largest:.1g})")
+    return ScoreWay("plain", False, "one row a text, layers by their modules")
+
+
+def padding_token(tokenizer: Any) -> int | None:
+    """Return a token to pad with that ends no text: heads over a sequence look for the last other one."""
+    ends: set[int] = set(tokenizer("x")["input_ids"][-1:])
+    if tokenizer.chat_template:
+        turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]
+        try:
+            text = tokenizer.apply_chat_template(turns, tokenize=False)
+            ends |= set(tokenizer(text, add_special_tokens=False)["input_ids"][-1:])
+        except Exception:  # a template that takes no finished turn says nothing of its end
+            ends.add(tokenizer.eos_token_id)
+    candidates = [tokenizer.pad_token_id, *tokenizer.all_special_ids]
+    return next((one for one in candidates if one is not None and one not in ends), None)
+
+
+def _own_scores(model: Any, group: ScoredGroup, device: torch.device) -> Tensor:
+    """Return the logits of a group's places by the model's own forward pass, [S, C]."""
+    found: list[Tensor] = []
+    by_token = type(model).__name__.endswith("ForTokenClassification")
+    for text in group.texts:
+        row = torch.from_numpy(text.tokens.astype("int64"))[None].to(device)
+        if by_token:
+            logits = model(input_ids=row, use_cache=False).logits[0, text.places.tolist()]
+            found.append(logits)
+            continue
+        for place in text.places.tolist():
+            given, model.config.pad_token_id = model.config.pad_token_id, None
+            try:
+                found.append(model(input_ids=row[:, : place + 1], use_cache=False).logits)
+            finally:
+                model.config.pad_token_id = given
+    return torch.cat(found).float()
+
+
+def _saved_scorer(config: ModelConfig) -> Source | None:
+    """Return the source of what was saved as a reward model; None of everything else."""
+    file = Path(config.path).expanduser() / "config.json"
+    if not file.is_file():
+        return None
+    names = json.loads(file.read_text(encoding="utf-8")).get("architectures") or []
+    kinds = ("ForSequenceClassification", "ForTokenClassification")
+    if not any(name.endswith(kinds) for name in names):
+        return None
+    return Source.find(config.path, config.revision, config.trust_remote_code)

@@ -1,0 +1,174 @@
+"""Labelled rows as a reward model reads them: by what its verifier reads them with, so that both agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from assay.config import DataConfig, RewardModelConfig
+from assay.data.labelled import (
+    Comparison,
+    LabelledSteps,
+    Outcome,
+    load_comparisons,
+    load_outcomes,
+    load_steps,
+)
+from assay.errors import DataError, VerifierError, message
+from assay.model.score_batch import ScoredGroup, ScoredText
+from assay.types import Completion, Message, Problem, ThinkFormat
+from assay.verify.reward_model.step_rows import StepWriter, reserved_tag, tag_tokens
+from assay.verify.reward_model.steps import Places, split_steps
+from assay.verify.reward_model.text import ConversationEncoder
+
+LOADERS: Mapping[str, Callable[..., Any]] = {
+    "preference": load_comparisons,
+    "outcome": load_outcomes,
+    "process": load_steps,
+}
+SEPARATORS = {"newline": "\n", "blank_line": "\n\n"}
+
+
+class RowReader:
+    """Turns rows of one kind into tokens and the places at which they are scored.
+
+    max_positions: what the model takes; None: not stated.
+    """
+
+    def __init__(
+        self,
+        settings: RewardModelConfig,
+        data: DataConfig,
+        tokenizer: Any,
+        max_positions: int | None,
+    ) -> None:
+        self.settings = settings
+        self.data = data
+        self.think = ThinkFormat("off", data.think_open, data.think_close)
+        self.tag_ids = tag_tokens(tokenizer, settings.step_tag)
+        is_process = settings.kind == "process"
+        self.encoder = ConversationEncoder(
+            tokenizer,
+            "reward_model",
+            format=settings.format,
+            plain_template=settings.plain_template,
+            max_tokens=settings.max_tokens or max_positions,
+            too_long="not_judged",
+            reserved=reserved_tag(settings.step_tag, self.tag_ids) if is_process else None,
+        )
+        self.writer = StepWriter(self.encoder, settings.step_tag, settings.step_join, self.tag_ids)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """How the verifier must read text, as options of ``reward_model`` or ``process_reward_model``."""
+        settings = self.settings
+        options: dict[str, Any] = {"format": self.encoder.format, "reads": "all"}
+        if self.encoder.format == "plain":
+            options["plain_template"] = settings.plain_template
+        if settings.max_tokens is not None:
+            options["max_tokens"] = settings.max_tokens
+        if settings.kind != "process":
+            return options | {"head": "scalar" if settings.kind == "preference" else "binary"}
+        names = ("split", "step_tag", "step_join")
+        return options | {"style": "classifier"} | {name: getattr(settings, name) for name in names}
+
+    def load(
+        self, sources: Sequence[str], limit: int | None = None
+    ) -> tuple[list[ScoredGroup], list[str]]:
+        """Open sources and read every row; returns (groups, complaints about rows that were left out).
+
+        Raises DataError for a bad row where ``data.on_bad_row`` is ``stop``, and where none is good.
+        """
+        rows = LOADERS[self.settings.kind](sources, on_bad_row=self.data.on_bad_row, limit=limit)
+        groups: list[ScoredGroup] = []
+        complaints = list(rows.skipped)
+        for row in rows:
+            try:
+                groups.append(self.read(row))
+            except DataError as error:
+                if self.data.on_bad_row == "stop":
+                    raise
+                complaints.append(str(error))
+        if not groups:
+            found = f"{len(complaints)} bad rows and no good one, the first: {complaints[0]}"
+            raise DataError(message("reward_model.rows", found, "at least one good row"))
+        return groups, complaints
+
+    def read(self, row: Comparison | Outcome | LabelledSteps) -> ScoredGroup:
+        """Return a row's tokens; raises DataError where it does not fit, or its steps are not found."""
+        if isinstance(row, Comparison):
+            pair = row.pair
+            texts = [
+                self._text(pair.prompt, text, row.source) for text in (pair.chosen, pair.rejected)
+            ]
+            margin = row.margin if self.settings.margins else 0.0
+            both = tuple(
+                _at_end(tokens, label) for tokens, label in zip(texts, (1.0, 0.0), strict=True)
+            )
+            return ScoredGroup(both, margin, row.source)
+        if isinstance(row, Outcome):
+            tokens = self._text(row.prompt, row.completion, row.source)
+            text = _at_end(tokens, row.label)
+            if self.settings.every_token:
+                first = self._num_prompt_tokens(row, tokens)
+                places = np.arange(first, len(tokens), dtype=np.int32)
+                labels = np.full(len(places), row.label, np.float32)
+                text = ScoredText(text.tokens, places, labels)
+            return ScoredGroup((text,), source=row.source)
+        return ScoredGroup((self._steps(row),), source=row.source)
+
+    def _text(self, prompt: str | tuple[Message, ...], text: str, source: str) -> list[int]:
+        try:
+            encoded = self.encoder.encode_text(Problem("row", prompt), text, self.think)
+        except VerifierError as error:
+            raise DataError(f"{source} prompt: {error}") from error
+        if encoded.tokens is None:
+            raise DataError(self._too_long(source, encoded.note.partition(";")[0]))
+        return encoded.tokens
+
+    def _num_prompt_tokens(self, row: Outcome, tokens: Sequence[int]) -> int:
+        """Return where the completion begins: behind the prompt, as far as its tokens stand in the row's."""
+        before = self.encoder.prompt_tokens(Problem("row", row.prompt), self.think)
+        same = (a == b for a, b in zip(before, tokens[:-1], strict=False))
+        return next(
+            (index for index, equal in enumerate(same) if not equal),
+            min(len(before), len(tokens) - 1),
+        )
+
+    def _steps(self, row: LabelledSteps) -> ScoredText:
+        split = self.settings.split
+        text = row.completion or SEPARATORS.get(split, split).join(row.steps)
+        spec = {} if row.step_ends is None else {"step_ends": list(row.step_ends)}
+        problem = Problem("row", row.prompt, spec)
+        completion = Completion.from_text(text, think=self.think)
+        try:
+            found = split_steps(problem, completion, Places(completion, None), split, "all")
+        except VerifierError as error:
+            raise DataError(f"{row.source} step_ends: {error}") from error
+        if len(found) != len(row.labels):
+            where = f"{row.source} labels"
+            accepted = f"{len(found)}, one for each step that split = {split!r} shows"
+            remedy = "give step_ends, or set reward_model.split to what ends a step"
+            raise DataError(message(where, f"{len(row.labels)} labels", accepted, remedy))
+        written = self.writer.write(problem, found, self.think)
+        limit = self.encoder.max_tokens
+        if limit is not None and len(written.tokens) > limit:
+            raise DataError(self._too_long(row.source, f"{len(written.tokens)} tokens"))
+        return ScoredText(
+            np.array(written.tokens, np.int32),
+            np.array(written.positions, np.int32),
+            np.array(row.labels, np.float32),
+        )
+
+    def _too_long(self, source: str, found: str) -> str:
+        accepted = f"at most {self.encoder.max_tokens}, the prompt's included"
+        remedy = "shorten it, or set data.on_bad_row = 'skip'"
+        return message(f"{source} completion", found, accepted, remedy)
+
+
+def _at_end(tokens: Sequence[int], label: float) -> ScoredText:
+    """Return a text that is scored at its last token."""
+    last = np.array([len(tokens) - 1], np.int32)
+    return ScoredText(np.array(tokens, np.int32), last, np.array([label], np.float32))
