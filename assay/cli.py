@@ -283,6 +283,39 @@ def redteam(
 
 
 @app.command()
+def plan(
+    config: Annotated[
+        Path | None, typer.Argument(help="TOML file; without one, facts are given or asked for.")
+    ] = None,
+    facts: Annotated[
+        list[str] | None,
+        typer.Option("--fact", metavar="NAME=VALUE", help="A fact, as reward=answer. Repeatable."),
+    ] = None,
+    measure: Annotated[
+        int | None, typer.Option(min=0, help="Problems to measure with; 0: none. Default: a few.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Default: decision.md beside CONFIG.")] = None,
+    overwrite: Annotated[bool, typer.Option(help="Also over a file that is not ours.")] = False,
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Recommend a method and why not the others, a narrow pilot, memory and time; train nothing."""
+    from assay.plan import api
+
+    result = api.plan(
+        config,
+        overrides=overrides or [],
+        given=facts or [],
+        num_problems=measure,
+        out=out,
+        overwrite=overwrite,
+        ask=typer.prompt,
+        say=_say,
+    )
+    _print(result, as_json)
+
+
+@app.command()
 def report(
     run: Annotated[Path, typer.Argument(help="Run directory.")],
     as_json: Json = False,
@@ -330,6 +363,10 @@ def _options(overrides: list[str] | None, unsafe_no_sandbox: bool) -> dict[str, 
 
 def _warn(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _say_progress(text: str) -> None:
