@@ -70,8 +70,10 @@ class Preference:
             for key in ("reference_free", "length_normalized", "nll_weight"):
                 if getattr(self, key):
                     raise self._complaint(key, f"0 or false: {self.name} has no such term")
-        elif (self.desirable_weight, self.undesirable_weight) != (1.0, 1.0):
-            raise self._complaint("desirable_weight", f"1: {self.name} learns from pairs")
+            return
+        for key in ("desirable_weight", "undesirable_weight"):
+            if getattr(self, key) != 1.0:
+                raise self._complaint(key, f"1: {self.name} learns from pairs")
 
     def _complaint(self, key: str, accepted: str) -> ConfigError:
         return ConfigError(message(f"preference.{key}", getattr(self, key), accepted))
@@ -133,7 +135,7 @@ PREFERENCES: dict[str, Preference] = {
         Preference(
             name="irpo",
             paper="Pang et al. 2024, Iterative Reasoning Preference Optimization (arXiv 2404.19733)",
-            equation="eq. 2: DPO and the chosen completion's negative log-likelihood a token",
+            equation="section 2, DPO+NLL: DPO and the chosen completion's negative log-likelihood a token",
             link="logistic",
             beta=0.1,
             nll_weight=1.0,
