@@ -25,13 +25,13 @@ class AlgorithmConfig(Section):
     gae_lambda: Rate | None = None
     """Lambda of generalized advantage estimation: 1 uses returns alone, 0 the critic's next value alone."""
     whiten_rewards: Literal["none", "scale", "shift_and_scale"] | None = None
-    """Divide the rewards of a batch by their standard deviation, and, with ``shift_and_scale``, take their mean off first."""
+    """Divide the deviations of a batch's rewards from their mean by their standard deviation; ``scale`` keeps the mean, ``shift_and_scale`` takes it off. Rewards are those of completions, or of tokens under credit ``to_go`` and ``gae``."""
     whiten_advantages: bool | None = None
     """Shift and scale the advantages of a batch's tokens to mean 0 and deviation 1."""
     surrogate: Literal["clip", "cispo", "log_likelihood", "mirror", "ratio"] | None = None
     """What is maximized: PPO's clipped minimum; the log-probability under a clipped constant weight (CISPO); the plain log-probability; the same with a squared sequence log-ratio taken off (Kimi's mirror descent); the ratio unclipped."""
     ratio_level: Literal["token", "sequence_mean", "sequence_product"] | None = None
-    """Ratio of each token, the geometric mean over its completion (GSPO), or the product over its completion."""
+    """Ratio of each token, the geometric mean over its completion (GSPO), or the product over its completion. The last two go with aggregation ``sequence_mean``, which counts a completion once."""
     aggregation: Literal["sequence_mean", "token_mean", "constant_length"] | None = None
     """How token losses become one number: mean of each completion's mean, mean over all tokens, or sum over a constant."""
     length_divisor: Positive | None = None

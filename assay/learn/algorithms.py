@@ -198,7 +198,7 @@ def algorithm(name: str, **overrides: Any) -> Algorithm:
     """Return a row of the table, or the object ``package.module:object``, with fields replaced.
 
     An override that is None leaves the row as it is. Raises ConfigError for a name or a field that
-    does not exist.
+    does not exist, and for a weight that is to be moved and is 0.
     """
     row = _load_row(name) if ":" in name else ALGORITHMS.get(name)
     if row is None:
@@ -210,7 +210,12 @@ def algorithm(name: str, **overrides: Any) -> Algorithm:
     unknown = sorted(set(overrides) - known)
     if unknown:
         raise ConfigError(message("algorithm", unknown[0], ", ".join(sorted(known))))
-    return replace(row, **{key: value for key, value in overrides.items() if value is not None})
+    row = replace(row, **{key: value for key, value in overrides.items() if value is not None})
+    for target, weight in (("kl_target", "kl_weight"), ("penalty_target", "penalty_weight")):
+        if getattr(row, target) is not None and not getattr(row, weight):
+            found = f"{getattr(row, target)}, with a {weight} of 0 to start from"
+            raise ConfigError(message(f"algorithm.{target}", found, f"a {weight} > 0 beside it"))
+    return row
 
 
 def describe(row: Algorithm) -> str:

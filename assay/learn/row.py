@@ -145,12 +145,6 @@ class Algorithm:
                 "loss: credit steps has step rewards alone",
             ),
             ("overlong_buffer", by_steps and self.overlong_buffer != 0, "0 under credit steps"),
-            ("kl_target", self.kl_target is not None and not self.kl_weight, "kl_weight > 0"),
-            (
-                "penalty_target",
-                self.penalty_target is not None and not self.penalty_weight,
-                "penalty_weight > 0",
-            ),
         )
 
     @property

@@ -35,7 +35,8 @@ def leveled_log_ratio(
         sequence_mean     (1/N) sum_t d_t         the geometric mean of the ratios, GSPO eq. 7
         sequence_product  sum_t d_t               the ratio of completions, DeepSeek-R1 eq. 1
 
-    A row's tokens all have its log-ratio, clamped to +-`MAX_LOG_RATIO`.
+    A row's tokens all have its log-ratio, clamped to +-`MAX_LOG_RATIO`, and so all the same surrogate:
+    the aggregation ``sequence_mean`` counts it once a row, as the papers do, the others once a token.
     """
     if level == "token":
         return log_ratio_T

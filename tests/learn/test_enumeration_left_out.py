@@ -1,0 +1,144 @@
+"""What leaving completions out, or counting their rewards differently, does to the expected gradient.
+
+Truncation masks, completions that were not judged, positives only, the outcome gate: each test states
+what is then climbed.
+"""
+
+import pytest
+import torch
+from tiny_policy import (
+    BINARY,
+    COMPLETIONS,
+    REWARDS,
+    TRUNCATED,
+    World,
+    assert_same,
+    cosine,
+    expected_gradient,
+    gradient,
+    probabilities,
+    random_tables,
+    stated_gradient,
+    true_gradient,
+)
+
+from assay.learn.algorithms import algorithm
+
+
+def test_a_truncation_mask_without_baseline_rewards_truncation_with_nothing() -> None:
+    """REINFORCE with the mask climbs E[r 1(not truncated)]."""
+    tables = random_tables()
+    row = algorithm("reinforce", mask_truncated=True)
+    got = expected_gradient(tables, row, 1, World(truncated=TRUNCATED))
+    kept = [0.0 if n in TRUNCATED else reward for n, reward in enumerate(REWARDS)]
+    assert_same(got, true_gradient(tables, kept))
+    assert cosine(got, true_gradient(tables)) < 0.99
+
+
+def test_a_truncation_mask_beside_a_baseline_is_biased() -> None:
+    """RLOO: each completion kept against its sibling, kept or not, over the number kept: by design."""
+    tables = random_tables()
+
+    def coefficients(group: tuple[int, ...]) -> list[float]:
+        kept = [n not in TRUNCATED for n in group]
+        difference = REWARDS[group[0]] - REWARDS[group[1]]
+        count = max(1, sum(kept))
+        return [kept[0] * difference / count, -kept[1] * difference / count]
+
+    row = algorithm("rloo", mask_truncated=True)
+    got = expected_gradient(tables, row, 2, World(truncated=TRUNCATED))
+    assert_same(got, stated_gradient(tables, 2, coefficients))
+    assert cosine(got, true_gradient(tables)) < 0.9999
+
+
+@pytest.mark.parametrize("group_size", [2, 3])
+@pytest.mark.parametrize("missing", [(1,), (0, 5), (2, 3, 6)])
+def test_what_is_not_judged_is_conditioned_away(group_size: int, missing: tuple[int, ...]) -> None:
+    """RLOO climbs E[r | judged], times the chance of at least two judged siblings.
+
+    It neither seeks nor avoids what cannot be judged; a 0 in its place would make it avoid it.
+    """
+    tables = random_tables()
+    rewards = [None if n in missing else reward for n, reward in enumerate(REWARDS)]
+    got = expected_gradient(tables, algorithm("rloo"), group_size, World(rewards=rewards))
+    chance = probabilities(tables)
+    judged = torch.tensor([n not in missing for n in range(len(COMPLETIONS))])
+    share = chance[judged].sum()
+    conditional = (chance * torch.tensor(REWARDS).double())[judged].sum() / share
+    q = share.detach().item()
+    enough = 1 - (1 - q) ** group_size - group_size * q * (1 - q) ** (group_size - 1)
+    assert_same(got, enough * gradient(conditional, tables))
+
+
+def test_not_judged_without_a_baseline_is_a_reward_of_zero_at_group_size_one() -> None:
+    """REINFORCE has nothing to put in its place: it climbs E[r 1(judged)]."""
+    tables = random_tables()
+    rewards = [None if n == 1 else reward for n, reward in enumerate(REWARDS)]
+    got = expected_gradient(tables, algorithm("reinforce"), 1, World(rewards=rewards))
+    assert_same(got, true_gradient(tables, [0.0 if r is None else r for r in rewards]))
+
+
+@pytest.mark.parametrize("group_size", [1, 2, 3])
+def test_positives_only_climb_the_log_of_the_pass_rate(group_size: int) -> None:
+    """RFT, summed over tokens: (1 - (1 - p)^G) grad log p at pass rate p, over the completions kept.
+
+    With one completion that is grad p, the true gradient; with many, a question counts by 1/p, so that
+    hard ones weigh more.
+    """
+    tables = random_tables()
+    row = algorithm("rft", aggregation="constant_length", length_divisor=1.0)
+    got = expected_gradient(tables, row, group_size, World(rewards=BINARY))
+    pass_rate = (probabilities(tables) * torch.tensor(BINARY)).sum()
+    p = pass_rate.detach().item()
+    assert_same(got, (1 - (1 - p) ** group_size) * gradient(pass_rate.log(), tables))
+
+
+def test_positives_only_count_alike_whatever_their_rewards_are() -> None:
+    tables = random_tables()
+    shaped = expected_gradient(tables, algorithm("rft"), 2, World(rewards=REWARDS))
+    plain = expected_gradient(tables, algorithm("rft"), 2, World(rewards=BINARY))
+    torch.testing.assert_close(shaped, plain)
+
+
+def test_the_mean_over_tokens_of_positives_has_the_length_bias() -> None:
+    """The row itself averages each completion over its tokens, as its paper does: short ones weigh more."""
+    tables = random_tables()
+    right = tuple(float(n in (0, 1)) for n in range(len(COMPLETIONS)))
+    world = World(rewards=right, scores=right, correct=tuple(r == 1 for r in right))
+    got = expected_gradient(tables, algorithm("rft"), 1, world)
+    plain = algorithm("rft", aggregation="constant_length", length_divisor=1.0)
+    assert cosine(got, expected_gradient(tables, plain, 1, world)) < 0.999
+
+
+SHAPED = tuple(score - 0.4 * (len(c) == 2) for score, c in zip(BINARY, COMPLETIONS, strict=True))
+
+
+@pytest.mark.parametrize("group_size", [2, 3])
+def test_the_outcome_gate_counts_shaping_only_beside_a_completion_that_passed(
+    group_size: int,
+) -> None:
+    tables = random_tables()
+    world = World(rewards=SHAPED)
+
+    def coefficients(group: tuple[int, ...]) -> list[float]:
+        passed = any(BINARY[n] == 1 for n in group)
+        rewards = [SHAPED[n] if passed else BINARY[n] for n in group]
+        total = sum(rewards)
+        return [(r - (total - r) / (group_size - 1)) / group_size for r in rewards]
+
+    got = expected_gradient(tables, algorithm("rloo", outcome_gate=True), group_size, world)
+    assert_same(got, stated_gradient(tables, group_size, coefficients))
+    ungated = expected_gradient(tables, algorithm("rloo"), group_size, world)
+    assert_same(ungated, true_gradient(tables, SHAPED))
+    assert cosine(got, ungated) < 0.9999
+
+
+def test_behind_a_shut_gate_there_is_no_gradient() -> None:
+    """Where nothing passes, shaping alone would be learned: phantom advantages."""
+    tables = random_tables()
+    nothing = (0.0,) * len(COMPLETIONS)
+    shaped = tuple(-0.4 * (len(c) == 2) for c in COMPLETIONS)
+    world = World(rewards=shaped, scores=nothing, correct=(False,) * len(COMPLETIONS))
+    assert expected_gradient(tables, algorithm("rloo"), 2, world).abs().max() > 0.01
+    gated = expected_gradient(tables, algorithm("rloo", outcome_gate=True), 2, world)
+    assert not gated.any()
