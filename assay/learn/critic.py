@@ -1,0 +1,205 @@
+"""The critic: values of the states in which tokens were chosen, and how they are learned.
+
+It has layers of its own (`ValueModel`) or reads the policy's (`ValueHead`). With its own it is gone
+through and stepped apart; on the policy's, its loss is added to the policy's, so that one backward pass
+serves both, and only the head has an optimizer of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from assay.config import OptimizerConfig
+from assay.learn.losses import token_weights
+from assay.learn.meter import to_floats
+from assay.learn.optimizer import Optimizer, StepReport
+from assay.learn.passes import Passes
+from assay.model.packing import Batch
+from assay.model.value_head import ValueHead, ValueModel
+
+FOLDER = "critic"
+
+
+def value_loss(
+    values_T: Tensor,
+    old_values_T: Tensor,
+    returns_T: Tensor,
+    weights_T: Tensor,
+    value_clip: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return (sum_t w_t loss_t, whether the clip took the token's gradient away [T]).
+
+        loss = 1/2 (V - R)^2
+        loss = 1/2 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2)    with a value clip c
+
+    PPO's value loss (Schulman et al. 2017, eq. 9); the clip is that of its authors' code, of Ouyang et
+    al. 2022 and of their reproduction (Huang et al. 2024, detail 20). values_T has gradient.
+    """
+    squares_T = (values_T - returns_T).square()
+    clipped_T = torch.zeros_like(squares_T, dtype=torch.bool)
+    if value_clip is not None:
+        moved_T = (values_T - old_values_T).clamp(-value_clip, value_clip)
+        bounded_T = (old_values_T + moved_T - returns_T).square()
+        clipped_T = (bounded_T > squares_T).detach()
+        squares_T = torch.maximum(squares_T, bounded_T)
+    return 0.5 * (weights_T * squares_T).sum(), clipped_T
+
+
+def explained_variance(values_N: Tensor, returns_N: Tensor) -> float | None:
+    """Return 1 - Var(R - V) / Var(R): 1 foresees all, 0 no more than a constant; None where R is constant."""
+    if len(returns_N) < 2:
+        return None
+    values_N, returns_N = values_N.double(), returns_N.double()
+    variance = returns_N.var(correction=0)
+    if not variance > 0:
+        return None
+    return 1.0 - ((returns_N - values_N).var(correction=0) / variance).item()
+
+
+class Lesson:
+    """What a critic learns from one batch, and what came of it.
+
+    returns_T: what it is to predict. mask_T: the tokens that it learns from. Values before the update
+    are the batch's.
+    """
+
+    def __init__(
+        self, batch: Batch, returns_T: Tensor, mask_T: Tensor, value_clip: float | None
+    ) -> None:
+        assert batch.values_T is not None, "a critic learns from a batch that it has scored"
+        self.batch = batch
+        self.old_values_T = batch.values_T
+        self.returns_T = returns_T
+        self.mask_T = mask_T
+        self.value_clip = value_clip
+        self._weights_T = torch.zeros_like(returns_T)
+        self._losses: list[Tensor] = []
+        self._clipped: list[Tensor] = []
+        self._reports: list[StepReport] = []
+
+    def turn_to(self, mask_T: Tensor) -> None:
+        """Set the tokens of the coming optimizer step: its loss is their mean."""
+        weights_T = token_weights(mask_T, self.batch.row_T, self.batch.num_rows, "token_mean")
+        self._weights_T = weights_T.float()
+
+    def loss(self, values_T: Tensor, index_T: Tensor) -> Tensor:
+        """Return the share of the tokens at ``index_T`` in the step's loss, with gradient."""
+        weights_T = self._weights_T[index_T]
+        loss, clipped_T = value_loss(
+            values_T,
+            self.old_values_T[index_T],
+            self.returns_T[index_T],
+            weights_T,
+            self.value_clip,
+        )
+        self._losses.append(loss.detach())
+        self._clipped.append(clipped_T[weights_T > 0])
+        return loss
+
+    def add_step(self, report: StepReport) -> None:
+        """Take in one optimizer step of the critic."""
+        self._reports.append(report)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of the update; values and what they explain are those before it."""
+        values_N, returns_N = self.old_values_T[self.mask_T], self.returns_T[self.mask_T]
+        found: dict[str, Tensor] = {}
+        if len(values_N):
+            found["critic/value_mean"] = values_N.double().mean()
+            found["critic/return_mean"] = returns_N.double().mean()
+        if self._losses:
+            found["critic/loss"] = torch.stack(self._losses).sum() / max(1, len(self._reports))
+            clipped_N = torch.cat(self._clipped)
+            if len(clipped_N):
+                found["critic/clip_fraction"] = clipped_N.double().mean()
+        metrics = to_floats(found)
+        explained = explained_variance(values_N, returns_N)
+        if explained is not None:
+            metrics["critic/explained_variance"] = explained
+        taken = [report for report in self._reports if not report.skipped]
+        if taken:
+            metrics["critic/grad_norm"] = sum(report.grad_norm for report in taken) / len(taken)
+        return metrics
+
+
+class Critic:
+    """Values of states, from layers of its own or from the policy's.
+
+    model: a `ValueModel`, or a `ValueHead` on the policy. passes: those of the policy. warmup_steps:
+    batches from which only the critic learns. num_updates: batches that it has learned from.
+    """
+
+    def __init__(
+        self,
+        model: ValueModel | ValueHead,
+        passes: Passes,
+        optimizer: OptimizerConfig,
+        total_steps: int,
+        warmup_steps: int = 0,
+    ) -> None:
+        self.own = model if isinstance(model, ValueModel) else None
+        self.head = model.head if isinstance(model, ValueModel) else model
+        self.optimizer = Optimizer(model, optimizer, total_steps)
+        self.passes = passes
+        if self.own is not None:
+            self.passes = passes.beside(self.own.backbone, self.optimizer)
+        self.warmup_steps = warmup_steps
+        self.num_updates = 0
+
+    @property
+    def shared(self) -> bool:
+        """Whether it reads the policy's layers."""
+        return self.own is None
+
+    @property
+    def warms_up(self) -> bool:
+        """Whether only the critic is to learn from the coming batch."""
+        return self.num_updates < self.warmup_steps
+
+    @torch.no_grad()
+    def values(self, batch: Batch) -> Tensor:
+        """Return the value of the state in which each token was chosen, [T] float32, by a pass of its own."""
+        values_T = torch.zeros_like(batch.behavior_logprobs_T)
+        for micro_batch in self.passes.split(batch):
+            values_T[micro_batch.token_index_T] = self.head(self.passes.hidden(micro_batch)).float()
+        return values_T
+
+    def learn(self, lesson: Lesson, groups: Sequence[int]) -> None:
+        """Take one optimizer step on these groups, by passes of its own.
+
+        A head on the policy's layers learns alone here: the layers are left as they are.
+        """
+        for micro_batch in self.passes.split(lesson.batch, groups):
+            with self.passes.recomputed():
+                with torch.set_grad_enabled(not self.shared):
+                    hidden_TD = self.passes.hidden(micro_batch)
+                lesson.loss(self.head(hidden_TD), micro_batch.token_index_T).backward()
+        self.step(lesson)
+
+    def step(self, lesson: Lesson) -> None:
+        """Take one optimizer step on the gradients at hand."""
+        lesson.add_step(self.optimizer.step())
+
+    def save_state(self, folder: Path) -> None:
+        """Write ``critic/``: head and optimizer, and its own model in Hugging Face layout."""
+        place = folder / FOLDER
+        place.mkdir(parents=True, exist_ok=True)
+        if self.own is not None:
+            self.own.write_score()
+            self.passes.save_state(place)
+        else:
+            self.optimizer.save_state(place)
+        self.head.save(place)
+
+    def load_state(self, folder: Path) -> None:
+        """Restore what `save_state` wrote, bit for bit. Raises RunError."""
+        place = folder / FOLDER
+        if self.own is not None:
+            self.passes.load_state(place)
+        else:
+            self.optimizer.load_state(place)
+        self.head.load(place)

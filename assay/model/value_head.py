@@ -1,0 +1,142 @@
+"""Values of states: a float32 head on hidden states, and models of their own that carry one.
+
+A token was chosen in the state that stands at its predicting position, which is where
+`assay.model.decoder.hidden_states` looks; so a head needs nothing but these hidden states.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from assay.config import ModelConfig
+from assay.errors import ModelError, RunError, message
+from assay.model.decoder import unwrap
+from assay.model.score_head import Scores, load_scorer, score_head, with_score_head
+
+HEAD_FILE = "value_head.safetensors"
+
+
+class ValueHead(nn.Module):
+    """V(s_t) = w . h_t + b in float32, h_t the last hidden state that predicts token t.
+
+    Zero at first: a critic begins as no baseline at all, whatever the scale of the hidden states.
+    """
+
+    def __init__(self, width: int, device: torch.device | str | None = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width, dtype=torch.float32, device=device))
+        self.bias = nn.Parameter(torch.zeros(1, dtype=torch.float32, device=device))
+
+    def forward(self, hidden_TD: Tensor) -> Tensor:
+        """Return the value of each state, [T] float32, with gradient."""
+        return hidden_TD.to(self.weight.dtype) @ self.weight + self.bias
+
+    def save(self, folder: Path) -> None:
+        """Write ``value_head.safetensors`` into a folder that may be new."""
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {name: tensor.detach() for name, tensor in self.state_dict().items()}
+        save_file(tensors, folder / HEAD_FILE)
+
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote, bit for bit, in place. Raises RunError."""
+        file = folder / HEAD_FILE
+        try:
+            self.load_state_dict(load_file(file))
+        except (OSError, SafetensorError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            accepted = f"the value head of an earlier save, {len(self.weight)} wide"
+            raise RunError(message(str(file), reason, accepted)) from error
+
+
+class ValueModel(nn.Module):
+    """A model of its own whose output is a value: a decoder under a `ValueHead`.
+
+    backbone: in Transformers' form for token classification with one label, so that it saves as one;
+    its own score layer is not trained, and `write_score` makes it the head's rounding to its type.
+    """
+
+    def __init__(self, backbone: Any, head: ValueHead) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+        self.requires_grad_(True).eval()
+        score_head(backbone).requires_grad_(False)
+
+    @classmethod
+    def of_policy(cls, policy: nn.Module) -> ValueModel:
+        """Return one with a copy of the policy's layers, adapters merged, and a head of zeros.
+
+        Raises ModelError where Transformers has no form of the policy's architecture that scores tokens.
+        """
+        whole: Any = copy.deepcopy(policy)
+        if hasattr(whole, "merge_and_unload"):
+            whole = whole.merge_and_unload()
+        try:
+            backbone = with_score_head(unwrap(whole), "token", 1, seed=0)
+        except ModelError as error:
+            remedy = 'critic.backbone = "shared" works with any model'
+            raise ModelError(f"{str(error).replace('model.path', 'critic')}; {remedy}") from error
+        return cls(backbone, ValueHead(width_of(policy), next(backbone.parameters()).device))
+
+    @classmethod
+    def load(
+        cls, path: str, dtype: torch.dtype, device: torch.device, tokenizer: Any
+    ) -> ValueModel:
+        """Return one that starts from a reward model's folder, head included, or from a causal model's.
+
+        tokenizer: the policy's, whose tokens it will read. Raises ModelError, also where the folder
+        has another tokenizer, or its head more than one label.
+        """
+        config = ModelConfig(path=path, dtype="bfloat16" if dtype == torch.bfloat16 else "float32")
+        kind = _saved_form(path)
+        try:
+            loaded = load_scorer(config, str(device), 0, kind or "token", 1)
+            backbone: Any = loaded.model
+            if kind == "text":
+                backbone = with_score_head(backbone, "token", 1, seed=0)
+        except ModelError as error:
+            raise ModelError(str(error).replace("model.path", "critic.path")) from error
+        if loaded.tokenizer.get_vocab() != tokenizer.get_vocab():
+            accepted = "the policy's: a critic reads the policy's tokens"
+            raise ModelError(message(f"critic.path {path}", "another tokenizer", accepted))
+        model = cls(backbone, ValueHead(width_of(backbone), device))
+        if kind is not None:
+            saved = score_head(loaded.model)
+            with torch.no_grad():
+                model.head.weight.copy_(saved.weight[0])
+                if saved.bias is not None:
+                    model.head.bias.copy_(saved.bias)
+        return model
+
+    @torch.no_grad()
+    def write_score(self) -> None:
+        """Write the head into the backbone's score layer, as exactly as its type can hold it."""
+        score = score_head(self.backbone)
+        score.weight.copy_(self.head.weight[None])
+        if score.bias is not None:
+            score.bias.copy_(self.head.bias)
+
+
+def width_of(model: nn.Module) -> int:
+    """Return the width of a model's hidden states."""
+    return unwrap(model).config.get_text_config().hidden_size
+
+
+def _saved_form(path: str) -> Scores | None:
+    """Return what a saved model scores; None of one that does not score."""
+    file = Path(path).expanduser() / "config.json"
+    try:
+        names = json.loads(file.read_text(encoding="utf-8")).get("architectures") or []
+    except (OSError, ValueError):  # whoever loads it says what is wrong
+        return None
+    if any(name.endswith("ForSequenceClassification") for name in names):
+        return "text"
+    return "token" if any(name.endswith("ForTokenClassification") for name in names) else None
