@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from assay.config import dump
+from assay.config import TrainConfig, dump
 from assay.run.environment import verifier_text
 from assay.run.files import disk_full_as, write_atomic
 from assay.run.progress import format_seconds
@@ -95,15 +95,22 @@ def _state_html(summary: Summary) -> str:
 
 def _subtitle_html(summary: Summary) -> str:
     config = summary.config
-    stage = (
-        "supervised fine-tuning"
-        if config.sft
-        else f"reinforcement learning, {config.algorithm.name}"
-    )
-    sources = config.sft.traces if config.sft else config.data.train
+    stage, sources = _stage(config)
     created = str(summary.environment.get("created") or "")[:10]
     parts = [stage, f"model {config.model.path}", f"on {', '.join(sources)}", created]
     return " · ".join(safe(part) for part in parts if part)
+
+
+def _stage(config: TrainConfig) -> tuple[str, Sequence[str]]:
+    """Return what was done, and with which sources."""
+    if config.sft is not None:
+        return "supervised fine-tuning", config.sft.traces
+    if config.preference is not None:
+        stage = f"preference learning, {config.preference.method}"
+        return stage, config.preference.pairs or config.data.train
+    if config.reward_model is not None:
+        return f"reward model, {config.reward_model.kind}", config.reward_model.rows
+    return f"reinforcement learning, {config.algorithm.name}", config.data.train
 
 
 def _hero_html(summary: Summary) -> str:
@@ -148,7 +155,8 @@ def _bar_html(name: str, share: float, stderr: float) -> str:
 
 def _tiles_html(summary: Summary) -> str:
     tiles = [("steps", _steps(summary)), ("wall time", format_seconds(summary.seconds))]
-    word = "tokens trained on" if summary.config.sft else "tokens generated"
+    generated = any("tokens/generated" in row for row in summary.metrics)
+    word = "tokens generated" if generated else "tokens trained on"
     tiles.append((word, _short(summary.num_tokens)))
     if summary.seconds:
         tiles.append(("tokens a second", _short(summary.num_tokens / summary.seconds)))

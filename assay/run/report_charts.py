@@ -47,6 +47,30 @@ class _Lines:
 
 _AFTER_REWARD = (
     _Lines(
+        "Implicit reward",
+        "What the policy itself says of chosen and rejected completions, and how far they are apart.",
+        {
+            "preference/reward_chosen": "chosen",
+            "preference/reward_rejected": "rejected",
+            "preference/margin": "margin",
+        },
+    ),
+    _Lines(
+        "Preference accuracy",
+        "Pairs that the policy ranks right, and pairs of which both completions became less likely.",
+        {"preference/accuracy": "ranked right", "preference/both_fall": "both fell"},
+        share=True,
+    ),
+    _Lines(
+        "Log-probability since the start",
+        "Nats a token. Where both fall, the margin is won by making something else likely.",
+        {
+            "preference/change_chosen_token": "chosen",
+            "preference/change_rejected_token": "rejected",
+        },
+        "nats/token",
+    ),
+    _Lines(
         "KL to the reference",
         "Nats a token: how far the policy has moved from where it started.",
         {"kl/mean": "all tokens", "kl/think": "reasoning", "kl/answer": "answer"},
@@ -75,6 +99,17 @@ _AFTER_REWARD = (
         "Of one step's batch. Under policy gradients it says little about progress.",
         {"loss/nll": "negative log-likelihood", "loss/total": "total", "loss/kl": "KL term"},
     ),
+    _Lines(
+        "Scores of pairs",
+        "Mean score of the chosen and of the rejected completions that a step learned from.",
+        {"scores/chosen": "chosen", "scores/rejected": "rejected"},
+    ),
+    _Lines(
+        "Predicted probability",
+        "Mean over what is right and over what is wrong, of the rows that a step learned from.",
+        {"scores/right": "right", "scores/wrong": "wrong"},
+        share=True,
+    ),
     _Lines("Gradient norm", "Before clipping.", {"optimizer/grad_norm": "norm"}),
     _Lines(
         "Clipping",
@@ -96,6 +131,8 @@ def make_charts(summary: Summary) -> list[Chart]:
     rows = _thin(summary.metrics)
     charts = [
         _accuracy(summary.evaluations),
+        _reliability(summary.evaluations),
+        _lines(summary.evaluations, _CALIBRATION),
         _reward(rows),
         _groups(rows),
         *(_lines(rows, one) for one in _AFTER_REWARD),
@@ -121,8 +158,44 @@ def _accuracy(evaluations: Sequence[Row]) -> Chart | None:
         traces.append(trace | {"error_y": {**errors, "thickness": 1.3, "width": 4, "color": color}})
     if not traces:
         return None
-    note = "Share of held-out problems answered correctly, ± one standard error."
+    what = "problems answered correctly" if "eval/kind" not in rows[0] else f"{kind} told right"
+    note = f"Share of held-out {what}, ± one standard error."
     return Chart("Held-out accuracy", note, traces, _share_axis(), wide=True)
+
+
+_CALIBRATION = _Lines(
+    "Calibration",
+    "Of the held-out probabilities, 0 is best: how far they are from the share that came true, and their squared error.",
+    {
+        "eval/ece": "calibration error, equal widths",
+        "eval/adaptive_ece": "calibration error, equal counts",
+        "eval/brier": "Brier score",
+    },
+)
+
+
+def _reliability(evaluations: Sequence[Row]) -> Chart | None:
+    """Return predicted probability against the share that came true, at the first and last look."""
+    rows = [row for row in evaluations if row.get("eval/reliability")]
+    if not rows:
+        return None
+    exact = {"type": "scatter", "mode": "lines", "x": [0, 1], "y": [0, 1], "hoverinfo": "skip"}
+    line = {"width": 1, "dash": "dot", "color": _OTHER}
+    traces: list[Trace] = [{**exact, "name": "exact", "line": line}]
+    shown = [("before", rows[0], "c2"), ("after", rows[-1], "c1")]
+    for name, row, color in shown[-1:] if len(rows) == 1 else shown:
+        counts, predicted, observed = zip(*row["eval/reliability"], strict=True)
+        sizes = [float(f"{4 + 14 * (count / max(counts)) ** 0.5:.3g}") for count in counts]
+        trace = _line(f"{name}, step {row['step']}", [], observed, color)
+        trace |= {"x": _rounded(predicted), "mode": "lines+markers", "customdata": list(counts)}
+        trace["marker"] = {"size": sizes, "color": color}
+        trace["hovertemplate"] = "%{y:.1%} of %{customdata:,d} came true"
+        traces.append(trace)
+    note = "Predicted probability against the share that came true, in 15 bins; larger marks hold more predictions."
+    xaxis = {"title": {"text": "predicted"}, "range": [0, 1], "tickformat": ".0%"}
+    xaxis["unifiedhovertitle"] = {"text": "predicted %{x:.1%}"}
+    yaxis = {"title": {"text": "came true"}, "range": [0, 1], "tickformat": ".0%"}
+    return Chart("Reliability", note, traces, {"xaxis": xaxis, "yaxis": yaxis})
 
 
 def _reward(rows: Sequence[Row]) -> Chart | None:
