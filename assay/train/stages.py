@@ -166,22 +166,46 @@ def report_if_possible(folder: Path) -> None:
         print(f"warning: {folder}: no report ({error}); see assay report", file=sys.stderr)
 
 
-def advance(run: Run, step: Callable[[], None], bench: Bench, heldout: Sequence[Problem]) -> None:
-    """Take steps until the run is done or must stop; evaluate before, when due, and after."""
+def advance(
+    run: Run,
+    step: Callable[[], None],
+    bench: Bench,
+    heldout: Sequence[Problem],
+    evaluate_more: Callable[[], None] | None = None,
+) -> None:
+    """Take steps until the run is done or must stop; evaluate before, when due, and after.
+
+    evaluate_more: what else there is to evaluate, behind the held-out problems.
+    """
+
+    def evaluate_now() -> None:
+        evaluate_heldout(run, bench, heldout)
+        if evaluate_more is not None and run.stop_reason != "interrupted":
+            evaluate_more()
+
     assert run.num_steps is not None
     if run.step >= run.num_steps:
-        longer = "sft.epochs=N" if run.config.rl is None else f"rl.steps={2 * run.step}"
         run.note(
             f"all {run.step} steps are done; to extend the run:"
-            f" assay train --resume {run.folder} --set {longer}"
+            f" assay train --resume {run.folder} --set {_longer(run)}"
         )
     if evaluation_due(run):  # before the first step; later where the run was killed just before it
-        evaluate_heldout(run, bench, heldout)
+        evaluate_now()
     run.begin_step()
     while run.step < run.num_steps and run.stop_reason is None:
         step()
         if evaluation_due(run):
-            evaluate_heldout(run, bench, heldout)
+            evaluate_now()
+
+
+def _longer(run: Run) -> str:
+    """Return the override that makes a run longer."""
+    config = run.config
+    if config.rl is not None:
+        return f"rl.steps={2 * run.step}"
+    if config.preference is not None:
+        return "preference.epochs=N"
+    return "sft.epochs=N"
 
 
 def evaluation_due(run: Run) -> bool:
@@ -194,7 +218,7 @@ def evaluation_due(run: Run) -> bool:
 
 def evaluate_heldout(run: Run, bench: Bench, heldout: Sequence[Problem]) -> None:
     """Evaluate at every configured temperature, unless this step's evaluation is there already."""
-    done = {row["eval/temperature"] for row in run.evaluations(run.step)}
+    done = {row.get("eval/temperature") for row in run.evaluations(run.step)}
     settings = run.config.evaluation
     for temperature in settings.temperatures if heldout else ():
         if temperature not in done and run.stop_reason != "interrupted":
