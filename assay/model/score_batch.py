@@ -62,7 +62,7 @@ class ScoredGroup:
         for text in self.texts[1:]:
             same = first == text.tokens[: len(first)]
             first = first[: len(first) if same.all() else int(np.argmin(same))]
-        return max(1, len(first))
+        return len(first)
 
     def num_tokens(self, layout: Layout) -> int:
         """Tokens that the model computes for this group."""
@@ -102,15 +102,17 @@ def pack_scores(groups: Sequence[ScoredGroup], device: torch.device | str = "cpu
     places: list[np.ndarray] = []
     first = 0
     for number, group in enumerate(groups):
-        shared = group.num_shared
-        rows: list[Completion] = []
-        for text in group.texts:
-            own = np.append(text.tokens[shared:], 0)  # the last is never fed
-            places.append(first + text.places - (shared - 1))
-            first += len(own)
-            rows.append(_completion(own, f"{number}/{len(rows)}"))
-        prompt = Prompt("", group.texts[0].tokens[:shared].astype(np.int32))
-        packed.append(Group(Problem(str(number), ""), prompt, tuple(rows)))
+        together = [group] if group.num_shared else [ScoredGroup((one,)) for one in group.texts]
+        for part in together:
+            shared = part.num_shared
+            rows: list[Completion] = []
+            for text in part.texts:
+                own = np.append(text.tokens[shared:], 0)  # the last is never fed
+                places.append(first + text.places - (shared - 1))
+                first += len(own)
+                rows.append(_completion(own, f"{number}/{len(rows)}"))
+            prompt = Prompt("", part.texts[0].tokens[:shared].astype(np.int32))
+            packed.append(Group(Problem(str(number), ""), prompt, tuple(rows)))
     texts = [text for group in groups for text in group.texts]
     arrays = {
         "place_S": np.concatenate(places).astype(np.int64),

@@ -22,6 +22,9 @@ from assay.run.report_charts import Chart, make_charts
 from assay.run.report_rollouts import reader_html, safe
 from assay.run.summary import Lift, Summary, summarize
 
+REWARD_MODEL_KINDS = ("pairs", "completions", "steps")
+"""What the evaluations of reward models count."""
+
 
 def write_report(run_folder: Path | str) -> Path:
     """Write ``report.html`` into a run's directory, finished or not, and return its path.
@@ -121,7 +124,8 @@ def _hero_html(summary: Summary) -> str:
 
 
 def _lift_html(lift: Lift) -> str:
-    problems = f"{lift.num_problems:,} held-out problems, " if lift.num_problems else ""
+    what = "" if lift.kind in REWARD_MODEL_KINDS else "problems, "
+    problems = f"{lift.num_problems:,} held-out {what}" if lift.num_problems else ""
     if lift.step == 0:
         numbers = f'<span class="after">{lift.before:.1%}</span>'
         gain = '<span class="gain">before the first step</span>'

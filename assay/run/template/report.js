@@ -31,7 +31,7 @@
       legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", itemsizing: "constant" },
       hovermode: "x unified",
       hoverlabel: { bgcolor: css("card"), bordercolor: css("line"), font: { color: css("ink"), size: 12 } },
-      xaxis: axis({ title: { text: "step" }, showgrid: false, rangemode: "tozero", tickformat: ",d", hoverformat: ",d", unifiedhovertitle: { text: "step %{x:,d}" } }),
+      xaxis: axis((chart.layout && chart.layout.xaxis) || { title: { text: "step" }, showgrid: false, rangemode: "tozero", tickformat: ",d", hoverformat: ",d", unifiedhovertitle: { text: "step %{x:,d}" } }),
       yaxis: axis((chart.layout && chart.layout.yaxis) || {}),
     };
   }
