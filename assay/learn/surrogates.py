@@ -106,14 +106,14 @@ def mirror_surrogate(
     num_rows: int | None,
     sampled_T: Tensor | None,
 ) -> Tensor:
-    """Return -A log p + (tau / 2) d S, [T], with d the token's log-ratio and S its row's sum of them.
+    """Return -A log p + (tau / 2) S^2 / N, [T], with S the sum of the log-ratios of its row's N sampled tokens.
 
     Summed over a row this is -A log p(y) + (tau / 2) (log p(y) / p_old(y))^2, whose gradient, negated,
     is that of Kimi k1.5 (arXiv 2501.12599), section 2.3.2, with p_old the policy before the update.
     """
     row_T, sampled_T, total_R = _row_log_ratio(log_ratio_T, row_T, num_rows, sampled_T)
-    own_T = torch.where(sampled_T, log_ratio_T, 0.0)
-    return -advantages_T * logprobs_T + 0.5 * tau * own_T * total_R[row_T]
+    num_R = row_sums(sampled_T.to(total_R.dtype), row_T, len(total_R)).clamp(min=1)
+    return -advantages_T * logprobs_T + 0.5 * tau * (total_R.square() / num_R)[row_T]
 
 
 def importance_weight(old_logprobs_T: Tensor, behavior_logprobs_T: Tensor, cap: float) -> Tensor:
