@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -51,12 +52,13 @@ class Arm:
 
 @dataclass(frozen=True)
 class Panel:
-    """A part of the figure: the curve of that name, averaged over ``window`` points."""
+    """A part of the figure: a curve averaged over ``window`` points, or, as is_value, a value's bar an arm."""
 
     curve: str
     label: str
     x_label: str = "step"
     window: int = 10
+    is_value: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ def run_all(
 def run_one(study: Study, arm: Arm, seed: int, work: Path, quick: bool) -> Mapping[str, Any]:
     """Perform one run in this process, unless what it found is kept; returns that."""
     folder = folder_of(study, arm, seed, work, quick)
-    settings = {**study.common, **arm.settings}
+    settings = settings_of(study, arm)
     shared = work / ("quick" if quick else "shared")
     task = Task(folder, shared, seed, quick, settings)
 
@@ -174,15 +176,34 @@ def run_one(study: Study, arm: Arm, seed: int, work: Path, quick: bool) -> Mappi
     return once(folder, settings, make)
 
 
+def settings_of(study: Study, arm: Arm) -> Mapping[str, Any]:
+    """Return what a run is told: the arm's settings laid over the study's."""
+    return merge(study.common, arm.settings)
+
+
+def merge(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tree with the changes laid over it, tables merged, later ones winning."""
+    tree = dict(base)
+    for change in changes:
+        for key, value in change.items():
+            both = isinstance(value, Mapping) and isinstance(tree.get(key), Mapping)
+            tree[key] = merge(tree[key], value) if both else value
+    return tree
+
+
 def folder_of(study: Study, arm: Arm, seed: int, work: Path, quick: bool) -> Path:
-    """Return where a run works."""
+    """Return where a run works: by what it does, so that studies share the runs that they have in common."""
     base = work / "quick" if quick else work
-    return base / study.name / f"{arm.name.replace(' ', '-')}-{seed}"
+    settings = json.dumps(settings_of(study, arm), sort_keys=True)
+    digest = hashlib.sha256(settings.encode()).hexdigest()[:12]
+    return base / study.run.__name__ / f"{digest}-{seed}"
 
 
 def _run_apart(study: Study, arm: Arm, seed: int, work: Path, quick: bool) -> int:
     """Perform one run in a process of its own with one thread; returns its exit code."""
     folder = folder_of(study, arm, seed, work, quick)
+    if (folder / "kept.json").is_file():
+        return 0
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", f"studies.{study.name}", "--work", str(work)]
     command += ["--run", arm.name, str(seed), *(["--quick"] if quick else [])]

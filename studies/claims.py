@@ -34,7 +34,9 @@ class Claim:
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and its standard error (not a number for a single value)."""
+    """Return the mean and its standard error; what too few values leave open is not a number."""
+    if not values:
+        return math.nan, math.nan
     mean = sum(values) / len(values)
     if len(values) < 2:
         return mean, math.nan
@@ -51,12 +53,13 @@ class Of:
 
 
 def compare(outcomes: Outcomes, first: Of, second: Of, as_ratio: bool = False) -> list[float]:
-    """Return ``first - second`` seed by seed; as a ratio: log(first / second)."""
+    """Return ``first - second`` of each seed that measured both; as a ratio: log(first / second)."""
     seeds = sorted(outcomes[first.arm].keys() & outcomes[second.arm].keys())
-    pairs = [
-        (outcomes[first.arm][seed][first.value], outcomes[second.arm][seed][second.value])
-        for seed in seeds
+    found = [
+        (outcomes[first.arm][n].get(first.value), outcomes[second.arm][n].get(second.value))
+        for n in seeds
     ]
+    pairs = [(a, b) for a, b in found if a is not None and b is not None]
     return [math.log(a / b) if as_ratio else a - b for a, b in pairs]
 
 
@@ -101,6 +104,26 @@ def equals(says: str, first: Of, second: Of, margin: float, as_ratio: bool = Fal
             return Finding("reproduced", _numbers(mean, error, as_ratio))
         verdict: Verdict = "not reproduced" if abs(mean) - 2 * error > bound else "undecided"
         return Finding(verdict, _numbers(mean, error, as_ratio))
+
+    return Claim(says, criterion, test)
+
+
+def not_below(says: str, first: Of, second: Of, margin: float) -> Claim:
+    """Claim that one value is not below another by ``margin`` or more.
+
+    Reproduced where d - 2 e > -m; not reproduced where d + 2 e < -m; else undecided.
+    """
+    criterion = (
+        f"{_sides(first, second, as_ratio=False)}: reproduced if 2 standard errors below its mean is above"
+        f" -{margin:g}; not reproduced if 2 standard errors above its mean is below that; else undecided"
+    )
+
+    def test(outcomes: Outcomes) -> Finding:
+        mean, error = mean_and_error(compare(outcomes, first, second))
+        if mean - 2 * error > -margin:
+            return Finding("reproduced", _numbers(mean, error, as_ratio=False))
+        verdict: Verdict = "not reproduced" if mean + 2 * error < -margin else "undecided"
+        return Finding(verdict, _numbers(mean, error, as_ratio=False))
 
     return Claim(says, criterion, test)
 

@@ -15,7 +15,7 @@ STUDY = Study(
     run=reinforce,
     common={
         "steps": 90,
-        "base": {
+        "config": {
             "algorithm": {
                 "name": "dapo",
                 "kl_weight": 0.0,

@@ -27,7 +27,7 @@ STUDY = Study(
     run=reinforce,
     common={
         "steps": 70,
-        "base": {"algorithm": {"name": "rloo"}, "optimizer": {"learning_rate": 2e-4}},
+        "config": {"algorithm": {"name": "rloo"}, "optimizer": {"learning_rate": 2e-4}},
     },
     arms=(
         Arm("none", "a weight of 1e-9: measured, not restrained", _penalty("k1", "loss", 1e-9)),

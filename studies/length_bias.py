@@ -16,7 +16,7 @@ STUDY = Study(
     run=reinforce,
     common={
         "steps": 90,
-        "base": {"sampling": {"max_tokens": 96}, "algorithm": {"kl_weight": 0.0}},
+        "config": {"sampling": {"max_tokens": 96}, "algorithm": {"kl_weight": 0.0}},
     },
     arms=(
         Arm("grpo", "mean over a completion's tokens", {"config": {"algorithm": {"name": "grpo"}}}),

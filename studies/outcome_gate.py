@@ -24,7 +24,7 @@ STUDY = Study(
     run=reinforce,
     common={
         "steps": 90,
-        "base": {
+        "config": {
             "data": {"verifier": "math*1.0 + kimi_length*1.0"},
             "algorithm": {"name": "grpo", "kl_weight": 0.0},
         },

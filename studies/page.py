@@ -142,8 +142,8 @@ def draw(study: Study, found: Found, path: Path) -> None:
         count = len(study.panels)
         figure, axes = pyplot.subplots(1, count, figsize=(3.4 * count, 3.2), squeeze=False)
         for axis, panel in zip(axes[0], study.panels, strict=True):
-            _panel(axis, study, found, panel)
-        handles, labels = axes[0][0].get_legend_handles_labels()
+            _panel(axis, found, panel)
+        handles, labels = _handles(axes[0])
         if handles:
             figure.legend(handles, labels, loc="upper center", ncols=len(labels), frameon=False)
         figure.tight_layout(rect=(0, 0, 1, 0.92))
@@ -151,7 +151,41 @@ def draw(study: Study, found: Found, path: Path) -> None:
         pyplot.close(figure)
 
 
-def _panel(axis: Any, study: Study, found: Found, panel: Panel) -> None:
+def _handles(axes: Any) -> tuple[list[Any], list[str]]:
+    """Return the legend of the panel that shows the most arms."""
+    found = [axis.get_legend_handles_labels() for axis in axes]
+    return max(found, key=lambda one: len(one[1]))
+
+
+def _panel(axis: Any, found: Found, panel: Panel) -> None:
+    if panel.is_value:
+        _bars(axis, found, panel)
+    else:
+        _curves(axis, found, panel)
+        axis.set_xlabel(panel.x_label)
+    axis.set_title(panel.label, fontsize=9, color=INK)
+    axis.grid(True, color=INK, alpha=0.25, linewidth=0.6)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+
+
+def _bars(axis: Any, found: Found, panel: Panel) -> None:
+    """Draw a bar an arm, its standard error, and a dot a seed."""
+    shown: list[tuple[str, str, list[float]]] = []
+    for color, (arm, by_seed) in zip(COLORS, found.items(), strict=False):
+        values = [one["values"].get(panel.curve) for one in by_seed.values()]
+        known = [value for value in values if value is not None]
+        if known:
+            shown.append((arm, color, known))
+    for place, (_, color, values) in enumerate(shown):
+        mean, error = mean_and_error(values)
+        axis.barh(place, mean, xerr=0.0 if error != error else error, color=color, alpha=0.6)
+        axis.plot(values, [place] * len(values), "o", color=color, markersize=3)
+    axis.set_yticks(range(len(shown)), [arm for arm, _, _ in shown])
+    axis.invert_yaxis()
+
+
+def _curves(axis: Any, found: Found, panel: Panel) -> None:
     for color, (arm, by_seed) in zip(COLORS, found.items(), strict=False):
         curves = [
             one["curves"][panel.curve] for one in by_seed.values() if panel.curve in one["curves"]
@@ -163,11 +197,6 @@ def _panel(axis: Any, study: Study, found: Found, panel: Panel) -> None:
             low = [m - e for m, e in zip(mean, error, strict=True)]
             high = [m + e for m, e in zip(mean, error, strict=True)]
             axis.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
-    axis.set_xlabel(panel.x_label)
-    axis.set_title(panel.label, fontsize=9, color=INK)
-    axis.grid(True, color=INK, alpha=0.25, linewidth=0.6)
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
 
 
 def band(

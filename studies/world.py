@@ -14,7 +14,7 @@ from assay.run.files import read_rows
 from assay.run.rollout_log import RolloutLog
 from assay.train import api
 from assay.train.recipes import MAX_TOKENS, PRESENTATION, cold_start, make_model
-from studies.campaign import Outcome, Task, once
+from studies.campaign import Outcome, Task, merge, once
 
 TERMS = "num_terms=4"
 PROBLEMS = f"assay.data.tasks:chain_sums?{TERMS}"
@@ -54,16 +54,6 @@ def cold_started(task: Task) -> str:
     return once(folder, {"sft": tree["sft"], "optimizer": tree["optimizer"]}, make)["checkpoint"]
 
 
-def merge(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tree with the changes laid over it, tables merged, later ones winning."""
-    tree = dict(base)
-    for change in changes:
-        for key, value in change.items():
-            both = isinstance(value, Mapping) and isinstance(tree.get(key), Mapping)
-            tree[key] = merge(tree[key], value) if both else value
-    return tree
-
-
 def rl_config(task: Task, checkpoint: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration of an RL run of ``task.settings["steps"]`` steps of 16 x 8 completions."""
     base: dict[str, Any] = {
@@ -94,8 +84,8 @@ def rl_config(task: Task, checkpoint: str, changes: Mapping[str, Any]) -> dict[s
 
 def reinforce(task: Task) -> Outcome:
     """Cold-start, then reinforce as ``task.settings["config"]`` says; returns the run's figures."""
-    changes = merge(task.settings.get("base", {}), task.settings.get("config", {}))
-    result = api.train(rl_config(task, cold_started(task), changes), quiet=True)
+    config = rl_config(task, cold_started(task), task.settings["config"])
+    result = api.train(config, quiet=True)
     return read_run(Path(result.run))
 
 
@@ -122,6 +112,9 @@ def read_run(folder: Path) -> Outcome:
     curves |= _lengths(folder)
     evaluations = list(read_rows(folder / "evaluations.jsonl"))
     values = {f"{name}_end": statistics.mean(last) for name, last in _lasts(curves)}
+    early = [y for x, y in curves["passed"] if 11 <= x <= 30]
+    if early:
+        values["passed_early"] = statistics.mean(early)
     values["accuracy_before"] = evaluations[0]["eval/pass_at_1"]
     values["accuracy"] = evaluations[-1]["eval/pass_at_1"]
     values["tokens"] = evaluations[-1]["eval/mean_tokens"]

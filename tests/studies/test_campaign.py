@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from studies.campaign import Arm, Outcome, Panel, Study, Task, once, run_all, run_one
-from studies.claims import Of, Outcomes, equals, exceeds, mean_and_error, number
+from studies.campaign import Arm, Outcome, Panel, Study, Task, merge, once, run_all, run_one
+from studies.claims import Of, Outcomes, equals, exceeds, mean_and_error, not_below, number
 from studies.page import band, page, table, write_page
-from studies.world import merge
 
 STUDIES = sorted(
     path.stem
@@ -82,6 +81,25 @@ def test_exceeds_has_three_answers(more: list[float], verdict: str) -> None:
 def test_equals_has_three_answers(more: list[float], verdict: str) -> None:
     claim = equals("", Of("more", "x"), Of("less", "x"), margin=0.5)
     assert claim.test(canned(more=more, less=[1.0, 1.0, 1.0])).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("more", "verdict"),
+    [
+        ([3.0, 3.1, 2.9], "reproduced"),
+        ([0.8, 0.8, 0.8], "reproduced"),
+        ([0.0, 0.1, -0.1], "not reproduced"),
+        ([0.5, 2.0, -1.0], "undecided"),
+    ],
+)
+def test_not_below_has_three_answers(more: list[float], verdict: str) -> None:
+    claim = not_below("", Of("more", "x"), Of("less", "x"), margin=0.5)
+    assert claim.test(canned(more=more, less=[1.0, 1.0, 1.0])).verdict == verdict
+
+
+def test_what_was_not_measured_decides_nothing() -> None:
+    claim = exceeds("", Of("more", "y"), Of("less", "x"), margin=0.5)
+    assert claim.test(canned(more=[1.0, 2.0], less=[1.0, 1.0])).verdict == "undecided"
 
 
 def test_differences_are_taken_seed_by_seed() -> None:
@@ -169,7 +187,7 @@ def test_a_run_that_failed_is_made_again(tmp_path: Path) -> None:
 
 def test_a_failed_run_is_named(tmp_path: Path) -> None:
     """The command of the canned study does not exist, so that each of its runs fails."""
-    with pytest.raises(SystemExit, match=r"2 runs failed.*more-0/log\.txt"):
+    with pytest.raises(SystemExit, match=r"2 runs failed.*-0/log\.txt"):
         run_all(a_study(), [0], tmp_path, jobs=2, quick=True)
 
 

@@ -1,0 +1,103 @@
+"""DPO against PPO on the same preferences, made of verdicts of the cold start's own completions."""
+
+from assay.train import api
+from assay.train.recipes import PRESENTATION
+from studies.campaign import Arm, Outcome, Panel, Study, Task, main, merge, once
+from studies.claims import Of, exceeds
+from studies.pools import measured, pairs, pool, train_reward_model, write_rows
+from studies.world import SETUP, cold_started, reinforce
+
+NUM_PROBLEMS = 960
+EPOCHS = 3.0
+
+
+def preferences(task: Task) -> list[dict[str, str]]:
+    """Return the pairs that all arms learn from: of each problem a right and a wrong completion."""
+    return pairs(pool(task, "train", NUM_PROBLEMS, 8), task.seed, most=2) or [
+        {"prompt": "1+1=", "chosen": "2", "rejected": "3"}  # of a quick run, nothing is right
+    ]
+
+
+def run_arm(task: Task) -> Outcome:
+    """Learn from the pairs as ``task.settings["method"]`` says."""
+    if task.settings["method"] == "dpo":
+        return _dpo(task)
+    rows = preferences(task)
+    folder = task.shared / f"reward-model-{task.seed}"
+    key = {"epochs": EPOCHS, "pairs": len(rows)}
+
+    def make() -> dict[str, str]:
+        model = train_reward_model(folder, cold_started(task), rows, task.seed, EPOCHS)
+        return {"model": model}
+
+    model = once(folder, key, make)["model"]
+    learned = {"verification": {"options": {"reward_model": {"path": model}}}}
+    settings = merge(task.settings, {"config": learned})
+    return reinforce(Task(task.folder, task.shared, task.seed, task.quick, settings))
+
+
+def _dpo(task: Task) -> Outcome:
+    tree = {
+        "run": {"name": "dpo", "directory": str(task.folder), "seed": task.seed, "threads": 1},
+        "model": {"path": cold_started(task)},
+        "data": PRESENTATION,
+        "preference": {
+            "pairs": [write_rows(task.folder / "pairs.jsonl", preferences(task))],
+            "method": "dpo",
+            "beta": 0.1,
+            "epochs": EPOCHS,
+            "pairs_per_step": 32,
+        },
+        "optimizer": {"learning_rate": 1e-4, "warmup_steps": 5},
+        "checkpoint": {"every": 1_000_000, "keep_last": 1, "keep_best": False},
+    }
+    result = api.train(tree, quiet=True)
+    assert result.checkpoint is not None
+    return measured(task, result.checkpoint)
+
+
+_LEARNED = {
+    "steps": 60,
+    "config": {
+        "data": {"verifier": "math*0.000001 + reward_model*1.0"},
+        "algorithm": {"kl_weight": 0.02, "kl_place": "reward", "kl_estimator": "k1"},
+    },
+}
+
+STUDY = Study(
+    name="dpo_vs_ppo",
+    title="DPO and PPO on the same preferences",
+    source=(
+        "Xu et al. 2024, Is DPO superior to PPO for LLM alignment? (arXiv 2404.10719), section 6: PPO with a"
+        " reward model of the same preferences beats DPO, most of all on code and reasoning."
+    ),
+    setup=SETUP,
+    run=run_arm,
+    arms=(
+        Arm("dpo", "beta 0.1, three epochs of the pairs", {"method": "dpo"}),
+        Arm(
+            "ppo",
+            "a Bradley-Terry model of the pairs, then 60 steps of PPO against it",
+            merge(_LEARNED, {"method": "ppo", "config": {"algorithm": {"name": "ppo"}}}),
+        ),
+        Arm(
+            "grpo",
+            "the same with GRPO in PPO's place",
+            merge(_LEARNED, {"method": "grpo", "config": {"algorithm": {"name": "grpo"}}}),
+        ),
+    ),
+    claims=(
+        exceeds("PPO beats DPO.", Of("ppo", "accuracy"), Of("dpo", "accuracy"), margin=0.02),
+        exceeds("GRPO beats DPO.", Of("grpo", "accuracy"), Of("dpo", "accuracy"), margin=0.02),
+    ),
+    panels=(Panel("accuracy", "held-out accuracy", is_value=True),),
+    columns={"accuracy": "held-out accuracy", "tokens": "tokens a completion"},
+    limits=(
+        "Pairs: up to two a problem of 960 x 8 completions of the cold start, a right and a wrong one each, so"
+        " they are on-policy to begin with. One setting of each method; DPO sees no new completions, the other"
+        " two sample 60 x 128."
+    ),
+)
+
+if __name__ == "__main__":
+    main(STUDY)

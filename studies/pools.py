@@ -1,0 +1,154 @@
+"""Pools of judged completions of a cold-started policy, and what is made of them: pairs, traces, reward models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from assay.train import api
+from assay.train.recipes import PRESENTATION
+from studies.campaign import Outcome, Task, once
+from studies.world import PROBLEMS, cold_started, heldout
+
+Row = Mapping[str, Any]
+
+
+def pool(task: Task, split: str, num_problems: int, num_samples: int) -> list[list[Row]]:
+    """Return judged completions of the seed's cold start at temperature 1, grouped by problem; sampled once."""
+    checkpoint = cold_started(task)
+    num_problems = min(num_problems, 12) if task.quick else num_problems
+    name = f"pool-{split}-{num_problems}x{num_samples}-{task.seed}"
+    path = task.shared / name / "completions.jsonl"
+    source = f"{PROBLEMS}&split={split}&size={num_problems}&seed={1000 + task.seed}"
+
+    def make() -> Mapping[str, Any]:
+        api.evaluate_model(
+            checkpoint,
+            [source],
+            num_samples=num_samples,
+            temperature=1.0,
+            seed=task.seed,
+            out=path,
+            overrides=["run.threads=1", "engine.num_slots=128"],
+        )
+        return {}
+
+    once(path.parent, {"source": source, "num_samples": num_samples}, make)
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    by_problem: dict[str, list[Row]] = {}
+    for row in rows:
+        by_problem.setdefault(row["id"].partition("/")[0], []).append(row)
+    return list(by_problem.values())
+
+
+def passed(row: Row) -> bool:
+    """Return whether a completion of a pool is right."""
+    return row["status"] == "passed"
+
+
+def pairs(groups: Sequence[Sequence[Row]], seed: int, most: int = 1) -> list[dict[str, str]]:
+    """Return up to ``most`` pairs a problem, each a right and a wrong completion that differ."""
+    random, found = Random(f"pairs {seed}"), list[dict[str, str]]()
+    for group in groups:
+        right = [row["completion"] for row in group if passed(row)]
+        wrong = [
+            row["completion"] for row in group if not passed(row) and row["completion"].strip()
+        ]
+        random.shuffle(right)
+        random.shuffle(wrong)
+        for chosen, rejected in list(zip(right, wrong, strict=False))[:most]:
+            found.append({"prompt": group[0]["prompt"], "chosen": chosen, "rejected": rejected})
+    return found
+
+
+def flipped(rows: Sequence[Mapping[str, str]], share: float, seed: int) -> list[dict[str, str]]:
+    """Return the pairs with each turned the wrong way round with probability ``share``."""
+    random = Random(f"flips {seed}")
+    return [
+        {**row, "chosen": row["rejected"], "rejected": row["chosen"]}
+        if random.random() < share
+        else dict(row)
+        for row in rows
+    ]
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Write rows as JSONL; returns the path as a source."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def train_reward_model(
+    folder: Path, checkpoint: str, rows: Sequence[Mapping[str, str]], seed: int, epochs: float
+) -> str:
+    """Train a Bradley-Terry model from a checkpoint on pairs; returns its folder."""
+    tree = {
+        "run": {"name": "reward-model", "directory": str(folder), "seed": seed, "threads": 1},
+        "model": {"path": checkpoint},
+        "reward_model": {
+            "kind": "preference",
+            "rows": [write_rows(folder / "pairs.jsonl", rows)],
+            "epochs": epochs,
+            "rows_per_step": 16,
+            "format": "plain",
+            "plain_template": "{prompt}{completion}",
+        },
+        "optimizer": {"learning_rate": 3e-4, "warmup_steps": 5, "schedule": "linear"},
+        "checkpoint": {"every": 1_000_000, "keep_last": 1, "keep_best": False},
+    }
+    result = api.train(tree, quiet=True)
+    assert result.checkpoint is not None
+    return result.checkpoint
+
+
+def imitate(
+    task: Task,
+    traces: Sequence[Mapping[str, str]],
+    epochs: float,
+    prompt_template: str = "{question}",
+) -> Outcome:
+    """Fine-tune the cold start on traces; returns held-out accuracy under the template."""
+    tree = {
+        "run": {"name": "sft", "directory": str(task.folder), "seed": task.seed, "threads": 1},
+        "model": {"path": cold_started(task)},
+        "data": PRESENTATION,
+        "sft": {
+            "traces": [write_rows(task.folder / "traces.jsonl", traces)],
+            "epochs": epochs,
+            "tokens_per_step": 1600,
+        },
+        "optimizer": {"learning_rate": 5e-4, "warmup_steps": 10, "schedule": "linear"},
+        "checkpoint": {"every": 1_000_000, "keep_last": 1, "keep_best": False},
+    }
+    result = api.train(tree, quiet=True)
+    assert result.checkpoint is not None
+    return measured(task, result.checkpoint, prompt_template)
+
+
+def measured(task: Task, model: str, prompt_template: str = "{question}", k: int = 1) -> Outcome:
+    """Return held-out accuracy at temperature 1 of the first of ``k`` samples, and pass@k."""
+    settings = [
+        "run.threads=1",
+        "engine.num_slots=128",
+        "sampling.max_tokens=48",
+        f'data.prompt_template="{prompt_template}"',
+        'data.template="base"',
+        'data.think="free"',
+    ]
+    found = api.evaluate_model(
+        model,
+        heldout(task.seed, task.quick),
+        num_samples=k,
+        temperature=1.0,
+        verifier="math",
+        seed=task.seed,
+        overrides=settings,
+    )
+    values = {"accuracy": found.pass_at_1, "tokens": found.mean_tokens}
+    if k > 1:
+        values["pass_at_k"] = found.pass_at[k]
+    return Outcome(values)
