@@ -1,21 +1,22 @@
 import math
 import statistics
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from learn_batches import make_batch, scored
+from torch import Tensor
 
-from assay.learn.advantages import (
-    compute_advantages,
-    group_advantages,
-    loss_mask,
-    overlong_penalty,
-    shape_rewards,
-)
-from assay.learn.algorithms import algorithm
+from assay.errors import ConfigError
+from assay.learn.advantages import compute_advantages, compute_returns, loss_mask
+from assay.learn.algorithms import ALGORITHMS, Algorithm, algorithm
+from assay.learn.baselines import group_advantages
+from assay.learn.gae import discounted_to_go, gae_advantages
+from assay.learn.rewards import token_rewards
+from assay.model.packing import Batch
 
 REWARDS = st.lists(
     st.lists(st.none() | st.floats(-2, 2, allow_subnormal=False), min_size=1, max_size=6),
@@ -35,6 +36,7 @@ def slow_group(rewards: list[float | None], baseline: str, scale: str, ddof: int
             continue
         base = {
             "mean": statistics.fmean(judged),
+            "median": statistics.median(judged),
             "leave_one_out": statistics.fmean(others or [0.0]),
             "none": 0.0,
         }[baseline]
@@ -46,7 +48,7 @@ def slow_group(rewards: list[float | None], baseline: str, scale: str, ddof: int
     return advantages
 
 
-@pytest.mark.parametrize("baseline", ["mean", "leave_one_out", "none"])
+@pytest.mark.parametrize("baseline", ["mean", "median", "leave_one_out", "none"])
 @pytest.mark.parametrize("scale", ["std", "none"])
 @pytest.mark.parametrize("ddof", [0, 1])
 @settings(max_examples=60, deadline=None)
@@ -85,23 +87,85 @@ def test_rloo_is_dr_grpo_scaled() -> None:
     torch.testing.assert_close(rloo, dr_grpo * 3 / 2)
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "dapo"])
+def full(batch: Batch, seed: int = 0, share: float = 0.6) -> Batch:
+    """The batch with made-up log-probabilities, values and steps."""
+    generator = torch.Generator().manual_seed(seed)
+    batch = scored(batch, seed)
+    ends_T = torch.rand(batch.num_tokens, generator=generator) < share
+    scores_T = torch.rand(batch.num_tokens, generator=generator)
+    return replace(
+        batch,
+        values_T=torch.randn(batch.num_tokens, generator=generator),
+        step_ends_T=ends_T,
+        step_scores_T=torch.where(ends_T, scores_T, 0.0),
+    )
+
+
+def without_row(batch: Batch, row: int) -> Batch:
+    """The batch less one completion."""
+    parts = {
+        name: tensor[batch.row_T != row if name[-1] == "T" else torch.arange(batch.num_rows) != row]
+        for name, tensor in vars_of(batch).items()
+    }
+    parts["row_T"] = parts["row_T"] - (parts["row_T"] > row).long()
+    return replace(batch, **parts)
+
+
+def vars_of(batch: Batch) -> dict[str, Tensor]:
+    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+def two_groups() -> Batch:
+    lengths = [[4, 3, 1], [6, 2, 5]]
+    unsampled = [(0, 1, 0), (1, 2, 0), (1, 2, 4)]
+    return make_batch([[1.0, 0.2, 0.5], [0.0, 0.3, 0.9]], lengths, unsampled=unsampled)
+
+
+RELATIVE = [name for name, row in ALGORITHMS.items() if row.group_relative]
+
+
+@pytest.mark.parametrize("name", RELATIVE)
 @pytest.mark.parametrize("reward", [0.1, 1 / 3, 0.7, -0.3])
 def test_equal_rewards_are_exact_zeros(name: str, reward: float) -> None:
-    batch = make_batch([[reward] * 7])
+    batch = full(make_batch([[reward] * 7]), share=1.0)
+    batch = replace(batch, step_scores_T=torch.full((batch.num_tokens,), reward))
     assert not compute_advantages(batch, algorithm(name, max_tokens=100)).any()
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "dapo"])
-def test_not_judged_touches_no_sibling(name: str) -> None:
-    row = algorithm(name, max_tokens=100)
-    with_hole = make_batch([[1.0, None, 0.0, 0.5]], [[3, 4, 2, 5]])
-    advantages_T = compute_advantages(with_hole, row)
-    without = make_batch([[1.0, 0.0, 0.5]], [[3, 2, 5]])
-    kept_T = advantages_T[with_hole.row_T != 1]
-    torch.testing.assert_close(kept_T, compute_advantages(without, row))
-    assert not advantages_T[with_hole.row_T == 1].any()
-    assert not loss_mask(with_hole, row)[with_hole.row_T == 1].any()
+@pytest.mark.parametrize("credit", ["completion", "to_go"])
+@pytest.mark.parametrize("baseline", ["mean", "median", "leave_one_out"])
+@pytest.mark.parametrize("scale", ["std", "none"])
+def test_equal_rewards_are_exact_zeros_under_any_baseline(
+    credit: str, baseline: str, scale: str
+) -> None:
+    row = algorithm("dr_grpo", credit=credit, baseline=baseline, scale=scale)
+    for whiten in (False, True):
+        batch = make_batch([[0.7] * 5, [1 / 3] * 4])
+        assert not compute_advantages(batch, replace(row, whiten_advantages=whiten)).any()
+
+
+@pytest.mark.parametrize("whiten_rewards", ["none", "scale", "shift_and_scale"])
+@pytest.mark.parametrize("gate", [False, True])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_what_is_not_judged_enters_nothing(name: str, gate: bool, whiten_rewards: str) -> None:
+    """As if it were not there: in every row, whatever else is known of it."""
+    row = algorithm(name, max_tokens=9, outcome_gate=gate, whiten_rewards=whiten_rewards)
+    batch = full(make_batch([[1.0, None, 0.0, 0.5], [0.0, 0.3, None]], unsampled=[(0, 2, 0)]))
+    unjudged_T = ~batch.judged_R[batch.row_T]
+    assert batch.step_ends_T is not None
+    wild = {
+        name: torch.where(unjudged_T, 1e6, getattr(batch, name))
+        for name in ("values_T", "old_logprobs_T", "step_scores_T")
+    }
+    batch = replace(batch, step_ends_T=batch.step_ends_T | unjudged_T, **wild)
+    advantages_T = compute_advantages(batch, row)
+    assert not advantages_T[unjudged_T].any()
+    assert not loss_mask(batch, row)[unjudged_T].any()
+    judged = without_row(without_row(batch, 6), 1)
+    torch.testing.assert_close(advantages_T[~unjudged_T], compute_advantages(judged, row))
+    assert torch.equal(loss_mask(batch, row)[~unjudged_T], loss_mask(judged, row))
+    assert advantages_T.any()
 
 
 def test_one_judged_sibling_carries_no_gradient() -> None:
@@ -139,18 +203,6 @@ def test_tokens_that_were_not_sampled_carry_nothing() -> None:
     assert compute_advantages(batch, algorithm("grpo"))[2] == 0
 
 
-def test_overlong_penalty_by_hand() -> None:
-    length_R = torch.tensor([1, 15, 16, 17, 18, 20, 25])
-    penalty = overlong_penalty(length_R, max_tokens=20, buffer=4)
-    assert penalty.tolist() == [0, 0, 0, -0.25, -0.5, -1, -1]
-
-
-def test_overlong_penalty_enters_the_reward() -> None:
-    batch = make_batch([[1.0, 1.0]], [[8, 5]])
-    row = algorithm("dapo", max_tokens=8, overlong_buffer=4)
-    assert shape_rewards(batch, row).tolist() == [0.0, 0.75]
-
-
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_kl_in_the_reward_is_the_whole_completions(estimator: str) -> None:
     batch = scored(make_batch([[1.0, 0.0, 0.5]], [[2, 3, 4]], unsampled=[(0, 1, 0)]))
@@ -170,6 +222,151 @@ def test_kl_in_the_reward_is_the_whole_completions(estimator: str) -> None:
         assert float(got[token]) == pytest.approx(expected, abs=1e-6)
 
 
-def test_kl_in_the_reward_needs_a_scored_batch() -> None:
-    with pytest.raises(ValueError, match=r"Learner\.score"):
-        compute_advantages(make_batch([[1.0, 0.0]]), algorithm("rloo", kl_weight=0.1))
+def rewards_after(
+    row: Algorithm, batch: Batch, token: int, rewards_T: Sequence[float]
+) -> list[float]:
+    """Rewards of the sampled tokens of a token's completion, from it on."""
+    same = [t for t in range(token, batch.num_tokens) if batch.row_T[t] == batch.row_T[token]]
+    return [rewards_T[t] for t in same if batch.sampled_T[t]]
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.9])
+@pytest.mark.parametrize("baseline", ["none", "mean", "median", "leave_one_out"])
+@pytest.mark.parametrize("scale", ["none", "std"])
+def test_credit_to_go_equals_the_loop(gamma: float, baseline: str, scale: str) -> None:
+    """The return from each token on, less the siblings' baseline of whole returns, over their deviation."""
+    batch = full(two_groups())
+    row = algorithm("reinforce_plus_plus", gamma=gamma, baseline=baseline, scale=scale)
+    row = replace(row, whiten_advantages=False, kl_weight=0.2)
+    rewards_T = token_rewards(batch, row).tolist()
+    returns = [
+        sum(r * gamma**k for k, r in enumerate(rewards_after(row, batch, t, rewards_T)))
+        for t in range(batch.num_tokens)
+    ]
+    got = compute_advantages(batch, row)
+    for number in range(batch.num_groups):
+        tokens = [t for t in range(batch.num_tokens) if batch.group_R[batch.row_T[t]] == number]
+        members = sorted({int(batch.row_T[t]) for t in tokens})
+        whole = [
+            returns[next(t for t in tokens if batch.row_T[t] == m and batch.sampled_T[t])]
+            for m in members
+        ]
+        # As one action each; then what a token's own return is beside its completion's.
+        relative = slow_group(list(whole), baseline, scale, 1)
+        deviation = statistics.stdev(whole) + 1e-4 if scale == "std" else 1.0
+        for t in tokens:
+            place = members.index(int(batch.row_T[t]))
+            want = relative[place] + (returns[t] - whole[place]) / deviation
+            assert got[t].item() == pytest.approx(want if batch.sampled_T[t] else 0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("baseline", ["none", "mean", "median", "leave_one_out"])
+@pytest.mark.parametrize("scale", ["none", "std"])
+def test_credit_by_steps_equals_the_loop(baseline: str, scale: str) -> None:
+    """DeepSeekMath 4.1.3: all steps of a group together, a token gets those that end at or after it."""
+    batch = full(two_groups())
+    row = algorithm("grpo_process", baseline=baseline, scale=scale)
+    got = compute_advantages(batch, row)
+    assert batch.step_ends_T is not None and batch.step_scores_T is not None
+    for number in range(batch.num_groups):
+        ends = [
+            t
+            for t in range(batch.num_tokens)
+            if batch.step_ends_T[t] and batch.group_R[batch.row_T[t]] == number
+        ]
+        every = {t: float(batch.step_scores_T[t]) for t in ends}
+        deviation = statistics.stdev(every.values()) + 1e-4 if scale == "std" else 1.0
+        for token in torch.nonzero(batch.group_R[batch.row_T] == number).flatten().tolist():
+            own = batch.row_T[token]
+            others = [score for t, score in every.items() if batch.row_T[t] != own]
+            base = {
+                "none": 0.0,
+                "mean": statistics.fmean(every.values()),
+                "median": statistics.median(every.values()),
+                "leave_one_out": statistics.fmean(others),
+            }[baseline]
+            want = sum(
+                (score - base) / deviation
+                for t, score in every.items()
+                if batch.row_T[t] == own and t >= token
+            )
+            want = want if batch.sampled_T[token] else 0.0
+            assert got[token].item() == pytest.approx(want, abs=1e-6)
+
+
+def test_steps_by_hand() -> None:
+    """Scores 1 and 0 in one completion, 0.5 in the other: mean 0.5, deviation 0.5."""
+    batch = make_batch([[1.0, 0.0]], [[4, 2]])
+    batch = replace(
+        batch,
+        step_ends_T=torch.tensor([False, True, True, False, False, True]),
+        step_scores_T=torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0, 0.5]),
+    )
+    got = compute_advantages(batch, algorithm("grpo_process", std_epsilon=0.0))
+    assert got.tolist() == [0.0, 0.0, -1.0, 0.0, 0.0, 0.0]
+
+
+def test_credit_by_steps_needs_judged_steps() -> None:
+    with pytest.raises(ConfigError, match="a verifier that judges steps"):
+        compute_advantages(make_batch([[1.0, 0.0]]), algorithm("grpo_process"))
+
+
+@pytest.mark.parametrize("gae_lambda", [0.95, 1.0])
+def test_ppo_is_its_parts(gae_lambda: float) -> None:
+    """Token rewards, generalized advantages, then whitening over the tokens that are trained on."""
+    batch = full(make_batch([[1.0, 0.2], [0.0, None]], unsampled=[(0, 1, 0)]))
+    row = algorithm("ppo", gae_lambda=gae_lambda)
+    assert batch.values_T is not None
+    acts_T = batch.sampled_T & batch.judged_R[batch.row_T]
+    raw_T = gae_advantages(
+        token_rewards(batch, row),
+        batch.values_T,
+        batch.row_T,
+        batch.num_rows,
+        acts_T,
+        1.0,
+        gae_lambda,
+    )
+    got = compute_advantages(batch, row)
+    want = (raw_T[acts_T] - raw_T[acts_T].mean()) / raw_T[acts_T].std()
+    torch.testing.assert_close(got[acts_T].double(), want, rtol=1e-5, atol=1e-6)
+    assert not got[~acts_T].any()
+    returns_T = compute_returns(batch, row)
+    want = torch.where(acts_T, raw_T + batch.values_T, 0.0).float()
+    torch.testing.assert_close(returns_T, want)
+    if gae_lambda == 1.0:
+        to_go_T = discounted_to_go(
+            token_rewards(batch, row), batch.row_T, batch.num_rows, acts_T, 1.0
+        )
+        torch.testing.assert_close(returns_T[acts_T], to_go_T[acts_T].float())
+
+
+def test_a_critic_s_values_are_needed() -> None:
+    batch = scored(make_batch([[1.0, 0.0]]))
+    with pytest.raises(ValueError, match="critic"):
+        compute_advantages(batch, algorithm("ppo"))
+
+
+@pytest.mark.parametrize("name", ["rloo", "ppo"])
+def test_whitened_rewards_keep_or_lose_their_mean(name: str) -> None:
+    batch = full(make_batch([[1.0, 0.2, 0.9], [0.0, 0.4, 0.1]]))
+    plain = replace(algorithm(name), baseline="none", whiten_advantages=False, kl_weight=0.0)
+    plain = replace(plain, credit="completion")
+    rewards_R = batch.rewards_R.double()
+    deviation_R = rewards_R - rewards_R.mean()
+    for mode, mean in (("scale", rewards_R.mean()), ("shift_and_scale", 0.0)):
+        got = compute_advantages(batch, replace(plain, whiten_rewards=mode))
+        want = (deviation_R / rewards_R.std() + mean)[batch.row_T]
+        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-6)
+
+
+def test_only_what_passed_is_kept() -> None:
+    batch = make_batch([[1.0, 0.0, 1.0], [0.5, None, 0.0]])
+    mask_T = loss_mask(batch, algorithm("rft"))
+    assert sorted(set(batch.row_T[mask_T].tolist())) == [0, 2]
+    advantages_T = compute_advantages(batch, algorithm("rft"))
+    assert advantages_T[mask_T].eq(1.0).all() and not advantages_T[~mask_T].any()
+    relative = algorithm("rft", baseline="mean")
+    assert compute_advantages(batch, relative)[mask_T].tolist() == pytest.approx(
+        [1 / 3] * int(mask_T.sum())
+    )

@@ -1,13 +1,14 @@
+import ast
 import re
 import sys
 import types
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
 from assay.config import AlgorithmConfig
 from assay.errors import ConfigError
-from assay.learn.algorithms import ALGORITHMS, Algorithm, algorithm, check_group_size
+from assay.learn.algorithms import ALGORITHMS, Algorithm, algorithm, check_group_size, describe
 
 
 def test_every_row_names_its_paper_and_equation() -> None:
@@ -26,22 +27,155 @@ def test_default_config_is_the_row(name: str) -> None:
     assert algorithm(**AlgorithmConfig(name=name).model_dump()) == ALGORITHMS[name]
 
 
-def test_rows_say_what_their_papers_say() -> None:
-    grpo, dapo = ALGORITHMS["grpo"], ALGORITHMS["dapo"]
-    assert (grpo.aggregation, grpo.scale, grpo.kl_weight, grpo.kl_estimator) == (
-        "sequence_mean",
-        "std",
-        0.04,
-        "k3",
-    )
-    assert grpo.kl_in_loss and not grpo.kl_in_reward
-    assert (dapo.clip_low, dapo.clip_high, dapo.kl_weight) == (0.2, 0.28, 0.0)
-    assert dapo.mask_truncated and dapo.dynamic_sampling and dapo.aggregation == "token_mean"
-    assert (ALGORITHMS["dr_grpo"].scale, ALGORITHMS["dr_grpo"].aggregation) == (
-        "none",
-        "constant_length",
-    )
-    assert ALGORITHMS["rloo"].baseline == "leave_one_out"
+SAYS: dict[str, dict[str, object]] = {
+    "ppo": {
+        "credit": "gae",
+        "baseline": "none",
+        "gamma": 1.0,
+        "gae_lambda": 0.95,
+        "surrogate": "clip",
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "kl_in_reward": True,
+        "kl_estimator": "k1",
+        "whiten_advantages": True,
+        "value_clip": 0.2,
+        "has_critic": True,
+    },
+    "ppo_penalty": {
+        "credit": "gae",
+        "surrogate": "ratio",
+        "penalty_weight": 1.0,
+        "penalty_target": 0.01,
+        "whiten_advantages": True,
+    },
+    "trpo": {"surrogate": "ratio", "trust_region": 0.01, "baseline": "leave_one_out"},
+    "reinforce": {
+        "baseline": "none",
+        "surrogate": "log_likelihood",
+        "length_divisor": 1.0,
+        "min_siblings": 1,
+    },
+    "rloo": {
+        "baseline": "leave_one_out",
+        "scale": "none",
+        "length_divisor": 1.0,
+        "kl_estimator": "k1",
+        "kl_place": "reward",
+    },
+    "reinforce_plus_plus": {
+        "credit": "to_go",
+        "baseline": "none",
+        "kl_in_reward": True,
+        "kl_estimator": "k1",
+        "whiten_advantages": True,
+        "surrogate": "clip",
+        "min_siblings": 1,
+    },
+    "reinforce_plus_plus_baseline": {
+        "credit": "completion",
+        "baseline": "mean",
+        "scale": "none",
+        "kl_in_loss": True,
+        "kl_estimator": "k2",
+        "whiten_advantages": True,
+    },
+    "grpo": {
+        "credit": "completion",
+        "aggregation": "sequence_mean",
+        "scale": "std",
+        "kl_weight": 0.04,
+        "kl_estimator": "k3",
+        "kl_in_loss": True,
+    },
+    "grpo_process": {"credit": "steps", "scale": "std", "kl_weight": 0.04},
+    "dr_grpo": {"baseline": "mean", "scale": "none", "aggregation": "constant_length"},
+    "dapo": {
+        "clip_low": 0.2,
+        "clip_high": 0.28,
+        "kl_weight": 0.0,
+        "mask_truncated": True,
+        "dynamic_sampling": True,
+        "aggregation": "token_mean",
+    },
+    "gspo": {
+        "ratio_level": "sequence_mean",
+        "clip_low": 3e-4,
+        "clip_high": 4e-4,
+        "aggregation": "sequence_mean",
+        "scale": "std",
+    },
+    "gspo_product": {"ratio_level": "sequence_product", "aggregation": "sequence_mean"},
+    "cispo": {"surrogate": "cispo", "clip_low": 1.0, "aggregation": "token_mean", "scale": "std"},
+    "kimi": {"surrogate": "mirror", "baseline": "mean", "scale": "none", "length_divisor": 1.0},
+    "rft": {
+        "keep": "correct",
+        "surrogate": "log_likelihood",
+        "baseline": "none",
+        "kl_weight": 0.0,
+        "min_siblings": 1,
+    },
+}
+
+
+def test_the_table_is_what_the_configuration_names() -> None:
+    named = re.findall(r"``(\w+)``", str(AlgorithmConfig.model_fields["name"].description))
+    assert list(ALGORITHMS) == named == list(SAYS)
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_rows_say_what_their_papers_say(name: str) -> None:
+    row = ALGORITHMS[name]
+    assert {key: getattr(row, key) for key in SAYS[name]} == SAYS[name]
+
+
+def test_only_critics_have_values() -> None:
+    assert [name for name, row in ALGORITHMS.items() if row.has_critic] == ["ppo", "ppo_penalty"]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_description_makes_the_row_again(name: str) -> None:
+    """Nothing that a row sets is left unsaid."""
+    row = ALGORITHMS[name]
+    said = dict(part.split(" = ") for part in describe(row).split(", "))
+    plain = Algorithm(name=name, paper=row.paper, equation=row.equation)
+    values = {
+        key: value if isinstance(getattr(row, key), str) else ast.literal_eval(value)
+        for key, value in said.items()
+    }
+    assert replace(plain, **values) == row
+    assert all(getattr(plain, key) != value for key, value in values.items())
+
+
+def test_a_description_leaves_out_what_is_the_run_s() -> None:
+    assert "max_tokens" not in describe(algorithm("grpo", max_tokens=7))
+    assert describe(Algorithm(name="mine", paper="", equation="")) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "changes"),
+    [
+        ("cispo", "dual_clip", {"dual_clip": 3.0}),
+        ("grpo", "tau", {"tau": 0.1}),
+        ("grpo", "baseline", {"credit": "gae"}),
+        ("ppo", "baseline", {"baseline": "mean"}),
+        ("ppo", "scale", {"scale": "std"}),
+        ("grpo_process", "kl_place", {"kl_place": "reward"}),
+        ("grpo_process", "overlong_buffer", {"overlong_buffer": 3}),
+        ("rloo", "kl_target", {"kl_target": 0.1}),
+        ("ppo", "penalty_target", {"penalty_target": 0.1}),
+    ],
+)
+def test_settings_that_would_be_ignored_are_refused(
+    name: str, key: str, changes: dict[str, object]
+) -> None:
+    with pytest.raises(ConfigError, match=rf"algorithm\.{key}"):
+        algorithm(name, **changes)
+
+
+def test_a_weight_may_fall_to_zero_while_it_is_steered() -> None:
+    row = algorithm("ppo_penalty", kl_target=0.1)
+    assert replace(row, penalty_weight=0.0, kl_weight=0.0).penalty_target == 0.01
 
 
 def test_overrides_replace_and_none_is_ignored() -> None:
