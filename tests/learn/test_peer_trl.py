@@ -1,27 +1,34 @@
 """Losses and gradients equal to TRL's on the same tokens, advantages, old and reference log-probabilities.
 
-Where we differ on purpose: TRL by default multiplies the KL by the ratio (DeepSeek-V3.2), which
-DeepSeekMath eq. 3 does not (off here). With more than one optimizer step a batch TRL's RLOO clips the ratio of
-whole completions and ours, as all rows here, that of tokens; on fresh batches both are the same.
+TRL's own loss functions are called, on trainers as TRL makes them. Where we differ on purpose the test
+says by how much, and why:
+
+    KL        TRL by default multiplies k3 by the ratio (DeepSeek-V3.2); DeepSeekMath eq. 3 does not.
+    bnpo      TRL's normalizer is that of a micro-batch; all of ours are those of the optimizer step.
+    entropy   TRL's bonus is a mean over tokens under any loss type; ours is weighed as the loss is.
+    cispo     TRL's epsilon_high is the ceiling itself; our clip_high is its distance from 1.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from learn_batches import make_batch
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
+from learn_trl import (
+    assert_equal,
+    assert_gradients_equal,
+    difference,
+    make_trainer,
+    ours,
+    peer_batch,
+    row_of,
+    trl_inputs,
+    trl_loss,
+)
 
-from assay.config import OptimizerConfig
 from assay.learn.advantages import compute_advantages
-from assay.learn.algorithms import algorithm
-from assay.learn.optimizer import StepReport
-from assay.learn.update import Learner
+from assay.learn.algorithms import Algorithm
 from assay.model.packing import Batch
-from assay.testing import byte_tokenizer, save_tiny_model, tiny_model
 
 pytestmark = [
     pytest.mark.peer,
@@ -29,125 +36,196 @@ pytestmark = [
     pytest.mark.usefixtures("one_thread"),
 ]
 
-GROUP_SIZE, MAX_TOKENS = 4, 9
+SEQUENCE = {"importance_sampling_level": "sequence"}
 
 
-@pytest.fixture
-def batch() -> Batch:
-    made = make_batch([[1.0, 0.0, 0.5, 0.0], [0.0, 1.0, 1.0, 0.25]], vocab_size=256)
-    noise = torch.Generator().manual_seed(0)
-    model = tiny_model()
-    old_T = -torch.rand(made.num_tokens, generator=noise)
-    scorer = Learner(model, algorithm("grpo"), OptimizerConfig(), total_steps=1, num_minibatches=2)
-    scored = scorer.score(made)
-    assert scored.old_logprobs_T is not None
-    near_T = scored.old_logprobs_T + 0.4 * (old_T + 0.5)
-    ref_T = scored.old_logprobs_T + 0.4 * torch.randn(made.num_tokens, generator=noise)
-    return replace(scored, old_logprobs_T=near_T, ref_logprobs_T=ref_T)
-
-
-def ours(batch: Batch, name: str, **changes: Any) -> tuple[float, dict[str, Tensor]]:
-    row = algorithm(name, max_tokens=MAX_TOKENS, overlong_buffer=0, **changes)
-    learner = Learner(tiny_model(), row, OptimizerConfig(), total_steps=1)
-    gradients: dict[str, Tensor] = {}
-
-    def keep() -> StepReport:
-        gradients.update(learner.optimizer.gradients)
-        return StepReport(0.0, 0.0, skipped=True)
-
-    learner.optimizer.step = keep  # type: ignore[method-assign]
-    update = learner.update(batch, compute_advantages(batch, row))
-    return update.metrics["loss/total"], gradients
-
-
-def padded(batch: Batch, values_T: Tensor, padding: float = 0.0) -> Tensor:
-    rows = [values_T[batch.row_T == row] for row in range(batch.num_rows)]
-    return pad_sequence(rows, batch_first=True, padding_value=padding)
-
-
-def trl_loss(
-    trainer: Any, batch: Batch, advantages_T: Tensor, sequence_level: bool
-) -> tuple[float, dict[str, Tensor]]:
-    prompts = [batch.prompts[group] for group in batch.group_R.tolist()]
-    prompt_ids = pad_sequence(prompts, batch_first=True, padding_side="left")
-    ones = [torch.ones_like(prompt) for prompt in prompts]
-    assert batch.old_logprobs_T is not None and batch.ref_logprobs_T is not None
-    first_R = torch.cumsum(batch.length_R, 0) - batch.length_R
-    inputs = {
-        "prompt_ids": prompt_ids,
-        "prompt_mask": pad_sequence(ones, batch_first=True, padding_side="left"),
-        "completion_ids": padded(batch, batch.tokens_T),
-        "completion_mask": padded(batch, torch.ones_like(batch.tokens_T)),
-        "advantages": advantages_T[first_R],
-        "old_per_token_logps": padded(batch, batch.old_logprobs_T),
-        "ref_per_token_logps": padded(batch, batch.ref_logprobs_T),
-        "num_items_in_batch": torch.tensor(batch.num_tokens),
-    }
-    if sequence_level:
-        inputs["old_logps"] = padded(batch, batch.old_logprobs_T).sum(1)
-    model = trainer.model.eval()
-    loss = trainer._compute_loss(model, inputs)
-    loss.backward()
-    return loss.item(), {n: p.grad for n, p in model.named_parameters()}
-
-
-def make_trainer(kind: str, folder: Path, **settings: Any) -> Any:
-    trl = pytest.importorskip("trl")
-    datasets = pytest.importorskip("datasets")
-    config = getattr(trl, f"{kind}Config")(
-        output_dir=str(folder),
-        per_device_train_batch_size=GROUP_SIZE,
-        num_generations=GROUP_SIZE,
-        max_completion_length=MAX_TOKENS,
-        gradient_checkpointing=False,
-        use_cpu=True,
-        bf16=False,
-        report_to="none",
-        **settings,
-    )
-    return getattr(trl, f"{kind}Trainer")(
-        model=str(save_tiny_model(folder / "model")),  # a path: TRL loads its reference from there
-        reward_funcs=lambda completions, **_: [0.0] * len(completions),
-        args=config,
-        train_dataset=datasets.Dataset.from_list([{"prompt": "x"}] * 4),
-        processing_class=byte_tokenizer(),
-    )
-
-
-def assert_equal(
-    one: tuple[float, dict[str, Tensor]], other: tuple[float, dict[str, Tensor]]
-) -> None:
-    assert one[0] == pytest.approx(other[0], rel=1e-5, abs=1e-5)
-    assert one[1].keys() == other[1].keys() and one[1]
-    for name, gradient in one[1].items():
-        torch.testing.assert_close(gradient, other[1][name], rtol=1e-4, atol=1e-5)
+def grpo_loss(batch: Batch, row: Algorithm, folder: Path, **settings: Any) -> Any:
+    settings = {"beta": 0.0, "use_bias_correction_kl": False, **settings}
+    trainer = make_trainer("GRPO", folder, **settings)
+    return trl_loss(trainer, trl_inputs(batch, compute_advantages(batch, row)))
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "settings"),
     [
         ("grpo", {}, {"loss_type": "grpo", "beta": 0.04}),
-        ("grpo", {"kl_weight": 0.0}, {"loss_type": "grpo", "beta": 0.0}),
-        ("dr_grpo", {}, {"loss_type": "dr_grpo", "beta": 0.0}),
+        ("grpo", {"kl_weight": 0.0}, {"loss_type": "grpo"}),
+        ("grpo", {"kl_weight": 0.0, "clip_high": 0.4}, {"loss_type": "grpo", "epsilon_high": 0.4}),
+        ("dr_grpo", {}, {"loss_type": "dr_grpo"}),
         ("dr_grpo", {"kl_weight": 0.1}, {"loss_type": "dr_grpo", "beta": 0.1}),
-        ("dapo", {}, {"loss_type": "dapo", "beta": 0.0, "epsilon_high": 0.28}),
+        ("dapo", {}, {"loss_type": "dapo", "epsilon_high": 0.28}),
+        ("dapo", {"kl_weight": 0.1}, {"loss_type": "dapo", "epsilon_high": 0.28, "beta": 0.1}),
+        ("dapo", {"clip_high": 0.2}, {"loss_type": "bnpo"}),
+        ("cispo", {"clip_high": 0.1}, {"loss_type": "cispo", "epsilon_high": 1.1}),
+        ("cispo", {}, {"loss_type": "cispo", "epsilon_high": 5.0}),
+        (
+            "cispo",
+            {"ratio_level": "sequence_mean", "clip_high": 0.05},
+            {"loss_type": "cispo", "epsilon_high": 1.05, **SEQUENCE},
+        ),
+        ("gspo", {}, {"loss_type": "grpo", "epsilon": 3e-4, "epsilon_high": 4e-4, **SEQUENCE}),
+        (
+            "gspo",
+            {"clip_low": 0.1, "clip_high": 0.1, "kl_weight": 0.1},
+            {"loss_type": "grpo", "epsilon": 0.1, "beta": 0.1, **SEQUENCE},
+        ),
+        (
+            "gspo",
+            {"clip_low": 0.1, "clip_high": 0.1, "aggregation": "token_mean"},
+            {"loss_type": "dapo", "epsilon": 0.1, **SEQUENCE},
+        ),
+        (
+            "gspo",
+            {
+                "clip_low": 0.1,
+                "clip_high": 0.1,
+                "aggregation": "constant_length",
+                "length_divisor": 1.0,
+            },
+            {"loss_type": "luspo", "epsilon": 0.1, **SEQUENCE},
+        ),
+        ("dr_grpo", {"length_divisor": 1.0}, {"loss_type": "luspo"}),
     ],
 )
 def test_loss_and_gradient_equal_trls(
-    name: str, changes: dict[str, Any], settings: dict[str, Any], batch: Batch, tmp_path: Path
+    name: str, changes: dict[str, Any], settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    trainer = make_trainer("GRPO", tmp_path, use_bias_correction_kl=False, **settings)
-    row = algorithm(name, max_tokens=MAX_TOKENS, overlong_buffer=0)
-    theirs = trl_loss(trainer, batch, compute_advantages(batch, row), sequence_level=False)
-    assert_equal(ours(batch, name, **changes), theirs)
+    batch, row = peer_batch(), row_of(name, **changes)
+    assert_equal(ours(batch, row), grpo_loss(batch, row, tmp_path, **settings))
 
 
-def test_rloo_on_a_fresh_batch_equals_trls(batch: Batch, tmp_path: Path) -> None:
-    row = algorithm("rloo")
-    fresh = replace(batch, old_logprobs_T=None)
-    learner = Learner(tiny_model(), row, OptimizerConfig(), total_steps=1, num_minibatches=2)
-    fresh = learner.score(fresh)
-    trainer = make_trainer("RLOO", tmp_path, beta=0.0)
-    theirs = trl_loss(trainer, fresh, compute_advantages(fresh, row), sequence_level=True)
-    mine = ours(fresh, "rloo")
-    assert_equal((0.0, mine[1]), (0.0, theirs[1]))  # the value: a sum over tokens against one a row
+def test_the_batch_meets_every_clip() -> None:
+    batch, row = peer_batch(), row_of("grpo")
+    assert batch.old_logprobs_T is not None and batch.ref_logprobs_T is not None
+    fresh = peer_batch(moved=0.0)
+    assert fresh.old_logprobs_T is not None
+    ratio_T = (fresh.old_logprobs_T - batch.old_logprobs_T).exp()
+    better_T = compute_advantages(batch, row) > 0
+    assert (better_T & (ratio_T > 1.28)).any() and (~better_T & (ratio_T > 1.4)).any()
+    assert (better_T & (ratio_T < 0.8)).any() and (~better_T & (ratio_T < 0.8)).any()
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.3])
+def test_temperature_means_the_same(temperature: float, tmp_path: Path) -> None:
+    batch, row = peer_batch(), row_of("grpo")
+    theirs = grpo_loss(batch, row, tmp_path, loss_type="grpo", beta=0.04, temperature=temperature)
+    assert_equal(ours(batch, row, temperature=temperature), theirs)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo", "dr_grpo", "gspo", "cispo"])
+def test_tokens_that_the_policy_did_not_choose_are_out_of_both(name: str, tmp_path: Path) -> None:
+    lengths = [[5, 3, 8, 4], [2, 6, 7, 3]]
+    unsampled = [(0, 0, 1), (0, 2, 4), (0, 2, 5), (1, 1, 0), (1, 2, 3)]
+    batch = peer_batch(lengths=lengths, unsampled=unsampled)
+    row = row_of(name, clip_low=0.1, clip_high=0.1)
+    loss_type = "grpo" if name == "gspo" else name
+    settings = SEQUENCE if name == "gspo" else {}
+    low, high = (0.2, 1.1) if name == "cispo" else (0.1, 0.1)
+    beta = row.kl_weight
+    theirs = grpo_loss(
+        batch,
+        row,
+        tmp_path,
+        loss_type=loss_type,
+        epsilon=low,
+        epsilon_high=high,
+        beta=beta,
+        **settings,
+    )
+    if name == "cispo":  # TRL's has no floor, ours of 0.9 would hold
+        row = row_of(name, clip_high=0.1)
+    assert_equal(ours(batch, row), theirs)
+
+
+@pytest.mark.parametrize("delta", [1.2, 1.35, 1.5])
+def test_a_delta_above_the_ceiling_is_a_dual_clip(delta: float, tmp_path: Path) -> None:
+    batch, row = peer_batch(), row_of("grpo", kl_weight=0.0, dual_clip=delta)
+    assert_equal(ours(batch, row), grpo_loss(batch, row, tmp_path, loss_type="grpo", delta=delta))
+
+
+def test_a_delta_below_the_ceiling_is_two_clips(tmp_path: Path) -> None:
+    """Then TRL's bounds what is better by delta, and what is worse by 1 + epsilon_high."""
+    batch = peer_batch()
+    row = row_of("grpo", kl_weight=0.0, clip_high=0.1, dual_clip=1.3)
+    theirs = grpo_loss(batch, row, tmp_path, loss_type="grpo", delta=1.1, epsilon_high=0.3)
+    assert_equal(ours(batch, row), theirs)
+
+
+def test_the_kl_that_trl_corrects_is_k2_where_the_policy_has_not_moved(tmp_path: Path) -> None:
+    """The gradient of r k3 at r = 1 is (k3 + 1 - exp(-d)) grad log p = d grad log p, which is k2's."""
+    batch = peer_batch(moved=0.0)
+    row = row_of("grpo", kl_weight=0.1, kl_estimator="k2")
+    theirs = grpo_loss(
+        batch, row, tmp_path, loss_type="grpo", beta=0.1, use_bias_correction_kl=True
+    )
+    assert_equal(ours(batch, row), theirs, value=False)
+
+
+def test_an_entropy_bonus_is_trls_where_all_tokens_weigh_alike(tmp_path: Path) -> None:
+    batch, row = peer_batch(), row_of("dapo", entropy_weight=0.05, clip_high=0.2)
+    theirs = grpo_loss(batch, row, tmp_path, loss_type="bnpo", entropy_coef=0.05)
+    assert_equal(ours(batch, row), theirs)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo"])
+def test_trls_entropy_bonus_is_a_token_mean_under_every_loss_type(
+    name: str, tmp_path: Path
+) -> None:
+    batch, plain = peer_batch(), row_of(name, kl_weight=0.0)
+    with_bonus = grpo_loss(batch, plain, tmp_path / "with", loss_type=name, entropy_coef=0.5)
+    without = grpo_loss(batch, plain, tmp_path / "without", loss_type=name)
+    bonus = difference(with_bonus[1], without[1])
+    over_tokens = row_of("dapo", entropy_weight=0.5, clip_high=0.2)
+    advantages_T = torch.zeros(batch.num_tokens)
+    assert_gradients_equal(ours(batch, over_tokens, advantages_T)[1], bonus)
+    as_weighed = row_of(name, kl_weight=0.0, entropy_weight=0.5)
+    with pytest.raises(AssertionError, match="not close"):
+        assert_gradients_equal(ours(batch, as_weighed, advantages_T)[1], bonus)
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "dapo", "cispo"])
+@pytest.mark.parametrize("budget", [12, 1000])
+def test_micro_batches_add_up_to_the_same_step(loss_type: str, budget: int, tmp_path: Path) -> None:
+    """TRL's in two parts of equal numbers of completions; ours as many as the token budget says."""
+    batch, row = peer_batch(), row_of(loss_type, clip_high=0.1)
+    high = 1.1 if loss_type == "cispo" else 0.1
+    theirs = in_two_parts(
+        batch, row, tmp_path, loss_type=loss_type, epsilon_high=high, beta=row.kl_weight
+    )
+    assert_equal(ours(batch, row, max_tokens_per_micro_batch=budget), theirs)
+
+
+def test_trls_bnpo_divides_by_the_tokens_of_each_micro_batch(tmp_path: Path) -> None:
+    """Each of n micro-batches has weight 1/n in TRL's, whatever its tokens; ours is DAPO's, of all tokens."""
+    batch, row = peer_batch(), row_of("dapo", clip_high=0.2)
+    halves = [batch.select_groups([group]) for group in range(2)]
+    assert halves[0].num_tokens != halves[1].num_tokens
+    theirs = in_two_parts(batch, row, tmp_path, loss_type="bnpo")
+    parts = [ours(half, row) for half in halves]
+    mean = {name: (g + parts[1][1][name]) / 2 for name, g in parts[0][1].items()}
+    assert_equal(((parts[0][0] + parts[1][0]) / 2, mean), theirs)
+    whole = {
+        name: (halves[0].num_tokens * g + halves[1].num_tokens * parts[1][1][name])
+        / batch.num_tokens
+        for name, g in parts[0][1].items()
+    }
+    assert_gradients_equal(ours(batch, row)[1], whole)
+
+
+def in_two_parts(batch: Batch, row: Algorithm, folder: Path, **settings: Any) -> Any:
+    trainer = make_trainer(
+        "GRPO",
+        folder,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        use_bias_correction_kl=False,
+        **{"beta": 0.0, **settings},
+    )
+    trainer.current_gradient_accumulation_steps = 2
+    whole = trl_inputs(batch, compute_advantages(batch, row))
+    size = batch.num_rows // 2
+    parts = [
+        {name: tensor if tensor.ndim == 0 else tensor[rows] for name, tensor in whole.items()}
+        for rows in (slice(0, size), slice(size, None))
+    ]
+    return trl_loss(trainer, *parts)
