@@ -11,6 +11,15 @@ def row_sums(values_T: Tensor, row_T: Tensor, num_rows: int) -> Tensor:
     return values_T.new_zeros(num_rows).index_add_(0, row_T, values_T)
 
 
+def of_rows(values_R: Tensor, row_T: Tensor) -> Tensor:
+    """Return each token's value of its row, [T]: ``values_R[row_T]``, with a gradient that repeats.
+
+    Gradients of a row's tokens are added in the same order every time: on a CPU indexing does not promise
+    that, on CUDA `index_select` does not.
+    """
+    return values_R[row_T] if values_R.is_cuda else values_R.index_select(0, row_T)
+
+
 def row_medians(values_T: Tensor, mask_T: Tensor, row_T: Tensor, num_rows: int) -> Tensor:
     """Return the median of each row's values in the mask, [R]; 0 where there are none.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from assay.learn.row import RatioLevel
-from assay.learn.rows import row_sums
+from assay.learn.rows import of_rows, row_sums
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to +-20 before the exponential: beyond, a token has no gradient, instead of
@@ -43,7 +43,7 @@ def leveled_log_ratio(
     row_T, sampled_T, total_R = _row_log_ratio(log_ratio_T, row_T, num_rows, sampled_T)
     if level == "sequence_mean":
         total_R = total_R / row_sums(sampled_T.to(total_R.dtype), row_T, len(total_R)).clamp(min=1)
-    return total_R.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)[row_T]
+    return of_rows(total_R.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO), row_T)
 
 
 def clipped_surrogate(
@@ -113,7 +113,7 @@ def mirror_surrogate(
     """
     row_T, sampled_T, total_R = _row_log_ratio(log_ratio_T, row_T, num_rows, sampled_T)
     num_R = row_sums(sampled_T.to(total_R.dtype), row_T, len(total_R)).clamp(min=1)
-    return -advantages_T * logprobs_T + 0.5 * tau * (total_R.square() / num_R)[row_T]
+    return -advantages_T * logprobs_T + 0.5 * tau * of_rows(total_R.square() / num_R, row_T)
 
 
 def importance_weight(old_logprobs_T: Tensor, behavior_logprobs_T: Tensor, cap: float) -> Tensor:
