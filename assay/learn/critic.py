@@ -13,13 +13,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from assay.config import OptimizerConfig
+from assay.config import CriticConfig, OptimizerConfig
 from assay.learn.losses import token_weights
 from assay.learn.meter import to_floats
+from assay.learn.minibatches import groups_with, tokens_of
 from assay.learn.optimizer import Optimizer, StepReport
 from assay.learn.passes import Passes
 from assay.model.packing import Batch
-from assay.model.value_head import ValueHead, ValueModel
+from assay.model.value_head import ValueHead, ValueModel, width_of
 
 FOLDER = "critic"
 
@@ -63,8 +64,8 @@ def explained_variance(values_N: Tensor, returns_N: Tensor) -> float | None:
 class Lesson:
     """What a critic learns from one batch, and what came of it.
 
-    returns_T: what it is to predict. mask_T: the tokens that it learns from. Values before the update
-    are the batch's.
+    returns_T: what it is to predict. mask_T: the tokens that it learns from. groups: those of the
+    coming optimizer step that have any. Values before the update are the batch's.
     """
 
     def __init__(
@@ -76,14 +77,18 @@ class Lesson:
         self.returns_T = returns_T
         self.mask_T = mask_T
         self.value_clip = value_clip
+        self.groups: list[int] = []
         self._weights_T = torch.zeros_like(returns_T)
         self._losses: list[Tensor] = []
         self._clipped: list[Tensor] = []
         self._reports: list[StepReport] = []
 
-    def turn_to(self, mask_T: Tensor) -> None:
-        """Set the tokens of the coming optimizer step: its loss is their mean."""
-        weights_T = token_weights(mask_T, self.batch.row_T, self.batch.num_rows, "token_mean")
+    def turn_to(self, groups: Sequence[int]) -> None:
+        """Set the groups of the coming optimizer step: its loss is the mean over their tokens."""
+        batch = self.batch
+        mask_T = self.mask_T & tokens_of(batch, groups)
+        self.groups = sorted(groups_with(batch, mask_T))
+        weights_T = token_weights(mask_T, batch.row_T, batch.num_rows, "token_mean")
         self._weights_T = weights_T.float()
 
     def loss(self, values_T: Tensor, index_T: Tensor) -> Tensor:
@@ -150,6 +155,31 @@ class Critic:
         self.warmup_steps = warmup_steps
         self.num_updates = 0
 
+    @classmethod
+    def beside(
+        cls,
+        passes: Passes,
+        config: CriticConfig,
+        optimizer: OptimizerConfig,
+        total_steps: int,
+        start: ValueModel | None = None,
+    ) -> Critic:
+        """Return the configured critic of the policy that ``passes`` are of.
+
+        optimizer: the policy's settings, of which the critic's are those that ``config`` does not say.
+        start: what a critic with layers of its own starts from; None: the policy as it is now.
+        """
+        if config.backbone == "shared":
+            model = ValueHead(width_of(passes.policy), passes.device)
+            own = {}
+        else:
+            model = start or ValueModel.of_policy(passes.policy)
+            own = {"max_grad_norm": config.max_grad_norm}
+        if config.learning_rate is not None:
+            own["learning_rate"] = config.learning_rate
+        settings = optimizer.model_copy(update=own)
+        return cls(model, passes, settings, total_steps, config.warmup_steps)
+
     @property
     def shared(self) -> bool:
         """Whether it reads the policy's layers."""
@@ -168,12 +198,14 @@ class Critic:
             values_T[micro_batch.token_index_T] = self.head(self.passes.hidden(micro_batch)).float()
         return values_T
 
-    def learn(self, lesson: Lesson, groups: Sequence[int]) -> None:
-        """Take one optimizer step on these groups, by passes of its own.
+    def learn(self, lesson: Lesson) -> None:
+        """Take one optimizer step on the lesson's groups, by passes of its own.
 
         A head on the policy's layers learns alone here: the layers are left as they are.
         """
-        for micro_batch in self.passes.split(lesson.batch, groups):
+        if not lesson.groups:
+            return
+        for micro_batch in self.passes.split(lesson.batch, lesson.groups):
             with self.passes.recomputed():
                 with torch.set_grad_enabled(not self.shared):
                     hidden_TD = self.passes.hidden(micro_batch)

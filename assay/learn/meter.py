@@ -11,6 +11,7 @@ from torch import Tensor
 
 from assay.learn.losses import LossParts, kl_estimate
 from assay.learn.optimizer import StepReport
+from assay.learn.trust_region import NaturalStep
 from assay.model.packing import Batch
 
 MISMATCH_QUANTILE = 0.99
@@ -32,7 +33,11 @@ class UpdateMeter:
 
     carries_T: which tokens carry gradient; ratio and clip fraction are over these, in every pass.
     KL, entropy and mismatch are over all sampled tokens, each measured where the update first met
-    it; the KL by k3, whatever the loss uses.
+    it; the KL by k3, whatever the loss uses. KL(old || new) is over the tokens that are trained on, each
+    measured where the update last met it, or after the update where that is asked for.
+
+    natural_steps: what each step of TRPO did. stopped_at: the steps after which the update was ended
+    early; None: it was not.
     """
 
     def __init__(
@@ -49,6 +54,14 @@ class UpdateMeter:
         self._clipped: list[Tensor] = []
         self._carries: list[Tensor] = []
         self._steps: list[StepReport] = []
+        self._old_kl_T = torch.full_like(batch.behavior_logprobs_T, torch.nan)
+        self.natural_steps: list[NaturalStep] = []
+        self.stopped_at: int | None = None
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps so far, those that were skipped among them."""
+        return len(self._steps)
 
     def see(self, index_T: Tensor, logprobs_T: Tensor, entropy_T: Tensor) -> None:
         """Take in what the policy gave for the tokens at ``index_T`` when the update first met them."""
@@ -63,10 +76,19 @@ class UpdateMeter:
         self._ratios.append(parts.ratio_T)
         self._clipped.append(parts.clipped_T)
         self._carries.append(self._carries_T[index_T])
+        self._old_kl_T[index_T] = parts.old_kl_T.float()
 
     def add_step(self, report: StepReport) -> None:
         """Take in one optimizer step."""
         self._steps.append(report)
+
+    def see_old_kl(self, old_kl_T: Tensor) -> None:
+        """Take in estimates of KL(old || new) of all tokens, measured after the update."""
+        self._old_kl_T = old_kl_T
+
+    def old_kl(self, mask_T: Tensor) -> float:
+        """Return the mean KL(old || new) over the tokens in the mask, as they were last met in a loss."""
+        return self._old_kl_T[mask_T].double().mean().item()
 
     def old_logprobs(self) -> Tensor:
         """Return the policy's log-probabilities [T] before the update: scored, or as first met."""
@@ -87,6 +109,8 @@ class UpdateMeter:
             "advantage/mean": self._advantages_T[self._mask_T],
             "loss/token_share": self._carries_T[sampled_T],
         }
+        met_T = self._mask_T & ~self._old_kl_T.isnan()
+        values["kl/old"] = self._old_kl_T[met_T]
         if self.batch.ref_logprobs_T is not None:
             kl_T = kl_estimate(self._logprobs_T, self.batch.ref_logprobs_T, "k3")
             values["kl/mean"] = kl_T[sampled_T]
@@ -108,6 +132,9 @@ class UpdateMeter:
             extremes |= dict(zip(LOSS_PARTS, per_step, strict=True))
         means = {name: part.double().mean() for name, part in values.items() if len(part)}
         counted = {"tokens/trained": float(self._mask_T.sum())}
+        if self.stopped_at is not None:
+            counted["update/stopped_at"] = float(self.stopped_at)
+        counted |= natural_metrics(self.natural_steps)
         return to_floats(means | extremes) | counted | step_metrics(self._steps)
 
 
@@ -121,6 +148,14 @@ def step_metrics(steps: Sequence[StepReport]) -> dict[str, float]:
     metrics["optimizer/steps"] = float(len(taken))
     metrics["optimizer/skipped"] = float(len(steps) - len(taken))
     return metrics
+
+
+def natural_metrics(steps: Sequence[NaturalStep]) -> dict[str, float]:
+    """Return the means over the natural steps of one update; empty where there are none."""
+    found = [step.metrics() for step in steps]
+    return (
+        {name: sum(one[name] for one in found) / len(found) for name in found[0]} if found else {}
+    )
 
 
 def to_floats(values: Mapping[str, Tensor]) -> dict[str, float]:

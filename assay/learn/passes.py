@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,16 @@ class Passes:
             stats = self.stats(micro_batch, model=model)
             logprobs_T[micro_batch.token_index_T] = stats.logprobs_T.float()
         return logprobs_T
+
+    @torch.no_grad()
+    def logprobs_and(self, head: Callable[[Tensor], Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the policy's log-probabilities, and what ``head`` gives for its states, [T] float32 each."""
+        logprobs_T, found_T = torch.zeros_like(batch.behavior_logprobs_T).repeat(2, 1)
+        for micro_batch in self.split(batch):
+            stats = self.stats(micro_batch)
+            logprobs_T[micro_batch.token_index_T] = stats.logprobs_T.float()
+            found_T[micro_batch.token_index_T] = head(stats.hidden_TD).float()
+        return logprobs_T, found_T
 
     def save_state(self, folder: Path) -> None:
         """Write the policy in Hugging Face layout, and the optimizer's state beside it."""

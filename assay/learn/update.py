@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from assay.config import OptimizerConfig
-from assay.learn.advantages import loss_mask
+from assay.config import CriticConfig, OptimizerConfig
+from assay.errors import ConfigError, RunError, message
+from assay.learn.advantages import compute_returns, loss_mask
 from assay.learn.algorithms import Algorithm
-from assay.learn.losses import gains_where_first_met, policy_loss, row_sums, token_weights
-from assay.learn.meter import Update, UpdateMeter
+from assay.learn.controllers import steer
+from assay.learn.critic import Critic, Lesson
+from assay.learn.meter import Update
+from assay.learn.minibatches import minibatches
 from assay.learn.optimizer import Optimizer
 from assay.learn.passes import Passes
+from assay.learn.policy_update import PolicyUpdate
 from assay.learn.reference import Reference
-from assay.model.packing import Batch, Layout, MicroBatch
+from assay.model.packing import Batch, Layout
+from assay.model.value_head import ValueModel
+
+STATE_FILE = "learner.json"
+DYNAMIC = {"kl_weight": "kl_target", "penalty_weight": "penalty_target"}
+"""Weights of the algorithm that updates move, each towards its target, where it has one."""
 
 
 class Learner:
@@ -29,11 +38,15 @@ class Learner:
     num_minibatches: optimizer steps a pass, each on a share of the groups. total_steps: optimizer
     steps in all, for the schedule. keep_reference: measure the KL to the starting policy even where the
     algorithm has none. max_tokens_per_micro_batch: None: by the device. lean: go through the layers by
-    `assay.model.lean_decoder` where the model is of its family. seed: shuffles groups into
-    minibatches. tokenizer: saved with the policy, so that a checkpoint loads as a model; None: a
+    `assay.model.lean_decoder` where the model is of its family. critic: settings of the critic, where
+    the algorithm has one. critic_start: what a critic with layers of its own starts from; None: the
+    policy. seed: shuffles groups into minibatches. tokenizer: saved with the policy, so that a checkpoint loads as a model; None: a
     checkpoint is only good for `load_state`.
 
-    Make it before a checkpoint is loaded: the reference is the policy at this moment.
+    Make it before a checkpoint is loaded: the reference is the policy at this moment. ``algorithm`` is
+    the row in effect: a dynamic weight changes from batch to batch.
+
+    Raises ModelError, and ConfigError where critic and algorithm do not go together.
     """
 
     def __init__(
@@ -50,6 +63,8 @@ class Learner:
         epochs: int = 1,
         num_minibatches: int = 1,
         keep_reference: bool = False,
+        critic: CriticConfig | None = None,
+        critic_start: ValueModel | None = None,
         activation_checkpointing: bool = False,
         seed: int = 0,
         tokenizer: Any = None,
@@ -72,6 +87,11 @@ class Learner:
             activation_checkpointing=activation_checkpointing,
             tokenizer=tokenizer,
         )
+        self.critic = None
+        if algorithm.has_critic:
+            settings = critic or CriticConfig()
+            self.critic = Critic.beside(self.passes, settings, optimizer, total_steps, critic_start)
+        self._check_trust_region()
 
     @property
     def policy(self) -> nn.Module:
@@ -99,15 +119,21 @@ class Learner:
 
     @torch.no_grad()
     def score(self, batch: Batch, temperature: float | None = None) -> Batch:
-        """Return the batch with old and reference log-probabilities, where they are needed now.
+        """Return the batch with what is needed now: old and reference log-probabilities, and values.
 
         temperature: that of the batch, from here on; None: as before.
         """
         if temperature is not None:
             self.passes.temperature = temperature
         with self.passes.open():
-            if self.scores_first:
-                batch = replace(batch, old_logprobs_T=self.passes.logprobs(batch))
+            if self.critic is not None and self.critic.shared:
+                logprobs_T, values_T = self.passes.logprobs_and(self.critic.head, batch)
+                batch = replace(batch, old_logprobs_T=logprobs_T, values_T=values_T)
+            else:
+                if self.scores_first:
+                    batch = replace(batch, old_logprobs_T=self.passes.logprobs(batch))
+                if self.critic is not None:
+                    batch = replace(batch, values_T=self.critic.values(batch))
             if self.reference is not None:
                 with self.reference.policy() as reference:
                     batch = replace(batch, ref_logprobs_T=self.passes.logprobs(batch, reference))
@@ -118,38 +144,56 @@ class Learner:
 
         Normalizers are those of all tokens of an optimizer step, however it is split into micro-batches.
         Groups in which nothing carries gradient are passed over, and an optimizer step with no other
-        groups is not taken. Raises OutOfMemory.
+        groups is not taken; the first step before which the policy has gone further than
+        `Algorithm.stop_kl` is the end. A critic learns beside the policy, and in its first batches
+        alone. Dynamic weights of the algorithm are moved at the end. Raises OutOfMemory.
         """
-        mask_T = loss_mask(batch, self.algorithm)
-        carries_T = mask_T
-        if not self._pulls_everywhere:
-            carries_T = mask_T & (advantages_T != 0)
-        meter = UpdateMeter(batch, advantages_T, mask_T, carries_T)
-        group_T = batch.group_R[batch.row_T]
-        carries_P = row_sums(carries_T.long(), group_T, batch.num_groups).tolist()
-        carriers = {group for group, count in enumerate(carries_P) if count}
+        row, critic = self.algorithm, self.critic
+        mask_T = loss_mask(batch, row)
+        lesson = joint = None
+        if critic is not None:
+            lesson = Lesson(batch, compute_returns(batch, row), mask_T, row.value_clip)
+            joint = (critic, lesson) if critic.shared and not critic.warms_up else None
+        policy = PolicyUpdate(
+            self.passes,
+            row,
+            batch,
+            advantages_T,
+            mask_T,
+            learns=critic is None or not critic.warms_up,
+            joint=joint,
+        )
         with self.passes.open():
-            for epoch, groups in self._minibatches(batch.num_groups):
-                weights_T = self._weights(batch, mask_T, groups)
-                if epoch == 0:
-                    self._look_at(batch, sorted(set(groups) - carriers), meter)
-                learned = sorted(set(groups) & carriers)
-                for micro_batch in self.passes.split(batch, learned) if learned else []:
-                    self._accumulate(micro_batch, advantages_T, weights_T, epoch, meter)
-                if learned:
-                    meter.add_step(self.optimizer.step())
-        return Update(meter.metrics(), self.policy_version, meter.batch_as_seen(), advantages_T)
-
-    @property
-    def _pulls_everywhere(self) -> bool:
-        """Whether tokens without an advantage have a gradient too."""
-        row = self.algorithm
-        weights = (row.entropy_weight, row.penalty_weight, row.tau)
-        return row.kl_in_loss or any(weight != 0 for weight in weights)
+            for epoch, groups in self._minibatches(batch):
+                if lesson is not None:
+                    lesson.turn_to(groups)
+                if policy.accumulate(groups, epoch):
+                    if policy.went_too_far():
+                        policy.drop()
+                        break
+                    policy.step()
+                if critic is not None and lesson is not None and joint is None:
+                    critic.learn(lesson)
+            if row.penalty_target is not None:
+                policy.measure_old_kl()
+        metrics = policy.meter.metrics() | (lesson.metrics() if lesson else {})
+        metrics |= self._finish(metrics, batch.num_rows)
+        batch = policy.meter.batch_as_seen()
+        return Update(metrics, self.policy_version, batch, advantages_T)
 
     def save_state(self, folder: Path) -> None:
-        """Write the policy in Hugging Face layout, and the optimizer's state beside it."""
+        """Write the policy in Hugging Face layout, and beside it the state of optimizer and algorithm.
+
+        A critic has a folder of its own in there.
+        """
         self.passes.save_state(folder)
+        state: dict[str, float] = {name: getattr(self.algorithm, name) for name in self._moving}
+        if self.critic is not None:
+            state["critic_updates"] = self.critic.num_updates
+            self.critic.save_state(folder)
+        if state:
+            text = json.dumps(state, sort_keys=True)
+            (folder / STATE_FILE).write_text(text, encoding="utf-8")
 
     def load_state(self, folder: Path) -> None:
         """Restore what `save_state` wrote, bit for bit, into the live policy. Raises RunError.
@@ -157,66 +201,56 @@ class Learner:
         There is no random state: what is shuffled is a function of seed and policy version.
         """
         self.passes.load_state(folder)
+        if self.critic is None and not self._moving:
+            return
+        file = folder / STATE_FILE
+        try:
+            state = json.loads(file.read_text(encoding="utf-8"))
+            self.algorithm = replace(self.algorithm, **{name: state[name] for name in self._moving})
+            if self.critic is not None:
+                self.critic.num_updates = state["critic_updates"]
+        except (OSError, ValueError, KeyError) as error:
+            raise RunError(message(str(file), error, "the file of an earlier save")) from error
+        if self.critic is not None:
+            self.critic.load_state(folder)
 
-    def _minibatches(self, num_groups: int) -> Iterator[tuple[int, list[int]]]:
-        """Yield (epoch, groups) of each optimizer step; the order is a function of seed and version."""
-        version = self.policy_version
-        for epoch in range(self.epochs):
-            order = np.arange(num_groups)
-            if self.num_minibatches > 1:
-                order = np.random.default_rng((self.seed, version, epoch)).permutation(num_groups)
-            for part in np.array_split(order, self.num_minibatches):
-                if len(part):
-                    yield epoch, part.tolist()
+    @property
+    def _moving(self) -> list[str]:
+        """The algorithm's dynamic weights."""
+        return [weight for weight, goal in DYNAMIC.items() if getattr(self.algorithm, goal)]
 
-    def _weights(self, batch: Batch, mask_T: Tensor, groups: Sequence[int]) -> Tensor:
-        chosen_P = torch.zeros(batch.num_groups, dtype=torch.bool, device=mask_T.device)
-        chosen_P[groups] = True
-        algorithm = self.algorithm
-        constant = 1.0
-        if algorithm.aggregation == "constant_length":
-            constant = algorithm.constant_length()
-        mask_T = mask_T & chosen_P[batch.group_R[batch.row_T]]
-        aggregation = algorithm.aggregation
-        return token_weights(mask_T, batch.row_T, batch.num_rows, aggregation, constant).float()
+    def _minibatches(self, batch: Batch) -> Iterator[tuple[int, list[int]]]:
+        settings = (self.num_minibatches, self.epochs, self.seed, self.policy_version)
+        return minibatches(batch.num_groups, *settings)
 
-    @torch.no_grad()
-    def _look_at(self, batch: Batch, groups: Sequence[int], meter: UpdateMeter) -> None:
-        """Measure groups that carry no gradient: a forward pass, without the backward one."""
-        for micro_batch in self.passes.split(batch, groups) if groups else []:
-            stats = self.passes.stats(micro_batch)
-            meter.see(micro_batch.token_index_T, stats.logprobs_T, stats.entropy_T)
-
-    def _accumulate(
-        self,
-        micro_batch: MicroBatch,
-        advantages_T: Tensor,
-        weights_T: Tensor,
-        epoch: int,
-        meter: UpdateMeter,
-    ) -> None:
-        """Add one micro-batch's share to the gradient of an optimizer step."""
-        index_T, part = micro_batch.token_index_T, micro_batch.batch
-        rows = {"row_T": part.row_T, "num_rows": part.num_rows, "sampled_T": part.sampled_T}
-        expected = None
-        if epoch == 0 and part.old_logprobs_T is None:
-            expected = gains_where_first_met(
-                advantages_T[index_T], weights_T[index_T], self.algorithm, **rows
+    def _check_trust_region(self) -> None:
+        """Complain of what a natural step cannot be taken on."""
+        if self.algorithm.trust_region is None:
+            return
+        if self.critic is not None and self.critic.shared:
+            found = '"shared", with a trust region: its loss would be part of the natural gradient'
+            raise ConfigError(message("critic.backbone", found, '"copy"'))
+        dtypes = {parameter.dtype for parameter in self.optimizer.trained.values()}
+        if dtypes != {torch.float32}:
+            found = f"{min(map(str, dtypes - {torch.float32}))}, with a trust region"
+            raise ConfigError(
+                message("model.dtype", found, "float32: steps are too small for less")
             )
-        with self.passes.recomputed():
-            stats = self.passes.stats(micro_batch, expected=expected)
-            if epoch == 0:
-                meter.see(index_T, stats.logprobs_T, stats.entropy_T)
-            parts = policy_loss(
-                stats.logprobs_T,
-                meter.old_logprobs()[index_T],
-                advantages_T[index_T],
-                weights_T[index_T],
-                self.algorithm,
-                **rows,
-                behavior_logprobs_T=part.behavior_logprobs_T,
-                ref_logprobs_T=part.ref_logprobs_T,
-                entropy_T=stats.entropy_T,
-            )
-            parts.loss.backward()
-        meter.add_loss(index_T, parts)
+
+    def _finish(self, metrics: Mapping[str, float], num_completions: int) -> dict[str, float]:
+        """Count the batch, move the algorithm's dynamic weights, and return what they were in it."""
+        if self.critic is not None:
+            self.critic.num_updates += 1
+        row = self.algorithm
+        self.algorithm = steer(
+            row,
+            kl=metrics.get("kl/mean"),
+            old_kl=metrics.get("kl/old"),
+            num_completions=num_completions,
+        )
+        weights: dict[str, float] = {}
+        if row.kl_target is not None:
+            weights["kl/weight"] = row.kl_weight
+        if row.penalty_target is not None:
+            weights["penalty/weight"] = row.penalty_weight
+        return weights

@@ -22,6 +22,7 @@ from assay.learn.update import Learner
 from assay.model.load import LoadedModel, load_model
 from assay.model.packing import Layout
 from assay.model.probe import LayoutChoice, probe_layouts
+from assay.model.value_head import ValueModel
 from assay.types import Problem
 from assay.verify.service import VerifierService
 
@@ -110,10 +111,13 @@ class Problems:
     notes: tuple[str, ...]
 
 
-def open_problems(bench: Bench) -> Problems:
-    """Open the training and held-out problems; raises DataError for rows and sets that are wrong."""
+def open_problems(bench: Bench, check: Callable[[Problem], None] | None = None) -> Problems:
+    """Open the training and held-out problems; raises DataError for rows and sets that are wrong.
+
+    check: of training problems, where it is not the verifiers' own.
+    """
     data, renderer = bench.config.data, bench.renderer
-    check = bench.verifiers.check_problem
+    check = check or bench.verifiers.check_problem
     train = load_problems(data.train, on_bad_row=data.on_bad_row, check=check)
     heldout = open_heldout(bench)
     report = check_overlap(
@@ -166,10 +170,13 @@ def make_learner(
     config: TrainConfig, bench: Bench, row: Algorithm, layout: LayoutChoice
 ) -> Learner:
     """Return the learner of the reinforcement learning stage."""
-    rl = config.rl
+    rl, loaded = config.rl, bench.loaded
     assert rl is not None
+    start = None
+    if row.has_critic and config.critic.path is not None:
+        start = ValueModel.load(config.critic.path, loaded.dtype, loaded.device, loaded.tokenizer)
     return Learner(
-        bench.loaded.model,
+        loaded.model,
         row,
         config.optimizer,
         total_steps=num_updates(rl),
@@ -178,11 +185,13 @@ def make_learner(
         lean=layout.lean,
         max_tokens_per_micro_batch=rl.max_tokens_per_micro_batch,
         keep_reference=config.guard.max_kl is not None,
+        critic=config.critic,
+        critic_start=start,
         activation_checkpointing=config.model.activation_checkpointing,
         epochs=rl.epochs,
         num_minibatches=rl.num_minibatches,
         seed=config.run.seed,
-        tokenizer=bench.loaded.tokenizer,
+        tokenizer=loaded.tokenizer,
     )
 
 

@@ -158,7 +158,7 @@ def test_second_epoch_by_hand() -> None:
 def test_minibatches_share_out_the_groups_and_normalize_on_their_own() -> None:
     batch = make_batch([[1.0, 0.0]] * 6, vocab_size=VOCAB)
     learner = a_learner(algorithm("grpo", kl_weight=0.0), num_minibatches=3, seed=5)
-    shares = [groups for _, groups in learner._minibatches(batch.num_groups)]
+    shares = [groups for _, groups in learner._minibatches(batch)]
     assert sorted(group for share in shares for group in share) == list(range(6))
     assert shares != [[0, 1], [2, 3], [4, 5]]  # shuffled
     gradients = collect_gradients(learner, batch)
