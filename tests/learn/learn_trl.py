@@ -81,22 +81,21 @@ def ours(
 
 
 def make_trainer(kind: str, folder: Path, *, module: str = "trl", **settings: Any) -> Any:
-    """Return a trainer of TRL's for the tiny model, ready to be handed batches."""
+    """Return a trainer of TRL's for the tiny model, ready to be handed batches; a setting of None is left out."""
     trl = pytest.importorskip(module)
     datasets = pytest.importorskip("datasets")
-    config = getattr(trl, f"{kind}Config")(
-        **{
-            "output_dir": str(folder),
-            "per_device_train_batch_size": 8,
-            "num_generations": 4,
-            "max_completion_length": MAX_TOKENS,
-            "gradient_checkpointing": False,
-            "use_cpu": True,
-            "bf16": False,
-            "report_to": "none",
-        }
-        | settings
-    )
+    settings = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "max_completion_length": MAX_TOKENS,
+        "gradient_checkpointing": False,
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": "none",
+    } | settings
+    settings = {name: value for name, value in settings.items() if value is not None}
+    config = getattr(trl, f"{kind}Config")(**settings)
     trainer = getattr(trl, f"{kind}Trainer")(
         model=str(save_tiny_model(folder / "model")),  # a path: TRL loads its reference from there
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
