@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
@@ -11,10 +11,12 @@ from assay.toml_text import point_list
 
 
 class PreferenceConfig(Section):
-    """The preference stage (DPO and its relatives)."""
+    """The preference stage (DPO and its relatives), from given pairs, or on-policy from the problems of `data.train`."""
 
-    pairs: Annotated[tuple[Text, ...], Field(min_length=1)]
-    """Sources of rows with ``prompt``, ``chosen`` and ``rejected`` (or ``completion`` and ``label``), in the forms of `data.train`."""
+    pairs: tuple[Text, ...] = ()
+    """Sources of rows with ``prompt``, ``chosen`` and ``rejected`` (or ``completion`` and ``label``), in the forms of `data.train`; or ``run:FOLDER``, pairs from the verdicts of a run's rollouts. Empty: completions of `data.train` are sampled, judged and paired while training."""
+    heldout: tuple[Text, ...] = ()
+    """Sources of held-out pairs: loss, accuracy and margin on them before the first step, during the run and after it."""
     method: Text = "dpo"
     """A row of the table of preference methods, or ``package.module:object``. The rows: ``dpo``, ``dpo_reference_free``, ``cdpo``, ``rdpo``, ``dpo_norm``, ``irpo``, ``ipo``, ``kto``, ``simpo``, ``orpo``."""
     beta: Positive | None = None
@@ -49,6 +51,20 @@ class PreferenceConfig(Section):
     """Measure how far log-probabilities have moved since the start also where the method has no reference; costs one forward pass over the pairs before the first step."""
     warn_fall: Positive = 0.5
     """Warn once when the chosen completions have lost so much log-probability since the start, in nats a token."""
+    steps: Natural = 100
+    """On-policy: steps in all."""
+    num_prompts: Natural = 8
+    """On-policy: prompts a step."""
+    group_size: Annotated[int, Field(ge=2)] = 8
+    """On-policy: completions a prompt."""
+    pairs_per_group: Natural = 1
+    """From verdicts: pairs that a group gives at most."""
+    choose: Literal["best_worst", "random"] = "best_worst"
+    """From verdicts: pair the completion with the highest reward with the one with the lowest, the second with the second lowest and so on; or draw pairs of a completion that passed and one that did not."""
+    judge: Literal["verdicts", "pairwise"] = "verdicts"
+    """On-policy: who decides which of two completions is better: the verdicts' rewards, or a judge that compares them in both orders (``[verification.options.judge]``)."""
+    reference_every: Natural | None = None
+    """On-policy: steps after which the policy becomes the reference. None: the reference stays the policy at the start."""
 
     @field_validator("beta_schedule", mode="before")
     @classmethod

@@ -57,9 +57,10 @@ class TrainConfig(Section):
                 f"found {' and '.join(present) or 'no stage'}; accepted: exactly one of {accepted} "
                 "(two stages are two runs: the second starts from the first one's checkpoint)"
             )
-        if self.rl is None:
-            return self
-        _check_rl(self)
+        if self.rl is not None:
+            _check_rl(self)
+        if self.preference is not None and not self.preference.pairs:
+            _check_on_policy(self)
         return self
 
 
@@ -183,4 +184,18 @@ def _check_rl(config: TrainConfig) -> None:
         raise ValueError(
             'critic.path: found one with backbone = "shared", which has the policy\'s layers; '
             'accepted: none, or backbone = "copy"'
+        )
+
+
+def _check_on_policy(config: TrainConfig) -> None:
+    """Complain of what a preference run without given pairs lacks."""
+    if not config.data.train:
+        raise ValueError(
+            'preference.pairs: missing; add pairs = ["pairs.jsonl"] to [preference], or problems to'
+            " sample pairs from to [data], as train"
+        )
+    if config.sampling.temperature == 0:
+        raise ValueError(
+            "sampling.temperature: found 0 (greedy); accepted: a number > 0 while pairs are sampled, "
+            "or all siblings would be equal"
         )

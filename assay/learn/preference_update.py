@@ -219,7 +219,11 @@ class _Task:
         )
         if self.z0 is not None:
             found["preference/kl"] = self.z0
-        counted = {"tokens/trained": float(batch.sampled_T.sum()), "preference/beta": self.beta}
+        counted = {
+            "tokens/trained": float(batch.sampled_T.sum()),
+            "preference/beta": self.beta,
+            "preference/pairs" if self.row.paired else "preference/completions": self.normalizer,
+        }
         return to_floats(found) | counted
 
 

@@ -1,8 +1,7 @@
-"""Learning from preferences: `preference_step`, and a whole run of it."""
+"""Learning from preferences: `preference_step`, and a whole run of it, from given pairs or on-policy."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,88 +10,59 @@ from typing import Protocol
 import numpy as np
 
 from assay.config import PreferenceConfig, TrainConfig
-from assay.data.pairs import load_preferences
+from assay.generate.base import Generator
+from assay.learn.meter import Update, step_metrics
+from assay.learn.moving_reference import MovingReference
 from assay.learn.preference_table import Preference, preference
 from assay.learn.preference_update import PreferenceBatch, PreferenceLearner
-from assay.model.packing import pack
-from assay.model.probe import LayoutChoice, probe_layouts
 from assay.run.directory import Run
 from assay.run.guard import Guard
-from assay.train.assemble import Bench, make_passes, open_bench, open_heldout
-from assay.train.preference_pairs import (
-    Example,
-    PairSchedule,
-    all_groups,
-    mismatched,
-    render_examples,
-)
-from assay.train.preference_reference import ReferenceTable
-from assay.train.stages import EventRelay, Source, advance, open_run
+from assay.train.assemble import open_bench
+from assay.train.preference_setup import Setup, prepare_given, prepare_on_policy
+from assay.train.stages import EventRelay, Source, advance
 
 
 class PairSource(Protocol):
     """Where a step's pairs come from."""
 
-    def draw(self, step: int) -> PreferenceBatch:
-        """Return the pairs of a step, with what the reference says of them."""
+    def draw(self, step: int) -> PreferenceBatch | None:
+        """Return the pairs of a step, with what the reference says of them; None where there are none."""
         ...
 
 
 @dataclass
 class PreferenceLoop:
-    """What a preference step works with. warned: that the chosen completions fell."""
+    """What a preference step works with.
+
+    generator: what samples pairs, where they are sampled. moving: the reference, where it is to
+    follow the policy. warned: that the chosen completions fell.
+    """
 
     source: PairSource
     run: Run
     learner: PreferenceLearner
     guard: Guard
     config: PreferenceConfig
+    generator: Generator | None = None
+    moving: MovingReference | None = None
     warned: bool = False
 
 
 def preference_step(loop: PreferenceLoop) -> None:
     """Draw one step's pairs, learn from them, write it down."""
-    pairs = loop.source.draw(loop.run.step)
-    update = loop.learner.update(pairs, beta_at(loop.run.step, loop.config, loop.learner.row))
-    loop.run.finish_step(update)
+    run, learner = loop.run, loop.learner
+    pairs = loop.source.draw(run.step)
+    update = nothing_learned(learner)
+    if pairs is not None:
+        update = learner.update(pairs, beta_at(run.step, loop.config, learner.row))
+    if loop.generator is not None:
+        loop.generator.load_policy(learner.policy, update.policy_version)
+    every = loop.config.reference_every
+    if loop.moving is not None and every is not None and (run.step + 1) % every == 0:
+        loop.moving.refresh()
+    run.finish_step(update)
     warn_of_fall(loop)
-    loop.guard.check(loop.run)
-
-
-class GivenPairs:
-    """Examples from files, in the order of a schedule."""
-
-    def __init__(
-        self,
-        examples: Sequence[Example],
-        schedule: PairSchedule,
-        table: ReferenceTable | None,
-        learner: PreferenceLearner,
-    ) -> None:
-        self.examples, self.schedule, self.table = examples, schedule, table
-        self.learner = learner
-
-    def draw(self, step: int) -> PreferenceBatch:
-        """Return the examples of a step."""
-        return self.pack([self.examples[n] for n in self.schedule.draw(step)])
-
-    def pack(self, examples: Sequence[Example]) -> PreferenceBatch:
-        """Return examples as a batch, with what the reference table says of them."""
-        groups = [example.group for example in examples]
-        device, table = self.learner.device, self.table
-        batch = pack(groups, [example.verdicts for example in examples], device)
-        others = [] if self.learner.row.paired else mismatched(examples)
-        if table is None:
-            return PreferenceBatch(batch)
-        if not others:
-            return PreferenceBatch(batch, table.rows(groups, device))
-        verdicts = [example.verdicts for example in examples]  # not read
-        return PreferenceBatch(
-            batch,
-            table.rows(groups, device),
-            pack(others, verdicts, device),
-            table.rows(others, device),
-        )
+    loop.guard.check(run)
 
 
 def run_preference(config: TrainConfig, source: Source) -> Path:
@@ -104,28 +74,25 @@ def run_preference(config: TrainConfig, source: Source) -> Path:
         events = EventRelay()
         guard = Guard(config.guard)
         bench = open_bench(config, stack, events)
-        examples, notes = open_examples(bench, settings, row)
-        heldout = open_heldout(bench)
-        schedule = PairSchedule(
-            len(examples), settings.pairs_per_step, settings.epochs, config.run.seed
+        setup = Setup(config, settings, source, bench, row, events, stack)
+        ready = prepare_given(setup) if settings.pairs else prepare_on_policy(setup)
+        loop = PreferenceLoop(
+            ready.source,
+            ready.run,
+            ready.learner,
+            guard,
+            settings,
+            ready.generator,
+            ready.moving,
         )
-        layout = choose_pair_layout(bench, examples, row)
-        learner = make_preference_learner(config, bench, schedule.num_steps, row, layout)
-        run = open_run(config, source, bench, schedule.num_steps, stack)
-        events.run = run
-        for note in (*notes, f"{row.name}: {row.paper}, {row.equation}", layout.reason):
-            run.note(note)
-        table = None
-        if row.needs_reference or settings.watch_start:
-            table = ReferenceTable(run.folder)
-            groups = all_groups(examples, schedule, row)
-            run.event("reference", rows=table.fill(groups, learner.logprobs, learner.device))
-        run.attach(model=learner)  # the policy is the reference until here
-        learner.update = run.clock.timed("update", learner.update)
-        pairs = GivenPairs(examples, schedule, table, learner)
-        loop = PreferenceLoop(pairs, run, learner, guard, settings)
-        advance(run, lambda: preference_step(loop), bench, heldout)
-    return run.folder
+        advance(
+            ready.run,
+            lambda: preference_step(loop),
+            bench,
+            ready.heldout_problems,
+            ready.evaluate_pairs,
+        )
+    return ready.run.folder
 
 
 def choose_preference(settings: PreferenceConfig) -> Preference:
@@ -145,58 +112,17 @@ def choose_preference(settings: PreferenceConfig) -> Preference:
     return preference(settings.method, **changes)
 
 
-def open_examples(
-    bench: Bench, settings: PreferenceConfig, row: Preference
-) -> tuple[list[Example], list[str]]:
-    """Open the configured pairs; returns them as tokens, and one line a finding."""
-    on_bad_row = bench.config.data.on_bad_row
-    preferences = load_preferences(settings.pairs, on_bad_row=on_bad_row)
-    limits = [one for one in (settings.max_tokens, bench.loaded.context_length) if one]
-    rendered = render_examples(
-        preferences,
-        bench.renderer,
-        row,
-        on_bad_row=on_bad_row,
-        max_tokens=min(limits, default=None),
-    )
-    notes = [preferences.describe()]
-    skipped = [*preferences.skipped, *rendered.skipped]
-    if skipped:
-        count = preferences.num_skipped + len(rendered.skipped)
-        notes.append(f"{count} bad rows skipped, the first: {skipped[0]}")
-    return rendered.rows, notes
-
-
-def choose_pair_layout(bench: Bench, examples: Sequence[Example], row: Preference) -> LayoutChoice:
-    """Prove on the loaded model that shared prompts equal plain ones, and choose for pairs of this length."""
-    prompts = [len(one.group.prompt.tokens) for one in examples]
-    completions = [len(each.tokens) for one in examples for each in one.group.completions]
-    return probe_layouts(
-        bench.loaded.model,
-        prompt_length=int(np.median(prompts)),
-        completion_length=int(np.median(completions)),
-        group_size=2 if row.paired else 1,
-        layout=None if row.paired else "plain",
-    )
-
-
-def make_preference_learner(
-    config: TrainConfig, bench: Bench, num_steps: int, row: Preference, layout: LayoutChoice
-) -> PreferenceLearner:
-    """Return the learner of the preference stage."""
-    assert config.preference is not None
-    most = config.preference.max_tokens_per_micro_batch
-    passes = make_passes(config, bench, num_steps, "preference", most, layout.layout)
-    passes.lean = layout.lean
-    return PreferenceLearner(passes, row)
-
-
 def beta_at(step: int, settings: PreferenceConfig, row: Preference) -> float:
     """Return beta after ``step`` steps: linear between the points of the schedule, constant outside."""
     if not settings.beta_schedule:
         return row.beta
     steps, betas = zip(*settings.beta_schedule, strict=True)
     return float(np.interp(step, steps, betas))
+
+
+def nothing_learned(learner: PreferenceLearner) -> Update:
+    """Return the update of a step whose rollouts could not be told apart: no optimizer step is taken."""
+    return Update({"preference/pairs": 0.0, **step_metrics([])}, learner.policy_version)
 
 
 def warn_of_fall(loop: PreferenceLoop) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -169,14 +169,3 @@ def mismatched(examples: Sequence[Example]) -> list[Group]:
 
 def _same(example: Example, prompt: np.ndarray) -> bool:
     return np.array_equal(example.group.prompt.tokens, prompt)
-
-
-def all_groups(
-    examples: Sequence[Example], schedule: PairSchedule, row: Preference
-) -> Iterable[Group]:
-    """Yield every group of a run whose reference log-probabilities are needed: examples, then mismatches."""
-    for example in examples:
-        yield example.group
-    if not row.paired:
-        for step in range(schedule.num_steps):
-            yield from mismatched([examples[n] for n in schedule.draw(step)])

@@ -204,7 +204,7 @@ def _longer(run: Run) -> str:
     if config.rl is not None:
         return f"rl.steps={2 * run.step}"
     if config.preference is not None:
-        return "preference.epochs=N"
+        return "preference.epochs=N" if config.preference.pairs else "preference.steps=N"
     return "sft.epochs=N"
 
 
@@ -259,9 +259,12 @@ def try_verifiers(config: TrainConfig, service: VerifierService) -> list[SelfTes
     return found
 
 
-def keep_judges(run: Run, service: VerifierService, stack: ExitStack) -> None:
-    """Keep the raw replies of remote judges in the run, so that their verdicts can be reproduced."""
-    if "judge" in service.describe():
+def keep_judges(run: Run, service: VerifierService, stack: ExitStack, always: bool = False) -> None:
+    """Keep the raw replies of remote judges in the run, so that their verdicts can be reproduced.
+
+    always: also where none of the verifiers is one.
+    """
+    if always or "judge" in service.describe():
         from assay.verify.judge.panel import close_judges, keep_replies
 
         keep_replies(run.folder / "judge_replies.jsonl")

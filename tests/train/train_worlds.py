@@ -24,6 +24,11 @@ def few_marks(problem: Problem, completion: Completion) -> float:
     return float(sum(completion.tokens.tolist()) % 2)
 
 
+def always_right(problem: Problem, completion: Completion) -> float:
+    """A reward that tells nothing apart."""
+    return 1.0
+
+
 def never_judged(problem: Problem, completion: Completion) -> None:
     """A checker that can never say anything."""
 

@@ -1,0 +1,203 @@
+"""From a configuration to the parts of a preference run, whether its pairs are given or sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from assay.config import PreferenceConfig, TrainConfig
+from assay.data.curriculum import Curriculum
+from assay.generate.base import Generator
+from assay.learn.moving_reference import MovingReference
+from assay.learn.preference_table import Preference
+from assay.learn.preference_update import PreferenceLearner
+from assay.learn.reference import Reference
+from assay.model.probe import LayoutChoice, probe_layouts
+from assay.run.directory import Run
+from assay.train.assemble import (
+    PROBED_PROMPTS,
+    Bench,
+    Problems,
+    make_passes,
+    open_heldout,
+    open_problems,
+)
+from assay.train.batch_plan import BatchPlan
+from assay.train.preference_evaluation import heldout_evaluation
+from assay.train.preference_given import (
+    GivenPairs,
+    choose_pair_layout,
+    groups_to_score,
+    open_examples,
+)
+from assay.train.preference_online import ReferencePolicy, SampledPairs
+from assay.train.preference_pairs import Example, PairSchedule
+from assay.train.preference_pairwise import PairwiseVerifiers
+from assay.train.preference_reference import ReferenceTable
+from assay.train.replay import RunGenerator, RunVerifiers
+from assay.train.stages import (
+    EventRelay,
+    Source,
+    check_cold_start,
+    keep_judges,
+    open_run,
+    try_verifiers,
+)
+from assay.types import Problem
+
+Evaluate = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a preference run is made from."""
+
+    config: TrainConfig
+    settings: PreferenceConfig
+    source: Source
+    bench: Bench
+    row: Preference
+    events: EventRelay
+    stack: ExitStack
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The parts of a run that can begin. evaluate_pairs: on held-out ones; None: there are none."""
+
+    source: GivenPairs | SampledPairs
+    run: Run
+    learner: PreferenceLearner
+    heldout_problems: Sequence[Problem]
+    evaluate_pairs: Evaluate | None
+    generator: Generator | None = None
+    moving: MovingReference | None = None
+
+
+def prepare_given(setup: Setup) -> Ready:
+    """Open pairs that are there already, and score them by the policy at the start, once.
+
+    On resume the start is the policy until the run is attached, so that what is missing of the
+    reference table is the same now as it was then.
+    """
+    settings, row, bench = setup.settings, setup.row, setup.bench
+    examples, notes = open_examples(bench, settings.pairs, settings, row)
+    heldout = _open_heldout_pairs(setup)
+    problems = open_heldout(bench)
+    seed = setup.config.run.seed
+    schedule = PairSchedule(len(examples), settings.pairs_per_step, settings.epochs, seed)
+    layout = choose_pair_layout(bench, examples, row)
+    learner = _make_learner(setup, schedule.num_steps, layout)
+    run = _open_run(setup, schedule.num_steps, [*notes, layout.reason])
+    table = ReferenceTable(run.folder)
+    watched = row.needs_reference or settings.watch_start
+    if watched:
+        drawn = ([examples[n] for n in schedule.draw(step)] for step in range(schedule.num_steps))
+        groups = groups_to_score(drawn, examples, row)
+        run.event("reference", scored=table.fill(groups, learner.logprobs, learner.device))
+    evaluate = _prepare_heldout(setup, heldout, table, learner, run)
+    run.attach(model=learner)
+    learner.update = run.clock.timed("update", learner.update)
+    pairs = GivenPairs(examples, schedule, table if watched else None, learner)
+    return Ready(pairs, run, learner, problems, evaluate)
+
+
+def prepare_on_policy(setup: Setup) -> Ready:
+    """Open the problems whose completions are sampled, judged and paired step by step."""
+    config, settings, bench = setup.config, setup.settings, setup.bench
+    judge = bench.verifiers
+    pairwise = None
+    if settings.judge == "pairwise":
+        pairwise = PairwiseVerifiers(config.verification.options.get("judge", {}))
+    problems = open_problems(bench, None if pairwise is None else pairwise.check_problem)
+    tested = try_verifiers(config, bench.verifiers)
+    layout = _choose_layout(setup, problems)
+    learner = _make_learner(setup, settings.steps, layout)
+    heldout = _open_heldout_pairs(setup)
+    curriculum = Curriculum(problems.train, config.run.seed)
+    run = _open_run(setup, settings.steps, [*problems.notes, layout.reason])
+    evaluate = _prepare_heldout(setup, heldout, ReferenceTable(run.folder), learner, run)
+    reference, moving = _make_reference(setup, learner)
+    parts: dict[str, Any] = {"model": learner, "curriculum": curriculum}
+    run.add_metrics(bench.verifiers.take_metrics)
+    run.attach(**parts, **({} if moving is None else {"reference": moving}))
+    keep_judges(run, bench.verifiers, setup.stack, always=pairwise is not None)
+    learner.update = run.clock.timed("update", learner.update)
+    run.event("self_test", verifiers=[one.as_dict() for one in tested])
+    bench.generator.load_policy(learner.policy, learner.policy_version)
+    if run.step == 0 and run.stop_reason is None and pairwise is None:
+        check_cold_start(run, bench, problems.train)
+    bench.verifiers.take_metrics()  # those of the steps are not to count what came before
+    generator = RunGenerator(bench.generator, run)
+    verifiers = (
+        RunVerifiers(judge, run, judge.describe)
+        if pairwise is None
+        else RunVerifiers(pairwise, run, pairwise.describe)
+    )
+    plan = BatchPlan(settings.num_prompts, settings.group_size, config.sampling)
+    pairs = SampledPairs(curriculum, generator, verifiers, run, learner, plan, settings, reference)
+    return Ready(pairs, run, learner, problems.heldout, evaluate, generator, moving)
+
+
+def _make_reference(
+    setup: Setup, learner: PreferenceLearner
+) -> tuple[ReferencePolicy | None, MovingReference | None]:
+    """Return the reference, and again where it moves; made before a checkpoint is loaded."""
+    if not setup.row.needs_reference:
+        return None, None
+    if setup.settings.reference_every is None:
+        return Reference(learner.policy), None
+    moving = MovingReference(learner.policy)
+    return moving, moving
+
+
+def _open_heldout_pairs(setup: Setup) -> list[Example]:
+    if not setup.settings.heldout:
+        return []
+    limit = setup.config.evaluation.max_problems
+    return open_examples(setup.bench, setup.settings.heldout, setup.settings, setup.row, limit)[0]
+
+
+def _prepare_heldout(
+    setup: Setup,
+    heldout: Sequence[Example],
+    table: ReferenceTable,
+    learner: PreferenceLearner,
+    run: Run,
+) -> Evaluate | None:
+    """Score held-out pairs by the policy at the start; return what evaluates them."""
+    if not heldout:
+        return None
+    groups = groups_to_score(iter([heldout]), heldout, setup.row)
+    table.fill(groups, learner.logprobs, learner.device)
+    return heldout_evaluation(heldout, table, learner, run)
+
+
+def _choose_layout(setup: Setup, problems: Problems) -> LayoutChoice:
+    """Choose the layout of sampled pairs by the lengths of prompts; completions count as half of the longest."""
+    bench, count = setup.bench, min(PROBED_PROMPTS, len(problems.train))
+    lengths = sorted(len(bench.renderer.render(problems.train[n]).tokens) for n in range(count))
+    return probe_layouts(
+        bench.loaded.model,
+        prompt_length=lengths[len(lengths) // 2],
+        completion_length=setup.config.sampling.max_tokens // 2,
+        group_size=2 if setup.row.paired else setup.settings.group_size,
+    )
+
+
+def _make_learner(setup: Setup, num_steps: int, layout: LayoutChoice) -> PreferenceLearner:
+    most = setup.settings.max_tokens_per_micro_batch
+    passes = make_passes(setup.config, setup.bench, num_steps, "preference", most, layout.layout)
+    passes.lean = layout.lean
+    return PreferenceLearner(passes, setup.row)
+
+
+def _open_run(setup: Setup, num_steps: int, notes: Sequence[str]) -> Run:
+    run = open_run(setup.config, setup.source, setup.bench, num_steps, setup.stack)
+    setup.events.run = run
+    row = setup.row
+    for note in (*notes, f"{row.name}: {row.paper}, {row.equation}"):
+        run.note(note)
+    return run
