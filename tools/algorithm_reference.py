@@ -1,0 +1,98 @@
+"""Write docs/algorithms.md: ``python tools/algorithm_reference.py``.
+
+The text is tools/algorithms_source.md; what stands in double braces is filled in from the code:
+``{{row NAME}}``, ``{{table algorithms}}``, ``{{code package.module.name}}`` and the like. A test says
+when the page is out of date.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+from assay.learn.algorithms import ALGORITHMS, describe
+from assay.learn.preference_table import PREFERENCES
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "algorithms.md"
+SOURCE = ROOT / "tools" / "algorithms_source.md"
+COLUMNS = ("credit", "baseline", "scale", "surrogate", "ratio_level", "aggregation", "clip", "kl")
+TOLD = {"name", "paper", "equation"}
+
+
+def reference() -> str:
+    """Return the whole page."""
+    return re.sub(r"\{\{(\w+)(?: ([\w.]+))?\}\}", _fill, SOURCE.read_text(encoding="utf-8"))
+
+
+def _fill(found: re.Match[str]) -> str:
+    kind, name = found[1], found[2]
+    if kind == "code":
+        return _link(name)
+    if kind == "row":
+        row = ALGORITHMS[name]
+        return f"`{name}`: {row.paper}; {row.equation}.\n\n> {_settings(describe(row))}"
+    if kind == "table":
+        return _algorithms() if name == "algorithms" else _preferences()
+    return ", ".join(f"`{one}`" for one in (ALGORITHMS if kind == "algorithms" else PREFERENCES))
+
+
+def _settings(text: str) -> str:
+    return f"sets `{text}`" if text else "sets nothing: it is the default"
+
+
+def _link(name: str) -> str:
+    """Return a link to the line at which a function or class is defined."""
+    module_name, _, attribute = name.rpartition(".")
+    thing: Any = getattr(importlib.import_module(module_name), attribute)
+    file = Path(inspect.getsourcefile(thing) or "").resolve().relative_to(ROOT)
+    line = inspect.getsourcelines(thing)[1]
+    text = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    while text and not re.match(r"(def|class) ", text[line - 1]):  # past its decorators
+        line += 1
+    return f"[`{attribute}`](../{file}#L{line})"
+
+
+def _algorithms() -> str:
+    head = f"| row | {' | '.join(COLUMNS)} | beside |\n|{'---|' * (len(COLUMNS) + 2)}"
+    return "\n".join([head, *(_algorithm_row(row) for row in ALGORITHMS.values())])
+
+
+def _algorithm_row(row: Any) -> str:
+    changed = _changed(row)
+    clip = f"{row.clip_low:g} / {row.clip_high:g}"
+    cells = {name: f"`{changed[name]}`" for name in COLUMNS if name in changed}
+    cells["clip"] = clip if row.surrogate in ("clip", "cispo") else "none"
+    if row.kl_weight:
+        cells["kl"] = f"{row.kl_weight:g}, {row.kl_estimator}, {row.kl_place}"
+    told = {*COLUMNS, *TOLD, "clip_low", "clip_high", "kl_weight", "kl_estimator", "kl_place"}
+    beside = ", ".join(f"`{k} = {v}`" for k, v in changed.items() if k not in told)
+    return "| " + " | ".join([f"`{row.name}`", *(cells.get(c, "") for c in COLUMNS), beside]) + " |"
+
+
+def _preferences() -> str:
+    lines = ["| row | paper | equation | settings |", "|---|---|---|---|"]
+    for row in PREFERENCES.values():
+        settings = ", ".join(f"`{key} = {value}`" for key, value in _changed(row).items())
+        equation = row.equation.replace("|", "\\|")
+        lines.append(f"| `{row.name}` | {row.paper} | {equation} | {settings} |")
+    return "\n".join(lines)
+
+
+def _changed(row: Any) -> dict[str, Any]:
+    """Return the fields of a row that are not the defaults."""
+    return {
+        field.name: getattr(row, field.name)
+        for field in fields(row)
+        if field.name not in TOLD
+        and (field.default is MISSING or getattr(row, field.name) != field.default)
+    }
+
+
+if __name__ == "__main__":
+    PAGE.write_text(reference(), encoding="utf-8")
+    print(f"wrote {PAGE}")
