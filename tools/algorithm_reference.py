@@ -14,7 +14,8 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from assay.learn.algorithms import ALGORITHMS, describe
+from assay.complaints import toml_words
+from assay.learn.algorithms import ALGORITHMS
 from assay.learn.preference_table import PREFERENCES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,14 +36,21 @@ def _fill(found: re.Match[str]) -> str:
         return _link(name)
     if kind == "row":
         row = ALGORITHMS[name]
-        return f"`{name}`: {row.paper}; {row.equation}.\n\n> {_settings(describe(row))}"
+        return f"`{name}`: {row.paper}; {row.equation}.\n\n> {_settings(row)}"
     if kind == "table":
         return _algorithms() if name == "algorithms" else _preferences()
     return ", ".join(f"`{one}`" for one in (ALGORITHMS if kind == "algorithms" else PREFERENCES))
 
 
-def _settings(text: str) -> str:
-    return f"sets `{text}`" if text else "sets nothing: it is the default"
+def _settings(row: Any) -> str:
+    """Return what a row sets beside the defaults, as a configuration would say it."""
+    said = [f"`{key} = {_toml(value)}`" for key, value in _changed(row).items()]
+    return f"sets {', '.join(said)}" if said else "sets nothing: it is the default"
+
+
+def _toml(value: Any) -> str:
+    # the one field of a row that is None: a share of a limit that the row does not know
+    return '"a fifth of sampling.max_tokens"' if value is None else toml_words(value)
 
 
 def _link(name: str) -> str:
@@ -65,19 +73,19 @@ def _algorithms() -> str:
 def _algorithm_row(row: Any) -> str:
     changed = _changed(row)
     clip = f"{row.clip_low:g} / {row.clip_high:g}"
-    cells = {name: f"`{changed[name]}`" for name in COLUMNS if name in changed}
+    cells = {name: str(getattr(row, name)) for name in COLUMNS if hasattr(row, name)}
     cells["clip"] = clip if row.surrogate in ("clip", "cispo") else "none"
     if row.kl_weight:
         cells["kl"] = f"{row.kl_weight:g}, {row.kl_estimator}, {row.kl_place}"
     told = {*COLUMNS, *TOLD, "clip_low", "clip_high", "kl_weight", "kl_estimator", "kl_place"}
-    beside = ", ".join(f"`{k} = {v}`" for k, v in changed.items() if k not in told)
+    beside = ", ".join(f"`{k} = {_toml(v)}`" for k, v in changed.items() if k not in told)
     return "| " + " | ".join([f"`{row.name}`", *(cells.get(c, "") for c in COLUMNS), beside]) + " |"
 
 
 def _preferences() -> str:
     lines = ["| row | paper | equation | settings |", "|---|---|---|---|"]
     for row in PREFERENCES.values():
-        settings = ", ".join(f"`{key} = {value}`" for key, value in _changed(row).items())
+        settings = ", ".join(f"`{key} = {_toml(value)}`" for key, value in _changed(row).items())
         equation = row.equation.replace("|", "\\|")
         lines.append(f"| `{row.name}` | {row.paper} | {equation} | {settings} |")
     return "\n".join(lines)
