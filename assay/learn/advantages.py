@@ -13,22 +13,11 @@ from torch import Tensor
 from assay.errors import ConfigError, message
 from assay.learn.baselines import group_advantages, group_scale
 from assay.learn.gae import discounted_to_go, gae_advantages
-from assay.learn.rewards import judged_rows, overlong_penalty, shape_rewards, token_rewards
+from assay.learn.rewards import judged_rows, shape_rewards, token_rewards
 from assay.learn.row import Algorithm
 from assay.learn.rows import row_sums
 from assay.learn.whitening import whiten
 from assay.model.packing import Batch
-
-__all__ = [
-    "compute_advantages",
-    "compute_returns",
-    "group_advantages",
-    "judged_rows",
-    "loss_mask",
-    "overlong_penalty",
-    "shape_rewards",
-    "token_rewards",
-]
 
 
 def compute_advantages(batch: Batch, algorithm: Algorithm) -> Tensor:

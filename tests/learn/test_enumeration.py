@@ -23,8 +23,8 @@ from tiny_policy import (
 )
 from torch import Tensor
 
-from assay.learn.advantages import group_advantages
 from assay.learn.algorithms import Algorithm, algorithm
+from assay.learn.baselines import group_advantages
 from assay.learn.losses import token_weights
 
 

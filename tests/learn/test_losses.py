@@ -334,15 +334,16 @@ def test_the_penalty_is_measured_where_it_is_not_charged() -> None:
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_extreme_ratios_stay_finite(jump: float, advantage: float, name: str) -> None:
-    logprobs = torch.tensor([jump, jump, -1.0], requires_grad=True)
-    zero, one = torch.zeros(3), torch.ones(3)
+    """Of single tokens, and of a completion of eight of them: exp(160) would be infinite."""
+    logprobs = torch.tensor([jump] * 8 + [-1.0], requires_grad=True)
+    zero, one = torch.zeros(9), torch.ones(9)
     parts = policy_loss(
         logprobs,
         zero,
         one * advantage,
         one,
         algorithm(name),
-        row_T=torch.tensor([0, 0, 1]),
+        row_T=torch.tensor([0] * 8 + [1]),
         num_rows=2,
         sampled_T=one.bool(),
         ref_logprobs_T=zero,
@@ -412,3 +413,13 @@ def test_kl_estimates_against_the_exact_kl() -> None:
     assert expected["k3"] == pytest.approx(exact)
     assert abs(expected["k2"] - exact) > 1e-3  # biased as a value
     assert (kl_estimate(policy_V, reference_V, "k3") >= 0).all()
+
+
+def test_the_penalty_estimates_the_exact_kl_from_the_old_policy() -> None:
+    """Under the old policy's samples, exp(lr) - 1 - lr has the expectation KL(old || new), and is never negative."""
+    generator = torch.Generator().manual_seed(1)
+    old_V, new_V = torch.randn(2, 5, generator=generator, dtype=torch.float64).log_softmax(1)
+    parts = policy_loss(new_V, old_V, old_V, old_V.exp(), algorithm("ppo_penalty"))
+    exact = (old_V.exp() * (old_V - new_V)).sum()
+    torch.testing.assert_close(parts.penalty, exact)
+    assert (parts.old_kl_T >= 0).all()

@@ -119,7 +119,7 @@ def test_overlong_is_what_the_learner_computes(
 ) -> None:
     import torch
 
-    from assay.learn.advantages import overlong_penalty
+    from assay.learn.rewards import overlong_penalty
 
     buffer = data.draw(st.integers(1, limit))
     expected = float(overlong_penalty(torch.tensor([length + 1]), limit, buffer)[0])
