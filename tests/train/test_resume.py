@@ -18,10 +18,10 @@ HERE = Path(__file__).parent
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
 
 
-def run_killer(world: World, seed: int, num_kills: int) -> dict[str, Any]:
+def run_killer(world: World, seed: int, num_kills: int, stage: str) -> dict[str, Any]:
     command = [sys.executable, str(HERE / "train_killer.py"), str(world.folder)]
     done = subprocess.run(
-        [*command, str(seed), str(num_kills)],
+        [*command, str(seed), str(num_kills), stage],
         capture_output=True,
         text=True,
         check=False,
@@ -31,23 +31,24 @@ def run_killer(world: World, seed: int, num_kills: int) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def check_killed(world: World, seed: int, num_kills: int) -> None:
-    result = run_killer(world, seed, num_kills)
+def check_killed(world: World, seed: int, num_kills: int, stage: str = "rl") -> None:
+    result = run_killer(world, seed, num_kills, stage)
     assert result["different"] == []
     assert result["workers_left"] == []
     assert result["kills"] == num_kills
     assert result["resumes"] > 0, "some kills hit a run that had begun"
 
 
-def test_killed_three_times(world: World) -> None:
-    check_killed(world, seed=0, num_kills=3)
+@pytest.mark.parametrize("stage", ["rl", "given", "on_policy"])
+def test_killed_three_times(world: World, stage: str) -> None:
+    check_killed(world, 0, 3, stage)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("seed", [1, 2])
-def test_killed_again_and_again(world: World, seed: int) -> None:
-    check_killed(world, seed, num_kills=24)
+@pytest.mark.parametrize(("seed", "stage"), [(1, "rl"), (2, "rl"), (3, "given"), (4, "on_policy")])
+def test_killed_again_and_again(world: World, seed: int, stage: str) -> None:
+    check_killed(world, seed, 24, stage)
 
 
 def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:

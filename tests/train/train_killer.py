@@ -1,8 +1,8 @@
 """A tiny training that is killed again and again: a program, so that SIGKILL hits its own processes.
 
-    train_killer.py FOLDER SEED NUM_KILLS
+    train_killer.py FOLDER SEED NUM_KILLS STAGE
 
-FOLDER holds the world that `train_worlds.make_world` makes. Each attempt is a fork that runs
+STAGE is one of `STAGES`. FOLDER holds the world that `train_worlds.make_world` makes. Each attempt is a fork that runs
 ``assay train`` as the command line does; everything is imported once. Prints one JSON line.
 """
 
@@ -29,18 +29,44 @@ STEPS = 8
 KILLED: set[int] = set()
 
 
-def attempt(world: World, name: str, kill_after: float | None) -> float | None:
+def rl_tree(world: World) -> dict[str, Any]:
+    """Reinforcement learning with dynamic sampling and a reference."""
+    return world.tree(
+        rl={"steps": STEPS, "num_minibatches": 2},
+        algorithm={"name": "dapo", "kl_weight": 0.01},
+        evaluation={"every": 3, "temperatures": [0.0, 1.0]},
+    )
+
+
+def given_tree(world: World) -> dict[str, Any]:
+    """Preferences from a file, with a reference point, and held-out ones."""
+    rows = [{"prompt": f"{n} + 1 =", "chosen": f"{n + 1}", "rejected": "no"} for n in range(150)]
+    pairs = [str(world.write_rows(f"{part}.jsonl", rows[part::2])) for part in (0, 1)]
+    tree = world.tree(evaluation={"every": 3})
+    del tree["rl"], tree["data"]
+    settings = {"method": "kto", "pairs": pairs[:1], "heldout": pairs[1:], "pairs_per_step": 19}
+    return {**tree, "preference": settings}
+
+
+def on_policy_tree(world: World) -> dict[str, Any]:
+    """Preferences that are sampled, with a reference that follows the policy."""
+    tree = world.tree(evaluation={"every": 3})
+    del tree["rl"]
+    settings = {"steps": STEPS, "num_prompts": 2, "group_size": 4, "reference_every": 3}
+    return {**tree, "preference": settings}
+
+
+STAGES = {"rl": rl_tree, "given": given_tree, "on_policy": on_policy_tree}
+
+
+def attempt(world: World, stage: str, name: str, kill_after: float | None) -> float | None:
     """Train or go on in a fork; returns how long it took, None where it was killed before its end."""
     run = world.folder / "runs" / name
     if not (run / "config.toml").exists():  # killed before there was a run
         shutil.rmtree(run, ignore_errors=True)
-        tree = world.tree(
-            run={"name": name},
-            rl={"steps": STEPS, "num_minibatches": 2},
-            algorithm={"name": "dapo", "kl_weight": 0.01},
-            evaluation={"every": 3, "temperatures": [0.0, 1.0]},
-            checkpoint={"every": 2, "keep_last": 2},
-        )
+        tree = STAGES[stage](world)
+        tree["run"]["name"] = name
+        tree["checkpoint"] = {"every": 2, "keep_last": 2}
         arguments = ["train", str(world.config_file(tree, f"{name}.toml")), "--json"]
     else:
         arguments = ["train", "--resume", str(run), "--json"]
@@ -74,11 +100,13 @@ def fingerprint(run: Path) -> dict[str, Any]:
     for name in ("metrics", "evaluations"):
         rows = rows_of(run, name)
         found[name] = [{k: v for k, v in row.items() if not is_timing(k)} for row in rows]
-    for shard in sorted((run / "rollouts").iterdir()):
+    for shard in sorted((run / "rollouts").glob("*")):
         found[shard.name] = pq.ParquetFile(shard).read().drop(["judge_seconds"]).to_pylist()
     for file in sorted((run / "checkpoints").rglob("*")):
         if file.is_file() and file.name != "manifest.json":
             found[str(file.relative_to(run))] = file.read_bytes()
+    table = run / "reference.safetensors"
+    found[table.name] = table.read_bytes() if table.exists() else None
     return found
 
 
@@ -101,9 +129,9 @@ def workers_left() -> list[str]:
     return found
 
 
-def kill_again_and_again(world: World, seed: int, num_kills: int) -> dict[str, Any]:
+def kill_again_and_again(world: World, seed: int, num_kills: int, stage: str) -> dict[str, Any]:
     chance = random.Random(seed)
-    seconds = attempt(world, "whole", None)
+    seconds = attempt(world, stage, "whole", None)
     assert seconds is not None
     whole = fingerprint(world.folder / "runs" / "whole")
     kills, runs, different, resumes = 0, 0, [], 0
@@ -111,10 +139,10 @@ def kill_again_and_again(world: World, seed: int, num_kills: int) -> dict[str, A
         runs += 1
         name = f"killed-{runs}"
         while kills < num_kills:
-            if attempt(world, name, chance.uniform(0.0, 0.9 * seconds)) is not None:
+            if attempt(world, stage, name, chance.uniform(0.0, 0.9 * seconds)) is not None:
                 break
             kills += 1
-        attempt(world, name, None)
+        attempt(world, stage, name, None)
         run = world.folder / "runs" / name
         resumes += sum(row["kind"] == "resumed" for row in rows_of(run, "events"))
         killed = fingerprint(run)
@@ -128,5 +156,6 @@ def kill_again_and_again(world: World, seed: int, num_kills: int) -> dict[str, A
 
 
 if __name__ == "__main__":
-    result = kill_again_and_again(World(Path(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]))
+    folder, seed, num_kills, stage = sys.argv[1:]
+    result = kill_again_and_again(World(Path(folder)), int(seed), int(num_kills), stage)
     print(json.dumps(result))
