@@ -146,7 +146,7 @@ def trl_inputs(batch: Batch, advantages_T: Tensor) -> dict[str, Tensor]:
     }
 
 
-def trl_loss(trainer: Any, *inputs: dict[str, Tensor]) -> tuple[float, Gradients]:
+def trl_loss(trainer: Any, *inputs: dict[str, Any]) -> tuple[float, Gradients]:
     """Return the summed loss and gradients of TRL's own loss function on some micro-batches."""
     trainer.model.zero_grad()
     total = 0.0
