@@ -139,10 +139,15 @@ def dry_run(config: Configured, *, overrides: Sequence[str] = ()) -> DryRun:
     settings = with_checkpoint(read_config(config, overrides))
     with ExitStack() as stack:
         bench = open_bench(settings, stack)
-        if settings.rl is None:
+        if settings.preference is not None:
+            from assay.train.preference_setup import first_look
+
+            problem, notes, has_reference = first_look(bench, settings.preference)
+            rows: Sequence[Problem] = [problem]
+        elif settings.rl is None:
             assert settings.sft is not None
             traces = load_traces(settings.sft.traces, on_bad_row=settings.data.on_bad_row)
-            rows: Sequence[Problem] = [Problem("trace", traces[0].prompt)]
+            rows = [Problem("trace", traces[0].prompt)]
             notes = [f"{len(traces)} traces", f"the first completion is {traces[0].completion!r}"]
             has_reference = False
         else:

@@ -13,12 +13,17 @@ from assay.config import PreferenceConfig, TrainConfig
 from assay.generate.base import Generator
 from assay.learn.meter import Update, step_metrics
 from assay.learn.moving_reference import MovingReference
-from assay.learn.preference_table import Preference, preference
+from assay.learn.preference_table import Preference
 from assay.learn.preference_update import PreferenceBatch, PreferenceLearner
 from assay.run.directory import Run
 from assay.run.guard import Guard
 from assay.train.assemble import open_bench
-from assay.train.preference_setup import Setup, prepare_given, prepare_on_policy
+from assay.train.preference_setup import (
+    Setup,
+    choose_preference,
+    prepare_given,
+    prepare_on_policy,
+)
 from assay.train.stages import EventRelay, Source, advance
 
 
@@ -93,23 +98,6 @@ def run_preference(config: TrainConfig, source: Source) -> Path:
             ready.evaluate_pairs,
         )
     return ready.run.folder
-
-
-def choose_preference(settings: PreferenceConfig) -> Preference:
-    """Return the configured row of the table; raises ConfigError where it cannot work."""
-    names = (
-        "beta",
-        "label_smoothing",
-        "robust",
-        "reference_free",
-        "length_normalized",
-        "margin",
-        "nll_weight",
-        "desirable_weight",
-        "undesirable_weight",
-    )
-    changes = {name: getattr(settings, name) for name in names}
-    return preference(settings.method, **changes)
 
 
 def beta_at(step: int, settings: PreferenceConfig, row: Preference) -> float:

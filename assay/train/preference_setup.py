@@ -11,7 +11,7 @@ from assay.config import PreferenceConfig, TrainConfig
 from assay.data.curriculum import Curriculum
 from assay.generate.base import Generator
 from assay.learn.moving_reference import MovingReference
-from assay.learn.preference_table import Preference
+from assay.learn.preference_table import Preference, preference
 from assay.learn.preference_update import PreferenceLearner
 from assay.learn.reference import Reference
 from assay.model.probe import LayoutChoice, probe_layouts
@@ -139,6 +139,39 @@ def prepare_on_policy(setup: Setup) -> Ready:
     plan = BatchPlan(settings.num_prompts, settings.group_size, config.sampling)
     pairs = SampledPairs(curriculum, generator, verifiers, run, learner, plan, settings, reference)
     return Ready(pairs, run, learner, problems.heldout, evaluate, generator, moving)
+
+
+def choose_preference(settings: PreferenceConfig) -> Preference:
+    """Return the configured row of the table; raises ConfigError where it cannot work."""
+    names = (
+        "beta",
+        "label_smoothing",
+        "robust",
+        "reference_free",
+        "length_normalized",
+        "margin",
+        "nll_weight",
+        "desirable_weight",
+        "undesirable_weight",
+    )
+    changes = {name: getattr(settings, name) for name in names}
+    return preference(settings.method, **changes)
+
+
+def first_look(bench: Bench, settings: PreferenceConfig) -> tuple[Problem, list[str], bool]:
+    """Open what a run would learn from: its first problem, a line a finding, whether a reference is held."""
+    row = choose_preference(settings)
+    told = f"{row.name}: {row.paper}, {row.equation}"
+    if not settings.pairs:
+        problems = open_problems(bench)
+        completions = settings.num_prompts * settings.group_size
+        steps = f"{settings.steps} steps of {completions} completions"
+        return problems.train[0], [*problems.notes, told, steps], row.needs_reference
+    examples, notes = open_examples(bench, settings.pairs, settings, row)
+    schedule = PairSchedule(len(examples), settings.pairs_per_step, settings.epochs, 0)
+    steps = f"{schedule.num_steps} steps of {settings.pairs_per_step}"
+    layout = choose_pair_layout(bench, examples, row)
+    return examples[0].group.problem, [*notes, told, layout.reason, steps], False
 
 
 def _make_reference(

@@ -13,13 +13,9 @@ from train_worlds import REWARD, World, rows_of
 from assay.config import PreferenceConfig
 from assay.errors import ConfigError, DataError
 from assay.learn.preference_table import PREFERENCES
-from assay.train.api import train
-from assay.train.preference import (
-    PreferenceLoop,
-    beta_at,
-    choose_preference,
-    warn_of_fall,
-)
+from assay.train.api import dry_run, train
+from assay.train.preference import PreferenceLoop, beta_at, warn_of_fall
+from assay.train.preference_setup import choose_preference
 
 
 def pairs_file(world: World, num: int = 12, name: str = "pairs.jsonl") -> str:
@@ -174,3 +170,13 @@ def test_the_rollouts_of_a_run_are_pairs(world: World) -> None:
     assert sum(row["preference/completions"] for row in rows) == 3 * 2 * 4
     with pytest.raises(DataError, match="no rollouts"):
         train(preference_tree(world, preference={"pairs": ["run:nowhere"]}), quiet=True)
+
+
+def test_a_dry_run_says_what_would_be_learned_from(world: World) -> None:
+    tree = preference_tree(world, preference={"method": "simpo"})
+    said = str(dry_run(tree))
+    assert "12 preferences" in said and "SimPO" in said and "3 steps of 5" in said
+    assert not (world.folder / "runs").exists()
+    tree = world.tree(preference={"num_prompts": 3})
+    del tree["rl"]
+    assert "100 steps of 24 completions" in str(dry_run(tree))
