@@ -51,7 +51,7 @@ class AlgorithmConfig(Section):
     kl_estimator: Literal["k1", "k2", "k3"] | None = None
     """Estimator of the KL (Schulman 2020)."""
     kl_place: Literal["loss", "reward"] | None = None
-    """Whether the KL is a term of the loss or is subtracted from the reward: of the whole completion under credit ``completion``, token by token under ``to_go`` and ``gae``."""
+    """Whether the KL is a term of the loss or is subtracted from the reward: of the whole completion under credit ``completion``, token by token, each with what follows it, under the others."""
     kl_clamp: bool | None = None
     """Count a token's KL in the reward as 0 where its estimate is negative (AlpacaFarm)."""
     kl_target: Positive | None = None

@@ -13,7 +13,7 @@ from torch import Tensor
 from assay.errors import ConfigError, message
 from assay.learn.baselines import group_advantages, group_scale
 from assay.learn.gae import discounted_to_go, gae_advantages
-from assay.learn.rewards import judged_rows, shape_rewards, token_rewards
+from assay.learn.rewards import judged_rows, shape_rewards, token_kl, token_rewards
 from assay.learn.row import Algorithm
 from assay.learn.rows import row_sums
 from assay.learn.whitening import whiten
@@ -26,7 +26,7 @@ def compute_advantages(batch: Batch, algorithm: Algorithm) -> Tensor:
         completion  a completion is one action: its advantage fills its row. A KL in the reward is that
                     of the whole completion (Ahmadian et al. 2024, section 2), and enters the baseline
         steps       the sum of the group's normalized step rewards of steps that end at or after the
-                    token (DeepSeekMath, section 4.1.3)
+                    token (DeepSeekMath, section 4.1.3), less a KL in the reward from the token on
         to_go       the discounted sum of the token rewards from the token on, less the siblings' baseline
                     of that sum from their first token on
         gae         generalized advantage estimates from token rewards and values (Schulman et al. 2016)
@@ -99,6 +99,8 @@ def _of_steps(batch: Batch, algorithm: Algorithm) -> Tensor:
     scores_T = _whitened_rewards(batch.step_scores_T, ends_T, algorithm)
     group_T = batch.group_R[batch.row_T]
     normalized_T = _relative_to_group(scores_T, ends_T, group_T, batch, algorithm, batch.row_T)
+    if algorithm.kl_in_reward:
+        normalized_T = normalized_T - algorithm.kl_weight * token_kl(batch, algorithm)
     return discounted_to_go(normalized_T, batch.row_T, batch.num_rows, batch.sampled_T, 1.0)
 
 

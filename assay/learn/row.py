@@ -139,11 +139,6 @@ class Algorithm:
             ("tau", self.tau > 0 and self.surrogate != "mirror", "0, or surrogate mirror"),
             ("baseline", by_critic and self.baseline != "none", "none: credit gae has a critic"),
             ("scale", by_critic and self.scale != "none", "none: credit gae has a critic"),
-            (
-                "kl_place",
-                by_steps and self.kl_in_reward,
-                "loss: credit steps has step rewards alone",
-            ),
             ("overlong_buffer", by_steps and self.overlong_buffer != 0, "0 under credit steps"),
         )
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from assay.errors import ConfigError
 from assay.learn.advantages import compute_advantages, compute_returns, loss_mask
-from assay.learn.algorithms import ALGORITHMS, Algorithm, algorithm
+from assay.learn.algorithms import ALGORITHMS, algorithm
 from assay.learn.baselines import group_advantages
 from assay.learn.gae import discounted_to_go, gae_advantages
 from assay.learn.rewards import token_rewards
@@ -222,9 +222,7 @@ def test_kl_in_the_reward_is_the_whole_completions(estimator: str) -> None:
         assert float(got[token]) == pytest.approx(expected, abs=1e-6)
 
 
-def rewards_after(
-    row: Algorithm, batch: Batch, token: int, rewards_T: Sequence[float]
-) -> list[float]:
+def rewards_after(batch: Batch, token: int, rewards_T: Sequence[float]) -> list[float]:
     """Rewards of the sampled tokens of a token's completion, from it on."""
     same = [t for t in range(token, batch.num_tokens) if batch.row_T[t] == batch.row_T[token]]
     return [rewards_T[t] for t in same if batch.sampled_T[t]]
@@ -240,7 +238,7 @@ def test_credit_to_go_equals_the_loop(gamma: float, baseline: str, scale: str) -
     row = replace(row, whiten_advantages=False, kl_weight=0.2)
     rewards_T = token_rewards(batch, row).tolist()
     returns = [
-        sum(r * gamma**k for k, r in enumerate(rewards_after(row, batch, t, rewards_T)))
+        sum(r * gamma**k for k, r in enumerate(rewards_after(batch, t, rewards_T)))
         for t in range(batch.num_tokens)
     ]
     got = compute_advantages(batch, row)
@@ -265,8 +263,12 @@ def test_credit_to_go_equals_the_loop(gamma: float, baseline: str, scale: str) -
 def test_credit_by_steps_equals_the_loop(baseline: str, scale: str) -> None:
     """DeepSeekMath 4.1.3: all steps of a group together, a token gets those that end at or after it."""
     batch = full(two_groups())
-    row = algorithm("grpo_process", baseline=baseline, scale=scale)
+    row = algorithm(
+        "grpo_process", baseline=baseline, scale=scale, kl_place="reward", kl_estimator="k1"
+    )
     got = compute_advantages(batch, row)
+    assert batch.old_logprobs_T is not None and batch.ref_logprobs_T is not None
+    k1_T = (batch.old_logprobs_T.double() - batch.ref_logprobs_T.double()).tolist()
     assert batch.step_ends_T is not None and batch.step_scores_T is not None
     for number in range(batch.num_groups):
         ends = [
@@ -289,7 +291,7 @@ def test_credit_by_steps_equals_the_loop(baseline: str, scale: str) -> None:
                 (score - base) / deviation
                 for t, score in every.items()
                 if batch.row_T[t] == own and t >= token
-            )
+            ) - 0.04 * sum(rewards_after(batch, token, k1_T))
             want = want if batch.sampled_T[token] else 0.0
             assert got[token].item() == pytest.approx(want, abs=1e-6)
 

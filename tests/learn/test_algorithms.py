@@ -160,7 +160,6 @@ def test_a_description_leaves_out_what_is_the_run_s() -> None:
         ("grpo", "baseline", {"credit": "gae"}),
         ("ppo", "baseline", {"baseline": "mean"}),
         ("ppo", "scale", {"scale": "std"}),
-        ("grpo_process", "kl_place", {"kl_place": "reward"}),
         ("grpo_process", "overlong_buffer", {"overlong_buffer": 3}),
         ("rloo", "kl_target", {"kl_target": 0.1}),
         ("ppo", "penalty_target", {"penalty_target": 0.1}),

@@ -37,11 +37,13 @@ STEP_SUMS = tuple(sum(STEPS[n]) for n in range(len(COMPLETIONS)))
 SUMMED: dict[str, Any] = {"aggregation": "constant_length", "length_divisor": 1.0}
 
 
-def regularized(tables: Tensor, reference: Tensor, weight: float) -> Tensor:
+def regularized(
+    tables: Tensor, reference: Tensor, weight: float, rewards: Sequence[float] = REWARDS
+) -> Tensor:
     """E[r] - weight KL(policy || reference), over completions."""
     chance, ref_chance = probabilities(tables), probabilities(reference).detach()
     kl = (chance * (chance / ref_chance).log()).sum()
-    return (chance * torch.tensor(REWARDS).double()).sum() - weight * kl
+    return (chance * torch.tensor(rewards).double()).sum() - weight * kl
 
 
 @pytest.mark.parametrize("group_size", [2, 3])
@@ -116,6 +118,14 @@ def test_step_rewards_without_a_baseline_climb_their_sum() -> None:
     row = algorithm("rloo", credit="steps", baseline="none")
     got = expected_gradient(tables, row, 1, World(steps=STEPS))
     assert_same(got, true_gradient(tables, STEP_SUMS))
+
+
+def test_a_kl_beside_step_rewards_is_charged_token_by_token() -> None:
+    tables, reference = random_tables(), random_tables(1)
+    row = algorithm("rloo", credit="steps", baseline="none", kl_weight=0.3)
+    got = expected_gradient(tables, row, 1, World(steps=STEPS), reference=reference)
+    objective = regularized(tables, reference, 0.3, STEP_SUMS)
+    assert_same(got, gradient(objective, tables))
 
 
 def test_step_scores_that_look_ahead_are_biased() -> None:
