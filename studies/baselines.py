@@ -12,8 +12,6 @@ GOOD, BAD = "good ", "bad "
 def run_baseline(task: Task) -> Outcome:
     """Do what ``task.settings["method"]`` says with one pool of 960 x 8 completions, or as many new ones."""
     method = task.settings["method"]
-    if method == "grpo":
-        return reinforce(task)
     if method == "best_of_n":
         found = measured(task, cold_started(task), k=8)
         return Outcome({**found.values, "accuracy": found.values["pass_at_k"]})
@@ -62,10 +60,13 @@ STUDY = Study(
             "grpo",
             "60 steps of 16 x 8: as many completions",
             {
-                "method": "grpo",
                 "steps": 60,
-                "config": {"data": {"verifier": "math*1.0"}, "algorithm": {"kl_weight": 0.0}},
+                "config": {
+                    "data": {"verifier": "math*1.0"},
+                    "algorithm": {"name": "grpo", "kl_weight": 0.0},
+                },
             },
+            run=reinforce,
         ),
     ),
     claims=(

@@ -43,11 +43,15 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Arm:
-    """One way of doing it. says: a line for the page. settings: what the run is told that others are not."""
+    """One way of doing it. says: a line for the page. settings: what the run is told that others are not.
+
+    run: what performs it, where it is not the study's.
+    """
 
     name: str
     says: str
     settings: Mapping[str, Any] = field(default_factory=dict)
+    run: Callable[[Task], Outcome] | None = None
 
 
 @dataclass(frozen=True)
@@ -163,7 +167,7 @@ def run_one(study: Study, arm: Arm, seed: int, work: Path, quick: bool) -> Mappi
 
     def make() -> Mapping[str, Any]:
         started, cpu = time.perf_counter(), os.times()
-        outcome = study.run(task)
+        outcome = (arm.run or study.run)(task)
         spent = os.times()
         cpu_seconds = spent.user + spent.system - cpu.user - cpu.system
         return {
@@ -196,7 +200,7 @@ def folder_of(study: Study, arm: Arm, seed: int, work: Path, quick: bool) -> Pat
     base = work / "quick" if quick else work
     settings = json.dumps(settings_of(study, arm), sort_keys=True)
     digest = hashlib.sha256(settings.encode()).hexdigest()[:12]
-    return base / study.run.__name__ / f"{digest}-{seed}"
+    return base / (arm.run or study.run).__name__ / f"{digest}-{seed}"
 
 
 def _run_apart(study: Study, arm: Arm, seed: int, work: Path, quick: bool) -> int:

@@ -14,7 +14,7 @@ STUDY = Study(
     setup=SETUP,
     run=reinforce,
     common={
-        "steps": 90,
+        "steps": 60,
         "config": {
             "algorithm": {
                 "name": "dapo",
@@ -24,7 +24,6 @@ STUDY = Study(
                 "overlong_buffer": 0,
             },
             "rl": {"num_minibatches": 4, "epochs": 2},
-            "optimizer": {"learning_rate": 3e-4},
         },
     },
     arms=(
@@ -62,7 +61,7 @@ STUDY = Study(
         "passed_end": "training accuracy at the end",
     },
     limits=(
-        "Eight optimizer steps a batch at a learning rate of 3e-4 make ratios leave the clip range at all;"
+        "Eight optimizer steps a batch make ratios leave the clip range at all;"
         " the paper's model is 32B, trained for thousands of steps. Its other parts (dynamic sampling,"
         " overlong shaping) are off here, so that the arms differ in one number."
     ),

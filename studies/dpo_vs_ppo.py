@@ -1,7 +1,7 @@
 """DPO against PPO on the same preferences, made of verdicts of the cold start's own completions."""
 
 from assay.train import api
-from assay.train.recipes import PRESENTATION
+from assay.train.recipes import MAX_TOKENS, PRESENTATION
 from studies.campaign import Arm, Outcome, Panel, Study, Task, main, merge, once
 from studies.claims import Of, exceeds
 from studies.pools import measured, pairs, pool, train_reward_model, write_rows
@@ -41,6 +41,7 @@ def _dpo(task: Task) -> Outcome:
         "run": {"name": "dpo", "directory": str(task.folder), "seed": task.seed, "threads": 1},
         "model": {"path": cold_started(task)},
         "data": PRESENTATION,
+        "sampling": {"max_tokens": MAX_TOKENS},
         "preference": {
             "pairs": [write_rows(task.folder / "pairs.jsonl", preferences(task))],
             "method": "dpo",

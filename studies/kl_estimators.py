@@ -26,8 +26,8 @@ STUDY = Study(
     setup=SETUP,
     run=reinforce,
     common={
-        "steps": 70,
-        "config": {"algorithm": {"name": "rloo"}, "optimizer": {"learning_rate": 2e-4}},
+        "steps": 60,
+        "config": {"algorithm": {"name": "rloo"}},
     },
     arms=(
         Arm("none", "a weight of 1e-9: measured, not restrained", _penalty("k1", "loss", 1e-9)),

@@ -15,7 +15,7 @@ STUDY = Study(
     setup=SETUP,
     run=reinforce,
     common={
-        "steps": 90,
+        "steps": 60,
         "config": {"sampling": {"max_tokens": 96}, "algorithm": {"kl_weight": 0.0}},
     },
     arms=(

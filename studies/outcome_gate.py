@@ -23,7 +23,7 @@ STUDY = Study(
     setup=SETUP,
     run=reinforce,
     common={
-        "steps": 90,
+        "steps": 60,
         "config": {
             "data": {"verifier": "math*1.0 + kimi_length*1.0"},
             "algorithm": {"name": "grpo", "kl_weight": 0.0},

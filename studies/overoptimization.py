@@ -13,6 +13,7 @@ from studies.claims import Of, exceeds
 from studies.pools import flipped, pairs, passed, pool, train_reward_model
 from studies.world import SETUP, cold_started
 
+NUM_PROBLEMS = 960  # as the studies of baselines and DPO, which share the pool
 NUM_PAIRS = 300
 MEMBERS = 4
 SAMPLES = 64
@@ -50,7 +51,7 @@ def member_scores(task: Task, groups: Sequence[Sequence[Mapping[str, Any]]]) -> 
     folder = task.shared / f"proxies-{noise}-{task.seed}"
 
     def make() -> Mapping[str, Any]:
-        learned = pool(task, "train", 480, 8)
+        learned = pool(task, "train", NUM_PROBLEMS, 8)
         rows = pairs(learned, task.seed)[:NUM_PAIRS]
         found: list[list[list[float]]] = []
         for member in range(MEMBERS):

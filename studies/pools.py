@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from assay.train import api
-from assay.train.recipes import PRESENTATION
+from assay.train.recipes import MAX_TOKENS, PRESENTATION
 from studies.campaign import Outcome, Task, once
 from studies.world import PROBLEMS, cold_started, heldout
 
@@ -116,6 +116,7 @@ def imitate(
         "run": {"name": "sft", "directory": str(task.folder), "seed": task.seed, "threads": 1},
         "model": {"path": cold_started(task)},
         "data": PRESENTATION,
+        "sampling": {"max_tokens": MAX_TOKENS},
         "sft": {
             "traces": [write_rows(task.folder / "traces.jsonl", traces)],
             "epochs": epochs,
@@ -134,7 +135,7 @@ def measured(task: Task, model: str, prompt_template: str = "{question}", k: int
     settings = [
         "run.threads=1",
         "engine.num_slots=128",
-        "sampling.max_tokens=48",
+        f"sampling.max_tokens={MAX_TOKENS}",
         f'data.prompt_template="{prompt_template}"',
         'data.template="base"',
         'data.think="free"',
