@@ -5,6 +5,7 @@ says by how much, and why:
 
     KL        TRL by default multiplies k3 by the ratio (DeepSeek-V3.2); DeepSeekMath eq. 3 does not.
     bnpo      TRL's normalizer is that of a micro-batch; all of ours are those of the optimizer step.
+    dapo      TRL's normalizer is the mean tokens of a batch's optimizer steps; ours each step's own.
     entropy   TRL's bonus is a mean over tokens under any loss type; ours is weighed as the loss is.
     cispo     TRL's epsilon_high is the ceiling itself; our clip_high is its distance from 1.
 """
@@ -20,15 +21,19 @@ from learn_trl import (
     difference,
     make_trainer,
     ours,
+    padded,
     peer_batch,
     row_of,
     trl_inputs,
     trl_loss,
 )
 
+from assay.config import OptimizerConfig
 from assay.learn.advantages import compute_advantages
 from assay.learn.algorithms import Algorithm
+from assay.learn.update import Learner
 from assay.model.packing import Batch
+from assay.testing import tiny_model
 
 pytestmark = [
     pytest.mark.peer,
@@ -151,14 +156,37 @@ def test_a_delta_below_the_ceiling_is_two_clips(tmp_path: Path) -> None:
     assert_equal(ours(batch, row), theirs)
 
 
-def test_the_kl_that_trl_corrects_is_k2_where_the_policy_has_not_moved(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "loss_type"), [("grpo", "grpo"), ("reinforce_plus_plus_baseline", "dapo")]
+)
+def test_the_kl_that_trl_corrects_is_k2_where_the_policy_has_not_moved(
+    name: str, loss_type: str, tmp_path: Path
+) -> None:
     """The gradient of r k3 at r = 1 is (k3 + 1 - exp(-d)) grad log p = d grad log p, which is k2's."""
     batch = peer_batch(moved=0.0)
-    row = row_of("grpo", kl_weight=0.1, kl_estimator="k2")
+    row = row_of(name, kl_weight=0.1, kl_estimator="k2", whiten_advantages=False)
     theirs = grpo_loss(
-        batch, row, tmp_path, loss_type="grpo", beta=0.1, use_bias_correction_kl=True
+        batch, row, tmp_path, loss_type=loss_type, beta=0.1, use_bias_correction_kl=True
     )
     assert_equal(ours(batch, row), theirs, value=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "loss_type", "beta"),
+    [("grpo_process", "grpo", 0.04), ("reinforce_plus_plus", "dapo", 0.0)],
+)
+def test_advantages_may_differ_from_token_to_token(
+    name: str, loss_type: str, beta: float, tmp_path: Path
+) -> None:
+    """As under credit by steps, to go, or by a critic."""
+    batch, row = peer_batch(), row_of(name)
+    advantages_T = torch.randn(batch.num_tokens, generator=torch.Generator().manual_seed(2))
+    trainer = make_trainer(
+        "GRPO", tmp_path, loss_type=loss_type, beta=beta, use_bias_correction_kl=False
+    )
+    inputs = trl_inputs(batch, torch.zeros_like(advantages_T))
+    inputs["advantages"] = padded(batch, advantages_T)
+    assert_equal(ours(batch, row, advantages_T), trl_loss(trainer, inputs))
 
 
 def test_an_entropy_bonus_is_trls_where_all_tokens_weigh_alike(tmp_path: Path) -> None:
@@ -229,3 +257,34 @@ def in_two_parts(batch: Batch, row: Algorithm, folder: Path, **settings: Any) ->
         for rows in (slice(0, size), slice(size, None))
     ]
     return trl_loss(trainer, *parts)
+
+
+def test_the_share_of_clipped_tokens_is_trls(tmp_path: Path) -> None:
+    batch, row = peer_batch(), row_of("dapo")
+    trainer = make_trainer("GRPO", tmp_path, beta=0.0, loss_type="dapo", epsilon_high=0.28)
+    trl_loss(trainer, trl_inputs(batch, compute_advantages(batch, row)))
+    theirs = trainer._metrics["train"]["clip_ratio/region_mean"][0]
+    learner = Learner(tiny_model(), row, OptimizerConfig(), total_steps=1)
+    update = learner.update(batch, compute_advantages(batch, row))
+    assert 0.1 < theirs < 0.9
+    assert update.metrics["loss/clip_fraction"] == pytest.approx(theirs)
+
+
+def test_trls_dapo_divides_by_the_mean_tokens_of_the_optimizer_steps(tmp_path: Path) -> None:
+    """With several optimizer steps a batch; here each step divides by its own tokens."""
+    batch, row = peer_batch(), row_of("dapo", clip_high=0.2)
+    trainer = make_trainer(
+        "GRPO",
+        tmp_path,
+        beta=0.0,
+        loss_type="dapo",
+        per_device_train_batch_size=4,
+        steps_per_generation=2,
+    )
+    for group in range(2):
+        half = batch.select_groups([group])
+        inputs = trl_inputs(half, compute_advantages(half, row))
+        inputs["num_items_in_batch"] = torch.tensor(batch.num_tokens)
+        factor = batch.num_tokens / 2 / half.num_tokens
+        assert abs(factor - 1) > 0.05
+        assert_equal(ours(half, row), trl_loss(trainer, inputs), factor=factor)

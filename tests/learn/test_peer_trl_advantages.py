@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from learn_trl import (
+    MAX_TOKENS,
     REWARDS,
     assert_equal,
     make_trainer,
@@ -31,6 +32,7 @@ from torch import Tensor
 from assay.config import OptimizerConfig
 from assay.learn.advantages import compute_advantages, loss_mask
 from assay.learn.algorithms import Algorithm
+from assay.learn.rewards import overlong_penalty
 from assay.learn.update import Learner
 from assay.model.packing import Batch
 from assay.testing import tiny_model
@@ -117,6 +119,15 @@ def test_whitened_rewards_are_a_deviation_of_the_batch_but_for_epsilon(tmp_path:
     assert factor - 1 > 1e-4
     mine_T = compute_advantages(batch, row)
     assert_advantages_equal(mine_T, batch, factor * inputs["advantages"])
+
+
+@pytest.mark.parametrize("buffer", [1, 4, 9])
+def test_the_overlong_penalty(buffer: int) -> None:
+    rewards = pytest.importorskip("trl.rewards")
+    punish = rewards.get_soft_overlong_punishment(MAX_TOKENS, buffer)
+    lengths = list(range(1, MAX_TOKENS + 3))
+    mine_R = overlong_penalty(torch.tensor(lengths), MAX_TOKENS, buffer)
+    assert mine_R.tolist() == pytest.approx(punish([[0] * length for length in lengths]))
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "dapo"])

@@ -13,6 +13,7 @@ Where we differ on purpose:
 
 import asyncio
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +34,6 @@ from learn_trl import (
 
 from assay.learn.advantages import compute_advantages, loss_mask
 from assay.learn.losses import policy_loss, token_weights
-from assay.learn.rows import row_sums
 
 pytestmark = [
     pytest.mark.peer,
@@ -63,6 +63,31 @@ def test_rloos_surrogate_is_that_of_whole_completions(
 def test_the_rloo_row_is_trls_where_completions_have_one_token(tmp_path: Path) -> None:
     batch, row = peer_batch(lengths=[[1] * 4] * 2), row_of("rloo")
     trainer = make_trainer("RLOO", tmp_path, beta=0.0)
+    theirs = trl_loss(trainer, trl_inputs(batch, compute_advantages(batch, row)))
+    assert_equal(ours(batch, row), theirs)
+
+
+def test_reinforce_is_rloo_without_a_baseline(tmp_path: Path) -> None:
+    batch, row = peer_batch(moved=0.0), row_of("reinforce")
+    trainer = make_trainer("RLOO", tmp_path, beta=0.0)
+    inputs = trl_inputs(batch, compute_advantages(batch, row))
+    torch.testing.assert_close(inputs["advantages"], batch.rewards_R)
+    assert_equal(ours(batch, row), trl_loss(trainer, inputs), value=False)
+
+
+def test_rft_is_grpo_with_an_advantage_of_1_for_what_passed(tmp_path: Path) -> None:
+    """TRL's mean is over all completions, ours over those that passed."""
+    batch, row = peer_batch(moved=0.0), row_of("rft")
+    trainer = make_trainer("GRPO", tmp_path, beta=0.0, loss_type="grpo")
+    theirs = trl_loss(trainer, trl_inputs(batch, batch.correct_R[batch.row_T]))
+    factor = batch.num_rows / float(batch.correct_R.sum())
+    assert factor > 1
+    assert_equal(ours(batch, row), theirs, factor=factor, value=False)
+
+
+def test_trpos_surrogate_is_grpos_unclipped(tmp_path: Path) -> None:
+    batch, row = peer_batch(), replace(row_of("trpo"), trust_region=None)
+    trainer = make_trainer("GRPO", tmp_path, beta=0.0, loss_type="dapo", epsilon=100.0)
     theirs = trl_loss(trainer, trl_inputs(batch, compute_advantages(batch, row)))
     assert_equal(ours(batch, row), theirs)
 
@@ -211,6 +236,6 @@ def test_asynchronous_grpos_loss_is_a_clipped_token_mean() -> None:
     assert mine.clipped_T.any() and not mine.clipped_T.all()
     torch.testing.assert_close(mine.loss, loss, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(mine_T.grad, theirs_T.grad, rtol=1e-5, atol=1e-7)
-    clipped_R = row_sums(mine.clipped_T.float(), batch.row_T, batch.num_rows)
     fraction = owner._metrics["train"]["clip_ratio/region_mean"][0]
-    assert fraction == pytest.approx(float(clipped_R.sum()) / size)
+    assert fraction == pytest.approx(float(mine.clipped_T.float().mean()))
+    assert owner._metrics["train"]["kl"][0] == pytest.approx(float(mine.old_kl_T.mean()))
