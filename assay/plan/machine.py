@@ -9,66 +9,180 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from assay.config import TrainConfig
-from assay.plan.memory import MemoryPlan, plan_memory
+from assay.plan.facts import Facts
+from assay.plan.memory import MemoryPlan, measure_libraries, plan_memory
+from assay.plan.seconds import StepSeconds, calibrate, estimate_rl, estimate_sft, spread_verdicts
 
 if TYPE_CHECKING:
+    from assay.learn.algorithms import Algorithm
     from assay.plan.measure import Sampled
     from assay.train.assemble import Bench
-    from assay.types import Problem
+    from assay.types import Group, Problem
 
 MIB = 2**20
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+LOOKED_AT = 64  # prompts, for their lengths
+TRACE_LENGTHS = (64, 64)  # of a prompt and a completion, where no row says
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A configuration's estimated memory, and the facts of its model. memory_mib: of a CUDA device; None: of the machine."""
+    """A configuration's estimated memory and seconds, and the facts of its model.
+
+    memory_mib: of a CUDA device; None: of the machine. seconds: of a step; None: of a stage that is
+    not timed.
+    """
 
     memory: MemoryPlan
+    seconds: StepSeconds | None
     num_weights: int
     experts: bool
     base_mib: float
     reference_mib: float
     critic_mib: float
     memory_mib: float | None
-    seconds_per_step: float | None
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """Seconds of a step."""
+        return self.seconds.total if self.seconds is not None else None
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
+        memory = {**self.memory.parts, "total": self.memory.total_mib}
         return {
-            "memory_mib": {**self.memory.parts, "total": self.memory.total_mib},
-            "seconds_per_step": self.seconds_per_step,
+            "memory_mib": memory,
+            "workers_mib": self.memory.workers_mib,
+            "seconds": self.seconds.as_dict() if self.seconds is not None else None,
         }
+
+    def __str__(self) -> str:
+        seconds = "  a step     not timed in this stage" if self.seconds is None else self.seconds
+        return f"{self.memory}\n{seconds}"
 
 
 def measure_machine(
     config: TrainConfig,
     bench: Bench,
     problems: Sequence[Problem],
+    heldout: int,
     sampled: Sampled,
     say: Callable[[str], None],
 ) -> Measured:
-    """Return what a configuration takes on the loaded model."""
-    from assay.train.assemble import choose_algorithm
+    """Return what a configuration takes on the loaded model, which learns from a few made-up completions.
 
+    The model is of no use afterwards.
+    """
     model: Any = bench.loaded.model
-    has_reference = config.rl is not None and choose_algorithm(config).kl_weight > 0
-    lengths = sorted(len(bench.renderer.render(one).tokens) for one in problems[:16])
-    prompt_tokens = lengths[len(lengths) // 2] if lengths else 64
-    memory = plan_memory(config, model, prompt_tokens, has_reference)
-    reference = memory.parts.get("reference", 0.0)
-    weights = memory.parts["weights"]
+    row = _row_of(config)
+    lengths = sorted(
+        len(bench.renderer.render(problems[n]).tokens) for n in range(min(LOOKED_AT, len(problems)))
+    )
+    longest = lengths[-1] if lengths else TRACE_LENGTHS[0]
+    typical = lengths[len(lengths) // 2] if lengths else TRACE_LENGTHS[0]
+    memory = plan_memory(
+        config,
+        model,
+        longest,
+        row is not None and (row.kl_weight > 0 or config.guard.max_kl is not None),
+        row is not None and row.has_critic,
+        measure_libraries(model),
+        heldout,
+    )
     device = bench.loaded.device
-    state = sum(memory.parts.get(name, 0.0) for name in ("gradients", "master", "optimizer"))
+    parts = memory.parts
+    critic = parts["weights"] + sum(parts.get(name, 0.0) for name in ("master", "optimizer"))
+    say("timing a few products and decoding steps")
+    own = sum(parts.get(name, 0.0) for name in ("reference", "critic"))
+    total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
     return Measured(
         memory=memory,
+        seconds=_seconds(config, bench, problems, typical, sampled, row),
         num_weights=sum(one.numel() for one in model.parameters()),
         experts=any(getattr(model.config, name, 0) for name in EXPERTS),
-        base_mib=memory.total_mib - reference,
-        reference_mib=0.0 if config.model.lora is not None else weights,
-        critic_mib=weights + state,
-        memory_mib=torch.cuda.get_device_properties(device).total_memory / MIB
-        if device.type == "cuda"
-        else None,
-        seconds_per_step=None,
+        base_mib=memory.total_mib - own,
+        reference_mib=0.0 if config.model.lora is not None else parts["weights"],
+        critic_mib=critic,
+        memory_mib=total / MIB if total else None,
     )
+
+
+def _row_of(config: TrainConfig) -> Algorithm | None:
+    from assay.train.assemble import choose_algorithm
+
+    return choose_algorithm(config) if config.rl is not None else None
+
+
+def _seconds(
+    config: TrainConfig,
+    bench: Bench,
+    problems: Sequence[Problem],
+    prompt_tokens: int,
+    sampled: Sampled,
+    row: Algorithm | None,
+) -> StepSeconds | None:
+    facts = Facts(**sampled.facts())
+    if config.rl is not None and row is not None:
+        completion = round(facts.mean_tokens or config.sampling.max_tokens)
+        learn = _rl_lesson(config, bench, problems, row)
+        found = calibrate(bench, problems, prompt_tokens, completion, learn)
+        return estimate_rl(
+            config,
+            found,
+            prompt_tokens,
+            sampled.lengths,
+            facts.verifier_seconds,
+            facts.mixed_share(config.rl.group_size) if sampled.passes else None,
+            config.engine.num_slots,
+        )
+    if config.sft is not None:
+        prompt, completion = _trace_lengths(config, bench)
+        learn = _sft_lesson(config, bench)
+        found = calibrate(bench, (), prompt, completion, learn)
+        return estimate_sft(config, found, prompt / completion)
+    return None
+
+
+def _rl_lesson(
+    config: TrainConfig, bench: Bench, problems: Sequence[Problem], row: Algorithm
+) -> Callable[[Sequence[Group]], Any]:
+    """Return what scores made-up groups and makes one update from them."""
+    from assay.learn.advantages import compute_advantages
+    from assay.model.packing import pack
+    from assay.train.assemble import choose_layout, make_learner
+
+    learner = make_learner(config, bench, row, choose_layout(config, bench, problems))
+
+    def learn(groups: Sequence[Group]) -> None:
+        batch = learner.score(pack(groups, spread_verdicts(groups), learner.device))
+        learner.update(batch, compute_advantages(batch, row))
+
+    return learn
+
+
+def _sft_lesson(config: TrainConfig, bench: Bench) -> Callable[[Sequence[Group]], Any]:
+    from assay.learn.sft_update import SFTLearner
+    from assay.model.packing import pack
+    from assay.train.assemble import make_passes
+
+    assert config.sft is not None
+    most = config.sft.max_tokens_per_micro_batch
+    learner = SFTLearner(make_passes(config, bench, 1000, "sft", most))
+
+    def learn(groups: Sequence[Group]) -> None:
+        learner.update(pack(groups, spread_verdicts(groups), learner.device))
+
+    return learn
+
+
+def _trace_lengths(config: TrainConfig, bench: Bench) -> tuple[int, int]:
+    """Return the mean tokens of a trace's prompt and of its completion."""
+    from assay.data.traces import load_traces
+
+    assert config.sft is not None
+    rows = load_traces(config.sft.traces, on_bad_row=config.data.on_bad_row, limit=LOOKED_AT)
+    sizes = [[len(part) for part in bench.renderer.render_trace(row)] for row in rows]
+    if not sizes:
+        return TRACE_LENGTHS
+    prompt, completion = (sum(column) / len(sizes) for column in zip(*sizes, strict=True))
+    return max(1, round(prompt)), max(1, round(completion))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.config import TrainConfig
 from assay.errors import VerifierError
-from assay.plan.facts import Facts, Reward
+from assay.plan.facts import LEARNED, Facts, Reward
 from assay.verify.expression import BUILT_IN, parse_expression
 
 if TYPE_CHECKING:
@@ -72,9 +72,11 @@ def reward_of(expression: str) -> tuple[Reward, bool, bool]:
     terms = parse_expression(expression)
     names = [name.partition("@")[0] for name in terms[0].names]
     found: list[Reward] = [_OF_VERIFIER.get(name, "answer") for name in names]
-    learned = [one for one in found if one in ("judge", "reward_model")]
     steps = any("process_reward_model" in one for term in terms for one in term.names)
-    return (learned or found)[0], steps, len(terms) > 1
+    first = min(
+        range(len(found)), key=lambda n: found[n] not in LEARNED
+    )  # one that is learned, if any
+    return found[first], steps, len(terms) > 1
 
 
 def memory_mib() -> float | None:
@@ -217,8 +219,10 @@ def measure(
         bench = open_bench(config, stack)
         sampled = Sampled()
         problems: Sequence[Problem] = ()
+        num_heldout = 0
         if config.rl is not None:
-            problems = open_problems(bench).train
+            opened = open_problems(bench)
+            problems, num_heldout = opened.train, len(opened.heldout)
             facts = replace(facts, num_problems=len(problems))
             if num_problems:
                 say(f"sampling {min(num_problems, len(problems))} problems x {num_samples}")
@@ -226,7 +230,7 @@ def measure(
                 facts = replace(facts, **sampled.facts())
                 say("trying the verifier")
                 facts = replace(facts, **try_verifier(config.data.verifier, config))
-        measured = measure_machine(config, bench, problems, sampled, say)
+        measured = measure_machine(config, bench, problems, num_heldout, sampled, say)
     say(f"measured in {time.perf_counter() - started:.0f} s")
     facts = replace(
         facts,

@@ -1,4 +1,8 @@
-"""Estimate the memory of a run before it starts."""
+"""Estimate the memory of a run before it starts, part by part.
+
+Three moments of a run may be its largest: its start, where the engine proves its way through the
+model; a generation; and an update. What one of them takes is given back before the next begins.
+"""
 
 from __future__ import annotations
 
@@ -6,121 +10,262 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from assay.config import TrainConfig
+from assay.generate.forward import PROBE_BEYOND, PROBE_PROMPT, PROBE_STEPS, SHARED_FROM_MIB
+from assay.generate.kv_cache import Extent, Room, SlotCache
+from assay.generate.lean import kv_mib_of_a_block
+from assay.generate.memory import default_kv_mib, num_that_fit
+from assay.generate.products import can_pack, mib_of
+from assay.generate.shared_prompt import ROWS_AT_ONCE, SharedPromptCache
+from assay.model.attention import SCORES_AT_ONCE
 from assay.model.family import Decoder, NotLean
-from assay.model.head import LOGITS_AT_ONCE
+from assay.model.head import LOGITS_AT_ONCE, LOGITS_IN_CACHE
 from assay.model.layouts import micro_batch_tokens
+from assay.plan.activations import kept_bytes
+from assay.plan.resident import children_mib, resident_mib
 
 MIB = 2**20
 FLOAT32, HALF = 4, 2
-GENERATION = ("kv_cache",)
-UPDATE = ("gradients", "activations", "logits")
+ROW_MULTIPLE = 8  # slots are padded to it (or more, where a product needs it)
+COLD_START = (32, 4)  # problems and samples with which a run begins
+MAX_PROBLEMS_AT_ONCE = 512  # of an evaluation
+SLACK_MIB = 48.0  # what the allocator keeps between blocks, and libraries for their kernels
+
+ALWAYS = ("libraries", "weights", "reference", "critic", "master", "optimizer", "slack")
+START = ("libraries", "weights", "packed", "proof")
+GENERATION = ("packed", "kv_cache", "decoding")
+UPDATE = ("gradients", "activations", "logits", "scratch")
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """Estimated memory by part, in MiB, and the setting that each part answers to.
 
-    Some parts are held in one phase of a step only: in `GENERATION` or in `UPDATE`.
+    Parts of `START`, `GENERATION` and `UPDATE` are held in that moment of a run only. workers_mib: of
+    verifiers' processes, which are counted apart.
     """
 
     parts: Mapping[str, float]
     settings: Mapping[str, str]
+    workers_mib: float = 0.0
+
+    @property
+    def moments(self) -> dict[str, float]:
+        """What is held at the start, in a generation and in an update."""
+        always = self._sum(ALWAYS)
+        return {
+            "start": self._sum(START),
+            "generation": always + self._sum(GENERATION),
+            "update": always + self._sum(UPDATE),
+        }
 
     @property
     def total_mib(self) -> float:
-        """The sum of what is held throughout, and of the larger phase."""
-        generation, update = (
-            sum(self.parts.get(name, 0.0) for name in phase) for phase in (GENERATION, UPDATE)
-        )
-        return sum(self.parts.values()) - min(generation, update)
+        """The largest of the moments."""
+        return max(self.moments.values())
+
+    def _sum(self, names: Sequence[str]) -> float:
+        return sum(self.parts.get(name, 0.0) for name in names)
 
     def __str__(self) -> str:
         rows = [
             f"  {name:<12}{mib:>9.0f} MiB   {self.settings.get(name, '')}".rstrip()
             for name, mib in self.parts.items()
         ]
-        total = f"  {'total':<12}{self.total_mib:>9.0f} MiB   (within a factor of two)"
-        return "\n".join([*rows, total])
+        moments = ", ".join(f"{name} {mib:.0f}" for name, mib in self.moments.items())
+        rows.append(f"  {'peak':<12}{self.total_mib:>9.0f} MiB   the largest of: {moments}")
+        if self.workers_mib:
+            rows.append(f"  {'workers':<12}{self.workers_mib:>9.0f} MiB   verification.num_workers")
+        return "\n".join(rows)
 
 
 def plan_memory(
-    config: TrainConfig, model: Any, prompt_tokens: int, has_reference: bool
+    config: TrainConfig,
+    model: Any,
+    prompt_tokens: int,
+    has_reference: bool,
+    has_critic: bool = False,
+    libraries_mib: float | None = None,
+    num_heldout: int = 0,
 ) -> MemoryPlan:
     """Estimate the memory of ``config`` on a loaded model.
 
-    Weights, float32 gradients, what float32 master weights need beside narrower weights (the lower
-    half of bfloat16's, the whole for others and for the 8-bit optimizer), two moments of the
-    optimizer, the frozen reference, the key/value cache of all slots, the activations of one
-    micro-batch (`_kept_widths`), and of its logits those that are held at one time, with the head's
-    gradient. ``prompt_tokens``: of a typical prompt. It is rough: count on a factor of two.
+    Throughout: the interpreter with its libraries (None: what this process holds beside the model);
+    weights; what float32 master weights need beside narrower ones (the lower half of bfloat16's, the
+    whole for others and for the 8-bit optimizer); two moments of the optimizer; the frozen reference;
+    a critic of its own, with its state. In a generation: keys and values of all slots, packed copies of
+    the linear maps, the logits of a step. In an update: float32 gradients, the activations of one
+    micro-batch (`kept_bytes`), the logits that are held at one time with the head's gradient, and what
+    one layer's backward pass works with. At the start: packed copies, and the keys and values of the
+    engine's proof. ``prompt_tokens``: of a long prompt. num_heldout: problems of an evaluation.
     """
-    shape = model.config.get_text_config()
-    width, layers = shape.hidden_size, shape.num_hidden_layers
-    heads = shape.num_attention_heads
-    head_width = getattr(shape, "head_dim", None) or width // heads
-    kv_width = (getattr(shape, "num_key_value_heads", None) or heads) * head_width
-    weight_size = next(model.parameters()).element_size()
+    if libraries_mib is None:
+        libraries_mib = measure_libraries(model)
     trained = [p for p in model.parameters() if p.requires_grad]
     num_trained = sum(p.numel() for p in trained)
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    parts = {
-        "weights": weights,
-        "gradients": num_trained * FLOAT32,
+    weights = weight_bytes(model)
+    state = {
         "master": _master_bytes(config, trained),
         "optimizer": num_trained * 2 * _moment_size(config),
-        "reference": weights if has_reference and config.model.lora is None else 0,
     }
-    settings = {"reference": "algorithm.kl_weight = 0 needs none; model.lora needs no copy"}
-    settings["optimizer"] = (
-        'optimizer.state_dtype = "bfloat16", or name = "adamw_8bit"; model.lora trains far fewer'
-        " weights"
-    )
-    stage = config.rl or config.sft
-    if config.rl is not None:
-        extent = prompt_tokens + config.sampling.max_tokens
-        slots = min(config.engine.num_slots, config.rl.num_prompts * config.rl.group_size)
-        parts["kv_cache"] = slots * extent * layers * 2 * kv_width * weight_size
-        settings["kv_cache"] = "engine.max_kv_mib, engine.num_slots"
-        batch_tokens = config.rl.num_prompts * (
-            prompt_tokens + config.rl.group_size * config.sampling.max_tokens
-        )
-    else:
-        batch_tokens = config.sft.tokens_per_step if config.sft else 0
-    device = next(model.parameters()).device.type
-    most = micro_batch_tokens(stage.max_tokens_per_micro_batch, device) if stage else 0
-    tokens = min(batch_tokens, most)
-    widths = (
-        1.0 if config.model.activation_checkpointing else _kept_widths(model, heads * head_width)
-    )
-    last = 1  # what the last layer gave
-    parts["activations"] = tokens * (layers * widths + last) * width * weight_size
-    vocabulary = shape.vocab_size
-    at_once = min(tokens, max(1, LOGITS_AT_ONCE // vocabulary))
-    parts["logits"] = (at_once + width) * vocabulary * weight_size if tokens else 0
-    section = "rl" if config.rl is not None else "sft"
-    settings["activations"] = (
-        f"{section}.max_tokens_per_micro_batch, model.activation_checkpointing"
-    )
-    return MemoryPlan({name: size / MIB for name, size in parts.items() if size}, settings)
+    has_copy = has_critic and config.critic.backbone == "copy"
+    parts = {
+        "libraries": libraries_mib * MIB,
+        "weights": weights,
+        "reference": weights if has_reference and config.model.lora is None else 0,
+        "critic": weights + sum(state.values()) if has_copy else 0,
+        **state,
+        "slack": SLACK_MIB * MIB,
+        "gradients": num_trained * FLOAT32,
+        **_update_parts(config, model, prompt_tokens),
+        **_generation_parts(config, model, prompt_tokens, num_heldout),
+    }
+    found = {name: size / MIB for name, size in parts.items() if size}
+    return MemoryPlan(found, _settings(config), children_mib())
 
 
-def _kept_widths(model: Any, query_width: int) -> float:
-    """Return how many numbers a layer keeps of a token for the backward pass, in widths of the model.
+def weight_bytes(model: Any) -> int:
+    """Return the bytes of a model's parameters, shared ones once."""
+    return sum(p.numel() * p.element_size() for p in model.parameters())
 
-    The lean way keeps the layer's input, heads, what attention gave, the residual after it, gate and
-    up (`assay.model.lean_decoder`). Modules keep 34 bytes a width at 16 bits, so 17 widths
-    (Korthikanti et al. 2022, eq. 2, without the attention matrix, which is not stored).
+
+def measure_libraries(model: Any) -> float:
+    """Return what this process holds beside the model's weights, in MiB; 0 where the system does not tell.
+
+    Once the engine has proved its way through the model all that a run imports is loaded.
     """
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    held = resident_mib()
+    return 0.0 if held is None or not on_cpu else max(0.0, held - weight_bytes(model) / MIB)
+
+
+def _settings(config: TrainConfig) -> dict[str, str]:
+    section = _stage_name(config)
+    micro_batch = f"{section}.max_tokens_per_micro_batch"
+    return {
+        "reference": "algorithm.kl_weight = 0 needs none; model.lora needs no copy",
+        "critic": 'critic.backbone = "shared"',
+        "optimizer": (
+            'optimizer.state_dtype = "bfloat16", or name = "adamw_8bit"; model.lora trains far fewer'
+            " weights"
+        ),
+        "kv_cache": "engine.max_kv_mib, engine.num_slots",
+        "proof": "engine.max_kv_mib, engine.num_slots",
+        "activations": f"{micro_batch}, model.activation_checkpointing",
+        "scratch": micro_batch,
+    }
+
+
+def _stage_name(config: TrainConfig) -> str:
+    stages = ("rl", "sft", "preference", "reward_model")
+    return next(name for name in stages if getattr(config, name) is not None)
+
+
+def _batch_tokens(config: TrainConfig, prompt_tokens: int) -> float:
+    """Return the tokens of a step at the most; infinite where only a micro-batch bounds them."""
+    if config.rl is not None:
+        completions = config.rl.group_size * config.sampling.max_tokens
+        return config.rl.num_prompts * (prompt_tokens + completions)
+    if config.sft is not None:  # of completions: a trace brings its prompt along
+        return float("inf")
+    return float("inf")
+
+
+def _update_parts(config: TrainConfig, model: Any, prompt_tokens: int) -> dict[str, float]:
+    """Return what an update takes beside the gradients."""
+    stage: Any = getattr(config, _stage_name(config))
+    parameter = next(model.parameters())
+    device, size = parameter.device.type, parameter.element_size()
+    most = micro_batch_tokens(stage.max_tokens_per_micro_batch, device)
+    tokens = int(min(_batch_tokens(config, prompt_tokens), most))
+    if not tokens:
+        return {}
+    shape = model.config.get_text_config()
+    width, layers, vocabulary = shape.hidden_size, shape.num_hidden_layers, shape.vocab_size
+    layer_bytes = kept_bytes(model)
+    checkpointed = config.model.activation_checkpointing
+    kept = layers * width * size if checkpointed else layers * layer_bytes
+    at_once = min(tokens, max(1, LOGITS_AT_ONCE // vocabulary))
+    inner = getattr(shape, "intermediate_size", None) or 4 * width
+    heads = getattr(shape, "num_attention_heads", 1)
+    scores = min(SCORES_AT_ONCE, tokens * heads * tokens) if device == "cpu" else 0
+    # of a layer on its way back: four of the MLP's width, three in float32 of the model's
+    scratch = tokens * (4 * inner * size + 3 * width * FLOAT32 + 3 * width * size)
+    scratch += scores * (FLOAT32 + 2 * size) + 5 * LOGITS_IN_CACHE * FLOAT32
+    scratch += tokens * layer_bytes if checkpointed else 0
+    return {
+        "activations": tokens * (kept + width * size),
+        "logits": (at_once + width) * vocabulary * size,
+        "scratch": scratch,
+    }
+
+
+def _generation_parts(
+    config: TrainConfig, model: Any, prompt_tokens: int, num_heldout: int
+) -> dict[str, float]:
+    """Return what a generation takes, and the engine's proof before the first."""
+    parameter = next(model.parameters())
+    slots = -(-config.engine.num_slots // ROW_MULTIPLE) * ROW_MULTIPLE
+    cache = _empty_cache(model, slots)
+    budget = config.engine.max_kv_mib or default_kv_mib(parameter.device)
+    longest = config.sampling.max_tokens
+    extent = Extent(prompt_tokens + longest, prompt_tokens, longest)
+    rooms: list[Room] = []
+    if config.rl is not None:
+        rooms += [Room(extent, config.rl.num_prompts, config.rl.group_size)]
+        rooms += [Room(extent, *COLD_START)]
+    if config.data.heldout:
+        count = min(num_heldout or MAX_PROBLEMS_AT_ONCE, MAX_PROBLEMS_AT_ONCE)
+        rooms += [Room(extent, count, config.evaluation.num_samples)]
+    beyond, steps = PROBE_BEYOND, PROBE_STEPS
+    length = PROBE_PROMPT + steps
+    far = Extent(length + beyond, length - steps + beyond, steps + beyond)
+    vocabulary = model.config.get_text_config().vocab_size
+    return {
+        "packed": _packed_bytes(model),
+        "kv_cache": max((_cache_bytes(cache, room, slots, budget) for room in rooms), default=0.0),
+        "decoding": 2 * slots * vocabulary * parameter.element_size() if rooms else 0,
+        "proof": _cache_bytes(cache, Room(far, 1, slots), slots, budget),
+    }
+
+
+def _empty_cache(model: Any, slots: int) -> SlotCache | SharedPromptCache:
+    """Return the cache that the engine will choose, with the shapes of a prompt and no memory."""
+    shared = kv_mib_of_a_block(model) * slots >= SHARED_FROM_MIB
+    cache = SharedPromptCache() if shared else SlotCache()
+    shape = model.config.get_text_config()
+    heads = shape.num_attention_heads
+    width = getattr(shape, "head_dim", None) or shape.hidden_size // heads
+    kv_heads = getattr(shape, "num_key_value_heads", None) or heads
+    dtype = next(model.parameters()).dtype
+    one = torch.empty((1, kv_heads, 1, width), dtype=dtype, device="meta")
+    cache.prompt = dict.fromkeys(range(shape.num_hidden_layers), (one, one))
+    return cache
+
+
+def _cache_bytes(
+    cache: SlotCache | SharedPromptCache, room: Room, slots: int, budget: float
+) -> float:
+    """Return what the keys and values of as many slots as fit take, with one prompt on its way."""
+    rows = num_that_fit(cache, room, slots, ROW_MULTIPLE, budget)
+    tokens = cache.num_tokens(rows, room)
+    if isinstance(cache, SharedPromptCache):  # copies of prompts are added some at a time
+        copies = max(min(rows, room.num_groups * -(-room.group_size // ROWS_AT_ONCE)), 1)
+        tokens += (-copies % min(ROWS_AT_ONCE, copies)) * cache.prompt_tokens(room)
+    return (tokens + room.extent.prompt) * cache.bytes_per_token
+
+
+def _packed_bytes(model: Any) -> float:
+    """Return what copies of the linear maps take, where the engine makes them."""
     try:
-        layer = Decoder.of(model).layers[0]
+        decoder = Decoder.of(model)
     except NotLean:
-        return 17.0
-    width = layer.output[0].shape[0]
-    heads = query_width + layer.key[0].shape[0] + layer.value[0].shape[0]
-    if layer.query_norm:  # before the norms too
-        heads *= 2
-    return (2 * width + heads + query_width + 2 * layer.gate[0].shape[0]) / width
+        return 0.0
+    size = mib_of(decoder)
+    device = decoder.embedding.device
+    return size * MIB if can_pack(decoder.embedding) and size <= default_kv_mib(device) else 0.0
 
 
 def _master_bytes(config: TrainConfig, trained: Sequence[Any]) -> int:

@@ -1,7 +1,7 @@
 """A run is a directory, and the directory is the evidence: `Run` is the one that writes it.
 
     runs/NAME/
-      config.toml  environment.json  metrics.jsonl  evaluations.jsonl  events.jsonl
+      config.toml  decision.md  environment.json  metrics.jsonl  evaluations.jsonl  events.jsonl
       rollouts/step-000012.parquet   checkpoints/step-000050/   report.html
 
 Killed at any moment, it goes on: `Run.resume` goes back to the newest whole checkpoint, takes the
@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from assay.config import SamplingConfig, TrainConfig, dump, load
 from assay.errors import DiskFull, RunError, RunStopped
 from assay.run.checkpoints import Checkpoints, Part
+from assay.run.decision import DECISION, add_outcome
 from assay.run.environment import collect_environment, find_changed_verifiers, find_differences
 from assay.run.files import (
     DirectoryLock,
@@ -107,18 +108,22 @@ class Run:
         config_path: Path | str | None = None,
         verifiers: Verifiers | None = None,
         num_steps: int | None = None,
+        decision: str | None = None,
         quiet: bool = False,
     ) -> Run:
         """Make the directory of a new run; a name that is taken gets a number.
 
-        num_steps: steps in all, where ``rl.steps`` does not say so. Raises RunError where the
-        directory cannot be made.
+        num_steps: steps in all, where ``rl.steps`` does not say so. decision: the text of its
+        ``decision.md``, to which each end of the run adds a line. Raises RunError where the directory
+        cannot be made.
         """
         name = config.run.name or (Path(config_path).stem if config_path else "run")
         parent = Path(config.run.directory)
         try:
             folder = _make_folder(parent, name)
             write_atomic(folder / "config.toml", dump(config).encode())
+            if decision is not None:
+                write_atomic(folder / DECISION, decision.encode())
             run = cls(folder, config, num_steps, quiet)
             run._write_environment(collect_environment(config))
         except OSError as error:
@@ -361,6 +366,7 @@ class Run:
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
         try:
             self.event("ended", reason=reason)
+            add_outcome(self.folder, reason, self.step, self.num_steps, self._evaluated)
         except DiskFull:
             if error is None:
                 raise

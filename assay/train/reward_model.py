@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from assay.config import RewardModelConfig, TrainConfig
+from assay.config.reward_model import FACTS_FILE
 from assay.learn.optimizer import Optimizer
 from assay.learn.passes import Passes
 from assay.learn.reward_losses import RewardObjective
@@ -19,13 +20,13 @@ from assay.learn.reward_update import RewardLearner
 from assay.model.load import LoadedModel
 from assay.model.score_batch import ScoredGroup
 from assay.model.score_head import Scores, ScoreWay, choose_way, load_scorer
+from assay.plan.record import run_decision
 from assay.run.directory import Run
 from assay.run.files import read_json, write_json
 from assay.run.guard import Guard
 from assay.train.reward_evaluation import UNITS, RewardEvaluation, evaluate_reward_model
 from assay.train.reward_rows import RowReader
 from assay.train.stages import Source, report_if_possible
-from assay.verify.reward_model.facts import FACTS_FILE
 
 PROBED_ROWS = 4
 
@@ -225,7 +226,11 @@ def _open_run(config: TrainConfig, source: Source, num_steps: int, stack: ExitSt
         )
     else:
         run = Run.create(
-            config, config_path=source.config_path, num_steps=num_steps, quiet=source.quiet
+            config,
+            config_path=source.config_path,
+            num_steps=num_steps,
+            decision=run_decision(config, source.config_path),
+            quiet=source.quiet,
         )
     stack.callback(report_if_possible, run.folder)
     return stack.enter_context(run)

@@ -15,6 +15,7 @@ from assay.data.curriculum import Curriculum
 from assay.data.traces import load_traces
 from assay.errors import VerifierError
 from assay.learn.sft_update import SFTLearner
+from assay.plan.record import run_decision
 from assay.run.directory import Run
 from assay.run.files import read_json
 from assay.run.guard import Guard
@@ -152,6 +153,7 @@ def open_run(
             config_path=source.config_path,
             verifiers=bench.verifiers.describe(),
             num_steps=num_steps,
+            decision=run_decision(config, source.config_path),
             quiet=source.quiet,
         )
     stack.callback(report_if_possible, run.folder)

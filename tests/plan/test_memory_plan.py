@@ -45,8 +45,8 @@ open("/proc/self/clear_refs", "w").write("5")  # the peak so far is forgotten
 train({**tree, "model": {**tree.get("model", {}), "path": str(model)}}, quiet=True)
 config = build({**tree, "model": {**tree.get("model", {}), "path": str(model)}})
 loaded = load_model(config.model, "cpu", 0)
-plan = plan_memory(config, loaded.model, 23, config.algorithm.kl_weight != 0.0)
-print(json.dumps({"measured": status("VmHWM") - before, **plan.parts, "planned": plan.total_mib}))
+plan = plan_memory(config, loaded.model, 23, config.algorithm.kl_weight != 0.0, libraries_mib=before)
+print(json.dumps({"measured": status("VmHWM"), **plan.parts, "planned": plan.total_mib}))
 """
 
 
@@ -65,17 +65,21 @@ def test_parts_of_a_float32_run() -> None:
         sampling={"max_tokens": 16},
         engine={"num_slots": 64},
     )
-    plan = plan_memory(config, model, prompt_tokens=10, has_reference=True)
+    plan = plan_memory(config, model, prompt_tokens=10, has_reference=True, libraries_mib=300)
     assert plan.parts["weights"] == plan.parts["gradients"] == plan.parts["reference"] == size
     assert plan.parts["optimizer"] == 2 * size and "master" not in plan.parts
-    slots, extent, layers, kv_heads, head_width = 8, 10 + 16, 2, 2, 8
-    cache = slots * extent * layers * 2 * kv_heads * head_width * 4 / MIB
-    assert plan.parts["kv_cache"] == pytest.approx(cache)
-    update = sum(plan.parts[name] for name in ("gradients", "activations", "logits"))
-    assert plan.total_mib == pytest.approx(
-        sum(plan.parts.values()) - min(plan.parts["kv_cache"], update)
-    )
-    assert "rl.max_tokens_per_micro_batch" in str(plan) and "total" in str(plan)
+    slots, extent, layers, kv_heads, head_width = 64, 64, 2, 2, 8  # rounded up to a block
+    token = layers * 2 * kv_heads * head_width * 4
+    assert plan.parts["kv_cache"] == pytest.approx((slots * extent + 10) * token / MIB)
+    assert plan.parts["libraries"] == 300
+    always = sum(plan.parts[name] for name in ("libraries", "weights", "reference", "optimizer"))
+    always += plan.parts["slack"]
+    update = sum(plan.parts[name] for name in ("gradients", "activations", "logits", "scratch"))
+    assert plan.moments["update"] == pytest.approx(always + update)
+    sampled = sum(plan.parts[name] for name in ("kv_cache", "packed", "decoding"))
+    assert plan.moments["generation"] == pytest.approx(always + sampled)
+    assert plan.total_mib == max(plan.moments.values())
+    assert "rl.max_tokens_per_micro_batch" in str(plan) and "peak" in str(plan)
 
 
 def test_what_lowers_the_estimate() -> None:
@@ -86,7 +90,7 @@ def test_what_lowers_the_estimate() -> None:
 
     assert planned("activations", rl={"max_tokens_per_micro_batch": 64}) < planned("activations")
     assert planned("activations", model={"activation_checkpointing": True}) < planned("activations")
-    assert planned("kv_cache", engine={"num_slots": 4}) < planned("kv_cache")
+    assert planned("kv_cache", engine={"num_slots": 8}) < planned("kv_cache")
     assert planned("optimizer", optimizer={"name": "adamw_8bit"}) < planned("optimizer")
     assert planned("reference", has_reference=False) == 0.0 < planned("reference")
     assert planned("reference", model={"lora": {}}) == 0.0
@@ -179,8 +183,8 @@ def test_the_optimizer_takes_what_is_estimated(
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
-def test_the_estimate_is_within_a_factor_of_two_of_the_peak(tmp_path: Path) -> None:
-    """The KL sees to it that there is a gradient, whatever the rewards."""
+def test_the_estimate_is_within_a_seventh_of_the_peak(tmp_path: Path) -> None:
+    """Of the whole process, as `bench.plan` has it for larger models. The KL sees to it that there is a gradient, whatever the rewards."""
     tree: dict[str, Any] = {
         "sampling": {"max_tokens": 16},
         "engine": {"num_slots": 16},
@@ -197,4 +201,4 @@ def test_the_estimate_is_within_a_factor_of_two_of_the_peak(tmp_path: Path) -> N
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["planned"] / 2 < found["measured"] < found["planned"] * 2, found
+    assert found["planned"] == pytest.approx(found["measured"], rel=0.15), found

@@ -1,0 +1,209 @@
+"""Seconds of a step, from a small calibration on this machine with this model; nothing of it is kept.
+
+A generation is one prompt at a time and then steps of all slots together, each of one cost; an update is
+linear in its tokens with a part (the optimizer's) that does not grow. Two short generations' worth of
+steps and two small updates say both.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from assay.config import TrainConfig
+from assay.types import Completion, Group, Problem, Prompt, Verdict
+
+if TYPE_CHECKING:
+    from assay.train.assemble import Bench
+
+DECODED_STEPS = 8
+CALIBRATION_DRAW = -3
+FORWARD_SHARE = 1 / 3
+"""Of a forward and a backward pass, what the forward one takes: groups without gradient get no other."""
+SMALL_TOKENS, LARGE_TOKENS = 256, 1024
+QUANTILE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """Estimated seconds of one step, part by part."""
+
+    generation: float
+    verification: float
+    update: float
+
+    @property
+    def total(self) -> float:
+        """Seconds of the step: verifiers work while others still generate, but for the last group."""
+        return self.generation + self.verification + self.update
+
+    def as_dict(self) -> dict[str, float]:
+        """Return plain values, for JSON."""
+        return {**asdict(self), "total": self.total}
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {value:.2f}" for name, value in asdict(self).items())
+        return f"  a step     {self.total:9.2f} s     {parts}"
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was measured: seconds of a generation's begin, of a prompt token, of a step of all slots;
+    of an update's fixed part, and of a token in it."""
+
+    begin: float
+    prompt_token: float
+    decode: float
+    update_fixed: float
+    update_token: float
+
+
+def estimate_rl(
+    config: TrainConfig,
+    measured: Calibration,
+    prompt_tokens: float,
+    lengths: Sequence[int],
+    verdict_seconds: float | None,
+    mixed_share: float | None,
+    num_slots: int,
+) -> StepSeconds:
+    """Return the seconds of a reinforcement learning step.
+
+    Decoding steps: each slot takes up a next completion as one ends, so that they are the sum of all
+    lengths over the slots, and, as the last to begin must also end, the longest's beyond that of the
+    mean. lengths: of sampled completions; empty: all of the longest. mixed_share: groups that carry
+    gradient; None: all. Scoring by the reference, the old policy or a critic is part of the update.
+    """
+    assert config.rl is not None
+    prompts, siblings = config.rl.num_prompts, config.rl.group_size
+    completions = prompts * siblings
+    longest = float(config.sampling.max_tokens)
+    mean, most = longest, longest
+    if lengths:
+        mean = statistics.mean(lengths)
+        share = min(1.0, QUANTILE ** (1 / max(1.0, completions / len(lengths))))
+        most = float(np.quantile(lengths, share))
+    steps = mean * max(1.0, completions / num_slots) + most - mean
+    generation = measured.begin + prompts * prompt_tokens * measured.prompt_token
+    generation += steps * measured.decode
+    tokens = prompts * (prompt_tokens + siblings * mean)
+    carried = 1.0 if mixed_share is None else mixed_share
+    share = carried + (1 - carried) * FORWARD_SHARE
+    passes = config.rl.epochs
+    update = passes * config.rl.num_minibatches * measured.update_fixed
+    update += tokens * measured.update_token * (share + (passes - 1) * carried)
+    verification = 0.0
+    if verdict_seconds is not None:
+        workers = config.verification.num_workers or 1
+        whole = completions * verdict_seconds / workers
+        verification = max(whole - generation, whole / prompts)
+    return StepSeconds(generation, verification, update)
+
+
+def estimate_sft(config: TrainConfig, measured: Calibration, row_tokens: float) -> StepSeconds:
+    """Return the seconds of a supervised step. row_tokens: prompt tokens for each completion token."""
+    assert config.sft is not None
+    tokens = config.sft.tokens_per_step * (1 + row_tokens)
+    return StepSeconds(0.0, 0.0, measured.update_fixed + tokens * measured.update_token)
+
+
+def calibrate(
+    bench: Bench,
+    problems: Sequence[Problem],
+    prompt_tokens: int,
+    completion_tokens: int,
+    learn: Callable[[Sequence[Group]], Any],
+) -> Calibration:
+    """Measure on the loaded model. learn: makes one update from groups, which are all of one reward's spread."""
+    begin = prompt_token = decode = 0.0
+    if problems:
+        begin, prompt_token, decode = _time_generation(bench, problems)
+    fixed, per_token = _time_update(learn, prompt_tokens, completion_tokens)
+    return Calibration(begin, prompt_token, decode, fixed, per_token)
+
+
+def _time_generation(bench: Bench, problems: Sequence[Problem]) -> tuple[float, float, float]:
+    """Return seconds of a generation's begin, of a prompt token and of a decoding step, all slots full."""
+    slots = bench.config.engine.num_slots
+    group_size = max(1, -(-slots // min(len(problems), 4)))
+    chosen = [
+        replace(one, draw=CALIBRATION_DRAW) for one in list(problems[: -(-slots // group_size)])
+    ]
+    sampling = bench.config.sampling.model_copy(
+        update={"max_tokens": min(DECODED_STEPS, bench.config.sampling.max_tokens), "stop": ()}
+    )
+    found: list[tuple[float, float, float]] = []
+    for _ in range(2):  # the first meets shapes that no kernel has been made for
+        started = time.perf_counter()
+        list(bench.generator.generate(chosen, sampling, group_size))
+        seconds, stats = time.perf_counter() - started, bench.generator.stats
+        begin = max(0.0, seconds - stats.seconds)
+        found.append(
+            (
+                begin,
+                stats.prefill_seconds / max(1, stats.prompt_tokens),
+                (stats.decode_seconds + stats.postprocess_seconds) / max(1, stats.num_steps),
+            )
+        )
+    return found[-1]
+
+
+def _time_update(
+    learn: Callable[[Sequence[Group]], Any], prompt_tokens: int, completion_tokens: int
+) -> tuple[float, float]:
+    """Return an update's fixed seconds, and those of a token, from two small ones."""
+    times: list[tuple[int, float]] = []
+    small = _groups(SMALL_TOKENS, prompt_tokens, completion_tokens)
+    learn(small)
+    for groups in (small, _groups(LARGE_TOKENS, prompt_tokens, completion_tokens)):
+        started = time.perf_counter()
+        learn(groups)
+        tokens = sum(
+            len(g.prompt.tokens) + sum(len(c.tokens) for c in g.completions) for g in groups
+        )
+        times.append((tokens, time.perf_counter() - started))
+    (few, short), (many, long) = times
+    slope = max(0.0, (long - short) / (many - few)) if many > few else 0.0
+    slope = slope or long / many
+    return max(0.0, short - slope * few), slope
+
+
+def _groups(tokens: int, prompt_tokens: int, completion_tokens: int) -> list[Group]:
+    """Return groups of at least so many tokens in all, and at least one, of tokens that any model has."""
+    siblings = max(2, min(8, (tokens - prompt_tokens) // max(1, completion_tokens)))
+    count = max(1, round(tokens / (prompt_tokens + siblings * completion_tokens)))
+    return [_group(number, prompt_tokens, completion_tokens, siblings) for number in range(count)]
+
+
+def _group(number: int, prompt_tokens: int, completion_tokens: int, siblings: int) -> Group:
+    rng = np.random.default_rng((number, siblings))
+    nothing = np.zeros(completion_tokens, np.float32)
+    completions = tuple(
+        Completion(
+            id=f"calibration-{number}/{index}",
+            text="",
+            tokens=rng.integers(3, 100, completion_tokens).astype(np.int32),
+            behavior_logprobs=nothing,
+            model_logprobs=nothing,
+            sampled=np.ones(completion_tokens, np.bool_),
+        )
+        for index in range(siblings)
+    )
+    prompt = Prompt("calibration", rng.integers(3, 100, prompt_tokens).astype(np.int32))
+    return Group(Problem(f"calibration-{number}", "calibration"), prompt, completions)
+
+
+def spread_verdicts(groups: Sequence[Group]) -> list[list[Verdict]]:
+    """Return verdicts of which every other is right, so that each group carries gradient."""
+    return [
+        [
+            Verdict.of_score(float(index % 2), "calibration@1")
+            for index in range(len(one.completions))
+        ]
+        for one in groups
+    ]

@@ -1,0 +1,206 @@
+"""What `assay plan` estimates against what `assay train` takes: peak memory, and seconds of a step.
+
+python -m bench.plan --model DIR [--only NAME ...] [--work FOLDER] [--max-tokens 32] [--threads 2] [--json]
+
+Every configuration is planned and then trained as a user does, each in a process of its own, one after
+another. The peak is of the training process alone; verifiers' workers are counted apart. Seconds are
+the median of all steps but the first. What is in FOLDER already is not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.processes import run
+from bench.side import table
+from bench.workload import DATA, hardware
+
+STEPS = 3
+WITHIN = 0.15
+SMOL, DEMO = "SmolLM2-135M", "demo, 0.7M"
+
+# name: (model, what it changes)
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "demo": (DEMO, {}),
+    "full": (SMOL, {}),
+    "micro_batch_1024": (SMOL, {"rl": {"max_tokens_per_micro_batch": 1024}}),
+    "bf16_moments": (SMOL, {"optimizer": {"state_dtype": "bfloat16"}}),
+    "reference": (SMOL, {"algorithm": {"name": "grpo"}}),
+    "lora": (SMOL, {"model": {"lora": {"rank": 16}}, "optimizer": {"learning_rate": 1e-4}}),
+    "checkpointing": (SMOL, {"model": {"activation_checkpointing": True}}),
+    "sft": (SMOL, {"sft": {"tokens_per_step": 2048}}),
+    "critic": (SMOL, {"algorithm": {"name": "ppo"}}),
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One configuration, estimated and measured. Workers: of verifiers, counted apart."""
+
+    name: str
+    estimated_mib: float
+    measured_mib: float
+    estimated_seconds: float | None
+    measured_seconds: float
+    estimated_workers_mib: float
+    measured_workers_mib: float
+    parts: Mapping[str, float]
+
+    @property
+    def error(self) -> float:
+        """The estimated peak over the measured one, less 1."""
+        return self.estimated_mib / self.measured_mib - 1
+
+    @property
+    def seconds_error(self) -> float | None:
+        """The estimated seconds over the measured ones, less 1."""
+        if self.estimated_seconds is None:
+            return None
+        return self.estimated_seconds / self.measured_seconds - 1
+
+
+def tree_of(name: str, model: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the configuration of a case. The reward is a hash of the text: every group has gradient."""
+    kind, changes = CASES[name]
+    tree: dict[str, Any] = {
+        "run": {
+            "directory": str(folder),
+            "name": name,
+            "threads": arguments.threads,
+            "device": "cpu",
+        },
+        "model": {"path": model, "dtype": "float32" if kind == DEMO else "bfloat16"},
+        "data": {
+            "verifier": "bench.reward:hash_of_text",
+            "train": [str(folder / "problems.jsonl")],
+        },
+        "sampling": {"max_tokens": arguments.max_tokens},
+        "rl": {"steps": STEPS, "num_prompts": 8, "group_size": 8},
+        "algorithm": {"name": "dr_grpo"},
+        "verification": {"num_workers": 1},
+    }
+    if kind == DEMO:
+        source = "assay.data.tasks:chain_sums?num_terms=4&split=train&size=64"
+        tree["data"] |= {"train": [source], "template": "base", "prompt_template": "{question}"}
+        tree["rl"]["num_prompts"] = 16
+    for section, values in changes.items():
+        tree[section] = {**tree.get(section, {}), **values}
+    if "sft" in changes:
+        tree["sft"]["traces"] = [str(folder / "traces.jsonl")]
+        del tree["rl"], tree["data"]
+    return tree
+
+
+def write_rows(folder: Path, problems: Path, num_problems: int = 8) -> None:
+    """Write the problems of a step, and as many traces as three supervised steps need."""
+    with problems.open(encoding="utf-8") as file:
+        rows = [json.loads(next(file)) for _ in range(64)]
+    shown = [{"id": str(n), "prompt": row["question"]} for n, row in enumerate(rows[:num_problems])]
+    traces = [{"prompt": row["question"], "completion": row["answer"]} for row in rows]
+    for name, found in (("problems", shown), ("traces", traces)):
+        text = "".join(json.dumps(row) + "\n" for row in found)
+        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+
+
+def measure(name: str, model: str, folder: Path, arguments: argparse.Namespace) -> Result:
+    """Plan a case, then train it."""
+    import tomli_w
+
+    config = folder / f"{name}.toml"
+    config.write_text(tomli_w.dumps(tree_of(name, model, folder, arguments)), encoding="utf-8")
+    environment = {"OMP_NUM_THREADS": str(arguments.threads)}
+    assay: list[str | Path] = [sys.executable, "-m", "assay.cli"]
+    page = folder / f"{name}-decision.md"
+    log = folder / f"{name}-plan.log"
+    plan = [*assay, "plan", config, "--measure", "0", "--out", page, "--overwrite", "--json"]
+    run(plan, log, environment, folder)
+    planned = json.loads(log.read_text(encoding="utf-8").splitlines()[-1])["estimates"]
+    train = [*assay, "train", config, "--json"]
+    log = folder / f"{name}-train.log"
+    finished = run(train, log, environment, folder)
+    ended = json.loads(log.read_text(encoding="utf-8").splitlines()[-1])
+    metrics = (Path(ended["run"]) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    steps = [json.loads(line)["time/step"] for line in metrics]
+    return Result(
+        name=name,
+        estimated_mib=planned["memory_mib"]["total"],
+        measured_mib=finished.peak_mib,
+        estimated_seconds=(planned["seconds"] or {}).get("total"),
+        measured_seconds=statistics.median(steps[1:] or steps),
+        estimated_workers_mib=planned["workers_mib"],
+        measured_workers_mib=finished.helpers_mib,
+        parts=planned["memory_mib"],
+    )
+
+
+def shown(results: Sequence[Result]) -> str:
+    """Return all results as a table."""
+    heads = ["estimated, MiB", "measured", "error", "estimated, s a step", "measured", "error"]
+    rows = [["", *heads]]
+    for one in results:
+        mark = "" if abs(one.error) <= WITHIN else " (!)"
+        seconds = ["-", f"{one.measured_seconds:.2f}", "-"]
+        if one.estimated_seconds is not None and one.seconds_error is not None:
+            seconds = [f"{one.estimated_seconds:.2f}", seconds[1], f"{one.seconds_error:+.0%}"]
+        memory = [f"{one.estimated_mib:.0f}", f"{one.measured_mib:.0f}", f"{one.error:+.1%}{mark}"]
+        rows.append([one.name, *memory, *seconds])
+    return table(rows)
+
+
+def main() -> None:
+    """Measure what is asked for and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", help="folder of SmolLM2-135M-Instruct (see examples/)")
+    parser.add_argument("--problems", type=Path, default=DATA / "gsm8k" / "train.jsonl")
+    parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--work", type=Path, help="where results are kept; default: nowhere")
+    parser.add_argument("--max-tokens", type=int, default=32)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (arguments.work or Path(temporary)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        write_rows(folder, arguments.problems)
+        results = [_measured(name, folder, arguments) for name in arguments.only]
+    if arguments.json:
+        print(json.dumps([asdict(one) | {"error": one.error} for one in results]))
+        return
+    print(hardware())
+    print(shown(results))
+
+
+def _measured(name: str, folder: Path, arguments: argparse.Namespace) -> Result:
+    kept = folder / f"{name}.json"
+    if not kept.is_file():
+        model = _model(name, folder, arguments)
+        result = measure(name, model, folder, arguments)
+        kept.write_text(json.dumps(asdict(result)), encoding="utf-8")
+        print(
+            f"{name}: {result.estimated_mib:.0f} estimated, {result.measured_mib:.0f} MiB",
+            file=sys.stderr,
+        )
+    return Result(**json.loads(kept.read_text(encoding="utf-8")))
+
+
+def _model(name: str, folder: Path, arguments: argparse.Namespace) -> str:
+    if CASES[name][0] == DEMO:
+        code = "import sys; from pathlib import Path; from assay.train.recipes import make_model; make_model(Path(sys.argv[1]), 0)"
+        place = folder / "demo-model"
+        run([sys.executable, "-c", code, place], folder / "demo-model.log")
+        return str(place)
+    if arguments.model is None:
+        raise SystemExit(f"bench.plan: {name} needs --model DIR")
+    return str(Path(arguments.model).resolve())
+
+
+if __name__ == "__main__":
+    main()
