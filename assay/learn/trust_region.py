@@ -3,8 +3,8 @@
 Schulman et al. 2015 (TRPO, arXiv 1502.05477), appendix C: the step solves F s = -g by conjugate
 gradients, where F is only ever multiplied with vectors; it is as long as the quadratic model of the KL
 allows, and a line search then asks the true surrogate and the true KL. For models small enough: it
-keeps some vectors as large as the model, [T, V] log-probabilities of the minibatch, and goes through
-the model three times a product.
+keeps some vectors as large as the model, [T, V] log-probabilities of the minibatch, and the graph of a
+gradient, and each of a dozen products costs more than a gradient.
 """
 
 from __future__ import annotations
@@ -151,6 +151,7 @@ class TokenKL:
         self.temperature = temperature
         self._parts = list(zip(micro_batches, masks, strict=True))
         self._num_tokens = max(1, sum(int(mask_T.sum()) for mask_T in masks))
+        self._kept: Tensor | None = None
         with torch.no_grad():
             self._old = [self._logprobs(micro_batch) for micro_batch in micro_batches]
 
@@ -160,6 +161,7 @@ class TokenKL:
 
         The first two are [T], one a micro-batch.
         """
+        self._kept = None  # what follows is another policy
         logprobs: list[Tensor] = []
         entropies: list[Tensor] = []
         total = 0.0
@@ -177,21 +179,34 @@ class TokenKL:
         2015, appendix C.1): the gradient of (gradient of the KL) . vector.
         """
         product = torch.zeros_like(vector)
-        with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
-            for micro_batch, mask_T in self._parts:
-                new_TV = self._logprobs(micro_batch)
-                kl = mean_kl(new_TV.detach(), new_TV, mask_T, self._num_tokens)
-                first = self._flat(
-                    torch.autograd.grad(
-                        kl, self.parameters, create_graph=True, materialize_grads=True
-                    )
+        for n in range(len(self._parts)):
+            gradient = self._gradient(n)
+            # the graph of a single micro-batch is kept for the next product
+            retain = gradient is self._kept
+            product += self._flat(
+                torch.autograd.grad(
+                    torch.dot(gradient, vector),
+                    self.parameters,
+                    retain_graph=retain,
+                    materialize_grads=True,
                 )
-                product += self._flat(
-                    torch.autograd.grad(
-                        torch.dot(first, vector), self.parameters, materialize_grads=True
-                    )
-                )
+            )
         return product
+
+    def _gradient(self, n: int) -> Tensor:
+        """Return the gradient of one micro-batch's KL at the present policy: 0, but with a gradient."""
+        if self._kept is not None:
+            return self._kept
+        micro_batch, mask_T = self._parts[n]
+        with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
+            new_TV = self._logprobs(micro_batch)
+            kl = mean_kl(new_TV.detach(), new_TV, mask_T, self._num_tokens)
+            gradient = self._flat(
+                torch.autograd.grad(kl, self.parameters, create_graph=True, materialize_grads=True)
+            )
+        if len(self._parts) == 1:
+            self._kept = gradient
+        return gradient
 
     def _logprobs(self, micro_batch: MicroBatch) -> Tensor:
         """Return the log-probability of every token at each place, [T, V]."""
