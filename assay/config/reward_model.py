@@ -10,6 +10,8 @@ from assay.complaints import toml_words
 from assay.config.section import Natural, NonNegative, Positive, Section, Text
 
 PLAIN_TEMPLATE = "{prompt}\n{completion}"
+FACTS_FILE = "reward_model.json"
+"""What lies beside a saved reward model: how text is to be read to it, and what it is worth."""
 
 
 class RewardModelConfig(Section):

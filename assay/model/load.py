@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ import torch
 from torch import nn
 
 from assay.config import ModelConfig
+from assay.config.reward_model import FACTS_FILE
 from assay.errors import ModelError, message
 from assay.model.adapters import ADAPTER_FILE, add_adapter, base_of, load_adapter
 from assay.model.memory import keep_freed_memory
-from assay.model.sources import Source, read_model, read_tokenizer, saved_dtype
+from assay.model.sources import Source, read_model, read_tokenizer, saved_dtype, saved_family
 
 END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "</s>")
 
@@ -135,13 +137,15 @@ def export(checkpoint: Path | str, out: Path | str) -> Path:
     path, revision = base_of(checkpoint) if has_adapter else (str(checkpoint), None)
     source = Source.find(path, revision)
     dtype = saved_dtype(source)
-    model = read_model(source, torch.float32 if has_adapter else dtype)
+    model = read_model(source, torch.float32 if has_adapter else dtype, saved_family(source))
     if has_adapter:
         adapted: Any = load_adapter(model, checkpoint)
         model = adapted.merge_and_unload().to(dtype)
     place = _tokenizer_source(ModelConfig(path=str(checkpoint)), source)
     tokenizer = read_tokenizer(place, model)
     save_model(model, tokenizer, out)
+    if (facts := checkpoint / FACTS_FILE).is_file():
+        shutil.copyfile(facts, out / FACTS_FILE)
     return out
 
 

@@ -8,7 +8,6 @@ score a text, read at its last token) or ``AutoModelForTokenClassification`` (on
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from assay.model.layouts import Layout
 from assay.model.load import LoadedModel, choose_device, choose_dtype, load_model
 from assay.model.probe import TOLERANCE
 from assay.model.score_batch import ScoreBatch, ScoredGroup, pack_scores
-from assay.model.sources import Source, read_model, read_tokenizer
+from assay.model.sources import Source, read_model, read_tokenizer, saved_family
 
 Scores = Literal["text", "token"]
 """What a score is of: a whole text, or a token."""
@@ -215,11 +214,7 @@ def _own_scores(model: Any, group: ScoredGroup, device: torch.device) -> Tensor:
 
 def _saved_scorer(config: ModelConfig) -> Source | None:
     """Return the source of what was saved as a reward model; None of everything else."""
-    file = Path(config.path).expanduser() / "config.json"
-    if not file.is_file():
+    if not (Path(config.path).expanduser() / "config.json").is_file():
         return None
-    names = json.loads(file.read_text(encoding="utf-8")).get("architectures") or []
-    kinds = ("ForSequenceClassification", "ForTokenClassification")
-    if not any(name.endswith(kinds) for name in names):
-        return None
-    return Source.find(config.path, config.revision, config.trust_remote_code)
+    source = Source.find(config.path, config.revision, config.trust_remote_code)
+    return source if saved_family(source) in FAMILIES.values() else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from contextlib import nullcontext, redirect_stderr
@@ -123,6 +124,19 @@ def read_model(source: Source, dtype: torch.dtype, family: str = "AutoModelForCa
         model = _as_plain_model(model, dtype)
     model.name_or_path = source.name
     return model.eval()
+
+
+def saved_family(source: Source) -> str:
+    """Return the class of Transformers that reads what a folder holds: a reward model's, or a causal model's."""
+    file = Path(source.place) / "config.json"
+    try:
+        names = json.loads(file.read_text(encoding="utf-8")).get("architectures") or []
+    except (OSError, ValueError):
+        names = []
+    for ending in ("ForSequenceClassification", "ForTokenClassification"):
+        if any(str(name).endswith(ending) for name in names):
+            return f"AutoModel{ending}"
+    return "AutoModelForCausalLM"
 
 
 def read_tokenizer(source: Source, model: Any) -> Any:

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from assay.config.reward_model import FACTS_FILE
 from assay.errors import VerifierError, message
+from assay.run.checkpoints import MANIFEST
 from assay.verify.base import Field
 from assay.verify.reward_model.options import place
-
-FACTS_FILE = "reward_model.json"
 
 
 def read_facts(path: str) -> dict[str, Any] | None:
@@ -36,16 +36,29 @@ def read_facts(path: str) -> dict[str, Any] | None:
     return cast("dict[str, Any]", found)
 
 
+def newest_checkpoint(path: str) -> str:
+    """Return the newest whole checkpoint of a run's folder; every other path as it is."""
+    folder = Path(path).expanduser()
+    if not (folder / "config.toml").is_file():
+        return path
+    whole = sorted(file.parent for file in folder.glob(f"checkpoints/step-*/{MANIFEST}"))
+    return str(whole[-1]) if whole else path
+
+
 def with_facts(options: Mapping[str, Any], fields: Sequence[Field], name: str) -> dict[str, Any]:
     """Return the options over what the checkpoints under ``path`` say; raises VerifierError.
 
-    Members of an ensemble that say different things are refused, unless the configuration decides.
+    A run's folder stands for its newest checkpoint. Members of an ensemble that say different things are refused, unless the configuration decides.
     """
     given = {key: value for key, value in options.items() if value is not None}
-    path: Any = given.get("path", ())
+    path: Any = given.get("path")
+    if isinstance(path, str):
+        path = given["path"] = newest_checkpoint(path)
+    elif path is not None:
+        path = given["path"] = [newest_checkpoint(member) for member in path]
     known = {field.name for field in fields if not field.from_row} - {"path"}
     told: dict[str, Any] = {}
-    for index, member in enumerate([path] if isinstance(path, str) else list(path)):
+    for index, member in enumerate([path] if isinstance(path, str) else path or []):
         facts = read_facts(member) or {"options": {}}
         if facts.get("verifier", name) != name:
             found = f"a model of kind {facts.get('kind')}"

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from assay.config.reward_model import PLAIN_TEMPLATE
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem, ThinkFormat
 from assay.verify.base import answer_text
@@ -19,7 +20,7 @@ TooLong = Literal["cut_prompt", "cut_completion", "not_judged"]
 TOO_LONG = ("cut_prompt", "cut_completion", "not_judged")
 FORMATS = ("chat", "plain")
 READS = ("all", "answer")
-PLAIN = "{prompt}\n{completion}"
+PLAIN = PLAIN_TEMPLATE
 
 _OPEN, _CLOSE = (
     "\ue000",
