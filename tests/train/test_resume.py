@@ -39,14 +39,17 @@ def check_killed(world: World, seed: int, num_kills: int, stage: str = "rl") -> 
     assert result["resumes"] > 0, "some kills hit a run that had begun"
 
 
-@pytest.mark.parametrize("stage", ["rl", "given", "on_policy"])
+@pytest.mark.parametrize("stage", ["rl", "critic", "given", "on_policy"])
 def test_killed_three_times(world: World, stage: str) -> None:
     check_killed(world, 0, 3, stage)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(("seed", "stage"), [(1, "rl"), (2, "rl"), (3, "given"), (4, "on_policy")])
+@pytest.mark.parametrize(
+    ("seed", "stage"),
+    [(1, "rl"), (2, "rl"), (3, "given"), (4, "on_policy"), (5, "critic"), (6, "shared")],
+)
 def test_killed_again_and_again(world: World, seed: int, stage: str) -> None:
     check_killed(world, seed, 24, stage)
 

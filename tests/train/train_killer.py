@@ -56,7 +56,32 @@ def on_policy_tree(world: World) -> dict[str, Any]:
     return {**tree, "preference": settings}
 
 
-STAGES = {"rl": rl_tree, "given": given_tree, "on_policy": on_policy_tree}
+def critic_tree(world: World) -> dict[str, Any]:
+    """PPO with a critic of its own that is warmed up, and both dynamic weights."""
+    row = {"name": "ppo_penalty", "kl_target": 0.01, "kl_horizon": 50.0, "penalty_target": 1e-4}
+    return world.tree(
+        rl={"steps": STEPS, "epochs": 2},
+        algorithm=row,
+        critic={"learning_rate": 1e-2, "warmup_steps": 3},
+        evaluation={"every": 3},
+    )
+
+
+def shared_tree(world: World) -> dict[str, Any]:
+    """PPO with a critic on the policy's layers, and an end at a target KL."""
+    tree = critic_tree(world)
+    tree["critic"]["backbone"] = "shared"
+    tree["algorithm"] = {"name": "ppo", "stop_kl": 1e-4}
+    return tree
+
+
+STAGES = {
+    "rl": rl_tree,
+    "critic": critic_tree,
+    "shared": shared_tree,
+    "given": given_tree,
+    "on_policy": on_policy_tree,
+}
 
 
 def attempt(world: World, stage: str, name: str, kill_after: float | None) -> float | None:
