@@ -11,6 +11,8 @@ from torch import Tensor
 
 from assay.learn.losses import LossParts, kl_estimate
 from assay.learn.optimizer import StepReport
+from assay.learn.rewards import judged_rows, reward_parts
+from assay.learn.row import Algorithm
 from assay.learn.trust_region import NaturalStep
 from assay.model.packing import Batch
 
@@ -136,6 +138,16 @@ class UpdateMeter:
             counted["update/stopped_at"] = float(self.stopped_at)
         counted |= natural_metrics(self.natural_steps)
         return to_floats(means | extremes) | counted | step_metrics(self._steps)
+
+
+def reward_metrics(batch: Batch, algorithm: Algorithm) -> dict[str, float]:
+    """Return the mean of what the algorithm adds to the verdicts' rewards, by part, over judged completions."""
+    judged_R = judged_rows(batch)
+    if not judged_R.any():
+        return {}
+    parts = reward_parts(batch, algorithm)
+    parts.pop("outcome")
+    return to_floats({f"reward/{name}": part[judged_R].mean() for name, part in parts.items()})
 
 
 def step_metrics(steps: Sequence[StepReport]) -> dict[str, float]:

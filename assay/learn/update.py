@@ -17,7 +17,7 @@ from assay.learn.advantages import compute_returns, loss_mask
 from assay.learn.algorithms import Algorithm
 from assay.learn.controllers import steer
 from assay.learn.critic import Critic, Lesson
-from assay.learn.meter import Update
+from assay.learn.meter import Update, reward_metrics
 from assay.learn.minibatches import minibatches
 from assay.learn.optimizer import Optimizer
 from assay.learn.passes import Passes
@@ -177,7 +177,7 @@ class Learner:
             if row.penalty_target is not None:
                 policy.measure_old_kl()
         metrics = policy.meter.metrics() | (lesson.metrics() if lesson else {})
-        metrics |= self._finish(metrics, batch.num_rows)
+        metrics |= self._finish(metrics, batch.num_rows) | reward_metrics(batch, row)
         batch = policy.meter.batch_as_seen()
         return Update(metrics, self.policy_version, batch, advantages_T)
 

@@ -2,9 +2,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from learn_batches import make_batch
 from learn_learners import (
+    VOCAB,
     a_batch,
     a_learner,
+    a_model,
     learn,
     plain_logprobs,
 )
@@ -57,3 +60,24 @@ def test_metrics_by_hand() -> None:
     share = ((advantages_T != 0) & mask_T).sum() / batch.sampled_T.sum()
     assert metrics["loss/token_share"] == pytest.approx(share.item())
     assert metrics["optimizer/learning_rate"] == 1e-3 and metrics["optimizer/grad_norm"] > 0
+
+
+def test_what_the_algorithm_adds_to_rewards_stands_in_the_metrics() -> None:
+    lengths = [[8, 2, 6, 8]]
+    batch = make_batch([[0.0, 1.0, None, 0.0]], lengths, vocab_size=VOCAB)
+    row = algorithm("dapo", max_tokens=8, overlong_buffer=4, mask_truncated=False)
+    metrics = learn(a_learner(row), batch).metrics
+    assert metrics["reward/overlong"] == pytest.approx((-1 + 0 - 1) / 3), "not judged: left out"
+    assert "reward/kl" not in metrics
+    learner = a_learner(algorithm("rloo", kl_weight=0.5))
+    with torch.no_grad():
+        for parameter in learner.policy.parameters():
+            parameter.mul_(1.5)
+    now_T, _ = plain_logprobs(learner.policy, batch)
+    start_T, _ = plain_logprobs(a_model(), batch)
+    metrics = learn(learner, batch).metrics
+    kl_T = torch.where(batch.judged_R[batch.row_T], now_T - start_T, 0.0)
+    assert metrics["reward/kl"] == pytest.approx(-0.5 * kl_T.sum().item() / 3, rel=1e-4)
+    assert "reward/overlong" not in metrics
+    unjudged = make_batch([[None, None]], vocab_size=VOCAB)
+    assert "reward/kl" not in learn(learner, unjudged).metrics
