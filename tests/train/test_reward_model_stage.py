@@ -15,7 +15,7 @@ from assay.config import TrainConfig, build
 from assay.errors import DataError, ModelError, UserError, VerifierError
 from assay.model.score_head import choose_way
 from assay.testing import CHAT_TEMPLATE, byte_tokenizer, tiny_model
-from assay.train.api import train
+from assay.train.api import export, train
 from assay.train.reward_model import (
     RowSchedule,
     SavedRewardModel,
@@ -29,6 +29,7 @@ from assay.types import Completion, Problem
 from assay.verify.base import resolve
 from assay.verify.reward_model.process import close_process_reward_models
 from assay.verify.reward_model.scalar import close_reward_models
+from assay.verify.service import VerifierService
 
 Row = dict[str, Any]
 KINDS: dict[str, dict[str, Any]] = {
@@ -348,3 +349,22 @@ def test_a_kind_is_judged_by_its_own_verifier(world: World) -> None:
         resolve("reward_model").check_options({"path": [saved, str(other)]})  # type: ignore[misc]
     both = {"path": [saved, str(other)], "plain_template": "{prompt}: {completion}"}
     resolve("reward_model").check_options(both)  # type: ignore[misc]
+
+
+def test_a_run_judges_through_the_service_and_so_does_its_export(world: World) -> None:
+    """What `assay train` leaves is named as it is, in a configuration; what `assay export` writes, too."""
+    run = run_reward_model(config_of(world, KINDS["preference"]), Source(quiet=True))
+    plain = export(str(run), world.folder / "exported")
+    newest = sorted((run / "checkpoints").glob("step-*"))[-1]
+    prompt, right, wrong = sums(1, 7)[0]
+    rewards: list[list[float]] = []
+    for path in (run, newest, plain):
+        options = {"reward_model": {"path": str(path), "squash": "sigmoid"}}
+        with VerifierService("reward_model", num_workers=1, options=options) as service:
+            pairs = [(Problem("p", prompt), Completion.from_text(text)) for text in (right, wrong)]
+            verdicts = list(service.judge_text(iter(pairs)))
+        assert all(verdict.judged for verdict in verdicts)
+        rewards.append([verdict.reward or 0.0 for verdict in verdicts])
+    assert rewards[0] == pytest.approx(rewards[1], abs=1e-6)
+    assert rewards[0] == pytest.approx(rewards[2], abs=1e-6)
+    assert rewards[0][0] != rewards[0][1]
