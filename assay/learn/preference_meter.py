@@ -21,7 +21,8 @@ def preference_metrics(
 
     ``preference/`` reward_chosen, reward_rejected: implicit rewards; margin: their difference; accuracy:
     share of pairs whose chosen completion has the larger one (of completions that come alone, the
-    chance that a desirable one has a larger one than an undesirable one). logprob_*: of a completion, and
+    chance that a desirable one has a larger one than an undesirable one); a tie, as all are before the
+    first step where there is a reference, counts half. logprob_*: of a completion, and
     logprob_*_token of its tokens; change_* and change_*_token: what they have gained since the reference;
     both_fall: share of pairs of which both have lost. length_*: in tokens. One kind alone leaves
     out what needs both.
@@ -46,10 +47,8 @@ def preference_metrics(
     chosen, rejected = rewards_R[chosen_R], rewards_R[~chosen_R]
     if len(chosen) and len(rejected):
         found["preference/margin"] = chosen.mean() - rejected.mean()
-        if row.paired:
-            found["preference/accuracy"] = (chosen > rejected).double().mean()
-        else:
-            found["preference/accuracy"] = (chosen[:, None] > rejected[None]).double().mean()
+        ahead = chosen - rejected if row.paired else chosen[:, None] - rejected[None]
+        found["preference/accuracy"] = (0.5 + 0.5 * ahead.sign()).mean()
     if changes_R is not None and row.paired:
         both = (changes_R[chosen_R] < 0) & (changes_R[~chosen_R] < 0)
         found["preference/both_fall"] = both.double().mean()

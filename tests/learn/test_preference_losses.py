@@ -76,7 +76,7 @@ def slow_loss(
             loss = ((1 - e) * right - e * wrong) / (1 - 2 * e)
         else:  # dpo, cdpo, irpo
             loss = -(1 - e) * math.log(sigmoid(beta * h)) - e * math.log(sigmoid(-beta * h))
-            loss -= row.nvl_weight * sums[w] / nw
+            loss -= row.nll_weight * sums[w] / nw
         losses.append(loss)
     return sum(losses) / len(losses)
 
@@ -285,7 +285,7 @@ def test_metrics_by_hand() -> None:
     assert found["preference/reward_chosen"] == pytest.approx(0.1 * (1 - 1 - 2) / 3)
     assert found["preference/reward_rejected"] == pytest.approx(0.1 * (-3 - 1 - 3) / 3)
     assert found["preference/margin"] == pytest.approx(0.1 * (4 + 0 + 1) / 3)
-    assert found["preference/accuracy"] == pytest.approx(2 / 3), "a tie is no preference"
+    assert found["preference/accuracy"] == pytest.approx(2.5 / 3), "a tie counts half"
     assert found["preference/both_fall"] == pytest.approx(2 / 3)
     assert found["preference/logprob_chosen"] == pytest.approx(-6.0)
     assert found["preference/logprob_chosen_token"] == pytest.approx(-(2 + 3 + 2) / 3)
@@ -301,6 +301,9 @@ def test_metrics_of_single_completions() -> None:
     scores_R, ones_R = logprobs_R - ref_R, torch.ones(3, dtype=torch.float64)
     found = preference_metrics(logprobs_R, scores_R, ones_R, chosen_R, row, 0.1, ref_R)
     assert found["preference/accuracy"].item() == 1.0
+    tied_R = torch.tensor([1.0, 1.0, 2.0], dtype=torch.float64)
+    tied = preference_metrics(logprobs_R, tied_R, ones_R, chosen_R, row, 0.1, ref_R)
+    assert tied["preference/accuracy"].item() == 0.25, "one tie, one wrong way round"
     assert "preference/both_fall" not in found
     alone = preference_metrics(
         logprobs_R[:1], scores_R[:1], ones_R[:1], chosen_R[:1], row, 0.1, ref_R[:1]
