@@ -144,6 +144,11 @@ def dry_run(config: Configured, *, overrides: Sequence[str] = ()) -> DryRun:
 
             problem, notes, has_reference = first_look(bench, settings.preference)
             rows: Sequence[Problem] = [problem]
+        elif settings.reward_model is not None:
+            from assay.train.reward_model import first_look as first_rows
+
+            problem, notes = first_rows(settings, bench.loaded)
+            rows, has_reference = [problem], False
         elif settings.rl is None:
             assert settings.sft is not None
             traces = load_traces(settings.sft.traces, on_bad_row=settings.data.on_bad_row)

@@ -13,20 +13,22 @@ import torch
 
 from assay.config import RewardModelConfig, TrainConfig
 from assay.config.reward_model import FACTS_FILE
+from assay.data.labelled import Comparison
 from assay.learn.optimizer import Optimizer
 from assay.learn.passes import Passes
 from assay.learn.reward_losses import RewardObjective
 from assay.learn.reward_update import RewardLearner
 from assay.model.load import LoadedModel
 from assay.model.score_batch import ScoredGroup
-from assay.model.score_head import Scores, ScoreWay, choose_way, load_scorer
+from assay.model.score_head import Scores, ScoreWay, choose_way, load_scorer, with_score_head
 from assay.plan.record import run_decision
 from assay.run.directory import Run
 from assay.run.files import read_json, write_json
 from assay.run.guard import Guard
 from assay.train.reward_evaluation import UNITS, RewardEvaluation, evaluate_reward_model
-from assay.train.reward_rows import RowReader
+from assay.train.reward_rows import LOADERS, RowReader
 from assay.train.stages import Source, report_if_possible
+from assay.types import Problem
 
 PROBED_ROWS = 4
 
@@ -64,9 +66,24 @@ def open_model(config: TrainConfig) -> LoadedModel:
     assert settings is not None
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
-    scores: Scores = "token" if settings.kind == "process" else "text"
-    num_labels = 2 if settings.kind == "process" and settings.head == "two_labels" else 1
-    return load_scorer(config.model, config.run.device, config.run.seed, scores, num_labels)
+    return load_scorer(config.model, config.run.device, config.run.seed, *_head(settings))
+
+
+def first_look(config: TrainConfig, loaded: LoadedModel) -> tuple[Problem, list[str]]:
+    """Open what a run would learn from: the first row's prompt, and a line a finding."""
+    settings = config.reward_model
+    assert settings is not None
+    reader = RowReader(settings, config.data, loaded.tokenizer, loaded.context_length)
+    rows, complaints = reader.load(settings.rows)
+    heldout = reader.load(settings.heldout)[0] if settings.heldout else []
+    scores, num_labels = _head(settings)
+    scorer = with_score_head(loaded.model, scores, num_labels, config.run.seed)
+    way = choose_way(scorer, rows[:PROBED_ROWS])
+    steps = RowSchedule(len(rows), settings, config.run.seed).num_steps
+    size = f"{len(rows)} rows, {len(heldout)} held out; {steps} steps of {settings.rows_per_step}"
+    first = LOADERS[settings.kind](settings.rows, on_bad_row=config.data.on_bad_row, limit=1)[0]
+    prompt = first.pair.prompt if isinstance(first, Comparison) else first.prompt
+    return Problem("row", prompt), [size, way.reason, *_warnings(rows, heldout, complaints)]
 
 
 def make_reward_learner(
@@ -234,6 +251,13 @@ def _open_run(config: TrainConfig, source: Source, num_steps: int, stack: ExitSt
         )
     stack.callback(report_if_possible, run.folder)
     return stack.enter_context(run)
+
+
+def _head(settings: RewardModelConfig) -> tuple[Scores, int]:
+    """Return what a score is of, and the number of labels."""
+    if settings.kind != "process":
+        return "text", 1
+    return "token", 2 if settings.head == "two_labels" else 1
 
 
 def _trained(config: TrainConfig, num_rows: int) -> dict[str, Any]:

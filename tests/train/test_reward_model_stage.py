@@ -15,7 +15,7 @@ from assay.config import TrainConfig, build
 from assay.errors import DataError, ModelError, UserError, VerifierError
 from assay.model.score_head import choose_way
 from assay.testing import CHAT_TEMPLATE, byte_tokenizer, tiny_model
-from assay.train.api import export, train
+from assay.train.api import dry_run, export, train
 from assay.train.reward_model import (
     RowSchedule,
     SavedRewardModel,
@@ -368,3 +368,11 @@ def test_a_run_judges_through_the_service_and_so_does_its_export(world: World) -
     assert rewards[0] == pytest.approx(rewards[1], abs=1e-6)
     assert rewards[0] == pytest.approx(rewards[2], abs=1e-6)
     assert rewards[0][0] != rewards[0][1]
+
+
+def test_a_dry_run_says_what_would_be_learned_from(world: World) -> None:
+    for kind in ("preference", "process"):
+        config = config_of(world, KINDS[kind], sampling={"max_tokens": 8})
+        found = dry_run(config)
+        assert any("rows" in note and "steps of 4" in note for note in found.notes)
+        assert "What is" in found.sample.samples[0]["prompt"] and found.memory.total_mib > 0
