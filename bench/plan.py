@@ -4,7 +4,9 @@ python -m bench.plan --model DIR [--only NAME ...] [--work FOLDER] [--max-tokens
 
 Every configuration is planned and then trained as a user does, each in a process of its own, one after
 another. The peak is of the training process alone; verifiers' workers are counted apart. Seconds are
-the median of all steps but the first. What is in FOLDER already is not measured again.
+the median of all steps but the first; with --clock cpu those of the processor, by the process itself,
+which a machine that is busy with other things does not change. What is in FOLDER already is not
+measured again.
 """
 
 from __future__ import annotations
@@ -23,8 +25,11 @@ from bench.processes import run
 from bench.side import table
 from bench.workload import DATA, hardware
 
-STEPS = 3
 WITHIN = 0.15
+PROGRAMS = {
+    "wall": "from assay.cli import main; main()",
+    "cpu": "import time; time.perf_counter = time.process_time; from assay.cli import main; main()",
+}
 SMOL, DEMO = "SmolLM2-135M", "demo, 0.7M"
 
 # name: (model, what it changes)
@@ -83,7 +88,7 @@ def tree_of(name: str, model: str, folder: Path, arguments: argparse.Namespace) 
             "train": [str(folder / "problems.jsonl")],
         },
         "sampling": {"max_tokens": arguments.max_tokens},
-        "rl": {"steps": STEPS, "num_prompts": 8, "group_size": 8},
+        "rl": {"steps": arguments.steps, "num_prompts": 8, "group_size": 8},
         "algorithm": {"name": "dr_grpo"},
         "verification": {"num_workers": 1},
     }
@@ -117,7 +122,7 @@ def measure(name: str, model: str, folder: Path, arguments: argparse.Namespace) 
     config = folder / f"{name}.toml"
     config.write_text(tomli_w.dumps(tree_of(name, model, folder, arguments)), encoding="utf-8")
     environment = {"OMP_NUM_THREADS": str(arguments.threads)}
-    assay: list[str | Path] = [sys.executable, "-m", "assay.cli"]
+    assay: list[str | Path] = [sys.executable, "-c", PROGRAMS[arguments.clock]]
     page = folder / f"{name}-decision.md"
     log = folder / f"{name}-plan.log"
     plan = [*assay, "plan", config, "--measure", "0", "--out", page, "--overwrite", "--json"]
@@ -164,6 +169,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="where results are kept; default: nowhere")
     parser.add_argument("--max-tokens", type=int, default=32)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--clock", choices=list(PROGRAMS), default="wall")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:

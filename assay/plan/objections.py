@@ -17,8 +17,8 @@ from assay.plan.rules import (
     MIN_PAIRS_FOR_A_REWARD_MODEL,
     MIN_PROBLEMS,
     NOISY_LABELS,
-    percent,
 )
+from assay.plan.words import mib, percent, reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def _offline(f: Facts) -> bool:
 
 
 def _offline_words(f: Facts) -> str:
-    return f"a reward from {f.reward.replace('_', ' ')} judges no fresh completion"
+    return f"{reward(f)}: no fresh completion can be judged"
 
 
 def _blind(f: Facts) -> bool:
@@ -57,7 +57,7 @@ def _no_pairs(f: Facts) -> bool:
 
 
 def _no_pairs_words(f: Facts) -> str:
-    return f"{f.num_pairs} preference pairs, and a reward from {f.reward.replace('_', ' ')}"
+    return f"{f.num_pairs} preference pairs, and {reward(f)}"
 
 
 def _alone(f: Facts) -> bool:
@@ -73,7 +73,7 @@ def _no_critic(f: Facts) -> bool:
 
 
 def _no_critic_words(f: Facts) -> str:
-    return f"a critic takes {f.critic_mib:.0f} MiB more than the {(f.memory_mib or 0) - (f.base_mib or 0):.0f} MiB that are left"
+    return f"a critic takes {mib(f.critic_mib)} more than the {mib((f.memory_mib or 0) - (f.base_mib or 0))} that are left"
 
 
 def _no_reference(f: Facts) -> bool:
@@ -81,7 +81,7 @@ def _no_reference(f: Facts) -> bool:
 
 
 def _no_reference_words(f: Facts) -> str:
-    return f"its KL needs a reference of {f.reference_mib:.0f} MiB, and {(f.memory_mib or 0) - (f.base_mib or 0):.0f} MiB are left (model.lora needs none)"
+    return f"its KL needs a reference of {mib(f.reference_mib)}, and {mib((f.memory_mib or 0) - (f.base_mib or 0))} are left (model.lora needs none)"
 
 
 def _length(f: Facts) -> str:
@@ -144,14 +144,12 @@ OBJECTIONS: tuple[Objection, ...] = (
     Objection(
         "collect_data",
         always,
-        lambda f: (
-            f"there is a reward ({f.reward.replace('_', ' ')}) and {f.num_demonstrations} demonstrations"
-        ),
+        lambda f: f"there is a reward ({reward(f)}) and {f.num_demonstrations} demonstrations",
     ),
     Objection(
         "harden_verifier",
         _offline,
-        lambda f: f"a reward from {f.reward.replace('_', ' ')} has no verifier",
+        lambda f: f"{reward(f)}: there is no verifier",
     ),
     Objection(
         "harden_verifier",
@@ -170,9 +168,7 @@ OBJECTIONS: tuple[Objection, ...] = (
     Objection(
         "train_reward_model",
         lambda f: f.reward in CHECKED,
-        lambda f: (
-            f"the reward is checked by {f.reward.replace('answer', 'an answer')}: a learned one in its place could only be gamed"
-        ),
+        lambda f: f"the reward is {reward(f)}: a learned one in its place could only be gamed",
         "Gao et al. 2023 (arXiv 2210.10760)",
     ),
     Objection(
@@ -214,7 +210,7 @@ OBJECTIONS: tuple[Objection, ...] = (
         "sft",
         always,
         lambda f: (
-            f"there is a better teacher than {f.num_demonstrations} demonstrations: a reward from {f.reward.replace('_', ' ')}"
+            f"there is a better teacher than {f.num_demonstrations} demonstrations: {reward(f)}"
         ),
         "Chu et al. 2025 (arXiv 2501.17161)",
     ),
@@ -262,7 +258,7 @@ OBJECTIONS: tuple[Objection, ...] = (
         "kto",
         always,
         lambda f: (
-            f"for marks without pairs; here are {f.num_pairs} preferences from {f.reward.replace('_', ' ')}: pairs say more"
+            f"for marks without pairs; here are {f.num_pairs} preferences from {reward(f)}: pairs say more"
         ),
         "Ethayarajh et al. 2024 (arXiv 2402.01306)",
     ),
@@ -302,7 +298,7 @@ OBJECTIONS: tuple[Objection, ...] = (
         "irpo",
         always,
         lambda f: (
-            f"for pairs of reasoning with checked answers, sampled anew each round; these {f.num_pairs} are from {f.reward.replace('_', ' ')}"
+            f"for pairs of reasoning with checked answers, sampled anew each round; these {f.num_pairs} are from {reward(f)}"
         ),
         "Pang et al. 2024 (arXiv 2404.19733)",
     ),
@@ -350,7 +346,7 @@ OBJECTIONS: tuple[Objection, ...] = (
         "grpo",
         always,
         lambda f: (
-            f"dividing by length and deviation biases the gradient, and its KL holds {f.reference_mib:.0f} MiB for a reference; asked to keep the start: {'yes' if f.keep_close else 'no'}"
+            f"dividing by length and deviation biases the gradient, and its KL holds {mib(f.reference_mib)} for a reference; asked to keep the start: {'yes' if f.keep_close else 'no'}"
         ),
         "Liu et al. 2025 (arXiv 2503.20783), section 3.1",
     ),
@@ -441,7 +437,7 @@ OBJECTIONS: tuple[Objection, ...] = (
     Objection(
         "reinforce_plus_plus",
         always,
-        lambda f: f"a critic fits ({f.critic_mib:.0f} MiB), and credits tokens one by one",
+        lambda f: f"a critic fits ({mib(f.critic_mib)}), and credits tokens one by one",
         "Schulman et al. 2017 (arXiv 1707.06347)",
     ),
     Objection(
@@ -465,7 +461,7 @@ OBJECTIONS: tuple[Objection, ...] = (
         "ppo",
         always,
         lambda f: (
-            f"{f.group_size} siblings are a baseline without a critic, which would take {f.critic_mib:.0f} MiB and its own training"
+            f"{f.group_size} siblings are a baseline without a critic, which would take {mib(f.critic_mib)} and its own training"
         ),
         "Shao et al. 2024 (arXiv 2402.03300), figure 4; Ahmadian et al. 2024 (arXiv 2402.14740)",
     ),

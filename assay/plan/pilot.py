@@ -12,7 +12,8 @@ from assay import config as configuration
 from assay.config import TrainConfig
 from assay.plan.decision import Decision
 from assay.plan.facts import ONLINE, Facts
-from assay.plan.rules import MIN_DEMONSTRATIONS, MIN_PAIRS, MIN_PROBLEMS, percent
+from assay.plan.rules import MIN_DEMONSTRATIONS, MIN_PAIRS, MIN_PROBLEMS
+from assay.plan.words import percent
 
 HEADER = "# A pilot, by assay plan"
 STEPS, MIN_STEPS = 20, 5

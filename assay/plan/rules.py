@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from assay.plan.facts import CHECKED, LEARNED, ONLINE, Facts
+from assay.plan.words import mib, percent
 
 MIN_PROBLEMS = 50
 MIN_DEMONSTRATIONS = 50
@@ -40,13 +41,6 @@ class Rule:
     verdict: str
     because: Callable[[Facts], str]
     source: str
-
-
-def percent(share: float | None) -> str:
-    """Return a share as people read it."""
-    if share is None:
-        return "not known"
-    return f"{share:.1%}" if 0 < share < 0.1 or 0.9 < share < 1 else f"{share:.0%}"
 
 
 def _known(value: float | None, low: float = float("-inf"), high: float = float("inf")) -> bool:
@@ -372,7 +366,7 @@ RULES: tuple[Rule, ...] = (
         lambda f: f.group_size == 1 and f.fits(f.critic_mib) is not False,
         "ppo",
         lambda f: (
-            f"one completion a prompt has no siblings to compare with, and a critic of {f.critic_mib:.0f} MiB fits"
+            f"one completion a prompt has no siblings to compare with, and a critic of {mib(f.critic_mib)} fits"
         ),
         "Schulman et al. 2017, PPO (arXiv 1707.06347)",
     ),
@@ -381,7 +375,7 @@ RULES: tuple[Rule, ...] = (
         lambda f: f.group_size == 1,
         "reinforce_plus_plus",
         lambda f: (
-            f"one completion a prompt has no siblings, and a critic of {f.critic_mib:.0f} MiB does not fit: the batch is the baseline"
+            f"one completion a prompt has no siblings, and a critic of {mib(f.critic_mib)} does not fit: the batch is the baseline"
         ),
         "Hu 2025, REINFORCE++ (arXiv 2501.03262)",
     ),
@@ -426,7 +420,7 @@ RULES: tuple[Rule, ...] = (
         lambda f: f.keep_close and f.fits(f.reference_mib) is not False,
         "grpo",
         lambda f: (
-            f"what the model can do now must stay, and a reference of {f.reference_mib:.0f} MiB fits: the KL to it is a term of the loss"
+            f"what the model can do now must stay, and a reference of {mib(f.reference_mib)} fits: the KL to it is a term of the loss"
         ),
         "Shao et al. 2024, DeepSeekMath (arXiv 2402.03300), eq. 3 and 4",
     ),

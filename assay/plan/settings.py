@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.plan.facts import LEARNED, ONLINE, Facts
-from assay.plan.rules import FEW_MIXED, percent
+from assay.plan.rules import FEW_MIXED
+from assay.plan.words import percent
 
 GROUP_SIZES = (4, 8, 16, 32, 64)
 NOTABLY_TRUNCATED = 0.1
 IMPORTANCE_CAP = 2.0
 MAX_KL = 0.5
+RARE = 0.2
+GROWTH = 4  # of a group in which nothing passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,9 @@ def settings_for(facts: Facts, recommended: str, kind: str) -> tuple[Setting, ..
         here, there = facts.mixed_share(), facts.mixed_share(size)
         why = f"mixed groups: {percent(there)} expected with {size} siblings, {percent(here)} with {facts.group_size}"
         found.append(Setting("rl.group_size", size, why))
+    if facts.reward in ONLINE and facts.pass_at_1 is not None and facts.pass_at_1 < RARE:
+        why = f"pass@1 is {percent(facts.pass_at_1)}: groups of which nothing passes are sampled on"
+        found.append(Setting("rl.max_group_size", GROWTH * size, why))
     if facts.generator_differs or facts.policy_age:
         why = "another program or an older policy samples: its probabilities are not the learner's (truncated importance sampling)"
         found.append(Setting("algorithm.importance_cap", IMPORTANCE_CAP, why))
