@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from assay.config.section import Natural, NonNegative, Positive, Section, Text
 from assay.toml_text import point_list
@@ -48,7 +48,7 @@ class PreferenceConfig(Section):
     max_tokens_per_micro_batch: Natural | None = None
     """Tokens in one forward and backward pass: lower it when memory runs out. None: 2048 on a CPU, 8192 on a GPU."""
     watch_start: bool = True
-    """Measure how far log-probabilities have moved since the start also where the method has no reference; costs one forward pass over the pairs before the first step."""
+    """Measure how far log-probabilities have moved since the start also where the method has no reference; costs one forward pass over the given pairs before the first step."""
     warn_fall: Positive = 0.5
     """Warn once when the chosen completions have lost so much log-probability since the start, in nats a token."""
     steps: Natural = 100
@@ -71,3 +71,17 @@ class PreferenceConfig(Section):
     def _points(cls, value: object) -> object:
         accepted = "a list of [step, beta], steps rising, as [[0, 0.1], [200, 0.02]]"
         return point_list(value, accepted) if value else ()
+
+    @model_validator(mode="after")
+    def _on_policy_alone(self) -> PreferenceConfig:
+        if self.pairs and self.reference_every is not None:
+            raise ValueError(
+                f"reference_every: found {self.reference_every} with given pairs, whose reference is"
+                " the policy at the start; leave it out, or leave out pairs to sample them"
+            )
+        if self.pairs and self.judge == "pairwise":
+            raise ValueError(
+                'judge: found "pairwise" with given pairs, which nobody judges; leave it out, or leave'
+                " out pairs to sample them"
+            )
+        return self

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
-from torch import nn
 
 from assay.config import PreferenceConfig
 from assay.data.curriculum import Curriculum
 from assay.generate.base import Generator
+from assay.learn.moving_reference import MovingReference
 from assay.learn.preference_update import PreferenceBatch, PreferenceLearner
 from assay.model.packing import pack
 from assay.run.directory import Run
@@ -21,12 +19,6 @@ from assay.train.evaluate import Judge
 from assay.train.preference_pairs import GOOD, Example, mismatched
 from assay.train.preference_verdicts import examples_of_group
 from assay.train.rl import collect
-
-
-class ReferencePolicy(Protocol):
-    """A frozen policy that can be held for a pass (`Reference`, `MovingReference`)."""
-
-    def policy(self) -> AbstractContextManager[nn.Module]: ...
 
 
 @dataclass
@@ -40,7 +32,7 @@ class SampledPairs:
     learner: PreferenceLearner
     plan: BatchPlan
     settings: PreferenceConfig
-    reference: ReferencePolicy | None
+    reference: MovingReference | None
 
     def draw(self, step: int) -> PreferenceBatch | None:
         """Sample and judge one step's groups; return their pairs, None where nothing was told apart."""

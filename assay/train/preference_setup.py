@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,6 @@ from assay.generate.base import Generator
 from assay.learn.moving_reference import MovingReference
 from assay.learn.preference_table import Preference, preference
 from assay.learn.preference_update import PreferenceLearner
-from assay.learn.reference import Reference
 from assay.model.probe import LayoutChoice, probe_layouts
 from assay.run.directory import Run
 from assay.train.assemble import (
@@ -32,7 +31,7 @@ from assay.train.preference_given import (
     groups_to_score,
     open_examples,
 )
-from assay.train.preference_online import ReferencePolicy, SampledPairs
+from assay.train.preference_online import SampledPairs
 from assay.train.preference_pairs import Example, PairSchedule
 from assay.train.preference_pairwise import PairwiseVerifiers
 from assay.train.preference_reference import ReferenceTable
@@ -97,6 +96,8 @@ def prepare_given(setup: Setup) -> Ready:
         drawn = ([examples[n] for n in schedule.draw(step)] for step in range(schedule.num_steps))
         groups = groups_to_score(drawn, examples, row)
         run.event("reference", scored=table.fill(groups, learner.logprobs, learner.device))
+    for warning in _repeats(setup, examples, heldout, problems):
+        run.note(f"warning: {warning}")
     evaluate = _prepare_heldout(setup, heldout, table, learner, run)
     run.attach(model=learner)
     learner.update = run.clock.timed("update", learner.update)
@@ -119,10 +120,15 @@ def prepare_on_policy(setup: Setup) -> Ready:
     curriculum = Curriculum(problems.train, config.run.seed)
     run = _open_run(setup, settings.steps, [*problems.notes, layout.reason])
     evaluate = _prepare_heldout(setup, heldout, ReferenceTable(run.folder), learner, run)
-    reference, moving = _make_reference(setup, learner)
     parts: dict[str, Any] = {"model": learner, "curriculum": curriculum}
+    reference = MovingReference(learner.policy) if setup.row.needs_reference else None
+    moving = reference if settings.reference_every is not None else None
+    if (
+        moving is not None
+    ):  # one that stays is the policy at the start, which is there on resume too
+        parts["reference"] = moving
     run.add_metrics(bench.verifiers.take_metrics)
-    run.attach(**parts, **({} if moving is None else {"reference": moving}))
+    run.attach(**parts)
     keep_judges(run, bench.verifiers, setup.stack, always=pairwise is not None)
     learner.update = run.clock.timed("update", learner.update)
     run.event("self_test", verifiers=[one.as_dict() for one in tested])
@@ -174,23 +180,27 @@ def first_look(bench: Bench, settings: PreferenceConfig) -> tuple[Problem, list[
     return examples[0].group.problem, [*notes, told, layout.reason, steps], False
 
 
-def _make_reference(
-    setup: Setup, learner: PreferenceLearner
-) -> tuple[ReferencePolicy | None, MovingReference | None]:
-    """Return the reference, and again where it moves; made before a checkpoint is loaded."""
-    if not setup.row.needs_reference:
-        return None, None
-    if setup.settings.reference_every is None:
-        return Reference(learner.policy), None
-    moving = MovingReference(learner.policy)
-    return moving, moving
-
-
 def _open_heldout_pairs(setup: Setup) -> list[Example]:
     if not setup.settings.heldout:
         return []
     limit = setup.config.evaluation.max_problems
     return open_examples(setup.bench, setup.settings.heldout, setup.settings, setup.row, limit)[0]
+
+
+def _repeats(
+    setup: Setup,
+    examples: Sequence[Example],
+    heldout: Sequence[Example],
+    problems: Sequence[Problem],
+) -> Iterator[str]:
+    """Say how many held-out prompts are also learned from; what is found on them is worth less."""
+    learned = {one.group.prompt.tokens.tobytes() for one in examples}
+    pairs = [one.group.prompt.tokens.tobytes() for one in heldout]
+    asked = [setup.bench.renderer.render(one).tokens.tobytes() for one in problems]
+    for noun, prompts in (("pairs", pairs), ("problems", asked)):
+        repeated = sum(prompt in learned for prompt in prompts)
+        if repeated:
+            yield f"{repeated} of {len(prompts)} held-out {noun} have a prompt that is learned from"
 
 
 def _prepare_heldout(

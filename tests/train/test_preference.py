@@ -155,6 +155,9 @@ def test_labels_are_for_methods_that_learn_from_them(world: World) -> None:
 
 
 def test_pairs_or_problems_are_needed(world: World) -> None:
+    for key, value in (("reference_every", 3), ("judge", "pairwise")):
+        with pytest.raises(ConfigError, match=rf"preference\.{key}: found .* with given pairs"):
+            train(preference_tree(world, preference={key: value}), quiet=True)
     tree = preference_tree(world, preference={"pairs": []})
     with pytest.raises(ConfigError, match=r"preference\.pairs: missing"):
         train(tree, quiet=True)
@@ -170,6 +173,17 @@ def test_the_rollouts_of_a_run_are_pairs(world: World) -> None:
     assert sum(row["preference/completions"] for row in rows) == 3 * 2 * 4
     with pytest.raises(DataError, match="no rollouts"):
         train(preference_tree(world, preference={"pairs": ["run:nowhere"]}), quiet=True)
+
+
+def test_held_out_prompts_that_are_learned_from_are_told(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = {"heldout": [pairs_file(world, 15, "held.jsonl")], "pairs": [pairs_file(world)]}
+    data = {"train": [], "heldout": [str(world.folder / "train.jsonl")], "verifier": REWARD}
+    train(preference_tree(world, preference=held, data=data))
+    said = capsys.readouterr().err
+    assert "warning: 12 of 15 held-out pairs have a prompt that is learned from" in said
+    assert "warning: 10 of 10 held-out problems have" in said
 
 
 def test_a_dry_run_says_what_would_be_learned_from(world: World) -> None:
