@@ -214,9 +214,12 @@ def test_importance_weights_between_generator_and_learner(
     reference = tiny_model(seed=1)
     if row.kl_weight:
         trainer.ref_model.load_state_dict(reference.state_dict())
-    inputs, theirs = whole(trainer, batch, REWARDS)
+    inputs = trl_scores(trainer, batch, flat(REWARDS))
     assert float(inputs["importance_sampling_ratio"].max()) == pytest.approx(cap)
-    assert_equal(ours(scored_by_us(batch, row, reference), row), theirs)
+    moved = nudged(tiny_model())  # the weight is that of the policy before the update
+    trainer.model.load_state_dict(moved.state_dict())
+    scored = scored_by_us(batch, row, reference)
+    assert_equal(ours(scored, row, model=moved), trl_loss(trainer, inputs))
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.1])
