@@ -7,6 +7,7 @@ steps and two small updates say both.
 
 from __future__ import annotations
 
+import heapq
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ CALIBRATION_DRAW = -3
 FORWARD_SHARE = 1 / 3
 """Of a forward and a backward pass, what the forward one takes: groups without gradient get no other."""
 SMALL_TOKENS, LARGE_TOKENS = 256, 1024
-QUANTILE = 0.95
+DRAWS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,23 +73,17 @@ def estimate_rl(
     mixed_share: float | None,
     num_slots: int,
 ) -> StepSeconds:
-    """Return the seconds of a reinforcement learning step.
+    """Return the seconds of a reinforcement learning step, its decoding steps as by `decoding_steps`.
 
-    Decoding steps: each slot takes up a next completion as one ends, so that they are the sum of all
-    lengths over the slots, and, as the last to begin must also end, the longest's beyond that of the
-    mean. lengths: of sampled completions; empty: all of the longest. mixed_share: groups that carry
+    lengths: of sampled completions; empty: all of the longest. mixed_share: groups that carry
     gradient; None: all. Scoring by the reference, the old policy or a critic is part of the update.
     """
     assert config.rl is not None
     prompts, siblings = config.rl.num_prompts, config.rl.group_size
     completions = prompts * siblings
-    longest = float(config.sampling.max_tokens)
-    mean, most = longest, longest
-    if lengths:
-        mean = statistics.mean(lengths)
-        share = min(1.0, QUANTILE ** (1 / max(1.0, completions / len(lengths))))
-        most = float(np.quantile(lengths, share))
-    steps = mean * max(1.0, completions / num_slots) + most - mean
+    lengths = lengths or [config.sampling.max_tokens]
+    mean = statistics.mean(lengths)
+    steps = decoding_steps(lengths, completions, num_slots)
     generation = measured.begin + prompts * prompt_tokens * measured.prompt_token
     generation += steps * measured.decode
     tokens = prompts * (prompt_tokens + siblings * mean)
@@ -103,6 +98,21 @@ def estimate_rl(
         whole = completions * verdict_seconds / workers
         verification = max(whole - generation, whole / prompts)
     return StepSeconds(generation, verification, update)
+
+
+def decoding_steps(lengths: Sequence[int], completions: int, num_slots: int) -> float:
+    """Return the expected steps until so many completions end, of lengths like these.
+
+    Each slot takes up the next completion as one ends; the mean of `DRAWS` such generations.
+    """
+    rng = np.random.default_rng(0)
+    ends: list[int] = []
+    for drawn in rng.choice(np.asarray(lengths), (DRAWS, completions)).tolist():
+        slots = [0] * min(num_slots, completions)
+        for length in drawn:
+            heapq.heapreplace(slots, slots[0] + length)
+        ends.append(max(slots))
+    return statistics.mean(ends)
 
 
 def estimate_sft(config: TrainConfig, measured: Calibration, row_tokens: float) -> StepSeconds:

@@ -104,3 +104,10 @@ def test_an_outcome_needs_a_page_and_harms_nothing_without_one(tmp_path: Path) -
     lines = (tmp_path / DECISION).read_text().splitlines()
     assert lines[1].endswith("finished, after step 3; nothing was held out")
     assert "max_minutes, after step 5; held-out accuracy 0.500 at step 0" in lines[2]
+
+
+def test_the_documentation_names_every_rule() -> None:
+    from assay.plan.rules import RULES
+
+    text = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
+    assert [one.name for one in RULES if f"`{one.name}`" not in text] == []

@@ -1,0 +1,120 @@
+"""Estimated seconds: the calibration against a clock that is known, the formula against a simulation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from assay.config import TrainConfig, parse
+from assay.plan import seconds
+from assay.plan.seconds import Calibration, StepSeconds, calibrate, estimate_rl, estimate_sft
+from assay.types import Group
+
+ONE_STEP = Calibration(begin=0.0, prompt_token=0.0, decode=1.0, update_fixed=0.0, update_token=0.0)
+
+
+def make_config(num_prompts: int = 4, group_size: int = 8, **sections: Any) -> TrainConfig:
+    rl = {"num_prompts": num_prompts, "group_size": group_size, **sections.pop("rl", {})}
+    return parse({"model": {"path": "m"}, "data": {"train": ["t"]}, "rl": rl, **sections})
+
+
+def estimated(
+    config: TrainConfig,
+    measured: Calibration = ONE_STEP,
+    lengths: Sequence[int] = (),
+    verdict_seconds: float | None = None,
+    mixed_share: float | None = None,
+    num_slots: int = 64,
+) -> StepSeconds:
+    return estimate_rl(config, measured, 100, lengths, verdict_seconds, mixed_share, num_slots)
+
+
+def simulated_steps(lengths: Sequence[int], num_slots: int) -> int:
+    """Return when the last completion ends, step by step: each slot takes the next as one ends."""
+    waiting, running, step = list(lengths), [0] * num_slots, 0
+    while waiting or any(running):
+        for slot, left in enumerate(running):
+            if not left and waiting:
+                running[slot] = waiting.pop(0)
+        running = [max(0, left - 1) for left in running]
+        step += 1
+    return step
+
+
+@pytest.mark.parametrize("num_slots", [8, 32, 64, 128])
+@pytest.mark.parametrize("spread", ["all_alike", "geometric", "uniform"])
+def test_decoding_steps_are_those_of_a_simulation(num_slots: int, spread: str) -> None:
+    rng = np.random.default_rng(0)
+    draw = {
+        "all_alike": lambda: np.full(128, 50),
+        "geometric": lambda: np.minimum(rng.geometric(1 / 40, 128), 256),
+        "uniform": lambda: rng.integers(10, 100, 128),
+    }[spread]
+    drawn = [draw().tolist() for _ in range(20)]
+    truth = np.mean([simulated_steps(lengths, num_slots) for lengths in drawn])
+    config = make_config(num_prompts=16, sampling={"max_tokens": 256})
+    found = estimated(config, lengths=drawn[0], num_slots=num_slots).generation
+    assert found == pytest.approx(truth, rel=0.2)
+
+
+def test_without_samples_every_completion_is_the_longest() -> None:
+    config = make_config(sampling={"max_tokens": 64})
+    assert estimated(config).generation == 64
+
+
+def test_groups_without_gradient_cost_a_third_and_passes_add_up() -> None:
+    measured = Calibration(0.0, 0.0, 0.0, update_fixed=5.0, update_token=0.01)
+    config = make_config(sampling={"max_tokens": 50})
+    tokens = 4 * (100 + 8 * 50)
+    assert estimated(config, measured).update == pytest.approx(5 + 0.01 * tokens)
+    half = estimated(config, measured, mixed_share=0.5).update
+    assert half == pytest.approx(5 + 0.01 * tokens * (0.5 + 0.5 / 3))
+    twice = make_config(rl={"epochs": 2, "num_minibatches": 2}, sampling={"max_tokens": 50})
+    found = estimated(twice, measured, mixed_share=0.5).update
+    assert found == pytest.approx(4 * 5 + 0.01 * tokens * (0.5 + 0.5 / 3 + 0.5))
+
+
+def test_verifiers_work_while_others_generate() -> None:
+    config = make_config(sampling={"max_tokens": 64}, verification={"num_workers": 2})
+    quick = estimated(config, verdict_seconds=0.1)  # 32 of 0.1 s by two workers: the last group's
+    assert quick.verification == pytest.approx(32 * 0.1 / 2 / 4)
+    slow = estimated(config, verdict_seconds=10.0)
+    assert slow.verification == pytest.approx(32 * 10 / 2 - 64)
+    assert slow.total == pytest.approx(slow.generation + slow.verification)
+
+
+def test_a_supervised_step_is_its_tokens() -> None:
+    sft = {"traces": ["t"], "tokens_per_step": 1000}
+    config = parse({"model": {"path": "m"}, "sft": sft})
+    measured = Calibration(0.0, 0.0, 0.0, update_fixed=2.0, update_token=0.001)
+    assert estimate_sft(config, measured, 0.5).total == pytest.approx(2 + 1.5)
+
+
+@pytest.mark.parametrize("lengths", [(30, 20), (100, 256), (900, 400), (5, 3)])
+def test_an_update_is_taken_apart(
+    lengths: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a learner that takes 3 s and 10 ms a token, whatever the rows' lengths."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def learn(groups: Sequence[Group]) -> None:
+        tokens = sum(
+            len(one.prompt.tokens) + sum(len(c.tokens) for c in one.completions) for one in groups
+        )
+        verdicts = seconds.spread_verdicts(groups)
+        assert all({one.correct for one in row} == {True, False} for row in verdicts)
+        now[0] += 3 + 0.01 * tokens
+
+    bench: Any = None
+    found = calibrate(bench, (), *lengths, learn)
+    if lengths != (900, 400):  # where one group is over both sizes all is laid on its tokens
+        assert found.update_fixed == pytest.approx(3)
+        assert found.update_token == pytest.approx(0.01)
+    else:
+        whole = found.update_fixed + 1700 * found.update_token
+        assert whole == pytest.approx(3 + 17)
