@@ -36,12 +36,13 @@ class Learner:
 
     policy: the live model. policy_version: +1 per optimizer step taken. epochs: passes over a batch;
     num_minibatches: optimizer steps a pass, each on a share of the groups. total_steps: optimizer
-    steps in all, for the schedule. keep_reference: measure the KL to the starting policy even where the
-    algorithm has none. max_tokens_per_micro_batch: None: by the device. lean: go through the layers by
-    `assay.model.lean_decoder` where the model is of its family. critic: settings of the critic, where
-    the algorithm has one. critic_start: what a critic with layers of its own starts from; None: the
-    policy. seed: shuffles groups into minibatches. tokenizer: saved with the policy, so that a checkpoint loads as a model; None: a
-    checkpoint is only good for `load_state`.
+    steps in all, those of the critic's warm-up among them, for the schedule. keep_reference: measure
+    the KL to the starting policy even where the algorithm has none. max_tokens_per_micro_batch: None:
+    by the device. lean: go through the layers by `assay.model.lean_decoder` where the model is of its
+    family. critic: settings of the critic, where the algorithm has one. critic_start: what a critic
+    with layers of its own starts from; None: the policy. seed: shuffles groups into minibatches.
+    tokenizer: saved with the policy, so that a checkpoint loads as a model; None: a checkpoint is only
+    good for `load_state`.
 
     Make it before a checkpoint is loaded: the reference is the policy at this moment. ``algorithm`` is
     the row in effect: a dynamic weight changes from batch to batch.
@@ -75,7 +76,9 @@ class Learner:
         self.seed = seed
         needs_reference = keep_reference or algorithm.kl_weight > 0
         self.reference = Reference(model) if needs_reference else None
-        self.optimizer = Optimizer(model, optimizer, total_steps)
+        critic = critic or CriticConfig()
+        waits = critic.warmup_steps * epochs * num_minibatches if algorithm.has_critic else 0
+        self.optimizer = Optimizer(model, optimizer, max(1, total_steps - waits))
         self.passes = Passes(
             model,
             self.optimizer,
@@ -89,8 +92,7 @@ class Learner:
         )
         self.critic = None
         if algorithm.has_critic:
-            settings = critic or CriticConfig()
-            self.critic = Critic.beside(self.passes, settings, optimizer, total_steps, critic_start)
+            self.critic = Critic.beside(self.passes, critic, optimizer, total_steps, critic_start)
         self._check_trust_region()
 
     @property

@@ -110,6 +110,17 @@ _AFTER_REWARD = (
         {"scores/right": "right", "scores/wrong": "wrong"},
         share=True,
     ),
+    _Lines(
+        "Critic",
+        "Share of the returns' variance that its values explain: 1 foresees all, 0 no more than a constant, below 0 less.",
+        {"critic/explained_variance": "explained variance"},
+    ),
+    _Lines(
+        "KL of an update",
+        "Nats a token, of the policy before the update to the one after it, or as last met in it.",
+        {"kl/old": "estimated", "trust_region/kl": "of a natural step, exact"},
+        "nats/token",
+    ),
     _Lines("Gradient norm", "Before clipping.", {"optimizer/grad_norm": "norm"}),
     _Lines(
         "Clipping",

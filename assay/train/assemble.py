@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from assay.config import RLConfig, TrainConfig
+from assay.config import CriticConfig, RLConfig, TrainConfig
 from assay.data.chat import PromptRenderer, keep_fitting
 from assay.data.overlap import check_overlap
 from assay.data.problems import ProblemSet, load_problems
-from assay.errors import ModelError, message
+from assay.errors import ConfigError, ModelError, message
 from assay.generate.engine import Engine
 from assay.learn.algorithms import Algorithm, algorithm, check_group_size
 from assay.learn.optimizer import Optimizer
@@ -150,7 +150,23 @@ def choose_algorithm(config: TrainConfig) -> Algorithm:
     row = algorithm(config.algorithm.name, **settings, max_tokens=config.sampling.max_tokens)
     if config.rl is not None:
         check_group_size(row, config.rl.group_size)
+        _check_critic(config, config.rl, row)
     return row
+
+
+def _check_critic(config: TrainConfig, rl: RLConfig, row: Algorithm) -> None:
+    """Complain of a critic that nobody asks, and of one that the policy would wait for to the end."""
+    if not row.has_critic:
+        for key in sorted(config.critic.model_fields_set):
+            value = getattr(config.critic, key)
+            if value != CriticConfig.model_fields[key].default:
+                found = f"{value!r}, and {row.name} has no critic"
+                remedy = 'leave [critic] out, or set algorithm.credit = "gae"'
+                raise ConfigError(message(f"critic.{key}", found, "nothing", remedy))
+    elif config.critic.warmup_steps >= rl.steps:
+        found = f"{config.critic.warmup_steps} of rl.steps = {rl.steps}"
+        accepted = "fewer: the policy learns in the steps that follow"
+        raise ConfigError(message("critic.warmup_steps", found, accepted))
 
 
 def choose_layout(config: TrainConfig, bench: Bench, problems: Sequence[Problem]) -> LayoutChoice:
