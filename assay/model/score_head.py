@@ -44,7 +44,8 @@ def load_scorer(
 
     config: a causal model, whose head is replaced by a fresh one, or a reward model of the same kind
     and number of labels, which goes on. The fresh head is drawn with standard deviation
-    1/sqrt(D + 1) from ``seed`` (Huang et al. 2024, section 4). Raises ModelError.
+    1/sqrt(D + 1) from ``seed`` (as in Stiennon et al. 2020, told by Huang et al. 2024, arXiv:2403.17031).
+    Raises ModelError.
     """
     if config.lora is not None:
         remedy = "leave [model.lora] out: a reward model is trained whole"

@@ -259,6 +259,41 @@ def test_the_learner_steps_on_the_mean_however_it_is_split(world: World) -> None
         torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-5)
 
 
+def step_on(config: TrainConfig) -> tuple[float, Any]:
+    """Make one step on all rows; returns the loss and the model."""
+    settings = config.reward_model
+    assert settings is not None
+    loaded = open_model(config)
+    rows, _ = RowReader(settings, config.data, loaded.tokenizer, 256).load(settings.rows)
+    learner = make_reward_learner(config, loaded, choose_way(loaded.model, rows[:2]), 10)
+    loss = learner.update(rows).metrics["loss/total"]
+    return loss, loaded.model
+
+
+def test_recomputed_activations_change_nothing(world: World) -> None:
+    config = config_of(world, KINDS["preference"])
+    loss, model = step_on(config)
+    again, other = step_on(replace_model(config, activation_checkpointing=True))
+    assert again == pytest.approx(loss, rel=1e-6)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter, other.get_parameter(name), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["preference", "process"])
+def test_narrow_weights_learn_too(world: World, kind: str) -> None:
+    config = config_of(world, KINDS[kind])
+    wide, _ = step_on(config)
+    narrow, model = step_on(replace_model(config, dtype="bfloat16"))
+    assert model.dtype == torch.bfloat16 and narrow == pytest.approx(wide, rel=0.05)
+    folder = run_reward_model(replace_model(config, dtype="bfloat16"), Source(quiet=True))
+    rows = [json.loads(line) for line in (folder / "evaluations.jsonl").read_text().splitlines()]
+    assert all(0 <= row["eval/ece"] <= 1 for row in rows)
+    name = "process_reward_model" if kind == "process" else "reward_model"
+    spec = {"path": str(folder), "dtype": "bfloat16"}
+    (part,) = resolve(name).judge([(Problem("p", "What is 1+1?", spec), Completion.from_text("2"))])
+    assert part.value is not None
+
+
 def test_every_row_once_an_epoch() -> None:
     from assay.config import RewardModelConfig
 
@@ -376,3 +411,24 @@ def test_a_dry_run_says_what_would_be_learned_from(world: World) -> None:
         found = dry_run(config)
         assert any("rows" in note and "steps of 4" in note for note in found.notes)
         assert "What is" in found.sample.samples[0]["prompt"] and found.memory.total_mib > 0
+
+
+@pytest.mark.parametrize("kind", ["preference", "process"])
+def test_a_policy_learns_from_it_at_once(world: World, kind: str) -> None:
+    """An RL run whose verifier is the folder that a reward-model run left."""
+    judge = run_reward_model(
+        config_of(world, KINDS[kind], run={"name": "judge"}), Source(quiet=True)
+    )
+    name = "process_reward_model" if kind == "process" else "reward_model"
+    tree = world.tree(
+        data={"verifier": f"train_worlds:few_marks*1.0 + {name}*0.5"},
+        rl={"steps": 1},
+        evaluation={"every": 9},
+        verification={"num_workers": 1, "options": {name: {"path": str(judge)}}},
+    )
+    result = train(tree, quiet=True)
+    row = rows_of(result.run, "metrics")[0]
+    assert row["verdict/not_judged"] == 0 and f"reward/{name}" in row
+    assert row["reward/mean"] == pytest.approx(
+        row["reward/train_worlds:few_marks"] + 0.5 * row[f"reward/{name}"], abs=1e-5
+    )
