@@ -57,7 +57,7 @@ def _no_pairs(f: Facts) -> bool:
 
 
 def _no_pairs_words(f: Facts) -> str:
-    return f"{f.num_pairs} preference pairs, and {reward(f)}"
+    return f"{f.num_pairs} preference pairs; the reward is {reward(f)}"
 
 
 def _alone(f: Facts) -> bool:
@@ -424,7 +424,7 @@ OBJECTIONS: tuple[Objection, ...] = (
         lambda f: (
             f"without a baseline: at pass@1 {percent(f.pass_at_1)} a group's mean would take {percent(f.pass_at_1)} of the reward's second moment away"
         ),
-        "Williams 1992; Greensmith et al. 2004, section 3",
+        "Williams 1992; Greensmith et al. 2004",
     ),
     Objection(
         "reinforce_plus_plus",

@@ -17,15 +17,15 @@ REWARD = {
 
 
 def percent(share: float | None) -> str:
-    """Return a share, with a decimal near either end."""
+    """Return a share, with a decimal near either end; ``?%`` where it is not known."""
     if share is None:
-        return "not known"
+        return "?%"
     return f"{share:.1%}" if 0 < share < 0.1 or 0.9 < share < 1 else f"{share:.0%}"
 
 
 def mib(size: float) -> str:
-    """Return a size of memory; one that nobody measured is said to be so."""
-    return f"{size:.0f} MiB" if size else "a size that was not measured"
+    """Return a size of memory; ``?`` where nobody measured it."""
+    return f"{size:.0f} MiB" if size else "? MiB"
 
 
 def reward(facts: Facts) -> str:
