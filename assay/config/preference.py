@@ -14,7 +14,7 @@ class PreferenceConfig(Section):
     """The preference stage (DPO and its relatives), from given pairs, or on-policy from the problems of `data.train`."""
 
     pairs: tuple[Text, ...] = ()
-    """Sources of rows with ``prompt``, ``chosen`` and ``rejected`` (or ``completion`` and ``label``), in the forms of `data.train`; or ``run:FOLDER``, pairs from the verdicts of a run's rollouts. Empty: completions of `data.train` are sampled, judged and paired while training."""
+    """Sources of rows with ``prompt``, ``chosen`` and ``rejected`` (or ``completion`` and ``label``), in the forms of `data.train`; or judged groups, to be paired: ``run:FOLDER``, the rollouts of a run, or ``verdicts:FILE``, what ``assay eval --out`` wrote. Empty: completions of `data.train` are sampled, judged and paired while training."""
     heldout: tuple[Text, ...] = ()
     """Sources of held-out pairs: loss, accuracy and margin on them before the first step, during the run and after it."""
     method: Text = "dpo"

@@ -83,6 +83,20 @@ class PromptRenderer:
             tokens.append(self.end_id)
         return prompt.tokens, np.array(tokens, np.int32)
 
+    def encode_rendered(
+        self, prompt: str, completion: str, ended: bool = True
+    ) -> tuple[Tokens, Tokens]:
+        """Return the tokens of a prompt that is rendered already, and of a completion of it.
+
+        ended: whether the completion came to its end, and so has the end token.
+        """
+        tokens = self._encode_prompt(prompt)
+        rendered = Prompt(prompt, np.array(tokens, np.int32))
+        reply = self._encode_after(rendered, completion)
+        if ended and self.end_id is not None and (not reply or reply[-1] != self.end_id):
+            reply.append(self.end_id)
+        return rendered.tokens, np.array(reply, np.int32)
+
     @cached_property
     def end_id(self) -> int | None:
         """The token that ends a completion: the chat template's end of turn, else EOS; None: there is none."""

@@ -22,7 +22,7 @@ from assay.train.preference_pairs import (
     render_examples,
 )
 from assay.train.preference_reference import ReferenceTable
-from assay.train.preference_verdicts import RUN_PREFIX, read_run
+from assay.train.preference_verdicts import FILE_PREFIX, RUN_PREFIX, VerdictReader
 from assay.types import Group
 
 
@@ -80,25 +80,16 @@ def open_examples(
     on_bad_row, seed = bench.config.data.on_bad_row, bench.config.run.seed
     limits = [one for one in (settings.max_tokens, bench.loaded.context_length) if one]
     longest = min(limits, default=None)
+    reader = VerdictReader(row, settings, bench.renderer, seed, on_bad_row, longest)
     rows: list[Example] = []
     notes: list[str] = []
-    skipped: list[str] = []
-    num_skipped = 0
-    for source in (one for one in sources if one.startswith(RUN_PREFIX)):
-        found, complaints = read_run(
-            source,
-            row,
-            settings,
-            bench.loaded.tokenizer,
-            seed=seed,
-            on_bad_row=on_bad_row,
-            max_tokens=longest,
-        )
+    judged = [one for one in sources if one.startswith((RUN_PREFIX, FILE_PREFIX))]
+    for source in judged:
+        found = reader.read(source)
         rows += found
         notes.append(f"{len(found)} preferences from {source}")
-        skipped += complaints
-        num_skipped += len(complaints)
-    files = [one for one in sources if not one.startswith(RUN_PREFIX)]
+    skipped, num_skipped = list(reader.skipped), len(reader.skipped)
+    files = [one for one in sources if one not in judged]
     if files:
         preferences = load_preferences(files, on_bad_row=on_bad_row, limit=limit)
         rendered = render_examples(

@@ -105,7 +105,7 @@ def _example(
             found = f"{length} tokens, the prompt's included"
             remedy = 'shorten it, or set data.on_bad_row = "skip"'
             raise DataError(message(f"{where} {side}", found, f"at most {max_tokens}", remedy))
-        completions.append(_completion(f"{id}/{number}", text, tokens))
+        completions.append(as_completion(f"{id}/{number}", text, tokens))
     first, last = completions[0], completions[-1]
     if first is not last and np.array_equal(first.tokens, last.tokens):
         found = "the same tokens as chosen"
@@ -118,7 +118,8 @@ def _example(
     return Example(Group(problem, rendered, (first,)), (verdict,))
 
 
-def _completion(id: str, text: str, tokens: np.ndarray) -> Completion:
+def as_completion(id: str, text: str, tokens: np.ndarray) -> Completion:
+    """Return given tokens as a completion, all of which is learned from."""
     nothing = np.zeros(len(tokens), np.float32)
     sampled = np.ones(len(tokens), np.bool_)
     return Completion(id, text, tokens, nothing, nothing, sampled)

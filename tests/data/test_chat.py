@@ -309,3 +309,15 @@ def test_empty_completions_and_prompts_are_refused() -> None:
         ours.render_trace(Trace("q", "<think>x</think>", "f:1"))
     with pytest.raises(DataError, match="prompt: found no tokens"):
         renderer(prompt_template="{question}").render(Problem("a", ""))
+
+
+@pytest.mark.parametrize("template", [None, CHAT_TEMPLATE])
+def test_what_is_rendered_already_has_the_same_tokens(template: str | None) -> None:
+    renderer = PromptRenderer(byte_tokenizer(template), DataConfig(), None)
+    trace = Trace("question", "reply", "f:1")
+    prompt, tokens = renderer.render_trace(trace)
+    text = renderer.render(Problem("p", "question")).text
+    found = renderer.encode_rendered(text, "reply")
+    assert found[0].tolist() == prompt.tolist() and found[1].tolist() == tokens.tolist()
+    cut = renderer.encode_rendered(text, "reply", ended=False)[1]
+    assert cut.tolist() == tokens.tolist()[: len("reply")]

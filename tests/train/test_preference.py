@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +15,7 @@ from train_worlds import REWARD, World, rows_of
 from assay.config import PreferenceConfig
 from assay.errors import ConfigError, DataError
 from assay.learn.preference_table import PREFERENCES
-from assay.train.api import dry_run, train
+from assay.train.api import dry_run, evaluate_model, train
 from assay.train.preference import PreferenceLoop, beta_at, warn_of_fall
 from assay.train.preference_setup import choose_preference
 
@@ -173,6 +175,45 @@ def test_the_rollouts_of_a_run_are_pairs(world: World) -> None:
     assert sum(row["preference/completions"] for row in rows) == 3 * 2 * 4
     with pytest.raises(DataError, match="no rollouts"):
         train(preference_tree(world, preference={"pairs": ["run:nowhere"]}), quiet=True)
+
+
+def test_what_an_evaluation_wrote_is_pairs(world: World) -> None:
+    out = world.folder / "judged.jsonl"
+    found = evaluate_model(
+        str(world.folder / "model"),
+        [str(world.folder / "train.jsonl")],
+        num_samples=4,
+        temperature=1.0,
+        max_tokens=8,
+        verifier=REWARD,
+        out=out,
+    )
+    assert 0 < found.pass_at_1 < 1
+    mixed = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    status = [{row["status"] for row in mixed[first : first + 4]} for first in range(0, 40, 4)]
+    settings = {"pairs": [f"verdicts:{out}"], "pairs_per_step": 100}
+    (row,) = rows_of(train(preference_tree(world, preference=settings), quiet=True).run, "metrics")
+    assert row["preference/pairs"] == sum(len(one) == 2 for one in status)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"prompt": None}, "judged.jsonl:1 prompt: found None"),
+        ({"completion": 3}, "judged.jsonl:1 completion: found 3"),
+        ({"status": "fine"}, "judged.jsonl:1 status: found 'fine'; accepted: passed, failed"),
+        ({"reward": "1"}, "judged.jsonl:1 reward: found '1'"),
+        ({"completion": "", "finish_reason": "length"}, "judged.jsonl:1 completion: found ''"),
+        ({"completion": "x" * 80}, "judged.jsonl:1: found 83 tokens; accepted: at most 64"),
+        ({"status": "failed", "reward": 0.0}, "nothing but ties"),
+    ],
+)
+def test_verdicts_that_cannot_be_read(world: World, change: Any, expected: str) -> None:
+    row = {"prompt": "p\n", "completion": "c", "status": "passed", "reward": 1.0}
+    other = {**row, "completion": "d", "status": "failed", "reward": 0.0}
+    path = world.write_rows("judged.jsonl", [{**row, **change}, other])
+    with pytest.raises(DataError, match=re.escape(expected)):
+        train(preference_tree(world, preference={"pairs": [f"verdicts:{path}"]}), quiet=True)
 
 
 def test_held_out_prompts_that_are_learned_from_are_told(

@@ -11,6 +11,7 @@ from train_worlds import World, rows_of
 
 from assay.errors import ConfigError
 from assay.learn.preference_table import PREFERENCES
+from assay.run.metrics import is_timing
 from assay.train.api import train
 
 
@@ -79,3 +80,17 @@ def test_greedy_siblings_would_be_equal(world: World) -> None:
     tree = on_policy_tree(world, sampling={"max_tokens": 8, "temperature": 0.0})
     with pytest.raises(ConfigError, match=r"sampling\.temperature: found 0"):
         train(tree, quiet=True)
+
+
+def test_the_reference_of_a_resumed_run_is_the_policy_at_the_start(world: World) -> None:
+    """It is not in the checkpoint: the model of the configuration is the start."""
+    rate = {"learning_rate": 3e-3}
+    whole = train(on_policy_tree(world, preference={"steps": 4}, optimizer=rate), quiet=True)
+    tree = on_policy_tree(world, preference={"steps": 2}, optimizer=rate, run={"name": "half"})
+    half = train(tree, quiet=True)
+    train(resume=half.run, overrides=["preference.steps=4"], quiet=True)
+    rows = [
+        [{k: v for k, v in row.items() if not is_timing(k)} for row in rows_of(run, "metrics")]
+        for run in (whole.run, half.run)
+    ]
+    assert rows[0] == rows[1] and abs(rows[0][3]["preference/change_rejected"]) > 1e-3
