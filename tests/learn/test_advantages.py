@@ -372,3 +372,16 @@ def test_only_what_passed_is_kept() -> None:
     assert compute_advantages(batch, relative)[mask_T].tolist() == pytest.approx(
         [1 / 3] * int(mask_T.sum())
     )
+
+
+def test_steps_without_steps_of_siblings_have_no_baseline_and_no_advantage() -> None:
+    """Leave-one-out leaves out a completion's own steps, and here there are no others."""
+    batch = make_batch([[1.0, 0.0]], [[2, 2]])
+    batch = replace(
+        batch,
+        step_ends_T=torch.tensor([True, True, False, False]),
+        step_scores_T=torch.tensor([0.2, 0.9, 0.0, 0.0]),
+    )
+    row = algorithm("grpo_process", baseline="leave_one_out", scale="none")
+    assert not compute_advantages(batch, row).any()
+    assert compute_advantages(batch, replace(row, baseline="mean")).any()
