@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from train_worlds import World, rows_of
+from train_worlds import World, events_of, rows_of
 
 from assay.config import TrainConfig, build
-from assay.errors import DataError, ModelError, UserError, VerifierError
+from assay.errors import DataError, ModelError, RunStopped, UserError, VerifierError
 from assay.model.score_head import choose_way
 from assay.testing import CHAT_TEMPLATE, byte_tokenizer, tiny_model
 from assay.train.api import dry_run, export, train
@@ -180,19 +181,25 @@ def test_transformers_loads_what_is_saved(world: World) -> None:
 
 @pytest.mark.parametrize("kind", ["preference", "process"])
 def test_a_resumed_run_ends_as_one_that_was_never_stopped(world: World, kind: str) -> None:
-    """Stopped by a guard after two steps, killed before its newest checkpoint, and gone on with."""
+    """Stopped after two steps, set back to the first as a kill does, stopped again, and gone on with."""
     whole = run_reward_model(
         config_of(world, KINDS[kind], run={"name": "whole"}), Source(quiet=True)
     )
     stopped = config_of(
-        world, KINDS[kind], run={"name": "parts"}, guard={"rules": ["train_worlds:stop_at_two"]}
+        world,
+        KINDS[kind],
+        run={"name": "parts"},
+        guard={"rules": ["train_worlds:stop_at_two"]},
+        checkpoint={"every": 1},
     )
-    from assay.errors import RunStopped
-
     with pytest.raises(RunStopped):
         run_reward_model(stopped, Source(quiet=True))
     parts = world.folder / "runs" / "parts"
+    shutil.rmtree(parts / "checkpoints" / "step-000002")
+    with pytest.raises(RunStopped):
+        train(resume=parts, quiet=True)
     train(resume=parts, quiet=True)
+    assert events_of(parts).count("resumed") == 2
     one, other = (sorted((run / "checkpoints").glob("step-*"))[-1] for run in (whole, parts))
     assert one.name == other.name
     for name in ("model.safetensors", "optimizer.safetensors", "reward_model.json"):
