@@ -6,6 +6,7 @@ weight of a penalty on it; and that to the frozen reference, by the weight of th
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 from assay.learn.algorithms import Algorithm
@@ -24,10 +25,11 @@ def next_penalty_weight(weight: float, kl: float, target: float) -> float:
         kl > target * 1.5    weight * 2
 
     Schulman et al. 2017 (PPO), section 4; ``kl`` is measured after the update that ``weight`` was used
-    in, in the unit of ``target``. A KL that is not a number leaves the weight.
+    in, in the unit of ``target``. A KL that is not a number leaves the weight; it never becomes 0, from
+    where it could not be doubled.
     """
     if kl < target / PENALTY_BAND:
-        return weight / PENALTY_FACTOR
+        return max(weight / PENALTY_FACTOR, sys.float_info.min)
     if kl > target * PENALTY_BAND:
         return weight * PENALTY_FACTOR
     return weight

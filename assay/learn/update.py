@@ -240,16 +240,20 @@ class Learner:
             )
 
     def _finish(self, metrics: Mapping[str, float], num_completions: int) -> dict[str, float]:
-        """Count the batch, move the algorithm's dynamic weights, and return what they were in it."""
+        """Count the batch, move the algorithm's dynamic weights, and return what they were in it.
+
+        A batch from which the policy took no step says nothing of what a weight does to it.
+        """
         if self.critic is not None:
             self.critic.num_updates += 1
         row = self.algorithm
-        self.algorithm = steer(
-            row,
-            kl=metrics.get("kl/mean"),
-            old_kl=metrics.get("kl/old"),
-            num_completions=num_completions,
-        )
+        if metrics["optimizer/steps"]:
+            self.algorithm = steer(
+                row,
+                kl=metrics.get("kl/mean"),
+                old_kl=metrics.get("kl/old"),
+                num_completions=num_completions,
+            )
         weights: dict[str, float] = {}
         if row.kl_target is not None:
             weights["kl/weight"] = row.kl_weight

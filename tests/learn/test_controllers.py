@@ -59,6 +59,13 @@ def test_a_kl_that_stays_too_high_is_answered_until_it_does_not() -> None:
     assert 1.0 / weight == pytest.approx(6.0, rel=1e-3)
 
 
+def test_a_penalty_can_always_come_back() -> None:
+    weight = 1.0
+    for _ in range(3000):
+        weight = next_penalty_weight(weight, 0.0, 0.01)
+    assert next_penalty_weight(weight, 1.0, 0.01) == 2 * weight > 0
+
+
 def test_only_weights_with_a_target_move() -> None:
     row = algorithm("grpo", kl_weight=0.1, penalty_weight=1.0)
     assert steer(row, kl=9.0, old_kl=9.0, num_completions=8) == row

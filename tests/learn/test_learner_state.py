@@ -125,6 +125,18 @@ def test_the_kl_that_moves_the_penalty_is_that_after_the_last_step() -> None:
     assert metrics["kl/old"] == pytest.approx(want.item(), rel=1e-3)
 
 
+def test_weights_wait_for_the_policy_to_move() -> None:
+    """In the critic's warm-up, and where a batch teaches nothing: no KL is an answer to a weight."""
+    learner = a_resumable("copy")
+    for seed in range(2):
+        assert learn(learner, a_batch(seed)).metrics["optimizer/steps"] == 0
+    assert learner.algorithm == DYNAMIC
+    learn(learner, make_batch([[None, None]], vocab_size=VOCAB))
+    assert learner.algorithm == DYNAMIC
+    learn(learner, a_batch())
+    assert learner.algorithm != DYNAMIC
+
+
 def test_a_penalty_holds_the_policy_back() -> None:
     free = replace(DYNAMIC, credit="completion", kl_weight=0.0, kl_target=None, penalty_weight=1e-6)
     held = replace(free, penalty_weight=100.0)
