@@ -23,7 +23,7 @@ from assay.plan.measure import (
 )
 from assay.plan.pilot import Pilot, propose
 from assay.plan.questions import ask_all, can_ask, read_facts
-from assay.plan.record import FILE, chosen_by, decision_text, write_page
+from assay.plan.record import FILE, PILOT_OF, chosen_by, decision_text, write_page
 
 PILOT_FILE = "pilot.toml"
 
@@ -151,5 +151,5 @@ def _write(
     write_page(page, text, overwrite)
     if not toml:
         return (page,)
-    write_page(page.with_name(PILOT_FILE), toml, overwrite)
+    write_page(page.with_name(PILOT_FILE), f"{PILOT_OF}{title}\n\n{toml}", overwrite)
     return page, page.with_name(PILOT_FILE)

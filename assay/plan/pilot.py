@@ -15,7 +15,6 @@ from assay.plan.facts import ONLINE, Facts
 from assay.plan.rules import MIN_DEMONSTRATIONS, MIN_PAIRS, MIN_PROBLEMS
 from assay.plan.words import percent
 
-HEADER = "# A pilot, by assay plan"
 STEPS, MIN_STEPS = 20, 5
 NUM_PROMPTS = 8
 HELD_OUT = 200
@@ -44,7 +43,7 @@ class Pilot:
 
     def toml(self) -> str:
         """Return the run's configuration file; empty where there is none."""
-        return f"{HEADER}\n\n{tomli_w.dumps(dict(self.config))}" if self.config else ""
+        return tomli_w.dumps(dict(self.config)) if self.config else ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""

@@ -19,6 +19,8 @@ from assay.plan.measure import facts_of_config
 FILE = "decision.md"
 MARK = "<!-- assay plan facts: "
 OUTCOME = "## How it ended"
+PAGE_OF = "# Decision: "
+PILOT_OF = "# The pilot, by assay plan, of "
 
 
 def chosen_by(config: TrainConfig) -> str:
@@ -40,7 +42,7 @@ def decision_text(
 ) -> str:
     """Return the page. chosen: what a run does, where there is one; sections: (heading, text) to add."""
     best = decision.recommended
-    lines = [f"# Decision: {title}", "", f"{MARK}{json.dumps(decision.facts.as_dict())} -->", ""]
+    lines = [f"{PAGE_OF}{title}", "", f"{MARK}{json.dumps(decision.facts.as_dict())} -->", ""]
     if chosen is not None:
         agrees = "as recommended" if chosen == decision.name else "recommended was another (below)"
         lines += ["## Chosen", "", f"`{chosen}`, {agrees}; the reward: `{reward}`.", ""]
@@ -95,36 +97,48 @@ def read_facts(path: Path) -> Facts | None:
 
 
 def run_decision(config: TrainConfig, config_path: Path | None) -> str:
-    """Return the page of a run that begins: by the facts of the plan beside its file, or by its own.
+    """Return the page of a run that begins: by the facts of its plan, or by its own.
 
-    The configuration's own values stand over what was planned.
+    Its plan is the page beside its file that was made of this file, or of the one whose pilot it is, and
+    that is of the same reward, or recommended what the run does. The configuration's own values stand
+    over what was planned.
     """
-    planned = read_facts(config_path.parent / FILE) if config_path is not None else None
     own = facts_of_config(config)
-    facts = own
-    if planned is not None and planned.reward == own.reward:
-        tree = planned.as_dict() | {
-            "group_size": own.group_size,
-            "max_tokens": own.max_tokens,
-            "updates_per_batch": own.updates_per_batch,
-        }
+    facts, source, chosen = own, "as the configuration says", chosen_by(config)
+    planned = _plan_of(config_path) if config_path is not None else None
+    if planned is not None and (planned.reward == own.reward or decide(planned).name == chosen):
+        source = "measured by `assay plan`"
+        tree = planned.as_dict()
+        if config.rl is not None:
+            names = ("group_size", "max_tokens", "updates_per_batch")
+            tree |= {name: getattr(own, name) for name in names}
         facts = Facts.from_dict(tree)
-    source = "measured by `assay plan`" if planned is not None else "as the configuration says"
     reward = config.data.verifier if config.rl is not None else facts.reward
     return decision_text(
         decide(facts),
         title=f"{config.run.name or (config_path.stem if config_path else 'run')} ({source})",
-        chosen=chosen_by(config),
+        chosen=chosen,
         reward=reward,
     )
 
 
+def _plan_of(config_path: Path) -> Facts | None:
+    """Return the facts of the plan of a configuration file, or of the one that it is the pilot of."""
+    page = config_path.parent / FILE
+    known = {config_path.name, owner(config_path)}
+    return read_facts(page) if owner(page) in known - {None} else None
+
+
 def write_page(path: Path, text: str, overwrite: bool = False) -> None:
-    """Write a page; one that is not ours is left alone. Raises UserError."""
-    if path.exists() and not overwrite and not is_ours(path):
+    """Write a page; one that is not ours, or that is another configuration's, is left alone.
+
+    Raises UserError.
+    """
+    found = owner(path)
+    if path.exists() and not overwrite and (found is None or found != _owner_of(text)):
+        whose = "a file that assay plan did not write" if found is None else f"that of {found}"
         raise UserError(
-            f"--out {path}: found a file that assay plan did not write; accepted: a new place; "
-            f"move it away, or give another --out"
+            f"--out {path}: found {whose}; accepted: a new place; give another --out, or --overwrite"
         )
     try:
         path.write_text(text, encoding="utf-8")
@@ -134,12 +148,17 @@ def write_page(path: Path, text: str, overwrite: bool = False) -> None:
         ) from error
 
 
-def is_ours(path: Path) -> bool:
-    """Whether a file was written here: a decision with its facts, or a pilot with its first line."""
-    from assay.plan.pilot import HEADER
-
+def owner(path: Path) -> str | None:
+    """Return what a page or a pilot that was written here is of; None for any other file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return _owner_of(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
-        return False
-    return MARK in text or text.startswith(HEADER)
+        return None
+
+
+def _owner_of(text: str) -> str | None:
+    first = text.partition("\n")[0]
+    if first.startswith(PILOT_OF):
+        return first.removeprefix(PILOT_OF)
+    is_page = first.startswith(PAGE_OF) and MARK in text
+    return first.removeprefix(PAGE_OF) if is_page else None

@@ -12,7 +12,7 @@ from assay.config import parse
 from assay.errors import UserError
 from assay.plan.decision import decide
 from assay.plan.facts import Facts
-from assay.plan.record import FILE, decision_text, read_facts, run_decision, write_page
+from assay.plan.record import FILE, PILOT_OF, decision_text, read_facts, run_decision, write_page
 from assay.run.decision import DECISION, add_outcome
 from assay.run.directory import Run
 
@@ -47,6 +47,8 @@ def test_another_file_is_not_overwritten_but_ours_is(tmp_path: Path) -> None:
     write_page(page, decision_text(decide(FACTS), title="x"), overwrite=True)
     write_page(page, decision_text(decide(replace(FACTS, pass_at_1=0.5)), title="x"))
     assert "0.5" in page.read_text()
+    with pytest.raises(UserError, match=r"found that of x; accepted: a new place"):
+        write_page(page, decision_text(decide(FACTS), title="y"))
     with pytest.raises(UserError, match="cannot be written"):
         write_page(tmp_path / "no" / FILE, "x")
 
@@ -65,12 +67,24 @@ def test_a_run_repeats_what_was_planned_beside_its_file(tmp_path: Path) -> None:
     config = make_config(tmp_path, rl={"group_size": 16})
     path = tmp_path / "gsm.toml"
     assert "as the configuration says" in run_decision(config, path)
-    write_page(tmp_path / FILE, decision_text(decide(FACTS), title="x"))
+    write_page(tmp_path / FILE, decision_text(decide(FACTS), title="gsm.toml"))
     text = run_decision(config, path)
     assert "measured by `assay plan`" in text and "| group size | 16 |" in text
     assert "`grpo`, recommended was another (below); the reward: `math`" in text
+    assert "as the configuration says" in run_decision(config, tmp_path / "other.toml")
+    pilot = tmp_path / "pilot.toml"
+    pilot.write_text(f"{PILOT_OF}gsm.toml\n")
+    assert "measured by `assay plan`" in run_decision(config, pilot)
     other = make_config(tmp_path, data={"train": ["t"], "verifier": "judge"})
     assert "| reward | judge |" in run_decision(other, path)  # the plan was for another reward
+
+
+def test_a_cold_start_that_was_recommended_keeps_its_reasons(tmp_path: Path) -> None:
+    cold = replace(FACTS, pass_at_1=0.01, passes=((8, 0),), num_demonstrations=60)
+    write_page(tmp_path / FILE, decision_text(decide(cold), title="gsm.toml"))
+    config = parse({"model": {"path": "m"}, "sft": {"traces": ["t"]}})
+    text = run_decision(config, tmp_path / "gsm.toml")
+    assert "`sft`, as recommended" in text and "pass@1 is 1.0%" in text
 
 
 def test_a_run_writes_its_decision_and_how_it_ended(tmp_path: Path) -> None:
