@@ -106,3 +106,12 @@ def test_finished_values_pass_through() -> None:
     assert read_steps(steps, "here", "").source == "here"
     pair = Comparison(Pair("q", "a", "b", "there"), 1.0)
     assert read_comparison(pair, "here", "") is pair and pair.source == "there"
+
+
+def test_public_sets_are_read_as_they_are(shared_data: Path) -> None:
+    folder = shared_data / "preferences"
+    for name in ("dpo_en_demo", "hh_harmless"):
+        pairs = load_comparisons([str(folder / f"{name}.jsonl")], on_bad_row="skip")
+        assert len(pairs) > 100 and pairs.num_skipped < len(pairs) / 20
+    outcomes = load_outcomes([str(folder / "kto_en_demo_unpaired.jsonl")])
+    assert {one.label for one in outcomes} == {0.0, 1.0}
