@@ -2,10 +2,9 @@
 
 from studies.campaign import Arm, Outcome, Panel, Study, Task, main
 from studies.claims import Of, exceeds, not_below
-from studies.pools import imitate, measured, passed, pool
+from studies.pools import GROUP_SIZE, NUM_PROBLEMS, imitate, measured, passed, pool
 from studies.world import SETUP, cold_started, reinforce
 
-NUM_PROBLEMS = 960
 GOOD, BAD = "good ", "bad "
 
 
@@ -17,7 +16,7 @@ def run_baseline(task: Task) -> Outcome:
         return Outcome({**found.values, "accuracy": found.values["pass_at_k"]})
     if method == "cold_start":
         return measured(task, cold_started(task))
-    rows = [row for group in pool(task, "train", NUM_PROBLEMS, 8) for row in group]
+    rows = [row for group in pool(task, "train", NUM_PROBLEMS, GROUP_SIZE) for row in group]
     rows = [row for row in rows if row["completion"].strip()]
     if method == "feedme":
         kept = [{key: row[key] for key in ("prompt", "completion")} for row in rows if passed(row)]

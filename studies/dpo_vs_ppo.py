@@ -1,28 +1,19 @@
 """DPO against PPO on the same preferences, made of verdicts of the cold start's own completions."""
 
-from assay.train import api
 from assay.train.recipes import MAX_TOKENS, PRESENTATION
 from studies.campaign import Arm, Outcome, Panel, Study, Task, main, merge, once
 from studies.claims import Of, exceeds
-from studies.pools import measured, pairs, pool, train_reward_model, write_rows
-from studies.world import SETUP, cold_started, reinforce
+from studies.pools import measured, preferences, train_reward_model, write_rows
+from studies.world import SETUP, cold_started, reinforce, trained
 
-NUM_PROBLEMS = 960
 EPOCHS = 3.0
-
-
-def preferences(task: Task) -> list[dict[str, str]]:
-    """Return the pairs that all arms learn from: of each problem a right and a wrong completion."""
-    return pairs(pool(task, "train", NUM_PROBLEMS, 8), task.seed, most=2) or [
-        {"prompt": "1+1=", "chosen": "2", "rejected": "3"}  # of a quick run, nothing is right
-    ]
 
 
 def run_arm(task: Task) -> Outcome:
     """Learn from the pairs as ``task.settings["method"]`` says."""
     if task.settings["method"] == "dpo":
         return _dpo(task)
-    rows = preferences(task)
+    rows = preferences(task, most=2)
     folder = task.shared / f"reward-model-{task.seed}"
     key = {"epochs": EPOCHS, "pairs": len(rows)}
 
@@ -43,7 +34,7 @@ def _dpo(task: Task) -> Outcome:
         "data": PRESENTATION,
         "sampling": {"max_tokens": MAX_TOKENS},
         "preference": {
-            "pairs": [write_rows(task.folder / "pairs.jsonl", preferences(task))],
+            "pairs": [write_rows(task.folder / "pairs.jsonl", preferences(task, most=2))],
             "method": "dpo",
             "beta": 0.1,
             "epochs": EPOCHS,
@@ -52,7 +43,7 @@ def _dpo(task: Task) -> Outcome:
         "optimizer": {"learning_rate": 1e-4, "warmup_steps": 5},
         "checkpoint": {"every": 1_000_000, "keep_last": 1, "keep_best": False},
     }
-    result = api.train(tree, quiet=True)
+    result = trained(tree)
     assert result.checkpoint is not None
     return measured(task, result.checkpoint)
 

@@ -9,10 +9,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from assay.model.load import silence_transformers
 from assay.testing import byte_tokenizer
-from assay.train import api
 from studies.campaign import Arm, Outcome, Panel, Study, Task, main, merge, once
 from studies.claims import Of, exceeds, not_below
-from studies.world import SETUP, read_run, reinforce, rl_config
+from studies.world import SETUP, read_run, reinforce, rl_config, trained
 
 LARGE = {"hidden": 512, "layers": 6}
 
@@ -21,7 +20,7 @@ def measure_large(task: Task) -> Outcome:
     """Measure a few steps of a larger, fresh model."""
     config = rl_config(task, _fresh_model(task), task.settings["config"])
     config["evaluation"]["max_problems"] = 1
-    found = read_run(Path(api.train(config, quiet=True).run))
+    found = read_run(Path(trained(config).run))
     return Outcome(
         {
             "large_seconds": found.values["step_seconds"],

@@ -21,7 +21,7 @@ STUDY = Study(
     setup=SETUP,
     run=reinforce,
     common={
-        "steps": 60,
+        "steps": 40,
         "config": {
             "data": {"verifier": "math*1.0"},
             "algorithm": {"kl_weight": 0.0},

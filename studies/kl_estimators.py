@@ -26,7 +26,7 @@ STUDY = Study(
     setup=SETUP,
     run=reinforce,
     common={
-        "steps": 60,
+        "steps": 40,
         "config": {"algorithm": {"name": "rloo"}},
     },
     arms=(

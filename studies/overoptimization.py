@@ -10,10 +10,9 @@ from assay.types import Completion, Group, Problem, Prompt
 from assay.verify.service import VerifierService
 from studies.campaign import Arm, Outcome, Panel, Study, Task, main, once
 from studies.claims import Of, exceeds
-from studies.pools import flipped, pairs, passed, pool, train_reward_model
+from studies.pools import flipped, passed, pool, preferences, train_reward_model
 from studies.world import SETUP, cold_started
 
-NUM_PROBLEMS = 960  # as the studies of baselines and DPO, which share the pool
 NUM_PAIRS = 300
 MEMBERS = 4
 SAMPLES = 64
@@ -51,8 +50,7 @@ def member_scores(task: Task, groups: Sequence[Sequence[Mapping[str, Any]]]) -> 
     folder = task.shared / f"proxies-{noise}-{task.seed}"
 
     def make() -> Mapping[str, Any]:
-        learned = pool(task, "train", NUM_PROBLEMS, 8)
-        rows = pairs(learned, task.seed)[:NUM_PAIRS]
+        rows = preferences(task, most=1)[:NUM_PAIRS]
         found: list[list[list[float]]] = []
         for member in range(MEMBERS):
             noisy = flipped(rows, noise, 10 * task.seed + member)

@@ -11,8 +11,9 @@ from typing import Any
 from assay.train import api
 from assay.train.recipes import MAX_TOKENS, PRESENTATION
 from studies.campaign import Outcome, Task, once
-from studies.world import PROBLEMS, cold_started, heldout
+from studies.world import PROBLEMS, cold_started, heldout, trained
 
+NUM_PROBLEMS, GROUP_SIZE = 960, 8  # of the training pool: as many as 60 steps of 16 x 8
 Row = Mapping[str, Any]
 
 
@@ -64,6 +65,13 @@ def pairs(groups: Sequence[Sequence[Row]], seed: int, most: int = 1) -> list[dic
     return found
 
 
+def preferences(task: Task, most: int) -> list[dict[str, str]]:
+    """Return the pairs, up to ``most`` a problem, that the training pool of the seed's cold start gives."""
+    placeholder = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
+    found = pairs(pool(task, "train", NUM_PROBLEMS, GROUP_SIZE), task.seed, most)
+    return found or [placeholder] * task.quick  # a quick run's cold start gets nothing right
+
+
 def flipped(rows: Sequence[Mapping[str, str]], share: float, seed: int) -> list[dict[str, str]]:
     """Return the pairs with each turned the wrong way round with probability ``share``."""
     random = Random(f"flips {seed}")
@@ -100,7 +108,7 @@ def train_reward_model(
         "optimizer": {"learning_rate": 3e-4, "warmup_steps": 5, "schedule": "linear"},
         "checkpoint": {"every": 1_000_000, "keep_last": 1, "keep_best": False},
     }
-    result = api.train(tree, quiet=True)
+    result = trained(tree)
     assert result.checkpoint is not None
     return result.checkpoint
 
@@ -125,7 +133,7 @@ def imitate(
         "optimizer": {"learning_rate": 5e-4, "warmup_steps": 10, "schedule": "linear"},
         "checkpoint": {"every": 1_000_000, "keep_last": 1, "keep_best": False},
     }
-    result = api.train(tree, quiet=True)
+    result = trained(tree)
     assert result.checkpoint is not None
     return measured(task, result.checkpoint, prompt_template)
 

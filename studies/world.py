@@ -14,6 +14,7 @@ from assay.run.files import read_rows
 from assay.run.rollout_log import RolloutLog
 from assay.train import api
 from assay.train.recipes import MAX_TOKENS, PRESENTATION, cold_start, make_model
+from assay.train.results import TrainResult
 from studies.campaign import Outcome, Task, merge, once
 
 TERMS = "num_terms=4"
@@ -48,10 +49,18 @@ def cold_started(task: Task) -> str:
 
     def make() -> Mapping[str, Any]:
         make_model(folder / "model", task.seed)
-        result = api.train(tree, quiet=True)
+        result = trained(tree)
         return {"checkpoint": result.checkpoint, "accuracy": result.accuracy("after", 1.0)}
 
     return once(folder, {"sft": tree["sft"], "optimizer": tree["optimizer"]}, make)["checkpoint"]
+
+
+def trained(tree: Mapping[str, Any]) -> TrainResult:
+    """Train to the end; raises RuntimeError for a run that was stopped before, which is no result."""
+    result = api.train(tree, quiet=True)
+    if result.ended != "finished":
+        raise RuntimeError(f"{result.run}: {result.ended} after {result.steps} steps")
+    return result
 
 
 def rl_config(task: Task, checkpoint: str, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,8 +94,7 @@ def rl_config(task: Task, checkpoint: str, changes: Mapping[str, Any]) -> dict[s
 def reinforce(task: Task) -> Outcome:
     """Cold-start, then reinforce as ``task.settings["config"]`` says; returns the run's figures."""
     config = rl_config(task, cold_started(task), task.settings["config"])
-    result = api.train(config, quiet=True)
-    return read_run(Path(result.run))
+    return read_run(Path(trained(config).run))
 
 
 def read_run(folder: Path) -> Outcome:
