@@ -206,9 +206,14 @@ def _base(config: TrainConfig | None) -> dict[str, Any]:
 
 
 def _sources(config: TrainConfig | None, stage: str, key: str) -> list[str]:
-    section = getattr(config, stage, None)
-    if section is not None:
-        return list(getattr(section, key))
+    """Return where the rows are: those of the stage, or of the other one that learns from preferences."""
+    keys = {stage: key}
+    if stage != "sft":
+        keys |= {"preference": "pairs", "reward_model": "rows"}
+    for name, of_it in keys.items():
+        section = getattr(config, name, None)
+        if section is not None:
+            return list(getattr(section, of_it))
     return [f"{key}.jsonl"]
 
 

@@ -112,6 +112,12 @@ def test_fewer_steps_where_the_budget_is_small() -> None:
     assert wide.config is not None and wide.config["rl"]["steps"] == 5  # no smaller than this
 
 
+def test_rows_are_those_that_there_are() -> None:
+    config = parse({"model": {"path": "m"}, "reward_model": {"rows": ["mine.jsonl"]}})
+    pilot = propose(decide(Facts(reward="pairs", num_pairs=600)), config)
+    assert pilot.config is not None and pilot.config["preference"]["pairs"] == ["mine.jsonl"]
+
+
 def test_the_gain_that_can_be_told_is_two_standard_errors() -> None:
     assert detectable(Facts(pass_at_1=0.5)) == pytest.approx(2 * (2 * 0.25 / 200) ** 0.5)
     assert detectable(Facts(pass_at_1=0.0)) > 0
