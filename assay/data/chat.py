@@ -69,9 +69,18 @@ class PromptRenderer:
         The prompt is the one that `render` gives. A block that the prompt has opened already is
         not opened again; behind a prompt's empty block only the trace's answer is left.
         """
-        where = trace.source or "trace"
-        prompt = self._render(trace.prompt, where)
-        text = trace.completion
+        prompt, (tokens,) = self.render_replies(trace.prompt, [trace.completion], trace.source)
+        return prompt, tokens
+
+    def render_replies(
+        self, prompt: str | Sequence[Message], texts: Sequence[str], source: str = ""
+    ) -> tuple[Tokens, list[Tokens]]:
+        """Return the tokens of a prompt and of several completions of it, each as `render_trace` gives it."""
+        where = source or "trace"
+        rendered = self._render(prompt, where)
+        return rendered.tokens, [self._reply(rendered, text, where) for text in texts]
+
+    def _reply(self, prompt: Prompt, text: str, where: str) -> Tokens:
         if prompt.think.mode == "opened":
             text = _without_lead(text, prompt.think.open_tag)
         elif prompt.think.mode == "empty" and prompt.think.close_tag in text:
@@ -81,7 +90,7 @@ class PromptRenderer:
             raise DataError(message(f"{where} completion", "no tokens", "text that has some"))
         if self.end_id is not None and tokens[-1] != self.end_id:
             tokens.append(self.end_id)
-        return prompt.tokens, np.array(tokens, np.int32)
+        return np.array(tokens, np.int32)
 
     def encode_rendered(
         self, prompt: str, completion: str, ended: bool = True

@@ -10,7 +10,6 @@ import numpy as np
 from assay.data.chat import PromptRenderer
 from assay.data.pairs import Labelled, Pair, PreferenceSet
 from assay.data.rowset import OnBadRow
-from assay.data.traces import Trace
 from assay.errors import DataError, message
 from assay.learn.preference_table import Preference
 from assay.types import Completion, Group, Problem, Prompt, Verdict
@@ -97,9 +96,9 @@ def _example(
         raise DataError(message(f"{where} label", "a single completion", accepted, remedy))
     else:
         texts = {"completion": preference.completion}
+    prompt, replies = renderer.render_replies(preference.prompt, list(texts.values()), where)
     completions: list[Completion] = []
-    for number, (side, text) in enumerate(texts.items()):
-        prompt, tokens = renderer.render_trace(Trace(preference.prompt, text, where))
+    for number, ((side, text), tokens) in enumerate(zip(texts.items(), replies, strict=True)):
         length = len(prompt) + len(tokens)
         if max_tokens is not None and length > max_tokens:
             found = f"{length} tokens, the prompt's included"
