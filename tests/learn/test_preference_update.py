@@ -111,6 +111,44 @@ def test_gradient_equals_autograd_through_all_rows(name: str, layout: str, max_t
     assert_same(gradients, expected, rtol=2e-4, atol=2e-6 * largest)
 
 
+@pytest.mark.parametrize("max_tokens", [6, 8192])
+def test_kto_learns_from_whole_groups(max_tokens: int) -> None:
+    """As sampled groups are: several completions of a prompt, of which some are desirable."""
+    batch = make_batch(
+        [[1.0, 0.0, 1.0], [0.0, 0.0], [1.0]], [[4, 7, 2], [3, 5], [6]], vocab_size=VOCAB
+    )
+    others = make_batch([[1.0] * 3, [1.0], [1.0] * 2], [[3, 5, 6], [6], [4, 7]], vocab_size=VOCAB)
+    pairs = PreferenceBatch(batch, made_reference(batch), others, made_reference(others))
+    learner = a_learner("kto", layout="tree", max_tokens_per_micro_batch=max_tokens)
+    loss, gradients = gradient_of(learner, pairs)
+    expected_loss, expected = direct_gradient("kto", pairs)
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    assert_same(gradients, expected, rtol=2e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("max_tokens", [6, 8192])
+def test_recomputed_activations_give_the_same_gradient(max_tokens: int) -> None:
+    pairs = some_pairs("dpo")
+    learner = a_learner("dpo", activation_checkpointing=True, max_tokens_per_micro_batch=max_tokens)
+    _, gradients = gradient_of(learner, pairs)
+    assert_same(gradients, direct_gradient("dpo", pairs)[1], rtol=2e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("layout", ["tree", "plain"])
+def test_bfloat16_is_the_same_up_to_its_rounding(layout: str) -> None:
+    pairs = some_pairs("dpo")
+    _, expected = direct_gradient("dpo", pairs)
+    for max_tokens in (6, 8192):
+        learner = a_learner(
+            "dpo", a_model().bfloat16(), layout=layout, max_tokens_per_micro_batch=max_tokens
+        )
+        _, gradients = gradient_of(learner, pairs)
+        for name, gradient in gradients.items():
+            assert gradient.dtype == torch.float32
+            apart = torch.cosine_similarity(gradient.flatten(), expected[name].flatten(), dim=0)
+            assert apart > 0.97, name
+
+
 @pytest.mark.parametrize(("max_tokens", "num_apart"), [(6, 5), (10, 2), (20, 1), (8192, 0)])
 def test_only_pairs_that_fit_nowhere_go_apart(max_tokens: int, num_apart: int) -> None:
     learner = a_learner("dpo", max_tokens_per_micro_batch=max_tokens)
