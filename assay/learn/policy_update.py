@@ -54,10 +54,10 @@ class PolicyUpdate:
 
     @property
     def _pulls_everywhere(self) -> bool:
-        """Whether tokens without an advantage have a gradient too."""
+        """Whether tokens without an advantage count too: by a gradient, or in the KL of a trust region."""
         row = self.algorithm
-        weights = (row.entropy_weight, row.penalty_weight, row.tau)
-        return row.kl_in_loss or self.joint is not None or any(weight != 0 for weight in weights)
+        weights = (row.entropy_weight, row.penalty_weight, row.tau, row.trust_region)
+        return row.kl_in_loss or self.joint is not None or any(weights)
 
     def accumulate(self, groups: Sequence[int], epoch: int) -> bool:
         """Add up the gradient of an optimizer step on these groups; False where there is none.

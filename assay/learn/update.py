@@ -176,7 +176,7 @@ class Learner:
                     policy.step()
                 if critic is not None and lesson is not None and joint is None:
                     critic.learn(lesson)
-            if row.penalty_target is not None:
+            if row.penalty_target is not None and policy.meter.num_steps:
                 policy.measure_old_kl()
         metrics = policy.meter.metrics() | (lesson.metrics() if lesson else {})
         metrics |= self._finish(metrics, batch.num_rows) | reward_metrics(batch, row)

@@ -270,17 +270,20 @@ def exact_kl(policy: Any, start: dict[str, Tensor], batch: Any, mask_T: Tensor) 
 def test_a_natural_step_that_gains_nothing_is_not_taken() -> None:
     learner = a_learner(TRPO)
     start = weights(learner.policy)
-    batch = learner.score(make_batch([[1.0, 1.0]], vocab_size=VOCAB))
-    update = PolicyUpdate(
-        learner.passes, TRPO, batch, torch.zeros(batch.num_tokens), batch.sampled_T, learns=True
-    )
-    update._carriers = {0}
-    assert update.accumulate([0], 0)
-    update.step()
-    metrics = update.meter.metrics()
+    metrics = learn(learner, make_batch([[1.0, 1.0]], vocab_size=VOCAB)).metrics
     assert metrics["optimizer/steps"] == 0 and metrics["optimizer/skipped"] == 1
     assert learner.policy_version == 0
     assert_same(weights(learner.policy), start, rtol=0, atol=0)
+
+
+def test_the_region_spans_groups_without_an_advantage() -> None:
+    """They pull nowhere, and the policy is not to move far on them either."""
+    batch = make_batch([[1.0, 0.0], [1.0, 1.0]], [[3, 4], [8, 8]], vocab_size=VOCAB)
+    learner = a_learner(TRPO)
+    start = weights(learner.policy)
+    metrics = learn(learner, batch).metrics
+    far = exact_kl(learner.policy, start, batch, loss_mask(batch, TRPO))
+    assert metrics["trust_region/kl"] == pytest.approx(far, rel=1e-3)
 
 
 def test_trpo_learns_beside_a_critic_of_its_own() -> None:
