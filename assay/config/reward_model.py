@@ -43,6 +43,8 @@ class RewardModelConfig(Section):
     """Of ``process``: steps after the first wrong one carry no loss (Lightman et al.)."""
     split: Text = "newline"
     """Of ``process``: what ends a step: ``newline``, ``blank_line``, or the text itself."""
+    step_ends_in: Literal["characters", "tokens"] = "characters"
+    """Of ``process``: what a row's ``step_ends`` count: characters of the completion, or its tokens under the model's own tokenizer."""
     step_tag: Text = "\n"
     """Of ``process``: text behind each step, at whose last token the step is scored."""
     step_join: str = ""
@@ -84,6 +86,7 @@ _ONLY_OF = {
     "head": ("process",),
     "until_first_error": ("process",),
     "split": ("process",),
+    "step_ends_in": ("process",),
     "step_tag": ("process",),
     "step_join": ("process",),
 }

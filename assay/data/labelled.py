@@ -47,7 +47,8 @@ class LabelledSteps:
     """A completion of which each step has a label, the probability that it is right.
 
     steps: their texts, where the row has a list of them; completion is then "". step_ends: of a
-    completion, the index of each step's last character; None: seen by what separates steps.
+    completion, the index of each step's last character (or token, where the reader says so); None:
+    seen by what separates steps.
     """
 
     prompt: str | tuple[Message, ...]
@@ -100,8 +101,8 @@ def load_steps(
     """Open sources of completions with labelled steps and check every row; as `load_outcomes`.
 
     A row has a prompt, ``steps`` (or ``completions``: texts) or one ``completion`` (with
-    ``step_ends``, the index of each step's last character, where separators do not show them), and
-    ``labels``, one a step.
+    ``step_ends``, the index of each step's last character or token, where separators do not show
+    them), and ``labels``, one a step.
     """
     return load_rows(StepSet, read_steps, sources, on_bad_row=on_bad_row, limit=limit)
 
@@ -148,7 +149,7 @@ def read_steps(row: Any, where: str, default_id: str) -> LabelledSteps:
     name = next((name for name in STEP_KEYS if name in keys), None)
     if name is None:
         prompt, completion = _prompt_and_completion(keys, where)
-        ends = _ends(keys.get("step_ends"), completion, len(values), where)
+        ends = _ends(keys.get("step_ends"), len(values), where)
         return LabelledSteps(prompt, completion, values, step_ends=ends, source=where)
     steps = keys[name]
     if not isinstance(steps, Sequence) or isinstance(steps, str):
@@ -190,14 +191,14 @@ def _label(value: Any, where: str, key: str) -> float:
     raise complaint(where, key, value, _LABEL)
 
 
-def _ends(value: Any, completion: str, count: int, where: str) -> tuple[int, ...] | None:
+def _ends(value: Any, count: int, where: str) -> tuple[int, ...] | None:
     if value is None:
         return None
-    accepted = f"{count} rising whole numbers below {len(completion)}, one a label"
+    accepted = f"{count} rising whole numbers, one a label"
     if not isinstance(value, Sequence) or len(value) != count:
         raise complaint(where, "step_ends", value, accepted)
     ends = tuple(value)
-    whole = all(type(end) is int and 0 <= end < len(completion) for end in ends)
+    whole = all(type(end) is int and end >= 0 for end in ends)
     if not whole or not all(first < second for first, second in pairwise(ends)):
         raise complaint(where, "step_ends", value, accepted)
     return ends

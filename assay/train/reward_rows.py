@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -143,10 +144,15 @@ class RowReader:
         spec = {} if row.step_ends is None else {"step_ends": list(row.step_ends)}
         problem = Problem("row", row.prompt, spec)
         completion = Completion.from_text(text, think=self.think)
-        try:
-            found = split_steps(problem, completion, Places(completion, None), split, "all")
-        except VerifierError as error:
-            raise DataError(f"{row.source} step_ends: {error}") from error
+        if self.settings.step_ends_in == "tokens" and row.step_ends is not None:
+            ids = self.encoder.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            completion = replace(completion, tokens=np.array(ids, np.int32))
+        places = Places(completion, self.encoder.tokenizer)
+        if row.step_ends is not None and row.step_ends[-1] >= places.count:
+            unit = self.settings.step_ends_in
+            accepted = f"indices below {places.count}, the number of {unit} (step_ends_in)"
+            raise DataError(message(f"{row.source} step_ends", row.step_ends[-1], accepted))
+        found = split_steps(problem, completion, places, split, "all")
         if len(found) != len(row.labels):
             where = f"{row.source} labels"
             accepted = f"{len(found)}, one for each step that split = {split!r} shows"

@@ -82,7 +82,7 @@ def test_pairs_with_and_without_a_margin(tmp_path: Path) -> None:
         (
             read_steps,
             {"prompt": "q", "completion": "abc", "labels": [1, 1], "step_ends": [1, 1]},
-            "2 rising whole numbers below 3",
+            "2 rising whole numbers, one a label",
         ),
         (
             read_comparison,

@@ -12,7 +12,8 @@ import pytest
 import torch
 from train_worlds import World, events_of, rows_of
 
-from assay.config import TrainConfig, build
+from assay.config import DataConfig, RewardModelConfig, TrainConfig, build
+from assay.data.labelled import LabelledSteps
 from assay.errors import DataError, ModelError, RunStopped, UserError, VerifierError
 from assay.model.score_head import choose_way
 from assay.testing import CHAT_TEMPLATE, byte_tokenizer, tiny_model
@@ -302,8 +303,6 @@ def test_narrow_weights_learn_too(world: World, kind: str) -> None:
 
 
 def test_every_row_once_an_epoch() -> None:
-    from assay.config import RewardModelConfig
-
     settings = RewardModelConfig(rows=("r",), rows_per_step=4, epochs=2.5)
     schedule = RowSchedule(10, settings, 0)
     order = [row for step in range(schedule.num_steps) for row in schedule.draw(step)]
@@ -327,7 +326,10 @@ def test_what_is_wrong_is_said_in_one_line(world: World) -> None:
     step = {"prompt": "p", "completion": "one\ntwo", "labels": [1]}
     refuses([step], "labels: found 1 labels; accepted: 2, one for each step")
     refuses([{**step, "labels": [1, 2]}], "labels[1]: found 2; accepted: true, false, or a number")
-    refuses([{**step, "labels": [1, 0], "step_ends": [2, 99]}], "2 rising whole numbers below 7")
+    refuses(
+        [{**step, "labels": [1, 0], "step_ends": [2, 99]}],
+        "step_ends: found 99; accepted: indices below 7",
+    )
     refuses(
         [{**step, "completion": "x" * 400, "labels": [1]}],
         "accepted: at most 256, the prompt's included",
@@ -438,4 +440,27 @@ def test_a_policy_learns_from_it_at_once(world: World, kind: str) -> None:
     assert row["verdict/not_judged"] == 0 and f"reward/{name}" in row
     assert row["reward/mean"] == pytest.approx(
         row["reward/train_worlds:few_marks"] + 0.5 * row[f"reward/{name}"], abs=1e-5
+    )
+
+
+def test_steps_end_where_the_row_says_in_characters_or_in_tokens() -> None:
+    """Two-byte letters, so that a byte tokenizer counts otherwise than characters do."""
+    text = "één plus twéé, dus dríe"
+    first = text.index(",")
+    in_tokens = len(text[: first + 1].encode()) - 1
+    found: list[Any] = []
+    for unit, ends in (
+        ("characters", [first, len(text) - 1]),
+        ("tokens", [in_tokens, len(text.encode()) - 1]),
+    ):
+        settings = RewardModelConfig(kind="process", rows=("r",), step_ends_in=unit)  # type: ignore[arg-type]
+        reader = RowReader(settings, DataConfig(), byte_tokenizer(), None)
+        group = reader.read(LabelledSteps("q", text, (1.0, 0.0), step_ends=tuple(ends)))
+        found.append(group.texts[0])
+    one, other = found
+    assert one.tokens.tolist() == other.tokens.tolist()
+    assert one.places.tolist() == other.places.tolist() and len(one.places) == 2
+    assert (
+        byte_tokenizer().decode(one.tokens)
+        == "q\n" + text[: first + 1] + "\n" + text[first + 2 :] + "\n"
     )
