@@ -47,6 +47,8 @@ from assay.train.stages import (
 from assay.types import Problem
 
 Evaluate = Callable[[], None]
+WEIGHT_RATIOS = (1.0, 1.5)
+"""Between which the weights of all desirable and of all undesirable completions should stand (Ethayarajh et al. 2024, on its two weights)."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,13 @@ def prepare_given(setup: Setup) -> Ready:
     if watched:
         drawn = ([examples[n] for n in schedule.draw(step)] for step in range(schedule.num_steps))
         groups = groups_to_score(drawn, examples, row)
-        run.event("reference", scored=table.fill(groups, learner.logprobs, learner.device))
-    for warning in _repeats(setup, examples, heldout, problems):
+        scored = table.fill(groups, learner.logprobs, learner.device)
+        run.event("reference", scored=scored)
+        run.note(
+            f"{scored} completions scored by the policy at the start, kept in {table.path.name}"
+        )
+    warnings = [*_repeats(setup, examples, heldout, problems), *_imbalance(examples, row)]
+    for warning in warnings:
         run.note(f"warning: {warning}")
     evaluate = _prepare_heldout(setup, heldout, table, learner, run)
     run.attach(model=learner)
@@ -201,6 +208,25 @@ def _repeats(
         repeated = sum(prompt in learned for prompt in prompts)
         if repeated:
             yield f"{repeated} of {len(prompts)} held-out {noun} have a prompt that is learned from"
+
+
+def _imbalance(examples: Sequence[Example], row: Preference) -> Iterator[str]:
+    """Say where KTO's two kinds of completions weigh too differently."""
+    if row.paired:
+        return
+    flat = [verdict.correct for one in examples for verdict in one.verdicts]
+    good, bad = sum(flat), len(flat) - sum(flat)
+    desirable, undesirable = row.desirable_weight * good, row.undesirable_weight * bad
+    low, high = WEIGHT_RATIOS
+    if not undesirable or not low <= desirable / undesirable <= high:
+        remedy = ""
+        if good and bad:
+            wanted = row.undesirable_weight * bad / good
+            remedy = f"; preference.desirable_weight = {wanted:.3g} makes them equal"
+        yield (
+            f"{good} desirable and {bad} undesirable completions weigh {desirable:g} to"
+            f" {undesirable:g}; KTO asks for a ratio from {low:g} to {high:g}{remedy}"
+        )
 
 
 def _prepare_heldout(

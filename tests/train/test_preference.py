@@ -156,6 +156,20 @@ def test_labels_are_for_methods_that_learn_from_them(world: World) -> None:
     assert {"preference/kl", "preference/completions"} <= rows[0].keys()
 
 
+def test_kto_is_told_of_weights_that_are_off(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"prompt": f"{n} + 1 =", "completion": f"{n}", "label": n % 4 == 0} for n in range(8)]
+    settings = {"pairs": [str(world.write_rows("labels.jsonl", rows))], "method": "kto"}
+    train(preference_tree(world, preference=settings))
+    expected = "2 desirable and 6 undesirable completions weigh 2 to 6; KTO asks for a ratio from 1"
+    said = capsys.readouterr().err
+    assert expected in said and "preference.desirable_weight = 3 makes them equal" in said
+    settings["desirable_weight"] = 3.0
+    train(preference_tree(world, preference=settings))
+    assert "KTO asks" not in capsys.readouterr().err
+
+
 def test_pairs_or_problems_are_needed(world: World) -> None:
     for key, value in (("reference_every", 3), ("judge", "pairwise")):
         with pytest.raises(ConfigError, match=rf"preference\.{key}: found .* with given pairs"):
