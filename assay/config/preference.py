@@ -28,9 +28,9 @@ class PreferenceConfig(Section):
     robust: bool | None = None
     """Under label smoothing, the unbiased loss (robust DPO) in place of the conservative one. None: as the row says."""
     reference_free: bool | None = None
-    """Leave the reference out of the score. None: as the row says."""
+    """Compare log-probabilities alone, without those of the reference. None: as the row says."""
     length_normalized: bool | None = None
-    """Scores are means over a completion's tokens, and not sums. None: as the row says."""
+    """Compare means over a completion's tokens, and not sums. None: as the row says."""
     margin: NonNegative | None = None
     """What the chosen completion's reward is to be ahead by (SimPO's gamma). None: as the row says."""
     nll_weight: NonNegative | None = None
@@ -73,7 +73,9 @@ class PreferenceConfig(Section):
         return point_list(value, accepted) if value else ()
 
     @model_validator(mode="after")
-    def _on_policy_alone(self) -> PreferenceConfig:
+    def _keys_agree(self) -> PreferenceConfig:
+        if any(beta <= 0 for _, beta in self.beta_schedule):
+            raise ValueError("beta_schedule: found a beta of 0 or less; accepted: numbers > 0")
         if self.pairs and self.reference_every is not None:
             raise ValueError(
                 f"reference_every: found {self.reference_every} with given pairs, whose reference is"

@@ -25,13 +25,13 @@ class PreferenceParts:
     """A preference loss, and what it is made of, without gradient.
 
     loss: scalar, with gradient. preference, nll: its two terms, the latter before its weight.
-    scores_R: what the loss compares (see `scores`).
+    strengths_R: what the loss compares (see `strengths`).
     """
 
     loss: Tensor
     preference: Tensor
     nll: Tensor
-    scores_R: Tensor
+    strengths_R: Tensor
 
 
 def preference_loss(
@@ -53,20 +53,20 @@ def preference_loss(
     normalizer: pairs (completions under ``prospect``) of the optimizer step. ref_logprobs_R: where
     the row needs a reference. z0: of `reference_point`, under ``prospect``.
     """
-    scores_R = scores(logprobs_R, length_R, row, ref_logprobs_R)
+    strengths_R = strengths(logprobs_R, length_R, row, ref_logprobs_R)
     if row.paired:
-        losses = pair_losses(scores_R[chosen_R], scores_R[~chosen_R], row, beta)
+        losses = pair_losses(strengths_R[chosen_R], strengths_R[~chosen_R], row, beta)
     else:
         assert z0 is not None, "single completions are measured from a reference point"
-        losses = label_losses(scores_R, chosen_R, row, beta, z0)
+        losses = label_losses(strengths_R, chosen_R, row, beta, z0)
     preference = losses.sum() / normalizer
     means_R = logprobs_R / length_R
     nll = -means_R[chosen_R].sum() / normalizer
     loss = preference + row.nll_weight * nll if row.nll_weight else preference
-    return PreferenceParts(loss, preference.detach(), nll.detach(), scores_R.detach())
+    return PreferenceParts(loss, preference.detach(), nll.detach(), strengths_R.detach())
 
 
-def scores(
+def strengths(
     logprobs_R: Tensor, length_R: Tensor, row: Preference, ref_logprobs_R: Tensor | None
 ) -> Tensor:
     """Return what the loss compares of each completion, [R]; times beta it is the implicit reward.
@@ -87,7 +87,7 @@ def scores(
 
 
 def pair_losses(chosen_P: Tensor, rejected_P: Tensor, row: Preference, beta: float) -> Tensor:
-    """Return the loss of each pair, [P], from its two scores; with d their difference:
+    """Return the loss of each pair, [P], from its two strengths; with d their difference:
 
     logistic   -(1 - e) log sigmoid(z) - e log sigmoid(-z),  z = beta d - margin
                (DPO eq. 7, SimPO eq. 6; e is label_smoothing, Mitchell 2023)
@@ -109,13 +109,13 @@ def pair_losses(chosen_P: Tensor, rejected_P: Tensor, row: Preference, beta: flo
 
 
 def label_losses(
-    scores_R: Tensor, desirable_R: Tensor, row: Preference, beta: float, z0: Tensor
+    strengths_R: Tensor, desirable_R: Tensor, row: Preference, beta: float, z0: Tensor
 ) -> Tensor:
     """Return the loss of each completion, [R]: w (1 - sigmoid(beta (s - z0))), the sign turned where undesirable.
 
     lambda_y - v(x, y) of KTO eq. 7 and 8, with the weights for lambda; z0 has no gradient.
     """
-    above_R = beta * (scores_R - z0.detach())
+    above_R = beta * (strengths_R - z0.detach())
     weights_R = torch.where(desirable_R, row.desirable_weight, row.undesirable_weight)
     return weights_R * (1.0 - torch.sigmoid(torch.where(desirable_R, above_R, -above_R)))
 
@@ -136,6 +136,6 @@ def log1mexp(values: Tensor) -> Tensor:
     return torch.where(near_zero, torch.log(-torch.expm1(high)), torch.log1p(-torch.exp(low)))
 
 
-def implicit_rewards(scores_R: Tensor, row: Preference, beta: float) -> Tensor:
-    """Return the reward of each completion by which the loss ranks, [R]: beta times its score (ORPO: the log odds)."""
-    return scores_R if row.link == "odds" else beta * scores_R
+def implicit_rewards(strengths_R: Tensor, row: Preference, beta: float) -> Tensor:
+    """Return the reward of each completion by which the loss ranks, [R]: beta times its strength (ORPO: the log odds)."""
+    return strengths_R if row.link == "odds" else beta * strengths_R

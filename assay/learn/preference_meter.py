@@ -10,7 +10,7 @@ from assay.learn.preference_table import Preference
 
 def preference_metrics(
     logprobs_R: Tensor,
-    scores_R: Tensor,
+    strengths_R: Tensor,
     length_R: Tensor,
     chosen_R: Tensor,
     row: Preference,
@@ -27,7 +27,7 @@ def preference_metrics(
     both_fall: share of pairs of which both have lost. length_*: in tokens. One kind alone leaves
     out what needs both.
     """
-    rewards_R = implicit_rewards(scores_R, row, beta)
+    rewards_R = implicit_rewards(strengths_R, row, beta)
     columns = {
         "reward": rewards_R,
         "logprob": logprobs_R,

@@ -21,7 +21,7 @@ _NOT_NEGATIVE = ("margin", "nll_weight", "desirable_weight", "undesirable_weight
 class Preference:
     """A preference method as data; field names are those of ``[preference]`` in a config.
 
-    With s(y) the score of a completion: log pi(y|x) / pi_ref(y|x), its mean over the tokens where
+    With s(y) the strength of a completion: log pi(y|x) / pi_ref(y|x), its mean over the tokens where
     ``length_normalized``, without the reference's part where ``reference_free``, and with d = s(chosen)
     - s(rejected), ``link`` says what is minimized:
 
@@ -66,6 +66,8 @@ class Preference:
             for key in ("label_smoothing", "robust", "margin"):
                 if getattr(self, key):
                     raise self._complaint(key, f"0 or false: {self.name} has no such term")
+        if self.link == "odds" and not self.length_normalized:
+            raise self._complaint("length_normalized", f"true: {self.name} compares mean tokens")
         if self.link == "prospect":
             for key in ("reference_free", "length_normalized", "nll_weight"):
                 if getattr(self, key):
@@ -85,7 +87,7 @@ class Preference:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a completion's score is measured against a reference policy."""
+        """Whether a completion's strength is measured against a reference policy."""
         return not self.reference_free and self.link != "odds"
 
 

@@ -173,7 +173,7 @@ class _Task:
         self.length_R = row_sums(sampled_T, batch.row_T, batch.num_rows).clamp(min=1)
         self.normalizer = batch.num_groups if row.paired else batch.num_rows
         self.logprobs_R = torch.zeros_like(self.length_R)
-        self.scores_R = torch.zeros_like(self.length_R)
+        self.strengths_R = torch.zeros_like(self.length_R)
         self.entropy_T = torch.zeros_like(batch.behavior_logprobs_T)
         self.losses: list[Tensor] = []
 
@@ -196,7 +196,7 @@ class _Task:
             ref_logprobs_R=None if ref_R is None else ref_R[index_R],
             z0=self.z0,
         )
-        self.scores_R[index_R] = parts.scores_R
+        self.strengths_R[index_R] = parts.strengths_R
         self.losses.append(torch.stack([parts.loss.detach(), parts.preference, parts.nll]))
         return parts.loss
 
@@ -210,7 +210,7 @@ class _Task:
         found["entropy/mean"] = self.entropy_T[batch.sampled_T].double().mean()
         found |= preference_metrics(
             self.logprobs_R,
-            self.scores_R,
+            self.strengths_R,
             self.length_R,
             self.chosen_R,
             self.row,

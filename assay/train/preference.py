@@ -110,7 +110,8 @@ def beta_at(step: int, settings: PreferenceConfig, row: Preference) -> float:
 
 def nothing_learned(learner: PreferenceLearner) -> Update:
     """Return the update of a step whose rollouts could not be told apart: no optimizer step is taken."""
-    return Update({"preference/pairs": 0.0, **step_metrics([])}, learner.policy_version)
+    unit = "pairs" if learner.row.paired else "completions"
+    return Update({f"preference/{unit}": 0.0, **step_metrics([])}, learner.policy_version)
 
 
 def warn_of_fall(loop: PreferenceLoop) -> None:

@@ -45,6 +45,7 @@ from assay.train.stages import (
     try_verifiers,
 )
 from assay.types import Problem
+from assay.verify.service import VerifierService
 
 Evaluate = Callable[[], None]
 WEIGHT_RATIOS = (1.0, 1.5)
@@ -115,11 +116,9 @@ def prepare_given(setup: Setup) -> Ready:
 def prepare_on_policy(setup: Setup) -> Ready:
     """Open the problems whose completions are sampled, judged and paired step by step."""
     config, settings, bench = setup.config, setup.settings, setup.bench
-    judge = bench.verifiers
-    pairwise = None
-    if settings.judge == "pairwise":
-        pairwise = PairwiseVerifiers(config.verification.options.get("judge", {}))
-    problems = open_problems(bench, None if pairwise is None else pairwise.check_problem)
+    judge = _choose_judge(bench, settings)
+    compares = isinstance(judge, PairwiseVerifiers)
+    problems = open_problems(bench, judge.check_problem)
     tested = try_verifiers(config, bench.verifiers)
     layout = _choose_layout(setup, problems)
     learner = _make_learner(setup, settings.steps, layout)
@@ -130,25 +129,20 @@ def prepare_on_policy(setup: Setup) -> Ready:
     parts: dict[str, Any] = {"model": learner, "curriculum": curriculum}
     reference = MovingReference(learner.policy) if setup.row.needs_reference else None
     moving = reference if settings.reference_every is not None else None
-    if (
-        moving is not None
-    ):  # one that stays is the policy at the start, which is there on resume too
+    # One that stays is the policy at the start, which is there on resume without a checkpoint.
+    if moving is not None:
         parts["reference"] = moving
     run.add_metrics(bench.verifiers.take_metrics)
     run.attach(**parts)
-    keep_judges(run, bench.verifiers, setup.stack, always=pairwise is not None)
+    keep_judges(run, bench.verifiers, setup.stack, always=compares)
     learner.update = run.clock.timed("update", learner.update)
     run.event("self_test", verifiers=[one.as_dict() for one in tested])
     bench.generator.load_policy(learner.policy, learner.policy_version)
-    if run.step == 0 and run.stop_reason is None and pairwise is None:
+    if run.step == 0 and run.stop_reason is None and not compares:
         check_cold_start(run, bench, problems.train)
     bench.verifiers.take_metrics()  # those of the steps are not to count what came before
     generator = RunGenerator(bench.generator, run)
-    verifiers = (
-        RunVerifiers(judge, run, judge.describe)
-        if pairwise is None
-        else RunVerifiers(pairwise, run, pairwise.describe)
-    )
+    verifiers = RunVerifiers(judge, run, judge.describe)
     plan = BatchPlan(settings.num_prompts, settings.group_size, config.sampling)
     pairs = SampledPairs(curriculum, generator, verifiers, run, learner, plan, settings, reference)
     return Ready(pairs, run, learner, problems.heldout, evaluate, generator, moving)
@@ -171,12 +165,19 @@ def choose_preference(settings: PreferenceConfig) -> Preference:
     return preference(settings.method, **changes)
 
 
+def _choose_judge(bench: Bench, settings: PreferenceConfig) -> VerifierService | PairwiseVerifiers:
+    """Return what says which of two sampled completions is better."""
+    if settings.judge == "pairwise":
+        return PairwiseVerifiers(bench.config.verification.options.get("judge", {}))
+    return bench.verifiers
+
+
 def first_look(bench: Bench, settings: PreferenceConfig) -> tuple[Problem, list[str], bool]:
     """Open what a run would learn from: its first problem, a line a finding, whether a reference is held."""
     row = choose_preference(settings)
     told = f"{row.name}: {row.paper}, {row.equation}"
     if not settings.pairs:
-        problems = open_problems(bench)
+        problems = open_problems(bench, _choose_judge(bench, settings).check_problem)
         completions = settings.num_prompts * settings.group_size
         steps = f"{settings.steps} steps of {completions} completions"
         return problems.train[0], [*problems.notes, told, steps], row.needs_reference

@@ -298,15 +298,15 @@ def test_metrics_of_single_completions() -> None:
     logprobs_R = torch.tensor([-1.0, -2.0, -3.0], dtype=torch.float64)
     ref_R = torch.tensor([-2.0, -2.5, -3.7], dtype=torch.float64)
     chosen_R = torch.tensor([True, False, False])
-    scores_R, ones_R = logprobs_R - ref_R, torch.ones(3, dtype=torch.float64)
-    found = preference_metrics(logprobs_R, scores_R, ones_R, chosen_R, row, 0.1, ref_R)
+    strengths_R, ones_R = logprobs_R - ref_R, torch.ones(3, dtype=torch.float64)
+    found = preference_metrics(logprobs_R, strengths_R, ones_R, chosen_R, row, 0.1, ref_R)
     assert found["preference/accuracy"].item() == 1.0
     tied_R = torch.tensor([1.0, 1.0, 2.0], dtype=torch.float64)
     tied = preference_metrics(logprobs_R, tied_R, ones_R, chosen_R, row, 0.1, ref_R)
     assert tied["preference/accuracy"].item() == 0.25, "one tie, one wrong way round"
     assert "preference/both_fall" not in found
     alone = preference_metrics(
-        logprobs_R[:1], scores_R[:1], ones_R[:1], chosen_R[:1], row, 0.1, ref_R[:1]
+        logprobs_R[:1], strengths_R[:1], ones_R[:1], chosen_R[:1], row, 0.1, ref_R[:1]
     )
     assert "preference/margin" not in alone and "preference/reward_rejected" not in alone
 
@@ -319,6 +319,7 @@ def test_metrics_of_single_completions() -> None:
         ("dpo", {"label_smoothing": 0.5}, "preference.label_smoothing: found 0.5"),
         ("ipo", {"label_smoothing": 0.1}, "preference.label_smoothing: .*ipo has no such term"),
         ("orpo", {"margin": 1.0}, "preference.margin: .*orpo has no such term"),
+        ("orpo", {"length_normalized": False}, "preference.length_normalized: found False; .*true"),
         ("kto", {"reference_free": True}, "preference.reference_free: .*kto has no such term"),
         ("dpo", {"desirable_weight": 2.0}, "preference.desirable_weight: .*dpo learns from pairs"),
         ("dpo", {"undesirable_weight": 2.0}, "preference.undesirable_weight: .*learns from pairs"),

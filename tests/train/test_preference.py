@@ -99,6 +99,8 @@ def test_beta_follows_its_schedule(world: World) -> None:
     result = train(preference_tree(world, preference={"beta_schedule": schedule}), quiet=True)
     betas = [row["preference/beta"] for row in rows_of(result.run, "metrics")]
     assert betas == pytest.approx([0.3, 0.2, 0.1])
+    with pytest.raises(ConfigError, match=r"preference\.beta_schedule: found a beta of 0 or less"):
+        train(preference_tree(world, preference={"beta_schedule": [[0, 0.0]]}), quiet=True)
     settings = PreferenceConfig(beta=0.4)
     assert beta_at(7, settings, choose_preference(settings)) == 0.4
 
