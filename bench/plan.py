@@ -115,35 +115,43 @@ def write_rows(folder: Path, problems: Path, num_problems: int = 8) -> None:
         (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
 
 
-def measure(name: str, model: str, folder: Path, arguments: argparse.Namespace) -> Result:
-    """Plan a case, then train it."""
-    import tomli_w
-
-    config = folder / f"{name}.toml"
-    config.write_text(tomli_w.dumps(tree_of(name, model, folder, arguments)), encoding="utf-8")
-    environment = {"OMP_NUM_THREADS": str(arguments.threads)}
-    assay: list[str | Path] = [sys.executable, "-c", PROGRAMS[arguments.clock]]
-    page = folder / f"{name}-decision.md"
-    log = folder / f"{name}-plan.log"
-    plan = [*assay, "plan", config, "--measure", "0", "--out", page, "--overwrite", "--json"]
-    run(plan, log, environment, folder)
+def estimate(
+    name: str, config: Path, folder: Path, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """Plan a case; returns the estimated fields of its result."""
+    page, log = folder / f"{name}-decision.md", folder / f"{name}-plan.log"
+    options = ["--measure", "0", "--out", page, "--overwrite", "--json"]
+    run([*_assay(arguments), "plan", config, *options], log, _environment(arguments), folder)
     planned = json.loads(log.read_text(encoding="utf-8").splitlines()[-1])["estimates"]
-    train = [*assay, "train", config, "--json"]
+    return {
+        "estimated_mib": planned["memory_mib"]["total"],
+        "estimated_seconds": (planned["seconds"] or {}).get("total"),
+        "estimated_workers_mib": planned["workers_mib"],
+        "parts": planned["memory_mib"],
+    }
+
+
+def measure(name: str, config: Path, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Train a case; returns the measured fields of its result."""
     log = folder / f"{name}-train.log"
-    finished = run(train, log, environment, folder)
+    train = [*_assay(arguments), "train", config, "--json"]
+    finished = run(train, log, _environment(arguments), folder)
     ended = json.loads(log.read_text(encoding="utf-8").splitlines()[-1])
     metrics = (Path(ended["run"]) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     steps = [json.loads(line)["time/step"] for line in metrics]
-    return Result(
-        name=name,
-        estimated_mib=planned["memory_mib"]["total"],
-        measured_mib=finished.peak_mib,
-        estimated_seconds=(planned["seconds"] or {}).get("total"),
-        measured_seconds=statistics.median(steps[1:] or steps),
-        estimated_workers_mib=planned["workers_mib"],
-        measured_workers_mib=finished.helpers_mib,
-        parts=planned["memory_mib"],
-    )
+    return {
+        "measured_mib": finished.peak_mib,
+        "measured_seconds": statistics.median(steps[1:] or steps),
+        "measured_workers_mib": finished.helpers_mib,
+    }
+
+
+def _assay(arguments: argparse.Namespace) -> list[str | Path]:
+    return [sys.executable, "-c", PROGRAMS[arguments.clock]]
+
+
+def _environment(arguments: argparse.Namespace) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(arguments.threads)}
 
 
 def shown(results: Sequence[Result]) -> str:
@@ -171,6 +179,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--clock", choices=list(PROGRAMS), default="wall")
+    parser.add_argument("--plan-again", action="store_true", help="estimate anew what is kept")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -186,16 +195,26 @@ def main() -> None:
 
 
 def _measured(name: str, folder: Path, arguments: argparse.Namespace) -> Result:
+    import tomli_w
+
     kept = folder / f"{name}.json"
-    if not kept.is_file():
-        model = _model(name, folder, arguments)
-        result = measure(name, model, folder, arguments)
-        kept.write_text(json.dumps(asdict(result)), encoding="utf-8")
-        print(
-            f"{name}: {result.estimated_mib:.0f} estimated, {result.measured_mib:.0f} MiB",
-            file=sys.stderr,
-        )
-    return Result(**json.loads(kept.read_text(encoding="utf-8")))
+    found: dict[str, Any] = {"name": name}
+    if kept.is_file():
+        found = json.loads(kept.read_text(encoding="utf-8"))
+    config = folder / f"{name}.toml"
+    if "estimated_mib" not in found or "measured_mib" not in found or arguments.plan_again:
+        tree = tree_of(name, _model(name, folder, arguments), folder, arguments)
+        config.write_text(tomli_w.dumps(tree), encoding="utf-8")
+    if "estimated_mib" not in found or arguments.plan_again:
+        found |= estimate(name, config, folder, arguments)
+        kept.write_text(json.dumps(found), encoding="utf-8")
+    if "measured_mib" not in found:
+        found |= measure(name, config, folder, arguments)
+        kept.write_text(json.dumps(found), encoding="utf-8")
+    result = Result(**found)
+    told = f"{result.estimated_mib:.0f} MiB estimated, {result.measured_mib:.0f} measured"
+    print(f"{name}: {told}", file=sys.stderr)
+    return result
 
 
 def _model(name: str, folder: Path, arguments: argparse.Namespace) -> str:

@@ -125,7 +125,7 @@ def _seconds(
     if config.rl is not None and row is not None:
         completion = round(facts.mean_tokens or config.sampling.max_tokens)
         learn = _rl_lesson(config, bench, problems, row)
-        found = calibrate(bench, problems, prompt_tokens, completion, learn)
+        found = calibrate(bench, problems, prompt_tokens, completion, learn, config.rl.group_size)
         return estimate_rl(
             config,
             found,
@@ -138,7 +138,7 @@ def _seconds(
     if config.sft is not None:
         prompt, completion = _trace_lengths(config, bench)
         learn = _sft_lesson(config, bench)
-        found = calibrate(bench, (), prompt, completion, learn)
+        found = calibrate(bench, (), prompt, completion, learn, group_size=1)
         return estimate_sft(config, found, prompt / completion)
     return None
 

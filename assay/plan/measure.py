@@ -112,7 +112,10 @@ def count_rows(config: TrainConfig) -> dict[str, Any]:
 
     if config.reward_model is not None and config.reward_model.kind != "preference":
         count = sum(1 for one in sources for _ in open_source(one).scan())
-        return {"num_pairs": count, "reward": "unpaired"}  # completions, or steps, marked one by one
+        return {
+            "num_pairs": count,
+            "reward": "unpaired",
+        }  # completions, or steps, marked one by one
     rows = load_preferences(sources, on_bad_row=on_bad_row)
     unpaired = len(rows) > 0 and isinstance(rows[0], Labelled)
     return {"num_pairs": len(rows), "reward": "unpaired" if unpaired else "pairs"}

@@ -22,7 +22,7 @@ from assay.generate.shared_prompt import ROWS_AT_ONCE, SharedPromptCache
 from assay.model.attention import SCORES_AT_ONCE
 from assay.model.family import Decoder, NotLean
 from assay.model.head import LOGITS_AT_ONCE, LOGITS_IN_CACHE
-from assay.model.layouts import micro_batch_tokens
+from assay.model.layouts import MUCH_SHORTER, micro_batch_tokens
 from assay.plan.activations import kept_bytes
 from assay.plan.resident import children_mib, resident_mib
 
@@ -31,12 +31,13 @@ FLOAT32, HALF = 4, 2
 ROW_MULTIPLE = 8  # slots are padded to it (or more, where a product needs it)
 COLD_START = (32, 4)  # problems and samples with which a run begins
 MAX_PROBLEMS_AT_ONCE = 512  # of an evaluation
+PADDING = (1 - MUCH_SHORTER) / 2  # of a rectangle whose rows' lengths are spread as far as it takes
 SLACK_MIB = 48.0  # what the allocator keeps between blocks, and libraries for their kernels
 
 ALWAYS = ("libraries", "weights", "reference", "critic", "master", "optimizer", "slack")
 START = ("libraries", "weights", "packed", "proof")
 GENERATION = ("packed", "kv_cache", "decoding")
-UPDATE = ("gradients", "activations", "logits", "scratch")
+UPDATE = ("gradients", "activations", "padding", "logits", "scratch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def plan_memory(
     whole for others and for the 8-bit optimizer); two moments of the optimizer; the frozen reference;
     a critic of its own, with its state. In a generation: keys and values of all slots, packed copies of
     the linear maps, the logits of a step. In an update: float32 gradients, the activations of one
-    micro-batch (`kept_bytes`), the logits that are held at one time with the head's gradient, and what
+    micro-batch (`kept_bytes`) and of its padding, the logits that are held at one time with the head's gradient, and what
     one layer's backward pass works with. At the start: packed copies, and the keys and values of the
     engine's proof. ``prompt_tokens``: of a long prompt. num_heldout: problems of an evaluation.
     """
@@ -154,6 +155,7 @@ def _settings(config: TrainConfig) -> dict[str, str]:
         "kv_cache": "engine.max_kv_mib, engine.num_slots",
         "proof": "engine.max_kv_mib, engine.num_slots",
         "activations": f"{micro_batch}, model.activation_checkpointing",
+        "padding": micro_batch,
         "scratch": micro_batch,
     }
 
@@ -197,6 +199,7 @@ def _update_parts(config: TrainConfig, model: Any, prompt_tokens: int) -> dict[s
     scratch += tokens * layer_bytes if checkpointed else 0
     return {
         "activations": tokens * (kept + width * size),
+        "padding": tokens * kept * PADDING,
         "logits": (at_once + width) * vocabulary * size,
         "scratch": scratch,
     }

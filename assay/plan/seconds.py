@@ -26,7 +26,8 @@ DECODED_STEPS = 8
 CALIBRATION_DRAW = -3
 FORWARD_SHARE = 1 / 3
 """Of a forward and a backward pass, what the forward one takes: groups without gradient get no other."""
-SMALL_TOKENS, LARGE_TOKENS = 256, 1024
+SHORT = 32  # tokens of a prompt, and of a completion, in the smaller update
+ENOUGH_TOKENS, MOST_TOKENS = 1024, 2048  # of the larger, and of one group's completions
 DRAWS = 20
 
 
@@ -128,12 +129,13 @@ def calibrate(
     prompt_tokens: int,
     completion_tokens: int,
     learn: Callable[[Sequence[Group]], Any],
+    group_size: int = 8,
 ) -> Calibration:
     """Measure on the loaded model. learn: makes one update from groups, which are all of one reward's spread."""
     begin = prompt_token = decode = 0.0
     if problems:
         begin, prompt_token, decode = _time_generation(bench, problems)
-    fixed, per_token = _time_update(learn, prompt_tokens, completion_tokens)
+    fixed, per_token = _time_update(learn, prompt_tokens, completion_tokens, group_size)
     return Calibration(begin, prompt_token, decode, fixed, per_token)
 
 
@@ -164,30 +166,42 @@ def _time_generation(bench: Bench, problems: Sequence[Problem]) -> tuple[float, 
 
 
 def _time_update(
-    learn: Callable[[Sequence[Group]], Any], prompt_tokens: int, completion_tokens: int
+    learn: Callable[[Sequence[Group]], Any],
+    prompt_tokens: int,
+    completion_tokens: int,
+    group_size: int,
 ) -> tuple[float, float]:
-    """Return an update's fixed seconds, and those of a token, from two small ones."""
-    times: list[tuple[int, float]] = []
-    small = _groups(SMALL_TOKENS, prompt_tokens, completion_tokens)
-    learn(small)
-    for groups in (small, _groups(LARGE_TOKENS, prompt_tokens, completion_tokens)):
+    """Return an update's fixed seconds, and those of a token, from two small ones.
+
+    A prompt counts once a group, so that groups are of the size that will be learned from, or, where
+    that is much, of as many siblings as give `MOST_TOKENS`. The smaller update has shorter rows.
+    """
+    siblings = min(group_size, max(2, MOST_TOKENS // completion_tokens))
+    short = _groups(1, min(prompt_tokens, SHORT), min(completion_tokens, SHORT), siblings)
+    count = round(ENOUGH_TOKENS / (prompt_tokens + siblings * completion_tokens))
+    long = _groups(max(2, count), prompt_tokens, completion_tokens, siblings)
+    learn(short)
+    seconds: list[float] = []
+    for groups in (short, long):
         started = time.perf_counter()
         learn(groups)
-        tokens = sum(
-            len(g.prompt.tokens) + sum(len(c.tokens) for c in g.completions) for g in groups
-        )
-        times.append((tokens, time.perf_counter() - started))
-    (few, short), (many, long) = times
-    slope = max(0.0, (long - short) / (many - few)) if many > few else 0.0
-    slope = slope or long / many
-    return max(0.0, short - slope * few), slope
+        seconds.append(time.perf_counter() - started)
+    few, many = _num_tokens(short), _num_tokens(long)
+    slope = (seconds[1] - seconds[0]) / (many - few)
+    if not 0 < slope < seconds[1] / many:  # a clock that was disturbed
+        slope = seconds[1] / many
+    return max(0.0, seconds[0] - slope * few), slope
 
 
-def _groups(tokens: int, prompt_tokens: int, completion_tokens: int) -> list[Group]:
-    """Return groups of at least so many tokens in all, and at least one, of tokens that any model has."""
-    siblings = max(2, min(8, (tokens - prompt_tokens) // max(1, completion_tokens)))
-    count = max(1, round(tokens / (prompt_tokens + siblings * completion_tokens)))
-    return [_group(number, prompt_tokens, completion_tokens, siblings) for number in range(count)]
+def _num_tokens(groups: Sequence[Group]) -> int:
+    return sum(
+        len(one.prompt.tokens) + sum(len(row.tokens) for row in one.completions) for one in groups
+    )
+
+
+def _groups(count: int, prompt_tokens: int, completion_tokens: int, group_size: int) -> list[Group]:
+    """Return groups of tokens that any model has."""
+    return [_group(number, prompt_tokens, completion_tokens, group_size) for number in range(count)]
 
 
 def _group(number: int, prompt_tokens: int, completion_tokens: int, siblings: int) -> Group:

@@ -74,7 +74,8 @@ def test_parts_of_a_float32_run() -> None:
     assert plan.parts["libraries"] == 300
     always = sum(plan.parts[name] for name in ("libraries", "weights", "reference", "optimizer"))
     always += plan.parts["slack"]
-    update = sum(plan.parts[name] for name in ("gradients", "activations", "logits", "scratch"))
+    update = sum(plan.parts[name] for name in ("gradients", "activations", "padding"))
+    update += sum(plan.parts[name] for name in ("logits", "scratch"))
     assert plan.moments["update"] == pytest.approx(always + update)
     sampled = sum(plan.parts[name] for name in ("kv_cache", "packed", "decoding"))
     assert plan.moments["generation"] == pytest.approx(always + sampled)

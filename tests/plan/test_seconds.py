@@ -94,9 +94,10 @@ def test_a_supervised_step_is_its_tokens() -> None:
     assert estimate_sft(config, measured, 0.5).total == pytest.approx(2 + 1.5)
 
 
-@pytest.mark.parametrize("lengths", [(30, 20), (100, 256), (900, 400), (5, 3)])
+@pytest.mark.parametrize("lengths", [(30, 20), (100, 256), (900, 3000), (5, 3)])
+@pytest.mark.parametrize("group_size", [1, 8, 64])
 def test_an_update_is_taken_apart(
-    lengths: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    group_size: int, lengths: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a learner that takes 3 s and 10 ms a token, whatever the rows' lengths."""
     now = [0.0]
@@ -106,15 +107,14 @@ def test_an_update_is_taken_apart(
         tokens = sum(
             len(one.prompt.tokens) + sum(len(c.tokens) for c in one.completions) for one in groups
         )
+        assert {len(one.completions) for one in groups} <= {group_size, 2, 8, 64}
         verdicts = seconds.spread_verdicts(groups)
-        assert all({one.correct for one in row} == {True, False} for row in verdicts)
+        if group_size > 1:
+            assert all({one.correct for one in row} == {True, False} for row in verdicts)
+        assert tokens < 20_000
         now[0] += 3 + 0.01 * tokens
 
     bench: Any = None
-    found = calibrate(bench, (), *lengths, learn)
-    if lengths != (900, 400):  # where one group is over both sizes all is laid on its tokens
-        assert found.update_fixed == pytest.approx(3)
-        assert found.update_token == pytest.approx(0.01)
-    else:
-        whole = found.update_fixed + 1700 * found.update_token
-        assert whole == pytest.approx(3 + 17)
+    found = calibrate(bench, (), *lengths, learn, group_size)
+    assert found.update_fixed == pytest.approx(3)
+    assert found.update_token == pytest.approx(0.01)
