@@ -51,6 +51,7 @@ class UpdateMeter:
         self._carries_T = carries_T
         self._logprobs_T = torch.zeros_like(batch.behavior_logprobs_T)
         self._entropy_T = torch.zeros_like(batch.behavior_logprobs_T)
+        self._met_T = torch.zeros_like(batch.sampled_T)
         self._losses: list[Tensor] = []
         self._ratios: list[Tensor] = []
         self._clipped: list[Tensor] = []
@@ -69,6 +70,7 @@ class UpdateMeter:
         """Take in what the policy gave for the tokens at ``index_T`` when the update first met them."""
         self._logprobs_T[index_T] = logprobs_T.detach().float()
         self._entropy_T[index_T] = entropy_T.detach().float()
+        self._met_T[index_T] = True
 
     def add_loss(self, index_T: Tensor, parts: LossParts) -> None:
         """Take in the loss of one micro-batch, the tokens at ``index_T``."""
@@ -104,20 +106,20 @@ class UpdateMeter:
     def metrics(self) -> dict[str, float]:
         """Return the metrics; one that has nothing to be measured on is left out."""
         sampled_T, think_T = self.batch.sampled_T, self.batch.think_T
+        met_T = sampled_T & self._met_T  # all of them, unless the update ended early
         mismatch_T = (self.batch.behavior_logprobs_T - self.old_logprobs()).abs()[sampled_T]
         values = {
-            "entropy/mean": self._entropy_T[sampled_T],
+            "entropy/mean": self._entropy_T[met_T],
             "mismatch/mean": mismatch_T,
             "advantage/mean": self._advantages_T[self._mask_T],
             "loss/token_share": self._carries_T[sampled_T],
         }
-        met_T = self._mask_T & ~self._old_kl_T.isnan()
-        values["kl/old"] = self._old_kl_T[met_T]
+        values["kl/old"] = self._old_kl_T[self._mask_T & ~self._old_kl_T.isnan()]
         if self.batch.ref_logprobs_T is not None:
             kl_T = kl_estimate(self._logprobs_T, self.batch.ref_logprobs_T, "k3")
-            values["kl/mean"] = kl_T[sampled_T]
-            values["kl/think"] = kl_T[sampled_T & think_T]
-            values["kl/answer"] = kl_T[sampled_T & ~think_T]
+            values["kl/mean"] = kl_T[met_T]
+            values["kl/think"] = kl_T[met_T & think_T]
+            values["kl/answer"] = kl_T[met_T & ~think_T]
         extremes: dict[str, Tensor] = {}
         if len(mismatch_T):
             extremes["mismatch/p99"] = _quantile(mismatch_T, MISMATCH_QUANTILE)

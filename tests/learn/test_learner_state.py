@@ -159,6 +159,32 @@ def test_an_update_ends_before_the_step_that_would_go_on_too_far() -> None:
     assert not learner.optimizer.gradients
 
 
+def test_an_update_that_ends_early_reports_what_it_has_met() -> None:
+    """It ends in its first epoch: two of four groups were never gone through."""
+    row = algorithm("dr_grpo", max_tokens=9, stop_kl=1e-9)
+    rate = OptimizerConfig(learning_rate=1e-2)
+    batch = make_batch([[1.0, 0.0]] * 4, vocab_size=VOCAB)
+    settings: dict[str, Any] = {"optimizer": rate, "num_minibatches": 4, "keep_reference": True}
+    learner = a_learner(row, **settings)
+    (_, first), (_, second), *_ = learner._minibatches(batch)
+    metrics = learn(learner, batch).metrics
+    assert metrics["update/stopped_at"] == 1
+    whole = learn(a_learner(replace(row, stop_kl=None), **settings), batch).metrics
+    assert 0 < metrics["kl/mean"] < whole["kl/mean"]
+    one_step = a_learner(replace(row, stop_kl=None), optimizer=rate)
+    learn(one_step, batch.select_groups(first))
+    parts = [
+        (a_learner(row), batch.select_groups(first)),
+        (one_step, batch.select_groups(second)),
+    ]
+    entropies: list[Tensor] = []
+    for at, part in parts:
+        (micro_batch,) = at.passes.split(part)
+        entropies.append(at.passes.stats(micro_batch).entropy_T[part.sampled_T].detach())
+    want = torch.cat(entropies).mean().item()
+    assert metrics["entropy/mean"] == pytest.approx(want, rel=1e-3)
+
+
 def test_an_update_that_stays_near_goes_on() -> None:
     row = algorithm("dr_grpo", max_tokens=9)
     plain, bounded = a_learner(row, epochs=3), a_learner(replace(row, stop_kl=1e9), epochs=3)
