@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 from train_worlds import World, rows_of
 
 from assay.errors import ConfigError
@@ -51,6 +52,22 @@ def test_the_reference_follows_every_so_many_steps(world: World) -> None:
     rows = rows_of(train(tree, quiet=True).run, "metrics")
     far = [abs(row["preference/change_rejected"]) > 1e-3 for row in rows]
     assert far == [False, True, False, True]
+
+
+@pytest.mark.parametrize("every", [None, 2])
+def test_adapters_alone_are_kept_as_the_reference(world: World, every: int | None) -> None:
+    settings = {"steps": 4} if every is None else {"steps": 4, "reference_every": every}
+    tree = on_policy_tree(world, preference=settings, optimizer={"learning_rate": 3e-2})
+    tree["model"]["lora"] = {"rank": 4}
+    result = train(tree, quiet=True)
+    rows = rows_of(result.run, "metrics")
+    far = [abs(row["preference/change_rejected"]) > 1e-3 for row in rows]
+    assert far == ([False, True, False, True] if every else [False, True, True, True])
+    kept = Path(result.run) / "checkpoints" / "step-000004" / "reference"
+    assert kept.exists() == (every is not None)
+    if every:
+        names = load_file(kept / "reference.safetensors").keys()
+        assert names and all("lora" in name for name in names)
 
 
 def test_a_judge_may_compare(world: World) -> None:
