@@ -100,9 +100,8 @@ def prepare_given(setup: Setup) -> Ready:
         groups = groups_to_score(drawn, examples, row)
         scored = table.fill(groups, learner.logprobs, learner.device)
         run.event("reference", scored=scored)
-        run.note(
-            f"{scored} completions scored by the policy at the start, kept in {table.path.name}"
-        )
+        if scored:
+            run.note(f"{scored} completions scored by the policy at the start: {table.path.name}")
     warnings = [*_repeats(setup, examples, heldout, problems), *_imbalance(examples, row)]
     for warning in warnings:
         run.note(f"warning: {warning}")

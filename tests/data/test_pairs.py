@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from data_files import write_rows
+from hypothesis import given
+from hypothesis import strategies as st
 
 from assay.data.pairs import Labelled, Pair, as_turns, load_preferences, read_preference
 from assay.errors import DataError
@@ -216,6 +218,30 @@ def test_complaints(row: Any, expected: str) -> None:
         read_preference(row, "f:1", "f:1")
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+TEXTS = st.sampled_from(["a", "b", " ", "", "Human: a\n\nAssistant: b", "Human:", "\n\nHuman: c"])
+TURNS = st.lists(
+    st.fixed_dictionaries(
+        {}, optional={"role": st.sampled_from(["user", "assistant", "system", 3]), "content": TEXTS}
+    ),
+    max_size=4,
+)
+VALUES = TEXTS | TURNS | st.none() | st.booleans() | st.integers() | st.lists(TEXTS, max_size=2)
+KEYS = ("prompt", "question", "chosen", "rejected", "completion", "messages", "label")
+
+
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys(KEYS, VALUES)))
+def test_any_row_is_a_preference_or_a_complaint(row: dict[str, Any]) -> None:
+    try:
+        found = read_preference(row, "f:1", "f:1")
+    except DataError as error:
+        assert str(error).startswith("f:1") and "\n" not in str(error)
+        return
+    texts = [found.completion] if isinstance(found, Labelled) else [found.chosen, found.rejected]
+    assert all(text.strip() for text in texts) and len({*map(str.strip, texts)}) == len(texts)
+    assert isinstance(found.prompt, str) or found.prompt[-1]["role"] != "assistant"
+    assert read_preference(found, "g:2", "g:2") == found, "a finished one passes through"
 
 
 def test_bad_rows_can_be_skipped(tmp_path: Path) -> None:
