@@ -13,6 +13,7 @@ import pytest
 
 from assay.config import TrainConfig, parse
 from assay.plan import MIB, plan_memory
+from assay.plan.memory import measure_libraries
 from assay.testing import tiny_model
 
 MEASURE = """
@@ -97,11 +98,30 @@ def test_what_lowers_the_estimate() -> None:
     assert planned("reference", model={"lora": {}}) == 0.0
 
 
+def test_a_critic_of_its_own_is_a_model_with_its_state() -> None:
+    model = tiny_model()
+
+    def critic(backbone: str) -> float:
+        config = make_config(critic={"backbone": backbone})
+        plan = plan_memory(config, model, 10, has_reference=False, has_critic=True, libraries_mib=0)
+        return plan.parts.get("critic", 0.0) / plan.parts["weights"]
+
+    assert critic("copy") == 3 and critic("shared") == 0
+
+
+def test_libraries_are_what_is_held_beside_the_weights() -> None:
+    """With 80 MiB more in this process, 80 MiB more."""
+    model = tiny_model()
+    before = measure_libraries(model)
+    ballast = bytearray(b"x" * (80 << 20))
+    assert measure_libraries(model) - before == pytest.approx(80, abs=8), len(ballast)
+
+
 def test_bfloat16_keeps_half_a_master_weight() -> None:
     """Bytes a weight: 2, of its gradient 4, the master's other half 2, of the moments 8 or 4."""
     import torch
 
-    model = tiny_model().to(torch.bfloat16)
+    model: Any = tiny_model().to(torch.bfloat16)  # pyright: ignore
 
     def parts(dtype: torch.dtype = torch.bfloat16, **optimizer: str) -> list[float]:
         config = make_config(optimizer=optimizer)
