@@ -102,7 +102,8 @@ def count_rows(config: TrainConfig) -> dict[str, Any]:
         return {"num_demonstrations": len(load_traces(config.sft.traces, on_bad_row=on_bad_row))}
     sources: Sequence[str] = ()
     if config.preference is not None:
-        sources = config.preference.pairs
+        given = config.preference.pairs  # groups that are judged are counted by their own reader
+        sources = [one for one in given if not one.startswith(("run:", "verdicts:"))]
     elif config.reward_model is not None:
         sources = config.reward_model.rows
     if not sources:
