@@ -36,7 +36,8 @@ class UpdateMeter:
     carries_T: which tokens carry gradient; ratio and clip fraction are over these, in every pass.
     KL, entropy and mismatch are over all sampled tokens, each measured where the update first met
     it; the KL by k3, whatever the loss uses. KL(old || new) is over the tokens that are trained on, each
-    measured where the update last met it, or after the update where that is asked for.
+    measured where the update last met it, or after the update where that is asked for; it is left out
+    where no step had been taken when it was measured.
 
     natural_steps: what each step of TRPO did. stopped_at: the steps after which the update was ended
     early; None: it was not.
@@ -58,6 +59,7 @@ class UpdateMeter:
         self._carries: list[Tensor] = []
         self._steps: list[StepReport] = []
         self._old_kl_T = torch.full_like(batch.behavior_logprobs_T, torch.nan)
+        self._measured_after = False
         self.natural_steps: list[NaturalStep] = []
         self.stopped_at: int | None = None
 
@@ -89,6 +91,7 @@ class UpdateMeter:
     def see_old_kl(self, old_kl_T: Tensor) -> None:
         """Take in estimates of KL(old || new) of all tokens, measured after the update."""
         self._old_kl_T = old_kl_T
+        self._measured_after = True
 
     def old_kl(self, mask_T: Tensor) -> float:
         """Return the mean KL(old || new) over the tokens in the mask, as they were last met in a loss."""
@@ -114,7 +117,8 @@ class UpdateMeter:
             "advantage/mean": self._advantages_T[self._mask_T],
             "loss/token_share": self._carries_T[sampled_T],
         }
-        values["kl/old"] = self._old_kl_T[self._mask_T & ~self._old_kl_T.isnan()]
+        if self._measured_after or self.stopped_at is not None or self.num_steps > 1:
+            values["kl/old"] = self._old_kl_T[self._mask_T & ~self._old_kl_T.isnan()]
         if self.batch.ref_logprobs_T is not None:
             kl_T = kl_estimate(self._logprobs_T, self.batch.ref_logprobs_T, "k3")
             values["kl/mean"] = kl_T[met_T]
