@@ -176,6 +176,16 @@ def test_a_byte_order_mark_is_read_over(toml: Path) -> None:
             "run.toml:9 algorithm.overlong_buffer: found 9; accepted: at most "
             "sampling.max_tokens (8)",
         ),
+        (
+            MODEL + '[sft]\ntraces = ["t.jsonl"]\n[guard]\nmax_kl = 0.5\n',
+            "run.toml:6 guard.max_kl: found 0.5 in a run of [sft], which does not measure it; "
+            "accepted: none; leave it out",
+        ),
+        (
+            MODEL + '[reward_model]\nrows = ["t.jsonl"]\n[guard]\nmin_entropy = 0.5\n',
+            "run.toml:6 guard.min_entropy: found 0.5 in a run of [reward_model], which does not "
+            "measure it; accepted: none; leave it out",
+        ),
         (RL + "steps = \n", "run.toml:6 not TOML: Invalid value, at column 9"),
     ],
 )

@@ -59,9 +59,24 @@ class TrainConfig(Section):
             )
         if self.rl is not None:
             _check_rl(self)
+        else:
+            _check_guard(self, present[0])
         if self.preference is not None and not self.preference.pairs:
             _check_on_policy(self)
         return self
+
+
+def _check_guard(config: TrainConfig, stage: str) -> None:
+    """Complain of bounds on what a stage other than ``[rl]`` does not measure."""
+    found = {"max_kl": config.guard.max_kl}
+    if config.reward_model is not None:
+        found["min_entropy"] = config.guard.min_entropy
+    for key, value in found.items():
+        if value is not None:
+            raise ValueError(
+                f"guard.{key}: found {value} in a run of {stage}, which does not measure it; "
+                "accepted: none; leave it out"
+            )
 
 
 def load(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
