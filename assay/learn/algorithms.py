@@ -7,13 +7,12 @@ described in `row` and in `assay.config.AlgorithmConfig`.
 
 from __future__ import annotations
 
-import difflib
-import importlib
 from dataclasses import MISSING, fields, replace
 from typing import Any
 
 from assay.errors import ConfigError, message
 from assay.learn.row import Algorithm
+from assay.learn.tables import choose_row
 
 # In all rows std_ddof is 1: siblings are a sample of the policy, and the sample deviation is what
 # TRL and verl compute (the papers leave it open). std_epsilon is 1e-4: far below the deviation of
@@ -200,17 +199,7 @@ def algorithm(name: str, **overrides: Any) -> Algorithm:
     An override that is None leaves the row as it is. Raises ConfigError for a name or a field that
     does not exist, and for a weight that is to be moved and is 0.
     """
-    row = _load_row(name) if ":" in name else ALGORITHMS.get(name)
-    if row is None:
-        nearest = difflib.get_close_matches(name, ALGORITHMS, n=1, cutoff=0.4)
-        accepted = " | ".join(ALGORITHMS) + " | package.module:object"
-        remedy = f"did you mean {nearest[0]}?" if nearest else ""
-        raise ConfigError(message("algorithm.name", repr(name), accepted, remedy))
-    known = {field.name for field in fields(Algorithm)}
-    unknown = sorted(set(overrides) - known)
-    if unknown:
-        raise ConfigError(message("algorithm", unknown[0], ", ".join(sorted(known))))
-    row = replace(row, **{key: value for key, value in overrides.items() if value is not None})
+    row = choose_row(ALGORITHMS, Algorithm, "algorithm.name", name, overrides)
     for target, weight in (("kl_target", "kl_weight"), ("penalty_target", "penalty_weight")):
         if getattr(row, target) is not None and not getattr(row, weight):
             found = f"{getattr(row, target)}, with a {weight} of 0 to start from"
@@ -239,17 +228,3 @@ def check_group_size(row: Algorithm, group_size: int) -> None:
                 f"{row.name} compares the completions of one prompt with each other",
             )
         )
-
-
-def _load_row(path: str) -> Algorithm:
-    module_name, _, object_name = path.partition(":")
-    try:
-        row: object = getattr(importlib.import_module(module_name), object_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            message("algorithm.name", repr(path), "package.module:object", str(error))
-        ) from error
-    if not isinstance(row, Algorithm):
-        accepted = "an instance of assay.learn.algorithms.Algorithm"
-        raise ConfigError(message("algorithm.name", f"{path} = {row!r}", accepted))
-    return row

@@ -5,12 +5,11 @@ Adding a method is adding a row. What a row says is computed in `assay.learn.pre
 
 from __future__ import annotations
 
-import difflib
-import importlib
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from assay.errors import ConfigError, message
+from assay.learn.tables import choose_row
 
 Link = Literal["logistic", "square", "odds", "prospect"]
 
@@ -187,28 +186,4 @@ def preference(name: str, **overrides: Any) -> Preference:
     An override that is None leaves the row as it is. Raises ConfigError for a name or a field that
     does not exist.
     """
-    row = _load_row(name) if ":" in name else PREFERENCES.get(name)
-    if row is None:
-        nearest = difflib.get_close_matches(name, PREFERENCES, n=1, cutoff=0.4)
-        accepted = " | ".join(PREFERENCES) + " | package.module:object"
-        remedy = f"did you mean {nearest[0]}?" if nearest else ""
-        raise ConfigError(message("preference.method", repr(name), accepted, remedy))
-    known = {field.name for field in fields(Preference)}
-    unknown = sorted(set(overrides) - known)
-    if unknown:
-        raise ConfigError(message("preference", unknown[0], ", ".join(sorted(known))))
-    return replace(row, **{key: value for key, value in overrides.items() if value is not None})
-
-
-def _load_row(path: str) -> Preference:
-    module_name, _, object_name = path.partition(":")
-    try:
-        row: object = getattr(importlib.import_module(module_name), object_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            message("preference.method", repr(path), "package.module:object", str(error))
-        ) from error
-    if not isinstance(row, Preference):
-        accepted = "an instance of assay.learn.preference_table.Preference"
-        raise ConfigError(message("preference.method", f"{path} = {row!r}", accepted))
-    return row
+    return choose_row(PREFERENCES, Preference, "preference.method", name, overrides)
