@@ -1,12 +1,13 @@
 """Before a run: which method fits what is known, a narrow pilot, and what it takes in memory and time.
 
-    facts.py      what is known of reward, problems, policy, verifier and machine
-    rules.py      the table of rules, from facts to one recommendation   objections.py   why not the others
-    decision.py   both applied, as text and as a row                     record.py       decision.md
-    settings.py   keys to set along with it                              pilot.py        a narrow first run
-    memory.py     estimated memory, part by part                         seconds.py      estimated seconds a step
-    measure.py    facts that a model and problems tell                   questions.py    facts that are asked for
-    api.py        what the command calls
+    facts.py       what is known of reward, problems, policy, verifier and machine
+    rules.py       the table of rules, from facts to one recommendation (candidates.py: what there is)
+    objections.py  why not the others       settings.py  keys to set along with it
+    decision.py    both applied             record.py    decision.md, of a plan and of a run
+    pilot.py       a narrow first run       questions.py facts that are told or asked for
+    measure.py     facts that a configuration, its model and problems tell
+    machine.py     memory.py (with activations.py, resident.py) and seconds.py, on the loaded model
+    api.py         what the command calls
 
 Names here are loaded when they are first used: the rules need no torch.
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ from assay.plan.facts import Facts
 from assay.plan.measure import (
     MEASURED_PROBLEMS,
     MEASURED_SAMPLES,
-    count_rows,
     exists,
     facts_of_config,
+    known_rows,
     measure,
     memory_mib,
 )
@@ -118,15 +118,8 @@ def _facts_of(
         num_problems = MEASURED_PROBLEMS
         if not exists(config):
             say(f"model.path {config.model.path}: not here, so nothing is measured")
-            return replace(facts_of_config(config), **_rows_if_there(config)), None
+            return replace(facts_of_config(config), **known_rows(config)), None
     return measure(config, num_problems, MEASURED_SAMPLES, say)
-
-
-def _rows_if_there(config: TrainConfig) -> Mapping[str, Any]:
-    try:
-        return count_rows(config)
-    except UserError:  # the data may be elsewhere too
-        return {}
 
 
 def _write(

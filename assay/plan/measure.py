@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.config import TrainConfig
-from assay.errors import VerifierError
+from assay.errors import UserError, VerifierError
 from assay.plan.facts import LEARNED, Facts, Reward
 from assay.verify.expression import BUILT_IN, parse_expression
 
@@ -30,6 +30,9 @@ CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
+
+JUDGED = ("run:", "verdicts:")
+"""How sources begin that hold judged groups (`assay.train.preference_verdicts`)."""
 
 Say = Callable[[str], None]
 
@@ -50,8 +53,14 @@ def facts_of_config(config: TrainConfig) -> Facts:
     )
     if config.sft is not None:
         return replace(facts, reward="demonstrations")
-    if config.preference is not None:
+    if config.preference is not None and given_pairs(config.preference.pairs):
         return replace(facts, reward="unpaired" if config.preference.method == "kto" else "pairs")
+    if config.preference is not None:  # pairs are made of completions that a verifier judges
+        reward, step_labels, shaped = reward_of(config.data.verifier)
+        size = config.preference.group_size
+        return replace(
+            facts, reward=reward, step_labels=step_labels, shaped=shaped, group_size=size
+        )
     if config.reward_model is not None:
         return replace(facts, reward="pairs")
     assert config.rl is not None
@@ -93,6 +102,11 @@ def memory_mib() -> float | None:
     return found / MIB
 
 
+def given_pairs(sources: Sequence[str]) -> list[str]:
+    """Return the sources that hold preferences, not judged groups to make them of."""
+    return [one for one in sources if not one.startswith(JUDGED)]
+
+
 def count_rows(config: TrainConfig) -> dict[str, Any]:
     """Return how many demonstrations or preferences the configured stage has."""
     on_bad_row = config.data.on_bad_row
@@ -102,8 +116,7 @@ def count_rows(config: TrainConfig) -> dict[str, Any]:
         return {"num_demonstrations": len(load_traces(config.sft.traces, on_bad_row=on_bad_row))}
     sources: Sequence[str] = ()
     if config.preference is not None:
-        given = config.preference.pairs  # groups that are judged are counted by their own reader
-        sources = [one for one in given if not one.startswith(("run:", "verdicts:"))]
+        sources = given_pairs(config.preference.pairs)
     elif config.reward_model is not None:
         sources = config.reward_model.rows
     if not sources:
@@ -113,13 +126,18 @@ def count_rows(config: TrainConfig) -> dict[str, Any]:
 
     if config.reward_model is not None and config.reward_model.kind != "preference":
         count = sum(1 for one in sources for _ in open_source(one).scan())
-        return {
-            "num_pairs": count,
-            "reward": "unpaired",
-        }  # completions, or steps, marked one by one
+        return {"num_pairs": count, "reward": "unpaired"}  # each is marked by itself
     rows = load_preferences(sources, on_bad_row=on_bad_row)
     unpaired = len(rows) > 0 and isinstance(rows[0], Labelled)
     return {"num_pairs": len(rows), "reward": "unpaired" if unpaired else "pairs"}
+
+
+def known_rows(config: TrainConfig) -> dict[str, Any]:
+    """Do as `count_rows`; nothing where the rows are not here."""
+    try:
+        return count_rows(config)
+    except UserError:
+        return {}
 
 
 class Sampled:

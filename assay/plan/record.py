@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from assay.config import TrainConfig
 from assay.errors import ConfigError, UserError
 from assay.plan.decision import Decision, decide
 from assay.plan.facts import Facts
-from assay.plan.measure import facts_of_config
+from assay.plan.measure import facts_of_config, known_rows
 
 FILE = "decision.md"
 MARK = "<!-- assay plan facts: "
@@ -104,6 +105,7 @@ def run_decision(config: TrainConfig, config_path: Path | None) -> str:
     over what was planned.
     """
     own = facts_of_config(config)
+    own = replace(own, **known_rows(config))
     facts, source, chosen = own, "as the configuration says", chosen_by(config)
     planned = _plan_of(config_path) if config_path is not None else None
     if planned is not None and (planned.reward == own.reward or decide(planned).name == chosen):

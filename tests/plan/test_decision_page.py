@@ -79,6 +79,18 @@ def test_a_run_repeats_what_was_planned_beside_its_file(tmp_path: Path) -> None:
     assert "| reward | judge |" in run_decision(other, path)  # the plan was for another reward
 
 
+def test_demonstrations_are_counted_and_sampled_pairs_are_judged(tmp_path: Path) -> None:
+    rows = tmp_path / "t.jsonl"
+    rows.write_text('{"prompt": "a", "completion": "b"}\n' * 60)
+    config = parse({"model": {"path": "m"}, "sft": {"traces": [str(rows)]}})
+    assert "`sft`, as recommended" in run_decision(config, None)
+    sampled = parse(
+        {"model": {"path": "m"}, "data": {"train": ["t"]}, "preference": {"pairs": ["run:runs/a"]}}
+    )
+    text = run_decision(sampled, None)
+    assert "| reward | answer |" in text and "`dpo`, recommended was another" in text
+
+
 def test_a_cold_start_that_was_recommended_keeps_its_reasons(tmp_path: Path) -> None:
     cold = replace(FACTS, pass_at_1=0.01, passes=((8, 0),), num_demonstrations=60)
     write_page(tmp_path / FILE, decision_text(decide(cold), title="gsm.toml"))
