@@ -57,6 +57,10 @@ STUDY = Study(
         " learns, so their mean length moves for that reason too. Both halves of Dr. GRPO (length and"
         " deviation) change together, as in the paper."
     ),
+    reading=(
+        "In short: the sign is the claimed one in every seed and well beyond its error, but it is a third of a token, far below"
+        " the token that was asked for beforehand: here completions have nothing to gain from growing. Accuracy is the same."
+    ),
 )
 
 if __name__ == "__main__":
