@@ -282,6 +282,51 @@ def redteam(
     raise typer.Exit(0 if held else 1)
 
 
+@app.command(name="label-steps")
+def label_steps(
+    model: Annotated[str, typer.Argument(help="Model folder, hub name, checkpoint or run.")],
+    completions: Annotated[
+        list[str], typer.Argument(help="Rows as `assay verify` reads them, or run directories.")
+    ],
+    out: Annotated[Path, typer.Option(help="JSONL that gets the labelled rows; goes on with it.")],
+    rollouts: Annotated[int, typer.Option(min=1, help="Continuations from each step.")] = 8,
+    soft: Annotated[
+        bool, typer.Option("--soft", help="Label by the share that is right, not by any.")
+    ] = False,
+    split: Annotated[str, typer.Option(help="What ends a step: newline, blank_line, text.")] = (
+        "newline"
+    ),
+    temperature: Annotated[float, typer.Option(min=0.01, help="Of the continuations.")] = 1.0,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest continuation.")] = None,
+    max_completions: Annotated[int | None, typer.Option(min=1, help="The first so many.")] = None,
+    verifier: Annotated[str | None, typer.Option(help="Verifier of rows that name none.")] = None,
+    overrides: Overrides = None,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Label each step of completions by rolling out from it (Math-Shepherd), for process models."""
+    from assay.train import step_labels
+
+    result = step_labels.label_steps(
+        model,
+        completions,
+        out,
+        num_rollouts=rollouts,
+        estimate="soft" if soft else "hard",
+        split=split,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        max_completions=max_completions,
+        verifier=verifier,
+        overrides=overrides or [],
+        seed=seed,
+        device=device,
+        say=_say,
+    )
+    _print(result, as_json)
+
+
 @app.command()
 def plan(
     config: Annotated[

@@ -315,6 +315,18 @@ def test_verify_options_warnings_and_nothing_judged(assay: Assay, here: Path) ->
     assert "FILE, --rescore RUN and --self-test" in assay("verify").complaint
 
 
+def test_steps_are_labelled(assay: Assay, here: Path, model: Path) -> None:
+    rows = [{"id": "a", "prompt": "1 + 1 =", "answer": "2", "completion": "1 and 1\nso 2"}]
+    write_rows("done.jsonl", rows)
+    told = ("done.jsonl", "--out", "steps.jsonl", "--rollouts", 2, "--max-tokens", 4)
+    found = assay("label-steps", model, *told, "--soft", "--json").json
+    (row,) = [json.loads(line) for line in Path("steps.jsonl").read_text().splitlines()]
+    assert len(row["labels"]) == 2 and all(0 <= label <= 1 for label in row["labels"])
+    again = assay("label-steps", model, *told, "--soft", "--json").json
+    assert again.keys() == found.keys() and len(Path("steps.jsonl").read_text().splitlines()) == 1
+    assert "nothing.jsonl" in assay("label-steps", model, "nothing.jsonl", *told[1:]).complaint
+
+
 def test_self_test_and_red_team(assay: Assay, here: Path) -> None:
     tested = assay("verify", "--self-test", "--verifier", "think_format", "--json").json
     assert tested["accuracy"] == 1.0 and tested["rows"] > 20
