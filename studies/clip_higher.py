@@ -65,6 +65,11 @@ STUDY = Study(
         " the paper's model is 32B, trained for thousands of steps. Its other parts (dynamic sampling,"
         " overlong shaping) are off here, so that the arms differ in one number."
     ),
+    reading=(
+        "In short: a clip range of 0.28 makes no difference to entropy here. Entropy does fall, to four tenths of what it"
+        " was, but only one token in eighty is clipped on either side, so that the upper bound has little to decide. Eight"
+        " optimizer steps a batch are themselves costly: held-out accuracy ends 20 points below that of one step a batch."
+    ),
 )
 
 if __name__ == "__main__":

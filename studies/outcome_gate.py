@@ -15,8 +15,8 @@ STUDY = Study(
     name="outcome_gate",
     title="A shaped length reward with and without the outcome gate",
     source=(
-        "an effect that this project has met before: under plain GRPO a shaped length reward collapsed accuracy"
-        " from 0.715 to 0.10 over three seeds; counted only in groups that hold a right completion it kept 0.75."
+        "an observation without a paper: under plain GRPO a shaped length reward collapsed accuracy from 0.715"
+        " to 0.10 over three seeds; counted only in groups that hold a right completion it kept 0.75."
         " The shaping is the length reward of Kimi k1.5 (arXiv 2501.12599, section 2.3.3), which its authors"
         " keep out of early training because it can slow it."
     ),
@@ -66,6 +66,12 @@ STUDY = Study(
     limits=(
         "One shaping term at one weight. Where groups of eight nearly always hold something right, the gate"
         " has nothing to do; how often they do not is in the table."
+    ),
+    reading=(
+        "In short: the collapse and its prevention are both here. In two seeds of three plain GRPO falls from a quarter to 3 %:"
+        " groups with nothing right teach it to be short, which makes more such groups, until nearly every completion is a"
+        " bare guess; the third seed just escapes, which is why the mean alone leaves the collapse undecided. Behind the"
+        " gate the same reward ends near what correctness alone reaches, though it learns more slowly, as Kimi's authors warn."
     ),
 )
 
