@@ -79,8 +79,12 @@ STUDY = Study(
             measure_large,
         ),
         Arm("ppo 20M", "the same", merge(_MEASURE, {"config": _PPO}), measure_large),
-        Arm("ppo shared 20M", "the same", merge(_MEASURE, {"config": _SHARED}), measure_large),
-        Arm("ppo shared", "a value head on the policy's layers", {"config": _SHARED}),
+        Arm(
+            "ppo shared 20M",
+            "the same, with a value head on the policy's layers in place of a critic",
+            merge(_MEASURE, {"config": _SHARED}),
+            measure_large,
+        ),
     ),
     claims=(
         not_below(

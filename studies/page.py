@@ -144,9 +144,12 @@ def draw(study: Study, found: Found, path: Path) -> None:
         for axis, panel in zip(axes[0], study.panels, strict=True):
             _panel(axis, found, panel)
         handles, labels = _handles(axes[0])
+        rows = 0
         if handles:
-            figure.legend(handles, labels, loc="upper center", ncols=len(labels), frameon=False)
-        figure.tight_layout(rect=(0, 0, 1, 0.92))
+            columns = min(len(labels), 2 * count)
+            figure.legend(handles, labels, loc="upper center", ncols=columns, frameon=False)
+            rows = -(-len(labels) // columns)
+        figure.tight_layout(rect=(0, 0, 1, 1 - 0.08 * rows))
         figure.savefig(path, transparent=True, metadata={"Date": None})
         pyplot.close(figure)
 
