@@ -94,10 +94,15 @@ def _criteria(study: Study) -> str:
 
 
 def _legend(study: Study, found: Found) -> str:
-    windows = {panel.window for panel in study.panels if panel.window > 1}
+    windows = {panel.window for panel in study.panels if panel.window > 1 and not panel.is_value}
     smoothed = f", smoothed over {max(windows)} points" if windows else ""
     num_seeds = len(next(iter(found.values())))
-    return f"Lines: means over {num_seeds} seeds{smoothed}; bands: ± one standard error."
+    parts: list[str] = []
+    if not all(panel.is_value for panel in study.panels):
+        parts.append(f"Lines: means over {num_seeds} seeds{smoothed}; bands: ± one standard error.")
+    if any(panel.is_value for panel in study.panels):
+        parts.append(f"Bars: means over {num_seeds} seeds, ± one standard error; dots: the seeds.")
+    return " ".join(parts)
 
 
 def _machine(study: Study, found: Found) -> str:
