@@ -226,9 +226,12 @@ def _run_apart(study: Study, arm: Arm, seed: int, work: Path, quick: bool) -> in
 
 
 def outcomes_of(found: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Outcomes:
-    """Return the numbers alone: by arm, by seed, by name."""
+    """Return the numbers alone, the run's own seconds of processor among them: by arm, by seed, by name."""
     return {
-        arm: {seed: one["values"] for seed, one in by_seed.items()}
+        arm: {
+            seed: {**one["values"], "cpu_seconds": one["cpu_seconds"]}
+            for seed, one in by_seed.items()
+        }
         for arm, by_seed in found.items()
     }
 

@@ -1,63 +1,8 @@
-"""GRPO against PPO: accuracy, seconds a step, and peak memory."""
+"""GRPO against PPO: accuracy, seconds of processor, and peak memory."""
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
-from assay.model.load import silence_transformers
-from assay.testing import byte_tokenizer
-from studies.campaign import Arm, Outcome, Panel, Study, Task, main, merge, once
+from studies.campaign import Arm, Panel, Study, main
 from studies.claims import Of, exceeds, not_below
-from studies.world import SETUP, read_run, reinforce, rl_config, trained
-
-LARGE = {"hidden": 512, "layers": 6}
-
-
-def measure_large(task: Task) -> Outcome:
-    """Measure a few steps of a larger, fresh model."""
-    config = rl_config(task, _fresh_model(task), task.settings["config"])
-    config["evaluation"]["max_problems"] = 1
-    found = read_run(Path(trained(config).run))
-    return Outcome(
-        {
-            "large_seconds": found.values["step_seconds"],
-            "large_peak_mib": found.values["peak_mib"],
-        }
-    )
-
-
-def _fresh_model(task: Task) -> str:
-    """Return the folder of a 20M-parameter model of random weights."""
-    folder = task.shared / f"fresh-{task.seed}"
-
-    def make() -> Mapping[str, Any]:
-        torch.manual_seed(task.seed)
-        silence_transformers()
-        config = LlamaConfig(
-            vocab_size=259,
-            hidden_size=LARGE["hidden"],
-            intermediate_size=3 * LARGE["hidden"],
-            num_hidden_layers=LARGE["layers"],
-            num_attention_heads=8,
-            max_position_embeddings=128,
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=257,
-        )
-        LlamaForCausalLM(config).save_pretrained(folder / "model")
-        byte_tokenizer().save_pretrained(folder / "model")
-        return {"model": str(folder / "model")}
-
-    return once(folder, LARGE, make)["model"]
-
-
-_GRPO = {"algorithm": {"name": "grpo", "kl_weight": 0.0}}
-_PPO = {"algorithm": {"name": "ppo", "kl_weight": 0.0}}
-_SHARED = merge(_PPO, {"critic": {"backbone": "shared"}})
-_MEASURE = {"steps": 3, "config": {"rl": {"num_prompts": 8}}}
+from studies.world import SETUP, reinforce
 
 STUDY = Study(
     name="grpo_vs_ppo",
@@ -70,20 +15,11 @@ STUDY = Study(
     run=reinforce,
     common={"steps": 60, "config": {"data": {"verifier": "math*1.0"}}},
     arms=(
-        Arm("grpo", "no critic", {"config": _GRPO}),
-        Arm("ppo", "a critic of its own, from a copy of the policy", {"config": _PPO}),
+        Arm("grpo", "no critic", {"config": {"algorithm": {"name": "grpo", "kl_weight": 0.0}}}),
         Arm(
-            "grpo 20M",
-            "three steps of 8 x 8, measured only",
-            merge(_MEASURE, {"config": _GRPO}),
-            measure_large,
-        ),
-        Arm("ppo 20M", "the same", merge(_MEASURE, {"config": _PPO}), measure_large),
-        Arm(
-            "ppo shared 20M",
-            "the same, with a value head on the policy's layers in place of a critic",
-            merge(_MEASURE, {"config": _SHARED}),
-            measure_large,
+            "ppo",
+            "a critic of its own, from a copy of the policy",
+            {"config": {"algorithm": {"name": "ppo", "kl_weight": 0.0}}},
         ),
     ),
     claims=(
@@ -94,35 +30,42 @@ STUDY = Study(
             margin=0.05,
         ),
         exceeds(
-            "PPO's peak memory is larger (20M parameters).",
-            Of("ppo 20M", "large_peak_mib"),
-            Of("grpo 20M", "large_peak_mib"),
+            "PPO's peak memory is larger.",
+            Of("ppo", "peak_mib"),
+            Of("grpo", "peak_mib"),
             margin=1.05,
             as_ratio=True,
         ),
         exceeds(
-            "PPO's step is slower (20M parameters).",
-            Of("ppo 20M", "large_seconds"),
-            Of("grpo 20M", "large_seconds"),
+            "PPO takes more of the processor.",
+            Of("ppo", "cpu_seconds"),
+            Of("grpo", "cpu_seconds"),
             margin=1.05,
             as_ratio=True,
         ),
     ),
     panels=(
         Panel("passed", "training accuracy", window=5),
-        Panel("large_seconds", "seconds a step, 20M", is_value=True),
-        Panel("large_peak_mib", "peak memory, MiB, 20M", is_value=True),
+        Panel("entropy", "entropy, nats a token"),
+        Panel("peak_mib", "peak memory, MiB", is_value=True),
     ),
     columns={
         "accuracy": "held-out accuracy",
         "passed_end": "training accuracy at the end",
-        "large_seconds": "seconds a step, 20M",
-        "large_peak_mib": "peak memory, MiB, 20M",
+        "peak_mib": "peak memory, MiB",
+        "cpu_seconds": "seconds of processor, the whole run",
     },
     limits=(
-        "Peak memory is the process's, of which Python, PyTorch and Transformers take some 400 MiB: at 0.7M"
-        " parameters the critic is lost in that, hence the second, larger model, whose weights are random and"
-        " which learns nothing in three steps. Two runs share the machine at a time, so that seconds vary."
+        "Seconds are those of the trainer's own process, start and evaluation included, since seconds on the clock"
+        " say more of what else the machine did. Peak memory is the process's: Python, PyTorch and Transformers"
+        " alone take some 400 MiB, beside which a critic of 0.7M parameters (16 bytes each: weight, gradient, two"
+        " moments) is 11 MiB. A larger model of random weights was tried and left out: its completions are all wrong,"
+        " so that GRPO has no advantages and skips its update, and nothing is compared (memory and time are judged on the small model since then). One setting of each; the"
+        " critic has the policy's learning rate and no warm-up."
+    ),
+    reading=(
+        "In short: PPO takes 1.7 times the processor for a result that is three points better here, within the five that were allowed;"
+        " the critic's memory is as large as it should be and does not show beside the rest of the process."
     ),
 )
 
