@@ -32,6 +32,9 @@ def type_words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     if origin is Literal:
         *most, last = map(toml_words, arguments)
         return f"{', '.join(most)} or {last}" if most else last
+    if origin is tuple and arguments[-1] is Ellipsis and get_origin(arguments[0]) is tuple:
+        items = " and ".join(type_words(kind) for kind in get_args(arguments[0]))
+        return f"a list of lists of {items}{_limit_words(metadata)}"
     if origin is tuple and arguments[-1] is Ellipsis:
         item = type_words(arguments[0]).removeprefix("a ").removesuffix(", not empty")
         return f"a list of {item.replace('number', 'numbers')}{_limit_words(metadata)}"
@@ -235,4 +238,6 @@ def _description(names: Sequence[str], root: type[BaseModel]) -> str:
     """Return the first sentence of a field's docstring."""
     owner = _model_at(names[:-1], root)
     field = owner.model_fields.get(names[-1]) if owner and names else None
-    return re.split(r"(?<=\.)\s", (field.description if field else None) or "")[0].rstrip(".")
+    return re.split(
+        r"(?<=\.)(?<!et al\.)(?<!eq\.)\s", (field.description if field else None) or ""
+    )[0].rstrip(".")

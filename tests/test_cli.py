@@ -169,7 +169,11 @@ CONFIG_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "no chat template": ({"data": {"template": "chat"}}, "base"),
     "no room for a prompt": ({"sampling": {"max_tokens": 64}}, "sampling.max_tokens: found 64"),
     "greedy training": ({"sampling": {"temperature": 0.0}}, "sampling.temperature"),
-    "both stages": ({"sft": {"traces": ["t.jsonl"]}}, "found both of [rl] and [sft]"),
+    "both stages": ({"sft": {"traces": ["t.jsonl"]}}, "found [rl] and [sft]"),
+    "natural steps in halves": (
+        {"algorithm": {"name": "trpo"}, "model": {"dtype": "bfloat16"}},
+        'model.dtype: found "bfloat16", with a trust region',
+    ),
     "a bad guard rule": ({"guard": {"rules": ["nowhere:rule"]}}, "nowhere:rule"),
     "a missing model": ({"model": {"path": "./nothing"}}, "nothing there"),
     "a folder that is no model": ({"model": {"path": "."}}, "without config.json"),

@@ -177,6 +177,16 @@ def test_a_byte_order_mark_is_read_over(toml: Path) -> None:
             "sampling.max_tokens (8)",
         ),
         (
+            RL + "[algorithm]\ndual_clip = 0.5\n",
+            "run.toml:7 algorithm.dual_clip: found 0.5; accepted: a number > 1 (Largest ratio that a "
+            "completion worse than its baseline is pushed down with (Ye et al. 2020, eq. 5))",
+        ),
+        (
+            RL + "temperature_schedule = 3\n",
+            "run.toml:6 rl.temperature_schedule: found 3; accepted: a list of [step, temperature], "
+            "steps rising, as [[0, 1.2], [200, 0.8]]",
+        ),
+        (
             MODEL + '[sft]\ntraces = ["t.jsonl"]\n[guard]\nmax_kl = 0.5\n',
             "run.toml:6 guard.max_kl: found 0.5 in a run of [sft], which does not measure it; "
             "accepted: none; leave it out",

@@ -61,7 +61,7 @@ def probe_layouts(
     plain_tokens = group_size * (prompt_length + completion_length)
     difference = 0.0
     if layout is not None:
-        reason = f"{layout}, as asked"
+        reason = f"{layout}, chosen beforehand"
     elif forbidden := _hidden_window(model):
         layout, reason = "plain", f"one row a completion: {forbidden}"
     else:

@@ -409,7 +409,7 @@ OBJECTIONS: tuple[Objection, ...] = (
         "rloo",
         lambda f: f.reward in CHECKED,
         lambda f: (
-            f"the KL in its reward holds back a reward that is checked, and {f.updates_per_batch} optimizer steps a batch go unclipped in its paper"
+            f"it sums over a completion's tokens where dr_grpo divides by a constant: the same direction at {f.updates_per_batch} optimizer steps a batch, at a rate that follows the length"
         ),
         "Ahmadian et al. 2024 (arXiv 2402.14740)",
     ),

@@ -225,7 +225,7 @@ def _groups(rows: Sequence[Row]) -> Chart | None:
         ("mixed", "mixed", "c1"),
         ("all_fail", "all fail", _FAIL),
     )
-    note = "Only mixed groups carry a gradient: where all siblings pass or fail there is nothing to compare."
+    note = "Where siblings are compared, only mixed groups teach correctness: where all pass or fail there is nothing to compare."
     keys = [(f"group/{kind}", label, color) for kind, label, color in kinds]
     traces = _stack(rows, keys)
     return Chart("Groups", note, traces, _share_axis()) if traces else None

@@ -88,11 +88,18 @@ def verifier_options(config: TrainConfig) -> dict[str, dict[str, Any]]:
     return found
 
 
+def samples(config: TrainConfig) -> bool:
+    """Return whether a run samples from its model at all."""
+    return config.rl is not None or bool(config.data.train or config.data.heldout)
+
+
 def max_prompt_tokens(config: TrainConfig, loaded: LoadedModel) -> int | None:
     """Return the longest prompt: as configured, or what the context leaves beside a completion."""
     if loaded.context_length is None:
         return config.data.max_prompt_tokens
     room = loaded.context_length - config.sampling.max_tokens
+    if room < 1 and not samples(config):
+        return config.data.max_prompt_tokens
     if room < 1:
         found = f"{config.sampling.max_tokens} on a context of {loaded.context_length} tokens"
         accepted = f"at most {loaded.context_length - 1}, less the prompt"
@@ -151,6 +158,12 @@ def choose_algorithm(config: TrainConfig) -> Algorithm:
     if config.rl is not None:
         check_group_size(row, config.rl.group_size)
         _check_critic(config, config.rl, row)
+    if row.trust_region is not None and config.model.dtype == "bfloat16":
+        found, accepted = (
+            '"bfloat16", with a trust region',
+            '"float32": steps are too small for less',
+        )
+        raise ConfigError(message("model.dtype", found, accepted))
     return row
 
 

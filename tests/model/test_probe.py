@@ -39,7 +39,7 @@ def test_the_choice_depends_on_the_shape() -> None:
 def test_a_layout_can_be_forced() -> None:
     for layout in ("tree", "plain"):
         choice = probe_layouts(a_model(), 60, 40, 8, layout=layout)
-        assert choice.layout == layout and choice.reason == f"{layout}, as asked"
+        assert choice.layout == layout and choice.reason == f"{layout}, chosen beforehand"
 
 
 def test_adapters_are_no_obstacle() -> None:

@@ -94,6 +94,11 @@ def test_held_out_problems_are_evaluated_too(world: World) -> None:
     assert kinds == [(n, kind) for n in (0, 2, 3) for kind in ("greedy", "pairs")]
 
 
+def test_a_stage_that_samples_nothing_needs_no_room_to_sample(world: World) -> None:
+    result = train(preference_tree(world, sampling={"max_tokens": 10**6}), quiet=True)
+    assert result.ended == "finished"
+
+
 def test_beta_follows_its_schedule(world: World) -> None:
     schedule = [[0, 0.3], [2, 0.1]]
     result = train(preference_tree(world, preference={"beta_schedule": schedule}), quiet=True)

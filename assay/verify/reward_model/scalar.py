@@ -71,7 +71,7 @@ class RewardModel:
 
     @property
     def is_probability(self) -> bool:
-        """Whether the value is in [0, 1]: only then may it be the first term of a sum."""
+        """Whether the value is in [0, 1], and so the correctness as it is."""
         return self.squash == "sigmoid" or (self.head == "binary" and self.normalize is None)
 
     def load(self) -> None:
@@ -141,11 +141,12 @@ class RewardModel:
             components["spread"] = spread
         if self.squash == "sigmoid":
             value = sigmoid(value)
-        if not self.is_probability:
-            return Part(value, detail=note, components=components)
-        value = min(1.0, max(0.0, value))
-        passed = value >= self.shared.threshold
-        return Part(value, score=value, passed=passed, detail=note, components=components)
+        if self.is_probability:
+            value = score = min(1.0, max(0.0, value))
+        else:  # the reward has no bounds; of a first term the correctness is asked for too
+            score = sigmoid(value)
+        passed = score >= self.shared.threshold
+        return Part(value, score=score, passed=passed, detail=note, components=components)
 
     def _raw_of(self, member: int, pairs: Pairs) -> list[float | None]:
         return [raw for raw, _ in self._raw(member, pairs)]
@@ -238,7 +239,7 @@ _FIELDS = (
     ),
     option(
         "squash",
-        "none, or sigmoid: to (0, 1), so that it may be the first term",
+        "none, or sigmoid: the reward is in (0, 1) too, as the correctness always is",
         "none",
         one_of(*SQUASHES),
     ),

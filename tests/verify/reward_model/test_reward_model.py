@@ -259,6 +259,13 @@ def test_a_given_scale_and_a_squash(folder: str) -> None:
         judge(TEXTS, path=folder, normalize={"mean": 0.0, "std": 0.0})
 
 
+def test_an_unbounded_reward_has_a_correctness_all_the_same(folder: str) -> None:
+    parts = judge(TEXTS, path=folder, normalize={"mean": 0.0, "std": 0.01})
+    assert any(not 0 <= value <= 1 for value in values(parts)), "else this tests nothing"
+    assert [part.score for part in parts] == pytest.approx([sigmoid(v) for v in values(parts)])
+    assert [part.passed for part in parts] == [value >= 0 for value in values(parts)]
+
+
 def test_a_reference_set_is_measured_once(folder: str, tmp_path: Path) -> None:
     file = tmp_path / "reference.jsonl"
     rows = [{"prompt": "What is 2 + 3?", "completion": text} for text in TEXTS]
