@@ -60,7 +60,8 @@ STUDY = Study(
         " say more of what else the machine did. Peak memory is the process's: Python, PyTorch and Transformers"
         " alone take some 400 MiB, beside which a critic of 0.7M parameters (16 bytes each: weight, gradient, two"
         " moments) is 11 MiB. A larger model of random weights was tried and left out: its completions are all wrong,"
-        " so that GRPO has no advantages and skips its update, and nothing is compared (memory and time are judged on the small model since then). One setting of each; the"
+        " so that GRPO has no advantages and skips its update, and nothing is compared (memory and time are judged on the small model since then, so those two criteria were set after its"
+        " figures had been seen). One setting of each; the"
         " critic has the policy's learning rate and no warm-up."
     ),
     reading=(
