@@ -142,7 +142,10 @@ def _write(
         found.decision, title=title, chosen=found.chosen, reward=reward, sections=sections
     )
     write_page(page, text, overwrite)
-    if not toml:
-        return (page,)
-    write_page(page.with_name(PILOT_FILE), f"{PILOT_OF}{title}\n\n{toml}", overwrite)
-    return page, page.with_name(PILOT_FILE)
+    pilot = page.with_name(PILOT_FILE)
+    if toml:
+        write_page(pilot, f"{PILOT_OF}{title}\n\n{toml}", overwrite)
+        return page, pilot
+    if pilot.is_file() and pilot.read_text(encoding="utf-8").startswith(f"{PILOT_OF}{title}\n"):
+        pilot.unlink()  # an earlier plan's, of the same name: this one has none
+    return (page,)

@@ -90,6 +90,17 @@ def test_a_checker_that_judges_nothing_is_found_out(tree: dict[str, Any], tmp_pa
     assert found.pilot.config is None and len(found.files) == 1
 
 
+def test_a_plan_without_a_pilot_leaves_no_earlier_one(tmp_path: Path) -> None:
+    page, pilot = tmp_path / "decision.md", tmp_path / "pilot.toml"
+    checked = ["reward=answer", "num_problems=2000", "pass_at_1=0.3"]
+    assert api.plan(None, given=checked, out=page).files == (page, pilot) and pilot.exists()
+    assert api.plan(None, given=["reward=pairs", "num_pairs=6"], out=page).files == (page,)
+    assert not pilot.exists()
+    pilot.write_text("# mine\n")
+    api.plan(None, given=["reward=pairs", "num_pairs=6"], out=page)
+    assert pilot.read_text() == "# mine\n"
+
+
 @pytest.mark.parametrize("num_problems", [None, 0])
 def test_told_facts_stand_over_measured_ones(
     num_problems: int | None, tree: dict[str, Any], tmp_path: Path
