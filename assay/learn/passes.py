@@ -146,3 +146,33 @@ class Passes:
         """Restore what `save_state` wrote, bit for bit, into the live policy. Raises RunError."""
         restore_weights(self.policy, folder)
         self.optimizer.load_state(folder)
+
+
+class PassesLearner:
+    """What learners on passes have in common: the live model, its version, and its state."""
+
+    def __init__(self, passes: Passes) -> None:
+        self.passes = passes
+
+    @property
+    def policy(self) -> Any:
+        """The live model; every learner calls its model so, a reward model's too."""
+        return self.passes.policy
+
+    @property
+    def policy_version(self) -> int:
+        """Optimizer steps taken so far."""
+        return self.passes.optimizer.num_steps
+
+    @property
+    def device(self) -> torch.device:
+        """Where the policy lives, and so where batches belong."""
+        return self.passes.device
+
+    def save_state(self, folder: Path) -> None:
+        """Write the policy in Hugging Face layout, and the optimizer's state beside it."""
+        self.passes.save_state(folder)
+
+    def load_state(self, folder: Path) -> None:
+        """Restore what `save_state` wrote, bit for bit, into the live policy. Raises RunError."""
+        self.passes.load_state(folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from assay.learn.losses import row_sums
 from assay.learn.meter import Update, step_metrics, to_floats
-from assay.learn.passes import Passes
+from assay.learn.passes import Passes, PassesLearner
 from assay.learn.preference_losses import preference_loss, reference_point
 from assay.learn.preference_meter import preference_metrics
 from assay.learn.preference_table import Preference
@@ -40,7 +39,7 @@ class PreferenceBatch:
         return self.batch.correct_R == 1.0
 
 
-class PreferenceLearner:
+class PreferenceLearner(PassesLearner):
     """Trains a policy by a preference method's row.
 
     A pair goes through one forward and one backward pass together, since the gradient of each
@@ -50,23 +49,8 @@ class PreferenceLearner:
     """
 
     def __init__(self, passes: Passes, row: Preference) -> None:
-        self.passes = passes
+        super().__init__(passes)
         self.row = row
-
-    @property
-    def policy(self) -> nn.Module:
-        """The live model."""
-        return self.passes.policy
-
-    @property
-    def policy_version(self) -> int:
-        """Optimizer steps taken so far."""
-        return self.passes.optimizer.num_steps
-
-    @property
-    def device(self) -> torch.device:
-        """Where the policy lives, and so where batches belong."""
-        return self.passes.device
 
     @torch.no_grad()
     def logprobs(self, batch: Batch, model: nn.Module | None = None) -> Tensor:
@@ -104,14 +88,6 @@ class PreferenceLearner:
             all_R = torch.arange(pairs.batch.num_rows, device=self.device)
             task.loss(task.logprobs_R, all_R)
         return task.metrics()
-
-    def save_state(self, folder: Path) -> None:
-        """Write the policy in Hugging Face layout, and the optimizer's state beside it."""
-        self.passes.save_state(folder)
-
-    def load_state(self, folder: Path) -> None:
-        """Restore what `save_state` wrote, bit for bit, into the live policy. Raises RunError."""
-        self.passes.load_state(folder)
 
     def _reference_point(self, pairs: PreferenceBatch) -> Tensor | None:
         """Return KTO's z0; 0 where there is no other prompt in the batch to estimate it from."""

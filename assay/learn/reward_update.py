@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from assay.learn.meter import Update, step_metrics, to_floats
-from assay.learn.passes import Passes
+from assay.learn.passes import Passes, PassesLearner
 from assay.learn.reward_losses import (
     RIGHT,
     RewardObjective,
@@ -25,27 +23,12 @@ from assay.model.score_head import read_scores
 from assay.types import Floats
 
 
-class RewardLearner:
+class RewardLearner(PassesLearner):
     """Trains a model with a head for scores (`assay.model.score_head`)."""
 
     def __init__(self, passes: Passes, objective: RewardObjective) -> None:
-        self.passes = passes
+        super().__init__(passes)
         self.objective = objective
-
-    @property
-    def policy(self) -> Any:
-        """The live model, which is no policy; every learner calls its model so."""
-        return self.passes.policy
-
-    @property
-    def policy_version(self) -> int:
-        """Optimizer steps taken so far."""
-        return self.passes.optimizer.num_steps
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model lives."""
-        return self.passes.device
 
     def update(self, groups: Sequence[ScoredGroup]) -> Update:
         """Make one optimizer step on the mean loss of these groups' pairs, texts or steps.
@@ -82,14 +65,6 @@ class RewardLearner:
                 counts = [len(text.places) for group in part for text in group.texts]
                 found += np.split(scores_S.cpu().numpy(), np.cumsum(counts)[:-1])
         return found
-
-    def save_state(self, folder: Path) -> None:
-        """Write the model in Hugging Face layout, head included, and the optimizer's state beside it."""
-        self.passes.save_state(folder)
-
-    def load_state(self, folder: Path) -> None:
-        """Restore what `save_state` wrote, bit for bit, into the live model. Raises RunError."""
-        self.passes.load_state(folder)
 
     def _scores(self, batch: ScoreBatch, learns: bool) -> Tensor:
         passes = self.passes

@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from assay.learn.losses import token_weights
 from assay.learn.meter import Update, step_metrics, to_floats
-from assay.learn.passes import Passes
+from assay.learn.passes import PassesLearner
 from assay.model.head import Gains
 from assay.model.packing import Batch
 
 
-class SFTLearner:
+class SFTLearner(PassesLearner):
     """Trains a policy on traces."""
-
-    def __init__(self, passes: Passes) -> None:
-        self.passes = passes
-
-    @property
-    def policy(self) -> nn.Module:
-        """The live model."""
-        return self.passes.policy
-
-    @property
-    def policy_version(self) -> int:
-        """Optimizer steps taken so far."""
-        return self.passes.optimizer.num_steps
-
-    @property
-    def device(self) -> torch.device:
-        """Where the policy lives, and so where batches belong."""
-        return self.passes.device
 
     def update(self, batch: Batch) -> Update:
         """Make one optimizer step on -sum_t log p(token_t) / T over the completions' sampled tokens.
@@ -59,11 +39,3 @@ class SFTLearner:
         metrics = to_floats({"loss/nll": nll, "entropy/mean": entropy})
         metrics["tokens/trained"] = float(batch.sampled_T.sum())
         return Update(metrics | step_metrics([report]), self.policy_version)
-
-    def save_state(self, folder: Path) -> None:
-        """Write the policy in Hugging Face layout, and the optimizer's state beside it."""
-        self.passes.save_state(folder)
-
-    def load_state(self, folder: Path) -> None:
-        """Restore what `save_state` wrote, bit for bit, into the live policy. Raises RunError."""
-        self.passes.load_state(folder)

@@ -20,7 +20,7 @@ from assay.learn.critic import Critic, Lesson
 from assay.learn.meter import Update, reward_metrics
 from assay.learn.minibatches import minibatches
 from assay.learn.optimizer import Optimizer
-from assay.learn.passes import Passes
+from assay.learn.passes import Passes, PassesLearner
 from assay.learn.policy_update import PolicyUpdate
 from assay.learn.reference import Reference
 from assay.model.packing import Batch, Layout
@@ -31,7 +31,7 @@ DYNAMIC = {"kl_weight": "kl_target", "penalty_weight": "penalty_target"}
 """Weights of the algorithm that updates move, each towards its target, where it has one."""
 
 
-class Learner:
+class Learner(PassesLearner):
     """Trains a policy by an algorithm's row.
 
     policy: the live model. policy_version: +1 per optimizer step taken. epochs: passes over a batch;
@@ -79,7 +79,7 @@ class Learner:
         critic = critic or CriticConfig()
         waits = critic.warmup_steps * epochs * num_minibatches if algorithm.has_critic else 0
         self.optimizer = Optimizer(model, optimizer, max(1, total_steps - waits))
-        self.passes = Passes(
+        passes = Passes(
             model,
             self.optimizer,
             section="rl",
@@ -90,25 +90,11 @@ class Learner:
             activation_checkpointing=activation_checkpointing,
             tokenizer=tokenizer,
         )
+        super().__init__(passes)
         self.critic = None
         if algorithm.has_critic:
             self.critic = Critic.beside(self.passes, critic, optimizer, total_steps, critic_start)
         self._check_trust_region()
-
-    @property
-    def policy(self) -> nn.Module:
-        """The live model."""
-        return self.passes.policy
-
-    @property
-    def policy_version(self) -> int:
-        """Optimizer steps taken so far."""
-        return self.optimizer.num_steps
-
-    @property
-    def device(self) -> torch.device:
-        """Where the policy lives, and so where batches belong."""
-        return self.passes.device
 
     @property
     def scores_first(self) -> bool:

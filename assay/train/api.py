@@ -16,6 +16,7 @@ from assay.data.chat import keep_fitting
 from assay.data.problems import load_problems
 from assay.data.traces import load_traces
 from assay.errors import ConfigError, RunError
+from assay.learn.algorithms import describe
 from assay.plan import plan_memory
 from assay.run.checkpoints import MANIFEST
 from assay.train.assemble import Bench, choose_algorithm, choose_layout, open_bench, open_problems
@@ -160,7 +161,9 @@ def dry_run(config: Configured, *, overrides: Sequence[str] = ()) -> DryRun:
             opened = open_problems(bench)
             rows = [opened.train[0]]
             layout = choose_layout(settings, bench, opened.train)
-            notes = [*opened.notes, f"{row.name}: {row.paper}, {row.equation}", layout.reason]
+            source = f"{row.name}: {row.paper}, {row.equation}"
+            sets = f"{row.name} here sets: {describe(row) or 'nothing beside the defaults'}"
+            notes = [*opened.notes, source, sets, layout.reason]
             completions = settings.rl.num_prompts * settings.rl.group_size
             notes.append(f"{settings.rl.steps} steps of {completions} completions")
             notes += [f"warning: {text}" for text in bench.verifiers.warnings()]
