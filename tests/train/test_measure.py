@@ -59,6 +59,7 @@ def test_sample_reads_completions_with_their_verdicts(world: World) -> None:
 
 def test_a_dry_run_shows_the_plan_and_writes_nothing(world: World) -> None:
     shown = dry_run(world.tree())
+    assert any(" here sets: " in note for note in shown.notes)
     assert "3 steps of 8 completions" in str(shown) and "MiB" in str(shown)
     assert len(shown.sample.samples) == 1
     assert json.loads(json.dumps(shown.as_dict()))["memory_mib"]["total"] > 0
