@@ -1,0 +1,77 @@
+"""What the commands share: the application, options that recur, and how results are printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+INTERRUPTED = 130  # as shells have it: 128 + SIGINT
+
+app = typer.Typer(
+    name="assay",
+    help="Train language models to reason from rewards that can be checked, and keep the evidence.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of text.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: CUDA if any.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, as rl.steps=20. Repeatable."),
+]
+
+VerifierOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="NAME.KEY=VALUE", help="A verifier's option, as judge.url=... Repeatable."
+    ),
+]
+Unsafe = Annotated[
+    bool,
+    typer.Option(
+        "--unsafe-no-sandbox", help="Run programs without isolation where none can be had."
+    ),
+]
+
+
+def verifier_options(
+    overrides: list[str] | None, unsafe_no_sandbox: bool
+) -> dict[str, dict[str, Any]]:
+    """Return the options of verifiers that ``--set NAME.KEY=VALUE`` gives, as a run's file would."""
+    from assay import config
+
+    changes = [*(overrides or []), *(["code.unsafe_no_sandbox=true"] if unsafe_no_sandbox else [])]
+    tree = {"model": {"path": "none"}, "data": {"train": ["none"]}, "rl": {}}
+    prefixed = [f"verification.options.{change}" for change in changes]
+    return config.build(tree, prefixed).verification.options
+
+
+def warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
+
+
+def say_line(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def say_progress(text: str) -> None:
+    """Show how far a long command is, on one line of the terminal."""
+    print(f"\r{text}", end="", file=sys.stderr, flush=True)
+
+
+def show(result: Any, as_json: bool) -> None:
+    """Print a result: its ``as_dict`` as one line of JSON, or its text."""
+    print(json.dumps(result.as_dict(), allow_nan=False) if as_json else result)
+
+
+def leave_closed_pipe() -> NoReturn:
+    """End in peace: whoever read what we print, such as ``head``, has had enough."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(0)

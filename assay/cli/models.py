@@ -1,0 +1,139 @@
+"""Commands that ask a model: measure it, read it, label with it, hand it on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from assay.cli.console import Device, Json, Overrides, app, say_line, show
+
+
+@app.command(name="eval")
+def evaluate(
+    model: Annotated[str, typer.Argument(help="Model folder, hub name, checkpoint or run.")],
+    problems: Annotated[list[str], typer.Option(help="Source of problems. Repeatable.")],
+    samples: Annotated[int, typer.Option(min=1, help="Completions a problem.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 0.0,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest completion.")] = None,
+    max_problems: Annotated[int | None, typer.Option(min=1, help="The first so many.")] = None,
+    verifier: Annotated[str | None, typer.Option(help="Verifier of rows that name none.")] = None,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Also write every completion, as JSONL.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Measure a model on problems: pass@1 with its standard error, pass@k, majority@k."""
+    from assay.train import api
+
+    result = api.evaluate_model(
+        model,
+        problems,
+        num_samples=samples,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        max_problems=max_problems,
+        verifier=verifier,
+        overrides=overrides or [],
+        out=out,
+        seed=seed,
+        device=device,
+    )
+    show(result, as_json)
+
+
+@app.command()
+def sample(
+    model: Annotated[str, typer.Argument(help="Model folder, hub name, checkpoint or run.")],
+    prompt: Annotated[str | None, typer.Option(help="The question to ask.")] = None,
+    problems: Annotated[list[str] | None, typer.Option(help="Or a source of problems.")] = None,
+    answer: Annotated[
+        str | None, typer.Option(help="The prompt's answer, to be judged by.")
+    ] = None,
+    num: Annotated[int, typer.Option(min=1, help="Completions of each prompt.")] = 4,
+    max_problems: Annotated[int, typer.Option(min=1, help="Problems to show.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 1.0,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest completion.")] = None,
+    overrides: Overrides = None,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Read completions of a prompt, with their verdicts."""
+    from assay.train import api
+
+    result = api.sample(
+        model,
+        prompt=prompt,
+        problems=problems or [],
+        answer=answer,
+        num_samples=num,
+        max_problems=max_problems,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        overrides=overrides or [],
+        seed=seed,
+        device=device,
+    )
+    show(result, as_json)
+
+
+@app.command(name="label-steps")
+def label_steps(
+    model: Annotated[str, typer.Argument(help="Model folder, hub name, checkpoint or run.")],
+    completions: Annotated[
+        list[str], typer.Argument(help="Rows as `assay verify` reads them, or run directories.")
+    ],
+    out: Annotated[Path, typer.Option(help="JSONL that gets the labelled rows; goes on with it.")],
+    rollouts: Annotated[int, typer.Option(min=1, help="Continuations from each step.")] = 8,
+    soft: Annotated[
+        bool, typer.Option("--soft", help="Label by the share that is right, not by any.")
+    ] = False,
+    split: Annotated[str, typer.Option(help="What ends a step: newline, blank_line, text.")] = (
+        "newline"
+    ),
+    temperature: Annotated[float, typer.Option(min=0.01, help="Of the continuations.")] = 1.0,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest continuation.")] = None,
+    max_completions: Annotated[int | None, typer.Option(min=1, help="The first so many.")] = None,
+    verifier: Annotated[str | None, typer.Option(help="Verifier of rows that name none.")] = None,
+    overrides: Overrides = None,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Label each step of completions by rolling out from it (Math-Shepherd), for process models."""
+    from assay.train import step_labels
+
+    result = step_labels.label_steps(
+        model,
+        completions,
+        out,
+        num_rollouts=rollouts,
+        estimate="soft" if soft else "hard",
+        split=split,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        max_completions=max_completions,
+        verifier=verifier,
+        overrides=overrides or [],
+        seed=seed,
+        device=device,
+        say=say_line,
+    )
+    show(result, as_json)
+
+
+@app.command()
+def export(
+    model: Annotated[str, typer.Argument(help="Run directory or checkpoint.")],
+    out: Annotated[Path, typer.Argument(help="New folder for the merged model.")],
+    as_json: Json = False,
+) -> None:
+    """Write a run's model, adapters merged, as a plain Hugging Face folder for serving."""
+    from assay.train import api
+
+    path = api.export(model, out)
+    print(json.dumps({"model": str(path)}) if as_json else path)

@@ -1,0 +1,97 @@
+"""Commands that train, or say what training would do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from assay.cli.console import INTERRUPTED, Json, Overrides, app, say_line, show
+from assay.errors import UserError
+
+
+@app.command()
+def train(
+    config: Annotated[
+        Path | None, typer.Argument(help="TOML file (docs/configuration.md).")
+    ] = None,
+    overrides: Overrides = None,
+    resume: Annotated[Path | None, typer.Option(help="Run directory to go on with.")] = None,
+    accept_changed_verifiers: Annotated[
+        bool, typer.Option(help="Resume although a verifier's code changed; it is recorded.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option(help="Show one prompt, completion and verdict, and the plan; then stop.")
+    ] = False,
+    max_minutes: Annotated[
+        float | None, typer.Option(help="Stop cleanly, with a checkpoint, after this long.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train a model as CONFIG says, or go on with a run (--resume)."""
+    from assay.train import api
+
+    if (config is None) == (resume is None):
+        raise UserError("assay train: give a CONFIG file, or --resume RUN, and not both")
+    changes = [*(overrides or []), *([f"run.max_minutes={max_minutes}"] if max_minutes else [])]
+    if dry_run:
+        if config is None:
+            raise UserError("assay train --dry-run: needs a CONFIG file")
+        show(api.dry_run(config, overrides=changes), as_json)
+        return
+    result = api.train(
+        config,
+        overrides=changes,
+        resume=resume,
+        accept_changed_verifiers=accept_changed_verifiers,
+        quiet=as_json,
+    )
+    show(result, as_json)
+    if result.ended == "interrupted":
+        raise typer.Exit(INTERRUPTED)
+
+
+@app.command()
+def demo(
+    directory: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs"),
+    seed: Annotated[int, typer.Option(help="Seed of the whole demo.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """The R1 recipe in miniature: make a model, cold-start it, reinforce it, prove it. Minutes on a CPU."""
+    from assay.train import recipes
+
+    show(recipes.demo(directory, seed=seed, quiet=as_json), as_json)
+
+
+@app.command()
+def plan(
+    config: Annotated[
+        Path | None, typer.Argument(help="TOML file; without one, facts are given or asked for.")
+    ] = None,
+    facts: Annotated[
+        list[str] | None,
+        typer.Option("--fact", metavar="NAME=VALUE", help="A fact, as reward=answer. Repeatable."),
+    ] = None,
+    measure: Annotated[
+        int | None, typer.Option(min=0, help="Problems to measure with; 0: none. Default: a few.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Default: decision.md beside CONFIG.")] = None,
+    overwrite: Annotated[bool, typer.Option(help="Also over a file that is not ours.")] = False,
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Recommend a method and why not the others, a narrow pilot, memory and time; train nothing."""
+    from assay.plan import api
+
+    result = api.plan(
+        config,
+        overrides=overrides or [],
+        given=facts or [],
+        num_problems=measure,
+        out=out,
+        overwrite=overwrite,
+        ask=typer.prompt,
+        say=say_line,
+    )
+    show(result, as_json)

@@ -1,0 +1,136 @@
+"""Commands that ask verifiers: judge rows, test them on labelled sets, attack them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from assay.cli.console import (
+    Json,
+    Unsafe,
+    VerifierOptions,
+    app,
+    leave_closed_pipe,
+    say_progress,
+    show,
+    verifier_options,
+    warn,
+)
+from assay.errors import UserError
+
+
+@app.command()
+def verify(
+    file: Annotated[
+        Path | None, typer.Argument(help="Rows of id, completion and a spec such as answer.")
+    ] = None,
+    verifier: Annotated[
+        str | None, typer.Option(help="Verifier of rows that name none. Default: math.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write verdicts here. Default: print.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes.")] = None,
+    deadline: Annotated[float, typer.Option(min=0.001, help="Seconds a completion.")] = 5.0,
+    rescore: Annotated[
+        Path | None, typer.Option(help="Judge a run's recorded completions again, and compare.")
+    ] = None,
+    self_test: Annotated[
+        bool, typer.Option(help="Measure the verifiers on their labelled sets.")
+    ] = False,
+    overrides: VerifierOptions = None,
+    unsafe_no_sandbox: Unsafe = False,
+    as_json: Json = False,
+) -> None:
+    """Judge the completions in a JSONL file: one verdict a row, in order."""
+    options = verifier_options(overrides, unsafe_no_sandbox)
+    if [file is not None, rescore is not None, self_test].count(True) != 1:
+        raise UserError("assay verify: give one of FILE, --rescore RUN and --self-test")
+    say = say_progress if sys.stderr.isatty() else None
+    if rescore is not None:
+        from assay.train.rescore import rescore as judge_again
+
+        result = judge_again(
+            rescore, verifier, out=out, num_workers=workers, deadline=deadline, say=say
+        )
+        show(result, as_json)
+        return
+    if self_test:
+        raise typer.Exit(_self_test(verifier, workers, deadline, options, as_json))
+    assert file is not None
+    from assay.verify import batch
+
+    try:
+        summary = batch.verify_file(
+            file,
+            verifier=verifier or "math",
+            out=out,
+            num_workers=workers,
+            deadline=deadline,
+            options=options,
+            say=say if out is not None else None,
+            warn=warn,
+        )
+    except BrokenPipeError:
+        leave_closed_pipe()
+    facts = (f"{key.replace('_', ' ')} {value}" for key, value in summary.items() if value)
+    text = json.dumps(summary) if as_json else ", ".join(facts)
+    print(text, file=sys.stdout if as_json and out is not None else sys.stderr)
+    if summary["rows"] == summary["not_judged"]:
+        raise typer.Exit(1)  # the checker did no work at all
+
+
+def _self_test(
+    verifier: str | None, workers: int | None, deadline: float, options: Any, as_json: bool
+) -> int:
+    """Print how each verifier does on its labelled set; 1 where one gives a wrong verdict."""
+    from assay.verify import selftest
+
+    names = None if verifier is None else [verifier]
+    num_wrong = 0
+    settings: dict[str, Any] = {"num_workers": workers, "deadline": deadline, "options": options}
+    for result in selftest.self_test(names, **settings):
+        print(json.dumps(result.as_dict()) if as_json else result, flush=True)
+        num_wrong += len(result.wrong)
+    return 1 if num_wrong else 0
+
+
+@app.command()
+def redteam(
+    verifier: Annotated[
+        str | None,
+        typer.Option(help="A name, package.module:function or a sum. Default: all built in."),
+    ] = None,
+    problems: Annotated[
+        str | None, typer.Option(help="Rows of yours to attack. Default: the suite's own.")
+    ] = None,
+    suite: Annotated[
+        str | None, typer.Option(help="Attacks to use. Default: those that fit the verifier.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes.")] = None,
+    deadline: Annotated[float, typer.Option(min=0.001, help="Seconds a completion.")] = 10.0,
+    overrides: VerifierOptions = None,
+    unsafe_no_sandbox: Unsafe = False,
+    as_json: Json = False,
+) -> None:
+    """Try known reward hacks on a verifier; exit 1 where it pays for one."""
+    from assay.verify.redteam import team as red
+
+    if verifier is None and (problems or suite):
+        raise UserError("assay redteam: --problems and --suite need --verifier")
+    settings: dict[str, Any] = {"num_workers": workers, "deadline": deadline}
+    settings["options"] = verifier_options(overrides, unsafe_no_sandbox)
+    results = (
+        red.red_team_all(**settings)
+        if verifier is None
+        else [red.red_team(verifier, problems, suite=suite, **settings)]
+    )
+    held = True
+    for warning in red.warnings(verifier, settings["options"]) if verifier else ():
+        warn(warning)
+    for result in results:
+        show(result, as_json)
+        held = held and result.held
+    raise typer.Exit(0 if held else 1)
