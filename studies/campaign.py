@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -15,11 +16,27 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from studies.claims import Claim, Outcomes
+from studies.claims import MIN_SEEDS, Claim, Outcomes
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# Another instruction set sums in another order and so rounds otherwise, which is as good as another
+# seed. The second run of a study uses the set below the machine's own.
+ROUNDINGS: Mapping[str, Mapping[str, str]] = {
+    "avx2": {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    },
+    "sse4": {
+        "ATEN_CPU_CAPABILITY": "default",
+        "ONEDNN_MAX_CPU_ISA": "SSE41",
+        "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -127,24 +144,49 @@ def main(study: Study, argv: Sequence[str] | None = None) -> None:
         arm, seed = options.run
         run_one(study, study.arm(arm), int(seed), options.work, options.quick)
         return
-    outcomes = run_all(study, range(options.seeds), options.work, options.jobs, options.quick)
+    seeds, work, quick = range(options.seeds), options.work, options.quick
+    runs = [run_all(study, seeds, work, options.jobs, quick)]
+    if options.second and not quick:
+        other = second_rounding()
+        runs.append(run_all(study, seeds, work / other, options.jobs, quick, ROUNDINGS[other]))
     from studies.page import write_page
 
-    out = options.work / "quick" if options.quick and options.out is None else options.out
-    path = write_page(study, outcomes, out or ROOT / "docs" / "studies")
+    out = work / "quick" if quick and options.out is None else options.out
+    path = write_page(study, runs, out or ROOT / "docs" / "studies")
     print(f"{study.name}: {path}")
 
 
+def second_rounding() -> str:
+    """Return the name of the rounding just below this machine's own; raises SystemExit where it has none."""
+    import torch
+
+    own = torch.backends.cpu.get_cpu_capability()
+    below = {"AVX512": "avx2", "AVX2": "sse4"}
+    if own not in below:
+        raise SystemExit(
+            f"kernels: found {own}; a second run needs a processor with {' or '.join(below)}; "
+            "leave it out with --no-second"
+        )
+    return below[own]
+
+
 def run_all(
-    study: Study, seeds: Sequence[int], work: Path, jobs: int, quick: bool
+    study: Study,
+    seeds: Sequence[int],
+    work: Path,
+    jobs: int,
+    quick: bool,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, dict[int, Mapping[str, Any]]]:
     """Perform every arm with every seed, ``jobs`` at a time; returns what each found, by arm and seed.
+
+    environment: variables of the runs' processes, for another rounding.
 
     Raises SystemExit, naming the logs, where a run fails; the others are finished and kept.
     """
     asked = [(arm, seed) for arm in study.arms for seed in seeds]
     with ThreadPoolExecutor(max_workers=jobs) as pool:
-        codes = list(pool.map(lambda one: _run_apart(study, one[0], one[1], work, quick), asked))
+        codes = list(pool.map(lambda one: _run_apart(study, *one, work, quick, environment), asked))
     failed = [
         str(folder_of(study, arm, seed, work, quick) / "log.txt")
         for (arm, seed), code in zip(asked, codes, strict=True)
@@ -175,9 +217,26 @@ def run_one(study: Study, arm: Arm, seed: int, work: Path, quick: bool) -> Mappi
             "curves": {name: [list(xy) for xy in xys] for name, xys in outcome.curves.items()},
             "seconds": time.perf_counter() - started,
             "cpu_seconds": cpu_seconds,
+            "machine": machine(),
         }
 
     return once(folder, settings, make)
+
+
+def machine() -> str:
+    """Return this machine's processor, the kernels that PyTorch takes on it, and versions, in words."""
+    import torch
+
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    kernels = torch.backends.cpu.get_cpu_capability()
+    return (
+        f"{names[0] if names else platform.machine()} ({os.cpu_count()} cores, {kernels} kernels),"
+        f" PyTorch {torch.__version__}, Python {platform.python_version()}"
+    )
 
 
 def settings_of(study: Study, arm: Arm) -> Mapping[str, Any]:
@@ -203,7 +262,9 @@ def folder_of(study: Study, arm: Arm, seed: int, work: Path, quick: bool) -> Pat
     return base / (arm.run or study.run).__name__ / f"{digest}-{seed}"
 
 
-def _run_apart(study: Study, arm: Arm, seed: int, work: Path, quick: bool) -> int:
+def _run_apart(
+    study: Study, arm: Arm, seed: int, work: Path, quick: bool, environment: Mapping[str, str]
+) -> int:
     """Perform one run in a process of its own with one thread; returns its exit code."""
     folder = folder_of(study, arm, seed, work, quick)
     if (folder / "kept.json").is_file():
@@ -213,9 +274,9 @@ def _run_apart(study: Study, arm: Arm, seed: int, work: Path, quick: bool) -> in
     command += ["--run", arm.name, str(seed), *(["--quick"] if quick else [])]
     started = time.perf_counter()
     with open(folder / "log.txt", "w", encoding="utf-8") as log:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        variables = {**os.environ, **environment, "OMP_NUM_THREADS": "1"}
         code = subprocess.run(
-            command, stdout=log, stderr=subprocess.STDOUT, env=environment, check=False
+            command, stdout=log, stderr=subprocess.STDOUT, env=variables, check=False
         ).returncode
     how = "done" if code == 0 else f"failed ({code})"
     print(
@@ -240,7 +301,10 @@ def _parser(study: Study) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"python -m studies.{study.name}", description=study.title
     )
-    parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--seeds", type=int, default=MIN_SEEDS, help="how many")
+    parser.add_argument(
+        "--no-second", dest="second", action="store_false", help="leave out the second rounding"
+    )
     parser.add_argument("--quick", action="store_true", help="a step or two of each arm")
     parser.add_argument("--out", type=Path, default=None, help="folder of the page")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")

@@ -1,12 +1,15 @@
 """Claims and how they are judged: by criteria that are written down before anything is run.
 
-Arms share their seeds (cold start, problems), so that differences are taken seed by seed. Their
-standard error is sqrt(sum (d - mean)^2 / (n - 1) / n); "2 standard errors" of three seeds is weaker
-evidence than it sounds (a t of 2 with two degrees of freedom: p = 0.18 in two tails).
+Arms share their seeds (cold start, problems), so that differences are taken seed by seed. What
+decides is the 95 % interval of their mean, by Student's t (Student 1908): mean ± t e, where e is
+sqrt(sum (d - mean)^2 / (n - 1) / n) and t is that of n - 1 degrees of freedom (2.36 of eight seeds).
+Fewer than eight seeds decide nothing. Each interval is for its claim alone: of forty, two miss.
+A verdict stands where a second run, which rounds otherwise, comes to the same.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +17,8 @@ from typing import Literal
 
 Outcomes = Mapping[str, Mapping[int, Mapping[str, float]]]
 Verdict = Literal["reproduced", "not reproduced", "undecided"]
+MIN_SEEDS = 8
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,53 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     return mean, math.sqrt(variance / len(values))
 
 
+@functools.cache
+def t_quantile(degrees: int) -> float:
+    """Return the t that |T| exceeds with probability 5 %, T of Student's distribution.
+
+    By bisection of P(|T| > t) = I_x(degrees / 2, 1 / 2), x = degrees / (degrees + t^2), I the regularized
+    incomplete beta function.
+    """
+    from mpmath import betainc
+
+    low, high = 0.0, 1e3
+    for _ in range(60):
+        middle = (low + high) / 2
+        x = degrees / (degrees + middle**2)
+        beyond = betainc(degrees / 2, 0.5, 0, x, regularized=True)
+        low, high = (middle, high) if beyond > 1 - CONFIDENCE else (low, middle)
+    return (low + high) / 2
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The mean of paired differences and the 95 % interval around it; wide open of too few seeds."""
+
+    mean: float
+    low: float
+    high: float
+    num_seeds: int
+
+    @classmethod
+    def of(cls, differences: Sequence[float]) -> Interval:
+        """Return the interval of the differences' mean."""
+        count = len(differences)
+        mean, error = mean_and_error(differences)
+        if count < MIN_SEEDS:
+            return cls(mean, -math.inf, math.inf, count)
+        half = t_quantile(count - 1) * error
+        return cls(mean, mean - half, mean + half, count)
+
+    def told(self, as_ratio: bool) -> str:
+        """Return it in words; as_ratio: its numbers are logarithms."""
+        what = "ratio" if as_ratio else "difference"
+        values = (self.mean, self.low, self.high)
+        mean, low, high = (number(math.exp(x) if as_ratio else x) for x in values)
+        if self.num_seeds < MIN_SEEDS:
+            return f"{what} {mean} of {self.num_seeds} seeds, which are too few to decide"
+        return f"{what} {mean} ({low} to {high}, {self.num_seeds} seeds)"
+
+
 @dataclass(frozen=True)
 class Of:
     """A value of an arm, as one side of a comparison."""
@@ -66,22 +118,22 @@ def compare(outcomes: Outcomes, first: Of, second: Of, as_ratio: bool = False) -
 def exceeds(says: str, first: Of, second: Of, margin: float, as_ratio: bool = False) -> Claim:
     """Claim that one value exceeds another by at least ``margin``; as a ratio: is at least ``margin`` times it.
 
-    With d the mean over seeds of the difference (of the log ratio), m the margin (its logarithm), e the
-    standard error: reproduced where d >= m and d > 2 e; not reproduced where d + 2 e < m; else undecided.
+    With d the mean over seeds of the difference (of the log ratio) and m the margin (its logarithm):
+    reproduced where d >= m and the interval lies above 0; not reproduced where it lies below m; else undecided.
     """
     bound = math.log(margin) if as_ratio else margin
     criterion = (
-        f"{_sides(first, second, as_ratio)}: reproduced if its mean is at least {margin:g} and beyond"
-        f" 2 standard errors of {1 if as_ratio else 0}; not reproduced if 2 standard errors above its mean"
-        f" is below {margin:g}; else undecided"
+        f"{_sides(first, second, as_ratio)}: reproduced if its mean is at least {margin:g} and its 95 %"
+        f" interval lies above {1 if as_ratio else 0}; not reproduced if the interval lies below {margin:g};"
+        " else undecided"
     )
 
     def test(outcomes: Outcomes) -> Finding:
-        mean, error = mean_and_error(compare(outcomes, first, second, as_ratio))
-        if mean >= bound and mean > 2 * error:
-            return Finding("reproduced", _numbers(mean, error, as_ratio))
-        verdict: Verdict = "not reproduced" if mean + 2 * error < bound else "undecided"
-        return Finding(verdict, _numbers(mean, error, as_ratio))
+        found = Interval.of(compare(outcomes, first, second, as_ratio))
+        if found.mean >= bound and found.low > 0:
+            return Finding("reproduced", found.told(as_ratio))
+        verdict: Verdict = "not reproduced" if found.high < bound else "undecided"
+        return Finding(verdict, found.told(as_ratio))
 
     return Claim(says, criterion, test)
 
@@ -89,21 +141,21 @@ def exceeds(says: str, first: Of, second: Of, margin: float, as_ratio: bool = Fa
 def equals(says: str, first: Of, second: Of, margin: float, as_ratio: bool = False) -> Claim:
     """Claim that two values differ by less than ``margin``; as a ratio: by less than that factor.
 
-    Reproduced where |d| + 2 e < m; not reproduced where |d| - 2 e > m; else undecided.
+    Reproduced where the interval lies within -m and m; not reproduced where it lies wholly outside.
     """
     bound = math.log(margin) if as_ratio else margin
     allowed = f"1/{margin:g} and {margin:g}" if as_ratio else f"-{margin:g} and {margin:g}"
     criterion = (
-        f"{_sides(first, second, as_ratio)}: reproduced if mean ± 2 standard errors lies between {allowed};"
+        f"{_sides(first, second, as_ratio)}: reproduced if its 95 % interval lies between {allowed};"
         " not reproduced if it lies wholly outside; else undecided"
     )
 
     def test(outcomes: Outcomes) -> Finding:
-        mean, error = mean_and_error(compare(outcomes, first, second, as_ratio))
-        if abs(mean) + 2 * error < bound:
-            return Finding("reproduced", _numbers(mean, error, as_ratio))
-        verdict: Verdict = "not reproduced" if abs(mean) - 2 * error > bound else "undecided"
-        return Finding(verdict, _numbers(mean, error, as_ratio))
+        found = Interval.of(compare(outcomes, first, second, as_ratio))
+        if -bound < found.low and found.high < bound:
+            return Finding("reproduced", found.told(as_ratio))
+        outside = found.low > bound or found.high < -bound
+        return Finding("not reproduced" if outside else "undecided", found.told(as_ratio))
 
     return Claim(says, criterion, test)
 
@@ -111,21 +163,31 @@ def equals(says: str, first: Of, second: Of, margin: float, as_ratio: bool = Fal
 def not_below(says: str, first: Of, second: Of, margin: float) -> Claim:
     """Claim that one value is not below another by ``margin`` or more.
 
-    Reproduced where d - 2 e > -m; not reproduced where d + 2 e < -m; else undecided.
+    Reproduced where the interval lies above -m; not reproduced where it lies below; else undecided.
     """
     criterion = (
-        f"{_sides(first, second, as_ratio=False)}: reproduced if 2 standard errors below its mean is above"
-        f" -{margin:g}; not reproduced if 2 standard errors above its mean is below that; else undecided"
+        f"{_sides(first, second, as_ratio=False)}: reproduced if its 95 % interval lies above -{margin:g};"
+        " not reproduced if it lies below that; else undecided"
     )
 
     def test(outcomes: Outcomes) -> Finding:
-        mean, error = mean_and_error(compare(outcomes, first, second))
-        if mean - 2 * error > -margin:
-            return Finding("reproduced", _numbers(mean, error, as_ratio=False))
-        verdict: Verdict = "not reproduced" if mean + 2 * error < -margin else "undecided"
-        return Finding(verdict, _numbers(mean, error, as_ratio=False))
+        found = Interval.of(compare(outcomes, first, second))
+        if found.low > -margin:
+            return Finding("reproduced", found.told(as_ratio=False))
+        verdict: Verdict = "not reproduced" if found.high < -margin else "undecided"
+        return Finding(verdict, found.told(as_ratio=False))
 
     return Claim(says, criterion, test)
+
+
+def standing(findings: Sequence[Finding]) -> str:
+    """Return what a claim's runs say together, in words: one verdict stands only where two runs agree."""
+    verdicts = [finding.verdict for finding in findings]
+    if len(verdicts) == 1:
+        return f"{verdicts[0].capitalize()}, in one run alone"
+    if len(set(verdicts)) == 1:
+        return verdicts[0].capitalize()
+    return f"Undecided: {' and '.join(verdicts)}"
 
 
 def _sides(first: Of, second: Of, as_ratio: bool) -> str:
@@ -136,13 +198,6 @@ def _sides(first: Of, second: Of, as_ratio: bool) -> str:
         sides = [f"`{side.value}` of *{side.arm}*" for side in (first, second)]
         named = f" {joined} ".join(sides)
     return f"{named}, seed by seed"
-
-
-def _numbers(mean: float, error: float, as_ratio: bool) -> str:
-    if not as_ratio:
-        return f"difference {number(mean)} ± {number(error)}"
-    low, high = math.exp(mean - error), math.exp(mean + error)
-    return f"ratio {number(math.exp(mean))} ({number(low)} to {number(high)} at one standard error)"
 
 
 def number(value: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import tomli_w
 
 from studies.campaign import Panel, Study, outcomes_of
-from studies.claims import Outcomes, mean_and_error, number
+from studies.claims import Outcomes, mean_and_error, number, standing
 
 Found = Mapping[str, Mapping[int, Mapping[str, Any]]]
 
@@ -20,40 +19,43 @@ INK = "#7a8290"
 COLORS = ("#2f8fd8", "#d9742b", "#3d9a5f", "#b0569e", "#8c7a2e", "#c8474b")
 
 
-def write_page(study: Study, found: Found, folder: Path) -> Path:
-    """Write ``NAME.svg`` and ``NAME.md``; returns the page's path."""
+def write_page(study: Study, runs: Sequence[Found], folder: Path) -> Path:
+    """Write ``NAME.svg`` and ``NAME.md`` of one run or of two that round otherwise; returns the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     if study.panels:
-        draw(study, found, folder / f"{study.name}.svg")
+        draw(study, runs[0], folder / f"{study.name}.svg")
     path = folder / f"{study.name}.md"
-    path.write_text(page(study, found), encoding="utf-8")
+    path.write_text(page(study, runs), encoding="utf-8")
     return path
 
 
-def page(study: Study, found: Found) -> str:
-    """Return the page's text."""
-    outcomes = outcomes_of(found)
+def page(study: Study, runs: Sequence[Found]) -> str:
+    """Return the page's text: the first run's figure, and every run's numbers."""
+    outcomes, found = [outcomes_of(one) for one in runs], runs[0]
     parts = [f"# {study.title}", f"Source: {study.source}", "## Found", verdicts(study, outcomes)]
     if study.reading:
         parts.append(study.reading)
     if study.panels:
         parts.append(f"![{study.title}]({study.name}.svg)")
         parts.append(_legend(study, found))
-    parts += ["## Figures", table(study, outcomes)]
+    for name, one in zip(("Figures", "Figures of the second run"), outcomes, strict=False):
+        parts += [f"## {name}", table(study, one)]
     parts.append("Mean ± standard error over seeds (each seed's value).")
     parts += ["## How", f"The world: {study.setup}.", _arms(study), _criteria(study)]
-    parts += [_machine(study, found), "## Limits", study.limits]
+    parts += [_machines(runs), "## Limits", study.limits]
     parts.append(f"Make it again: `python -m studies.{study.name}`.")
     return "\n\n".join(parts) + "\n"
 
 
-def verdicts(study: Study, outcomes: Outcomes) -> str:
-    """Return each claim with its verdict and its numbers, as a list."""
+def verdicts(study: Study, runs: Sequence[Outcomes]) -> str:
+    """Return each claim with what its runs say together, and each run's numbers, as a list."""
     lines: list[str] = []
     for claim in study.claims:
-        finding = claim.test(outcomes)
-        lines.append(f"- {claim.says} **{finding.verdict.capitalize()}**: {finding.numbers}.")
-    return "\n".join(lines)
+        findings = [claim.test(outcomes) for outcomes in runs]
+        numbers = "; again: ".join(finding.numbers for finding in findings)
+        lines.append(f"- {claim.says} **{standing(findings)}**: {numbers}.")
+    told = "In brackets the 95 % interval of the mean over seeds, by Student's t; *again*: a second run, which rounds otherwise."
+    return "\n".join([*lines, "", told])
 
 
 def table(study: Study, outcomes: Outcomes) -> str:
@@ -105,27 +107,20 @@ def _legend(study: Study, found: Found) -> str:
     return " ".join(parts)
 
 
-def _machine(study: Study, found: Found) -> str:
-    import torch
-
-    runs = [one for by_seed in found.values() for one in by_seed.values()]
-    cpu = sum(one["cpu_seconds"] for one in runs)
-    seeds = sorted({seed for by_seed in found.values() for seed in by_seed})
-    return (
-        f"Seeds {', '.join(map(str, seeds))}; {len(runs)} runs of one thread each, two at a time, on"
-        f" {_cpu_name()}; {cpu / len(runs):.0f} seconds of processor a run, {cpu / 60:.0f} minutes in all."
-        f" PyTorch {torch.__version__}, Python {platform.python_version()};"
-        f" {datetime.date.today().isoformat()}."
-    )
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.machine()}, {len(names)} cores"
+def _machines(runs: Sequence[Found]) -> str:
+    lines: list[str] = []
+    for name, found in zip(
+        ("The runs", "The second run, which rounds otherwise"), runs, strict=False
+    ):
+        each = [one for by_seed in found.values() for one in by_seed.values()]
+        cpu = sum(one["cpu_seconds"] for one in each)
+        seeds = sorted({seed for by_seed in found.values() for seed in by_seed})
+        lines.append(
+            f"{name}: seeds {', '.join(map(str, seeds))}; {len(each)} processes of one thread, two at a"
+            f" time, on {' and '.join(sorted({one['machine'] for one in each}))}; {cpu / len(each):.0f}"
+            f" seconds of processor each, {cpu / 60:.0f} minutes in all."
+        )
+    return "\n\n".join([*lines, f"{datetime.date.today().isoformat()}."])
 
 
 def draw(study: Study, found: Found, path: Path) -> None:

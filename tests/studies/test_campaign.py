@@ -5,12 +5,25 @@ from __future__ import annotations
 import importlib
 import math
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from studies.campaign import Arm, Outcome, Panel, Study, Task, merge, once, run_all, run_one
-from studies.claims import Of, Outcomes, equals, exceeds, mean_and_error, not_below, number
+from studies.claims import (
+    Finding,
+    Interval,
+    Of,
+    Outcomes,
+    equals,
+    exceeds,
+    mean_and_error,
+    not_below,
+    number,
+    standing,
+    t_quantile,
+)
 from studies.page import band, page, table, write_page
 
 STUDIES = sorted(
@@ -48,53 +61,107 @@ def found(**arms: list[float]) -> dict[str, dict[int, dict[str, Any]]]:
     curve = [[1, 1.0], [2, 3.0]]
     return {
         arm: {
-            seed: {"values": one, "curves": {"y": curve}, "seconds": 2.0, "cpu_seconds": 1.0}
+            seed: {
+                "values": one,
+                "curves": {"y": curve},
+                "seconds": 2.0,
+                "cpu_seconds": 1.0,
+                "machine": "a processor",
+            }
             for seed, one in by_seed.items()
         }
         for arm, by_seed in canned(**arms).items()
     }
 
 
+NOISE = (0.1, -0.1, 0.1, -0.1, 0.1, -0.1, 0.1, -0.1)  # its interval is 0.09 to either side
+
+
+def around(mean: float, noise: float = 1.0) -> list[float]:
+    return [mean + noise * one for one in NOISE]
+
+
 @pytest.mark.parametrize(
     ("more", "verdict"),
     [
-        ([2.0, 2.1, 1.9], "reproduced"),
-        ([1.2, 1.3, 1.1], "not reproduced"),  # more, surely, but less than the margin
-        ([0.0, 0.1, -0.1], "not reproduced"),
-        ([4.0, 0.0, 1.0], "undecided"),
-        ([1.9, 1.0, 1.0], "undecided"),  # mean below the margin, which is within 2 standard errors
+        (around(2.0), "reproduced"),
+        (around(1.2), "not reproduced"),  # more, surely, but less than the margin
+        (around(1.0), "not reproduced"),
+        (around(2.0, 30.0), "undecided"),
+        (around(1.45), "undecided"),  # mean below the margin, which is within the interval
     ],
 )
 def test_exceeds_has_three_answers(more: list[float], verdict: str) -> None:
     claim = exceeds("", Of("more", "x"), Of("less", "x"), margin=0.5)
-    assert claim.test(canned(more=more, less=[1.0, 1.0, 1.0])).verdict == verdict
+    assert claim.test(canned(more=more, less=[1.0] * 8)).verdict == verdict
 
 
 @pytest.mark.parametrize(
     ("more", "verdict"),
     [
-        ([1.0, 1.1, 0.9], "reproduced"),
-        ([2.0, 2.1, 1.9], "not reproduced"),
-        ([1.0, 2.0, 0.0], "undecided"),
+        (around(1.0), "reproduced"),
+        (around(2.0), "not reproduced"),
+        (around(0.0), "not reproduced"),
+        (around(1.0, 10.0), "undecided"),
+        (around(1.45), "undecided"),
     ],
 )
 def test_equals_has_three_answers(more: list[float], verdict: str) -> None:
     claim = equals("", Of("more", "x"), Of("less", "x"), margin=0.5)
-    assert claim.test(canned(more=more, less=[1.0, 1.0, 1.0])).verdict == verdict
+    assert claim.test(canned(more=more, less=[1.0] * 8)).verdict == verdict
 
 
 @pytest.mark.parametrize(
     ("more", "verdict"),
     [
-        ([3.0, 3.1, 2.9], "reproduced"),
-        ([0.8, 0.8, 0.8], "reproduced"),
-        ([0.0, 0.1, -0.1], "not reproduced"),
-        ([0.5, 2.0, -1.0], "undecided"),
+        (around(3.0), "reproduced"),
+        (around(0.8), "reproduced"),
+        (around(0.0), "not reproduced"),
+        (around(0.5, 10.0), "undecided"),
     ],
 )
 def test_not_below_has_three_answers(more: list[float], verdict: str) -> None:
     claim = not_below("", Of("more", "x"), Of("less", "x"), margin=0.5)
-    assert claim.test(canned(more=more, less=[1.0, 1.0, 1.0])).verdict == verdict
+    assert claim.test(canned(more=more, less=[1.0] * 8)).verdict == verdict
+
+
+@pytest.mark.parametrize("claim", [exceeds, equals, not_below])
+def test_fewer_than_eight_seeds_decide_nothing(claim: Any) -> None:
+    """However alike they are: two verdicts of three on three seeds changed on another processor."""
+    for more in (0.0, 1.0, 9.0):
+        few = canned(more=[more] * 7, less=[1.0] * 7)
+        found = claim("", Of("more", "x"), Of("less", "x"), margin=0.5).test(few)
+        assert found.verdict == "undecided"
+        assert "7 seeds, which are too few" in found.numbers
+
+
+@pytest.mark.parametrize(
+    ("degrees", "t"), [(2, 4.303), (7, 2.365), (9, 2.262), (30, 2.042), (100, 1.984)]
+)
+def test_quantiles_are_those_of_students_tables(degrees: int, t: float) -> None:
+    assert t_quantile(degrees) == pytest.approx(t, abs=5e-4)
+
+
+def test_two_standard_errors_over_eight_seeds_are_not_enough() -> None:
+    """d = 2.2 e: beyond two standard errors, within Student's 2.36."""
+    error = mean_and_error(NOISE)[1]
+    found = Interval.of([one + 2.2 * error for one in NOISE])
+    assert found.low < 0 < found.mean - 2 * error
+
+
+def test_an_interval_misses_as_often_as_it_says() -> None:
+    """Of 4 000 intervals of eight normal draws, about 5 % leave out the mean (here within 4 deviations)."""
+    random = Random(0)
+    found = [Interval.of([random.gauss(0, 1) for _ in range(8)]) for _ in range(4000)]
+    missed = sum(not one.low < 0 < one.high for one in found) / len(found)
+    assert missed == pytest.approx(0.05, abs=4 * math.sqrt(0.05 * 0.95 / 4000))
+
+
+def test_a_verdict_stands_where_two_runs_agree() -> None:
+    yes, no = Finding("reproduced", ""), Finding("not reproduced", "")
+    assert standing([yes, yes]) == "Reproduced"
+    assert standing([yes, no]) == "Undecided: reproduced and not reproduced"
+    assert standing([yes]) == "Reproduced, in one run alone"
 
 
 def test_what_was_not_measured_decides_nothing() -> None:
@@ -104,17 +171,19 @@ def test_what_was_not_measured_decides_nothing() -> None:
 
 def test_differences_are_taken_seed_by_seed() -> None:
     """Seeds differ by far more than arms do: paired, the difference is exact."""
-    outcomes = canned(more=[1.0, 11.0, 101.0], less=[0.0, 10.0, 100.0])
+    less = [10.0**n for n in range(8)]
     claim = exceeds("", Of("more", "x"), Of("less", "x"), margin=0.5)
-    assert claim.test(outcomes) == claim.test(canned(more=[1.0, 1.0, 1.0], less=[0.0, 0.0, 0.0]))
+    found = claim.test(canned(more=[one + 1.0 for one in less], less=less))
+    assert found == claim.test(canned(more=[1.0] * 8, less=[0.0] * 8))
+    assert found.verdict == "reproduced"
 
 
 def test_ratios_are_of_logarithms() -> None:
     claim = exceeds("", Of("more", "x"), Of("less", "x"), margin=1.5, as_ratio=True)
-    outcomes = canned(more=[2.0, 20.0], less=[1.0, 10.0])
+    outcomes = canned(more=[2.0, 20.0] * 4, less=[1.0, 10.0] * 4)
     assert claim.test(outcomes).verdict == "reproduced"
     assert claim.test(outcomes).numbers.startswith("ratio 2.00 ")
-    closer = canned(more=[1.2, 12.0], less=[1.0, 10.0])
+    closer = canned(more=[1.2, 12.0] * 4, less=[1.0, 10.0] * 4)
     assert claim.test(closer).verdict == "not reproduced"
 
 
@@ -141,18 +210,26 @@ def test_a_table_has_means_errors_and_seeds() -> None:
 
 
 def test_a_page_says_what_was_found_and_how_it_was_judged() -> None:
-    text = page(a_study(), found(more=[2.0, 2.1], less=[1.0, 1.0]))
-    assert "- More is more. **Reproduced**: difference 1.05 ± 0.0500." in text
+    run = found(more=[2.0, 2.1] * 4, less=[1.0] * 8)
+    text = page(a_study(), [run, run])
+    numbers = "difference 1.05 (1.01 to 1.09, 8 seeds)"
+    assert f"- More is more. **Reproduced**: {numbers}; again: {numbers}." in text
+    assert text.count("| more | 2.05") == 2
     assert (
         "the value, *more* less *less*, seed by seed: reproduced if its mean is at least 0.5"
         in text
     )
-    assert "Seeds 0, 1; 4 runs" in text
+    assert "seeds 0, 1, 2, 3, 4, 5, 6, 7; 16 processes of one thread" in text
     assert "It is canned." in text
 
 
+def test_a_page_of_one_run_says_so() -> None:
+    text = page(a_study(), [found(more=[2.0] * 8, less=[1.0] * 8)])
+    assert "**Reproduced, in one run alone**" in text
+
+
 def test_the_figure_is_the_same_each_time(tmp_path: Path) -> None:
-    numbers = found(more=[2.0, 2.1], less=[1.0, 1.0])
+    numbers = [found(more=[2.0, 2.1], less=[1.0, 1.0])]
     first = write_page(a_study(), numbers, tmp_path / "a").with_suffix(".svg").read_bytes()
     assert first == write_page(a_study(), numbers, tmp_path / "b").with_suffix(".svg").read_bytes()
     assert b"what rises" in first
@@ -198,14 +275,14 @@ def test_merging_lays_tables_over_tables() -> None:
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_study_judges_what_it_shows(name: str) -> None:
-    """Claims name arms and columns that exist; a page can be made of any numbers."""
+    """Claims name arms and columns that exist, and equal numbers decide: nothing exceeds, all are equal."""
     study: Study = importlib.import_module(f"studies.{name}").STUDY
     assert study.name == name
     assert len({arm.name for arm in study.arms}) == len(study.arms)
     values = dict.fromkeys(study.columns, 1.0)
-    outcomes = {arm.name: {0: values, 1: values, 2: values} for arm in study.arms}
+    outcomes = {arm.name: dict.fromkeys(range(8), values) for arm in study.arms}
     for claim in study.claims:
-        assert claim.test(outcomes).verdict in ("reproduced", "not reproduced", "undecided")
+        assert claim.test(outcomes).verdict in ("reproduced", "not reproduced")
 
 
 def test_a_quick_study_runs_from_cold_start_on(tmp_path: Path) -> None:
