@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from assay.config import TrainConfig
     from assay.config import load as load_config
+    from assay.data.sources import source
     from assay.errors import (
         AssayError,
         ConfigError,
@@ -52,12 +53,14 @@ __all__ = [
     "VerifierError",
     "WorkerDied",
     "load_config",
+    "source",
     "train",
 ]
 
 _HOMES = {
     "TrainConfig": "assay.config:TrainConfig",
     "load_config": "assay.config:load",
+    "source": "assay.data.sources:source",
     "train": "assay.train",
     **{
         name: f"assay.types:{name}"

@@ -73,6 +73,7 @@ PUBLIC = {
     "VerifierError",
     "WorkerDied",
     "load_config",
+    "source",
     "train",
 }
 

@@ -77,7 +77,8 @@ class DataConfig(Section):
     """Problems, and how they are shown to the policy.
 
     A source is a file (JSONL or Parquet), ``hf:NAME[/CONFIG][?split=train]``,
-    ``gym:TASK[?setting=value&size=1000&seed=0]`` or ``package.module:object``.
+    ``gym:TASK[?setting=value&size=1000&seed=0]`` or ``package.module:object``: rows, or a function
+    under ``@assay.source`` that returns them.
     """
 
     train: tuple[Text, ...] = ()

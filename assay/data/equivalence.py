@@ -22,6 +22,7 @@ from typing import Any
 
 from assay.data.rows import check_text, complaint, copy_row
 from assay.data.rowset import RowSet, load_rows
+from assay.data.sources import python_name, source
 from assay.data.tasks import Chain, Generated, Split, in_split
 from assay.data.traces import Trace
 from assay.errors import DataError, message
@@ -109,6 +110,8 @@ def answer_pairs(
     splits share no sum.
     """
     if pairs is not None:
+        if python_name(pairs):
+            raise DataError(message("pairs", pairs, "a JSONL or Parquet file, or hf:NAME"))
         return load_rows(AnswerPairSet, read_answer_pair, [pairs])
     if split not in ("train", "heldout"):
         raise DataError(message("split", repr(split), "train or heldout"))
@@ -134,6 +137,7 @@ def answer_pairs(
     return Generated(size, make)
 
 
+@source
 def scalar_rows(**settings: Any) -> Sequence[dict[str, Any]]:
     """Return rows for an outcome model: the reference stands in the prompt, the candidate is scored.
 
@@ -149,6 +153,7 @@ def scalar_rows(**settings: Any) -> Sequence[dict[str, Any]]:
     return Generated(len(found), make)
 
 
+@source
 def reasoning_traces(**settings: Any) -> Sequence[Trace]:
     """Return traces that reason and end in a verdict; of a pair without reasoning, the verdict alone.
 
@@ -163,6 +168,7 @@ def reasoning_traces(**settings: Any) -> Sequence[Trace]:
     return Generated(len(found), make)
 
 
+@source
 def verdict_problems(**settings: Any) -> Sequence[Problem]:
     """Return problems that ask for a verdict, whose right one is in the spec: for `says_the_label`.
 

@@ -5,7 +5,9 @@ A source is named by one string:
     problems.jsonl, problems.parquet                       a file (which kind: seen by its content)
     hf:OWNER/NAME[/CONFIG][?split=train&revision=main]     a hub dataset (extra ``hub``)
     gym:TASK[?setting=value&size=1000&seed=0]              a reasoning-gym task
-    package.module:object[?argument=value]                 rows, or a callable that returns them
+    package.module:object[?argument=value]                 rows, or a declared function that returns them
+
+A function is declared by `source`: its module's author means it to be called by a configuration.
 
 The settings after ``?`` are JSON values where they read as such (``4``, ``0.5``, ``true``, ``[1,2]``),
 else text; ``%26`` stands for ``&``. They are the object's keyword arguments.
@@ -21,9 +23,9 @@ import os
 import re
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeVar
 from urllib.parse import unquote
 
 from assay.data.rows import cause, shown
@@ -34,6 +36,19 @@ UNREAD: Any = object()
 """Stands for a row that trusted code makes on demand, so that scanning need not make it."""
 
 _OBJECT_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_DECLARED = "__assay_source__"
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def source(function: Function) -> Function:
+    """Declare that a function returns rows, so that a source may name it and give its arguments.
+
+    Only such functions are called: a source that a stranger wrote cannot name any other, as one that
+    runs commands.
+    """
+    setattr(function, _DECLARED, True)
+    return function
 
 
 class Source(Protocol):
@@ -70,6 +85,14 @@ def open_source(text: str) -> Source:
     if _OBJECT_NAME.fullmatch(name):
         return _open_object(text, name, settings)
     raise DataError(message(text, "no such file", ACCEPTED))
+
+
+def python_name(source: str) -> str | None:
+    """Return the ``package.module:object`` that a source would import; None where it would not."""
+    name = source.partition("?")[0]
+    if source.startswith(("hf:", "gym:")) or not _OBJECT_NAME.fullmatch(name):
+        return None
+    return name
 
 
 def split_settings(text: str) -> tuple[str, dict[str, Any]]:
@@ -248,6 +271,10 @@ def import_object(name: str, error: type[Exception] = DataError) -> Any:
 def _open_object(text: str, name: str, settings: Mapping[str, Any]) -> Source:
     rows = import_object(name)
     if callable(rows):
+        if getattr(rows, _DECLARED, None) is not True:
+            accepted = "rows, or a function that is declared to return them"
+            remedy = "put @assay.source above it, if it is yours"
+            raise DataError(message(text, "what is not declared as a source", accepted, remedy))
         _check_settings(rows, text, name, settings)
         try:
             rows = rows(**settings)

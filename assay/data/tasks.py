@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Generic, Literal, TypeVar, overload
 
+from assay.data.sources import source
 from assay.data.traces import Trace
 from assay.errors import DataError, message
 from assay.types import Problem
@@ -70,6 +71,7 @@ def apply(operator: str, left: int, right: int) -> int:
     return left + right if operator == "+" else left - right
 
 
+@source
 def chain_sums(
     size: int = 1000,
     seed: int = 0,
@@ -97,6 +99,7 @@ def chain_sums(
     return Generated(size, make)
 
 
+@source
 def imperfect_traces(
     size: int = 1000,
     seed: int = 0,

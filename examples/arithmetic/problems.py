@@ -12,9 +12,12 @@ from typing import Any
 
 import reasoning_gym
 
+from assay import source
+
 HELDOUT_ONE_IN = 10
 
 
+@source
 def sums(split: str = "train", size: int = 1000, seed: int = 0) -> Iterator[dict[str, Any]]:
     """Yield ``size`` different problems of a split, ``train`` or ``heldout``."""
     rows = reasoning_gym.create_dataset(

@@ -9,9 +9,11 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+from assay import source
 from examples.arithmetic.problems import sums
 
 
+@source
 def pairs(split: str = "train", size: int = 1000, seed: int = 0) -> Iterator[dict[str, Any]]:
     """Yield ``size`` pairs of a split, ``train`` or ``heldout``; no question is in both."""
     chance = random.Random(seed)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any, Literal
 
+from assay import source
 from assay.data.tasks import apply, chain_sums
 
 Split = Literal["train", "heldout"]
@@ -21,18 +22,21 @@ SLIPS = 0.2
 MARKED = 0.8
 
 
+@source
 def steps(size: int = 1000, split: Split = "train", seed: int = 0) -> Iterator[dict[str, Any]]:
     """Yield sums worked out step by step; a step is right while the value is still the true one."""
     for prompt, written, labels in worked(size, split, seed, SLIPS):
         yield {"prompt": prompt, "steps": written, "labels": labels}
 
 
+@source
 def outcomes(size: int = 1000, split: Split = "train", seed: int = 0) -> Iterator[dict[str, Any]]:
     """Yield the same as whole completions, right where the last step is."""
     for prompt, written, labels in worked(size, split, seed, SLIPS):
         yield {"prompt": prompt, "completion": ";".join(written), "label": labels[-1]}
 
 
+@source
 def pairs(size: int = 1000, split: Split = "train", seed: int = 0) -> Iterator[dict[str, Any]]:
     """Yield pairs of a faultless and a faulty working of one sum; the margin is how many steps are wrong."""
     right = worked(size, split, seed, 0.0)

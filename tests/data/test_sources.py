@@ -18,7 +18,7 @@ from data_files import complaint_about
 from assay.data import parquet
 from assay.data.gym import GymRows
 from assay.data.problems import load_problems
-from assay.data.sources import import_object, split_settings
+from assay.data.sources import import_object, python_name, split_settings
 from assay.errors import DataError, MissingExtra, VerifierError
 from assay.types import Problem
 
@@ -216,6 +216,7 @@ def test_gym_complaints_are_one_line(source: str, expected: str) -> None:
 # ---- Python objects
 
 MODULE = """
+from assay import source
 from assay.types import Problem
 
 ROWS = [{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": 2}]
@@ -224,25 +225,34 @@ TEXT = "abc"
 
 class Maker:
     @staticmethod
+    @source
     def rows(count=2):
         return [{"prompt": f"m{n}"} for n in range(count)]
 
+@source
 def endless(start=0):
     n = start
     while True:
         yield Problem(f"id-{n}", f"q{n}")
         n += 1
 
+@source
 def failing(after: int):
     for n in range(after):
         yield {"prompt": f"q{n}"}
     raise RuntimeError("the well is dry")
 
+@source
 def broken():
     raise KeyError("x")
 
+@source
 def bad_row():
     return [{"prompt": "a"}, {"prompt": ""}]
+
+def undeclared(file):
+    open(file, "w").close()
+    return [{"prompt": "a"}]
 
 class Lazy(list):
     def __getitem__(self, index):
@@ -299,11 +309,36 @@ def test_an_endless_generator_needs_a_limit_and_rows_can_be_read_again(module: s
         ("my_rows:broken", "my_rows:broken: raised KeyError: 'x'"),
         ("my_rows:bad_row", "my_rows:bad_row:1 prompt: found ''"),
         ("my_rows:LAZY", "my_rows:LAZY: raised RuntimeError: no such page"),
-        ("itertools:chain?a=1", "itertools:chain?a=1: raised TypeError"),
+        (
+            "itertools:count",
+            "found what is not declared as a source; accepted: rows, or a function",
+        ),
     ],
 )
 def test_complaints_about_objects_are_one_line(module: str, source: str, expected: str) -> None:
     assert expected in complaint_about(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "subprocess:getoutput?cmd=touch here",
+        "my_rows:undeclared?file=here",
+        "assay.data.equivalence:scalar_rows?pairs=subprocess:getoutput",
+        "assay.data.sources:os.mkdir?path=here",
+    ],
+)
+def test_only_a_function_that_is_declared_as_a_source_is_called(
+    module: str, tmp_path: Path, source: str
+) -> None:
+    assert "accepted: " in complaint_about(source)
+    assert not (tmp_path / "here").exists()
+
+
+def test_what_a_source_imports_is_known_without_importing_it() -> None:
+    assert python_name("rows.of.mine:pairs?size=4") == "rows.of.mine:pairs"
+    for other in ("hf:squad", "gym:chain_sum?size=4", "rows.jsonl", "a/rows:1"):
+        assert python_name(other) is None
 
 
 def test_an_object_can_be_imported_under_another_kind_of_error() -> None:
