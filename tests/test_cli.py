@@ -271,10 +271,21 @@ def test_training_and_all_that_reads_a_run(assay: Assay, here: Path, model: Path
     assert Path("merged/model.safetensors").exists()
 
 
+@pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf"])
+def test_a_time_limit_is_a_number_of_minutes(
+    assay: Assay, here: Path, model: Path, minutes: str
+) -> None:
+    found = assay("train", write_config(model), f"--max-minutes={minutes}").complaint
+    assert "run.max_minutes: found" in found and "accepted: a number > 0" in found
+    assert not Path("runs").exists()
+
+
 def test_what_people_read(assay: Assay, here: Path, model: Path) -> None:
-    done = assay("train", write_config(model), "--max-minutes", 0.000001)
-    assert done.code == 0 and "out of time after 0 steps" in done.out
-    assert "go on with: assay train --resume runs/run" in done.out
+    config = write_config(model, rl={"steps": 2})
+    done = assay("train", config, "--max-minutes", 0.000001)
+    assert done.code == 0 and "out of time after 1 steps" in done.out
+    assert "go on with: assay train --resume runs/run\n" in done.out
+    assert "finished after 2 steps" in assay("train", "--resume", "runs/run").out
     shown = assay("sample", model, "--problems", "heldout.jsonl", "--max-tokens", 4, "--num", 1)
     assert shown.code == 0 and "=== prompt ===" in shown.out and "failed" in shown.out
     measured = assay("eval", model, "--problems", "heldout.jsonl", "--max-tokens", 4)

@@ -25,7 +25,8 @@ def train(
         bool, typer.Option(help="Show one prompt, completion and verdict, and the plan; then stop.")
     ] = False,
     max_minutes: Annotated[
-        float | None, typer.Option(help="Stop cleanly, with a checkpoint, after this long.")
+        float | None,
+        typer.Option(help="Stop this start cleanly, with a checkpoint, after so many minutes."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -34,7 +35,9 @@ def train(
 
     if (config is None) == (resume is None):
         raise UserError("assay train: give a CONFIG file, or --resume RUN, and not both")
-    changes = [*(overrides or []), *([f"run.max_minutes={max_minutes}"] if max_minutes else [])]
+    changes = list(overrides or [])
+    if max_minutes is not None:
+        changes.append(f"run.max_minutes={max_minutes}")
     if dry_run:
         if config is None:
             raise UserError("assay train --dry-run: needs a CONFIG file")

@@ -24,7 +24,7 @@ class RunConfig(Section):
     device: str | None = None
     """``cpu``, ``cuda`` or ``cuda:1``. None: CUDA when there is one, else the CPU."""
     max_minutes: Positive | None = None
-    """Stop cleanly, with a checkpoint, after this many minutes. None: no limit."""
+    """Stop cleanly, with a checkpoint, so many minutes after the start. At least one step is taken. The limit is of one start: a run does not keep it, and ``--resume`` goes on without it. None: no limit."""
 
     @field_validator("name")
     @classmethod

@@ -68,7 +68,8 @@ class Update(Protocol):
 class Run:
     """One run directory, locked while it is open; use it as a context so that it ends in order.
 
-    step: how many steps are finished. metrics: the row of the last one. config: as it was written.
+    step: how many steps are finished. metrics: the row of the last one. config: as it was written,
+    without the time limit of this start.
     Made by `create` or `resume`, never directly. Opening a run seeds the process-wide random generators.
     """
 
@@ -76,9 +77,9 @@ class Run:
         self, folder: Path, config: TrainConfig, num_steps: int | None, quiet: bool
     ) -> None:
         self.folder = folder
-        self.config = config
+        self.config, self._max_minutes = _without_limit(config), config.run.max_minutes
         self.num_steps = num_steps if num_steps is not None else config.rl and config.rl.steps
-        self.step = 0
+        self.step = self._first_step = 0
         self.metrics: dict[str, float] = {}
         self.clock = PhaseClock()
         self.verifiers: dict[str, dict[str, Any]] = {}
@@ -121,7 +122,7 @@ class Run:
         parent = Path(config.run.directory)
         try:
             folder = _make_folder(parent, name)
-            write_atomic(folder / "config.toml", dump(config).encode())
+            write_atomic(folder / "config.toml", dump(_without_limit(config)).encode())
             if decision is not None:
                 write_atomic(folder / DECISION, decision.encode())
             run = cls(folder, config, num_steps, quiet)
@@ -155,8 +156,8 @@ class Run:
         folder = Path(path)
         if not (folder / "config.toml").is_file():
             raise RunError(f"{folder}: not a run directory (it has no config.toml); check the path")
-        before = load(folder / "config.toml")
-        config = load(folder / "config.toml", overrides)
+        before = _without_limit(load(folder / "config.toml"))
+        config = load(folder / "config.toml", ["run.max_minutes=", *overrides])
         run = cls(folder, config, num_steps, quiet)
         try:
             run._find_checkpoint(before)
@@ -243,7 +244,7 @@ class Run:
         return row
 
     def _show(self, row: Mapping[str, float]) -> None:
-        every, limit = self.config.evaluation.every, self.config.run.max_minutes
+        every, limit = self.config.evaluation.every, self._max_minutes
         to_evaluate = evaluation_seconds_left(self._evaluated, every, self.step, self.num_steps)
         spent = time.perf_counter() - self._started
         most = float("inf") if limit is None else 60 * limit - spent
@@ -334,11 +335,14 @@ class Run:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why no further step should begin: ``interrupted``, ``max_minutes``, or None."""
-        limit = self.config.run.max_minutes
+        """Why no further step should begin: ``interrupted``, ``max_minutes``, or None.
+
+        The time limit lets each start take one step, so that whoever goes on again and again gets on.
+        """
         if self._stop.requested:
             return "interrupted"
-        if limit is not None and time.perf_counter() - self._started > 60 * limit:
+        limit, learned = self._max_minutes, self.step > self._first_step
+        if limit is not None and learned and time.perf_counter() - self._started > 60 * limit:
             return "max_minutes"
         return None
 
@@ -383,7 +387,7 @@ class Run:
     def _find_checkpoint(self, before: TrainConfig) -> None:
         """Choose the checkpoint to go on from; nothing is changed yet."""
         step, damaged = self.checkpoints.newest_valid()
-        self.step = step or 0
+        self.step = self._first_step = step or 0
         now = collect_environment(self.config)
         environment = read_json(self.folder / "environment.json")
         if environment is None:  # killed while the run was being created
@@ -455,6 +459,11 @@ def _make_folder(parent: Path, name: str) -> Path:
         if not os.access(folder, os.W_OK):
             raise PermissionError(13, "Permission denied")
         return folder
+
+
+def _without_limit(config: TrainConfig) -> TrainConfig:
+    """Return what a run keeps of its configuration: a time limit is of one start."""
+    return config.model_copy(update={"run": config.run.model_copy(update={"max_minutes": None})})
 
 
 def _is_harmful(change: str) -> bool:

@@ -340,10 +340,38 @@ def test_ctrl_c_ends_after_the_step_with_a_checkpoint(tmp_path: Path) -> None:
     assert rows_of(run.folder, "events")[-1]["reason"] == "interrupted"
 
 
-def test_the_time_limit_ends_a_run(tmp_path: Path) -> None:
-    with Run.create(make_config(tmp_path, run={"max_minutes": 1e-6}), quiet=True) as run:
+def test_the_time_limit_ends_one_start_after_a_step_with_a_checkpoint(tmp_path: Path) -> None:
+    learner, limit = FakeLearner(), {"max_minutes": 1e-9}
+    with Run.create(make_config(tmp_path, run=limit), quiet=True) as run:
+        run.attach(learner=learner)
+        assert run.stop_reason is None, "each start takes a step"
+        take_steps(run, learner, 1)
         assert run.stop_reason == "max_minutes"
     assert rows_of(run.folder, "events")[-1]["reason"] == "max_minutes"
+    assert run.checkpoints.steps() == [1]
+    assert "max_minutes" not in (run.folder / "config.toml").read_text()
+    with Run.resume(run.folder, quiet=True) as run:
+        run.attach(learner=learner)
+        take_steps(run, learner, 1)
+        assert run.stop_reason is None
+    assert "config_changes" not in rows_of(run.folder, "events")[-2]
+    with Run.resume(run.folder, overrides=["run.max_minutes=1e-9"], quiet=True) as run:
+        run.attach(learner=learner)
+        assert run.step == 2 and run.stop_reason is None
+        take_steps(run, learner, 1)
+        assert run.stop_reason == "max_minutes"
+
+
+def test_a_time_limit_that_an_older_version_wrote_into_a_run_is_over(tmp_path: Path) -> None:
+    with Run.create(make_config(tmp_path), quiet=True) as run:
+        run.attach()
+    path = run.folder / "config.toml"
+    path.write_text(path.read_text().replace("[run]\n", "[run]\nmax_minutes = 1e-9\n", 1))
+    with Run.resume(run.folder, quiet=True) as run:
+        run.attach()
+        take_steps(run, FakeLearner(), 1)
+        assert run.stop_reason is None
+    assert "max_minutes" not in path.read_text()
 
 
 def test_an_error_is_written_down_and_passed_on(tmp_path: Path) -> None:

@@ -138,8 +138,11 @@ def test_a_finished_run_says_so_and_how_to_extend_it(
 
 def test_max_minutes_stops_cleanly(world: World) -> None:
     result = train(world.tree(run={"max_minutes": 1e-9}), quiet=True)
-    assert (result.steps, result.ended) == (0, "max_minutes")
-    result = train(resume=result.run, overrides=["run.max_minutes="], quiet=True)
+    assert (result.steps, result.ended) == (1, "max_minutes") and result.checkpoint
+    again = train(resume=result.run, overrides=["run.max_minutes=1e-9"], quiet=True)
+    assert (again.steps, again.ended) == (2, "max_minutes"), "every start gets on"
+    (command,) = [line for line in str(again).splitlines() if line.startswith("go on with:")]
+    result = train(resume=command.split("--resume ")[1], quiet=True)
     assert (result.steps, result.ended) == (3, "finished")
 
 
