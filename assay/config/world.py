@@ -44,7 +44,7 @@ class RunConfig(Section):
 
 
 class LoraConfig(Section):
-    """Low-rank adapters in place of full fine-tuning (needs the extra ``lora``)."""
+    """Low-rank adapters in place of full fine-tuning (needs the extra ``lora``). Where `model.path` holds adapters already, these are trained further: leave the section out, or say what they are."""
 
     rank: Natural = 16
     """Rank of each adapter."""
@@ -66,7 +66,7 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16"] | None = None
     """Type of the forward and backward pass; master weights and optimizer state stay float32. None: bfloat16 on CUDA, float32 on the CPU."""
     lora: LoraConfig | None = None
-    """Train adapters only; the adapter-off model is then the reference. None: train every weight."""
+    """Train adapters only; a reference then takes the memory of the adapters alone. None: train every weight."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: about a third more time, far less memory."""
     trust_remote_code: bool = False

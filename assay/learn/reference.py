@@ -1,34 +1,68 @@
-"""The frozen policy that a KL is measured against."""
+"""The policy that a KL or a preference is measured against."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
 
-from torch import nn
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from assay.errors import RunError, message
+
+FILE = "reference.safetensors"
 
 
 class Reference:
-    """The policy as it was when this object was made.
+    """The policy as it was when this object was made, or at the last `refresh`.
 
-    With adapters it is the same model with its adapters off, which takes no memory; otherwise a
-    frozen copy of the model. Make it before the policy is trained or restored from a checkpoint.
+    It keeps a copy of the trained parameters alone (of adapters, where only these are trained) and puts
+    them in the model's place as long as it is asked. Adapters that the policy started from are part of
+    it. Make it before the policy is trained or restored from a checkpoint; one that is refreshed is
+    itself a part of checkpoints.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.shares_weights = hasattr(model, "disable_adapter")
         self._model = model
-        if not self.shares_weights:
-            self._model = copy.deepcopy(model).requires_grad_(False).eval()
+        self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._held = {name: p.detach().clone() for name, p in self._trained.items()}
+
+    def refresh(self) -> None:
+        """Take the policy as it is now."""
+        for name, parameter in self._trained.items():
+            self._held[name].copy_(parameter.detach())
 
     @contextmanager
     def policy(self) -> Generator[nn.Module]:
-        """Hold the model that is the reference as long as the context lasts."""
-        if not self.shares_weights:
+        """Hold the model that is the reference as long as the context lasts; the policy is then away."""
+        self._swap()
+        try:
             yield self._model
-            return
-        model: Any = self._model
-        with model.disable_adapter():
-            yield model
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        """Exchange what both hold, without a copy: who shares a parameter's memory finds it unchanged."""
+        for name, parameter in self._trained.items():
+            parameter.data, self._held[name] = self._held[name], parameter.data
+
+    def save_state(self, folder: Path) -> None:
+        """Write ``reference.safetensors``."""
+        held = {name: tensor.contiguous() for name, tensor in self._held.items()}
+        save_file(held, folder / FILE)
+
+    def load_state(self, folder: Path) -> None:
+        """Restore what `save_state` wrote, bit for bit. Raises RunError."""
+        path = folder / FILE
+        try:
+            saved: dict[str, Tensor] = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise RunError(message(str(path), error, "the file of an earlier save")) from error
+        if saved.keys() != self._held.keys():
+            odd = sorted(saved.keys() ^ self._held.keys())[0]
+            accepted = "the trained parameters of this model"
+            raise RunError(message(str(path), f"{odd} in one only", accepted))
+        for name, tensor in saved.items():
+            self._held[name].copy_(tensor)

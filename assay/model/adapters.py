@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,15 +46,49 @@ def add_adapter(
             raise ModelError(message("model.lora.targets", found, accepted)) from error
 
 
-def load_adapter(model: Any, folder: Path) -> nn.Module:
-    """Wrap a base model with the adapters that a folder holds, trainable, in float32."""
+def load_adapter(model: Any, folder: Path, config: LoraConfig | None = None) -> nn.Module:
+    """Wrap a base model with the adapters that a folder holds, trainable, in float32.
+
+    config: what they are to be. None: what they are. Raises ModelError where they are not.
+    """
+    layers = linear_layers(model)
     try:
         with _without_peft_advice():
             wrapped = import_peft().PeftModel.from_pretrained(model, folder, is_trainable=True)
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().split("\n")[0][:240]
         raise ModelError(f"the adapter of {folder} cannot be loaded: {reason}") from error
+    if config is not None:
+        _check_same(wrapped, folder, config, layers)
     return wrapped.eval()
+
+
+def _check_same(wrapped: Any, folder: Path, config: LoraConfig, layers: Sequence[str]) -> None:
+    """Raise ModelError where adapters that are there are others than a configuration asks for."""
+    there = wrapped.peft_config[wrapped.active_adapter]
+    modules = wrapped.get_base_model().named_modules()
+    adapted = {name for name, module in modules if hasattr(module, "lora_A")}
+    asked = {name for name in layers if _is_target(name, config.targets)}
+    for key, found, own in (
+        ("rank", config.rank, getattr(there, "r", None)),
+        ("alpha", config.alpha, getattr(there, "lora_alpha", None)),
+        ("targets", asked, adapted),
+    ):
+        if found != own:
+            if key == "targets":
+                found, own = _leaves(asked), _leaves(adapted)
+            accepted = f"{own}, as of the adapters in {folder}"
+            remedy = "leave [model.lora] out to go on with them, or export them and start from that"
+            raise ModelError(message(f"model.lora.{key}", found, accepted, remedy))
+
+
+def _is_target(layer: str, targets: Sequence[str] | None) -> bool:
+    """Whether adapters are to sit on a layer, as peft reads names."""
+    return targets is None or any(f".{layer}".endswith(f".{name}") for name in targets)
+
+
+def _leaves(layers: Iterable[str]) -> str:
+    return ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
 
 
 def base_of(folder: Path) -> tuple[str, str | None]:

@@ -40,7 +40,7 @@ def load_model(config: ModelConfig, device: str | None, seed: int) -> LoadedMode
     """Load the model and tokenizer that a configuration names; dropout is off.
 
     A folder that holds an adapter is loaded with its base model, wherever that lies. Raises ModelError
-    in one line for whatever cannot be loaded; MissingExtra for adapters without peft and GGUF files
+    in one line for whatever cannot be loaded, adapters that are not those asked for among it; MissingExtra for adapters without peft and GGUF files
     without gguf.
     """
     silence_transformers()
@@ -58,7 +58,7 @@ def load_model(config: ModelConfig, device: str | None, seed: int) -> LoadedMode
     eos_ids = find_eos_ids(model, tokenizer)
     shape = model.config.get_text_config()
     if has_adapter:
-        model = load_adapter(model, folder)
+        model = load_adapter(model, folder, config.lora)
     elif config.lora is not None:
         model = add_adapter(model, config.lora, seed, source.revision)
     return LoadedModel(

@@ -12,9 +12,9 @@ import numpy as np
 from assay.config import PreferenceConfig, TrainConfig
 from assay.generate.base import Generator
 from assay.learn.meter import Update, step_metrics
-from assay.learn.moving_reference import MovingReference
 from assay.learn.preference_table import Preference
 from assay.learn.preference_update import PreferenceBatch, PreferenceLearner
+from assay.learn.reference import Reference
 from assay.run.directory import Run
 from assay.run.guard import Guard
 from assay.train.assemble import open_bench
@@ -49,7 +49,7 @@ class PreferenceLoop:
     guard: Guard
     config: PreferenceConfig
     generator: Generator | None = None
-    moving: MovingReference | None = None
+    moving: Reference | None = None
     warned: bool = False
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from assay.config import PreferenceConfig
 from assay.data.curriculum import Curriculum
 from assay.generate.base import Generator
-from assay.learn.moving_reference import MovingReference
 from assay.learn.preference_update import PreferenceBatch, PreferenceLearner
+from assay.learn.reference import Reference
 from assay.model.packing import pack
 from assay.run.directory import Run
 from assay.train.batch_plan import BatchPlan
@@ -32,7 +32,7 @@ class SampledPairs:
     learner: PreferenceLearner
     plan: BatchPlan
     settings: PreferenceConfig
-    reference: MovingReference | None
+    reference: Reference | None
 
     def draw(self, step: int) -> PreferenceBatch | None:
         """Sample and judge one step's groups; return their pairs, None where nothing was told apart."""

@@ -10,9 +10,9 @@ from typing import Any
 from assay.config import PreferenceConfig, TrainConfig
 from assay.data.curriculum import Curriculum
 from assay.generate.base import Generator
-from assay.learn.moving_reference import MovingReference
 from assay.learn.preference_table import Preference, preference
 from assay.learn.preference_update import PreferenceLearner
+from assay.learn.reference import Reference
 from assay.model.probe import LayoutChoice, probe_layouts
 from assay.run.directory import Run
 from assay.train.assemble import (
@@ -75,7 +75,7 @@ class Ready:
     heldout_problems: Sequence[Problem]
     evaluate_pairs: Evaluate | None
     generator: Generator | None = None
-    moving: MovingReference | None = None
+    moving: Reference | None = None
 
 
 def prepare_given(setup: Setup) -> Ready:
@@ -126,7 +126,7 @@ def prepare_on_policy(setup: Setup) -> Ready:
     run = _open_run(setup, settings.steps, [*problems.notes, layout.reason])
     evaluate = _prepare_heldout(setup, heldout, ReferenceTable(run.folder), learner, run)
     parts: dict[str, Any] = {"model": learner, "curriculum": curriculum}
-    reference = MovingReference(learner.policy) if setup.row.needs_reference else None
+    reference = Reference(learner.policy) if setup.row.needs_reference else None
     moving = reference if settings.reference_every is not None else None
     # One that stays is the policy at the start, which is there on resume without a checkpoint.
     if moving is not None:

@@ -121,6 +121,25 @@ def test_a_new_run_starts_from_another_run(world: World) -> None:
         train(world.tree(model={"path": str(world.folder / "runs" / "empty")}), quiet=True)
 
 
+@pytest.mark.parametrize("changes", [{"kl_weight": 0.1}, {"name": "rloo"}], ids=["loss", "guard"])
+def test_a_run_that_starts_from_adapters_is_held_to_them(
+    world: World, changes: dict[str, Any]
+) -> None:
+    lora = {"lora": {"rank": 2}}
+    cold = train(
+        world.sft_tree(run={"name": "cold"}, model=lora, optimizer={"learning_rate": 3e-2}),
+        quiet=True,
+    )
+    start = {"path": cold.run, **lora}
+    hot = {"model": start, "algorithm": changes, "guard": {"max_kl": 10.0}}
+    whole = train(world.tree(**hot, run={"name": "whole"}, rl={"steps": 4}), quiet=True)
+    kl = [row["kl/mean"] for row in rows_of(whole.run, "metrics")]
+    assert kl[0] == pytest.approx(0.0, abs=1e-6) and kl[-1] > 0
+    part = train(world.tree(**hot, run={"name": "part"}, rl={"steps": 2}), quiet=True)
+    train(resume=part.run, overrides=["rl.steps=4"], quiet=True)
+    assert [row["kl/mean"] for row in rows_of(part.run, "metrics")] == kl
+
+
 def test_a_finished_run_says_so_and_how_to_extend_it(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,63 @@
+"""Adapters that are there already are those that a configuration asks for, or they are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.config import LoraConfig, ModelConfig
+from assay.errors import ModelError
+from assay.model.load import LoadedModel, load_model, save_model
+from assay.testing import save_tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_tiny_model(tmp_path / "base", hidden_size=16)
+
+
+def load(path: Path, **settings: Any) -> LoadedModel:
+    return load_model(ModelConfig(path=str(path), **settings), "cpu", 0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "complaint"),
+    [
+        (LoraConfig(rank=2, alpha=8.0, targets=("q_proj", "up_proj")), None),
+        (LoraConfig(rank=2, alpha=8.0, targets=("up_proj", "self_attn.q_proj")), None),
+        (
+            LoraConfig(rank=16, alpha=8.0, targets=("q_proj", "up_proj")),
+            "rank: found 16; accepted: 2, ",
+        ),
+        (LoraConfig(rank=2, targets=("q_proj", "up_proj")), "alpha: found 32.0; accepted: 8.0, "),
+        (
+            LoraConfig(rank=2, alpha=8.0, targets=("q_proj",)),
+            "targets: found q_proj; accepted: q_proj, up_proj, ",
+        ),
+        (LoraConfig(rank=2, alpha=8.0), "targets: found down_proj, gate_proj, "),
+    ],
+)
+def test_adapters_that_are_there_are_those_that_are_asked_for(
+    folder: Path, tmp_path: Path, asked: LoraConfig, complaint: str | None
+) -> None:
+    own = LoraConfig(rank=2, alpha=8.0, targets=("q_proj", "up_proj"))
+    loaded = load(folder, lora=own)
+    save_model(loaded.model, loaded.tokenizer, tmp_path / "adapter")
+    if complaint is None:
+        load(tmp_path / "adapter", lora=asked)
+        return
+    with pytest.raises(ModelError) as caught:
+        load(tmp_path / "adapter", lora=asked)
+    said = str(caught.value)
+    assert said.startswith(f"model.lora.{complaint}") and str(tmp_path / "adapter") in said
+    assert "\n" not in said and "leave [model.lora] out" in said
+
+
+def test_all_linear_layers_are_all_linear_layers(folder: Path, tmp_path: Path) -> None:
+    loaded = load(folder, lora=LoraConfig())
+    save_model(loaded.model, loaded.tokenizer, tmp_path / "adapter")
+    load(tmp_path / "adapter", lora=LoraConfig())
