@@ -81,7 +81,7 @@ class AlgorithmConfig(Section):
     overlong_buffer: Annotated[int, Field(ge=0)] | None = None
     """Soft overlong punishment (DAPO eq. 13): over the last so many tokens before `sampling.max_tokens` the reward falls linearly by 1. 0: off."""
     dynamic_sampling: bool | None = None
-    """Replace groups whose completions are all right or all wrong by fresh ones."""
+    """Replace groups whose completions are all right or all wrong by fresh ones. A step that finds no other group is measured and changes no weight."""
 
 
 class CriticConfig(Section):

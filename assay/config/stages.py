@@ -28,7 +28,7 @@ class RLConfig(Section):
     """Tokens (prompts counted once a group) in one forward and backward pass: lower it when memory runs out.
     None: 2048 on a CPU, 8192 on a GPU."""
     max_refills: Annotated[int, Field(ge=0)] = 4
-    """Dynamic sampling: how often a step may draw again to replace groups that are all right or all wrong."""
+    """Dynamic sampling: how often a step may draw again to replace groups that are all right or all wrong. 0: they stay, and are learned from."""
     max_group_size: Natural | None = None
     """Adaptive group size: a group of which nothing passed is sampled on, `group_size` completions at a time, until something passes or it has this many. None: groups keep their size."""
     temperature_schedule: tuple[tuple[int, float], ...] = ()

@@ -127,7 +127,7 @@ class Learner(PassesLearner):
                     batch = replace(batch, ref_logprobs_T=self.passes.logprobs(batch, reference))
         return batch
 
-    def update(self, batch: Batch, advantages_T: Tensor) -> Update:
+    def update(self, batch: Batch, advantages_T: Tensor, learns: bool = True) -> Update:
         """Learn from a scored batch and its advantages: ``epochs`` passes, some optimizer steps each.
 
         Normalizers are those of all tokens of an optimizer step, however it is split into micro-batches.
@@ -135,9 +135,14 @@ class Learner(PassesLearner):
         groups is not taken; the first step before which the policy has gone further than
         `Algorithm.stop_kl` is the end. A critic learns beside the policy, and in its first batches
         alone. Dynamic weights of the algorithm are moved at the end. Raises OutOfMemory.
+
+        learns: False: the batch is measured and nothing is learned from it. Its gradient is zero, and
+        on a zero gradient no optimizer step is taken: weights, moments, weight decay, schedule and
+        policy version stay, and a critic's too.
         """
         row, critic = self.algorithm, self.critic
-        mask_T = loss_mask(batch, row)
+        mask_T = loss_mask(batch, row) if learns else torch.zeros_like(batch.sampled_T)
+        advantages_T = torch.where(mask_T, advantages_T, 0.0)
         lesson = joint = None
         if critic is not None:
             lesson = Lesson(batch, compute_returns(batch, row), mask_T, row.value_clip)
@@ -165,6 +170,8 @@ class Learner(PassesLearner):
             if row.penalty_target is not None and policy.meter.num_steps:
                 policy.measure_old_kl()
         metrics = policy.meter.metrics() | (lesson.metrics() if lesson else {})
+        if critic is not None:
+            critic.num_updates += learns
         metrics |= self._finish(metrics, batch.num_rows) | reward_metrics(batch, row)
         batch = policy.meter.batch_as_seen()
         return Update(metrics, self.policy_version, batch, advantages_T)
@@ -226,12 +233,10 @@ class Learner(PassesLearner):
             )
 
     def _finish(self, metrics: Mapping[str, float], num_completions: int) -> dict[str, float]:
-        """Count the batch, move the algorithm's dynamic weights, and return what they were in it.
+        """Move the algorithm's dynamic weights, and return what they were in it.
 
         A batch from which the policy took no step says nothing of what a weight does to it.
         """
-        if self.critic is not None:
-            self.critic.num_updates += 1
         row = self.algorithm
         if metrics["optimizer/steps"]:
             self.algorithm = steer(

@@ -36,7 +36,7 @@ def train_step(loop: Loop) -> None:
     temperature = loop.plan.sampling_at(loop.run.step).temperature
     batch = loop.learner.score(pack(groups, verdicts, loop.learner.device), temperature)
     advantages_T = compute_advantages(batch, loop.learner.algorithm)
-    update = loop.learner.update(batch, advantages_T)
+    update = loop.learner.update(batch, advantages_T, loop.plan.learns_from(verdicts))
     loop.generator.load_policy(loop.learner.policy, update.policy_version)
     loop.run.finish_step(update)
     loop.guard.check(loop.run)
@@ -48,7 +48,8 @@ def collect(
     """Draw problems, sample their groups, judge them, and write them down before they are learned from.
 
     Under dynamic sampling (DAPO eq. 11) groups whose judged completions are all right or all wrong
-    are replaced by fresh draws, at most ``max_refills`` times; they are recorded all the same.
+    are replaced by fresh draws, at most ``max_refills`` times; they are recorded all the same. Where
+    no group is mixed they are what is returned: measured, and not learned from.
     """
     kept: list[Judged] = []
     passed_over: list[Judged] = []
@@ -61,7 +62,7 @@ def collect(
             (kept if not plan.max_refills or is_mixed(judged[1]) else passed_over).append(judged)
         if len(kept) == plan.num_prompts:
             break
-    if not kept:  # nothing to learn from, but a step is a step: its gradient is zero
+    if not kept:  # see BatchPlan.learns_from
         kept, passed_over = passed_over, []
     run.record(*unzip([*kept, *passed_over]), sampling=sampling)
     return unzip(kept)

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 import assay.learn.passes as passes_module
 from assay.config import OptimizerConfig
 from assay.learn.advantages import compute_advantages, loss_mask
-from assay.learn.algorithms import Algorithm, algorithm
+from assay.learn.algorithms import ALGORITHMS, Algorithm, algorithm
 from assay.learn.losses import policy_loss, token_weights
 from assay.model.head import Gains
 from assay.model.packing import Batch
@@ -84,6 +85,32 @@ def test_any_split_into_micro_batches_gives_the_same_gradient(name: str, max_tok
     parts = a_learner(ROWS[name], max_tokens_per_micro_batch=max_tokens)
     [split] = collect_gradients(parts, batch)
     assert_same(split, whole, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_batch_that_is_only_measured_changes_nothing(name: str, tmp_path: Path) -> None:
+    """Whatever the row adds up: a punishment of length, the KL in its place, an entropy bonus, a critic."""
+    extras = {"kl_weight": 0.1, "entropy_weight": 0.1}
+    if name != "grpo_process":
+        extras["overlong_buffer"] = 4
+    row = algorithm(name, max_tokens=9, **extras)
+    batch = a_batch()
+    ends_T = torch.ones_like(batch.sampled_T)
+    batch = replace(batch, step_ends_T=ends_T, step_scores_T=torch.rand(len(ends_T)))
+    decays = OptimizerConfig(learning_rate=0.01, weight_decay=0.1)
+    learner = a_learner(row, optimizer=decays, keep_reference=True)
+    learn(learner, batch)  # the moments are no longer zero
+    learner.save_state(tmp_path / "before")
+    scored = learner.score(batch)
+    update = learner.update(scored, compute_advantages(scored, learner.algorithm), learns=False)
+    learner.save_state(tmp_path / "after")
+    for file in sorted((tmp_path / "before").rglob("*.*")):
+        again = tmp_path / "after" / file.relative_to(tmp_path / "before")
+        assert file.read_bytes() == again.read_bytes(), file.name
+    assert update.policy_version == learner.policy_version
+    assert update.metrics["optimizer/steps"] == update.metrics["tokens/trained"] == 0
+    assert update.metrics["loss/token_share"] == 0 and update.metrics["entropy/mean"] > 0
+    assert update.metrics["kl/mean"] > 0 and not update.advantages_T.any()  # pyright: ignore
 
 
 def test_an_update_is_repeatable_to_the_bit() -> None:

@@ -121,6 +121,22 @@ def test_a_new_run_starts_from_another_run(world: World) -> None:
         train(world.tree(model={"path": str(world.folder / "runs" / "empty")}), quiet=True)
 
 
+def test_a_step_without_a_mixed_group_leaves_the_policy_as_it_is(world: World) -> None:
+    """Of all wrong completions the longer ones are punished, and their format is rewarded: still no step."""
+    tree = world.tree(
+        rl={"steps": 2, "max_refills": 1},
+        algorithm={"name": "dapo", "overlong_buffer": 6, "mask_truncated": False, "kl_weight": 0.1},
+        data={"verifier": "train_worlds:wrong_in_many_ways"},
+        optimizer={"weight_decay": 0.1},
+        guard={"max_kl": 1.0, "min_entropy": 0.0},
+    )
+    result = train(tree, quiet=True)
+    rows = rows_of(result.run, "metrics")
+    assert [row["optimizer/steps"] for row in rows] == [0.0, 0.0]
+    assert all(row["entropy/mean"] > 0 and row["kl/mean"] == 0 for row in rows)
+    assert result.checkpoint and not differ(world.folder / "model", result.checkpoint)
+
+
 @pytest.mark.parametrize("changes", [{"kl_weight": 0.1}, {"name": "rloo"}], ids=["loss", "guard"])
 def test_a_run_that_starts_from_adapters_is_held_to_them(
     world: World, changes: dict[str, Any]

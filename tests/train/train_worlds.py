@@ -29,6 +29,11 @@ def always_right(problem: Problem, completion: Completion) -> float:
     return 1.0
 
 
+def wrong_in_many_ways(problem: Problem, completion: Completion) -> dict[str, float]:
+    """Nothing passes, and yet a part of the reward tells completions apart."""
+    return {"score": 0.0, "format": float(sum(completion.tokens.tolist()) % 2)}
+
+
 def never_judged(problem: Problem, completion: Completion) -> None:
     """A checker that can never say anything."""
 
