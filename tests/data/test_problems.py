@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import resource
-import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -257,16 +255,10 @@ def test_a_million_rows_stream(tmp_path: Path) -> None:
                 f'{{"id": "p{n}", "prompt": "{"How much is it? " * 15} {n}", "answer": "{n}"}}\n'
             )
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    started = time.perf_counter()
     problems = load_problems([str(path)])
-    seconds = time.perf_counter() - started
     grown_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    print(
-        f"{seconds:.1f} s, {grown_mib:.0f} MiB for {path.stat().st_size >> 20} MiB", file=sys.stderr
-    )
     assert problems[777_777].spec == {"answer": "777777"}
     assert grown_mib < 100
-    assert seconds < 30
 
 
 def test_a_spec_that_the_verifier_cannot_use_is_a_bad_row(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from assay.config import EngineConfig, SamplingConfig
 from assay.generate import forward as forward_module
 from assay.generate import shared_prompt as shared_module
 from assay.generate.kv_cache import BLOCK, Extent, Room
+from assay.generate.products import can_pack
 from assay.generate.shared_prompt import PROMPT_BLOCK, ROWS_AT_ONCE, SIBLINGS, SharedPromptCache
 from assay.testing import tiny_model
 
@@ -203,9 +204,12 @@ def test_bits_do_not_depend_on_neighbors(family: str, dtype: torch.dtype, thread
         engine = engine_of(
             tiny_model(family=family).to(dtype), eos_ids=EARLY, seed=3, settings=settings
         )
-        assert engine.independent and isinstance(engine._choice.forward.cache, SharedPromptCache)
+        assert engine.independent
         sampling = SamplingConfig(max_tokens=BLOCK + 10)
         check_neighbors_change_nothing(engine, LENGTHS, sampling, (2, 11, 3))
+        if dtype == torch.bfloat16 and not can_pack(torch.zeros(1, dtype=dtype)):
+            pytest.skip("this CPU has no bfloat16 products: prompts are kept apart, with these bits")
+        assert isinstance(engine._choice.forward.cache, SharedPromptCache)
     finally:
         torch.set_num_threads(before)
 

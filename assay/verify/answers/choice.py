@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any, cast
@@ -296,27 +296,36 @@ def _joined(text: str, options: Options, several: bool) -> tuple[str, ...]:
 
 def _spoken(text: str, start: int, options: Options, several: bool) -> tuple[str, ...]:
     """Return the labels of the last phrase such as "the answer is (b) because ..." after ``start``."""
-    found: list[tuple[int, int, tuple[str, ...]]] = []
-    for match in _ANCHORS.finditer(text, start):
-        if _DENIED.search(text[max(0, match.start() - 60) : match.start()]):
-            continue
-        if labels := _after(text[match.end() : match.end() + 400], options, several):
-            found.append((match.start(), match.end(), labels))
-    for match in _CORRECT.finditer(text, start):
-        if _is_label(match["label"], options) and not match["negated"]:
-            found.append((match.start(), match.end(), (match["label"],)))
-    if not found:
+    commitments = _commitments(text, start, options, several)
+    stop, labels = next(commitments, (0, ()))
+    if not labels:
         return ()
-    found.sort()
-    _, stop, labels = found[-1]
     if taken := _instead(text, stop, options, several):
         return taken
-    for _, end, earlier in reversed(found[:-1]):
+    for end, earlier in commitments:
         between = text[end:stop]
         if len(between) > 80 or not re.search(r"\b(?:or|alternatively|maybe|perhaps|possibly|also)\b", between, re.IGNORECASE):  # fmt: skip
             break
         labels = (*earlier, *labels)
     return tuple(dict.fromkeys(labels))
+
+
+def _commitments(text: str, start: int, options: Options, several: bool) -> Iterator[tuple[int, tuple[str, ...]]]:  # fmt: skip
+    """Yield the end and the labels of each phrase that names a choice, the last one first.
+
+    Lazily: reading what follows a phrase is dear, and mostly the last phrase decides.
+    """
+    phrases = (*_ANCHORS.finditer(text, start), *_CORRECT.finditer(text, start))
+    for match in sorted(phrases, key=re.Match[str].span, reverse=True):
+        if match.re is _CORRECT:
+            named = _is_label(match["label"], options) and not match["negated"]
+            labels = (match["label"],) if named else ()
+        elif _DENIED.search(text[max(0, match.start() - 60) : match.start()]):
+            continue
+        else:
+            labels = _after(text[match.end() : match.end() + 400], options, several)
+        if labels:
+            yield match.end(), labels
 
 
 def _instead(text: str, start: int, options: Options, several: bool) -> tuple[str, ...]:

@@ -261,7 +261,7 @@ READERS: dict[bytes, Callable[[Decoder, int], Any]] = {
     b"s": lambda decoder, _: decoder.text(),
     b"b": lambda decoder, _: decoder.block(),
     b"y": lambda decoder, _: bytearray(decoder.block()),
-    b"l": lambda decoder, depth: decoder.items(depth),
+    b"l": Decoder.items,
     b"t": lambda decoder, depth: tuple(decoder.items(depth)),
     b"S": lambda decoder, depth: set(decoder.distinct(decoder.items(depth))),
     b"Z": lambda decoder, depth: frozenset(decoder.distinct(decoder.items(depth))),

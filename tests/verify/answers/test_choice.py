@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from growth import LINEAR, growth
 from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.errors import VerifierError
 from assay.types import Completion, Problem, ThinkFormat
+from assay.verify.answers import choice
 from assay.verify.answers.choice import judge_choice
 from assay.verify.base import Part
 
@@ -158,12 +159,22 @@ def test_real_choice_rows(shared_data: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["A, ", "the answer is ", "(", "\\boxed{", "\n", "A? ", "A or ", "**", "\\boxed{A} or ", "option ", "answer is B "]
 )  # fmt: skip
-def test_long_texts_take_no_time(text: str) -> None:
-    started = time.process_time()
-    for length in (390, 100_000):
+def test_work_grows_with_the_text(text: str) -> None:
+    def judge(length: int) -> None:
         part("A", text * (length // len(text)), options=CITIES)
         part(["A", "C"], text * (length // len(text)) + "?")
-    assert time.process_time() - started < 2
+
+    assert growth(judge, 40_000) < LINEAR
+    assert growth(judge, 390) < LINEAR  # what is alone is read as a whole
+
+
+@pytest.mark.parametrize("text", ["answer is B ", "the answer is B or ", "B is correct. "])
+def test_only_the_last_phrases_are_read(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    after = choice._after
+    monkeypatch.setattr(choice, "_after", lambda rest, *others: read.append(rest) or after(rest, *others))  # fmt: skip
+    assert part("B", "word " * 50 + text * 1000).extracted == "B"
+    assert len(read) <= 8  # as many as stand within 80 characters
 
 
 @given(st.lists(st.sampled_from(["A", "B", "C", "D"]), min_size=2, unique=True), st.sampled_from([" or ", ", ", "/", " and "]))  # fmt: skip
