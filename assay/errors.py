@@ -80,3 +80,12 @@ def message(where: str, found: object, accepted: str, remedy: str = "") -> str:
     """Return the one-line form of a complaint about user input."""
     text = f"{where}: found {found}; accepted: {accepted}"
     return f"{text}; {remedy}" if remedy else text
+
+
+def cause(error: BaseException) -> str:
+    """Return an error's type and the first line of its text, to stand inside another message."""
+    try:
+        text = str(error).strip().partition("\n")[0]
+    except Exception:  # the methods of a foreign error may raise
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -60,7 +60,7 @@ def _override_value(text: str, is_text: bool) -> Any:
     for candidate in (text, text.lower()) if text in ("True", "False") else (text,):
         try:
             read = tomllib.loads(f"value = {candidate}")
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):  # what TOML cannot hold is text
             continue
         if len(read) == 1 and (isinstance(read["value"], str) or not is_text):
             return read["value"]

@@ -31,6 +31,7 @@ RANKS = {
     "types": 0,
     "errors": 0,
     "complaints": 1,
+    "foreign": 1,
     "toml_text": 1,
     "config": 2,
     "testing": 3,

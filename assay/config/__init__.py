@@ -12,7 +12,17 @@ from assay.config.algorithm import AlgorithmConfig, CriticConfig
 from assay.config.preference import PreferenceConfig
 from assay.config.reward_model import RewardModelConfig
 from assay.config.stages import OptimizerConfig, RLConfig, SFTConfig
-from assay.config.tree import STAGES, TrainConfig, build, dump, field_help, load, parse
+from assay.config.tree import (
+    STAGES,
+    TrainConfig,
+    at_temperature,
+    build,
+    check_siblings,
+    dump,
+    field_help,
+    load,
+    parse,
+)
 from assay.config.upkeep import CheckpointConfig, EvaluationConfig, GuardConfig, VerificationConfig
 from assay.config.world import (
     DataConfig,
@@ -43,7 +53,9 @@ __all__ = [
     "SamplingConfig",
     "TrainConfig",
     "VerificationConfig",
+    "at_temperature",
     "build",
+    "check_siblings",
     "dump",
     "field_help",
     "load",

@@ -6,7 +6,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from assay.config.section import Natural, NonNegative, Positive, Section, Text
+from assay.config.section import (
+    Count,
+    Epochs,
+    Natural,
+    NonNegative,
+    Positive,
+    Section,
+    Text,
+)
 from assay.toml_text import point_list
 
 
@@ -39,7 +47,7 @@ class PreferenceConfig(Section):
     """Weight of a desirable completion's loss (KTO). None: as the row says."""
     undesirable_weight: NonNegative | None = None
     """Weight of an undesirable completion's loss (KTO). None: as the row says."""
-    epochs: Positive = 1.0
+    epochs: Epochs = 1.0
     """Passes over the pairs; a fraction stops part way."""
     pairs_per_step: Natural = 32
     """Pairs (single completions, where the method learns from these) that one optimizer step learns from."""
@@ -53,11 +61,11 @@ class PreferenceConfig(Section):
     """Warn once when the chosen completions have lost so much log-probability since the start, in nats a token."""
     steps: Natural = 100
     """On-policy: steps in all."""
-    num_prompts: Natural = 8
+    num_prompts: Count = 8
     """On-policy: prompts a step."""
-    group_size: Annotated[int, Field(ge=2)] = 8
+    group_size: Annotated[int, Field(ge=2, le=65536)] = 8
     """On-policy: completions a prompt."""
-    pairs_per_group: Natural = 1
+    pairs_per_group: Count = 1
     """From verdicts: pairs that a group gives at most."""
     choose: Literal["best_worst", "random"] = "best_worst"
     """From verdicts: pair the completion with the highest reward with the one with the lowest, the second with the second lowest and so on; or draw pairs of a completion that passed and one that did not."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from assay.complaints import toml_words
-from assay.config.section import Natural, NonNegative, Positive, Section, Text
+from assay.config.section import Epochs, Natural, NonNegative, Section, Text
 
 PLAIN_TEMPLATE = "{prompt}\n{completion}"
 FACTS_FILE = "reward_model.json"
@@ -23,7 +23,7 @@ class RewardModelConfig(Section):
     """Sources of labelled rows, in the forms of `data.train`. ``preference``: ``prompt``, ``chosen``, ``rejected``; ``outcome``: ``prompt``, ``completion``, ``label`` (true, false, or a probability); ``process``: ``prompt``, ``steps`` (or ``completion``, with ``step_ends`` where they are not seen by `split`) and ``labels``, one a step."""
     heldout: tuple[Text, ...] = ()
     """Sources of rows that are never learned from: accuracy and calibration are measured on them before, during (`evaluation.every`) and after. At most `evaluation.max_problems` are used."""
-    epochs: Positive = 1.0
+    epochs: Epochs = 1.0
     """Passes over the rows; a fraction stops part way."""
     rows_per_step: Natural = 32
     """Rows (pairs, of ``preference``) that one optimizer step learns from."""

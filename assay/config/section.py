@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from assay.complaints import toml_words
 from assay.errors import message
@@ -15,6 +15,22 @@ Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 Natural = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0.0)]
+Count = Annotated[int, Field(ge=1, le=65536)]
+"""Of what takes memory or a process each."""
+Epochs = Annotated[float, Field(gt=0.0, le=10_000.0)]
+COOLEST, HOTTEST = 0.001, 100.0
+
+
+def check_temperature(value: float) -> float:
+    """Raise ValueError for a temperature whose logits a 32-bit number cannot hold, or that leaves noise."""
+    if value and not COOLEST <= value <= HOTTEST:
+        raise ValueError(
+            message("", f"{value:g}", f"0 (greedy), or a number from {COOLEST} to {HOTTEST:g}")[2:]
+        )
+    return value
+
+
+Temperature = Annotated[float, Field(ge=0.0, le=HOTTEST), AfterValidator(check_temperature)]
 
 
 class Section(BaseModel):

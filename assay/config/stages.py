@@ -7,7 +7,17 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from assay.complaints import toml_words
-from assay.config.section import Decay, Natural, NonNegative, Positive, Rate, Section, Text
+from assay.config.section import (
+    Count,
+    Decay,
+    Epochs,
+    Natural,
+    NonNegative,
+    Positive,
+    Rate,
+    Section,
+    Text,
+)
 from assay.toml_text import point_list
 
 
@@ -16,11 +26,11 @@ class RLConfig(Section):
 
     steps: Natural = 100
     """Steps in all. A step is one collected batch and what is learned from it."""
-    num_prompts: Natural = 8
+    num_prompts: Count = 8
     """Prompts a step."""
-    group_size: Natural = 8
+    group_size: Count = 8
     """Completions a prompt. Group-relative methods need at least 2."""
-    epochs: Natural = 1
+    epochs: Count = 1
     """Passes over each batch."""
     num_minibatches: Natural = 1
     """Optimizer steps a pass: the batch's groups are split into this many parts."""
@@ -29,7 +39,7 @@ class RLConfig(Section):
     None: 2048 on a CPU, 8192 on a GPU."""
     max_refills: Annotated[int, Field(ge=0)] = 4
     """Dynamic sampling: how often a step may draw again to replace groups that are all right or all wrong. 0: they stay, and are learned from."""
-    max_group_size: Natural | None = None
+    max_group_size: Count | None = None
     """Adaptive group size: a group of which nothing passed is sampled on, `group_size` completions at a time, until something passes or it has this many. None: groups keep their size."""
     temperature_schedule: tuple[tuple[int, float], ...] = ()
     """Sampling temperature while training: ``[step, temperature]`` points, linear in between and constant outside, as ``[[0, 1.2], [200, 0.8]]``. Empty: `sampling.temperature` throughout."""
@@ -80,7 +90,7 @@ class SFTConfig(Section):
 
     traces: Annotated[tuple[Text, ...], Field(min_length=1)]
     """Sources of rows with ``prompt`` (text or messages) and ``completion``, in the forms of `data.train`."""
-    epochs: Positive = 1.0
+    epochs: Epochs = 1.0
     """Passes over the traces; a fraction stops part way."""
     tokens_per_step: Natural = 4096
     """Tokens that one optimizer step learns from."""

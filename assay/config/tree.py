@@ -16,11 +16,11 @@ from assay.complaints import complain, section_of, toml_words, type_words
 from assay.config.algorithm import AlgorithmConfig, CriticConfig
 from assay.config.preference import PreferenceConfig
 from assay.config.reward_model import RewardModelConfig
-from assay.config.section import Section
+from assay.config.section import COOLEST, HOTTEST, Section
 from assay.config.stages import OptimizerConfig, RLConfig, SFTConfig
 from assay.config.upkeep import CheckpointConfig, EvaluationConfig, GuardConfig, VerificationConfig
 from assay.config.world import DataConfig, EngineConfig, ModelConfig, RunConfig, SamplingConfig
-from assay.errors import ConfigError
+from assay.errors import ConfigError, message
 from assay.toml_text import apply_override, key_lines
 
 STAGES = ("rl", "sft", "preference", "reward_model")
@@ -94,11 +94,13 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
         reason = getattr(error, "strerror", None) or not_text
         raise ConfigError(f"{path}: cannot be read ({reason}); give a TOML file") from error
     try:
-        tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        tree, lines = tomllib.loads(text), key_lines(text)
+    except RecursionError as error:
+        raise ConfigError(f"{path}: not TOML: brackets nested too deeply") from error
+    except ValueError as error:  # also a number of 5000 digits
         raise ConfigError(_not_toml(path, str(error))) from error
     overridden = [apply_override(tree, override, _holds_text) for override in overrides]
-    return parse(tree, where=str(path), lines=key_lines(text), overridden=overridden)
+    return parse(tree, where=str(path), lines=lines, overridden=overridden)
 
 
 def build(tree: Mapping[str, Any], overrides: Sequence[str] = ()) -> TrainConfig:
@@ -126,6 +128,24 @@ def parse(
             for item in error.errors()
         ]
         raise ConfigError("\n".join(complaints)) from error
+    except RecursionError as error:
+        raise ConfigError(f"{where}: values nested too deeply; accepted: a few levels") from error
+
+
+def at_temperature(sampling: SamplingConfig, temperature: float) -> SamplingConfig:
+    """Return the sampling at another temperature; raises ConfigError for one that is out of range."""
+    try:
+        return SamplingConfig.model_validate({**sampling.model_dump(), "temperature": temperature})
+    except ValidationError as error:
+        raise ConfigError(complain(dict(error.errors()[0]), SamplingConfig, "", {})) from error
+
+
+def check_siblings(num_samples: int, temperature: float) -> None:
+    """Raise ConfigError for several greedy samples: they would be equal."""
+    at_temperature(SamplingConfig(), temperature)
+    if num_samples > 1 and temperature == 0:
+        found, accepted = "0 with several samples, which would be equal", "a number > 0"
+        raise ConfigError(message("temperature", found, accepted, "or ask for one sample"))
 
 
 def dump(config: TrainConfig) -> str:
@@ -191,10 +211,10 @@ def _check_rl(config: TrainConfig) -> None:
             f"rl.max_group_size: found {rl.max_group_size}; accepted: at least rl.group_size "
             f"({rl.group_size})"
         )
-    if any(temperature <= 0 for _, temperature in rl.temperature_schedule):
-        raise ValueError(
-            "rl.temperature_schedule: found a temperature of 0 or less; accepted: numbers > 0"
-        )
+    for _, temperature in rl.temperature_schedule:
+        if not COOLEST <= temperature <= HOTTEST:
+            found, accepted = f"{temperature:g}", f"numbers from {COOLEST} to {HOTTEST:g}"
+            raise ValueError(message("rl.temperature_schedule", found, accepted))
     if config.critic.path is not None and config.critic.backbone == "shared":
         raise ValueError(
             'critic.path: found one with backbone = "shared", which has the policy\'s layers; '

@@ -6,7 +6,16 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from assay.config.section import Natural, NonNegative, Positive, Rate, Section, Text
+from assay.config.section import (
+    Count,
+    Natural,
+    NonNegative,
+    Positive,
+    Rate,
+    Section,
+    Temperature,
+    Text,
+)
 from assay.toml_text import plain_tables, point_lists
 
 
@@ -15,9 +24,9 @@ class EvaluationConfig(Section):
 
     every: Natural | None = None
     """Steps between evaluations. None: only before the first step and after the last."""
-    num_samples: Natural = 1
+    num_samples: Count = 1
     """Completions a problem."""
-    temperatures: Annotated[tuple[NonNegative, ...], Field(min_length=1)] = (0.0,)
+    temperatures: Annotated[tuple[Temperature, ...], Field(min_length=1)] = (0.0,)
     """Temperatures to evaluate at; 0 is greedy. The first decides which checkpoint is best."""
     max_problems: Natural | None = None
     """Evaluate on the first so many held-out problems. None: on all."""
@@ -39,7 +48,7 @@ class CheckpointConfig(Section):
 class VerificationConfig(Section):
     """The verifier service."""
 
-    num_workers: Natural | None = None
+    num_workers: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Worker processes. None: one for every two cores, at least one."""
     deadline: Positive = 5.0
     """Seconds for one completion, after which the worker is killed and the completion is not judged. A verifier may have a limit of its own."""

@@ -7,7 +7,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from assay.config.section import Natural, NonNegative, Positive, Rate, Section, Text, found_words
+from assay.config.section import (
+    Count,
+    Natural,
+    Positive,
+    Rate,
+    Section,
+    Temperature,
+    Text,
+    found_words,
+)
 
 
 class RunConfig(Section):
@@ -19,7 +28,7 @@ class RunConfig(Section):
     """Folder that holds run directories."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seeds the curriculum, the sampling and the initial weights of adapters and heads."""
-    threads: Natural | None = None
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """CPU threads for tensor operations. None: all cores. Part of what makes a CPU run bitwise repeatable."""
     device: str | None = None
     """``cpu``, ``cuda`` or ``cuda:1``. None: CUDA when there is one, else the CPU."""
@@ -46,7 +55,7 @@ class RunConfig(Section):
 class LoraConfig(Section):
     """Low-rank adapters in place of full fine-tuning (needs the extra ``lora``). Where `model.path` holds adapters already, these are trained further: leave the section out, or say what they are."""
 
-    rank: Natural = 16
+    rank: Count = 16
     """Rank of each adapter."""
     alpha: Positive = 32.0
     """Scale: an adapter's output is multiplied by alpha / rank."""
@@ -125,7 +134,7 @@ class DataConfig(Section):
 class SamplingConfig(Section):
     """How completions are sampled. Ratios and KL are those of the distribution described here."""
 
-    temperature: NonNegative = 1.0
+    temperature: Temperature = 1.0
     """Divides the logits. 0: greedy, for evaluation only."""
     top_k: Natural | None = None
     """Sample among the k most likely tokens. None: no limit."""
@@ -147,7 +156,7 @@ class SamplingConfig(Section):
 class EngineConfig(Section):
     """The built-in generator."""
 
-    num_slots: Natural = 64
+    num_slots: Count = 64
     """Completions decoded at once. Fixed, so that a completion does not depend on its neighbors: rows without one are computed all the same."""
     max_kv_mib: Positive | None = None
     """Bound on the key/value cache in MiB; fewer slots are used where `num_slots` does not fit. None: a quarter of the memory there is."""

@@ -11,9 +11,8 @@ import numpy as np
 
 from assay.config import DataConfig
 from assay.data.problems import ProblemSet
-from assay.data.rows import cause
 from assay.data.traces import Trace
-from assay.errors import DataError, ModelError, message
+from assay.errors import DataError, ModelError, cause, message
 from assay.types import Message, Problem, Prompt, ThinkFormat, ThinkMode, Tokens
 
 if TYPE_CHECKING:

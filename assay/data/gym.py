@@ -7,9 +7,8 @@ import difflib
 from collections.abc import Iterator
 from typing import Any
 
-from assay.data.rows import cause
 from assay.data.sources import UNREAD, split_settings
-from assay.errors import DataError, message
+from assay.errors import DataError, cause, message
 
 
 class GymRows:

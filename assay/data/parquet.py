@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from assay.data.rows import cause
-from assay.errors import DataError
+from assay.errors import DataError, cause
 
 CACHE_BYTES = 256 * 2**20
 

@@ -112,12 +112,6 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
 
 
-def cause(error: BaseException) -> str:
-    """Return an error's type and the first line of its text, to stand inside another message."""
-    text = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
 def _read_finished(problem: Problem, where: str) -> Problem:
     if not isinstance(problem.id, str) or not problem.id:
         raise complaint(where, "id", problem.id, "text that is not empty")

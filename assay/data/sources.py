@@ -15,27 +15,24 @@ else text; ``%26`` stands for ``&``. They are the object's keyword arguments.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import itertools
 import json
 import os
-import re
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar
 from urllib.parse import unquote
 
-from assay.data.rows import cause, shown
-from assay.errors import DataError, message
+from assay.data.rows import shown
+from assay.errors import DataError, cause, message
+from assay.foreign import FAILURES, OBJECT_NAME, import_object
 
 ACCEPTED = "a JSONL or Parquet file, hf:NAME, gym:TASK or package.module:object"
 UNREAD: Any = object()
 """Stands for a row that trusted code makes on demand, so that scanning need not make it."""
 
-_OBJECT_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _DECLARED = "__assay_source__"
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -82,7 +79,7 @@ def open_source(text: str) -> Source:
     if os.path.exists(text):
         return _open_file(text)
     name, settings = split_settings(text)
-    if _OBJECT_NAME.fullmatch(name):
+    if OBJECT_NAME.fullmatch(name):
         return _open_object(text, name, settings)
     raise DataError(message(text, "no such file", ACCEPTED))
 
@@ -90,7 +87,7 @@ def open_source(text: str) -> Source:
 def python_name(source: str) -> str | None:
     """Return the ``package.module:object`` that a source would import; None where it would not."""
     name = source.partition("?")[0]
-    if source.startswith(("hf:", "gym:")) or not _OBJECT_NAME.fullmatch(name):
+    if source.startswith(("hf:", "gym:")) or not OBJECT_NAME.fullmatch(name):
         return None
     return name
 
@@ -227,7 +224,7 @@ class ObjectRows:
             return False
         except DataError:
             raise
-        except Exception as error:  # a user's generator
+        except FAILURES as error:  # a user's generator
             raise _raised(self.label, error) from error
         return True
 
@@ -237,39 +234,16 @@ class ObjectRows:
             return self._rows[position]
         except DataError:
             raise
-        except Exception as error:  # a user's sequence
+        except FAILURES as error:  # a user's sequence
             raise _raised(self.label, error) from error
 
 
-def _raised(label: str, error: Exception) -> DataError:
+def _raised(label: str, error: BaseException) -> DataError:
     return DataError(f"{label}: raised {cause(error)}")
 
 
-def import_object(name: str, error: type[Exception] = DataError) -> Any:
-    """Return the object that ``package.module:object`` names.
-
-    The working directory is searched last, as `python -m` searches it first, so that a file beside
-    the configuration is found and none can shadow an installed package.
-    """
-    module_name, _, path = name.partition(":")
-    here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)
-    try:
-        found: Any = importlib.import_module(module_name)
-    except Exception as failure:  # whatever the user's module raises
-        raise error(
-            f"{name}: cannot be imported ({cause(failure)}); accepted: package.module:object"
-        ) from failure
-    for part in path.split("."):
-        if not hasattr(found, part):
-            raise error(message(name, f"no {part!r} in {module_name}", "package.module:object"))
-        found = getattr(found, part)
-    return found
-
-
 def _open_object(text: str, name: str, settings: Mapping[str, Any]) -> Source:
-    rows = import_object(name)
+    rows = import_object(name, text, DataError)
     if callable(rows):
         if getattr(rows, _DECLARED, None) is not True:
             accepted = "rows, or a function that is declared to return them"
@@ -280,7 +254,7 @@ def _open_object(text: str, name: str, settings: Mapping[str, Any]) -> Source:
             rows = rows(**settings)
         except DataError:
             raise
-        except Exception as error:  # a user's generator function
+        except FAILURES as error:  # a user's generator function
             raise _raised(text, error) from error
     elif settings:
         raise DataError(message(text, f"settings for a {type(rows).__name__}", "a callable"))

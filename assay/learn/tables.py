@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from assay.errors import ConfigError, message
+from assay.foreign import import_object
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -39,12 +39,7 @@ def choose_row(
 
 
 def _load_row(kind: type[Row], key: str, path: str) -> Row:
-    module_name, _, object_name = path.partition(":")
-    try:
-        row: object = getattr(importlib.import_module(module_name), object_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        found, accepted = repr(path), "package.module:object"
-        raise ConfigError(message(key, found, accepted, str(error))) from error
+    row: object = import_object(path, f"{key} {path}", ConfigError)
     if not isinstance(row, kind):
         accepted = f"an instance of {kind.__module__}.{kind.__qualname__}"
         raise ConfigError(message(key, f"{path} = {row!r}", accepted))

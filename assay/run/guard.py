@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, cast
 
 from assay.config import GuardConfig
-from assay.errors import ConfigError, RunStopped
+from assay.errors import ConfigError, RunStopped, message
+from assay.foreign import import_object
 
 if TYPE_CHECKING:
     from assay.run.directory import Run
@@ -75,15 +75,9 @@ def find_non_finite(metrics: Mapping[str, float]) -> str | None:
 
 def load_rule(name: str) -> Rule:
     """Import ``package.module:function``; raises ConfigError."""
-    module_name, colon, attribute = name.partition(":")
-    if not colon:
-        raise ConfigError(f"guard.rules: found {name!r}; accepted: package.module:function")
-    try:
-        rule = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"guard.rules: {name!r} cannot be imported ({error})") from error
+    rule = import_object(name, f"guard.rules {name}", ConfigError)
     if not callable(rule):
-        raise ConfigError(f"guard.rules: {name!r} is not a function")
+        raise ConfigError(message(f"guard.rules {name}", repr(rule), "a function"))
     return cast(Rule, rule)
 
 

@@ -95,15 +95,12 @@ def evaluate_model(
     A run's own configuration says how prompts are rendered; ``overrides`` change it. out: a JSONL
     file that gets every completion with its verdict.
     """
-    if num_samples > 1 and temperature == 0:
-        raise ConfigError(
-            "temperature: found 0 with several samples; they would be equal; raise it"
-        )
+    configuration.check_siblings(num_samples, temperature)
     config = sampling_config(model, problems, overrides, max_tokens, verifier, seed, device)
     with ExitStack() as stack:
         bench = open_bench(config, stack)
         rows = _problems(bench, problems, max_problems)
-        sampling = config.sampling.model_copy(update={"temperature": temperature})
+        sampling = configuration.at_temperature(config.sampling, temperature)
         sink = _write_samples(stack.enter_context(_open_output(out))) if out is not None else None
         return evaluate(bench.generator, bench.verifiers, rows, sampling, num_samples, sink)
 
@@ -262,7 +259,7 @@ def _problems(bench: Bench, sources: Sequence[str], limit: int | None) -> Sequen
 def _sample(
     bench: Bench, problems: Sequence[Problem], num_samples: int, temperature: float
 ) -> SampleResult:
-    sampling = bench.config.sampling.model_copy(update={"temperature": temperature})
+    sampling = configuration.at_temperature(bench.config.sampling, temperature)
     rows = [replace(problems[n], draw=0) for n in range(len(problems))]
     groups = bench.generator.generate(rows, sampling, num_samples)
     judged = bench.verifiers.judge(groups)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 from collections.abc import Iterator
@@ -18,8 +17,8 @@ from data_files import complaint_about
 from assay.data import parquet
 from assay.data.gym import GymRows
 from assay.data.problems import load_problems
-from assay.data.sources import import_object, python_name, split_settings
-from assay.errors import DataError, MissingExtra, VerifierError
+from assay.data.sources import python_name, split_settings
+from assay.errors import DataError, MissingExtra
 from assay.types import Problem
 
 
@@ -339,9 +338,3 @@ def test_what_a_source_imports_is_known_without_importing_it() -> None:
     assert python_name("rows.of.mine:pairs?size=4") == "rows.of.mine:pairs"
     for other in ("hf:squad", "gym:chain_sum?size=4", "rows.jsonl", "a/rows:1"):
         assert python_name(other) is None
-
-
-def test_an_object_can_be_imported_under_another_kind_of_error() -> None:
-    assert import_object("itertools:count") is itertools.count
-    with pytest.raises(VerifierError, match="cannot be imported"):
-        import_object("absent_module:f", VerifierError)

@@ -1,0 +1,87 @@
+"""Python that users name, as ``package.module:object``: imported in one way, whatever it does.
+
+A module may raise, exit or hang: each is told in one line, and never ends the process without a word.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from assay.errors import AssayError, cause, message
+
+IMPORT_SECONDS = 60.0
+NOTICE_SECONDS = 10.0
+OBJECT_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+ACCEPTED = "package.module:object"
+FAILURES = (Exception, SystemExit)
+"""What foreign code may raise: its exit is its failure, and not the end of the command."""
+
+
+def import_object(name: str, where: str, error: type[AssayError]) -> Any:
+    """Return the object that ``package.module:object`` names; raises ``error`` in one line.
+
+    where: of the name, as ``guard.rules my_rules:stop``. The working directory is searched last, as `python -m`
+    searches it first, so that a file beside the configuration is found and none can shadow an
+    installed package.
+    """
+    if not OBJECT_NAME.fullmatch(name):
+        raise error(message(where, repr(name), ACCEPTED))
+    module_name, _, path = name.partition(":")
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+    try:
+        with deadline(IMPORT_SECONDS, f"importing {module_name}"):
+            found: Any = importlib.import_module(module_name)
+            for part in path.split("."):
+                if not hasattr(found, part):
+                    raise error(message(where, f"no {part!r} in {module_name}", ACCEPTED))
+                found = getattr(found, part)
+    except error:
+        raise
+    except FAILURES as failure:
+        found = f"what cannot be imported ({cause(failure)})"
+        raise error(message(where, found, ACCEPTED)) from failure
+    return found
+
+
+@contextmanager
+def deadline(seconds: float, what: str) -> Iterator[None]:
+    """Raise TimeoutError inside once ``seconds`` are over, and say before that what is waited for.
+
+    In the main thread, where Python delivers signals; in another one it changes nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    started = time.monotonic()
+    every = min(seconds, NOTICE_SECONDS)
+    told = False
+
+    def ring(number: int, frame: object) -> None:
+        nonlocal told
+        if time.monotonic() - started >= 0.99 * seconds:
+            raise TimeoutError(f"not done after {seconds:g} s")
+        if not told:
+            told = True
+            os.write(2, f"{what}: not done yet; given up after {seconds:g} s\n".encode())
+
+    handler = signal.signal(signal.SIGALRM, ring)
+    outer, interval = signal.setitimer(signal.ITIMER_REAL, every, every)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, handler)
+        if outer:
+            left = max(0.001, outer - (time.monotonic() - started))
+            signal.setitimer(signal.ITIMER_REAL, left, interval)
