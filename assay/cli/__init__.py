@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from typing import Any, cast
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import typer
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
-# isort: off
-# Imported for the commands that they add, in the order of the help.
-from assay.cli import training, models, verifiers, upkeep  # noqa: F401
+INTERRUPTED = 130  # as shells have it: 128 + SIGINT
 
-# isort: on
-from assay.cli.console import INTERRUPTED, app, leave_closed_pipe
-from assay.errors import AssayError
 
-# click's UsageError, wherever this typer has its click
-_USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__mro__[1])
+class Interruption(KeyboardInterrupt):
+    """A signal to end. Python ends itself by SIGINT after a plain one that left an `exec`, caught or not."""
 
 
 def main() -> None:
@@ -31,26 +30,40 @@ def main() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())
+    with signals_interrupt() as received:
+        try:
+            from assay.cli.command import run_command
+
+            code = run_command()
+        except BaseException:  # foreign code makes an error of its own of an interruption
+            if not received:
+                raise
+            code = INTERRUPTED
+        if code == INTERRUPTED:
+            print("interrupted", file=sys.stderr)
+        sys.exit(code)
+
+
+@contextmanager
+def signals_interrupt() -> Iterator[list[int]]:
+    """Make SIGTERM an interruption, as Ctrl-C is; yield the signals received so far.
+
+    A second one ends the process at once: whatever was to be tidied up took too long.
+    """
+    received: list[int] = []
+
+    def receive(number: int, frame: Any) -> NoReturn:
+        if received:
+            os._exit(INTERRUPTED)
+        received.append(number)
+        raise Interruption
+
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        code = app(standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else 0)
-    except _USAGE_ERROR as error:
-        sys.exit(_complain_of_usage(error))
-    except AssayError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
-    except BrokenPipeError:
-        leave_closed_pipe()
-
-
-def _complain_of_usage(error: Any) -> int:
-    """Say in one line what is wrong with the arguments; without any, show the help."""
-    if error.ctx is None or "NoArgs" in type(error).__name__:
-        error.show()
-    else:
-        where, text = error.ctx.command_path, error.format_message().rstrip(".")
-        print(f"error: {where}: {text}; see {where} --help", file=sys.stderr)
-    return error.exit_code
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -9,8 +9,6 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-INTERRUPTED = 130  # as shells have it: 128 + SIGINT
-
 app = typer.Typer(
     name="assay",
     help="Train language models to reason from rewards that can be checked, and keep the evidence.",

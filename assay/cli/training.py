@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from assay.cli.console import INTERRUPTED, Json, Overrides, app, say_line, show
+from assay.cli import INTERRUPTED
+from assay.cli.console import Json, Overrides, app, say_line, show
 from assay.errors import UserError
 
 

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from assay.cli.console import Json, app
-from assay.errors import UserError
 
 
 @app.command()
@@ -20,10 +19,7 @@ def report(
     """Write report.html of a run: one self-contained page."""
     from assay.run.report import write_report
 
-    try:
-        path = write_report(run)
-    except PermissionError as error:
-        raise UserError(f"{run}: the report cannot be written ({error.strerror})") from error
+    path = write_report(run)
     print(json.dumps({"report": str(path)}) if as_json else path)
 
 

@@ -1,0 +1,55 @@
+"""One command: what it returns or raises as an exit code, and one line of what was wrong."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from typing import Any, cast
+
+import typer
+
+# isort: off
+# Imported for the commands that they add, in the order of the help.
+from assay.cli import training, models, verifiers, upkeep  # noqa: F401
+
+# isort: on
+from assay.cli.console import app, leave_closed_pipe
+from assay.errors import AssayError
+
+# click's UsageError, wherever this typer has its click
+_USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__mro__[1])
+_NOT_OF_THE_INPUT = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE}
+
+
+def run_command() -> int:
+    """Run the command that the arguments name; return its exit code."""
+    try:
+        code = app(standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except _USAGE_ERROR as error:
+        return _complain_of_usage(error)
+    except AssayError as error:
+        return _complain(str(error), error.exit_code)
+    except typer.Abort:
+        return _complain("a question was left without an answer", 2)
+    except BrokenPipeError:
+        leave_closed_pipe()
+    except OSError as error:
+        if error.filename is None or error.strerror is None:
+            raise  # no file of the user's: a defect
+        where, reason = error.filename, error.strerror[:1].lower() + error.strerror[1:]
+        return _complain(f"{where}: {reason}", 1 if error.errno in _NOT_OF_THE_INPUT else 2)
+
+
+def _complain(text: str, code: int) -> int:
+    print(f"error: {text}", file=sys.stderr)
+    return code
+
+
+def _complain_of_usage(error: Any) -> int:
+    """Say in one line what is wrong with the arguments; without any, show the help."""
+    if error.ctx is None or "NoArgs" in type(error).__name__:
+        error.show()
+        return error.exit_code
+    where, text = error.ctx.command_path, error.format_message().rstrip(".")
+    return _complain(f"{where}: {text}; see {where} --help", error.exit_code)
