@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -415,3 +417,33 @@ def test_the_console_script_finds_rewards_in_the_working_directory(here: Path, m
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["samples"][0]["status"] in ("passed", "failed")
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_before_the_run_is_there(
+    assay: Assay, here: Path, model: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    code = f"import os, signal, time\nos.kill(os.getpid(), signal.{name})\ntime.sleep(9)\n"
+    Path(f"sends_{name}.py").write_text(code)
+    outcome = assay("train", write_config(model, guard={"rules": [f"sends_{name}:rule"]}))
+    assert (outcome.code, outcome.err) == (130, "interrupted\n")
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_an_interruption_that_left_an_exec_does_not_end_python_by_a_signal() -> None:
+    program = (
+        "import os, signal\nfrom assay.cli import signals_interrupt\nwith signals_interrupt():\n"
+        "    try:\n        exec('os.kill(os.getpid(), signal.SIGINT)')\n"
+        "    except KeyboardInterrupt:\n        pass\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_file_that_cannot_be_written_is_one_line(
+    assay: Assay, here: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", "runs/x/report.html")
+
+    monkeypatch.setattr("assay.run.report.write_report", read_only)
+    assert assay("report", "x").complaint == "error: runs/x/report.html: read-only file system"

@@ -197,39 +197,6 @@ def test_a_byte_order_mark_is_read_over(toml: Path) -> None:
             "measure it; accepted: none; leave it out",
         ),
         (RL + "steps = \n", "run.toml:6 not TOML: Invalid value, at column 9"),
-        (
-            RL + "[sampling]\ntemperature = 1e300\n",
-            "run.toml:7 sampling.temperature: found 1e+300; accepted: a number from 0 to 100 "
-            "(Divides the logits)",
-        ),
-        (
-            RL + "[sampling]\ntemperature = 1e-300\n",
-            "run.toml:7 sampling.temperature: found 1e-300; accepted: 0 (greedy), or a number from "
-            "0.001 to 100",
-        ),
-        (
-            RL + "temperature_schedule = [[0, 1.0], [9, 1e300]]\n",
-            "run.toml:6 rl.temperature_schedule: found 1e+300; accepted: numbers from 0.001 to 100",
-        ),
-        (
-            RL + "[evaluation]\ntemperatures = [0.0, 1e-9]\n",
-            "run.toml:7 evaluation.temperatures[1]: found 1e-09; accepted: 0 (greedy), or a number "
-            "from 0.001 to 100",
-        ),
-        (
-            RL + "[engine]\nnum_slots = 1000000000\n",
-            "run.toml:7 engine.num_slots: found 1000000000; accepted: a whole number from 1 to "
-            "65536 (Completions decoded at once)",
-        ),
-        (
-            RL + "[run]\nthreads = 100000\n",
-            "run.toml:7 run.threads: found 100000; accepted: a whole number from 1 to 1024 (CPU "
-            "threads for tensor operations)",
-        ),
-        (
-            RL + "steps = " + "[" * 5000 + "\n",
-            "run.toml: not TOML: brackets nested too deeply",
-        ),
     ],
 )
 def test_a_complaint_names_place_found_accepted_and_remedy(
@@ -515,15 +482,3 @@ def test_any_override_is_applied_or_complained_about(key: str, value: str) -> No
             apply_override(tree, override, lambda name: name == "data.verifier")
         except ConfigError as error:
             assert str(error).startswith("--set")
-
-
-def test_samples_and_temperatures_of_a_command() -> None:
-    config.check_siblings(1, 0.0)
-    config.check_siblings(4, 0.5)
-    with pytest.raises(ConfigError, match="temperature: found 0 with several samples"):
-        config.check_siblings(4, 0.0)
-    for value in (float("inf"), float("nan"), 1e300, -1.0, 1e-300):
-        with pytest.raises(ConfigError, match=r"^temperature: found .*; accepted: "):
-            config.check_siblings(1, value)
-        with pytest.raises(ConfigError, match=r"^temperature: found .*; accepted: "):
-            config.at_temperature(config.SamplingConfig(), value)

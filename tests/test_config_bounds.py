@@ -1,0 +1,61 @@
+"""Numbers that no machine can follow are refused when the configuration is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from assay import config
+from assay.errors import ConfigError
+
+WHOLE = '[model]\npath = "m"\n[data]\ntrain = ["t.jsonl"]\n[rl]\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "[sampling]\ntemperature = 1e300",
+            "sampling.temperature: found 1e+300; accepted: a number",
+        ),
+        (
+            "[sampling]\ntemperature = 1e-300",
+            "sampling.temperature: found 1e-300; accepted: 0 (greedy), or a number from 0.001 to 100",
+        ),
+        ("temperature_schedule = [[0, 1.0], [9, 1e300]]", "accepted: numbers from 0.001 to 100"),
+        ("[evaluation]\ntemperatures = [0.0, 1e-9]", "evaluation.temperatures[1]: found 1e-09"),
+        ("[engine]\nnum_slots = 1000000000", "accepted: a whole number from 1 to 65536"),
+        ("[run]\nthreads = 100000", "run.threads: found 100000; accepted: a whole number from 1"),
+        ("[verification]\nnum_workers = 100000", "accepted: a whole number from 1 to 1024"),
+        ("group_size = 1000000000", "rl.group_size: found 1000000000; accepted: a whole number"),
+        ("num_prompts = " + "9" * 5000, "not TOML: "),
+        ("steps = " + "[" * 5000, "not TOML: brackets nested too deeply"),
+    ],
+)
+def test_what_is_out_of_bounds(tmp_path: Path, text: str, expected: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(WHOLE + text + "\n")
+    with pytest.raises(ConfigError) as caught:
+        config.load(path)
+    assert expected in str(caught.value)
+    assert str(caught.value).startswith(str(path)) and "\n" not in str(caught.value)
+
+
+def test_passes_are_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[model]\npath = "m"\n[sft]\ntraces = ["t.jsonl"]\nepochs = 1e18\n')
+    with pytest.raises(ConfigError, match=r"sft\.epochs: found 1e\+18; accepted: a number > 0 and"):
+        config.load(path)
+
+
+def test_samples_and_temperatures_of_a_command() -> None:
+    config.check_siblings(1, 0.0)
+    config.check_siblings(4, 0.5)
+    with pytest.raises(ConfigError, match="temperature: found 0 with several samples"):
+        config.check_siblings(4, 0.0)
+    for value in (float("inf"), float("nan"), 1e300, -1.0, 1e-300):
+        with pytest.raises(ConfigError, match=r"^temperature: found .*; accepted: "):
+            config.check_siblings(1, value)
+        with pytest.raises(ConfigError, match=r"^temperature: found .*; accepted: "):
+            config.at_temperature(config.SamplingConfig(), value)
