@@ -51,10 +51,9 @@ class Checkpoints:
         return self.folder / f"{_PREFIX}{step:06d}"
 
     def steps(self) -> list[int]:
-        """Return the steps of all complete checkpoints, ascending (contents unchecked)."""
-        names = (path.parent.name for path in self.folder.glob(f"{_PREFIX}*/{MANIFEST}"))
-        numbers = (name.removeprefix(_PREFIX) for name in names)
-        return sorted(int(number) for number in numbers if number.isdecimal())
+        """Return the steps of all checkpoints, ascending (contents unchecked)."""
+        folders = (path for path in self.folder.glob(f"{_PREFIX}*") if path.is_dir())
+        return sorted(step for path in folders if (step := step_of(path)) is not None)
 
     def save(self, step: int, parts: Mapping[str, Part], best: int | None = None) -> Path:
         """Write all parts as the checkpoint of a step, then drop what retention no longer wants.
@@ -105,11 +104,21 @@ class Checkpoints:
         for name, part in parts.items():
             part.load_state(part_folder(folder, name))
 
-    def discard_after(self, step: int) -> None:
-        """Remove checkpoints that are newer than a step (they are damaged)."""
-        for newer in self.steps():
-            if newer > step:
-                self._discard(self.path(newer))
+    def set_aside_after(self, step: int) -> list[str]:
+        """Rename the checkpoints that are newer than a step, which are damaged; returns the new names.
+
+        They are not removed: some of their files may be whole.
+        """
+        names: list[str] = []
+        for folder in (self.path(newer) for newer in self.steps() if newer > step):
+            aside = self.folder / f"damaged-{folder.name}"
+            number = 1
+            while aside.exists():
+                number += 1
+                aside = self.folder / f"damaged-{folder.name}-{number}"
+            os.rename(folder, aside)
+            names.append(aside.name)
+        return names
 
     def clean(self) -> None:
         """Remove what killed processes left half written or half removed."""
@@ -157,6 +166,13 @@ class Checkpoints:
             f"{self.path(step)}: the disk is full, so this checkpoint was not saved; {usable}; free some "
             f"space and go on with: assay train --resume {self.folder.parent}"
         )
+
+
+def step_of(folder: Path) -> int | None:
+    """Return the step that a checkpoint's folder is named after; None of other names."""
+    number = folder.name.removeprefix(_PREFIX)
+    named = number.isdecimal() and folder.name == f"{_PREFIX}{int(number):06d}"
+    return int(number) if named else None
 
 
 def part_folder(checkpoint: Path, name: str) -> Path:

@@ -10,7 +10,6 @@ rows beyond it out of the metrics, and keeps the rollouts beyond it, to be repla
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -27,6 +26,7 @@ from assay.run.files import (
     DirectoryLock,
     Journal,
     disk_full_as,
+    make_folder,
     read_json,
     write_atomic,
     write_json,
@@ -42,6 +42,7 @@ from assay.run.metrics import (
 )
 from assay.run.progress import Progress, evaluation_seconds_left, format_seconds
 from assay.run.random_state import GlobalRandomState
+from assay.run.resume import check_beginning
 from assay.run.rollout_log import RolloutLog
 from assay.run.stop import StopSignal
 from assay.run.timing import PhaseClock
@@ -121,7 +122,7 @@ class Run:
         name = config.run.name or (Path(config_path).stem if config_path else "run")
         parent = Path(config.run.directory)
         try:
-            folder = _make_folder(parent, name)
+            folder = make_folder(parent, name)
             write_atomic(folder / "config.toml", dump(_without_limit(config)).encode())
             if decision is not None:
                 write_atomic(folder / DECISION, decision.encode())
@@ -147,11 +148,11 @@ class Run:
         num_steps: int | None = None,
         quiet: bool = False,
     ) -> Run:
-        """Open a run to go on from its newest whole checkpoint, or from the start where it has none.
+        """Open a run to go on from its newest whole checkpoint, or from the start where it never had one.
 
         Its rows and rollouts are as they were until `attach` has loaded the checkpoint. overrides: changes of its
-        configuration, as ``rl.steps=500`` to extend a finished run. Raises RunError, also when a
-        verifier has changed and `accept_changed_verifiers` is not set.
+        configuration, as ``rl.steps=500`` to extend a finished run. Raises RunError: also where none of
+        its checkpoints is whole, and when a verifier has changed and `accept_changed_verifiers` is not set.
         """
         folder = Path(path)
         if not (folder / "config.toml").is_file():
@@ -369,7 +370,8 @@ class Run:
         else:
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
         try:
-            self.event("ended", reason=reason)
+            kept = self.checkpoints.steps()
+            self.event("ended", reason=reason, checkpoint=kept[-1] if kept else None)
             add_outcome(self.folder, reason, self.step, self.num_steps, self._evaluated)
         except DiskFull:
             if error is None:
@@ -387,6 +389,9 @@ class Run:
     def _find_checkpoint(self, before: TrainConfig) -> None:
         """Choose the checkpoint to go on from; nothing is changed yet."""
         step, damaged = self.checkpoints.newest_valid()
+        if step is None:
+            rows, events = self._metrics.rows(), self._events.rows()
+            check_beginning(self.folder, rows, events, before.checkpoint.every, damaged)
         self.step = self._first_step = step or 0
         now = collect_environment(self.config)
         environment = read_json(self.folder / "environment.json")
@@ -404,7 +409,7 @@ class Run:
         """Take out of the directory what lies beyond the checkpoint and will be made again."""
         last = self.step
         with disk_full_as(self._disk_full):
-            self.checkpoints.discard_after(last)
+            facts["set_aside"] = self.checkpoints.set_aside_after(last)
             self.checkpoints.clean()
             for leftover in [*self.folder.glob(".*.tmp"), *self.rollouts.folder.glob(".*.tmp")]:
                 leftover.unlink(missing_ok=True)
@@ -424,6 +429,8 @@ class Run:
         self.event("resumed", **{key: value for key, value in facts.items() if value})
         for complaint in facts["damaged"]:
             self.note(f"warning: {complaint}; going on from an older one")
+        for name in facts["set_aside"]:
+            self.note(f"the damaged checkpoint is kept as {self.checkpoints.folder / name}")
         for difference in facts["differences"]:
             self.note(f"warning: {difference}; the result may differ in the last bits")
         at = f"after step {last}" if last else "at the start (no checkpoint)"
@@ -444,21 +451,6 @@ class Run:
             f"{self.folder}: the disk is full after step {self.step}; {usable}; free some space and "
             f"go on with: assay train --resume {self.folder}"
         )
-
-
-def _make_folder(parent: Path, name: str) -> Path:
-    parent.mkdir(parents=True, exist_ok=True)
-    number = 1
-    while True:
-        folder = parent / (name if number == 1 else f"{name}-{number}")
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            number += 1
-            continue
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(13, "Permission denied")
-        return folder
 
 
 def _without_limit(config: TrainConfig) -> TrainConfig:

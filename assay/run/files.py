@@ -62,6 +62,22 @@ def disk_full_as(complaint: Callable[[], str]) -> Iterator[None]:
         raise
 
 
+def make_folder(parent: Path, name: str) -> Path:
+    """Make a new folder; a name that is taken gets a number."""
+    parent.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        folder = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            number += 1
+            continue
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(13, "Permission denied")
+        return folder
+
+
 def sync_file(path: Path) -> None:
     """Make what was written to a file (or the entries of a folder) survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)

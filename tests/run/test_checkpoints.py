@@ -81,8 +81,9 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: str) -> Non
 def test_a_folder_of_another_name_is_no_checkpoint(tmp_path: Path) -> None:
     checkpoints = make(tmp_path)
     folder = checkpoints.save(1, {})
-    folder.rename(folder.with_name("step-000001-mine"))
-    assert checkpoints.steps() == []
+    for name in ("step-000001-mine", "step-1", "damaged-step-000001"):
+        folder = folder.rename(folder.with_name(name))
+        assert checkpoints.steps() == []
 
 
 def test_keeps_the_last_and_the_best(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import tomllib
 from collections.abc import Iterator
@@ -200,9 +201,56 @@ def test_a_damaged_checkpoint_is_passed_over_and_reported(killed: Path) -> None:
     with Run.resume(killed, quiet=True) as run:
         assert run.step == 4
         run.attach(learner=learner)
+        take_steps(run, learner, 4)
     resumed = [row for row in rows_of(killed, "events") if row["kind"] == "resumed"][-1]
     assert "step-000008" in resumed["damaged"][0]
-    assert not (killed / "checkpoints/step-000008").exists()
+    assert resumed["set_aside"] == ["damaged-step-000008"]
+    kept = killed / "checkpoints/damaged-step-000008"
+    assert (kept / "learner/learner.json").exists() and (kept / "manifest.json").exists()
+    assert run.checkpoints.steps() == [4, 8]
+    (killed / "checkpoints/step-000008/manifest.json").unlink()
+    with Run.resume(killed, quiet=True) as run:
+        run.attach(learner=learner)
+    assert (killed / "checkpoints/damaged-step-000008-2/learner/weights.npy").exists()
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("damage", ["manifests", "no manifests", "one checkpoint", "no folder"])
+def test_a_run_whose_checkpoints_are_lost_is_not_trained_again(tmp_path: Path, damage: str) -> None:
+    with Run.create(make_config(tmp_path), quiet=True) as run:
+        run.attach(learner=FakeLearner())
+        take_steps(run, FakeLearner(), 12)
+    for manifest in run.folder.rglob("manifest.json"):
+        if damage == "manifests":
+            manifest.write_bytes(b"\0")
+        elif damage == "no manifests":
+            manifest.unlink()
+    if damage == "one checkpoint":
+        shutil.rmtree(run.checkpoints.path(8))
+        (run.checkpoints.path(12) / "learner/weights.npy").write_bytes(b"torn")
+    elif damage == "no folder":
+        shutil.rmtree(run.checkpoints.folder)
+    before = everything(run.folder)
+    with pytest.raises(RunError, match="12 steps are done, and no checkpoint is whole") as error:
+        Run.resume(run.folder, quiet=True)
+    found = "its checkpoints are gone" if damage == "no folder" else "step-000012: "
+    assert found in str(error.value) and "\n" not in str(error.value)
+    assert "bring the files back from a copy, or start a new run" in str(error.value)
+    assert everything(run.folder) == before
+
+
+def test_a_short_run_whose_only_checkpoint_is_gone_is_not_trained_again(tmp_path: Path) -> None:
+    """Its end tells that there was one, although none was due before."""
+    with Run.create(make_config(tmp_path, checkpoint={"every": 50}), quiet=True) as run:
+        run.attach(learner=FakeLearner())
+        take_steps(run, FakeLearner(), 3)
+    shutil.rmtree(run.checkpoints.folder)
+    with pytest.raises(RunError, match="its checkpoints are gone"):
+        Run.resume(run.folder, quiet=True)
 
 
 def test_a_changed_verifier_is_refused_unless_accepted(killed: Path) -> None:

@@ -1,0 +1,33 @@
+"""Whether a run may begin again at its start: not where that would make again what is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from assay.errors import RunError
+
+Row = Mapping[str, Any]
+
+
+def check_beginning(
+    folder: Path, rows: Sequence[Row], events: Sequence[Row], every: int, damaged: Sequence[str]
+) -> None:
+    """Raise RunError where a run without a whole checkpoint must have had one.
+
+    Killed before its first checkpoint, it begins again and nothing is lost. Otherwise its steps would
+    be trained a second time, over weights that may be there.
+
+    rows, events: its metrics and events. every: steps between its checkpoints. damaged: what is
+    wrong with those that are there.
+    """
+    done = max((int(row.get("step") or 0) for row in rows), default=0)
+    had_one = done > every or any(event.get("checkpoint") for event in events)
+    if not damaged and not had_one:
+        return
+    found = "; ".join(damaged) or "its checkpoints are gone"
+    raise RunError(
+        f"{folder}: {done} steps are done, and no checkpoint is whole ({found}); nothing was changed; "
+        f"bring the files back from a copy, or start a new run: assay train {folder / 'config.toml'}"
+    )
