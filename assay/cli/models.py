@@ -13,7 +13,9 @@ from assay.cli.console import Device, Json, Overrides, app, say_line, show
 
 @app.command(name="eval")
 def evaluate(
-    model: Annotated[str, typer.Argument(help="Model folder, hub name, checkpoint or run.")],
+    model: Annotated[
+        str, typer.Argument(help="Model folder, hub name, or a run: RUN, RUN@best, RUN@120.")
+    ],
     problems: Annotated[list[str], typer.Option(help="Source of problems. Repeatable.")],
     samples: Annotated[int, typer.Option(min=1, help="Completions a problem.")] = 1,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 0.0,
@@ -47,7 +49,9 @@ def evaluate(
 
 @app.command()
 def sample(
-    model: Annotated[str, typer.Argument(help="Model folder, hub name, checkpoint or run.")],
+    model: Annotated[
+        str, typer.Argument(help="Model folder, hub name, or a run: RUN, RUN@best, RUN@120.")
+    ],
     prompt: Annotated[str | None, typer.Option(help="The question to ask.")] = None,
     problems: Annotated[list[str] | None, typer.Option(help="Or a source of problems.")] = None,
     answer: Annotated[
@@ -83,7 +87,9 @@ def sample(
 
 @app.command(name="label-steps")
 def label_steps(
-    model: Annotated[str, typer.Argument(help="Model folder, hub name, checkpoint or run.")],
+    model: Annotated[
+        str, typer.Argument(help="Model folder, hub name, or a run: RUN, RUN@best, RUN@120.")
+    ],
     completions: Annotated[
         list[str], typer.Argument(help="Rows as `assay verify` reads them, or run directories.")
     ],
@@ -128,7 +134,7 @@ def label_steps(
 
 @app.command()
 def export(
-    model: Annotated[str, typer.Argument(help="Run directory or checkpoint.")],
+    model: Annotated[str, typer.Argument(help="RUN, RUN@best, RUN@last, RUN@120 or a checkpoint.")],
     out: Annotated[Path, typer.Argument(help="New folder for the merged model.")],
     as_json: Json = False,
 ) -> None:

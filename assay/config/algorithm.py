@@ -90,7 +90,7 @@ class CriticConfig(Section):
     backbone: Literal["copy", "shared"] = "copy"
     """``copy``: a model of its own that starts from the policy. ``shared``: a value head on the policy's layers, far less memory."""
     path: Text | None = None
-    """A reward model (a folder in Hugging Face layout) that the critic starts from, in place of the policy. Only with ``copy``. None: the policy."""
+    """A reward model (a folder in Hugging Face layout, or a run's checkpoint as in `model.path`) that the critic starts from, in place of the policy. Only with ``copy``. None: the policy."""
     learning_rate: Positive | None = None
     """Peak learning rate of a critic of its own, or of a shared critic's value head. None: `optimizer.learning_rate`."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0

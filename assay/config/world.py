@@ -67,7 +67,7 @@ class ModelConfig(Section):
     """The model that is trained."""
 
     path: Text
-    """A folder in Hugging Face layout, a run's checkpoint folder, or a hub name."""
+    """A folder in Hugging Face layout, a hub name, or a run's checkpoint. ``RUN@best`` is the one that did best on held-out problems, ``RUN@last`` the newest, ``RUN@120`` that of a step. ``RUN`` alone is the newest, unless a guard stopped the run. The run that starts from it keeps the checkpoint's folder here."""
     revision: str | None = None
     """Branch, tag or commit of a hub model. None: its default branch."""
     tokenizer: str | None = None

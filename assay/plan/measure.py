@@ -270,4 +270,5 @@ def measure(
 
 def exists(config: TrainConfig) -> bool:
     """Whether the configured model is a folder that is there (a hub name is not asked for)."""
-    return Path(config.model.path).expanduser().exists()
+    path = config.model.path
+    return any(Path(one).expanduser().exists() for one in (path, path.rpartition("@")[0] or path))

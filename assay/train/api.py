@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,7 +19,7 @@ from assay.data.traces import load_traces
 from assay.errors import ConfigError, RunError
 from assay.learn.algorithms import describe
 from assay.plan import plan_memory
-from assay.run.checkpoints import MANIFEST
+from assay.run.names import find_checkpoint
 from assay.train.assemble import Bench, choose_algorithm, choose_layout, open_bench, open_problems
 from assay.train.evaluate import Evaluation, evaluate
 from assay.train.results import DryRun, SampleResult, TrainResult, describe_sample, read_result
@@ -90,7 +91,7 @@ def evaluate_model(
     seed: int = 0,
     device: str | None = None,
 ) -> Evaluation:
-    """Measure a model (a folder, a hub name, a checkpoint or a run) on problems.
+    """Measure a model (a folder, a hub name, or a checkpoint as `find_checkpoint` names it) on problems.
 
     A run's own configuration says how prompts are rendered; ``overrides`` change it. out: a JSONL
     file that gets every completion with its verdict.
@@ -171,7 +172,7 @@ def dry_run(config: Configured, *, overrides: Sequence[str] = ()) -> DryRun:
 
 
 def export(model: str, out: Path | str) -> Path:
-    """Write a run's newest checkpoint, or a given one, as a plain Hugging Face folder."""
+    """Write a checkpoint, as `find_checkpoint` names it, as a plain Hugging Face folder."""
     from assay.model.load import export as export_model
 
     folder = checkpoint_of(model) or Path(model)
@@ -199,25 +200,24 @@ def read_config(config: Configured, overrides: Sequence[str]) -> TrainConfig:
 
 
 def checkpoint_of(model: str) -> Path | None:
-    """Return the newest checkpoint of a run directory, or a checkpoint itself; None for others."""
-    path = Path(model)
-    if (path / MANIFEST).is_file():
-        return path
-    if not (path / "config.toml").is_file():
-        return None
-    checkpoints = sorted(path.glob(f"checkpoints/step-*/{MANIFEST}"))
-    if not checkpoints:
-        raise RunError(f"{path}: the run has no checkpoint yet; train it further")
-    return checkpoints[-1].parent
+    """Return the checked folder of the checkpoint that a name stands for, and say which it is; None of others.
+
+    See `find_checkpoint`, whose errors are raised.
+    """
+    found = find_checkpoint(model)
+    if found is not None and found != Path(model):
+        print(f"note: {model} is {found}", file=sys.stderr)
+    return found
 
 
 def with_checkpoint(config: TrainConfig) -> TrainConfig:
-    """Return the configuration with a run directory as its model replaced by the newest checkpoint."""
-    checkpoint = checkpoint_of(config.model.path)
-    if checkpoint is None:
-        return config
-    model = config.model.model_copy(update={"path": str(checkpoint)})
-    return config.model_copy(update={"model": model})
+    """Return the configuration with names of checkpoints replaced by their folders: ``model.path``, ``critic.path``."""
+    changed: dict[str, Any] = {}
+    for name in ("model", "critic"):
+        section = getattr(config, name)
+        if section.path is not None and (found := checkpoint_of(section.path)) is not None:
+            changed[name] = section.model_copy(update={"path": str(found)})
+    return config.model_copy(update=changed)
 
 
 def sampling_config(

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 from assay.config.reward_model import FACTS_FILE
-from assay.errors import VerifierError, message
-from assay.run.checkpoints import MANIFEST
+from assay.errors import RunError, VerifierError, message
+from assay.run.names import find_checkpoint
 from assay.verify.base import Field
 from assay.verify.reward_model.options import place
 
@@ -36,26 +37,29 @@ def read_facts(path: str) -> dict[str, Any] | None:
     return cast("dict[str, Any]", found)
 
 
-def newest_checkpoint(path: str) -> str:
-    """Return the newest whole checkpoint of a run's folder; every other path as it is."""
-    folder = Path(path).expanduser()
-    if not (folder / "config.toml").is_file():
-        return path
-    whole = sorted(file.parent for file in folder.glob(f"checkpoints/step-*/{MANIFEST}"))
-    return str(whole[-1]) if whole else path
+@cache
+def checkpoint_folder(path: str) -> str:
+    """Return the folder of the checkpoint that a run's name stands for (`find_checkpoint`); other paths as they are.
+
+    It is looked for once a process, which then keeps to it. Raises VerifierError.
+    """
+    try:
+        return str(find_checkpoint(path) or path)
+    except RunError as error:
+        raise VerifierError(str(error)) from error
 
 
 def with_facts(options: Mapping[str, Any], fields: Sequence[Field], name: str) -> dict[str, Any]:
     """Return the options over what the checkpoints under ``path`` say; raises VerifierError.
 
-    A run's folder stands for its newest checkpoint. Members of an ensemble that say different things are refused, unless the configuration decides.
+    A path may name a run's checkpoint, as ``RUN`` or ``RUN@best``. Members of an ensemble that say different things are refused, unless the configuration decides.
     """
     given = {key: value for key, value in options.items() if value is not None}
     path: Any = given.get("path")
     if isinstance(path, str):
-        path = given["path"] = newest_checkpoint(path)
+        path = given["path"] = checkpoint_folder(path)
     elif path is not None:
-        path = given["path"] = [newest_checkpoint(member) for member in path]
+        path = given["path"] = [checkpoint_folder(member) for member in path]
     known = {field.name for field in fields if not field.from_row} - {"path"}
     told: dict[str, Any] = {}
     for index, member in enumerate([path] if isinstance(path, str) else path or []):

@@ -95,7 +95,7 @@ def _is_path(value: Any) -> bool:
     return is_text(value)
 
 
-_PATH = "a run of [reward_model], a folder in Hugging Face layout, a hub name, or a list of them; a reward_model.json there says the other options, where they are not set"
+_PATH = "a run of [reward_model] (or its checkpoint, as RUN@best), a folder in Hugging Face layout, a hub name, or a list of them; a reward_model.json there says the other options, where they are not set"
 
 COMMON_FIELDS = (
     option("path", _PATH, None, _is_path),

@@ -60,8 +60,11 @@ class Card:
         if digest := options_digest(self.options):
             facts["options"] = digest
         if self.lane == "device" and (path := self.options.get("path")):
+            from assay.verify.reward_model.facts import checkpoint_folder  # workers do without it
+
             paths = cast("list[str]", path) if isinstance(path, list | tuple) else [str(path)]
-            facts["checkpoint"] = "+".join(map(checkpoint_hash, paths))
+            folders = map(checkpoint_folder, paths)
+            facts["checkpoint"] = "+".join(map(checkpoint_hash, folders))
         return facts
 
 

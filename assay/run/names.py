@@ -1,0 +1,114 @@
+"""What a checkpoint is called: ``RUN``, ``RUN@last``, ``RUN@best``, ``RUN@120``, or its own folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from assay.config import CheckpointConfig
+from assay.errors import RunError
+from assay.run.checkpoints import MANIFEST, Checkpoints, find_damage, step_of
+from assay.run.files import read_json, read_rows
+from assay.run.metrics import best_step
+
+
+def find_checkpoint(name: str) -> Path | None:
+    """Return the folder of the checkpoint that a name stands for; None where it names neither run nor checkpoint.
+
+    ``RUN@120`` is that of a step, ``RUN@best`` the one that did best on held-out problems, ``RUN@last``
+    the newest. Plain ``RUN`` is the newest too, but not where a guard stopped the run: what it
+    condemned is taken only by name.
+
+    Its files are held against the manifest, so every byte is read and hashed: a second or two for
+    each GiB, once a start. Raises RunError where one differs, or where there is no such checkpoint.
+    """
+    folder = Path(name).expanduser()
+    if _is_checkpoint(folder):
+        return _checked(folder)
+    if folder.is_dir() and _is_checkpoint(folder.parent):  # a part of one, such as its critic
+        return _checked(folder.parent) / folder.name
+    run, which = folder, ""
+    if not folder.exists() and "@" in name:
+        place, _, which = name.rpartition("@")
+        run = Path(place).expanduser()
+    if (run / "config.toml").is_file():
+        return _checked(_choose(run, which))
+    if which in ("best", "last") or which.isdecimal():
+        raise RunError(f"{name}: found no run directory at {run}; check the path")
+    return None
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    checkpoints = folder.parent
+    is_named_so = step_of(folder) is not None and checkpoints.name == "checkpoints"
+    if is_named_so and folder.is_dir() and (checkpoints.parent / "config.toml").is_file():
+        return True
+    manifest = folder / MANIFEST
+    # Others' models may hold a file of this name; one that cannot be read may be ours, damaged.
+    return manifest.is_file() and "files" in (read_json(manifest) or ("files",))
+
+
+def _checked(folder: Path) -> Path:
+    wrong = find_damage(folder)
+    if wrong is None:
+        return folder
+    others = [one for one in _choices(folder.parent.parent) if one[0] != step_of(folder)]
+    remedy = f"name another: {_listed(others)}" if others else "bring it back from a copy"
+    raise RunError(
+        f"{folder}: the checkpoint is damaged ({wrong}), so it is not used; {remedy}; to use its "
+        f"weights unchecked, copy the folder out of the run, without its {MANIFEST}"
+    )
+
+
+def _choose(run: Path, which: str) -> Path:
+    """Return the folder of ``which``: empty, ``last``, ``best`` or a step."""
+    checkpoints = _checkpoints(run)
+    steps = checkpoints.steps()
+    if not steps:
+        raise RunError(f"{run}: the run has no checkpoint yet; train it further")
+    wanted: int | None = steps[-1]
+    problem = f"there is no {run}@{which}"
+    if not which:
+        problem = _guard_stop(run, steps[-1])
+        wanted = None if problem else steps[-1]
+    elif which == "best":
+        wanted = _best(run)
+        problem = "no evaluation on held-out problems has chosen a best step"
+        if wanted is not None:
+            problem = f"the best step on held-out problems, {wanted}, has no checkpoint any more"
+    elif which != "last":
+        wanted = int(which) if which.isdecimal() else None
+    if wanted not in steps:
+        raise RunError(f"{run}: {problem}; accepted: {_listed(_choices(run))}")
+    assert wanted is not None
+    return checkpoints.path(wanted)
+
+
+def _guard_stop(run: Path, newest: int) -> str:
+    """Return why the newest checkpoint is not taken unasked; nothing where it may be."""
+    stops = [one for one in read_rows(run / "events.jsonl") if one.get("kind") == "guard_stop"]
+    if not stops or int(stops[-1].get("step") or 0) < newest:
+        return ""
+    step, reason = stops[-1].get("step"), stops[-1].get("reason")
+    return f"a guard stopped it at step {step} ({reason}), so say which checkpoint you mean"
+
+
+def _choices(run: Path) -> list[tuple[int, str]]:
+    """Return each checkpoint of a run as its step and what it may be called."""
+    steps, best = _checkpoints(run).steps(), _best(run)
+    found: list[tuple[int, str]] = []
+    for step in reversed(steps):
+        words = [str(step), *["last"] * (step == steps[-1]), *["best"] * (step == best)]
+        found.append((step, f"{run}@{' = @'.join(words)}"))
+    return found
+
+
+def _listed(choices: list[tuple[int, str]]) -> str:
+    return ", ".join(words for _, words in choices)
+
+
+def _checkpoints(run: Path) -> Checkpoints:
+    return Checkpoints(run / "checkpoints", CheckpointConfig())
+
+
+def _best(run: Path) -> int | None:
+    return best_step([row for row in read_rows(run / "evaluations.jsonl") if "step" in row])
