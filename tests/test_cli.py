@@ -171,6 +171,9 @@ CONFIG_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "no chat template": ({"data": {"template": "chat"}}, "base"),
     "no room for a prompt": ({"sampling": {"max_tokens": 64}}, "sampling.max_tokens: found 64"),
     "greedy training": ({"sampling": {"temperature": 0.0}}, "sampling.temperature"),
+    "tokens cut off in training": ({"sampling": {"top_p": 0.9}}, "sampling.top_p: found 0.9"),
+    "the least likely cut off": ({"sampling": {"min_p": 0.1}}, "sampling.min_p: found 0.1"),
+    "all but some cut off": ({"sampling": {"top_k": 5}}, "sampling.top_k: found 5; accepted: None"),
     "both stages": ({"sft": {"traces": ["t.jsonl"]}}, "found [rl] and [sft]"),
     "natural steps in halves": (
         {"algorithm": {"name": "trpo"}, "model": {"dtype": "bfloat16"}},

@@ -132,16 +132,16 @@ class DataConfig(Section):
 
 
 class SamplingConfig(Section):
-    """How completions are sampled. Ratios and KL are those of the distribution described here."""
+    """How completions are sampled. Ratios and KL of ``[rl]`` are those of the distribution described here, over all tokens: what cuts some off is refused there, and free in other stages, ``assay eval`` and ``assay sample``."""
 
     temperature: Temperature = 1.0
     """Divides the logits. 0: greedy, for evaluation only."""
     top_k: Natural | None = None
-    """Sample among the k most likely tokens. None: no limit."""
+    """Sample among the k most likely tokens. None: no limit, the only one in training by ``[rl]``."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Sample among the smallest set of tokens that holds this probability."""
+    """Sample among the smallest set of tokens that holds this probability. 1 in training by ``[rl]``."""
     min_p: Rate = 0.0
-    """Drop tokens less likely than this share of the most likely one."""
+    """Drop tokens less likely than this share of the most likely one. 0 in training by ``[rl]``."""
     max_tokens: Natural = 256
     """Longest completion, in tokens."""
     stop: tuple[Text, ...] = ()

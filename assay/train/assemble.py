@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from assay.config import CriticConfig, RLConfig, TrainConfig
+from assay.config import CriticConfig, RLConfig, SamplingConfig, TrainConfig
 from assay.data.chat import PromptRenderer, keep_fitting
 from assay.data.overlap import check_overlap
 from assay.data.problems import ProblemSet, load_problems
@@ -157,6 +157,7 @@ def choose_algorithm(config: TrainConfig) -> Algorithm:
     row = algorithm(config.algorithm.name, **settings, max_tokens=config.sampling.max_tokens)
     if config.rl is not None:
         check_group_size(row, config.rl.group_size)
+        _check_sampling(config.sampling)
         _check_critic(config, config.rl, row)
     if row.trust_region is not None and config.model.dtype == "bfloat16":
         found, accepted = (
@@ -165,6 +166,20 @@ def choose_algorithm(config: TrainConfig) -> Algorithm:
         )
         raise ConfigError(message("model.dtype", found, accepted))
     return row
+
+
+def _check_sampling(sampling: SamplingConfig) -> None:
+    """Complain of sampling that cuts tokens off: the learner's distribution is over all of them.
+
+    Ratio, KL and importance weight would compare two distributions; what is cut off would never be
+    pushed down, only what is left of it up.
+    """
+    for key in ("top_k", "top_p", "min_p"):
+        found, default = getattr(sampling, key), SamplingConfig.model_fields[key].default
+        if found != default:
+            accepted = f"{default} in a run of [rl], which learns over all tokens"
+            remedy = "leave it out, and set it for assay eval and sample"
+            raise ConfigError(message(f"sampling.{key}", found, accepted, remedy))
 
 
 def _check_critic(config: TrainConfig, rl: RLConfig, row: Algorithm) -> None:

@@ -35,6 +35,15 @@ def test_a_run_is_measured_as_it_was_trained(world: World) -> None:
     assert result.mean_tokens == last["eval/mean_tokens"] <= 8
 
 
+def test_tokens_may_be_cut_off_where_nothing_is_learned(world: World) -> None:
+    run = train(world.tree(rl={"steps": 1}), quiet=True).run
+    heldout, cut = [str(world.folder / "heldout.jsonl")], ["sampling.top_p=0.5", "sampling.top_k=3"]
+    assert evaluate_model(run, heldout, temperature=1.0, overrides=cut).num_completions == 3
+    assert sample(run, prompt="1 + 1 =", num_samples=1, overrides=cut).samples
+    with pytest.raises(ConfigError, match=r"sampling\.top_k: found 3; accepted: None in a run of"):
+        train(resume=run, overrides=[*cut, "rl.steps=2"], quiet=True)
+
+
 def test_several_equal_samples_are_refused(world: World) -> None:
     with pytest.raises(ConfigError, match=r"found 0.*raise it"):
         evaluate_model(str(world.folder / "model"), ["x.jsonl"], num_samples=2)

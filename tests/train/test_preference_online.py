@@ -38,6 +38,13 @@ def test_on_policy(world: World, method: str, choose: str) -> None:
     assert len(list((Path(result.run) / "rollouts").iterdir())) == 3
 
 
+def test_pairs_may_be_sampled_from_the_likely_tokens(world: World) -> None:
+    """Their loss is over the whole distribution of the policy, wherever the completions come from."""
+    tree = on_policy_tree(world, sampling={"top_p": 0.9, "top_k": 20, "min_p": 0.01})
+    rows = rows_of(train(tree, quiet=True).run, "metrics")
+    assert rows[0]["preference/margin"] == pytest.approx(0.0, abs=1e-4)
+
+
 def test_a_step_that_tells_nothing_apart_is_no_optimizer_step(world: World) -> None:
     tree = on_policy_tree(world)
     tree["data"]["verifier"] = "train_worlds:always_right"
