@@ -12,7 +12,7 @@ from assay.config.section import NonNegative, Positive, Rate, Section, Text
 class AlgorithmConfig(Section):
     """A row of the algorithm table (docs/algorithms.md), and what of it to change. None: as the row says."""
 
-    name: Text = "grpo"
+    name: Text = "dr_grpo"
     """A row of the table, or ``package.module:object``. The rows: ``ppo``, ``ppo_penalty``, ``trpo``, ``reinforce``, ``rloo``, ``reinforce_plus_plus``, ``reinforce_plus_plus_baseline``, ``grpo``, ``grpo_process``, ``dr_grpo``, ``dapo``, ``gspo``, ``gspo_product``, ``cispo``, ``kimi``, ``rft``."""
     credit: Literal["completion", "steps", "to_go", "gae"] | None = None
     """What a token is credited with: the whole completion's reward, the step rewards that follow it (process rewards), the discounted rewards that follow it, or generalized advantage estimates from a critic."""

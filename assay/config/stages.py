@@ -20,12 +20,26 @@ from assay.config.section import (
 )
 from assay.toml_text import point_list
 
+LEARNING_RATES: dict[str, tuple[float, float]] = {
+    "rl": (1e-6, 1e-5),
+    "sft": (1e-5, 1e-4),
+    "preference": (5e-7, 5e-6),
+    "reward_model": (1e-5, 1e-4),
+}
+"""Peak learning rate of each stage where none is configured: of all weights, and of adapters.
+
+Of all weights, ``rl``: DeepSeekMath (arXiv 2402.03300, section 4.2) and DAPO (arXiv 2503.14476, section 4.1).
+``sft``: Llama 3 (arXiv 2407.21783, section 4.1.3). ``preference``: Zephyr (arXiv 2310.16944, section 4).
+``reward_model``: Llama 2 (arXiv 2307.09288, section 3.2.2). Of adapters: ten times as much (Schulman et
+al. 2025, LoRA Without Regret).
+"""
+
 
 class RLConfig(Section):
     """The reinforcement learning stage."""
 
     steps: Natural = 100
-    """Steps in all. A step is one collected batch and what is learned from it."""
+    """Steps in all. A step is one collected batch and what is learned from it. Changed on resume, it stretches `optimizer.schedule`, which the run says; `temperature_schedule` stays where it is."""
     num_prompts: Count = 8
     """Prompts a step."""
     group_size: Count = 8
@@ -58,8 +72,8 @@ class OptimizerConfig(Section):
     """``adamw_8bit`` keeps its state in 8 bits (needs the extra ``bnb``)."""
     state_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the two moments of ``adamw``. ``bfloat16`` halves them (4 bytes less a trained weight) for when memory is short; they are rounded at random, right on average and the same in a resumed run, at about a third more time an optimizer step and a little noise in it."""
-    learning_rate: Positive = 1e-6
-    """Peak learning rate."""
+    learning_rate: Positive | None = None
+    """Peak learning rate. None: that of the stage: 1e-6 in ``[rl]``, 1e-5 in ``[sft]`` and ``[reward_model]``, 5e-7 in ``[preference]``; ten times as much where only adapters are trained."""
     betas: tuple[Decay, Decay] = (0.9, 0.95)
     """Decay of the first and second moment."""
     epsilon: Positive = 1e-8
@@ -69,7 +83,7 @@ class OptimizerConfig(Section):
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Optimizer steps of linear warm-up."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """What follows warm-up, down to `final_fraction` of the peak at the last step."""
+    """What follows warm-up, down to `final_fraction` of the peak at the last step. A run that is resumed with another number of steps goes on where a run of that length would be, which it says."""
     final_fraction: Rate = 0.1
     """Learning rate at the end of a linear or cosine schedule, as a share of the peak."""
     max_grad_norm: Positive = 1.0

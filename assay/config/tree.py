@@ -47,6 +47,11 @@ class TrainConfig(Section):
     verification: VerificationConfig = VerificationConfig()
     guard: GuardConfig = GuardConfig()
 
+    @property
+    def stage(self) -> str:
+        """The name of the section that says what the run does."""
+        return next(name for name in STAGES if getattr(self, name) is not None)
+
     @model_validator(mode="after")
     def _sections_agree(self) -> TrainConfig:
         """Check what no section can see alone; a complaint begins with the key that it is about."""

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from assay.config import OptimizerConfig
+from assay.config.stages import LEARNING_RATES
 from assay.errors import ModelError, RunError, message
 from assay.learn.adamw import AdamW, Plain, State, pieces
 from assay.learn.adamw_8bit import AdamW8bit
@@ -31,12 +32,21 @@ class StepReport:
     skipped: bool
 
 
+def peak_learning_rate(config: OptimizerConfig, stage: str, model: nn.Module) -> float:
+    """Return the configured peak, or that of the stage, for all weights or for adapters."""
+    if config.learning_rate is not None:
+        return config.learning_rate
+    of_all, of_adapters = LEARNING_RATES[stage]
+    return of_adapters if hasattr(model, "disable_adapter") else of_all
+
+
 def learning_rate_at(step: int, config: OptimizerConfig, total_steps: int) -> float:
     """Return the learning rate of optimizer step ``step`` (from 0).
 
     Warm-up rises linearly and reaches the peak at step ``warmup_steps - 1``; linear and cosine
     schedules then fall to ``final_fraction`` of it at step ``total_steps - 1``, and stay there.
     """
+    assert config.learning_rate is not None, "the peak of an optimizer's own settings is a number"
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
     if config.schedule == "constant":
@@ -53,12 +63,16 @@ class Optimizer:
     Gradients of several backward passes add up, in float32: those of parameters that are not float32
     are taken from them as each backward pass ends. Steps are taken on float32 weights, of which such
     a parameter is a rounding: a step too small for its own type is not lost (see `AdamW`).
+    stage: whose learning rate is taken where ``config`` says none; ``config`` then has it.
 
     Raises ModelError where nothing is trainable, MissingExtra where 8-bit AdamW is not installed.
     """
 
-    def __init__(self, model: nn.Module, config: OptimizerConfig, total_steps: int) -> None:
-        self.config = config
+    def __init__(
+        self, model: nn.Module, config: OptimizerConfig, total_steps: int, stage: str = "rl"
+    ) -> None:
+        peak = peak_learning_rate(config, stage, model)
+        self.config = config.model_copy(update={"learning_rate": peak})
         self.total_steps = total_steps
         self.num_steps = 0
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -68,7 +82,7 @@ class Optimizer:
             )
         self._names = {id(parameter): name for name, parameter in self.trained.items()}
         rule = AdamW8bit if config.name == "adamw_8bit" else AdamW
-        self.rule: AdamW | AdamW8bit = rule(self.trained, config)
+        self.rule: AdamW | AdamW8bit = rule(self.trained, self.config)
         self._added: dict[str, Tensor] = {}
         narrow = {name: p for name, p in self.trained.items() if p.dtype != torch.float32}
         self._arena = Arena(narrow, torch.float32)

@@ -93,7 +93,8 @@ class Learner(PassesLearner):
         super().__init__(passes)
         self.critic = None
         if algorithm.has_critic:
-            self.critic = Critic.beside(self.passes, critic, optimizer, total_steps, critic_start)
+            settings = self.optimizer.config
+            self.critic = Critic.beside(self.passes, critic, settings, total_steps, critic_start)
         self._check_trust_region()
 
     @property

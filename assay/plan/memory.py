@@ -143,7 +143,7 @@ def measure_libraries(model: Any) -> float:
 
 
 def _settings(config: TrainConfig) -> dict[str, str]:
-    section = _stage_name(config)
+    section = config.stage
     micro_batch = f"{section}.max_tokens_per_micro_batch"
     return {
         "reference": "algorithm.kl_weight = 0 needs none; model.lora needs no copy",
@@ -160,11 +160,6 @@ def _settings(config: TrainConfig) -> dict[str, str]:
     }
 
 
-def _stage_name(config: TrainConfig) -> str:
-    stages = ("rl", "sft", "preference", "reward_model")
-    return next(name for name in stages if getattr(config, name) is not None)
-
-
 def _batch_tokens(config: TrainConfig, prompt_tokens: int) -> float:
     """Return the tokens of a step at the most; infinite where only a micro-batch bounds them."""
     if config.rl is not None:
@@ -177,7 +172,7 @@ def _batch_tokens(config: TrainConfig, prompt_tokens: int) -> float:
 
 def _update_parts(config: TrainConfig, model: Any, prompt_tokens: int) -> dict[str, float]:
     """Return what an update takes beside the gradients."""
-    stage: Any = getattr(config, _stage_name(config))
+    stage: Any = getattr(config, config.stage)
     parameter = next(model.parameters())
     device, size = parameter.device.type, parameter.element_size()
     most = micro_batch_tokens(stage.max_tokens_per_micro_batch, device)

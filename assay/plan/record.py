@@ -39,6 +39,7 @@ def decision_text(
     title: str,
     chosen: str | None = None,
     reward: str | None = None,
+    learning_rate: str | None = None,
     sections: Sequence[tuple[str, str]] = (),
 ) -> str:
     """Return the page. chosen: what a run does, where there is one; sections: (heading, text) to add."""
@@ -47,6 +48,8 @@ def decision_text(
     if chosen is not None:
         agrees = "as recommended" if chosen == decision.name else "recommended was another (below)"
         lines += ["## Chosen", "", f"`{chosen}`, {agrees}; the reward: `{reward}`.", ""]
+        if learning_rate is not None:
+            lines += [f"Peak learning rate: {learning_rate}.", ""]
     lines += [
         "## Recommended",
         "",
@@ -97,18 +100,21 @@ def read_facts(path: Path) -> Facts | None:
     return None
 
 
-def run_decision(config: TrainConfig, config_path: Path | None) -> str:
+def run_decision(
+    config: TrainConfig, config_path: Path | None, learning_rate: str | None = None
+) -> str:
     """Return the page of a run that begins: by the facts of its plan, or by its own.
 
     Its plan is the page beside its file that was made of this file, or of the one whose pilot it is, and
-    that is of the same reward, or recommended what the run does. The configuration's own values stand
-    over what was planned.
+    that is of the same reward, or recommended the stage that is run. The configuration's own values
+    stand over what was planned.
     """
     own = facts_of_config(config)
     own = replace(own, **known_rows(config))
     facts, source, chosen = own, "as the configuration says", chosen_by(config)
     planned = _plan_of(config_path) if config_path is not None else None
-    if planned is not None and (planned.reward == own.reward or decide(planned).name == chosen):
+    recommends = planned is not None and config.rl is None and decide(planned).name == chosen
+    if planned is not None and (planned.reward == own.reward or recommends):
         source = "measured by `assay plan`"
         tree = planned.as_dict()
         if config.rl is not None:
@@ -121,6 +127,7 @@ def run_decision(config: TrainConfig, config_path: Path | None) -> str:
         title=f"{config.run.name or (config_path.stem if config_path else 'run')} ({source})",
         chosen=chosen,
         reward=reward,
+        learning_rate=learning_rate,
     )
 
 

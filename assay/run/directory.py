@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from assay.config import SamplingConfig, TrainConfig, dump, load
 from assay.errors import DiskFull, RunError, RunStopped
+from assay.run.changes import stretched_schedule
 from assay.run.checkpoints import Checkpoints, Part
 from assay.run.decision import DECISION, add_outcome
 from assay.run.environment import collect_environment, find_changed_verifiers, find_differences
@@ -96,6 +97,7 @@ class Run:
         self._evaluated: list[dict[str, Any]] = []
         self._seconds_evaluating = 0.0
         self._resumed: dict[str, Any] | None = None
+        self._config_before = config
         self._stop = StopSignal()
         self._started = self._step_started = time.perf_counter()
         self._elapsed_before = 0.0
@@ -399,6 +401,7 @@ class Run:
             environment = now
             self._write_environment(now)
         self.verifiers = environment.get("verifiers") or {}
+        self._config_before = before
         self._resumed = {
             "damaged": damaged,
             "differences": find_differences(environment, now),
@@ -426,6 +429,9 @@ class Run:
         self._evaluated = self._evaluations.rows()
         self.checkpoints.prune(best_step(self._evaluated))
         self._elapsed_before = self.metrics.get("time/elapsed", 0.0)
+        rate = self.metrics.get("optimizer/learning_rate")
+        stretched = stretched_schedule(self._config_before, self.config, rate) if last else None
+        facts["schedule"] = stretched
         self.event("resumed", **{key: value for key, value in facts.items() if value})
         for complaint in facts["damaged"]:
             self.note(f"warning: {complaint}; going on from an older one")
@@ -433,6 +439,8 @@ class Run:
             self.note(f"the damaged checkpoint is kept as {self.checkpoints.folder / name}")
         for difference in facts["differences"]:
             self.note(f"warning: {difference}; the result may differ in the last bits")
+        if stretched:
+            self.note(f"warning: {stretched}")
         at = f"after step {last}" if last else "at the start (no checkpoint)"
         self.note(f"{self.folder}: going on {at}, {format_seconds(self._elapsed_before)} in")
 

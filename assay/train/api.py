@@ -20,7 +20,14 @@ from assay.errors import ConfigError, RunError
 from assay.learn.algorithms import describe
 from assay.plan import plan_memory
 from assay.run.names import find_checkpoint
-from assay.train.assemble import Bench, choose_algorithm, choose_layout, open_bench, open_problems
+from assay.train.assemble import (
+    Bench,
+    choose_algorithm,
+    choose_layout,
+    open_bench,
+    open_problems,
+    rate_words,
+)
 from assay.train.evaluate import Evaluation, evaluate
 from assay.train.results import DryRun, SampleResult, TrainResult, describe_sample, read_result
 from assay.train.stages import Source, run_rl, run_sft
@@ -166,6 +173,7 @@ def dry_run(config: Configured, *, overrides: Sequence[str] = ()) -> DryRun:
             notes.append(f"{settings.rl.steps} steps of {completions} completions")
             notes += [f"warning: {text}" for text in bench.verifiers.warnings()]
             has_reference = row.kl_weight > 0
+        notes = [*notes, f"learning rate {rate_words(settings, bench.loaded.model)}"]
         length = len(bench.renderer.render(rows[0]).tokens)
         memory = plan_memory(settings, bench.loaded.model, length, has_reference)
         return DryRun(_sample(bench, rows, 1, settings.sampling.temperature), notes, memory)

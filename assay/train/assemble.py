@@ -16,7 +16,7 @@ from assay.data.problems import ProblemSet, load_problems
 from assay.errors import ConfigError, ModelError, message
 from assay.generate.engine import Engine
 from assay.learn.algorithms import Algorithm, algorithm, check_group_size
-from assay.learn.optimizer import Optimizer
+from assay.learn.optimizer import Optimizer, peak_learning_rate
 from assay.learn.passes import Passes
 from assay.learn.update import Learner
 from assay.model.load import LoadedModel, load_model
@@ -250,13 +250,22 @@ def make_passes(
     """Return the way of batches through the policy, at temperature 1, for stages without sampling."""
     return Passes(
         bench.loaded.model,
-        Optimizer(bench.loaded.model, config.optimizer, total_steps),
+        Optimizer(bench.loaded.model, config.optimizer, total_steps, section),
         section=section,
         layout=layout,
         max_tokens_per_micro_batch=max_tokens_per_micro_batch,
         activation_checkpointing=config.model.activation_checkpointing,
         tokenizer=bench.loaded.tokenizer,
     )
+
+
+def rate_words(config: TrainConfig, model: Any) -> str:
+    """Return the peak learning rate of a run and where it comes from."""
+    rate = peak_learning_rate(config.optimizer, config.stage, model)
+    if config.optimizer.learning_rate is not None:
+        return f"{rate:g}, as configured"
+    trained = "adapters" if hasattr(model, "disable_adapter") else "all weights"
+    return f"{rate:g}, the default of [{config.stage}] for {trained}"
 
 
 def num_updates(rl: RLConfig) -> int:

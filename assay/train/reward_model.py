@@ -25,6 +25,7 @@ from assay.plan.record import run_decision
 from assay.run.directory import Run
 from assay.run.files import read_json, write_json
 from assay.run.guard import Guard
+from assay.train.assemble import rate_words
 from assay.train.reward_evaluation import UNITS, RewardEvaluation, evaluate_reward_model
 from assay.train.reward_rows import LOADERS, RowReader
 from assay.train.stages import Source, report_if_possible
@@ -49,7 +50,8 @@ def run_reward_model(config: TrainConfig, source: Source) -> Path:
         schedule = RowSchedule(len(rows), settings, config.run.seed)
         learner = make_reward_learner(config, loaded, way, schedule.num_steps)
         model = SavedRewardModel(learner, reader.options, _trained(config, len(rows)))
-        run = _open_run(config, source, schedule.num_steps, stack)
+        rate = rate_words(config, loaded.model)
+        run = _open_run(config, source, schedule.num_steps, stack, rate)
         run.attach(model=model)
         units = UNITS[settings.kind] if settings.kind == "preference" else "completions"
         run.note(f"{len(rows)} {units}, {len(heldout)} held out, {schedule.num_steps} steps")
@@ -94,7 +96,7 @@ def make_reward_learner(
     assert settings is not None
     passes = Passes(
         loaded.model,
-        Optimizer(loaded.model, config.optimizer, total_steps),
+        Optimizer(loaded.model, config.optimizer, total_steps, "reward_model"),
         section="reward_model",
         layout=way.layout,
         lean=way.lean,
@@ -235,7 +237,9 @@ def _evaluation_due(run: Run, step: int) -> bool:
     return every is not None and step % every == 0
 
 
-def _open_run(config: TrainConfig, source: Source, num_steps: int, stack: ExitStack) -> Run:
+def _open_run(
+    config: TrainConfig, source: Source, num_steps: int, stack: ExitStack, learning_rate: str
+) -> Run:
     """Create the run's directory, or open the one to go on with; its report is written as it closes."""
     if source.resume is not None:
         run = Run.resume(
@@ -246,7 +250,7 @@ def _open_run(config: TrainConfig, source: Source, num_steps: int, stack: ExitSt
             config,
             config_path=source.config_path,
             num_steps=num_steps,
-            decision=run_decision(config, source.config_path),
+            decision=run_decision(config, source.config_path, learning_rate),
             quiet=source.quiet,
         )
     stack.callback(report_if_possible, run.folder)

@@ -29,6 +29,7 @@ from assay.train.assemble import (
     open_bench,
     open_heldout,
     open_problems,
+    rate_words,
 )
 from assay.train.batch_plan import BatchPlan
 from assay.train.evaluate import evaluate
@@ -153,7 +154,9 @@ def open_run(
             config_path=source.config_path,
             verifiers=bench.verifiers.describe(),
             num_steps=num_steps,
-            decision=run_decision(config, source.config_path),
+            decision=run_decision(
+                config, source.config_path, rate_words(config, bench.loaded.model)
+            ),
             quiet=source.quiet,
         )
     stack.callback(report_if_possible, run.folder)

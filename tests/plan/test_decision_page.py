@@ -64,7 +64,7 @@ def test_what_is_no_page_of_ours_has_no_facts(text: str, tmp_path: Path) -> None
 
 
 def test_a_run_repeats_what_was_planned_beside_its_file(tmp_path: Path) -> None:
-    config = make_config(tmp_path, rl={"group_size": 16})
+    config = make_config(tmp_path, rl={"group_size": 16}, algorithm={"name": "grpo"})
     path = tmp_path / "gsm.toml"
     assert "as the configuration says" in run_decision(config, path)
     write_page(tmp_path / FILE, decision_text(decide(FACTS), title="gsm.toml"))

@@ -69,7 +69,7 @@ def test_a_configuration_is_measured_and_nothing_is_trained(
     assert facts.seconds_per_step is not None and facts.seconds_per_step > 0
     assert facts.base_mib is not None and facts.base_mib > 100 and facts.hours is None
     assert facts.truncated == 1.0  # eight tokens are few
-    assert found.decision.name == "dapo" and found.chosen == "grpo"
+    assert found.decision.name == "dapo" and found.chosen == "dr_grpo"
     assert not (tmp_path / "runs").exists()
     page, pilot = found.files
     assert (page, pilot) == (tmp_path / "decision.md", tmp_path / "pilot.toml")
@@ -79,7 +79,7 @@ def test_a_configuration_is_measured_and_nothing_is_trained(
     assert made.rl is not None and made.algorithm.name == "dapo"
     row = json.loads(json.dumps(found.as_dict(), allow_nan=False))
     assert row["recommended"] == "dapo" and row["estimates"]["memory_mib"]["total"] > 100
-    assert "the configuration says grpo" in str(found)
+    assert "the configuration says dr_grpo" in str(found)
 
 
 def test_a_checker_that_judges_nothing_is_found_out(tree: dict[str, Any], tmp_path: Path) -> None:
