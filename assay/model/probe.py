@@ -54,9 +54,7 @@ def probe_layouts(
     Raises ModelError where the plain layout does not give what the model itself says.
     """
     started = time.perf_counter()
-    check_head(model)
-    lean_difference = head_difference(model, lean=True)
-    lean = lean_difference <= _limit(model)
+    lean, note = prove_lean(model)
     tree_tokens = prompt_length + group_size * completion_length
     plain_tokens = group_size * (prompt_length + completion_length)
     difference = 0.0
@@ -69,10 +67,21 @@ def probe_layouts(
         layout, reason = _choose(
             difference, _limit(model), _savings(model, prompt_length, completion_length, group_size)
         )
-    if not lean:
-        reason += f"; layers by their modules: the lean way differs by {lean_difference:.2g} nats"
     seconds = time.perf_counter() - started
+    reason = "; ".join(filter(None, [reason, note]))
     return LayoutChoice(layout, lean, reason, difference, tree_tokens, plain_tokens, seconds)
+
+
+def prove_lean(model: nn.Module) -> tuple[bool, str]:
+    """Return whether the lean way through the layers is the model's own, and what to note where it is not.
+
+    Raises ModelError where the plain layout does not give what the model itself says.
+    """
+    check_head(model)
+    difference = head_difference(model, lean=True)
+    if difference <= _limit(model):
+        return True, ""
+    return False, f"layers by their modules: the lean way differs by {difference:.2g} nats"
 
 
 def _limit(model: nn.Module) -> float:

@@ -18,6 +18,7 @@ from assay.data.problems import load_problems
 from assay.data.traces import load_traces
 from assay.errors import ConfigError, RunError
 from assay.learn.algorithms import describe
+from assay.model.probe import prove_lean
 from assay.plan import plan_memory
 from assay.run.names import find_checkpoint
 from assay.train.assemble import (
@@ -160,6 +161,7 @@ def dry_run(config: Configured, *, overrides: Sequence[str] = ()) -> DryRun:
             traces = load_traces(settings.sft.traces, on_bad_row=settings.data.on_bad_row)
             rows = [Problem("trace", traces[0].prompt)]
             notes = [f"{len(traces)} traces", f"the first completion is {traces[0].completion!r}"]
+            notes += filter(None, [prove_lean(bench.loaded.model)[1]])
             has_reference = False
         else:
             row = choose_algorithm(settings)

@@ -245,14 +245,19 @@ def make_passes(
     total_steps: int,
     section: str,
     max_tokens_per_micro_batch: int | None,
-    layout: Layout = "plain",
+    layout: Layout,
+    lean: bool,
 ) -> Passes:
-    """Return the way of batches through the policy, at temperature 1, for stages without sampling."""
+    """Return the way of batches through the policy, at temperature 1, for stages without sampling.
+
+    layout, lean: as proved on this very model (`assay.model.probe`).
+    """
     return Passes(
         bench.loaded.model,
         Optimizer(bench.loaded.model, config.optimizer, total_steps, section),
         section=section,
         layout=layout,
+        lean=lean,
         max_tokens_per_micro_batch=max_tokens_per_micro_batch,
         activation_checkpointing=config.model.activation_checkpointing,
         tokenizer=bench.loaded.tokenizer,

@@ -258,8 +258,8 @@ def _choose_layout(setup: Setup, problems: Problems) -> LayoutChoice:
 
 def _make_learner(setup: Setup, num_steps: int, layout: LayoutChoice) -> PreferenceLearner:
     most = setup.settings.max_tokens_per_micro_batch
-    passes = make_passes(setup.config, setup.bench, num_steps, "preference", most, layout.layout)
-    passes.lean = layout.lean
+    way = (layout.layout, layout.lean)
+    passes = make_passes(setup.config, setup.bench, num_steps, "preference", most, *way)
     return PreferenceLearner(passes, setup.row)
 
 

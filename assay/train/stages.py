@@ -15,6 +15,7 @@ from assay.data.curriculum import Curriculum
 from assay.data.traces import load_traces
 from assay.errors import VerifierError
 from assay.learn.sft_update import SFTLearner
+from assay.model.probe import prove_lean
 from assay.plan.record import run_decision
 from assay.run.directory import Run
 from assay.run.files import read_json
@@ -119,16 +120,17 @@ def run_sft(config: TrainConfig, source: Source) -> Path:
         heldout = open_heldout(bench)
         groups = trace_groups(traces, bench.renderer, bench.loaded.context_length)
         schedule = TraceSchedule(groups, config.sft, config.run.seed)
+        lean, note = prove_lean(bench.loaded.model)
+        most = config.sft.max_tokens_per_micro_batch
         # A trace shares its prompt with no other, so that a tree would only add a mask.
-        learner = SFTLearner(
-            make_passes(
-                config, bench, schedule.num_steps, "sft", config.sft.max_tokens_per_micro_batch
-            )
-        )
+        passes = make_passes(config, bench, schedule.num_steps, "sft", most, "plain", lean)
+        learner = SFTLearner(passes)
         run = open_run(config, source, bench, schedule.num_steps, stack)
         events.run = run
         run.attach(model=learner)
-        run.note(f"{len(groups)} traces, {schedule.num_steps} steps")
+        run.note(
+            "; ".join(filter(None, [f"{len(groups)} traces, {schedule.num_steps} steps", note]))
+        )
         loop = SFTLoop(schedule, run, learner, guard)
         advance(run, lambda: sft_step(loop), bench, heldout)
     return run.folder

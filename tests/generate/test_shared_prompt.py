@@ -208,7 +208,9 @@ def test_bits_do_not_depend_on_neighbors(family: str, dtype: torch.dtype, thread
         sampling = SamplingConfig(max_tokens=BLOCK + 10)
         check_neighbors_change_nothing(engine, LENGTHS, sampling, (2, 11, 3))
         if dtype == torch.bfloat16 and not can_pack(torch.zeros(1, dtype=dtype)):
-            pytest.skip("this CPU has no bfloat16 products: prompts are kept apart, with these bits")
+            pytest.skip(
+                "this CPU has no bfloat16 products: prompts are kept apart, with these bits"
+            )
         assert isinstance(engine._choice.forward.cache, SharedPromptCache)
     finally:
         torch.set_num_threads(before)
