@@ -98,7 +98,9 @@ def write_config(folder: Path, **sections: Any) -> str:
         "verification": {"num_workers": 1},
     }
     for section, values in sections.items():
-        tree[section] = {**tree.get(section, {}), **values}
+        tree[section] = {**tree.get(section, {}), **(values or {})}
+        if values is None:
+            del tree[section]
     Path("run.toml").write_text(tomli_w.dumps(tree))
     return "run.toml"
 
@@ -392,7 +394,7 @@ def test_a_run_that_fails_is_exit_code_1(
         raise error
 
     monkeypatch.setattr("assay.train.api.train", fail)
-    done = assay("train", "run.toml")
+    done = assay("train", write_config(here))
     assert (done.code, done.err, done.out) == (code, f"error: {error}\n", "")
 
 
@@ -450,3 +452,41 @@ def test_a_file_that_cannot_be_written_is_one_line(
 
     monkeypatch.setattr("assay.run.report.write_report", read_only)
     assert assay("report", "x").complaint == "error: runs/x/report.html: read-only file system"
+
+
+STAGES = {
+    "rl": {},
+    "sft": {"rl": None, "sft": {"traces": ["train.jsonl"]}},
+    "preference": {"rl": None, "preference": {"pairs": ["train.jsonl"]}},
+    "reward_model": {"rl": None, "reward_model": {"rows": ["train.jsonl"]}},
+    "on-policy": {"rl": None, "preference": {"steps": 1}},
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_rows_are_looked_at_before_a_model_is_loaded(
+    assay: Assay, here: Path, model: Path, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loaded(*_: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("assay.model.load.read_model", loaded)
+    Path("train.jsonl").write_text("{broken\n")
+    config = write_config(model, **STAGES[stage])
+    for option in ((), ("--dry-run",)):
+        assert "train.jsonl:1: found broken JSON" in assay("train", config, *option).complaint
+    for command in ("eval", "sample"):
+        said = assay(command, model, "--problems", "train.jsonl", "--max-tokens", 4).complaint
+        assert "train.jsonl:1: found broken JSON" in said
+
+
+def test_greedy_siblings_are_refused_before_anything_is_imported(here: Path) -> None:
+    program = (
+        "import sys\nfrom assay.cli import main\n"
+        "sys.argv = 'assay eval m --problems p.jsonl --samples 4'.split()\n"
+        "try:\n    main()\nexcept SystemExit as end:\n"
+        "    sys.exit(f'{end.code} {\"torch\" in sys.modules}')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stderr.startswith("error: temperature: found 0 with several samples")
+    assert done.stderr.endswith("2 False\n")

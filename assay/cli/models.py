@@ -29,6 +29,9 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Measure a model on problems: pass@1 with its standard error, pass@k, majority@k."""
+    from assay.config import check_siblings
+
+    check_siblings(samples, temperature)  # before torch is imported, which takes long
     from assay.train import api
 
     result = api.evaluate_model(

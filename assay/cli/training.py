@@ -32,16 +32,21 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a model as CONFIG says, or go on with a run (--resume)."""
-    from assay.train import api
-
     if (config is None) == (resume is None):
         raise UserError("assay train: give a CONFIG file, or --resume RUN, and not both")
     changes = list(overrides or [])
     if max_minutes is not None:
         changes.append(f"run.max_minutes={max_minutes}")
+    if dry_run and config is None:
+        raise UserError("assay train --dry-run: needs a CONFIG file")
+    if config is not None:
+        from assay.config import load
+
+        load(config, changes)  # before torch is imported, which takes long
+    from assay.train import api
+
     if dry_run:
-        if config is None:
-            raise UserError("assay train --dry-run: needs a CONFIG file")
+        assert config is not None
         show(api.dry_run(config, overrides=changes), as_json)
         return
     result = api.train(

@@ -231,20 +231,22 @@ def measure(
     """
     from assay.plan.machine import measure_machine
     from assay.train.api import with_checkpoint
-    from assay.train.assemble import open_bench, open_problems
+    from assay.train.assemble import fit_problems, open_bench, open_verifiers, read_problems
 
     config = with_checkpoint(config)
     facts = facts_of_config(config)
     facts = replace(facts, **count_rows(config))
     started = time.perf_counter()
     with ExitStack() as stack:
+        verifiers = open_verifiers(config, stack)
+        rows = read_problems(config, verifiers) if config.rl is not None else None
         say("loading the model")
-        bench = open_bench(config, stack)
+        bench = open_bench(config, verifiers)
         sampled = Sampled()
         problems: Sequence[Problem] = ()
         num_heldout = 0
-        if config.rl is not None:
-            opened = open_problems(bench)
+        if rows is not None:
+            opened = fit_problems(rows, bench)
             problems, num_heldout = opened.train, len(opened.heldout)
             facts = replace(facts, num_problems=len(problems))
             if num_problems:

@@ -14,7 +14,8 @@ from typing import Any
 from assay import config as configuration
 from assay.config import TrainConfig
 from assay.data.chat import keep_fitting
-from assay.data.problems import load_problems
+from assay.data.problems import ProblemSet, load_problems
+from assay.data.rows import read_problem
 from assay.data.traces import load_traces
 from assay.errors import ConfigError, RunError
 from assay.learn.algorithms import describe
@@ -25,14 +26,18 @@ from assay.train.assemble import (
     Bench,
     choose_algorithm,
     choose_layout,
+    fit_heldout,
+    fit_problems,
     open_bench,
-    open_problems,
+    open_verifiers,
     rate_words,
+    read_problems,
 )
 from assay.train.evaluate import Evaluation, evaluate
 from assay.train.results import DryRun, SampleResult, TrainResult, describe_sample, read_result
 from assay.train.stages import Source, run_rl, run_sft
 from assay.types import Group, Problem, Verdict
+from assay.verify.service import VerifierService
 
 Configured = TrainConfig | Mapping[str, Any] | Path | str
 
@@ -107,10 +112,12 @@ def evaluate_model(
     configuration.check_siblings(num_samples, temperature)
     config = sampling_config(model, problems, overrides, max_tokens, verifier, seed, device)
     with ExitStack() as stack:
-        bench = open_bench(config, stack)
-        rows = _problems(bench, problems, max_problems)
-        sampling = configuration.at_temperature(config.sampling, temperature)
+        verifiers = open_verifiers(config, stack)
+        opened = _problems(config, verifiers, problems, max_problems)
         sink = _write_samples(stack.enter_context(_open_output(out))) if out is not None else None
+        bench = open_bench(config, verifiers)
+        rows = keep_fitting(opened, bench.renderer, config.data.on_bad_row)
+        sampling = configuration.at_temperature(config.sampling, temperature)
         return evaluate(bench.generator, bench.verifiers, rows, sampling, num_samples, sink)
 
 
@@ -133,11 +140,13 @@ def sample(
         raise ConfigError("sample: give --prompt or --problems, and not both")
     config = sampling_config(model, problems, overrides, max_tokens, None, seed, device)
     with ExitStack() as stack:
-        bench = open_bench(config, stack)
+        verifiers = open_verifiers(config, stack)
         if prompt is None:
-            rows: Sequence[Problem] = _problems(bench, problems, max_problems)
+            opened = _problems(config, verifiers, problems, max_problems)
         else:
-            rows = [Problem("prompt", prompt, {} if answer is None else {"answer": answer})]
+            opened = [_prompted(prompt, answer)]
+        bench = open_bench(config, verifiers)
+        rows = fit_heldout(opened, bench)
         return _sample(bench, rows, num_samples, temperature)
 
 
@@ -145,27 +154,27 @@ def dry_run(config: Configured, *, overrides: Sequence[str] = ()) -> DryRun:
     """Open everything that a run needs, sample one completion, and estimate the memory."""
     settings = with_checkpoint(read_config(config, overrides))
     with ExitStack() as stack:
-        bench = open_bench(settings, stack)
+        verifiers = open_verifiers(settings, stack)
+        opened = _read_rows(settings, verifiers)
+        bench = open_bench(settings, verifiers)
         if settings.preference is not None:
             from assay.train.preference_setup import first_look
 
-            problem, notes, has_reference = first_look(bench, settings.preference)
+            problem, notes, has_reference = first_look(bench, settings.preference, opened)
             rows: Sequence[Problem] = [problem]
         elif settings.reward_model is not None:
             from assay.train.reward_model import first_look as first_rows
 
-            problem, notes = first_rows(settings, bench.loaded)
+            problem, notes = first_rows(settings, bench.loaded, opened)
             rows, has_reference = [problem], False
         elif settings.rl is None:
-            assert settings.sft is not None
-            traces = load_traces(settings.sft.traces, on_bad_row=settings.data.on_bad_row)
-            rows = [Problem("trace", traces[0].prompt)]
-            notes = [f"{len(traces)} traces", f"the first completion is {traces[0].completion!r}"]
+            rows = [Problem("trace", opened[0].prompt)]
+            notes = [f"{len(opened)} traces", f"the first completion is {opened[0].completion!r}"]
             notes += filter(None, [prove_lean(bench.loaded.model)[1]])
             has_reference = False
         else:
             row = choose_algorithm(settings)
-            opened = open_problems(bench)
+            opened = fit_problems(opened, bench)
             rows = [opened.train[0]]
             layout = choose_layout(settings, bench, opened.train)
             source = f"{row.name}: {row.paper}, {row.equation}"
@@ -179,6 +188,21 @@ def dry_run(config: Configured, *, overrides: Sequence[str] = ()) -> DryRun:
         length = len(bench.renderer.render(rows[0]).tokens)
         memory = plan_memory(settings, bench.loaded.model, length, has_reference)
         return DryRun(_sample(bench, rows, 1, settings.sampling.temperature), notes, memory)
+
+
+def _read_rows(config: TrainConfig, verifiers: VerifierService) -> Any:
+    """Open the rows of whichever stage it is, as its run does before it loads a model."""
+    if config.preference is not None:
+        from assay.train.preference_setup import read_rows
+
+        return read_rows(config, verifiers)
+    if config.reward_model is not None:
+        from assay.train.reward_rows import open_rows
+
+        return open_rows(config)
+    if config.sft is not None:
+        return load_traces(config.sft.traces, on_bad_row=config.data.on_bad_row)
+    return read_problems(config, verifiers)
 
 
 def export(model: str, out: Path | str) -> Path:
@@ -259,11 +283,17 @@ def sampling_config(
     return configuration.build(tree, overrides)
 
 
-def _problems(bench: Bench, sources: Sequence[str], limit: int | None) -> Sequence[Problem]:
-    on_bad_row = bench.config.data.on_bad_row
-    check = bench.verifiers.check_problem
-    problems = load_problems(sources, on_bad_row=on_bad_row, limit=limit, check=check)
-    return keep_fitting(problems, bench.renderer, on_bad_row)
+def _problems(
+    config: TrainConfig, verifiers: VerifierService, sources: Sequence[str], limit: int | None
+) -> ProblemSet:
+    on_bad_row, check = config.data.on_bad_row, verifiers.check_problem
+    return load_problems(sources, on_bad_row=on_bad_row, limit=limit, check=check)
+
+
+def _prompted(prompt: str, answer: str | None) -> Problem:
+    """Return the problem of a prompt that was given; raises DataError where it is no text."""
+    row = {"prompt": prompt} if answer is None else {"prompt": prompt, "answer": answer}
+    return read_problem(row, "--prompt", "prompt")
 
 
 def _sample(

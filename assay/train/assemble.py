@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from assay.verify.service import VerifierService
 
 Event = Callable[..., None]
 PROBED_PROMPTS = 16
+THREADS_A_CORE = 16
 
 
 @dataclass(frozen=True)
@@ -41,14 +43,15 @@ class Bench:
     verifiers: VerifierService
 
 
-def open_bench(config: TrainConfig, stack: ExitStack, on_event: Event | None = None) -> Bench:
-    """Load the model and start the engine and the verifiers; ``stack`` closes what must be closed.
+def open_verifiers(
+    config: TrainConfig, stack: ExitStack, on_event: Event | None = None
+) -> VerifierService:
+    """Start the verifiers, which ``stack`` closes: they check every row before a model is loaded.
 
-    Verifier workers start first: they load while the model does.
+    Workers start first of all: they load while the model does.
     """
-    if config.run.threads is not None:
-        torch.set_num_threads(config.run.threads)
-    verifiers = stack.enter_context(
+    set_threads(config)
+    return stack.enter_context(
         VerifierService(
             config.data.verifier,
             num_workers=config.verification.num_workers,
@@ -59,6 +62,22 @@ def open_bench(config: TrainConfig, stack: ExitStack, on_event: Event | None = N
             cache_mib=config.verification.cache_mib,
         )
     )
+
+
+def set_threads(config: TrainConfig) -> None:
+    """Use the configured number of CPU threads; raises ConfigError for one that ends the process."""
+    threads = config.run.threads
+    if threads is None:
+        return
+    most = THREADS_A_CORE * (os.cpu_count() or 1)
+    if threads > most:
+        accepted = f"at most {most} on this machine ({THREADS_A_CORE} a core)"
+        raise ConfigError(message("run.threads", threads, accepted))
+    torch.set_num_threads(threads)
+
+
+def open_bench(config: TrainConfig, verifiers: VerifierService) -> Bench:
+    """Load the model and start the engine beside verifiers that are open already."""
     loaded = load_model(config.model, config.run.device, config.run.seed)
     renderer = PromptRenderer(loaded.tokenizer, config.data, max_prompt_tokens(config, loaded))
     generator = Engine(
@@ -118,37 +137,53 @@ class Problems:
     notes: tuple[str, ...]
 
 
-def open_problems(bench: Bench, check: Callable[[Problem], None] | None = None) -> Problems:
+def read_problems(
+    config: TrainConfig,
+    verifiers: VerifierService,
+    check: Callable[[Problem], None] | None = None,
+) -> Problems:
     """Open the training and held-out problems; raises DataError for rows and sets that are wrong.
 
-    check: of training problems, where it is not the verifiers' own.
+    No model is needed for that. check: of training problems, where it is not the verifiers' own.
     """
-    data, renderer = bench.config.data, bench.renderer
-    check = check or bench.verifiers.check_problem
+    data = config.data
+    check = check or verifiers.check_problem
     train = load_problems(data.train, on_bad_row=data.on_bad_row, check=check)
-    heldout = open_heldout(bench)
+    heldout = read_heldout(config, verifiers)
     report = check_overlap(
         train, heldout, near=data.near_duplicates, overlap=data.near_duplicate_overlap
     )
-    train = keep_fitting(report.train, renderer, data.on_bad_row)
-    notes = [f"{len(train)} training problems, {len(heldout)} held out", report.describe()]
+    return Problems(report.train, heldout, tuple(report.describe().splitlines()))
+
+
+def read_heldout(config: TrainConfig, verifiers: VerifierService) -> Sequence[Problem]:
+    """Open the held-out problems that evaluations use; an empty list where there are none."""
+    data = config.data
+    if not data.heldout:
+        return []
+    return load_problems(
+        data.heldout,
+        on_bad_row=data.on_bad_row,
+        limit=config.evaluation.max_problems,
+        check=verifiers.check_problem,
+    )
+
+
+def fit_problems(problems: Problems, bench: Bench) -> Problems:
+    """Return the problems whose prompts fit the model; raises DataError, or leaves the others out."""
+    heldout = fit_heldout(problems.heldout, bench)
+    train = keep_fitting(problems.train, bench.renderer, bench.config.data.on_bad_row)
+    notes = [f"{len(train)} training problems, {len(heldout)} held out", *problems.notes]
     if train.skipped:
         notes.append(f"{len(train.skipped)} bad rows skipped, the first: {train.skipped[0]}")
     return Problems(train, heldout, tuple(line for note in notes for line in note.splitlines()))
 
 
-def open_heldout(bench: Bench) -> Sequence[Problem]:
-    """Open the held-out problems that evaluations use; an empty list where there are none."""
-    data = bench.config.data
-    if not data.heldout:
-        return []
-    problems = load_problems(
-        data.heldout,
-        on_bad_row=data.on_bad_row,
-        limit=bench.config.evaluation.max_problems,
-        check=bench.verifiers.check_problem,
-    )
-    return keep_fitting(problems, bench.renderer, data.on_bad_row)
+def fit_heldout(heldout: Sequence[Problem], bench: Bench) -> Sequence[Problem]:
+    """Do as `fit_problems` with held-out problems."""
+    if not isinstance(heldout, ProblemSet):
+        return heldout
+    return keep_fitting(heldout, bench.renderer, bench.config.data.on_bad_row)
 
 
 def choose_algorithm(config: TrainConfig) -> Algorithm:

@@ -17,12 +17,13 @@ from assay.learn.preference_update import PreferenceBatch, PreferenceLearner
 from assay.learn.reference import Reference
 from assay.run.directory import Run
 from assay.run.guard import Guard
-from assay.train.assemble import open_bench
+from assay.train.assemble import open_bench, open_verifiers
 from assay.train.preference_setup import (
     Setup,
     choose_preference,
     prepare_given,
     prepare_on_policy,
+    read_rows,
 )
 from assay.train.stages import EventRelay, Source, advance
 
@@ -78,8 +79,10 @@ def run_preference(config: TrainConfig, source: Source) -> Path:
     with ExitStack() as stack:
         events = EventRelay()
         guard = Guard(config.guard)
-        bench = open_bench(config, stack, events)
-        setup = Setup(config, settings, source, bench, row, events, stack)
+        verifiers = open_verifiers(config, stack, events)
+        rows = read_rows(config, verifiers)
+        bench = open_bench(config, verifiers)
+        setup = Setup(config, settings, source, bench, row, events, stack, rows)
         ready = prepare_given(setup) if settings.pairs else prepare_on_policy(setup)
         loop = PreferenceLoop(
             ready.source,

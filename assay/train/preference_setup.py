@@ -9,6 +9,9 @@ from typing import Any
 
 from assay.config import PreferenceConfig, TrainConfig
 from assay.data.curriculum import Curriculum
+from assay.data.pairs import load_preferences
+from assay.data.problems import ProblemSet
+from assay.data.rows import read_problem
 from assay.generate.base import Generator
 from assay.learn.preference_table import Preference, preference
 from assay.learn.preference_update import PreferenceLearner
@@ -19,9 +22,11 @@ from assay.train.assemble import (
     PROBED_PROMPTS,
     Bench,
     Problems,
+    fit_heldout,
+    fit_problems,
     make_passes,
-    open_heldout,
-    open_problems,
+    read_heldout,
+    read_problems,
 )
 from assay.train.batch_plan import BatchPlan
 from assay.train.preference_evaluation import heldout_evaluation
@@ -35,6 +40,7 @@ from assay.train.preference_online import SampledPairs
 from assay.train.preference_pairs import Example, PairSchedule
 from assay.train.preference_pairwise import PairwiseVerifiers
 from assay.train.preference_reference import ReferenceTable
+from assay.train.preference_verdicts import FILE_PREFIX, RUN_PREFIX
 from assay.train.replay import RunGenerator, RunVerifiers
 from assay.train.stages import (
     EventRelay,
@@ -54,7 +60,7 @@ WEIGHT_RATIOS = (1.0, 1.5)
 
 @dataclass(frozen=True)
 class Setup:
-    """What a preference run is made from."""
+    """What a preference run is made from. rows: as `read_rows` gives them."""
 
     config: TrainConfig
     settings: PreferenceConfig
@@ -63,6 +69,7 @@ class Setup:
     row: Preference
     events: EventRelay
     stack: ExitStack
+    rows: Problems
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,7 @@ def prepare_given(setup: Setup) -> Ready:
     settings, row, bench = setup.settings, setup.row, setup.bench
     examples, notes = open_examples(bench, settings.pairs, settings, row)
     heldout = _open_heldout_pairs(setup)
-    problems = open_heldout(bench)
+    problems = fit_heldout(setup.rows.heldout, bench)
     seed = setup.config.run.seed
     schedule = PairSchedule(len(examples), settings.pairs_per_step, settings.epochs, seed)
     layout = choose_pair_layout(bench, examples, row)
@@ -115,9 +122,9 @@ def prepare_given(setup: Setup) -> Ready:
 def prepare_on_policy(setup: Setup) -> Ready:
     """Open the problems whose completions are sampled, judged and paired step by step."""
     config, settings, bench = setup.config, setup.settings, setup.bench
-    judge = _choose_judge(bench, settings)
+    judge = _choose_judge(config, bench.verifiers)
     compares = isinstance(judge, PairwiseVerifiers)
-    problems = open_problems(bench, judge.check_problem)
+    problems = fit_problems(setup.rows, bench)
     tested = try_verifiers(config, bench.verifiers)
     layout = _choose_layout(setup, problems)
     learner = _make_learner(setup, settings.steps, layout)
@@ -164,19 +171,36 @@ def choose_preference(settings: PreferenceConfig) -> Preference:
     return preference(settings.method, **changes)
 
 
-def _choose_judge(bench: Bench, settings: PreferenceConfig) -> VerifierService | PairwiseVerifiers:
+def read_rows(config: TrainConfig, verifiers: VerifierService) -> Problems:
+    """Open the problems, and look at every given pair: what is wrong with a row is told before a model is loaded."""
+    settings = config.preference
+    assert settings is not None
+    if not settings.pairs:
+        return read_problems(config, verifiers, _choose_judge(config, verifiers).check_problem)
+    for sources in (settings.pairs, settings.heldout):
+        files = [one for one in sources if not one.startswith((RUN_PREFIX, FILE_PREFIX))]
+        if files:
+            load_preferences(files, on_bad_row=config.data.on_bad_row)
+    return Problems(ProblemSet(read_problem, ()), read_heldout(config, verifiers), ())
+
+
+def _choose_judge(
+    config: TrainConfig, verifiers: VerifierService
+) -> VerifierService | PairwiseVerifiers:
     """Return what says which of two sampled completions is better."""
-    if settings.judge == "pairwise":
-        return PairwiseVerifiers(bench.config.verification.options.get("judge", {}))
-    return bench.verifiers
+    if config.preference is not None and config.preference.judge == "pairwise":
+        return PairwiseVerifiers(config.verification.options.get("judge", {}))
+    return verifiers
 
 
-def first_look(bench: Bench, settings: PreferenceConfig) -> tuple[Problem, list[str], bool]:
+def first_look(
+    bench: Bench, settings: PreferenceConfig, rows: Problems
+) -> tuple[Problem, list[str], bool]:
     """Open what a run would learn from: its first problem, a line a finding, whether a reference is held."""
     row = choose_preference(settings)
     told = f"{row.name}: {row.paper}, {row.equation}"
     if not settings.pairs:
-        problems = open_problems(bench, _choose_judge(bench, settings).check_problem)
+        problems = fit_problems(rows, bench)
         completions = settings.num_prompts * settings.group_size
         steps = f"{settings.steps} steps of {completions} completions"
         return problems.train[0], [*problems.notes, told, steps], row.needs_reference

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from assay.config import RewardModelConfig, TrainConfig
 from assay.config.reward_model import FACTS_FILE
@@ -25,9 +24,9 @@ from assay.plan.record import run_decision
 from assay.run.directory import Run
 from assay.run.files import read_json, write_json
 from assay.run.guard import Guard
-from assay.train.assemble import rate_words
+from assay.train.assemble import rate_words, set_threads
 from assay.train.reward_evaluation import UNITS, RewardEvaluation, evaluate_reward_model
-from assay.train.reward_rows import LOADERS, RowReader
+from assay.train.reward_rows import OpenedRows, RowReader, open_rows
 from assay.train.stages import Source, report_if_possible
 from assay.types import Problem
 
@@ -39,12 +38,14 @@ def run_reward_model(config: TrainConfig, source: Source) -> Path:
     settings = config.reward_model
     assert settings is not None
     with ExitStack() as stack:
+        opened = open_rows(config)
+        guard = Guard(config.guard)
         loaded = open_model(config)
         reader = RowReader(settings, config.data, loaded.tokenizer, loaded.context_length)
-        rows, complaints = reader.load(settings.rows)
+        rows, complaints = reader.read_all(opened.rows)
         heldout: list[ScoredGroup] = []
-        if settings.heldout:
-            heldout, more = reader.load(settings.heldout, config.evaluation.max_problems)
+        if opened.heldout:
+            heldout, more = reader.read_all(opened.heldout)
             complaints += more
         way = choose_way(loaded.model, rows[:PROBED_ROWS])
         schedule = RowSchedule(len(rows), settings, config.run.seed)
@@ -57,7 +58,7 @@ def run_reward_model(config: TrainConfig, source: Source) -> Path:
         run.note(f"{len(rows)} {units}, {len(heldout)} held out, {schedule.num_steps} steps")
         for note in (way.reason, *_warnings(rows, heldout, complaints)):
             run.note(note)
-        loop = RewardLoop(rows, heldout, schedule, run, model, Guard(config.guard))
+        loop = RewardLoop(rows, heldout, schedule, run, model, guard)
         _advance(loop)
     return run.folder
 
@@ -66,24 +67,25 @@ def open_model(config: TrainConfig) -> LoadedModel:
     """Load the configured model under the head that the kind of reward model needs."""
     settings = config.reward_model
     assert settings is not None
-    if config.run.threads is not None:
-        torch.set_num_threads(config.run.threads)
+    set_threads(config)
     return load_scorer(config.model, config.run.device, config.run.seed, *_head(settings))
 
 
-def first_look(config: TrainConfig, loaded: LoadedModel) -> tuple[Problem, list[str]]:
+def first_look(
+    config: TrainConfig, loaded: LoadedModel, opened: OpenedRows
+) -> tuple[Problem, list[str]]:
     """Open what a run would learn from: the first row's prompt, and a line a finding."""
     settings = config.reward_model
     assert settings is not None
     reader = RowReader(settings, config.data, loaded.tokenizer, loaded.context_length)
-    rows, complaints = reader.load(settings.rows)
-    heldout = reader.load(settings.heldout)[0] if settings.heldout else []
+    rows, complaints = reader.read_all(opened.rows)
+    heldout = reader.read_all(opened.heldout)[0] if opened.heldout else []
     scores, num_labels = _head(settings)
     scorer = with_score_head(loaded.model, scores, num_labels, config.run.seed)
     way = choose_way(scorer, rows[:PROBED_ROWS])
     steps = RowSchedule(len(rows), settings, config.run.seed).num_steps
     size = f"{len(rows)} rows, {len(heldout)} held out; {steps} steps of {settings.rows_per_step}"
-    first = LOADERS[settings.kind](settings.rows, on_bad_row=config.data.on_bad_row, limit=1)[0]
+    first = opened.rows[0]
     prompt = first.pair.prompt if isinstance(first, Comparison) else first.prompt
     return Problem("row", prompt), [size, way.reason, *_warnings(rows, heldout, complaints)]
 

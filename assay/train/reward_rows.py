@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from assay.config import DataConfig, RewardModelConfig
+from assay.config import DataConfig, RewardModelConfig, TrainConfig
 from assay.data.labelled import (
     Comparison,
     LabelledSteps,
@@ -17,6 +17,7 @@ from assay.data.labelled import (
     load_outcomes,
     load_steps,
 )
+from assay.data.rowset import RowSet
 from assay.errors import DataError, VerifierError, message
 from assay.model.score_batch import ScoredGroup, ScoredText
 from assay.types import Completion, Message, Problem, ThinkFormat
@@ -30,6 +31,26 @@ LOADERS: Mapping[str, Callable[..., Any]] = {
     "process": load_steps,
 }
 SEPARATORS = {"newline": "\n", "blank_line": "\n\n"}
+
+
+@dataclass(frozen=True)
+class OpenedRows:
+    """Rows of one kind that are whole, as no model is needed to see. heldout: None: there are none."""
+
+    rows: RowSet[Any]
+    heldout: RowSet[Any] | None
+
+
+def open_rows(config: TrainConfig) -> OpenedRows:
+    """Open the sources of a reward-model stage; raises DataError for a bad row, or leaves it out."""
+    settings = config.reward_model
+    assert settings is not None
+    load, on_bad_row = LOADERS[settings.kind], config.data.on_bad_row
+    rows, heldout = load(settings.rows, on_bad_row=on_bad_row), None
+    if settings.heldout:
+        limit = config.evaluation.max_problems
+        heldout = load(settings.heldout, on_bad_row=on_bad_row, limit=limit)
+    return OpenedRows(rows, heldout)
 
 
 class RowReader:
@@ -75,14 +96,11 @@ class RowReader:
         names = ("split", "step_tag", "step_join")
         return options | {"style": "classifier"} | {name: getattr(settings, name) for name in names}
 
-    def load(
-        self, sources: Sequence[str], limit: int | None = None
-    ) -> tuple[list[ScoredGroup], list[str]]:
-        """Open sources and read every row; returns (groups, complaints about rows that were left out).
+    def read_all(self, rows: RowSet[Any]) -> tuple[list[ScoredGroup], list[str]]:
+        """Read every row; returns (groups, complaints about rows that were left out).
 
         Raises DataError for a bad row where ``data.on_bad_row`` is ``stop``, and where none is good.
         """
-        rows = LOADERS[self.settings.kind](sources, on_bad_row=self.data.on_bad_row, limit=limit)
         groups: list[ScoredGroup] = []
         complaints = list(rows.skipped)
         for row in rows:

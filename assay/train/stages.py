@@ -25,12 +25,15 @@ from assay.train.assemble import (
     Bench,
     choose_algorithm,
     choose_layout,
+    fit_heldout,
+    fit_problems,
     make_learner,
     make_passes,
     open_bench,
-    open_heldout,
-    open_problems,
+    open_verifiers,
     rate_words,
+    read_heldout,
+    read_problems,
 )
 from assay.train.batch_plan import BatchPlan
 from assay.train.evaluate import evaluate
@@ -66,8 +69,10 @@ def run_rl(config: TrainConfig, source: Source) -> Path:
     with ExitStack() as stack:
         events = EventRelay()
         guard = Guard(config.guard)
-        bench = open_bench(config, stack, events)
-        problems = open_problems(bench)
+        verifiers = open_verifiers(config, stack, events)
+        rows = read_problems(config, verifiers)
+        bench = open_bench(config, verifiers)
+        problems = fit_problems(rows, bench)
         tested = try_verifiers(config, bench.verifiers)
         layout = choose_layout(config, bench, problems.train)
         learner = make_learner(config, bench, algorithm, layout)
@@ -115,9 +120,11 @@ def run_sft(config: TrainConfig, source: Source) -> Path:
     with ExitStack() as stack:
         events = EventRelay()
         guard = Guard(config.guard)
-        bench = open_bench(config, stack, events)
+        verifiers = open_verifiers(config, stack, events)
         traces = load_traces(config.sft.traces, on_bad_row=config.data.on_bad_row)
-        heldout = open_heldout(bench)
+        rows = read_heldout(config, verifiers)
+        bench = open_bench(config, verifiers)
+        heldout = fit_heldout(rows, bench)
         groups = trace_groups(traces, bench.renderer, bench.loaded.context_length)
         schedule = TraceSchedule(groups, config.sft, config.run.seed)
         lean, note = prove_lean(bench.loaded.model)

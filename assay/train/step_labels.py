@@ -27,7 +27,7 @@ from assay.generate.base import Generator
 from assay.run.files import Journal
 from assay.run.rollout_log import RolloutLog
 from assay.train.api import sampling_config
-from assay.train.assemble import open_bench
+from assay.train.assemble import open_bench, open_verifiers
 from assay.train.evaluate import Judge
 from assay.train.rescore import logged_problems, run_config
 from assay.types import Completion, Group, Problem, Prompt, Verdict
@@ -202,8 +202,9 @@ def label_steps(
     with ExitStack() as stack:
         config = sampling_config(model, ["prompt"], overrides, max_tokens, verifier, seed, device)
         sampling = config.sampling.model_copy(update={"temperature": temperature})
-        bench = open_bench(config, stack)
-        items = load_judged(completions, bench.verifiers.check_problem, max_completions)
+        verifiers = open_verifiers(config, stack)
+        items = load_judged(completions, verifiers.check_problem, max_completions)
+        bench = open_bench(config, verifiers)
         bench.generator.render = PrefixRenderer(bench.renderer)
         labeller = StepLabeller(
             generator=bench.generator,

@@ -25,7 +25,7 @@ from assay.train.reward_model import (
     open_model,
     run_reward_model,
 )
-from assay.train.reward_rows import RowReader
+from assay.train.reward_rows import LOADERS, RowReader, open_rows
 from assay.train.stages import Source
 from assay.types import Completion, Problem
 from assay.verify.base import resolve
@@ -121,14 +121,14 @@ def test_the_verifier_says_what_the_learner_says(world: World, kind: str, chat: 
     assert settings is not None
     loaded = open_model(config)
     reader = RowReader(settings, config.data, loaded.tokenizer, loaded.context_length)
-    rows, _ = reader.load(settings.rows)
+    rows, _ = reader.read_all(open_rows(config).rows)
     learner = make_reward_learner(config, loaded, choose_way(loaded.model, rows[:2]), 10)
     for _ in range(3):
         learner.update(rows[:8])
     folder = world.folder / "saved"
     folder.mkdir()
     SavedRewardModel(learner, reader.options, {}).save_state(folder)
-    heldout, _ = reader.load(settings.heldout)
+    heldout, _ = reader.read_all(LOADERS[settings.kind](settings.heldout))
     said = learner.scores(heldout)
     name = "process_reward_model" if settings.kind == "process" else "reward_model"
     raw = [json.loads(line) for line in Path(settings.heldout[0]).read_text().splitlines()]
@@ -257,7 +257,7 @@ def test_the_learner_steps_on_the_mean_however_it_is_split(world: World) -> None
         for most in (1, 100_000):
             loaded = open_model(config)
             reader = RowReader(settings, config.data, loaded.tokenizer, None)
-            rows, _ = reader.load(settings.rows)
+            rows, _ = reader.read_all(open_rows(config).rows)
             small = settings.model_copy(update={"max_tokens_per_micro_batch": most})
             split = config.model_copy(update={"reward_model": small})
             learner = make_reward_learner(split, loaded, choose_way(loaded.model, rows[:2]), 10)
@@ -272,7 +272,9 @@ def step_on(config: TrainConfig) -> tuple[float, Any]:
     settings = config.reward_model
     assert settings is not None
     loaded = open_model(config)
-    rows, _ = RowReader(settings, config.data, loaded.tokenizer, 256).load(settings.rows)
+    rows, _ = RowReader(settings, config.data, loaded.tokenizer, 256).read_all(
+        open_rows(config).rows
+    )
     learner = make_reward_learner(config, loaded, choose_way(loaded.model, rows[:2]), 10)
     loss = learner.update(rows).metrics["loss/total"]
     return loss, loaded.model
@@ -369,7 +371,9 @@ def test_bad_rows_are_skipped_where_that_is_asked_for(world: World) -> None:
     settings = config.reward_model
     assert settings is not None
     loaded = open_model(config)
-    rows, complaints = RowReader(settings, config.data, loaded.tokenizer, 256).load(settings.rows)
+    rows, complaints = RowReader(settings, config.data, loaded.tokenizer, 256).read_all(
+        open_rows(config).rows
+    )
     assert len(rows) == 6 and len(complaints) == 2
 
 

@@ -16,7 +16,7 @@ from assay.errors import ConfigError, DataError
 from assay.run.files import Journal
 from assay.run.rollout_log import RolloutLog
 from assay.testing import CHAT_TEMPLATE, ScriptedGenerator, byte_tokenizer
-from assay.train.reward_rows import RowReader
+from assay.train.reward_rows import LOADERS, RowReader
 from assay.train.step_labels import (
     PREFIX,
     Judged,
@@ -142,7 +142,7 @@ def test_labelled_rows_are_read_as_the_same_steps(tmp_path: Path) -> None:
     journal.close()
     settings = RewardModelConfig(kind="process", rows=(str(journal.path),))
     reader = RowReader(settings, DataConfig(), byte_tokenizer(), 256)
-    groups, complaints = reader.load(settings.rows)
+    groups, complaints = reader.read_all(LOADERS["process"](settings.rows))
     assert not complaints
     text = groups[1].texts[0]
     assert text.labels.tolist() == [1.0, 0.0, 0.0]
