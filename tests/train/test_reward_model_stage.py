@@ -314,8 +314,6 @@ def test_every_row_once_an_epoch() -> None:
 
 
 def test_what_is_wrong_is_said_in_one_line(world: World) -> None:
-    config = config_of(world, KINDS["process"])
-
     def refuses(rows: list[Row], text: str, **changes: Any) -> None:
         path = world.write_rows("bad.jsonl", rows)
         stage = {**KINDS["process"], "rows": [str(path)], **changes}
@@ -346,7 +344,7 @@ def test_what_is_wrong_is_said_in_one_line(world: World) -> None:
     ):
         with pytest.raises(UserError, match=text):
             config_of(world, section)
-    lora = replace_model(config, lora={"rank": 2})
+    lora = replace_model(config_of(world, KINDS["process"]), lora={"rank": 2})
     with pytest.raises(ModelError, match="none for a reward model"):
         run_reward_model(lora, Source(quiet=True))
 
