@@ -19,6 +19,8 @@ from typing import Any, Literal, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.think import answer_span, without_tags
+
 Tokens: TypeAlias = NDArray[np.int32]
 Floats: TypeAlias = NDArray[np.float32]
 Mask: TypeAlias = NDArray[np.bool_]
@@ -43,19 +45,19 @@ class ThinkFormat:
     open_tag: str = "<think>"
     close_tag: str = "</think>"
 
-    def split(self, text: str) -> tuple[str, str]:
-        """Return (reasoning, answer) of a completion's text; the tags belong to neither.
+    def answer_span(self, text: str) -> tuple[int, int] | None:
+        """Return where the answer begins and ends in a completion's text; None: all is reasoning.
 
-        The answer stands after the last close tag, up to a block that opens again. A block that
-        never closes is all reasoning: nothing inside a think block ever counts as an answer.
+        `assay.think` says what an answer is. It is the same in every mode, but that ``opened``
+        begins inside a block.
         """
-        if self.mode == "off":
-            return "", text
-        before, closed, after = text.rpartition(self.close_tag)
-        if not closed and (self.mode == "opened" or self.open_tag in text):
-            return text.replace(self.open_tag, "", 1).strip(), ""
-        answer, _, reopened = after.partition(self.open_tag)
-        return (before.replace(self.open_tag, "", 1) + reopened).strip(), answer
+        return answer_span(text, self.open_tag, self.close_tag, opened=self.mode == "opened")
+
+    def split(self, text: str) -> tuple[str, str]:
+        """Return (reasoning, answer) of a completion's text; the tags belong to neither."""
+        start, end = self.answer_span(text) or (len(text), len(text))
+        reasoning = without_tags(text[:start] + text[end:], self.open_tag, self.close_tag)
+        return reasoning.strip(), text[start:end]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +148,12 @@ class Completion:
 
     @property
     def reasoning_text(self) -> str:
-        """The text inside the think block, or an empty string."""
+        """The text inside think blocks, or an empty string."""
         return self.think.split(self.text)[0]
 
     @property
     def answer_text(self) -> str:
-        """The text outside the think block: all that a verifier of answers may read."""
+        """The text outside think blocks: all that a verifier of answers may read (`assay.think`)."""
         return self.think.split(self.text)[1]
 
 

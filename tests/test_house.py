@@ -28,7 +28,8 @@ MAX_CORE_DEPENDENCIES = 12
 
 # A room may import rooms of a lower rank, and those of its own rank that are not in APART.
 RANKS = {
-    "types": 0,
+    "think": 0,
+    "types": 1,
     "errors": 0,
     "complaints": 1,
     "foreign": 1,

@@ -43,23 +43,20 @@ class TextEnds:
 def num_think_tokens(
     tokenizer: Any, tokens: Tokens, end: int, text: str, think: ThinkFormat
 ) -> int:
-    """Return how many leading tokens belong to the think block, its close tag included.
+    """Return how many leading tokens stand before the answer: the think block, its close tag included.
 
-    A block that never closes is all reasoning, as in `ThinkFormat.split`. ``tokens[:end]`` are the
-    tokens of ``text``.
+    All of them where all is reasoning (`ThinkFormat.answer_span`). ``tokens[:end]`` are the tokens
+    of ``text``.
     """
-    if think.mode in ("off", "empty"):
-        return 0
-    if think.mode == "free" and think.open_tag not in text and think.close_tag not in text:
-        return 0
-    num_closed = text.count(think.close_tag)
-    if not num_closed:
+    span = think.answer_span(text)
+    if span is None:
         return len(tokens)
-    low, high = 1, end  # the shortest prefix that holds every close tag
+    before = text[: span[0]]
+    low, high = 0, end  # the shortest prefix that holds all that stands before the answer
     while low < high:
         middle = (low + high) // 2
         prefix = tokenizer.decode(tokens[:middle], clean_up_tokenization_spaces=False)
-        if prefix.count(think.close_tag) == num_closed:
+        if prefix.startswith(before):
             high = middle
         else:
             low = middle + 1

@@ -13,6 +13,7 @@ from typing import Any
 
 from assay.run.rollout_log import RolloutLog, read_columns
 from assay.run.summary import Summary
+from assay.types import ThinkFormat
 
 Row = Mapping[str, Any]
 
@@ -163,15 +164,9 @@ def _rollout_html(row: Row) -> str:
 
 def _completion_html(row: Row) -> str:
     """The text, its reasoning part set apart from its answer."""
-    text, think = row["text"] or "", row["think"] or {}
-    reasoning, answer = "", text
-    if think.get("mode") in ("free", "opened"):
-        before, close, after = text.rpartition(think["close_tag"])
-        if close:
-            reasoning, answer = before + close, after
-        elif think["mode"] == "opened" or think["open_tag"] in text:
-            reasoning, answer = text, ""
-    parts = [("reasoning", reasoning), ("answer", answer)]
+    text, think = row["text"] or "", ThinkFormat(**row["think"] or {})
+    start, end = think.answer_span(text) or (len(text), len(text))
+    parts = [("reasoning", text[:start]), ("answer", text[start:end]), ("reasoning", text[end:])]
     return "".join(
         f'<span class="{name}">{safe(_cut(part))}</span>' for name, part in parts if part
     )

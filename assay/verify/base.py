@@ -22,7 +22,6 @@ from typing import Any, Literal, cast
 from assay.errors import VerifierError, message
 from assay.types import NotJudgedReason, StepScore, Verdict
 from assay.verify.expression import BUILT_IN, Term
-from assay.verify.visible import answer_text
 
 MAX_TEXT = 2000  # characters of `extracted` and `detail` that a verdict keeps
 MAX_COMPONENTS = 64
@@ -155,7 +154,7 @@ class Verifier:
     def hash(self) -> str:
         """Twelve hexadecimal digits over the source of `modules` and the versions of `packages`."""
         digest = hashlib.sha256()
-        for module in (*self.modules, answer_text.__module__):
+        for module in (*self.modules, "assay.think"):
             digest.update(f"{module}\n".encode() + _source_of(module))
         for package in self.packages:
             digest.update(f"{package}=={_version_of(package)}\n".encode())

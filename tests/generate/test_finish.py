@@ -10,24 +10,18 @@ from hypothesis import strategies as st
 from assay.config import SamplingConfig
 from assay.generate.finish import TextEnds, num_think_tokens
 from assay.testing import byte_tokenizer, tiny_model
-from assay.types import Prompt, ThinkFormat
+from assay.types import Completion, Prompt, ThinkFormat, ThinkMode
 
 TOKENIZER = byte_tokenizer()
 
 
-def slow_num_think(tokens: np.ndarray, end: int, text: str, think: ThinkFormat) -> int:
-    if think.mode in ("off", "empty"):
-        return 0
-    if think.close_tag in text:
-        for n in range(end + 1):
-            prefix = TOKENIZER.decode(tokens[:n], clean_up_tokenization_spaces=False)
-            if prefix.count(think.close_tag) == text.count(think.close_tag):
-                return n
-    inside = think.mode == "opened" or think.open_tag in text
-    return len(tokens) if inside else 0
+def slow_num_think(tokens: np.ndarray, text: str, think: ThinkFormat) -> int:
+    """One token is one byte."""
+    span = think.answer_span(text)
+    return len(tokens) if span is None else len(text[: span[0]].encode())
 
 
-PIECES = ["<t>", "</t>", "a", "é", "∑", "<", "/t>", " 12 "]
+PIECES = ["<t>", "</t>", "<T>", "</ T>", "<think>", "</THINK>", "a", "é", "∑", "<", "/t>", " 12 "]
 
 
 @settings(deadline=None, max_examples=150)
@@ -35,13 +29,38 @@ PIECES = ["<t>", "</t>", "a", "é", "∑", "<", "/t>", " 12 "]
     st.lists(st.sampled_from(PIECES), max_size=12),
     st.sampled_from(["off", "free", "opened", "empty"]),
 )
-def test_think_tokens_are_those_up_to_the_last_close_tag(pieces: list[str], mode: str) -> None:
+def test_think_tokens_are_those_before_the_answer(pieces: list[str], mode: str) -> None:
     think = ThinkFormat(mode, "<t>", "</t>")  # type: ignore[arg-type]
     encoded = np.frombuffer("".join(pieces).encode(), np.uint8).astype(np.int32)
     tokens = np.append(encoded, 257).astype(np.int32)
     text = TOKENIZER.decode(tokens[:-1], clean_up_tokenization_spaces=False)
     found = num_think_tokens(TOKENIZER, tokens, len(tokens) - 1, text, think)
-    assert found == slow_num_think(tokens, len(tokens) - 1, text, think)
+    assert found == slow_num_think(tokens, text, think)
+
+
+@pytest.mark.parametrize("mode", ["off", "free", "opened", "empty"])
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<THINK>x</THINK>5", "5"),
+        ("<think>a<think>b</think></think>5", "5"),
+        ("<think>a</think>4<think>b</think>5", "5"),
+        ("<think>a</think>5<think>b", "5"),
+        ("x</Think>5", "5"),
+        ("<think>5", ""),
+        ("<think>a</think>", ""),
+        ("<thought>∑é</thought> 5", " 5"),
+    ],
+)
+def test_text_and_tokens_have_one_boundary(mode: ThinkMode, text: str, answer: str) -> None:
+    """What a user's function sees, and what the tokens after the think block say."""
+    think = ThinkFormat(mode)
+    assert Completion.from_text(text, think=think).answer_text == answer
+    tokens = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+    num = num_think_tokens(TOKENIZER, tokens, len(tokens), text, think)
+    assert TOKENIZER.decode(tokens[num:]).startswith(answer)
+    closed = TOKENIZER.decode(tokens[:num]).rstrip().endswith(">")
+    assert closed if "</" in text else num == len(tokens)
 
 
 def test_the_engine_counts_think_tokens_by_the_prompts_format() -> None:
@@ -58,8 +77,7 @@ def test_the_engine_counts_think_tokens_by_the_prompts_format() -> None:
         (group,) = engine.generate([problem_of(7)], SamplingConfig(max_tokens=40), 24)
         for completion in group.completions:
             assert completion.think is think
-            end = len(completion.tokens) - (completion.finish_reason == "eos")
-            expected = slow_num_think(completion.tokens, end, completion.text, think)
+            expected = slow_num_think(completion.tokens, completion.text, think)
             assert completion.num_think_tokens == expected
             closed += 0 < expected < len(completion.tokens)
     assert closed > 5

@@ -25,7 +25,7 @@ from assay.errors import RunError
 from assay.run.directory import Run
 from assay.run.report import write_report
 from assay.run.report_charts import make_charts, smooth
-from assay.run.report_rollouts import choose_groups, choose_steps, safe
+from assay.run.report_rollouts import _completion_html, choose_groups, choose_steps, safe
 from assay.run.summary import summarize
 
 EVIL = (
@@ -270,6 +270,17 @@ def test_groups_to_read_are_of_every_kind() -> None:
     shown = [one["reward"] for one in groups[0]]
     assert shown == [1.0, 1.0, 0.0, 0.0]
     assert choose_groups([]) == []
+
+
+@pytest.mark.parametrize("mode", ["off", "free"])
+def test_reasoning_is_set_apart_from_the_answer_as_verifiers_do(mode: str) -> None:
+    think = {"mode": mode, "open_tag": "<think>", "close_tag": "</think>"}
+    html = _completion_html({"text": "<THINK>x</THINK>5<think>y", "think": think})
+    assert re.findall(r'class="(\w+)">(.*?)</span>', html) == [
+        ("reasoning", "&lt;THINK&gt;x&lt;/THINK&gt;"),
+        ("answer", "5"),
+        ("reasoning", "&lt;think&gt;y"),
+    ]
 
 
 @given(st.text(st.characters(exclude_categories=()), max_size=60))

@@ -13,7 +13,7 @@ from typing import Any, cast
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.answers.marked import clipped, last_marks, retraction, unwrapped
-from assay.verify.base import Field, KnownError, Part, Verifier, answer_text
+from assay.verify.base import Field, KnownError, Part, Verifier
 
 MAX_CHOICE = 400  # characters of a label with its option's text
 
@@ -108,7 +108,7 @@ def judge_choice(problem: Problem, completion: Completion) -> Part:
     """
     options = read_options(problem)
     golds = read_answer(problem, options)
-    chosen = find_choice(clipped(answer_text(completion)), options, len(golds) > 1)
+    chosen = find_choice(clipped(completion.answer_text), options, len(golds) > 1)
     if not chosen:
         return Part(0.0, detail="no choice")
     shown = ", ".join(chosen)

@@ -12,7 +12,7 @@ from typing import Any, cast
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.answers.marked import MAX_TEXT, clipped, marks
-from assay.verify.base import Field, KnownError, Part, Verifier, answer_text
+from assay.verify.base import Field, KnownError, Part, Verifier
 from assay.verify.loading import slow_import
 
 MAX_VALUES = 10_000  # values inside the answer
@@ -52,7 +52,7 @@ def judge_json(problem: Problem, completion: Completion) -> Part:
         validator = _validator(json.dumps(schema), "schema")
     except VerifierError as error:
         raise VerifierError(f"problem {problem.id}: spec.{error}") from error
-    whole = answer_text(completion)
+    whole = completion.answer_text
     if len(whole) > MAX_TEXT:
         return Part(0.0, detail=f"more than {MAX_TEXT} characters")
     try:

@@ -23,7 +23,7 @@ from assay.verify.answers.math_policy import (
     read_policy,
 )
 from assay.verify.answers.plain_numbers import read_number
-from assay.verify.base import KnownError, Limits, Part, Verifier, answer_text
+from assay.verify.base import KnownError, Limits, Part, Verifier
 
 _WRAPPED = re.compile(r"\\(?:text|mbox|mathrm)\s*\{([^{}]*)\}")
 _WORD, _COMMAND = re.compile(r"[A-Za-z]{2}"), re.compile(r"\\[A-Za-z]+")
@@ -38,7 +38,7 @@ def judge_math(problem: Problem, completion: Completion) -> Part:
     """
     golds = expected_answers(problem)
     policy = read_policy(problem.spec)
-    text = answer_text(completion)
+    text = completion.answer_text
     if (short := _INTEGER.fullmatch(text)) and not completion.truncated:
         if len(golds) == 1 and _INTEGER.fullmatch(golds[0]):  # the commonest pair by far
             return Part(float(int(golds[0].strip(" .\t\n")) == int(short[1])), extracted=short[1])

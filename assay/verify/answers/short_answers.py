@@ -11,7 +11,7 @@ from typing import Any, cast
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.answers.marked import MAX_TEXT, bare, clipped, committed, unwrapped
-from assay.verify.base import Field, KnownError, Limits, Part, Verifier, answer_text
+from assay.verify.base import Field, KnownError, Limits, Part, Verifier
 
 PLACES = ("auto", "whole", "last_line", "marked")
 FLAGS = "imsx"
@@ -44,7 +44,7 @@ def judge_exact(problem: Problem, completion: Completion) -> Part:
     # a sentence's own end is no part of the answer, unless the accepted text has one too
     spellings = spellings_of(found)
     if problem.spec.get("where", "auto") == "auto":  # the accepted text may hold a mark itself
-        spellings.add(clipped(answer_text(completion)))
+        spellings.add(clipped(completion.answer_text))
     right = any(normalized(spelling, problem) in wanted for spelling in sorted(spellings))
     return Part(float(right), extracted=found)
 
@@ -96,7 +96,7 @@ def place(problem: Problem, completion: Completion, default: str) -> str | None:
     where = problem.spec.get("where", default)
     if where not in PLACES:
         raise VerifierError(message(f"problem {problem.id}: spec.where", repr(where), ", ".join(PLACES)))  # fmt: skip
-    whole = answer_text(completion)
+    whole = completion.answer_text
     if len(whole) > MAX_TEXT:
         return None
     text = clipped(whole)

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
-from assay.verify.base import Field, Part, Verifier, answer_text
+from assay.verify.base import Field, Part, Verifier
 from assay.verify.instructions.errors import KNOWN_ERRORS
 from assay.verify.instructions.rules import RULES, Instruction, read_instruction
 
@@ -62,7 +62,7 @@ def judge_instructions(problem: Problem, completion: Completion) -> Part:
 
 
 def _answer(completion: Completion) -> str:
-    text = answer_text(completion)
+    text = completion.answer_text
     # The line ends behind a think block are the template's, and no first line or paragraph.
     return text if len(text) == len(completion.text) else text.lstrip("\r\n")
 

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from assay.types import Completion, NotJudgedReason, Problem
-from assay.verify.base import Field, KnownError, Limits, Part, Verifier, answer_text
+from assay.verify.base import Field, KnownError, Limits, Part, Verifier
 from assay.verify.judge.costs import judge_costs
 from assay.verify.judge.panel import Vote, close_judges, panel_for
 from assay.verify.judge.quoting import cut_middle
@@ -40,7 +40,7 @@ def judge_by_rubric(problem: Problem, completion: Completion) -> Part:
     """
     rubric = read_rubric(problem)
     quotes = context(problem, rubric)
-    text = completion.text if rubric.reads == "trace" else answer_text(completion)
+    text = completion.text if rubric.reads == "trace" else completion.answer_text
     if rubric.reads == "answer" and not text.strip():
         return Part(0.0, passed=False, detail="no answer")
     panel = panel_for(problem.spec)

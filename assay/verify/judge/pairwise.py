@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.types import Completion, NotJudgedReason, Problem
-from assay.verify.base import answer_text
 from assay.verify.judge.panel import Panel, Vote, panel_for
 from assay.verify.judge.quoting import cut_middle
 from assay.verify.judge.rubrics import PAIRWISE, context
@@ -66,7 +65,7 @@ def compare(
     """
     panel = panel_for(options or {})
     both = (first, second)
-    texts = [each.text if reads == "trace" else answer_text(each) for each in both]
+    texts = [each.text if reads == "trace" else each.answer_text for each in both]
     lengths = len(texts[0]), len(texts[1])
     if texts[0] == texts[1]:
         return Comparison(problem.id, "tie", lengths=lengths)

@@ -13,7 +13,7 @@ from typing import Any, cast
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.answers.marked import MAX_TEXT
-from assay.verify.base import Field, KnownError, Part, Verifier, answer_text
+from assay.verify.base import Field, KnownError, Part, Verifier
 
 PARTS = ("answer", "reasoning")
 MAX_STEPS = 200
@@ -53,7 +53,7 @@ def judge_argument(problem: Problem, completion: Completion) -> Part:
     premises: Any = problem.spec.get("premises", [])
     if not is_texts(premises):
         raise VerifierError(message(f"problem {problem.id}: spec.premises", repr(premises)[:80], _PREMISES))  # fmt: skip
-    text = answer_text(completion) if part == "answer" else completion.reasoning_text
+    text = completion.answer_text if part == "answer" else completion.reasoning_text
     if len(text) > MAX_TEXT:
         return Part(0.0, score=0.0, passed=False, detail=f"more than {MAX_TEXT} characters")
     return of_steps(steps_of(text), [words_of(each) for each in cast("Sequence[str]", premises)])
@@ -143,7 +143,7 @@ def is_texts(value: Any) -> bool:
 
 ARGUMENT_STRUCTURE = Verifier(
     name="argument_structure",
-    version=1,
+    version=2,
     judge=judge_argument,
     domain="the form of an argument in English; a shaping term, never the correctness",
     fields=(

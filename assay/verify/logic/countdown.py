@@ -14,7 +14,7 @@ from typing import Any, cast
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.answers.marked import bare, clipped, committed, unwrapped
-from assay.verify.base import Field, KnownError, Part, Verifier, answer_text
+from assay.verify.base import Field, KnownError, Part, Verifier
 
 USES = ("all", "subset")
 MAX_EXPRESSION = 1000  # characters
@@ -50,7 +50,7 @@ def judge_countdown(problem: Problem, completion: Completion) -> Part:
     Reads ``numbers``, ``target`` (or both from ``metadata``) and ``use`` of the spec.
     """
     numbers, target, use = _read_spec(problem)
-    found = expression_of(clipped(answer_text(completion)))
+    found = expression_of(clipped(completion.answer_text))
     if found is None:
         return Part(0.0, detail="no expression")
     fault = fault_of(found, numbers, target, use)

@@ -12,7 +12,7 @@ from typing import Any, cast
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.answers.marked import bare, clipped, last_marks, last_phrase, unwrapped
-from assay.verify.base import Field, KnownError, Part, Verifier, answer_text
+from assay.verify.base import Field, KnownError, Part, Verifier
 from assay.verify.loading import slow_import
 from assay.verify.logic.gym_scorers import EVALUATES, GATES, STRICT
 
@@ -37,7 +37,7 @@ def judge_gym(problem: Problem, completion: Completion) -> Part:
     full marks too easily, or would evaluate the model's text, another stands in its place.
     """
     task, gold, metadata = _read_spec(problem)
-    found = answers_of(clipped(answer_text(completion)), task, gold, metadata)
+    found = answers_of(clipped(completion.answer_text), task, gold, metadata)
     if not found:
         return Part(0.0, detail="no answer")
     answer, *others = found

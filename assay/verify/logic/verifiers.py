@@ -11,7 +11,7 @@ from typing import Any, cast
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.answers.marked import bare, clipped, commitment, committed, retraction, unwrapped
-from assay.verify.base import Field, KnownError, Limits, Part, Verifier, answer_text
+from assay.verify.base import Field, KnownError, Limits, Part, Verifier
 from assay.verify.logic.formulas import (
     MAX_FORMULA,
     Formula,
@@ -156,7 +156,7 @@ def _judge_label(problem: Problem, completion: Completion) -> Part:
     else:
         where = f"problem {problem.id}: spec.answer"
         raise VerifierError(message(where, repr(answer)[:80], ", ".join(LABELS)))
-    found = find_label(clipped(answer_text(completion)))
+    found = find_label(clipped(completion.answer_text))
     return Part(
         float(found == gold), extracted=found, detail="" if found else "no label, or several"
     )
@@ -273,7 +273,7 @@ def _another(rest: str, label: str) -> bool:
 
 
 def _committed_formula(completion: Completion) -> str | None:
-    text = clipped(answer_text(completion))
+    text = clipped(completion.answer_text)
     found = committed(text)
     if len(found) > 1:
         return None

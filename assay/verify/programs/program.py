@@ -9,7 +9,6 @@ import warnings
 from dataclasses import dataclass
 
 from assay.types import Completion
-from assay.verify.base import answer_text
 
 MAX_PROGRAM = 100_000  # characters: a longer text is not parsed
 PYTHON_LABELS = frozenset(("", "py", "py2", "py3", "ipython", "{python}", "{.python}"))
@@ -47,7 +46,7 @@ def find_program(
     block. With ``prompt_code`` the program continues that code: a text that does not define
     ``entry_point`` is the body of the function that the code leaves open.
     """
-    text = answer_text(completion).replace("\r\n", "\n").replace("\r", "\n").replace("\ufeff", "")
+    text = completion.answer_text.replace("\r\n", "\n").replace("\r", "\n").replace("\ufeff", "")
     head = prompt_code.replace("\r\n", "\n")
     block = find_block(text)
     if block is not None:

@@ -290,7 +290,7 @@ _FIELDS = (
 
 PROCESS_REWARD_MODEL = Verifier(
     name=NAME,
-    version=1,
+    version=2,
     judge=judge_process_reward_model,
     takes="batch",
     lane="device",

@@ -44,7 +44,7 @@ def split_steps(
     token of each step) goes before it. reads: ``answer`` leaves out everything up to the end of the
     think block. Raises VerifierError for ends beyond the completion.
     """
-    text, think = completion.text, completion.think
+    text = completion.text
     ends: Any = problem.spec.get("step_ends")
     if ends is None:
         marks = (_SPLITS.get(split, re.escape(split)), *map(re.escape, _tags(completion)))
@@ -54,16 +54,13 @@ def split_steps(
     else:
         accepted = f"rising whole numbers below {places.count}"
         raise VerifierError(message(f"problem {problem.id}: step_ends", repr(ends)[:80], accepted))
-    first = 0
-    if reads == "answer" and think.mode != "empty":
-        closed = text.rfind(think.close_tag)
-        if closed >= 0:
-            first = closed + len(think.close_tag)
-        elif think.mode == "opened" or think.open_tag in text:
-            return []  # the block never closed: there is no answer
+    first, last = 0, len(text)
+    if reads == "answer":
+        first, last = completion.think.answer_span(text) or (last, last)
     steps: list[Step] = []
     start = first
-    for stop, following in [*borders, (len(text), len(text))]:
+    for stop, following in [*borders, (last, len(text))]:
+        stop = min(stop, last)
         if stop > start:
             piece = text[start:stop].rstrip()
             for tag in _tags(completion):  # where the ends were given

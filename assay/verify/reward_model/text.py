@@ -14,7 +14,6 @@ from typing import Any, Literal, cast
 from assay.config.reward_model import PLAIN_TEMPLATE
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem, ThinkFormat
-from assay.verify.base import answer_text
 
 TooLong = Literal["cut_prompt", "cut_completion", "not_judged"]
 TOO_LONG = ("cut_prompt", "cut_completion", "not_judged")
@@ -73,7 +72,7 @@ class ConversationEncoder:
 
     def encode(self, problem: Problem, completion: Completion, reads: str = "all") -> Encoded:
         """Return the tokens of a prompt and its completion; of the completion all, or its answer."""
-        text = completion.text if reads == "all" else answer_text(completion).strip()
+        text = completion.text if reads == "all" else completion.answer_text.strip()
         return self.encode_text(problem, text, completion.think)
 
     def encode_text(self, problem: Problem, text: str, think: ThinkFormat) -> Encoded:

@@ -8,7 +8,7 @@ from typing import Any
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem, ThinkFormat
-from assay.verify.base import Field, KnownError, Part, Verifier, answer_text
+from assay.verify.base import Field, KnownError, Part, Verifier
 
 OPEN_TAG, CLOSE_TAG = "<answer>", "</answer>"
 
@@ -40,7 +40,7 @@ def judge_answer_tags(problem: Problem, completion: Completion) -> Part:
     only: Any = problem.spec.get("only", False)
     if not isinstance(only, bool):
         raise VerifierError(message("spec.only", repr(only), "true or false"))
-    outside = answer_text(completion)
+    outside = completion.answer_text
     if not has_content(outside):
         return Part(0.0, detail="no text outside the think block")
     fault, answer = _answer_fault(outside, open_tag, close_tag, only)

@@ -10,7 +10,7 @@ from typing import Any
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
-from assay.verify.base import Field, KnownError, Part, Verifier, answer_text
+from assay.verify.base import Field, KnownError, Part, Verifier
 from assay.verify.instructions.languages import LANGUAGES, detect_language, script_share
 
 PARTS = ("reasoning", "answer", "all")
@@ -132,15 +132,12 @@ def _read(completion: Completion, problem: Problem) -> str:
     part: Any = problem.spec.get("part", "reasoning")
     if part not in PARTS:
         raise VerifierError(message("spec.part", repr(part), ", ".join(PARTS)))
-    think = completion.think
-    everything = completion.text.replace(think.open_tag, "\n").replace(think.close_tag, "\n")
+    reasoning = completion.reasoning_text
     if part == "answer":
-        return answer_text(completion)
-    if part == "reasoning":
-        reasoning = completion.reasoning_text
-        if len(_WORD.findall(_without_code(reasoning)[0])) >= LEAST_REASONING:
-            return reasoning
-    return everything
+        return completion.answer_text
+    if part == "reasoning" and len(_WORD.findall(_without_code(reasoning)[0])) >= LEAST_REASONING:
+        return reasoning
+    return f"{reasoning}\n{completion.answer_text}"
 
 
 def _target(problem: Problem) -> str:
@@ -275,7 +272,7 @@ _COMMON = {code: frozenset(words.split()) for code, words in _FUNCTION_WORDS.ite
 
 LANGUAGE = Verifier(
     name="language",
-    version=1,
+    version=2,
     judge=judge_language,
     domain="language consistency: whether a completion keeps to one language",
     fields=(

@@ -80,6 +80,7 @@ def test_the_think_block_only_where_it_is_asked_for() -> None:
     text = "<think>" + "\n".join(STEPS) + "</think>No."
     assert part(text).value == 0
     assert part(text, part="reasoning").value == 1
+    assert part(text.replace("think", "THINK"), part="reasoning").value == 1
 
 
 @pytest.mark.parametrize("spec", [{"part": "all"}, {"premises": "A"}, {"premises": [1]}])

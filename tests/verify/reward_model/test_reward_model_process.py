@@ -245,6 +245,9 @@ def test_steps_by_every_separator() -> None:
     assert texts("<think>a\nb", "newline", reads="answer") == []
     assert texts("a\nb", "newline", "opened", reads="answer") == []
     assert texts("a\nb", "newline", "empty", reads="answer") == ["a", "b"]
+    assert texts("<THINK>a\nb</THINK>c\nd", "newline", reads="answer") == ["c", "d"]
+    assert texts("<think>a</think>c\nd\n<think>e\nf", "newline", reads="answer") == ["c", "d"]
+    assert texts("<think>a</think>c", "newline", "empty", reads="answer") == ["c"]
     assert texts("a.b", ".") == ["a", "b"]
 
 

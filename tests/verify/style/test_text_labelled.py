@@ -28,7 +28,7 @@ PINNED: dict[str, list[tuple[dict[str, Any], str, float]]] = {
         ({"think": "free", "only": True}, "<think>a</think>so <answer>5</answer>", 0.0),
         ({"think": "free"}, "<answer>5</answer>.", 0.0),
     ],
-    "language@1": [
+    "language@2": [
         (
             {"target": "en"},
             "We add the two numbers, and then we divide the sum by two: 我们先相加.",

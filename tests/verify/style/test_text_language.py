@@ -56,6 +56,14 @@ def test_every_language_is_told_from_every_other(target: str) -> None:
         assert part.value >= 0.9 if code == target else part.value <= 0.5
 
 
+@pytest.mark.parametrize("mode", ["free", "off"])
+@pytest.mark.parametrize("tag", ["think", "THINK"])
+def test_the_reasoning_is_read_however_its_tags_are_spelled(mode: ThinkMode, tag: str) -> None:
+    text = f"<{tag}>{SAMPLES['de'] * 2}</{tag}>{SAMPLES['en'] * 9}"
+    assert judge(text, mode, target="de").value == 1.0
+    assert judge(text, mode, target="de", part="answer").value == 0.0
+
+
 def test_the_share_is_of_words() -> None:
     mixed = judge(f"{SAMPLES['en']}\n{SAMPLES['zh']}", target="en")
     count = {code: judge(SAMPLES[code], target=code).components["words"] for code in ("en", "zh")}
