@@ -80,4 +80,4 @@ class GuardConfig(Section):
     min_entropy: NonNegative | None = None
     """Smallest mean entropy, in nats a token. None: no bound."""
     rules: tuple[Text, ...] = ()
-    """More rules, as ``package.module:function``: called with the run, returning None or the reason to stop."""
+    """More rules, as ``package.module:function``: called with the run, returning None or the reason to stop. One that raises stops the run too, with its own words."""

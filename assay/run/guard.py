@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, cast
 
 from assay.config import GuardConfig
@@ -24,8 +25,11 @@ class Guard:
         self.rules = {name: load_rule(name) for name in config.rules}
 
     def check(self, run: Run) -> None:
-        """Raise RunStopped, with the reason, when the step that just finished must be the last."""
-        for reason in (*find_breaches(run.metrics, self.config), *self._ask_rules(run)):
+        """Raise RunStopped, with the reason, when the step that just finished must be the last.
+
+        Also where a rule raises: it was asked to guard the run, and cannot.
+        """
+        for reason in chain(find_breaches(run.metrics, self.config), self._ask_rules(run)):
             run.event("guard_stop", reason=reason)
             raise RunStopped(
                 f"step {run.step}: {reason}; the guard stopped {run.folder}, and all is saved"
@@ -35,9 +39,14 @@ class Guard:
         for name, rule in self.rules.items():
             try:
                 reason = rule(run)
-            except Exception as error:  # a user's code: it is recorded, and the run goes on
-                run.event("guard_rule_error", rule=name, error=f"{type(error).__name__}: {error}")
-                continue
+            except (Exception, SystemExit) as error:  # a user's code
+                found = f"{type(error).__name__}: {error}".rstrip(": ")
+                run.event("guard_rule_error", rule=name, error=found)
+                raise RunStopped(
+                    f"step {run.step}: guard.rules: {name} raised {found}; it cannot guard "
+                    f"{run.folder}, which stopped, and all is saved; mend it and resume, or resume "
+                    "with --set guard.rules=[]"
+                ) from error
             if reason:
                 yield f"{name}: {reason}"
 

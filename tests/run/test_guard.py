@@ -1,11 +1,11 @@
-"""The guard stops what must be stopped, names the setting, and survives broken rules."""
+"""The guard stops what must be stopped, names the setting, and is not silent where a rule is broken."""
 
 from __future__ import annotations
 
 import math
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -84,13 +84,29 @@ def test_a_users_rule_can_stop(rules: types.ModuleType) -> None:
         check(FakeRun(), rules=("guard_rules_of_a_user:never", "guard_rules_of_a_user:always"))
 
 
-def test_a_rule_that_fails_is_recorded_and_the_run_goes_on(rules: types.ModuleType) -> None:
-    rules.broken = lambda run: 1 / 0  # type: ignore[attr-defined]
+def leave(run: FakeRun) -> None:
+    sys.exit("bye")
+
+
+@pytest.mark.parametrize(
+    ("rule", "found"),
+    [
+        (lambda run: 1 / 0, "ZeroDivisionError: division by zero"),
+        (leave, "SystemExit: bye"),
+    ],
+)
+def test_a_rule_that_raises_stops_the_run_with_its_own_words(
+    rules: types.ModuleType, rule: Callable[[FakeRun], Any], found: str
+) -> None:
+    rules.broken = rule  # type: ignore[attr-defined]
     run = FakeRun()
-    check(run, rules=("guard_rules_of_a_user:broken",))
-    assert (
-        run.events[0][0] == "guard_rule_error" and "ZeroDivisionError" in run.events[0][1]["error"]
-    )
+    with pytest.raises(
+        RunStopped, match=f"^step 12: guard.rules: .*:broken raised {found};"
+    ) as error:
+        check(run, rules=("guard_rules_of_a_user:broken",))
+    assert "\n" not in str(error.value) and "--set guard.rules=[]" in str(error.value)
+    name = "guard_rules_of_a_user:broken"
+    assert run.events == [("guard_rule_error", {"rule": name, "error": found})]
 
 
 @pytest.mark.parametrize("name", ["nothing", "no.such.module:f", "math:nothing", "math:pi"])

@@ -18,7 +18,7 @@ from train_worlds import NEVER, REWARD, World, events_of, rows_of
 import assay.train
 from assay.config import TrainConfig, parse
 from assay.errors import ConfigError, DataError, RunError, RunStopped, VerifierError
-from assay.train.api import train
+from assay.train.api import checkpoint_of, train
 
 
 def weights(folder: Path | str) -> dict[str, torch.Tensor]:
@@ -194,9 +194,21 @@ def test_the_guard_stops_what_cannot_be_judged(world: World) -> None:
 def test_a_guard_rule_of_ones_own(world: World) -> None:
     with pytest.raises(RunStopped, match="step 2: train_worlds:stop_at_two: two is enough"):
         train(world.tree(guard={"rules": ["train_worlds:stop_at_two"]}), quiet=True)
-    with pytest.raises(ConfigError, match="cannot be imported"):
+    with pytest.raises(ConfigError, match="found no 'no' in train_worlds"):
         train(world.tree(run={"name": "bad"}, guard={"rules": ["train_worlds:no"]}), quiet=True)
     assert not (world.folder / "runs" / "bad").exists(), "told before a run is made"
+
+
+def test_a_guard_rule_that_raises_stops_the_run_and_loses_nothing(world: World) -> None:
+    rules = {"rules": ["train_worlds:broken_rule"]}
+    with pytest.raises(RunStopped, match=r"broken_rule raised AttributeError: .*no_such_thing"):
+        train(world.tree(guard=rules, checkpoint={"every": 50}), quiet=True)
+    run = world.folder / "runs" / "run"
+    assert (run / "checkpoints" / "step-000001").is_dir()
+    assert "guard_rule_error" in events_of(run) and "guard_stop" not in events_of(run)
+    assert checkpoint_of(str(run)) is not None, "nothing condemned this policy"
+    again = train(resume=run, overrides=["guard.rules=[]"], quiet=True)
+    assert (again.steps, again.ended) == (3, "finished")
 
 
 @pytest.fixture

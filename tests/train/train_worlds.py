@@ -49,6 +49,11 @@ def stop_at_two(run: Any) -> str | None:
     return "two is enough" if run.step == 2 else None
 
 
+def broken_rule(run: Any) -> str | None:
+    """A guard rule with a mistake in it."""
+    return f"{run.no_such_thing}"
+
+
 @dataclass(frozen=True)
 class World:
     """A folder with a model, problems and traces."""
