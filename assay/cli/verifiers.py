@@ -56,7 +56,7 @@ def verify(
             rescore, verifier, out=out, num_workers=workers, deadline=deadline, say=say
         )
         show(result, as_json)
-        return
+        raise typer.Exit(1 if result.unreadable else 0)
     if self_test:
         raise typer.Exit(_self_test(verifier, workers, deadline, options, as_json))
     assert file is not None

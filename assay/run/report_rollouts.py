@@ -99,18 +99,28 @@ def reader_html(summary: Summary) -> str:
     """Return the reader: filters, and chosen groups of chosen steps, siblings side by side."""
     log = RolloutLog(summary.folder / "rollouts")
     steps = choose_steps(log.steps(), summary.metrics)
-    shown = {step: choose_groups(read_columns(log.path(step), _COLUMNS)) for step in steps}
+    read = {step: read_columns(log.path(step), _COLUMNS) for step in steps}
+    shown = {step: choose_groups(rows) for step, rows in read.items() if rows}
+    damaged = _damaged_html([log.path(step).name for step, rows in read.items() if rows is None])
     rows = [row for groups in shown.values() for siblings in groups for row in siblings]
     if not rows:
-        return '<p class="empty">This run has no rollouts.</p>'
+        return damaged or '<p class="empty">This run has no rollouts.</p>'
     rewards = {row["step"]: row.get("reward/mean") for row in summary.metrics}
+    shown_steps = {step: why for step, why in steps.items() if step in shown}
     sections = "\n".join(
         _step_html(step, steps[step], rewards.get(step), groups) for step, groups in shown.items()
     )
     return (
-        f'{_filters_html(steps, rows)}<div id="rollouts">{sections}</div>'
+        f'{damaged}{_filters_html(shown_steps, rows)}<div id="rollouts">{sections}</div>'
         f'<p class="empty" id="no-rollouts" hidden>No rollout matches.</p>'
     )
+
+
+def _damaged_html(names: Sequence[str]) -> str:
+    """Return what is said of steps that would be shown, and cannot be read."""
+    if not names:
+        return ""
+    return f'<p class="empty">Damaged, and not shown: {safe(", ".join(names))} in rollouts/.</p>'
 
 
 def _filters_html(steps: Mapping[int, str], rows: Sequence[Row]) -> str:

@@ -27,6 +27,8 @@ from assay.run.rollout_schema import (
 from assay.types import Group, Problem, Verdict
 
 _FACTS = b"assay"
+_DAMAGE = (OSError, pa.ArrowException, ValueError, TypeError, LookupError)
+"""What a shard raises whose bytes are not as they were written: first its checksums, then its decoders."""
 _REPEATING = [field.name for field in SCHEMA if field.type in (pa.string(), pa.int32(), pa.int64())]
 
 
@@ -105,14 +107,12 @@ class RolloutLog:
             self.flush()
         try:
             table = _read_table(self.path(step))
-        except (OSError, pa.ArrowInvalid):
+            groups, verdicts = restore(table)
+            facts = json.loads((table.schema.metadata or {}).get(_FACTS, b"{}"))
+        except _DAMAGE:
             return None
-        if table.schema.names != SCHEMA.names:
-            return None
-        groups, verdicts = restore(table)
         if problem_of is not None:
             groups = [_with_problem(group, problem_of(group.problem.id)) for group in groups]
-        facts = json.loads((table.schema.metadata or {}).get(_FACTS, b"{}"))
         return Recorded(groups, verdicts, facts)
 
     def discard_after(self, step: int) -> list[int]:
@@ -149,6 +149,7 @@ class RolloutLog:
             compression_level=1,
             use_dictionary=_REPEATING,  # pyright: ignore[reportArgumentType]
             write_statistics=False,
+            write_page_checksum=True,
         )
         with disk_full_as(
             lambda: f"{self.path(step)}: the disk is full; the last checkpoint is usable"
@@ -161,14 +162,19 @@ def _with_problem(group: Group, problem: Problem) -> Group:
     return replace(group, problem=replace(problem, draw=group.problem.draw))
 
 
-def read_columns(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Return some columns of a shard as plain rows, for showing; nothing where it cannot be read."""
+def read_columns(path: Path, columns: Sequence[str]) -> list[dict[str, Any]] | None:
+    """Return some columns of a shard as plain rows, for showing; None where it cannot be read."""
     try:
         return _read_table(path, list(columns)).to_pylist()
-    except (OSError, pa.ArrowInvalid):
-        return []
+    except _DAMAGE:
+        return None
 
 
 def _read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
-    with pq.ParquetFile(path) as file:
-        return file.read(columns=columns, use_threads=False)
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        table = file.read(columns=columns, use_threads=False)
+    fields = SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in columns])
+    found = table.schema if columns is None else pa.schema([table.schema.field(n) for n in columns])
+    if not found.equals(fields):
+        raise ValueError(f"{path}: columns of another version")
+    return table

@@ -19,6 +19,7 @@ from assay import config as configuration
 from assay.config import TrainConfig
 from assay.data.problems import load_problems
 from assay.errors import DataError, RunError
+from assay.run.files import read_rows
 from assay.run.rollout_log import RolloutLog, read_columns
 from assay.types import Group, Problem, Verdict
 from assay.verify.service import Options, VerifierService
@@ -29,7 +30,11 @@ SHOWN_TEXT = 160
 
 @dataclass(eq=False)
 class RescoreResult:
-    """How verdicts changed. flips: ``before -> after`` to how many; examples: a few of each."""
+    """How verdicts changed. flips: ``before -> after`` to how many; examples: a few of each.
+
+    missing: completions that were not judged again. unreadable: the steps whose shard is damaged; their
+    completions are missing too, where the run's metrics tell how many they were.
+    """
 
     run: str
     verifier: str
@@ -37,6 +42,7 @@ class RescoreResult:
     completions: int = 0
     unchanged: int = 0
     missing: int = 0
+    unreadable: list[int] = field(default_factory=list[int])
     seconds: float = 0.0
     reward_changes: int = 0
     flips: Counter[str] = field(default_factory=Counter[str])
@@ -79,6 +85,7 @@ class RescoreResult:
             "completions",
             "unchanged",
             "missing",
+            "unreadable",
             "reward_changes",
         )
         return {
@@ -96,8 +103,14 @@ class RescoreResult:
         ]
         if self.reward_changes and self.verifier != self.recorded_verifier:
             lines.append(f"the run's rewards were those of {self.recorded_verifier}")
+        for step in self.unreadable:
+            lines.append(
+                f"rollouts/step-{step:06d}.parquet cannot be read: its completions are not judged "
+                "again; bring it back from a copy"
+            )
         if self.missing:
-            lines.append(f"{self.missing} not judged again: their problems are no longer there")
+            why = ": their problems are no longer there, or their file cannot be read"
+            lines.append(f"{self.missing} not judged again{why}")
         for flip, count in self.flips.most_common():
             lines.append(f"{flip}: {count} ({count / judged:.2%})")
             for one in self.examples[flip]:
@@ -146,6 +159,10 @@ def rescore(
         started = time.monotonic()
         for step in log.steps():
             recorded = recorded_groups(log, step, known, result)
+            if recorded is None:
+                result.unreadable.append(step)
+                result.missing += num_completions(folder, step)
+                continue
             judged = service.judge([group for group, _ in recorded])
             for (group, before), after in zip(recorded, judged, strict=True):
                 for index, pair in enumerate(zip(before, after, strict=True)):
@@ -203,18 +220,26 @@ def logged_problems(config: TrainConfig, log: RolloutLog) -> dict[str, Problem]:
 
 def ids_of(log: RolloutLog, step: int) -> Sequence[dict[str, Any]]:
     """Return the problem ids of a step's rows."""
-    return read_columns(log.path(step), ["problem_id"])
+    return read_columns(log.path(step), ["problem_id"]) or ()
+
+
+def num_completions(folder: Path, step: int) -> int:
+    """Return how many completions a step had, by the run's metrics; 0 where they do not tell."""
+    for row in read_rows(folder / "metrics.jsonl"):
+        if row.get("step") == step and row.get("length/mean"):
+            return round(row["tokens/generated"] / row["length/mean"])
+    return 0
 
 
 def recorded_groups(
     log: RolloutLog, step: int, known: dict[str, Problem], result: RescoreResult
-) -> list[tuple[Group, Sequence[Verdict]]]:
-    """Return a step's groups with their specs, and the verdicts that were recorded."""
+) -> list[tuple[Group, Sequence[Verdict]]] | None:
+    """Return a step's groups with their specs, and the verdicts that were recorded; None where they cannot be read."""
     gone = Problem("", "")
     recorded = log.read(step, lambda id: known.get(id, gone))
     found: list[tuple[Group, Sequence[Verdict]]] = []
-    if recorded is None:  # a shard that was being written when the run was killed
-        return found
+    if recorded is None:
+        return None
     for group, verdicts in zip(recorded.groups, recorded.verdicts, strict=True):
         if group.problem.id:
             found.append((group, verdicts))

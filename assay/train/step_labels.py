@@ -22,7 +22,7 @@ from assay.data.chat import PromptRenderer
 from assay.data.rows import copy_row, prompt_key
 from assay.data.rowset import RowSet, load_rows
 from assay.data.traces import Trace
-from assay.errors import ConfigError, DataError, VerifierError, message
+from assay.errors import ConfigError, DataError, RunError, VerifierError, message
 from assay.generate.base import Generator
 from assay.run.files import Journal
 from assay.run.rollout_log import RolloutLog
@@ -309,7 +309,12 @@ def _recorded(run: Path) -> Iterator[Judged]:
         known = logged_problems(run_config(run), log)
         for step in log.steps():
             recorded = log.read(step, lambda id: known.get(id, Problem("", "")))
-            for group in recorded.groups if recorded else ():
+            if recorded is None:
+                remedy = "bring it back from a copy, or move it away to label the others"
+                raise RunError(
+                    message(str(log.path(step)), "a damaged file", "a whole one", remedy)
+                )
+            for group in recorded.groups:
                 for completion in group.completions if group.problem.id else ():
                     yield Judged(group.problem, completion)
 

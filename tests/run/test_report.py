@@ -236,6 +236,21 @@ def test_a_supervised_run_has_a_report(tmp_path: Path) -> None:
     assert "supervised fine-tuning" in text and "tokens trained on" in text and "t.jsonl" in text
 
 
+def test_a_damaged_shard_is_told(tmp_path: Path) -> None:
+    with Run.create(make_config(tmp_path), quiet=True) as run:
+        for step in (1, 2):
+            run.record(*make_rollouts(step))
+            run.finish_step(FakeUpdate())
+    shard = run.rollouts.path(2)
+    shard.write_bytes(shard.read_bytes()[:-9])
+    page = write_report(run.folder).read_text()
+    assert "Damaged, and not shown: step-000002.parquet in rollouts/." in page
+    assert 'value="1"' in page and 'value="2"' not in page
+    run.rollouts.path(1).write_bytes(b"")
+    page = write_report(run.folder).read_text()
+    assert "step-000001.parquet, step-000002.parquet" in page and "has no rollouts" not in page
+
+
 def test_what_is_no_run_has_no_report(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="not a run directory"):
         write_report(tmp_path)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from train_worlds import REWARD, World
 
+from assay.cli import main
 from assay.errors import RunError
 from assay.train.api import train
 from assay.train.rescore import rescore
+from assay.train.step_labels import load_judged
 from assay.types import Completion, Problem
 
 
@@ -51,6 +54,26 @@ def test_problems_that_are_gone_are_counted(run: Path, world: World) -> None:
     result = rescore(run)
     assert (result.completions, result.missing) == (0, 16)
     assert "their problems are no longer there" in str(result)
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut"])
+def test_a_damaged_shard_is_told_and_counted(
+    run: Path, damage: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = run / "rollouts/step-000002.parquet"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 4] ^= 4
+    shard.write_bytes(data if damage == "flip" else data[:-9])
+    result = rescore(run)
+    assert (result.completions, result.missing, result.unreadable) == (8, 8, [2])
+    assert "rollouts/step-000002.parquet cannot be read" in str(result)
+    monkeypatch.setattr(sys, "argv", ["assay", "verify", "--rescore", str(run), "--json"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1
+    assert json.loads(capsys.readouterr().out)["unreadable"] == [2]
+    with pytest.raises(RunError, match=r"step-000002\.parquet: found a damaged file.*move it away"):
+        load_judged([str(run)])
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
