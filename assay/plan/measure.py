@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MEASURED_PROBLEMS = 16
 MEASURED_SAMPLES = 8
 MEASURED_DRAW = -2
-"""The number of the draw: no curriculum's, nor the cold start's."""
+"""The number of the draw: no curriculum's."""
 SELF_TEST_ROWS = 40
 MIB = 2**20
 CGROUP_LIMITS = (

@@ -29,7 +29,6 @@ from assay.plan.resident import children_mib, resident_mib
 MIB = 2**20
 FLOAT32, HALF = 4, 2
 ROW_MULTIPLE = 8  # slots are padded to it (or more, where a product needs it)
-COLD_START = (32, 4)  # problems and samples with which a run begins
 MAX_PROBLEMS_AT_ONCE = 512  # of an evaluation
 PADDING = (1 - MUCH_SHORTER) / 2  # of a rectangle whose rows' lengths are spread as far as it takes
 SLACK_MIB = 48.0  # what the allocator keeps between blocks, and libraries for their kernels
@@ -213,7 +212,6 @@ def _generation_parts(
     rooms: list[Room] = []
     if config.rl is not None:
         rooms += [Room(extent, config.rl.num_prompts, config.rl.group_size)]
-        rooms += [Room(extent, *COLD_START)]
     if config.data.heldout:
         count = min(num_heldout or MAX_PROBLEMS_AT_ONCE, MAX_PROBLEMS_AT_ONCE)
         rooms += [Room(extent, count, config.evaluation.num_samples)]

@@ -45,7 +45,6 @@ from assay.train.replay import RunGenerator, RunVerifiers
 from assay.train.stages import (
     EventRelay,
     Source,
-    check_cold_start,
     keep_judges,
     open_run,
     try_verifiers,
@@ -144,9 +143,6 @@ def prepare_on_policy(setup: Setup) -> Ready:
     learner.update = run.clock.timed("update", learner.update)
     run.event("self_test", verifiers=[one.as_dict() for one in tested])
     bench.generator.load_policy(learner.policy, learner.policy_version)
-    if run.step == 0 and run.stop_reason is None and not compares:
-        check_cold_start(run, bench, problems.train)
-    bench.verifiers.take_metrics()  # those of the steps are not to count what came before
     generator = RunGenerator(bench.generator, run)
     verifiers = RunVerifiers(judge, run, judge.describe)
     plan = BatchPlan(settings.num_prompts, settings.group_size, config.sampling)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +39,13 @@ from assay.train.evaluate import evaluate
 from assay.train.replay import RunGenerator, RunVerifiers
 from assay.train.rl import Loop, train_step
 from assay.train.sft import SFTLoop, TraceSchedule, sft_step, trace_groups
-from assay.types import Group, Problem, Verdict
+from assay.types import Problem
 from assay.verify.base import resolve
 from assay.verify.selftest import SelfTest, labelled_names, sampled_self_test
 from assay.verify.service import VerifierService
 
 SELF_TEST_ROWS = 12
 COLD_START_FLOOR = 0.08
-COLD_START_PROBLEMS = 32
-COLD_START_SAMPLES = 4
 
 
 @dataclass(frozen=True)
@@ -91,9 +88,6 @@ def run_rl(config: TrainConfig, source: Source) -> Path:
         for warning in bench.verifiers.warnings():
             run.note(f"warning: {warning}")
         bench.generator.load_policy(learner.policy, learner.policy_version)
-        if run.step == 0 and run.stop_reason is None:
-            check_cold_start(run, bench, problems.train)
-        bench.verifiers.take_metrics()  # those of the steps are not to count what came before
         loop = Loop(
             curriculum=curriculum,
             generator=RunGenerator(bench.generator, run),
@@ -208,6 +202,8 @@ def advance(
     run.begin_step()
     while run.step < run.num_steps and run.stop_reason is None:
         step()
+        if run.step == 1:
+            warn_of_cold_start(run)
         if evaluation_due(run):
             evaluate_now()
 
@@ -290,32 +286,20 @@ def verifiers_of(run: Path) -> list[str]:
     return list((read_json(run / "environment.json") or {}).get("verifiers") or {})
 
 
-def check_cold_start(run: Run, bench: Bench, problems: Sequence[Problem]) -> None:
-    """Sample the untrained policy and warn where there is too little success to reinforce.
+def warn_of_cold_start(run: Run) -> None:
+    """Warn where the first step found too little success to reinforce.
 
-    The draws are none of the curriculum's (their number is -1). Where the verifier judges nothing of
-    the first problem, its own words are shown, and the rest is not waited for.
+    Verdicts that compare siblings are no pass rate: most of them lose by their nature.
     """
-    details: Counter[str] = Counter()
-
-    def note_reasons(_: Group, verdicts: Sequence[Verdict]) -> None:
-        details.update(one.detail or str(one.reason) for one in verdicts if not one.judged)
-
-    count = min(COLD_START_PROBLEMS, len(problems))
-    drawn = [replace(problems[n], draw=-1) for n in range(count)]
-    settings = (run.config.sampling, COLD_START_SAMPLES, note_reasons)
-    start = evaluate(bench.generator, bench.verifiers, drawn[:1], *settings)
-    if not details and count > 1:
-        start = evaluate(bench.generator, bench.verifiers, drawn, *settings)
-    run.event("cold_start", pass_at_1=start.pass_at_1, not_judged=start.num_not_judged)
-    if details:
-        ((reason, times),) = details.most_common(1)
-        run.note(f"warning: {times} of {start.num_completions} completions not judged: {reason}")
-    elif start.pass_at_1 < COLD_START_FLOOR:
+    passed, settings = run.metrics.get("verdict/passed"), run.config.preference
+    if passed is None or (settings is not None and settings.judge == "pairwise"):
+        return
+    if passed < COLD_START_FLOOR:
+        run.event("cold_start", passed=passed)
         run.note(
-            f"warning: only {start.pass_at_1:.1%} of {start.num_completions} first completions are"
-            f" right (below {COLD_START_FLOOR:.0%}): there is little to reinforce, and the run may"
-            " learn nothing or collapse; train on easier problems, or cold-start with [sft] first"
+            f"warning: only {passed:.1%} of the first step's completions are right (below"
+            f" {COLD_START_FLOOR:.0%}): there is little to reinforce, and the run may learn nothing or"
+            " collapse; train on easier problems, or cold-start with [sft] first"
         )
 
 

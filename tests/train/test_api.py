@@ -18,6 +18,7 @@ from train_worlds import NEVER, REWARD, World, events_of, rows_of
 import assay.train
 from assay.config import TrainConfig, parse
 from assay.errors import ConfigError, DataError, RunError, RunStopped, VerifierError
+from assay.generate.engine import Engine
 from assay.train.api import checkpoint_of, train
 
 
@@ -39,7 +40,7 @@ def test_reinforcement_from_start_to_evidence(world: World) -> None:
     assert differ(world.folder / "model", result.checkpoint)
     assert [row["step"] for row in rows_of(run, "metrics")] == [1, 2, 3]
     assert [row["step"] for row in rows_of(run, "evaluations")] == [0, 2, 3]
-    assert events_of(run) == ["created", "assembled", "self_test", "cold_start", "ended"]
+    assert events_of(run) == ["created", "assembled", "self_test", "ended"]
     row = rows_of(run, "metrics")[0]
     assert {"time/generate", "time/verify", "time/score", "time/update"} <= row.keys()
     shard = pq.read_table(run / "rollouts" / "step-000002.parquet").to_pylist()
@@ -261,10 +262,31 @@ def test_what_train_needs(world: World, tmp_path: Path) -> None:
 
 
 def test_too_little_success_is_warned_of(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    train(world.tree(data={"verifier": "math"}, rl={"steps": 1}))
+    """By what the first step sampled: nothing is sampled only to be warned by."""
+    tree = world.tree(data={"verifier": "math", "heldout": []}, rl={"steps": 2})
+    result = train(tree)
     said = capsys.readouterr().err
-    assert "warning: only 0.0% of 40 first completions are right" in said
+    assert said.count("warning: only 0.0% of the first step's completions are right") == 1
     assert "cold-start with [sft] first" in said
+    events = rows_of(result.run, "events")
+    assert [row["passed"] for row in events if row["kind"] == "cold_start"] == [0.0]
+    train(resume=result.run, overrides=["rl.steps=3"])
+    assert "first step's completions" not in capsys.readouterr().err
+
+
+def test_before_the_first_step_nothing_is_sampled(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampled: list[int] = []
+    generate = Engine.generate
+
+    def counted(self: Engine, problems: Any, sampling: Any, group_size: int, *rest: Any) -> Any:
+        sampled.append(len(problems) * group_size)
+        return generate(self, problems, sampling, group_size, *rest)
+
+    monkeypatch.setattr(Engine, "generate", counted)
+    train(world.tree(data={"heldout": []}, rl={"steps": 2}), quiet=True)
+    assert sampled == [8, 8]
 
 
 def test_a_configuration_is_not_changed_by_training(world: World) -> None:
