@@ -6,7 +6,7 @@
     |   |-- DataError (ValueError)          a row, a file of rows, or two sets that overlap
     |   |-- ModelError (ValueError)         a model or tokenizer that cannot be used as asked
     |   |-- RunError (ValueError)           a run directory that cannot be created, resumed or read
-    |   |-- VerifierError (ValueError)      a verifier expression, or a spec that its verifier cannot use
+    |   |-- VerifierError (ValueError)      a verifier expression, a spec that it cannot use, or one that always fails
     |   `-- MissingExtra (ImportError)      an optional package; the message names the install command
     |-- OutOfMemory (MemoryError)   exit 1  the message names the setting to lower
     |-- DiskFull (OSError)          exit 1  the last checkpoint is still usable
@@ -48,7 +48,7 @@ class RunError(UserError, ValueError):
 
 
 class VerifierError(UserError, ValueError):
-    """A verifier expression is wrong, or a problem's spec cannot be used by its verifier."""
+    """A verifier expression is wrong, a problem's spec cannot be used, or a verifier fails on everything."""
 
 
 class MissingExtra(UserError, ImportError):

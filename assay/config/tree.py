@@ -52,6 +52,14 @@ class TrainConfig(Section):
         """The name of the section that says what the run does."""
         return next(name for name in STAGES if getattr(self, name) is not None)
 
+    @property
+    def completions_a_step(self) -> int | None:
+        """Completions that a step samples, refills and growing groups aside; None: it samples none."""
+        for stage in (self.rl, self.preference):
+            if stage is not None and not (self.preference and self.preference.pairs):
+                return stage.num_prompts * stage.group_size
+        return None
+
     @model_validator(mode="after")
     def _sections_agree(self) -> TrainConfig:
         """Check what no section can see alone; a complaint begins with the key that it is about."""

@@ -38,6 +38,7 @@ from assay.run.metrics import (
     best_step,
     kind_of,
     memory_metrics,
+    most_common_reason,
     rollout_metrics,
     timing_metrics,
 )
@@ -71,7 +72,8 @@ class Run:
     """One run directory, locked while it is open; use it as a context so that it ends in order.
 
     step: how many steps are finished. metrics: the row of the last one. config: as it was written,
-    without the time limit of this start.
+    without the time limit of this start. why_not_judged: what was said most often of the newest
+    completions that were not judged.
     Made by `create` or `resume`, never directly. Opening a run seeds the process-wide random generators.
     """
 
@@ -85,6 +87,7 @@ class Run:
         self.metrics: dict[str, float] = {}
         self.clock = PhaseClock()
         self.verifiers: dict[str, dict[str, Any]] = {}
+        self.why_not_judged = ""
         self.checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint)
         self.rollouts = RolloutLog(folder / "rollouts")
         self._lock = DirectoryLock(folder)
@@ -205,6 +208,7 @@ class Run:
             self.rollouts.record(self.step + 1, groups, verdicts, plain, hashes, facts)
             self._rollout_metrics = rollout_metrics(groups, verdicts)
             self._rollout_metrics["sampling/temperature"] = settings.temperature
+            self.why_not_judged = most_common_reason(verdicts)
 
     def recorded(
         self, step: int, problem_of: Callable[[str], Problem] | None = None

@@ -29,7 +29,8 @@ class Guard:
 
         Also where a rule raises: it was asked to guard the run, and cannot.
         """
-        for reason in chain(find_breaches(run.metrics, self.config), self._ask_rules(run)):
+        breaches = find_breaches(run.metrics, self.config, run.why_not_judged)
+        for reason in chain(breaches, self._ask_rules(run)):
             run.event("guard_stop", reason=reason)
             raise RunStopped(
                 f"step {run.step}: {reason}; the guard stopped {run.folder}, and all is saved"
@@ -51,7 +52,9 @@ class Guard:
                 yield f"{name}: {reason}"
 
 
-def find_breaches(metrics: Mapping[str, float], config: GuardConfig) -> Iterator[str]:
+def find_breaches(
+    metrics: Mapping[str, float], config: GuardConfig, why_not_judged: str = ""
+) -> Iterator[str]:
     """Yield why a step's metrics must stop the run: the value, the limit, and the setting."""
     if broken := find_non_finite(metrics):
         yield f"{broken} is {metrics[broken]}; lower optimizer.learning_rate, or look at the last rollouts"
@@ -59,7 +62,7 @@ def find_breaches(metrics: Mapping[str, float], config: GuardConfig) -> Iterator
     if share > config.max_not_judged:
         yield (
             f"{share:.0%} of the completions were not judged, above guard.max_not_judged "
-            f"({config.max_not_judged:.0%}); see the rollouts' reasons and verification.deadline"
+            f"({config.max_not_judged:.0%}), most often for this reason: {why_not_judged or 'none given'}"
         )
     if config.max_kl is not None:
         kl = _measured(metrics, "kl/mean", "guard.max_kl", "a reference (algorithm.kl_weight > 0)")

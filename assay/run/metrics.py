@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -131,6 +131,14 @@ def _length_metrics(groups: Sequence[Group]) -> dict[str, float]:
     if any(completion.think.mode != "off" for completion in completions):
         metrics["length/think"] = float(np.mean([one.num_think_tokens for one in completions]))
     return metrics
+
+
+def most_common_reason(verdicts: Sequence[Sequence[Verdict]]) -> str:
+    """Return what was said most often of completions that were not judged; "" where all were."""
+    said = Counter(
+        one.detail or one.reason or "" for group in verdicts for one in group if one.reason
+    )
+    return said.most_common(1)[0][0] if said else ""
 
 
 def timing_metrics(

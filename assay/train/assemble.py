@@ -30,6 +30,7 @@ from assay.verify.service import VerifierService
 Event = Callable[..., None]
 PROBED_PROMPTS = 16
 THREADS_A_CORE = 16
+GIVE_UP_AFTER = 16  # completions that a reward may fail on, where only evaluations sample
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ def open_verifiers(
             options=verifier_options(config),
             schedule=config.verification.schedule,
             cache_mib=config.verification.cache_mib,
+            give_up_after=config.completions_a_step or GIVE_UP_AFTER,
         )
     )
 

@@ -22,6 +22,7 @@ from assay.verify.expression import BUILT_IN, nearest_built_in, parse_expression
 from assay.verify.serving.cards import Card, built_in_card, is_built_in, user_card
 from assay.verify.serving.dispatch import Dispatch, start_workers
 from assay.verify.serving.job import Job
+from assay.verify.serving.patience import Patience
 from assay.verify.serving.plan import Plan, plan_terms
 from assay.verify.serving.remains import clear_of_dead_parents
 from assay.verify.serving.schedule import Schedule
@@ -46,7 +47,9 @@ class VerifierService:
     or dies (``worker_died``) and when a thread's call is given up (``verifier_call_lost``). options:
     of verifiers, by name, under the keys of rows. schedule: multipliers of terms' weights, by
     policy version (see `Schedule`). cache_mib: memory for verdicts of verifiers that may be looked
-    up; 0: none. Raises VerifierError for an expression, an option or a schedule that is wrong.
+    up; 0: none. give_up_after: completions of which none was judged, for errors and deadlines, after
+    which judging raises VerifierError in the verifier's own words; None: never. Raises VerifierError
+    for an expression, an option or a schedule that is wrong.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class VerifierService:
         options: Options | None = None,
         schedule: Mapping[str, Sequence[Any]] | None = None,
         cache_mib: float = 64.0,
+        give_up_after: int | None = None,
     ) -> None:
         self.default_expression = default_expression
         names = plan_terms(default_expression)[1]
@@ -70,6 +74,7 @@ class VerifierService:
         cache_bytes = int(cache_mib * 2**20)
         self._settings = (num_workers, deadline, on_event, self._options, cache_bytes)
         self._lock = threading.RLock()
+        self._patience = Patience(give_up_after)
         self._cards: dict[str, Card] = {}
         self._plans: dict[str, Plan] = {}
         self._closed = False
@@ -110,16 +115,24 @@ class VerifierService:
         self, groups: GroupStream | Sequence[Group], cancelled: threading.Event | None
     ) -> list[tuple[Verdict, ...]]:
         jobs: dict[int, Job] = {}
+        found: dict[int, tuple[Verdict, ...]] = {}
+        waiting: deque[int] = deque()
         arrivals = groups.as_finished() if isinstance(groups, GroupStream) else enumerate(groups)
         try:
             for position, group in arrivals:
                 jobs[position] = self._submit(group)
+                waiting.append(position)
+                while waiting and not jobs[waiting[0]].num_missing:
+                    done = waiting.popleft()
+                    found[done] = self._finish(jobs[done])
                 if cancelled is not None and cancelled.is_set():
                     break
             for position in range(len(groups)):  # those that were taken off the stream before
                 if position not in jobs:
                     jobs[position] = self._submit(groups[position])
-            return [self._finish(jobs[n], cancelled) for n in range(len(groups))]
+                    waiting.append(position)
+            found |= {n: self._finish(jobs[n], cancelled) for n in waiting}
+            return [found[n] for n in range(len(groups))]
         except BaseException:
             self._cancel(jobs.values())
             raise
@@ -232,7 +245,9 @@ class VerifierService:
                 self._dispatch.pump(IDLE_WAIT if job.num_missing else 0)
             if job.num_missing:
                 time.sleep(GATHER)
-        return job.verdicts()
+        verdicts = job.verdicts()
+        self._patience.take(verdicts)
+        return verdicts
 
     def _cancel(self, jobs: Iterable[Job]) -> None:
         with self._lock:

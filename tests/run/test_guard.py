@@ -23,6 +23,7 @@ class FakeRun:
         self.metrics = {**GOOD, **names}
         self.step = 12
         self.folder = "runs/x"
+        self.why_not_judged = "ValueError: planted"
         self.events: list[tuple[str, dict[str, Any]]] = []
 
     def event(self, kind: str, **facts: Any) -> None:
@@ -52,7 +53,11 @@ def test_a_healthy_step_passes() -> None:
     [
         ({"loss__total": math.nan}, {}, "loss/total is nan"),
         ({"optimizer__grad_norm": math.inf}, {}, "optimizer/grad_norm is inf"),
-        ({"verdict__not_judged_share": 0.3}, {}, "guard.max_not_judged"),
+        (
+            {"verdict__not_judged_share": 0.3},
+            {},
+            "guard.max_not_judged .*reason: ValueError: planted;",
+        ),
         ({"kl__mean": 0.3}, {"max_kl": 0.2}, "guard.max_kl"),
         ({"entropy__mean": 0.3}, {"min_entropy": 0.4}, "guard.min_entropy"),
     ],

@@ -192,6 +192,37 @@ def test_the_guard_stops_what_cannot_be_judged(world: World) -> None:
     assert row["eval/pass_at_1"] is None and row["eval/num_not_judged"] == 3
 
 
+def test_a_reward_that_always_fails_stops_the_run_before_it_costs_anything(
+    world: World, my_rewards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also before the first step: an evaluation of all held-out problems may take an hour."""
+    my_rewards.write_text("def reward(problem, completion):\n    return problem.answer\n")
+    rows = [{"prompt": f"{n} + 50 =", "answer": f"{n + 50}"} for n in range(300)]
+    world.write_rows("heldout.jsonl", rows)
+    sampled: list[int] = []
+    taken_out = Engine._take_out
+    monkeypatch.setattr(
+        Engine,
+        "_take_out",
+        lambda *all: sampled.append(1) or taken_out(*all),  # type: ignore[func-returns-value]
+    )
+    told = (
+        r"my_rewards:reward@1: .* each of the first 8 .*\(my_rewards.py:2\); .*spec\[\"answer\"\]"
+    )
+    for heldout in ([str(world.folder / "heldout.jsonl")], []):
+        data = {"verifier": "my_rewards:reward", "heldout": heldout}
+        with pytest.raises(VerifierError, match=told) as found:
+            train(world.tree(data=data, run={"name": f"of-{len(heldout)}"}), quiet=True)
+        assert found.value.exit_code == 2
+    assert len(sampled) < 150
+    folder = world.folder / "runs" / "of-1"
+    assert events_of(folder)[-1] == "ended" and not (folder / "evaluations.jsonl").exists()
+    my_rewards.write_text(my_rewards.read_text().replace("problem.answer", "1.0"))
+    few = ["evaluation.max_problems=3"]
+    again = train(resume=folder, overrides=few, quiet=True, accept_changed_verifiers=True)
+    assert again.ended == "finished" and again.accuracy("before", 0.0) == 1.0
+
+
 def test_a_guard_rule_of_ones_own(world: World) -> None:
     with pytest.raises(RunStopped, match="step 2: train_worlds:stop_at_two: two is enough"):
         train(world.tree(guard={"rules": ["train_worlds:stop_at_two"]}), quiet=True)

@@ -6,13 +6,16 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
+from traceback import walk_tb
 from typing import Any, cast
 
-from assay.types import Group
+from assay.types import Group, Problem
 from assay.verify.base import Part, Verifier, as_part
 from assay.verify.serving.protocol import WHOLE_GROUP
 
 MAX_ALIKE = 8  # failures in the same words, after which a batch is given up
+MAX_KEYS = 12  # of a row, that are listed
 
 Errors = tuple[type[BaseException], ...]
 FOREIGN_ERRORS: Errors = (Exception, SystemExit)
@@ -45,7 +48,7 @@ def judge_unit(
         else:
             results = _results(verifier.judge(group.problem, group), count)
     except errors as error:  # foreign code runs here
-        part = Part.not_judged("error", in_words(error), _share(started, count))
+        part = Part.not_judged("error", _explain(error, group.problem), _share(started, count))
         return [part] * count
     seconds = _share(started, count)
     return [as_part(result, seconds) for result in results]
@@ -91,6 +94,36 @@ def in_words(error: BaseException) -> str:
     with suppress(Exception):  # the error's own methods may raise
         return f"{type(error).__name__}: {error}"
     return type(error).__name__
+
+
+def _explain(error: BaseException, problem: Problem) -> str:
+    """Return an error in words, its line, and what to look at instead."""
+    words = in_words(error)
+    with suppress(Exception):  # as above
+        words += _place(error)
+        words += _keys_hint(error, problem)
+    return words
+
+
+def _place(error: BaseException) -> str:
+    """Return the line of the verifier's file that raised, or led to what did."""
+    frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)][1:]
+    lines = [line for name, line in frames if name == frames[0][0]]  # the first is whom we called
+    return f" ({Path(frames[0][0]).name}:{lines[-1]})" if lines else ""
+
+
+def _keys_hint(error: BaseException, problem: Problem) -> str:
+    """Say where a row's keys are, to whom looked for one at the problem or under another name."""
+    keys = list(problem.spec)
+    of_problem = isinstance(error, AttributeError | TypeError) and "'Problem'" in in_words(error)
+    unknown = isinstance(error, KeyError) and error.args[:1] and error.args[0] not in keys
+    if not of_problem and not unknown:
+        return ""
+    here = ", ".join(keys[:MAX_KEYS]) or "none"
+    example = keys[0] if keys else "answer"
+    return (
+        f'; a row\'s keys are in problem.spec, as problem.spec["{example}"]; this row has: {here}'
+    )
 
 
 def _results(returned: Any, count: int) -> list[Any]:
