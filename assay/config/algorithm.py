@@ -73,7 +73,7 @@ class AlgorithmConfig(Section):
     value_clip: Positive | None = None
     """The critic's value moves at most this far from its old one before its loss stops pulling. None: no bound."""
     keep: Literal["all", "correct"] | None = None
-    """Learn from all completions, or only from those that passed (rejection sampling, expert iteration)."""
+    """Learn from all completions, or only from those that passed (rejection sampling, expert iteration); the mean is over all of them."""
     outcome_gate: bool | None = None
     """Let the parts of a reward beside correctness count only in groups that hold a completion that passed; elsewhere the reward is the verdict's score."""
     mask_truncated: bool | None = None

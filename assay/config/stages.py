@@ -54,7 +54,7 @@ class RLConfig(Section):
     max_refills: Annotated[int, Field(ge=0)] = 4
     """Dynamic sampling: how often a step may draw again to replace groups that are all right or all wrong. 0: they stay, and are learned from."""
     max_group_size: Count | None = None
-    """Adaptive group size: a group of which nothing passed is sampled on, `group_size` completions at a time, until something passes or it has this many. None: groups keep their size."""
+    """Adaptive group size: a group of which nothing passed is sampled on, `group_size` completions at a time, until something passes or it has this many. Each prompt counts alike in the loss, however many completions it has. None: groups keep their size."""
     temperature_schedule: tuple[tuple[int, float], ...] = ()
     """Sampling temperature while training: ``[step, temperature]`` points, linear in between and constant outside, as ``[[0, 1.2], [200, 0.8]]``. Empty: `sampling.temperature` throughout."""
 

@@ -2,7 +2,7 @@
 
 Which completions are learned from at all is decided here too (`loss_mask`): those that were judged,
 in groups that have enough judged siblings, and, where the algorithm says so, that were not truncated,
-or that passed.
+or that passed; and how much each of them counts (`loss_weights`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor
 from assay.errors import ConfigError, message
 from assay.learn.baselines import group_advantages, group_scale
 from assay.learn.gae import discounted_to_go, gae_advantages
+from assay.learn.losses import token_weights
 from assay.learn.rewards import judged_rows, shape_rewards, token_kl, token_rewards
 from assay.learn.row import Algorithm
 from assay.learn.rows import row_sums
@@ -62,21 +63,55 @@ def compute_returns(batch: Batch, algorithm: Algorithm) -> Tensor:
 
 
 def loss_mask(batch: Batch, algorithm: Algorithm) -> Tensor:
-    """Return which tokens are trained on, [T] bool.
+    """Return which tokens are trained on, [T] bool: of what `counted_mask` counts, what is kept.
 
-    Left out, and so out of every normalizer: tokens that the policy did not choose; completions that
-    were not judged; groups with fewer than `Algorithm.min_siblings` judged completions; truncated
-    completions where `Algorithm.mask_truncated`, and those that did not pass where `Algorithm.keep` is
-    ``correct`` (these two still count in the baseline).
+    Completions that did not pass are left out where `Algorithm.keep` is ``correct``.
+    """
+    mask_T = counted_mask(batch, algorithm)
+    if algorithm.keep == "correct":
+        mask_T = mask_T & (batch.correct_R == 1)[batch.row_T]
+    return mask_T
+
+
+def counted_mask(batch: Batch, algorithm: Algorithm) -> Tensor:
+    """Return which tokens count in the normalizers of the loss, [T] bool.
+
+    Left out: tokens that the policy did not choose; completions that were not judged; groups with
+    fewer than `Algorithm.min_siblings` judged completions; truncated completions where
+    `Algorithm.mask_truncated` (they still count in the baseline).
     """
     judged_R = judged_rows(batch)
     num_judged_P = row_sums(judged_R.long(), batch.group_R, batch.num_groups)
-    in_loss_R = judged_R & (num_judged_P >= algorithm.min_siblings)[batch.group_R]
+    counted_R = judged_R & (num_judged_P >= algorithm.min_siblings)[batch.group_R]
     if algorithm.mask_truncated:
-        in_loss_R = in_loss_R & ~batch.truncated_R
-    if algorithm.keep == "correct":
-        in_loss_R = in_loss_R & (batch.correct_R == 1)
-    return batch.sampled_T & in_loss_R[batch.row_T]
+        counted_R = counted_R & ~batch.truncated_R
+    return batch.sampled_T & counted_R[batch.row_T]
+
+
+def loss_weights(batch: Batch, algorithm: Algorithm, step_T: Tensor | None = None) -> Tensor:
+    """Return the weight of each token in the loss of an optimizer step, [T] float64: `token_weights`.
+
+    A completion has a share of 1 over the number of its siblings, itself among them, so that each prompt counts
+    alike where groups differ in size (``rl.max_group_size``); where they do not, all shares are 1. step_T: the
+    tokens of the step. None: all.
+    """
+    mask_T, counted_T = loss_mask(batch, algorithm), counted_mask(batch, algorithm)
+    if step_T is not None:
+        mask_T, counted_T = mask_T & step_T, counted_T & step_T
+    constant = 1.0
+    if algorithm.aggregation == "constant_length":
+        constant = algorithm.constant_length()
+    ones_R = torch.ones(batch.num_rows, dtype=torch.float64, device=batch.device)
+    size_P = row_sums(ones_R, batch.group_R, batch.num_groups)
+    return token_weights(
+        mask_T,
+        batch.row_T,
+        batch.num_rows,
+        algorithm.aggregation,
+        constant,
+        counted_T=counted_T,
+        share_R=size_P.max() / size_P[batch.group_R],  # exactly 1 in groups of one size
+    )
 
 
 def _of_completions(batch: Batch, algorithm: Algorithm) -> Tensor:

@@ -183,7 +183,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         Algorithm(
             name="rft",
             paper="Yuan et al. 2023, Rejection sampling fine-tuning (arXiv 2308.01825); Shao et al. 2024, DeepSeekMath (arXiv 2402.03300)",
-            equation="appendix A.1.3 of DeepSeekMath (online): the mean log-probability of each completion that passed",
+            equation="appendix A.1.3 of DeepSeekMath (online): the mean log-probability of each completion that passed, over all that were sampled",
             baseline="none",
             surrogate="log_likelihood",
             aggregation="sequence_mean",

@@ -200,25 +200,29 @@ def token_weights(
     num_rows: int,
     aggregation: Aggregation,
     constant_length: float = 1.0,
+    *,
+    counted_T: Tensor | None = None,
+    share_R: Tensor | None = None,
 ) -> Tensor:
     """Return the weight [T] of each token in the loss, float64; 0 outside ``loss_mask_T``.
 
-    With N_r masked-in tokens in row r, and R rows that have any:
+    With N_r counted tokens in row r, s_r its share, and S the sum of s_r over the rows that have any:
 
-        sequence_mean    1 / (R N_r)              GRPO, DeepSeekMath eq. 3
-        token_mean       1 / sum_r N_r            DAPO eq. 8, over the whole optimizer step
-        constant_length  1 / (R constant_length)  Dr. GRPO, listing 1; a plain sum with constant_length 1
+        sequence_mean    s_r / (S N_r)              GRPO, DeepSeekMath eq. 3
+        token_mean       s_r / sum_r s_r N_r        DAPO eq. 8, over the whole optimizer step
+        constant_length  s_r / (S constant_length)  Dr. GRPO, listing 1; a plain sum with constant_length 1
 
-    The normalizers are those of the tokens given: pass all tokens of one optimizer step at once.
+    counted_T: the tokens of the normalizers; None: those of the loss. share_R: how much each row counts
+    beside the others; None: 1, and S is the number of rows. The normalizers are those of the tokens
+    given: pass all tokens of one optimizer step at once.
     """
-    mask_T = loss_mask_T.to(torch.float64)
+    counted_T = (loss_mask_T if counted_T is None else counted_T).to(torch.float64)
+    share_R = counted_T.new_ones(num_rows) if share_R is None else share_R
+    weights_T = loss_mask_T.to(torch.float64) * share_R[row_T]
+    length_R = row_sums(counted_T, row_T, num_rows)
     if aggregation == "token_mean":
-        weights_T = mask_T / mask_T.sum().clamp(min=1)
-    else:
-        length_R = row_sums(mask_T, row_T, num_rows)
-        num_rows_in_loss = (length_R > 0).sum().clamp(min=1)
-        if aggregation == "sequence_mean":
-            weights_T = mask_T / (num_rows_in_loss * length_R.clamp(min=1))[row_T]
-        else:
-            weights_T = mask_T / (num_rows_in_loss * constant_length)
-    return weights_T
+        return weights_T / (share_R * length_R).sum().clamp(min=1)
+    shares = torch.where(length_R > 0, share_R, 0.0).sum().clamp(min=1)
+    if aggregation == "sequence_mean":
+        return weights_T / (shares * length_R.clamp(min=1))[row_T]
+    return weights_T / (shares * constant_length)

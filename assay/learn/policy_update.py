@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from assay.learn.advantages import loss_weights
 from assay.learn.critic import Critic, Lesson
-from assay.learn.losses import LossParts, gains_where_first_met, policy_loss, token_weights
+from assay.learn.losses import LossParts, gains_where_first_met, policy_loss
 from assay.learn.meter import UpdateMeter
 from assay.learn.minibatches import groups_with, tokens_of
 from assay.learn.optimizer import StepReport
@@ -69,7 +70,8 @@ class PolicyUpdate:
         self._learned = sorted(set(groups) & self._carriers)
         if not self._learned:
             return False
-        self._weights_T = self._weights(groups)
+        step_T = tokens_of(self.batch, groups)
+        self._weights_T = loss_weights(self.batch, self.algorithm, step_T).float()
         for micro_batch in self.passes.split(self.batch, self._learned):
             self._add(micro_batch, epoch)
         return True
@@ -106,16 +108,6 @@ class PolicyUpdate:
         """Measure KL(old || new) after the update, by a forward pass."""
         difference_T = log_ratio(self.passes.logprobs(self.batch), self.meter.old_logprobs())
         self.meter.see_old_kl(torch.expm1(difference_T) - difference_T)
-
-    def _weights(self, groups: Sequence[int]) -> Tensor:
-        batch, algorithm = self.batch, self.algorithm
-        constant = 1.0
-        if algorithm.aggregation == "constant_length":
-            constant = algorithm.constant_length()
-        mask_T = self.mask_T & tokens_of(batch, groups)
-        return token_weights(
-            mask_T, batch.row_T, batch.num_rows, algorithm.aggregation, constant
-        ).float()
 
     @torch.no_grad()
     def _look_at(self, groups: Sequence[int]) -> None:

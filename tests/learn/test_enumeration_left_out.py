@@ -1,8 +1,11 @@
 """What leaving completions out, or counting their rewards differently, does to the expected gradient.
 
-Truncation masks, completions that were not judged, positives only, the outcome gate: each test states
+Truncation masks, completions that were not judged, positives only, the outcome gate, groups of unequal size: each test states
 what is then climbed.
 """
+
+import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,9 +19,12 @@ from tiny_policy import (
     cosine,
     expected_gradient,
     gradient,
+    loss_of,
+    make_batch_of,
     probabilities,
     random_tables,
     stated_gradient,
+    token_logprobs,
     true_gradient,
 )
 
@@ -79,18 +85,32 @@ def test_not_judged_without_a_baseline_is_a_reward_of_zero_at_group_size_one() -
 
 
 @pytest.mark.parametrize("group_size", [1, 2, 3])
-def test_positives_only_climb_the_log_of_the_pass_rate(group_size: int) -> None:
-    """RFT, summed over tokens: (1 - (1 - p)^G) grad log p at pass rate p, over the completions kept.
-
-    With one completion that is grad p, the true gradient; with many, a question counts by 1/p, so that
-    hard ones weigh more.
-    """
+def test_positives_only_climb_the_pass_rate(group_size: int) -> None:
+    """RFT, summed over tokens and divided by all completions: grad p at pass rate p, whatever the group size."""
     tables = random_tables()
     row = algorithm("rft", aggregation="constant_length", length_divisor=1.0)
     got = expected_gradient(tables, row, group_size, World(rewards=BINARY))
-    pass_rate = (probabilities(tables) * torch.tensor(BINARY)).sum()
-    p = pass_rate.detach().item()
-    assert_same(got, (1 - (1 - p) ** group_size) * gradient(pass_rate.log(), tables))
+    assert_same(got, true_gradient(tables, BINARY))
+
+
+def test_prompts_count_alike_whatever_the_size_of_their_groups() -> None:
+    """One completion of one prompt beside two of another: the mean of their two gradients."""
+    tables, row = random_tables(), algorithm("reinforce")
+    hard = (0.0, 0.1, 0.0, 0.9, 0.0, 0.3, 0.0)
+    chance, total = probabilities(tables).detach(), torch.zeros((), dtype=torch.float64)
+    for rows in itertools.product(range(len(COMPLETIONS)), repeat=3):
+        batch = make_batch_of([rows[:1], rows[1:]], World())
+        rewards = [REWARDS[rows[0]], *(hard[n] for n in rows[1:])]
+        logprobs_T = token_logprobs(tables, rows)
+        batch = replace(
+            batch,
+            rewards_R=torch.tensor(rewards, dtype=torch.float64),
+            behavior_logprobs_T=logprobs_T.detach(),
+            old_logprobs_T=logprobs_T.detach(),
+        )
+        total = total + chance[list(rows)].prod() * loss_of(batch, row, logprobs_T)
+    want = (true_gradient(tables) + true_gradient(tables, hard)) / 2
+    assert_same(-gradient(total, tables), want)
 
 
 def test_positives_only_count_alike_whatever_their_rewards_are() -> None:

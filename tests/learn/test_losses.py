@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from learn_batches import make_batch, scored
 from torch import Tensor
 
-from assay.learn.advantages import compute_advantages, loss_mask
+from assay.learn.advantages import compute_advantages, loss_mask, loss_weights
 from assay.learn.algorithms import ALGORITHMS, Algorithm, algorithm
 from assay.learn.losses import (
     LossParts,
@@ -49,17 +49,21 @@ def slow_surrogate(
 def slow_loss(
     batch: Batch, row: Algorithm, logprobs: Tensor, entropy: Tensor, advantages: Tensor
 ) -> Tensor:
-    """Per token, per completion, straight from the papers."""
+    """Per token, per completion, straight from the papers; each prompt counts alike."""
     mask = loss_mask(batch, row)
+    counted = loss_mask(batch, replace(row, keep="all"))
     old, ref = batch.old_logprobs_T.double(), batch.ref_logprobs_T.double()  # type: ignore[union-attr]
     behavior = batch.behavior_logprobs_T.double()
-    row_sums: list[Tensor] = []
-    row_lengths: list[int] = []
+    groups = batch.group_R.tolist()
+    sums: list[Tensor] = []
+    shares: list[float] = []
+    lengths: list[int] = []
     for number in range(batch.num_rows):
         total = torch.zeros((), dtype=torch.float64)
-        tokens = [t for t in range(batch.num_tokens) if batch.row_T[t] == number and mask[t]]
-        if not tokens:
+        own = [t for t in range(batch.num_tokens) if batch.row_T[t] == number]
+        if not any(counted[t] for t in own):
             continue
+        tokens = [t for t in own if mask[t]]
         others = logprobs[tokens] - old[tokens]
         for token in tokens:
             log_ratio = logprobs[token] - old[token]
@@ -74,14 +78,17 @@ def slow_loss(
                 term = term + row.kl_weight * kl
             term = term + row.penalty_weight * (torch.exp(log_ratio) - 1 - log_ratio)
             total = total + term - row.entropy_weight * entropy[token]
-        row_sums.append(total)
-        row_lengths.append(len(tokens))
+        sums.append(total)
+        shares.append(1 / groups.count(groups[number]))
+        lengths.append(sum(bool(counted[t]) for t in own))
+    each = list(zip(shares, sums, lengths, strict=True))
     if row.aggregation == "sequence_mean":
-        means = [total / length for total, length in zip(row_sums, row_lengths, strict=True)]
-        return torch.stack(means).mean()
+        return sum(share * total / length for share, total, length in each) / sum(shares)
     if row.aggregation == "token_mean":
-        return torch.stack(row_sums).sum() / sum(row_lengths)
-    return torch.stack(row_sums).mean() / row.constant_length()
+        tokens_in_all = sum(share * length for share, _, length in each)
+        return sum(share * total for share, total, _ in each) / tokens_in_all
+    mean = sum(share * total for share, total, _ in each) / sum(shares)
+    return mean / row.constant_length()
 
 
 def a_batch() -> Batch:
@@ -137,9 +144,7 @@ def assert_equal_to_the_loop(row: Algorithm, seed: int = 7) -> None:
     noise = torch.randn(batch.num_tokens, generator=generator, dtype=torch.float64)
     start = batch.old_logprobs_T.double() + noise
     entropy = torch.rand(batch.num_tokens, generator=generator, dtype=torch.float64)
-    mask_T = loss_mask(batch, row)
-    constant = row.constant_length() if row.aggregation == "constant_length" else 1.0
-    weights = token_weights(mask_T, batch.row_T, batch.num_rows, row.aggregation, constant)
+    weights = loss_weights(batch, row)
     results: list[tuple[Tensor, ...]] = []
     for slow in (False, True):
         logprobs = start.clone().requires_grad_()
@@ -203,7 +208,7 @@ def test_every_surrogate_equals_the_loop_on_any_ratios(
 def test_loss_parts_add_up() -> None:
     batch = a_batch()
     row = algorithm("grpo", entropy_weight=0.1)
-    weights = token_weights(loss_mask(batch, row), batch.row_T, batch.num_rows, row.aggregation)
+    weights = loss_weights(batch, row)
     parts = policy_loss(
         batch.old_logprobs_T + 0.05,  # type: ignore[operator]
         batch.old_logprobs_T,  # type: ignore[arg-type]
@@ -366,11 +371,7 @@ def test_gains_are_the_gradients_of_the_first_pass(
     )
     batch = a_batch()
     advantages_T = compute_advantages(batch, row)
-    mask_T = loss_mask(batch, row)
-    constant = row.constant_length() if row.aggregation == "constant_length" else 1.0
-    weights_T = token_weights(
-        mask_T, batch.row_T, batch.num_rows, row.aggregation, constant
-    ).float()
+    weights_T = loss_weights(batch, row).float()
     rows: dict[str, Any] = {
         "row_T": batch.row_T,
         "num_rows": batch.num_rows,

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 import assay.learn.passes as passes_module
 from assay.config import OptimizerConfig
-from assay.learn.advantages import compute_advantages, loss_mask
+from assay.learn.advantages import compute_advantages, loss_mask, loss_weights
 from assay.learn.algorithms import ALGORITHMS, Algorithm, algorithm
-from assay.learn.losses import policy_loss, token_weights
+from assay.learn.losses import policy_loss
 from assay.model.head import Gains
 from assay.model.packing import Batch
 
@@ -35,10 +35,7 @@ def plain_gradient(model: Any, reference: Any, batch: Batch, row: Algorithm) -> 
     with torch.no_grad():
         ref_T, _ = plain_logprobs(reference, batch, temperature=0.7)
     filled = replace(batch, old_logprobs_T=logprobs_T.detach(), ref_logprobs_T=ref_T)
-    constant = row.constant_length() if row.aggregation == "constant_length" else 1.0
-    weights_T = token_weights(
-        loss_mask(batch, row), batch.row_T, batch.num_rows, row.aggregation, constant
-    )
+    weights_T = loss_weights(batch, row)
     parts = policy_loss(
         logprobs_T,
         logprobs_T.detach(),
@@ -170,7 +167,7 @@ def test_second_epoch_by_hand() -> None:
     update = learn(learner, batch)
     model, advantages_T = a_model(), compute_advantages(batch, row)
     adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0)
-    weights_T = token_weights(loss_mask(batch, row), batch.row_T, batch.num_rows, row.aggregation)
+    weights_T = loss_weights(batch, row)
     old_T = plain_logprobs(model, batch)[0].detach()
     for _ in range(2):
         logprobs_T, _ = plain_logprobs(model, batch)

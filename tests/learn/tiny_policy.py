@@ -2,7 +2,7 @@
 
 The policy is a table: three tokens, at most two of them a completion, token 0 ends it. So there are
 seven completions, and 7^G groups of G. What is estimated goes through the very functions that the
-learner calls: `compute_advantages`, `loss_mask`, `token_weights`, `policy_loss`.
+learner calls: `compute_advantages`, `loss_weights`, `policy_loss`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from assay.learn.advantages import compute_advantages, loss_mask
+from assay.learn.advantages import compute_advantages, loss_weights
 from assay.learn.algorithms import Algorithm
-from assay.learn.losses import policy_loss, token_weights
+from assay.learn.losses import policy_loss
 from assay.model.packing import Batch
 
 COMPLETIONS = [(0,), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
@@ -153,14 +153,12 @@ def expected_gradient(
 
 def loss_of(batch: Batch, row: Algorithm, logprobs_T: Tensor) -> Tensor:
     """The loss of one batch, as the learner computes it."""
-    constant = row.constant_length() if row.aggregation == "constant_length" else 1.0
-    mask_T = loss_mask(batch, row)
     assert batch.old_logprobs_T is not None
     parts = policy_loss(
         logprobs_T,
         batch.old_logprobs_T,
         compute_advantages(batch, row).double(),
-        token_weights(mask_T, batch.row_T, batch.num_rows, row.aggregation, constant),
+        loss_weights(batch, row),
         row,
         row_T=batch.row_T,
         num_rows=batch.num_rows,
