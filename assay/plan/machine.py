@@ -10,7 +10,13 @@ import torch
 
 from assay.config import TrainConfig
 from assay.plan.facts import Facts
-from assay.plan.memory import MemoryPlan, measure_libraries, plan_memory
+from assay.plan.memory import (
+    MemoryPlan,
+    critic_bytes,
+    measure_libraries,
+    plan_memory,
+    reference_bytes,
+)
 from assay.plan.seconds import StepSeconds, calibrate, estimate_rl, estimate_sft, spread_verdicts
 
 if TYPE_CHECKING:
@@ -84,14 +90,13 @@ def measure_machine(
         config,
         model,
         longest,
-        row is not None and (row.kl_weight > 0 or config.guard.max_kl is not None),
+        row is not None and row.kl_weight > 0,
         row is not None and row.has_critic,
         measure_libraries(model),
         heldout,
     )
     device = bench.loaded.device
     parts = memory.parts
-    critic = parts["weights"] + sum(parts.get(name, 0.0) for name in ("master", "optimizer"))
     say("timing a few products and decoding steps")
     own = sum(parts.get(name, 0.0) for name in ("reference", "critic"))
     total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
@@ -101,8 +106,8 @@ def measure_machine(
         num_weights=sum(one.numel() for one in model.parameters()),
         experts=any(getattr(model.config, name, 0) for name in EXPERTS),
         base_mib=memory.total_mib - own,
-        reference_mib=0.0 if config.model.lora is not None else parts["weights"],
-        critic_mib=critic,
+        reference_mib=reference_bytes(model) / MIB,
+        critic_mib=critic_bytes(config, model) / MIB,
         memory_mib=total / MIB if total else None,
     )
 

@@ -20,6 +20,7 @@ from assay.generate.memory import default_kv_mib, num_that_fit
 from assay.generate.products import can_pack, mib_of
 from assay.generate.shared_prompt import ROWS_AT_ONCE, SharedPromptCache
 from assay.model.attention import SCORES_AT_ONCE
+from assay.model.decoder import decoder_of
 from assay.model.family import Decoder, NotLean
 from assay.model.head import LOGITS_AT_ONCE, LOGITS_IN_CACHE
 from assay.model.layouts import MUCH_SHORTER, micro_batch_tokens
@@ -94,8 +95,9 @@ def plan_memory(
 
     Throughout: the interpreter with its libraries (None: what this process holds beside the model);
     weights; what float32 master weights need beside narrower ones (the lower half of bfloat16's, the
-    whole for others and for the 8-bit optimizer); two moments of the optimizer; the frozen reference;
-    a critic of its own, with its state. In a generation: keys and values of all slots, packed copies of
+    whole for others and for the 8-bit optimizer); two moments of the optimizer; the reference, for the
+    method (``has_reference``) or for ``guard.max_kl``; a critic of its own, with its state, which is taken
+    to be of the policy's size wherever it starts. In a generation: keys and values of all slots, packed copies of
     the linear maps, the logits of a step. In an update: float32 gradients, the activations of one
     micro-batch (`kept_bytes`) and of its padding, the logits that are held at one time with the head's gradient, and what
     one layer's backward pass works with. At the start: packed copies, and the keys and values of the
@@ -111,14 +113,18 @@ def plan_memory(
         "optimizer": num_trained * 2 * _moment_size(config),
     }
     has_copy = has_critic and config.critic.backbone == "copy"
+    has_reference = has_reference or config.guard.max_kl is not None
+    num_gradients = max(
+        num_trained, sum(p.numel() for p in _critic_layers(model)) if has_copy else 0
+    )
     parts = {
         "libraries": libraries_mib * MIB,
         "weights": weights,
-        "reference": weights if has_reference and config.model.lora is None else 0,
-        "critic": weights + sum(state.values()) if has_copy else 0,
+        "reference": reference_bytes(model) if has_reference else 0,
+        "critic": critic_bytes(config, model) if has_copy else 0,
         **state,
         "slack": SLACK_MIB * MIB,
-        "gradients": num_trained * FLOAT32,
+        "gradients": num_gradients * FLOAT32,
         **_update_parts(config, model, prompt_tokens),
         **_generation_parts(config, model, prompt_tokens, num_heldout),
     }
@@ -129,6 +135,27 @@ def plan_memory(
 def weight_bytes(model: Any) -> int:
     """Return the bytes of a model's parameters, shared ones once."""
     return sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def reference_bytes(model: Any) -> int:
+    """Return what a reference takes: a copy of what is trained."""
+    return sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+
+
+def critic_bytes(config: TrainConfig, model: Any) -> int:
+    """Return what a critic with layers of its own takes: the policy's, all of them trained, and their state."""
+    layers = _critic_layers(model)
+    weights = sum(p.numel() * p.element_size() for p in layers)
+    moments = sum(p.numel() for p in layers) * 2 * _moment_size(config)
+    return weights + _master_bytes(config, layers) + moments
+
+
+def _critic_layers(model: Any) -> list[Any]:
+    """Return the parameters that a critic has a copy of: those below the head, without adapters."""
+    decoder = decoder_of(model)
+    if not hasattr(model, "disable_adapter"):
+        return list(decoder.parameters())
+    return [p for p in decoder.parameters() if not p.requires_grad]  # adapters are merged
 
 
 def measure_libraries(model: Any) -> float:
@@ -145,7 +172,11 @@ def _settings(config: TrainConfig) -> dict[str, str]:
     section = config.stage
     micro_batch = f"{section}.max_tokens_per_micro_batch"
     return {
-        "reference": "algorithm.kl_weight = 0 needs none; model.lora needs no copy",
+        "reference": (
+            "algorithm.kl_weight = 0 without guard.max_kl needs none; model.lora copies adapters alone"
+            if section == "rl"
+            else "simpo and orpo need none; model.lora copies adapters alone"
+        ),
         "critic": 'critic.backbone = "shared"',
         "optimizer": (
             'optimizer.state_dtype = "bfloat16", or name = "adamw_8bit"; model.lora trains far fewer'

@@ -81,7 +81,7 @@ def _no_reference(f: Facts) -> bool:
 
 
 def _no_reference_words(f: Facts) -> str:
-    return f"its KL needs a reference of {mib(f.reference_mib)}, and {mib((f.memory_mib or 0) - (f.base_mib or 0))} are left (model.lora needs none)"
+    return f"its KL needs a reference of {mib(f.reference_mib)}, and {mib((f.memory_mib or 0) - (f.base_mib or 0))} are left (of model.lora it copies the adapters alone)"
 
 
 def _length(f: Facts) -> str:

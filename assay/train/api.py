@@ -153,6 +153,7 @@ def sample(
 def dry_run(config: Configured, *, overrides: Sequence[str] = ()) -> DryRun:
     """Open everything that a run needs, sample one completion, and estimate the memory."""
     settings = with_checkpoint(read_config(config, overrides))
+    has_critic = False
     with ExitStack() as stack:
         verifiers = open_verifiers(settings, stack)
         opened = _read_rows(settings, verifiers)
@@ -183,10 +184,10 @@ def dry_run(config: Configured, *, overrides: Sequence[str] = ()) -> DryRun:
             completions = settings.rl.num_prompts * settings.rl.group_size
             notes.append(f"{settings.rl.steps} steps of {completions} completions")
             notes += [f"warning: {text}" for text in bench.verifiers.warnings()]
-            has_reference = row.kl_weight > 0
+            has_reference, has_critic = row.kl_weight > 0, row.has_critic
         notes = [*notes, f"learning rate {rate_words(settings, bench.loaded.model)}"]
         length = len(bench.renderer.render(rows[0]).tokens)
-        memory = plan_memory(settings, bench.loaded.model, length, has_reference)
+        memory = plan_memory(settings, bench.loaded.model, length, has_reference, has_critic)
         return DryRun(_sample(bench, rows, 1, settings.sampling.temperature), notes, memory)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from assay.config import TrainConfig, parse
+from assay.config import LoraConfig, TrainConfig, parse
 from assay.plan import MIB, plan_memory
 from assay.plan.memory import measure_libraries
 from assay.testing import tiny_model
@@ -95,7 +95,7 @@ def test_what_lowers_the_estimate() -> None:
     assert planned("kv_cache", engine={"num_slots": 8}) < planned("kv_cache")
     assert planned("optimizer", optimizer={"name": "adamw_8bit"}) < planned("optimizer")
     assert planned("reference", has_reference=False) == 0.0 < planned("reference")
-    assert planned("reference", model={"lora": {}}) == 0.0
+    assert planned("reference", False, guard={"max_kl": 0.1}) == planned("reference")
 
 
 def test_a_critic_of_its_own_is_a_model_with_its_state() -> None:
@@ -107,6 +107,39 @@ def test_a_critic_of_its_own_is_a_model_with_its_state() -> None:
         return plan.parts.get("critic", 0.0) / plan.parts["weights"]
 
     assert critic("copy") == 3 and critic("shared") == 0
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_kept_beside_the_policy_has_the_size_that_is_planned(
+    adapted: bool, dtype: str
+) -> None:
+    """A copied critic trains all of its layers, also beside adapters; a reference copies what is trained."""
+    import torch
+
+    from assay.learn.optimizer import Optimizer
+    from assay.learn.reference import Reference
+    from assay.model.adapters import add_adapter
+    from assay.model.value_head import ValueModel
+
+    plain = tiny_model(hidden_size=64, num_layers=4).to(getattr(torch, dtype))
+    model: Any = add_adapter(plain, LoraConfig(rank=2), 0) if adapted else plain
+    config = make_config(guard={"max_kl": 0.1})
+    parts = plan_memory(config, model, 10, has_reference=False, has_critic=True).parts
+
+    critic = ValueModel.of_policy(model)
+    optimizer = Optimizer(critic, config.optimizer, 1)
+    for parameter in optimizer.trained.values():
+        parameter.backward(torch.ones_like(parameter))
+    optimizer.step()
+    state, _ = optimizer.rule.save()
+    size = sum(p.numel() * p.element_size() for p in critic.parameters())
+    size += sum(t.numel() * t.element_size() for held in state.values() for t in held.values())
+    assert parts["critic"] == pytest.approx(size / MIB, rel=0.02)
+    trained = sum(p.numel() for p in critic.parameters() if p.requires_grad)
+    assert parts["gradients"] == pytest.approx(trained * 4 / MIB, rel=0.02)
+    held = Reference(model)._held.values()
+    assert parts["reference"] == sum(t.numel() * t.element_size() for t in held) / MIB
 
 
 def test_libraries_are_what_is_held_beside_the_weights() -> None:

@@ -1,4 +1,4 @@
-"""The learning rate that nobody configured: each stage's own, shown before, kept beside and written in the run."""
+"""What a run does where nothing is configured, and what the dry run says of it: learning rate, algorithm, memory."""
 
 from __future__ import annotations
 
@@ -63,6 +63,13 @@ def test_the_default_algorithm_keeps_no_reference(world: World) -> None:
     found = dry_run(world.tree(rl={"steps": 1}))
     assert any(note.startswith("dr_grpo: ") for note in found.notes)
     assert "reference" not in found.memory.parts
+
+
+def test_the_dry_run_counts_a_critic_and_the_guards_reference(world: World) -> None:
+    lora = {"model": {"lora": {"rank": 2}}}
+    tree = world.tree(algorithm={"name": "ppo", "kl_weight": 0.0}, guard={"max_kl": 1.0}, **lora)
+    parts = dry_run(tree).memory.parts
+    assert parts["critic"] > 2.5 * parts["weights"] and 0 < parts["reference"] < parts["weights"]
 
 
 @pytest.mark.parametrize(("schedule", "is_told"), [("linear", True), ("constant", False)])
