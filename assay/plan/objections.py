@@ -18,7 +18,7 @@ from assay.plan.rules import (
     MIN_PROBLEMS,
     NOISY_LABELS,
 )
-from assay.plan.words import mib, percent, reward
+from assay.plan.words import known, mib, percent, reward, sized
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,11 @@ def _no_critic(f: Facts) -> bool:
 
 
 def _no_critic_words(f: Facts) -> str:
-    return f"a critic takes {mib(f.critic_mib)} more than the {mib((f.memory_mib or 0) - (f.base_mib or 0))} that are left"
+    return f"a critic{sized(' takes {}, and', f.critic_mib) or ' takes more:'} {mib(_left(f))} are left"
+
+
+def _left(f: Facts) -> float:
+    return max(0.0, (f.memory_mib or 0) - (f.base_mib or 0))
 
 
 def _no_reference(f: Facts) -> bool:
@@ -81,7 +85,7 @@ def _no_reference(f: Facts) -> bool:
 
 
 def _no_reference_words(f: Facts) -> str:
-    return f"its KL needs a reference of {mib(f.reference_mib)}, and {mib((f.memory_mib or 0) - (f.base_mib or 0))} are left (of model.lora it copies the adapters alone)"
+    return f"its KL needs a reference{sized(' of {}', f.reference_mib)}, and {mib(_left(f))} are left (of model.lora it copies the adapters alone)"
 
 
 def _length(f: Facts) -> str:
@@ -133,7 +137,7 @@ OBJECTIONS: tuple[Objection, ...] = (
         "collect_data",
         lambda f: f.reward in ONLINE and f.num_problems is not None,
         lambda f: (
-            f"there are {f.num_problems} problems (>= {MIN_PROBLEMS}) and a reward for fresh completions, and pass@1 is {percent(f.pass_at_1)}"
+            f"there are {f.num_problems} problems (>= {MIN_PROBLEMS}) and a reward for fresh completions{known(', and pass@1 is {}', f.pass_at_1)}"
         ),
     ),
     Objection(
@@ -155,14 +159,14 @@ OBJECTIONS: tuple[Objection, ...] = (
         "harden_verifier",
         lambda f: f.attacks > 0,
         lambda f: (
-            f"it held: {f.attacks_accepted} of {f.attacks} known hacks were paid, {percent(f.not_judged or 0)} not judged (at most {percent(MAX_NOT_JUDGED)})"
+            f"it held: {f.attacks_accepted} of {f.attacks} known hacks were paid{known(', {} not judged', f.not_judged)}; accepted: 0, and at most {percent(MAX_NOT_JUDGED)}"
         ),
     ),
     Objection(
         "harden_verifier",
         always,
         lambda f: (
-            f"no fault is known: false accepts {percent(f.false_accepts)}, not judged {percent(f.not_judged)}; try it: assay redteam"
+            f"no fault is known{known(', false accepts {}', f.false_accepts)}{known(', not judged {}', f.not_judged)}; try it: assay redteam"
         ),
     ),
     Objection(
@@ -175,7 +179,7 @@ OBJECTIONS: tuple[Objection, ...] = (
         "train_reward_model",
         lambda f: f.reward in LEARNED,
         lambda f: (
-            f"there is a learned reward already; its agreement with people is {percent(f.reward_accuracy)}"
+            f"there is a learned reward already{known('; it agrees with people in {} of cases', f.reward_accuracy)}"
         ),
     ),
     Objection(
@@ -188,10 +192,15 @@ OBJECTIONS: tuple[Objection, ...] = (
     ),
     Objection(
         "allow_length",
-        always,
+        lambda f: f.truncated is not None,
         lambda f: (
-            f"{percent(f.truncated)} of completions are cut at {f.max_tokens} tokens, and pass@1 is {percent(f.pass_at_1)}"
+            f"{percent(f.truncated)} of completions are cut at {f.max_tokens} tokens{known(', and pass@1 is {}', f.pass_at_1)}"
         ),
+    ),
+    Objection(
+        "allow_length",
+        always,
+        lambda f: f"nobody has measured that completions are cut at {f.max_tokens} tokens",
     ),
     Objection(
         "sft",
@@ -220,7 +229,7 @@ OBJECTIONS: tuple[Objection, ...] = (
         "rft",
         always,
         lambda f: (
-            f"it learns from what passed alone (pass@1 {percent(f.pass_at_1)}), and nothing from what failed"
+            f"it learns from what passed alone{known(' (pass@1 {})', f.pass_at_1)}, and nothing from what failed"
         ),
         "Kimi Team 2025, k1.5 (arXiv 2501.12599), section 3.5",
     ),
@@ -282,7 +291,7 @@ OBJECTIONS: tuple[Objection, ...] = (
         "cdpo",
         always,
         lambda f: (
-            f"for preferences of which some {percent(NOISY_LABELS)} are the wrong way round; here the share is {percent(f.label_noise)}"
+            f"for preferences of which some {percent(NOISY_LABELS)} are the wrong way round{known('; here {} are', f.label_noise) or '; nobody has found any here'}"
         ),
         "Mitchell 2023, A note on DPO with noisy preferences",
     ),
@@ -290,7 +299,7 @@ OBJECTIONS: tuple[Objection, ...] = (
         "rdpo",
         always,
         lambda f: (
-            f"its correction divides by 1 - 2 e, which needs the share e of wrong labels to be known; it is {percent(f.label_noise)}, and smoothing is steadier"
+            f"its correction divides by 1 - 2 e, which needs the share e of wrong labels to be known; {known('it is {}, and ', f.label_noise)}smoothing is steadier"
         ),
         "Chowdhury et al. 2024 (arXiv 2403.00409)",
     ),
@@ -324,13 +333,16 @@ OBJECTIONS: tuple[Objection, ...] = (
     Objection(
         "dr_grpo",
         lambda f: f.reward in LEARNED,
-        lambda f: "a learned reward needs the KL to a reference, which this row has not",
+        lambda f: (
+            f"a group's mean holds the completion's own reward, so that its gradient is {f.group_size - 1}/{f.group_size} of RLOO's, and its rate follows sampling.max_tokens; a KL would be added to either"
+        ),
+        "Liu et al. 2025 (arXiv 2503.20783), section 3.2",
     ),
     Objection(
         "dr_grpo",
         always,
         lambda f: (
-            f"it does nothing about what decides here (mixed groups {percent(f.mixed_share())}, truncated {percent(f.truncated)}, {f.updates_per_batch} optimizer steps a batch)"
+            f"it does nothing about what decides here ({known('mixed groups {}, ', f.mixed_share())}{known('truncated {}, ', f.truncated)}{f.updates_per_batch} optimizer steps a batch)"
         ),
     ),
     Objection("grpo", _no_reference, _no_reference_words),
@@ -346,7 +358,7 @@ OBJECTIONS: tuple[Objection, ...] = (
         "grpo",
         always,
         lambda f: (
-            f"dividing by length and deviation biases the gradient, and its KL holds {mib(f.reference_mib)} for a reference; asked to keep the start: {'yes' if f.keep_close else 'no'}"
+            f"dividing by length and deviation biases the gradient, and its KL holds {sized('{} for ', f.reference_mib)}a reference; asked to keep the start: {'yes' if f.keep_close else 'no'}"
         ),
         "Liu et al. 2025 (arXiv 2503.20783), section 3.1",
     ),
@@ -368,7 +380,7 @@ OBJECTIONS: tuple[Objection, ...] = (
         "dapo",
         lambda f: (share := f.mixed_share()) is not None and share >= FEW_MIXED,
         lambda f: (
-            f"{percent(f.mixed_share())} of groups of {f.group_size} are expected mixed (>= {percent(FEW_MIXED)}): there is little to replace, and {percent(f.truncated)} truncated"
+            f"{percent(f.mixed_share())} of groups of {f.group_size} are expected mixed (>= {percent(FEW_MIXED)}): there is little to replace{known(', and {} are truncated', f.truncated)}"
         ),
         "Yu et al. 2025 (arXiv 2503.14476)",
     ),
@@ -376,7 +388,7 @@ OBJECTIONS: tuple[Objection, ...] = (
         "dapo",
         always,
         lambda f: (
-            f"the share of mixed groups is {percent(f.mixed_share())}: sampling more for want of them costs generation"
+            f"{known('{} of groups are expected mixed', f.mixed_share()) or 'how many groups are mixed is not measured'}: sampling more for want of them costs generation"
         ),
         "Yu et al. 2025 (arXiv 2503.14476)",
     ),
@@ -404,7 +416,6 @@ OBJECTIONS: tuple[Objection, ...] = (
         ),
         "MiniMax 2025, M1 (arXiv 2506.13585), section 3.1",
     ),
-    Objection("rloo", _no_reference, _no_reference_words),
     Objection(
         "rloo",
         lambda f: f.reward in CHECKED,
@@ -422,7 +433,7 @@ OBJECTIONS: tuple[Objection, ...] = (
         "reinforce",
         always,
         lambda f: (
-            f"without a baseline: at pass@1 {percent(f.pass_at_1)} a group's mean would take {percent(f.pass_at_1)} of the reward's second moment away"
+            f"without a baseline the gradient's variance is larger{known(': a mean would take {} of the second moment of a reward of right and wrong away', f.pass_at_1)}"
         ),
         "Williams 1992; Greensmith et al. 2004",
     ),
@@ -437,7 +448,7 @@ OBJECTIONS: tuple[Objection, ...] = (
     Objection(
         "reinforce_plus_plus",
         always,
-        lambda f: f"a critic fits ({mib(f.critic_mib)}), and credits tokens one by one",
+        lambda f: f"a critic{sized(' of {}', f.critic_mib)} credits tokens one by one",
         "Schulman et al. 2017 (arXiv 1707.06347)",
     ),
     Objection(
@@ -461,7 +472,7 @@ OBJECTIONS: tuple[Objection, ...] = (
         "ppo",
         always,
         lambda f: (
-            f"{f.group_size} siblings are a baseline without a critic, which would take {mib(f.critic_mib)} and its own training"
+            f"{f.group_size} siblings are a baseline without a critic, which would take {sized('{} and ', f.critic_mib)}its own training"
         ),
         "Shao et al. 2024 (arXiv 2402.03300), figure 4; Ahmadian et al. 2024 (arXiv 2402.14740)",
     ),
@@ -474,7 +485,6 @@ OBJECTIONS: tuple[Objection, ...] = (
         ),
         "Schulman et al. 2017 (arXiv 1707.06347), table 1",
     ),
-    Objection("trpo", _no_critic, _no_critic_words),
     Objection(
         "trpo",
         always,

@@ -62,9 +62,14 @@ def decision_text(
             lines.append(f"| `{one.key}` | `{json.dumps(one.value)}` | {one.because} |")
         lines.append("")
     lines += ["## Rejected", "", "| method | why not | source |", "|---|---|---|"]
+    same: dict[
+        tuple[str, str], list[str]
+    ] = {}  # a reason is told once, of all that it speaks against
     for one in decision.rejected:
         name = f"{one.candidate.title} (`{one.candidate.name}`)"
-        lines.append(f"| {name} | {one.because} | {one.source} |")
+        same.setdefault((one.because, one.source), []).append(name)
+    for (because, source), names in same.items():
+        lines.append(f"| {', '.join(names)} | {because} | {source} |")
     lines += ["", "## Facts", "", "| fact | value |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in shown_facts(decision.facts).items()]
     for heading, text in sections:
@@ -78,7 +83,9 @@ def shown_facts(facts: Facts) -> dict[str, str]:
     for name, value in facts.as_dict().items():
         if name == "passes":
             continue
-        text = f"{value:.4g}" if isinstance(value, float) else str(value)
+        text = str(value)
+        if isinstance(value, float):
+            text = f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
         found[name.replace("_", " ")] = text
     if (share := facts.mixed_share()) is not None:
         found[f"mixed groups of {facts.group_size}, expected"] = f"{share:.4g}"

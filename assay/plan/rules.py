@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from assay.plan.facts import CHECKED, LEARNED, ONLINE, Facts
-from assay.plan.words import mib, percent
+from assay.plan.words import percent, sized
 
 MIN_PROBLEMS = 50
 MIN_DEMONSTRATIONS = 50
@@ -366,7 +366,7 @@ RULES: tuple[Rule, ...] = (
         lambda f: f.group_size == 1 and f.fits(f.critic_mib) is not False,
         "ppo",
         lambda f: (
-            f"one completion a prompt has no siblings to compare with, and a critic of {mib(f.critic_mib)} fits"
+            f"one completion a prompt has no siblings to compare with, and nothing says that a critic{sized(' of {}', f.critic_mib)} does not fit"
         ),
         "Schulman et al. 2017, PPO (arXiv 1707.06347)",
     ),
@@ -375,7 +375,7 @@ RULES: tuple[Rule, ...] = (
         lambda f: f.group_size == 1,
         "reinforce_plus_plus",
         lambda f: (
-            f"one completion a prompt has no siblings, and a critic of {mib(f.critic_mib)} does not fit: the batch is the baseline"
+            f"one completion a prompt has no siblings, and a critic{sized(' of {}', f.critic_mib)} does not fit: the batch is the baseline"
         ),
         "Hu 2025, REINFORCE++ (arXiv 2501.03262)",
     ),
@@ -384,7 +384,7 @@ RULES: tuple[Rule, ...] = (
         lambda f: f.reward in LEARNED,
         "rloo",
         lambda f: (
-            f"a learned reward, graded rather than right or wrong, of {f.group_size} siblings: their mean without oneself is an unbiased baseline, and the KL in the reward bounds what an error of the reward can do"
+            f"a learned reward, graded rather than right or wrong, of {f.group_size} siblings: their mean without oneself is an unbiased baseline; a KL in the reward, to be set, bounds what an error of the reward can do"
         ),
         "Ahmadian et al. 2024, Back to Basics (arXiv 2402.14740)",
     ),
@@ -420,7 +420,7 @@ RULES: tuple[Rule, ...] = (
         lambda f: f.keep_close and f.fits(f.reference_mib) is not False,
         "grpo",
         lambda f: (
-            f"what the model can do now must stay, and a reference of {mib(f.reference_mib)} fits: the KL to it is a term of the loss"
+            f"what the model can do now must stay, and nothing says that a reference{sized(' of {}', f.reference_mib)} does not fit: the KL to it is a term of the loss"
         ),
         "Shao et al. 2024, DeepSeekMath (arXiv 2402.03300), eq. 3 and 4",
     ),

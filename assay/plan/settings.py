@@ -5,14 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from assay.learn.algorithms import algorithm
 from assay.plan.facts import LEARNED, ONLINE, Facts
 from assay.plan.rules import FEW_MIXED
-from assay.plan.words import percent
+from assay.plan.words import percent, sized
 
 GROUP_SIZES = (4, 8, 16, 32, 64)
 NOTABLY_TRUNCATED = 0.1
 IMPORTANCE_CAP = 2.0
-MAX_KL = 0.5
+KL_WEIGHT = 0.05
+KL_OF_A_COMPLETION = 10.0
+"""Nats. Where a learned reward was optimized further, people liked what it liked less and less (Stiennon et
+al. 2020, arXiv 2009.01325, figure 5). At `KL_WEIGHT`, theirs, it costs half of a right answer."""
+KL_OF_A_TOKEN = 0.1
+"""Nats, and the most where completions are short."""
 RARE = 0.2
 GROWTH = 4  # of a group in which nothing passes
 
@@ -52,10 +58,31 @@ def settings_for(facts: Facts, recommended: str, kind: str) -> tuple[Setting, ..
     if facts.shaped and facts.reward in ONLINE:
         why = "parts of the reward beside correctness must not pay in groups where nothing is right"
         found.append(Setting("algorithm.outcome_gate", True, why))
-    if facts.reward in LEARNED:
-        why = "a learned reward is right only near what it was trained on (Gao et al. 2023): stop before the policy is far away"
-        found.append(Setting("guard.max_kl", MAX_KL, why))
+    if facts.reward in LEARNED and kind == "online":
+        found += _kept_near(facts, recommended)
     return tuple(found + _memory(facts))
+
+
+def _kept_near(facts: Facts, recommended: str) -> list[Setting]:
+    """Return what holds a policy near the place where a learned reward is right."""
+    found: list[Setting] = []
+    if algorithm(recommended, max_tokens=facts.max_tokens).kl_weight == 0:
+        why = f"a learned reward is right only near what it was trained on, and {recommended} has no KL of its own (Stiennon et al. 2020)"
+        found.append(Setting("algorithm.kl_weight", KL_WEIGHT, why))
+        found.append(
+            Setting(
+                "algorithm.kl_place", "reward", "there it weighs what the reward may be wrong about"
+            )
+        )
+        found.append(Setting("algorithm.kl_estimator", "k1", "unbiased where it is in the reward"))
+    length = facts.mean_tokens or facts.max_tokens
+    most = min(KL_OF_A_TOKEN, KL_OF_A_COMPLETION / length)
+    why = f"a token; {most * length:.2g} nats a completion of {length:.0f} tokens, beyond which a learned reward is not to be believed (Stiennon et al. 2020, figure 5)"
+    found.append(Setting("guard.max_kl", float(f"{most:.2g}"), why))
+    if facts.fits(facts.reference_mib) is False and facts.fits(0.0):
+        why = f"no room for a reference{sized(' of {}', facts.reference_mib)}: of adapters it copies next to nothing"
+        found.append(Setting("model.lora", {"rank": 16}, why))
+    return found
 
 
 def best_group_size(facts: Facts) -> int:

@@ -17,15 +17,25 @@ REWARD = {
 
 
 def percent(share: float | None) -> str:
-    """Return a share, with a decimal near either end; ``?%`` where it is not known."""
+    """Return a share, with a decimal near either end. One that may not be known goes through `known`."""
     if share is None:
         return "?%"
     return f"{share:.1%}" if 0 < share < 0.1 or 0.9 < share < 1 else f"{share:.0%}"
 
 
+def known(text: str, share: float | None) -> str:
+    """Return the text with the share in its braces; nothing where the share is not known."""
+    return "" if share is None else text.format(percent(share))
+
+
 def mib(size: float) -> str:
-    """Return a size of memory; ``?`` where nobody measured it."""
-    return f"{size:.0f} MiB" if size else "? MiB"
+    """Return a size of memory. One that may not be measured (0) goes through `sized`."""
+    return f"{size:.0f} MiB"
+
+
+def sized(text: str, size: float) -> str:
+    """Return the text with the size in its braces; nothing where nobody measured it."""
+    return text.format(mib(size)) if size else ""
 
 
 def reward(facts: Facts) -> str:

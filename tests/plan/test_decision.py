@@ -156,7 +156,7 @@ def test_reasons_carry_the_figure_that_decided() -> None:
     assert "97.0%" in easy.recommended.because and "22% of groups" in easy.recommended.because
     tight = decide(replace(SOUND, group_size=1, critic_mib=7001.0))
     (ppo,) = [one for one in tight.rejected if one.candidate.name == "ppo"]
-    assert ppo.because == "a critic takes 7001 MiB more than the 7000 MiB that are left"
+    assert ppo.because == "a critic takes 7001 MiB, and 7000 MiB are left"
     noted = decide(replace(SOUND, attacks_accepted=3)).rejected
     (grpo,) = [one for one in noted if one.candidate.name == "grpo"]
     assert "not before this" in grpo.because and "3 of 40" in grpo.because
@@ -236,9 +236,56 @@ def test_every_candidate_is_recommended_or_rejected_with_a_reason(facts: Facts) 
     decision = decide(facts)
     names = [decision.name, *(one.candidate.name for one in decision.rejected)]
     assert sorted(names) == sorted(CANDIDATES)
-    assert decision.recommended.because and all(one.because for one in decision.rejected)
+    reasons = [decision.recommended.because, *(one.because for one in decision.rejected)]
+    assert all(reasons) and not any("?" in one or "None" in one or "  " in one for one in reasons)
     assert decide(facts).as_dict() == decision.as_dict()
     assert Facts.from_dict(facts.as_dict()) == facts
+
+
+def reason(facts: Facts, name: str) -> str:
+    (found,) = [one.because for one in decide(facts).rejected if one.candidate.name == name]
+    return found
+
+
+def test_what_is_not_known_is_not_spoken_of() -> None:
+    bare = Facts(reward="answer")
+    assert reason(bare, "harden_verifier") == "no fault is known; try it: assay redteam"
+    assert "0% not judged" in reason(SOUND, "harden_verifier")
+    assert "pass@1" not in reason(bare, "rft") and "pass@1 30%" in reason(SOUND, "rft")
+    assert "MiB" not in reason(bare, "ppo") and "2000 MiB" in reason(SOUND, "ppo")
+
+
+@pytest.mark.parametrize("reward", ["judge", "reward_model"])
+def test_a_learned_reward_gets_a_row_and_settings_that_hold_the_policy(reward: Reward) -> None:
+    """The KL that the reason speaks of is one that the settings switch on, where the row has none."""
+    from assay.learn.algorithms import algorithm
+
+    facts = replace(SOUND, reward=reward, mean_tokens=250.0)
+    decision = decide(facts)
+    settings = {one.key: one.value for one in decision.settings}
+    changes = {
+        key.removeprefix("algorithm."): value
+        for key, value in settings.items()
+        if key.startswith("algorithm.") and key != "algorithm.name"
+    }
+    row = algorithm(decision.name, **changes)
+    assert decision.name == "rloo" and row.kl_in_reward and row.kl_estimator == "k1"
+    assert settings["guard.max_kl"] == 0.04, "ten nats a completion of 250 tokens"
+    assert "model.lora" not in settings
+    short = decide(replace(facts, mean_tokens=20.0)).settings
+    assert [one.value for one in short if one.key == "guard.max_kl"] == [0.1]
+    assert "a critic" not in reason(replace(facts, critic_mib=10**6), "trpo")
+    assert "KL" not in reason(replace(facts, reward="answer"), "rloo"), "the row has none"
+    tight = {one.key for one in decide(replace(facts, reference_mib=7001.0)).settings}
+    assert "model.lora" in tight, "of adapters alone a reference takes next to nothing"
+
+
+@pytest.mark.parametrize("name", ["ppo", "grpo_process", "reinforce_plus_plus"])
+def test_a_row_with_a_kl_of_its_own_keeps_it(name: str) -> None:
+    case = next(facts for facts, verdict, _ in CASES.values() if verdict == name)
+    decision = decide(replace(SOUND, **case, reward="judge"))
+    assert decision.name == name
+    assert "algorithm.kl_weight" not in {one.key for one in decision.settings}
 
 
 @given(st.integers(0, 8), st.integers(1, 8))

@@ -53,6 +53,15 @@ def test_another_file_is_not_overwritten_but_ours_is(tmp_path: Path) -> None:
         write_page(tmp_path / "no" / FILE, "x")
 
 
+@pytest.mark.parametrize("facts", [FACTS, Facts(reward="answer"), Facts(reward="nothing")])
+def test_a_page_says_what_is_known_once(facts: Facts) -> None:
+    text = decision_text(decide(facts), title="x", chosen="dr_grpo", reward="math")
+    assert "?%" not in text and "? MiB" not in text and "None" not in text
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "`" in line]
+    reasons = [row.split(" | ")[1] for row in rows]
+    assert len(reasons) == len(set(reasons))
+
+
 @pytest.mark.parametrize(
     "text", ["", "# mine", "<!-- assay plan facts: {} --", "<!-- assay plan facts: [1] -->"]
 )
