@@ -5,7 +5,10 @@ A test marked ``gpu`` or ``peer`` is skipped, with its reason, where this machin
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +18,10 @@ from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("ASSAY_DATA", ROOT.parent / "shared" / "data"))
+
+# Runs are signed with a key of the user's: tests have one of their own, their subprocesses too.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="assay-tests-")
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # before torch: little spinning on a busy machine
 

@@ -31,6 +31,14 @@ VerifierOptions = Annotated[
         "--set", metavar="NAME.KEY=VALUE", help="A verifier's option, as judge.url=... Repeatable."
     ),
 ]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option("--allow", metavar="MODULE", help="Python code that rows may name. Repeatable."),
+]
+TrustRun = Annotated[
+    bool,
+    typer.Option("--trust-run", help="Import what the configuration of another's run names."),
+]
 Unsafe = Annotated[
     bool,
     typer.Option(

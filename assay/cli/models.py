@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from assay.cli.console import Device, Json, Overrides, app, say_line, show
+from assay.cli.console import Allow, Device, Json, Overrides, TrustRun, app, say_line, show
 
 
 @app.command(name="eval")
@@ -23,6 +23,8 @@ def evaluate(
     max_problems: Annotated[int | None, typer.Option(min=1, help="The first so many.")] = None,
     verifier: Annotated[str | None, typer.Option(help="Verifier of rows that name none.")] = None,
     overrides: Overrides = None,
+    allow: Allow = None,
+    trust_run: TrustRun = False,
     out: Annotated[Path | None, typer.Option(help="Also write every completion, as JSONL.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     device: Device = None,
@@ -43,6 +45,8 @@ def evaluate(
         max_problems=max_problems,
         verifier=verifier,
         overrides=overrides or [],
+        allow=allow or [],
+        trust_run=trust_run,
         out=out,
         seed=seed,
         device=device,
@@ -65,6 +69,8 @@ def sample(
     temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 1.0,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest completion.")] = None,
     overrides: Overrides = None,
+    allow: Allow = None,
+    trust_run: TrustRun = False,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     device: Device = None,
     as_json: Json = False,
@@ -82,6 +88,8 @@ def sample(
         temperature=temperature,
         max_tokens=max_tokens,
         overrides=overrides or [],
+        allow=allow or [],
+        trust_run=trust_run,
         seed=seed,
         device=device,
     )
@@ -109,6 +117,8 @@ def label_steps(
     max_completions: Annotated[int | None, typer.Option(min=1, help="The first so many.")] = None,
     verifier: Annotated[str | None, typer.Option(help="Verifier of rows that name none.")] = None,
     overrides: Overrides = None,
+    allow: Allow = None,
+    trust_run: TrustRun = False,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     device: Device = None,
     as_json: Json = False,
@@ -128,6 +138,8 @@ def label_steps(
         max_completions=max_completions,
         verifier=verifier,
         overrides=overrides or [],
+        allow=allow or [],
+        trust_run=trust_run,
         seed=seed,
         device=device,
         say=say_line,

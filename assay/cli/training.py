@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from assay.cli import INTERRUPTED
-from assay.cli.console import Json, Overrides, app, say_line, show
+from assay.cli.console import Json, Overrides, TrustRun, app, say_line, show
 from assay.errors import UserError
 
 
@@ -22,6 +22,7 @@ def train(
     accept_changed_verifiers: Annotated[
         bool, typer.Option(help="Resume although a verifier's code changed; it is recorded.")
     ] = False,
+    trust_run: TrustRun = False,
     dry_run: Annotated[
         bool, typer.Option(help="Show one prompt, completion and verdict, and the plan; then stop.")
     ] = False,
@@ -54,6 +55,7 @@ def train(
         overrides=changes,
         resume=resume,
         accept_changed_verifiers=accept_changed_verifiers,
+        trust_run=trust_run,
         quiet=as_json,
     )
     show(result, as_json)

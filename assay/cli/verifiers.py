@@ -10,7 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from assay.cli.console import (
+    Allow,
     Json,
+    TrustRun,
     Unsafe,
     VerifierOptions,
     app,
@@ -41,6 +43,8 @@ def verify(
         bool, typer.Option(help="Measure the verifiers on their labelled sets.")
     ] = False,
     overrides: VerifierOptions = None,
+    allow: Allow = None,
+    trust_run: TrustRun = False,
     unsafe_no_sandbox: Unsafe = False,
     as_json: Json = False,
 ) -> None:
@@ -53,7 +57,15 @@ def verify(
         from assay.train.rescore import rescore as judge_again
 
         result = judge_again(
-            rescore, verifier, out=out, num_workers=workers, deadline=deadline, say=say
+            rescore,
+            verifier,
+            out=out,
+            num_workers=workers,
+            deadline=deadline,
+            options=options,
+            allow=allow or [],
+            trust_run=trust_run,
+            say=say,
         )
         show(result, as_json)
         raise typer.Exit(1 if result.unreadable else 0)
@@ -70,6 +82,7 @@ def verify(
             num_workers=workers,
             deadline=deadline,
             options=options,
+            allow=allow or [],
             say=say if out is not None else None,
             warn=warn,
         )

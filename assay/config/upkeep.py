@@ -54,6 +54,8 @@ class VerificationConfig(Section):
     """Seconds for one completion, after which the worker is killed and the completion is not judged. A verifier may have a limit of its own."""
     cache_mib: NonNegative = 64.0
     """Memory for verdicts that are looked up where the same text is judged by the same verifier again. 0: none are."""
+    allow: tuple[Text, ...] = ()
+    """Python code that a row may name as its verifier, beside what `data.verifier` names: a module, or ``package.module:object``. Rows are data, and often a stranger's: what they name is imported only where it stands here."""
     options: dict[str, dict[str, Any]] = Field(default={})
     """Options of verifiers, a table for each: ``[verification.options.math]``. They stand under the keys of a row, which wins. What a verifier reads is listed in docs/verifiers.md."""
     schedule: dict[str, tuple[tuple[int, float], ...]] = Field(default={})

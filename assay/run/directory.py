@@ -46,6 +46,7 @@ from assay.run.progress import Progress, evaluation_seconds_left, format_seconds
 from assay.run.random_state import GlobalRandomState
 from assay.run.resume import check_beginning
 from assay.run.rollout_log import RolloutLog
+from assay.run.signature import write_config
 from assay.run.stop import StopSignal
 from assay.run.timing import PhaseClock
 from assay.types import Group, Problem, Verdict
@@ -128,7 +129,7 @@ class Run:
         parent = Path(config.run.directory)
         try:
             folder = make_folder(parent, name)
-            write_atomic(folder / "config.toml", dump(_without_limit(config)).encode())
+            write_config(folder / "config.toml", dump(_without_limit(config)))
             if decision is not None:
                 write_atomic(folder / DECISION, decision.encode())
             run = cls(folder, config, num_steps, quiet)
@@ -426,7 +427,7 @@ class Run:
             changes = facts["config_changes"]
             if any(map(_is_harmful, changes)):
                 facts["dropped_rollouts"] = self.rollouts.discard_after(last)
-            write_atomic(self.folder / "config.toml", dump(self.config).encode())
+            write_config(self.folder / "config.toml", dump(self.config))
         rows = self._metrics.rows()
         newest = rows[-1] if rows else {}
         self.metrics = {key: value for key, value in newest.items() if value is not None}

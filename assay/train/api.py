@@ -33,6 +33,7 @@ from assay.train.assemble import (
     rate_words,
     read_problems,
 )
+from assay.train.consent import TO_SAMPLE, open_config
 from assay.train.evaluate import Evaluation, evaluate
 from assay.train.results import DryRun, SampleResult, TrainResult, describe_sample, read_result
 from assay.train.stages import Source, run_rl, run_sft
@@ -48,17 +49,18 @@ def train(
     overrides: Sequence[str] = (),
     resume: Path | str | None = None,
     accept_changed_verifiers: bool = False,
+    trust_run: bool = False,
     quiet: bool = False,
 ) -> TrainResult:
     """Train as ``config`` says (a TOML file, a tree of plain values or a `TrainConfig`), or go on with a run.
 
+    trust_run: import what the configuration of a run from elsewhere names, on resume.
     Raises UserError where the input is wrong, RunStopped where a guard stopped the run, DiskFull,
     OutOfMemory.
     """
     if resume is not None:
         config = Path(resume) / "config.toml"
-        if not config.is_file():
-            raise RunError(f"{resume}: not a run directory (it has no config.toml)")
+        open_config(Path(resume), overrides=overrides, trust_run=trust_run)
     if config is None:
         raise ConfigError("train: give a configuration, or a run to resume")
     path = Path(config) if isinstance(config, Path | str) else None
@@ -100,17 +102,30 @@ def evaluate_model(
     max_problems: int | None = None,
     verifier: str | None = None,
     overrides: Sequence[str] = (),
+    allow: Sequence[str] = (),
+    trust_run: bool = False,
     out: Path | None = None,
     seed: int = 0,
     device: str | None = None,
 ) -> Evaluation:
     """Measure a model (a folder, a hub name, or a checkpoint as `find_checkpoint` names it) on problems.
 
-    A run's own configuration says how prompts are rendered; ``overrides`` change it. out: a JSONL
+    A run's own configuration says how prompts are rendered; ``overrides`` change it. allow: Python code
+    that rows may name as their verifier. trust_run: import what a run from elsewhere names. out: a JSONL
     file that gets every completion with its verdict.
     """
     configuration.check_siblings(num_samples, temperature)
-    config = sampling_config(model, problems, overrides, max_tokens, verifier, seed, device)
+    config = sampling_config(
+        model,
+        problems,
+        overrides,
+        max_tokens,
+        verifier,
+        seed,
+        device,
+        allow=allow,
+        trust_run=trust_run,
+    )
     with ExitStack() as stack:
         verifiers = open_verifiers(config, stack)
         opened = _problems(config, verifiers, problems, max_problems)
@@ -132,13 +147,28 @@ def sample(
     temperature: float = 1.0,
     max_tokens: int | None = None,
     overrides: Sequence[str] = (),
+    allow: Sequence[str] = (),
+    trust_run: bool = False,
     seed: int = 0,
     device: str | None = None,
 ) -> SampleResult:
-    """Return completions of one prompt, or of the first problems of a source, with their verdicts."""
+    """Return completions of one prompt, or of the first problems of a source, with their verdicts.
+
+    allow, trust_run: as in `evaluate_model`.
+    """
     if (prompt is None) == (not problems):
         raise ConfigError("sample: give --prompt or --problems, and not both")
-    config = sampling_config(model, problems, overrides, max_tokens, None, seed, device)
+    config = sampling_config(
+        model,
+        problems,
+        overrides,
+        max_tokens,
+        None,
+        seed,
+        device,
+        allow=allow,
+        trust_run=trust_run,
+    )
     with ExitStack() as stack:
         verifiers = open_verifiers(config, stack)
         if prompt is None:
@@ -263,19 +293,31 @@ def sampling_config(
     verifier: str | None,
     seed: int,
     device: str | None,
+    *,
+    allow: Sequence[str] = (),
+    trust_run: bool = False,
 ) -> TrainConfig:
-    """Return how to sample from a model: as its run did, or by the defaults."""
+    """Return how to sample from a model: as its run did, or by the defaults.
+
+    Raises RunError where the run's configuration needs consent (`assay.train.consent`).
+    """
     checkpoint = checkpoint_of(model)
     tree: dict[str, Any] = {"model": {"path": model}, "rl": {}}
     if checkpoint is not None:
-        run = checkpoint.parent.parent / "config.toml"
-        if run.is_file():
-            tree = configuration.load(run).model_dump(exclude_none=True)
+        run = checkpoint.parent.parent
+        if (run / "config.toml").is_file():
+            given = [*overrides, *(["data.verifier="] if verifier is not None else [])]
+            consent: Any = {"allow": allow, "trust_run": trust_run}
+            kept = open_config(run, TO_SAMPLE, overrides=given, **consent)
+            tree = kept.model_dump(exclude_none=True)
         tree["model"] = {**tree["model"], "path": str(checkpoint)}
     data = {**tree.get("data", {}), "train": list(problems) or ["prompt"], "heldout": []}
     tree["data"] = data
     if verifier is not None:
         data["verifier"] = verifier
+    if allow:
+        kept_allow = tree.get("verification", {}).get("allow", ())
+        tree["verification"] = {**tree.get("verification", {}), "allow": [*kept_allow, *allow]}
     if max_tokens is not None:
         tree["sampling"] = {**tree.get("sampling", {}), "max_tokens": max_tokens}
     tree["run"] = {**tree.get("run", {}), "seed": seed}

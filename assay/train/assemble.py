@@ -62,6 +62,7 @@ def open_verifiers(
             schedule=config.verification.schedule,
             cache_mib=config.verification.cache_mib,
             give_up_after=config.completions_a_step or GIVE_UP_AFTER,
+            allow=config.verification.allow,
         )
     )
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from assay import config as configuration
 from assay.config import TrainConfig
 from assay.data.problems import load_problems
 from assay.errors import DataError, RunError
 from assay.run.files import read_rows
 from assay.run.rollout_log import RolloutLog, read_columns
+from assay.train.consent import TO_JUDGE, open_config
 from assay.types import Group, Problem, Verdict
 from assay.verify.service import Options, VerifierService
 
@@ -131,16 +131,22 @@ def rescore(
     num_workers: int | None = None,
     deadline: float | None = None,
     options: Options | None = None,
+    allow: Sequence[str] = (),
+    trust_run: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> RescoreResult:
     """Judge every recorded completion of a run again and return what changed.
 
     options: of verifiers, in place of the run's where they name the same. A judge's stored replies are
-    used again, and new ones are not kept. verifier: in place of the run's ``data.verifier``; rows that name their own keep theirs. out: a
+    used again, and new ones are not kept. verifier: in place of the run's ``data.verifier``; rows that name their own keep theirs.
+    allow: Python code that rows may name as their verifier. trust_run: import what a run from elsewhere
+    names. out: a
     JSONL file with one row a completion. Raises RunError where the run holds no rollouts.
     """
     folder = Path(run)
-    config = run_config(folder)
+    given = [f"verification.options.{name}=" for name in options or ()]
+    given += ["data.verifier="] if verifier is not None else []
+    config = open_config(folder, TO_JUDGE, overrides=given, allow=allow, trust_run=trust_run)
     with ExitStack() as stack:
         log = stack.enter_context(closing(RolloutLog(folder / "rollouts")))
         if not log.steps():
@@ -148,7 +154,7 @@ def rescore(
                 f"{folder}: holds no rollouts to judge again; name a run that has sampled"
             )
         service = stack.enter_context(
-            open_service(config, verifier, num_workers, deadline, options or {})
+            open_service(config, verifier, num_workers, deadline, options or {}, allow)
         )
         if (replies := folder / "judge_replies.jsonl").is_file():
             stack.callback(reuse_replies(replies))
@@ -177,20 +183,13 @@ def rescore(
     return result
 
 
-def run_config(folder: Path) -> TrainConfig:
-    """Return a run's configuration; raises RunError where there is no run."""
-    path = folder / "config.toml"
-    if not path.is_file():
-        raise RunError(f"{folder}: not a run directory (no config.toml); give one, as runs/NAME")
-    return configuration.load(path)
-
-
 def open_service(
     config: TrainConfig,
     verifier: str | None,
     num_workers: int | None,
     deadline: float | None,
     options: Options,
+    allow: Sequence[str],
 ) -> VerifierService:
     """Return the service that the run had, with another default expression."""
     return VerifierService(
@@ -199,6 +198,7 @@ def open_service(
         deadline=deadline or config.verification.deadline,
         options={**config.verification.options, **options},
         schedule=config.verification.schedule,
+        allow=[*config.verification.allow, *allow],
     )
 
 

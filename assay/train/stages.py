@@ -142,7 +142,8 @@ def open_run(
 ) -> Run:
     """Create the run's directory, or open the one to go on with; its report is written as it closes."""
     if source.resume is not None:
-        bench.verifiers.check(verifiers_of(source.resume))  # so that `describe` has them too
+        used = filter(bench.verifiers.allows, verifiers_of(source.resume))
+        bench.verifiers.check(used)  # so that `describe` has them too
         run = Run.resume(
             source.resume,
             overrides=source.overrides,

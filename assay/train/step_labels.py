@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from assay.config import SamplingConfig
+from assay.config import SamplingConfig, TrainConfig
 from assay.data.chat import PromptRenderer
 from assay.data.rows import copy_row, prompt_key
 from assay.data.rowset import RowSet, load_rows
@@ -28,8 +28,9 @@ from assay.run.files import Journal
 from assay.run.rollout_log import RolloutLog
 from assay.train.api import sampling_config
 from assay.train.assemble import open_bench, open_verifiers
+from assay.train.consent import open_config
 from assay.train.evaluate import Judge
-from assay.train.rescore import logged_problems, run_config
+from assay.train.rescore import logged_problems
 from assay.types import Completion, Group, Problem, Prompt, Verdict
 from assay.verify.batch import read_row
 from assay.verify.reward_model.steps import Places, Step, split_steps
@@ -187,6 +188,8 @@ def label_steps(
     max_completions: int | None = None,
     verifier: str | None = None,
     overrides: Sequence[str] = (),
+    allow: Sequence[str] = (),
+    trust_run: bool = False,
     seed: int = 0,
     device: str | None = None,
     say: Callable[[str], None] | None = None,
@@ -195,15 +198,32 @@ def label_steps(
 
     completions: JSONL files in the form of ``assay verify`` (prompt, completion and what the verifier
     needs), or run directories, whose recorded rollouts are taken. A killed labelling goes on where it
-    was, called again: completions that ``out`` holds are not labelled again. say: is told the budget and
+    was, called again: completions that ``out`` holds are not labelled again. allow: Python code that rows
+    may name as their verifier. trust_run: import what runs from elsewhere name. say: is told the budget and
     how far it is. Raises UserError where the input is wrong.
     """
     target = Path(out)
     with ExitStack() as stack:
-        config = sampling_config(model, ["prompt"], overrides, max_tokens, verifier, seed, device)
+        config = sampling_config(
+            model,
+            ["prompt"],
+            overrides,
+            max_tokens,
+            verifier,
+            seed,
+            device,
+            allow=allow,
+            trust_run=trust_run,
+        )
         sampling = config.sampling.model_copy(update={"temperature": temperature})
         verifiers = open_verifiers(config, stack)
-        items = load_judged(completions, verifiers.check_problem, max_completions)
+        items = load_judged(
+            completions,
+            verifiers.check_problem,
+            max_completions,
+            allow=allow,
+            trust_run=trust_run,
+        )
         bench = open_bench(config, verifiers)
         bench.generator.render = PrefixRenderer(bench.renderer)
         labeller = StepLabeller(
@@ -278,13 +298,17 @@ def load_judged(
     sources: Sequence[str],
     check: Callable[[Problem], None] | None = None,
     limit: int | None = None,
+    **consent: Any,
 ) -> Sequence[Judged]:
-    """Open files of completions, or run directories; raises DataError, RunError."""
+    """Open files of completions, or run directories; raises DataError, RunError.
+
+    consent: to what the runs name, for `assay.train.consent.open_config`.
+    """
     found: list[Judged] = []
     files: list[str] = []
     for source in sources:
         if (Path(source) / "config.toml").is_file():
-            found += _recorded(Path(source))
+            found += _recorded(Path(source), open_config(Path(source), ("data.train",), **consent))
         else:
             files.append(source)
     if files:
@@ -303,10 +327,10 @@ def load_judged(
     return found if limit is None else found[:limit]
 
 
-def _recorded(run: Path) -> Iterator[Judged]:
+def _recorded(run: Path, config: TrainConfig) -> Iterator[Judged]:
     """Yield the completions that a run has recorded, with the problems that its sources still hold."""
     with closing(RolloutLog(run / "rollouts")) as log:
-        known = logged_problems(run_config(run), log)
+        known = logged_problems(config, log)
         for step in log.steps():
             recorded = log.read(step, lambda id: known.get(id, Problem("", "")))
             if recorded is None:

@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -31,18 +31,23 @@ def judge_file(
     num_workers: int | None = None,
     deadline: float = 5.0,
     options: Options | None = None,
+    allow: Sequence[str] = (),
     service: VerifierService | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield one verdict a row, in order.
 
     Keys: id, score, reward, components, status, reason, extracted, detail, verifier, seconds. verifier:
-    for rows that name none. Raises DataError (``file.jsonl:12 key: ...``) at the first malformed
+    for rows that name none. allow: Python code that rows may name. Raises DataError (``file.jsonl:12 key: ...``) at the first malformed
     row, after the verdicts of the rows before it.
     """
     with ExitStack() as stack:
         if service is None:
             service = VerifierService(
-                verifier, num_workers=num_workers, deadline=deadline, options=options
+                verifier,
+                num_workers=num_workers,
+                deadline=deadline,
+                options=options,
+                allow=allow,
             )
             stack.enter_context(service)
         service.check([verifier])
@@ -61,6 +66,7 @@ def verify_file(
     num_workers: int | None = None,
     deadline: float = 5.0,
     options: Options | None = None,
+    allow: Sequence[str] = (),
     say: Callable[[str], None] | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
@@ -73,7 +79,13 @@ def verify_file(
     with ExitStack() as stack:
         file = sys.stdout if target is None else stack.enter_context(_open_target(target))
         service = stack.enter_context(
-            VerifierService(verifier, num_workers=num_workers, deadline=deadline, options=options)
+            VerifierService(
+                verifier,
+                num_workers=num_workers,
+                deadline=deadline,
+                options=options,
+                allow=allow,
+            )
         )
         if warn is not None:
             for text in service.warnings(verifier):

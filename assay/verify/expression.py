@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -84,6 +85,12 @@ def parse_expression(text: str) -> tuple[Term, ...]:
     Raises VerifierError, whose message names the column.
     """
     return _Parser(text).terms()
+
+
+def is_allowed(name: str, allow: Collection[str]) -> bool:
+    """Whether code may be imported by this name: it, or the module that it names, is among ``allow``."""
+    bare = name.partition("@")[0]
+    return bare in BUILT_IN or bare in allow or bare.partition(":")[0] in allow
 
 
 class _Parser:

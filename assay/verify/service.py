@@ -18,7 +18,7 @@ from typing import Any
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Group, GroupStream, NotJudgedReason, Problem, Prompt, Verdict
-from assay.verify.expression import BUILT_IN, nearest_built_in, parse_expression
+from assay.verify.expression import BUILT_IN, is_allowed, nearest_built_in, parse_expression
 from assay.verify.serving.cards import Card, built_in_card, is_built_in, user_card
 from assay.verify.serving.dispatch import Dispatch, start_workers
 from assay.verify.serving.job import Job
@@ -48,8 +48,9 @@ class VerifierService:
     of verifiers, by name, under the keys of rows. schedule: multipliers of terms' weights, by
     policy version (see `Schedule`). cache_mib: memory for verdicts of verifiers that may be looked
     up; 0: none. give_up_after: completions of which none was judged, for errors and deadlines, after
-    which judging raises VerifierError in the verifier's own words; None: never. Raises VerifierError
-    for an expression, an option or a schedule that is wrong.
+    which judging raises VerifierError in the verifier's own words; None: never. allow: Python modules,
+    or ``module:object``, that a problem may name beside those of the default expression; no other code
+    is imported for it. Raises VerifierError for an expression, an option or a schedule that is wrong.
     """
 
     def __init__(
@@ -63,9 +64,11 @@ class VerifierService:
         schedule: Mapping[str, Sequence[Any]] | None = None,
         cache_mib: float = 64.0,
         give_up_after: int | None = None,
+        allow: Iterable[str] = (),
     ) -> None:
         self.default_expression = default_expression
         names = plan_terms(default_expression)[1]
+        self._allow = frozenset([*allow, *(name.partition("@")[0] for name in names)])
         self._options = {name: dict(table) for name, table in (options or {}).items()}
         self._schedule = Schedule(schedule or {})
         for where in (*self._options, *self._schedule.points):
@@ -278,6 +281,7 @@ class VerifierService:
     def _card(self, name: str) -> Card:
         with self._lock:
             if name not in self._cards:
+                self._check_allowed(name)
                 options = self._options.get(name.partition("@")[0], {})
                 known = is_built_in(name)
                 self._cards[name] = (
@@ -286,6 +290,18 @@ class VerifierService:
                     else user_card(name, self._ask_for_facts(name), options)
                 )
             return self._cards[name]
+
+    def allows(self, name: str) -> bool:
+        """Whether a problem may name this verifier."""
+        return is_allowed(name, self._allow)
+
+    def _check_allowed(self, name: str) -> None:
+        if not self.allows(name):
+            module = name.partition(":")[0]
+            raise VerifierError(
+                f"found {name}, Python code; accepted: built-in verifiers, and code that you allow; "
+                f'read it, then add --allow {module} (in a configuration: verification.allow = ["{module}"])'
+            )
 
     def _ask_for_facts(self, name: str) -> dict[str, Any]:
         """Have a worker import a user's verifier: their code never runs in this process."""

@@ -260,7 +260,8 @@ def test_a_changed_verifier_is_refused(world: World, my_rewards: Path) -> None:
         {"prompt": f"{n} + 1 =", "answer": "1", "verifier": "my_rewards:reward"} for n in range(4)
     ]
     world.write_rows("train.jsonl", rows)
-    first = train(world.tree(rl={"steps": 1}), quiet=True)
+    allow = {"allow": ["my_rewards"]}
+    first = train(world.tree(rl={"steps": 1}, verification=allow), quiet=True)
     environment = json.loads((Path(first.run) / "environment.json").read_text())
     assert set(environment["verifiers"]) == {REWARD, "my_rewards:reward"}
     my_rewards.write_text(

@@ -57,7 +57,7 @@ def test_one_verdict_a_row_in_order(tmp_path: Path) -> None:
         row(6, "6", verifier=NEVER),
         row(7, "7", verifier="think_format", think="opened"),
     )
-    found = list(judge_file(path, num_workers=1))
+    found = list(judge_file(path, num_workers=1, allow=["test_verify_batch"]))
     assert [list(each) for each in found] == [KEYS] * 7
     assert [each["status"] for each in found] == [
         "passed",
@@ -84,7 +84,7 @@ def test_one_verdict_a_row_in_order(tmp_path: Path) -> None:
         (row(1, "1", verifier="mth"), "did you mean math"),
         (row(1, "1", answer=None), "answer: missing; accepted: text, a number"),
         ({"id": "x", "anwser": "1", "completion": "1"}, "the row has anwser: rename it"),
-        (row(1, "1", verifier="absent_module:f"), "absent_module"),
+        (row(1, "1", verifier="absent_module:f"), "add --allow absent_module"),
         ({**row(1, "1"), "prompt": 5}, "prompt"),
         ("[1, 2]", "a row of keys and values"),
         ("{broken", "broken JSON"),
@@ -122,13 +122,13 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_verify_file_writes_and_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "rows.jsonl", row(1, "1"), row(2, "1"), row(3, "3", verifier=NEVER))
-    summary = verify_file(path, out=tmp_path / "out.jsonl", num_workers=1)
+    summary = verify_file(path, out=tmp_path / "out.jsonl", num_workers=1, allow=[NEVER])
     counts = {key: summary[key] for key in ("rows", "passed", "failed", "not_judged", "pass_rate")}
     assert counts == {"rows": 3, "passed": 1, "failed": 1, "not_judged": 1, "pass_rate": 0.5}
     assert summary["not_judged_by_reason"] == {"error": 1}
     written = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [each["id"] for each in written] == ["r1", "r2", "r3"]
-    verify_file(path, num_workers=1)
+    verify_file(path, num_workers=1, allow=[NEVER])
     assert [json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()] == [
         "r1",
         "r2",

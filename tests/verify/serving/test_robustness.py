@@ -109,7 +109,9 @@ def log() -> Log:
 
 @pytest.fixture
 def service(villains: str, log: Log) -> Iterator[VerifierService]:
-    with VerifierService(villains, num_workers=1, deadline=0.5, on_event=log) as service:
+    with VerifierService(
+        villains, num_workers=1, deadline=0.5, on_event=log, allow=["planted_villains"]
+    ) as service:
         judge(service, ["warm"])
         yield service
 
@@ -192,7 +194,7 @@ def test_memory_is_bounded(service: VerifierService) -> None:
 
 
 def test_a_verifiers_own_limit_is_its_deadline(villains: str) -> None:
-    with VerifierService(num_workers=1, deadline=30) as service:
+    with VerifierService(num_workers=1, deadline=30, allow=["planted_villains"]) as service:
         judge(service, ["warm"], "planted_villains:HASTY")
         started = time.monotonic()
         verdicts = judge(service, ["hang", "a"], "planted_villains:HASTY")
@@ -297,7 +299,9 @@ def test_eight_threads_and_an_event_loop_share_a_service(villains: str) -> None:
         groups = [[group_of([str(n), "y"], answer=str(n))] for n in range(20)]
         return await asyncio.gather(*map(service.judge_async, groups))
 
-    with VerifierService("math", num_workers=2, deadline=1.0) as service:
+    with VerifierService(
+        "math", num_workers=2, deadline=1.0, allow=["planted_villains"]
+    ) as service:
         threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
         for thread in threads:
             thread.start()

@@ -80,6 +80,9 @@ def slow(problem, completion):
 '''
 
 
+PLANTED = ("planted_rewards", "planted_death", "absent_module")
+
+
 @pytest.fixture(scope="module")
 def rewards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("rewards")
@@ -92,7 +95,7 @@ def rewards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def service(rewards: str) -> Iterator[VerifierService]:
-    with VerifierService(num_workers=1, deadline=0.5) as service:
+    with VerifierService(num_workers=1, deadline=0.5, allow=PLANTED) as service:
         yield service
 
 
@@ -352,7 +355,7 @@ def test_events_name_the_verifier(rewards: str) -> None:
 
 
 def test_an_idle_worker_that_dies_costs_nothing(rewards: str) -> None:
-    with VerifierService(num_workers=1) as service:
+    with VerifierService(num_workers=1, allow=PLANTED) as service:
         assert judge(service, ["5"])[0].correct
         pid = int(judge(service, ["5"], f"{rewards}:pid")[0].components[f"{rewards}:pid.pid"])
         os.kill(pid, signal.SIGKILL)
@@ -363,14 +366,14 @@ def test_an_idle_worker_that_dies_costs_nothing(rewards: str) -> None:
 
 def test_a_heavy_import_is_no_completions_fault(rewards: str) -> None:
     """The first symbolic answer loads sympy; a deadline shorter than that does not strike."""
-    with VerifierService(num_workers=1, deadline=0.3) as service:
+    with VerifierService(num_workers=1, deadline=0.3, allow=PLANTED) as service:
         verdict = service.judge([group_of([r"\boxed{x+x}"], answer="2x")])[0][0]
     assert verdict.status == "passed", verdict
 
 
 def test_a_formula_that_never_ends_is_killed() -> None:
     endless = r"\int_0^1 \frac{\sin(x^{17}+3x^{5}) \cdot e^{\cos x}}{\ln(x+2)+x^{13}} \, dx"
-    with VerifierService(num_workers=1, deadline=0.7) as service:
+    with VerifierService(num_workers=1, deadline=0.7, allow=PLANTED) as service:
         verdicts = service.judge([group_of([r"\boxed{x+1}", "0.3", "x"], answer=endless)])[0]
         assert service.stats["kills"] >= 1
         assert judge(service, ["5"])[0].correct

@@ -1,0 +1,92 @@
+"""Which runs are this user's own: a run's configuration is signed with a key that never leaves the machine.
+
+The first line of a run's ``config.toml`` is a comment that holds an HMAC over the rest. The key is
+the user's, made at random when it is first needed. So a run from elsewhere has no valid signature,
+and a configuration that was edited since has lost it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from assay.run.files import write_atomic
+
+MARK = "# written by assay, signature "
+KEY_BYTES = 32
+
+
+class NoKey(Exception):
+    """The user has no key here, and none can be made; the text says why."""
+
+
+def write_config(path: Path, text: str) -> None:
+    """Write a run's configuration atomically, signed where the user has a key."""
+    try:
+        head = f"{MARK}{_signature(_user_key(), text.encode())}\n"
+    except NoKey:
+        head = ""
+    write_atomic(path, (head + text).encode())
+
+
+def why_not_own(path: Path) -> str:
+    """Return why a configuration is not known as one that this user's runs wrote; "" where it is."""
+    try:
+        key = _user_key()
+    except NoKey as error:
+        return f"you have no key to tell your own runs by: {error}"
+    head, _, rest = path.read_bytes().partition(b"\n")
+    if hmac.compare_digest(head, f"{MARK}{_signature(key, rest)}".encode()):
+        return ""
+    return "you did not make it on this machine, or it was edited since"
+
+
+def key_path() -> Path:
+    """Return where the user's key is kept; raises NoKey where there is no home."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    try:
+        home = Path(state) if os.path.isabs(state) else Path("~/.local/state").expanduser()
+    except RuntimeError as error:
+        raise NoKey(str(error)) from error
+    return home / "assay" / "key"
+
+
+def _signature(key: bytes, text: bytes) -> str:
+    return hmac.new(key, b"assay run configuration\n" + text, hashlib.sha256).hexdigest()
+
+
+def _user_key() -> bytes:
+    path = key_path()
+    try:
+        if not path.exists():
+            _make_key(path)
+        facts = path.stat()
+        if facts.st_uid != os.geteuid() or stat.S_IMODE(facts.st_mode) & 0o077:
+            raise NoKey(f"{path} can be read by others; delete it, and a new one is made")
+        key = path.read_bytes()
+    except OSError as error:
+        raise NoKey(f"{path}: {error.strerror or error}") from error
+    if len(key) != KEY_BYTES:
+        raise NoKey(f"{path} is damaged; delete it, and a new one is made")
+    return key
+
+
+def _make_key(path: Path) -> None:
+    """Write a key as a whole; where another process was faster, its key stays."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_name(f".key.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(secrets.token_bytes(KEY_BYTES))
+            file.flush()
+            os.fsync(descriptor)
+        os.link(temporary, path)
+    except FileExistsError:
+        pass
+    finally:
+        temporary.unlink(missing_ok=True)
