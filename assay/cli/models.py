@@ -52,6 +52,8 @@ def evaluate(
         device=device,
     )
     show(result, as_json)
+    if not result.num_problems:
+        raise typer.Exit(1)  # nothing was judged
 
 
 @app.command()

@@ -13,12 +13,14 @@ from assay.config import DataConfig
 from assay.data.problems import ProblemSet
 from assay.data.traces import Trace
 from assay.errors import DataError, ModelError, cause, message
+from assay.foreign import deadline
 from assay.types import Message, Problem, Prompt, ThinkFormat, ThinkMode, Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _MARK = "0Assay0"
+TEMPLATE_SECONDS = 10.0  # for a chat template, which is a program, to render one prompt
 
 
 class PromptRenderer:
@@ -112,13 +114,19 @@ class PromptRenderer:
         if self.template == "chat":
             turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _MARK}]
             try:
-                text = str(self.tokenizer.apply_chat_template(turns, tokenize=False))
+                with deadline(TEMPLATE_SECONDS, "the chat template"):
+                    text = str(self.tokenizer.apply_chat_template(turns, tokenize=False))
             except Exception:  # a template that takes no finished turn says nothing of its end
                 return eos
             tail = self._encode(text.rpartition(_MARK)[2].lstrip())
             if tail and tail[0] in self._special_ids:
                 return tail[0]
         return eos
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """The characters (in a byte-level vocabulary: bytes) of the longest token."""
+        return max(map(len, self.tokenizer.get_vocab()), default=1)
 
     @cached_property
     def _special_ids(self) -> frozenset[int]:
@@ -142,13 +150,17 @@ class PromptRenderer:
 
     def _render(self, prompt: str | Sequence[Message], where: str) -> Prompt:
         text, mode = self._with_think_block(self._text(prompt, where))
-        tokens = self._encode_prompt(text)
         limit = self.max_prompt_tokens
-        if limit is not None and len(tokens) > limit:
+        # What is far too long is not tokenized: that takes a minute for a text of 30 MB.
+        at_least = -(-len(text) // self._longest_token) if limit is not None else 0
+        too_long = limit is not None and at_least > limit
+        tokens = [] if too_long else self._encode_prompt(text)
+        if limit is not None and max(at_least, len(tokens)) > limit:
             by_config = limit == self._data.max_prompt_tokens
             change = "raise data.max_prompt_tokens" if by_config else "lower sampling.max_tokens"
             remedy = f"shorten it, {change}, or set data.on_bad_row = 'skip'"
-            found, accepted = f"{len(tokens)} tokens", f"at most {limit} tokens"
+            found = f"{len(text):,} characters" if too_long else f"{len(tokens)} tokens"
+            accepted = f"at most {limit} tokens"
             raise DataError(message(f"{where} prompt", found, accepted, remedy))
         if not tokens:
             raise DataError(message(f"{where} prompt", "no tokens", "text that has some"))
@@ -167,7 +179,8 @@ class PromptRenderer:
             switches = {"enable_thinking": thinks, "thinking": thinks}
         apply: Any = self.tokenizer.apply_chat_template
         try:
-            return str(apply(turns, tokenize=False, add_generation_prompt=True, **switches))
+            with deadline(TEMPLATE_SECONDS, "the chat template"):
+                return str(apply(turns, tokenize=False, add_generation_prompt=True, **switches))
         except Exception as error:  # a chat template is a program that comes with the model
             remedy = "drop data.system_prompt or the system message" if system else ""
             found = f"messages that the chat template refuses ({cause(error)})"

@@ -20,6 +20,8 @@ from assay.data.code_rows import read_code_form
 from assay.errors import DataError, message
 from assay.types import Message, Problem
 
+MAX_CHARACTERS = 4_000_000
+"""Of one text: about a million tokens."""
 PROMPT_KEYS = ("prompt", "question", "problem")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _PROMPT_FORMS = '"prompt" (text or chat messages), "question" or "problem"'
@@ -92,7 +94,10 @@ def read_prompt(value: Any, where: str, key: str) -> str | tuple[Message, ...]:
 
 
 def check_text(text: str, where: str, key: str) -> None:
-    """Refuse half a surrogate pair (JSON can spell one): no tokenizer can read it."""
+    """Refuse what no tokenizer can read: half a surrogate pair (JSON can spell one), and a book."""
+    if len(text) > MAX_CHARACTERS:
+        found, accepted = f"{len(text):,} characters", f"at most {MAX_CHARACTERS:,}"
+        raise DataError(message(f"{where} {key}", found, accepted, "shorten it"))
     if text.isascii():
         return
     try:

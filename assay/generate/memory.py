@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from pathlib import Path
 
 import torch
@@ -46,8 +47,9 @@ def num_that_fit(
         return tokens * cache.bytes_per_token <= kv_mib * 2**20
 
     for step in (multiple, 1):
-        for number in range(num_slots // step * step, 0, -step):
-            if fits(number):
-                return number
+        counts = range(1, num_slots // step + 1)
+        most = bisect_left(counts, True, key=lambda count: not fits(count * step))
+        if most:
+            return most * step
         num_slots = min(num_slots, multiple)
     return 0

@@ -18,17 +18,22 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from assay.config import SamplingConfig, TrainConfig, dump, load
-from assay.errors import DiskFull, RunError, RunStopped
+from assay.errors import DiskFull, RunError, RunStopped, message
 from assay.run.changes import stretched_schedule
 from assay.run.checkpoints import Checkpoints, Part
 from assay.run.decision import DECISION, add_outcome
-from assay.run.environment import collect_environment, find_changed_verifiers, find_differences
+from assay.run.environment import (
+    collect_environment,
+    find_changed_verifiers,
+    find_differences,
+    read_environment,
+)
 from assay.run.files import (
     DirectoryLock,
     Journal,
     disk_full_as,
     make_folder,
-    read_json,
+    read_step_rows,
     write_atomic,
     write_json,
 )
@@ -400,8 +405,13 @@ class Run:
             rows, events = self._metrics.rows(), self._events.rows()
             check_beginning(self.folder, rows, events, before.checkpoint.every, damaged)
         self.step = self._first_step = step or 0
+        for name in ("metrics.jsonl", "evaluations.jsonl"):
+            read_step_rows(self.folder / name)
+        for folder in (self.checkpoints.folder, self.rollouts.folder):
+            if folder.exists() and not folder.is_dir():
+                raise RunError(message(str(folder), "a file", "a folder", "move it away"))
         now = collect_environment(self.config)
-        environment = read_json(self.folder / "environment.json")
+        environment = read_environment(self.folder)
         if environment is None:  # killed while the run was being created
             environment = now
             self._write_environment(now)
@@ -451,7 +461,7 @@ class Run:
 
     def _write_environment(self, facts: Mapping[str, Any] | None = None) -> None:
         path = self.folder / "environment.json"
-        facts = facts or read_json(path) or collect_environment(self.config)
+        facts = facts or read_environment(self.folder) or collect_environment(self.config)
         with disk_full_as(self._disk_full):
             write_json(path, {**facts, "verifiers": self.verifiers})
 

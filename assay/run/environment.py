@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from assay.config import TrainConfig
+from assay.errors import RunError, message
+from assay.run.files import read_facts
 
 _PACKAGES = (
     "torch",
@@ -42,6 +44,23 @@ def collect_environment(config: TrainConfig) -> dict[str, Any]:
         "hardware": _hardware(),
         "git": git_state(Path.cwd()),
     }
+
+
+def read_environment(folder: Path) -> dict[str, Any] | None:
+    """Return what `collect_environment` found for a run; None where it is absent. Raises RunError."""
+    path = folder / "environment.json"
+    facts = read_facts(path)
+    if facts is None:
+        return None
+    verifiers = facts.get("verifiers") or {}
+    tables = {key: facts.get(key) or {} for key in ("versions", "hardware", "git", "verifiers")}
+    if isinstance(verifiers, dict):
+        tables |= {f"verifiers.{name}": each for name, each in verifiers.items()}
+    for key, table in tables.items():
+        if not isinstance(table, dict):
+            found = f"{key}: {table!r:.60}"
+            raise RunError(message(str(path), found, "a table", "restore the file"))
+    return facts
 
 
 def find_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

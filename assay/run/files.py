@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from assay.errors import DiskFull, RunError
+from assay.errors import DiskFull, RunError, message
 
 LOCK_PATIENCE = 3.0  # seconds for the children of a killed process to let go of its lock
 
@@ -102,6 +102,28 @@ def write_atomic(path: Path, data: bytes | memoryview) -> None:
     sync_file(path.parent)
 
 
+def check_output(path: Path, where: str = "--out") -> None:
+    """Raise RunError where a file cannot be written, before what it is to hold is computed."""
+    folder, found = path.absolute().parent, ""
+    if path.is_dir():
+        found = "a folder"
+    elif not folder.is_dir():
+        found = f"no folder {path.parent}"
+    elif not os.access(path if path.exists() else folder, os.W_OK):
+        found = "a place that cannot be written"
+    if found:
+        raise RunError(message(f"{where} {path}", found, "a file that can be written"))
+
+
+def check_folder(path: Path, where: str) -> None:
+    """Raise RunError where a folder can neither be written nor made."""
+    nearest = next(one for one in (path, *path.absolute().parents) if os.path.lexists(one))
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        what = "not writable" if nearest.is_dir() else "a file"
+        found = f"{nearest}, {what}"
+        raise RunError(message(f"{where} {path}", found, "a folder that can be written"))
+
+
 def plain(value: Any) -> Any:
     """Return a value that strict JSON can hold: numpy scalars unwrapped, no NaN or infinity (None)."""
     if isinstance(value, Mapping):
@@ -120,8 +142,25 @@ def plain(value: Any) -> Any:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return a JSON object from a file, or None where it is absent or not one."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return _as_object(path.read_bytes())
+    except OSError:
+        return None
+
+
+def read_facts(path: Path) -> dict[str, Any] | None:
+    """Return a JSON object from a file, or None where it is absent; raises RunError where it is damaged."""
+    if not path.exists():
+        return None
+    facts = _as_object(path.read_bytes())
+    if facts is None:
+        raise RunError(message(str(path), "a damaged file", "a JSON object", "restore it"))
+    return facts
+
+
+def _as_object(text: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, 100,000 brackets
         return None
     return value if isinstance(value, dict) else None
 
@@ -145,7 +184,7 @@ class Journal:
         with self._lock:
             if self._file is None:
                 self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115 (kept open)
-                line = self._missing_newline() + line
+                line = self._end_last_line() + line
             self._file.write(line)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -170,12 +209,18 @@ class Journal:
         with self._lock:
             self._close()
 
-    def _missing_newline(self) -> bytes:
-        """Return what ends a torn last line, so that the next row is not lost with it."""
+    def _end_last_line(self) -> bytes:
+        """Take a torn last line away, so that the next row is not lost with it; return what ends a whole one."""
         if self._file.seek(0, os.SEEK_END) == 0:
             return b""
         self._file.seek(-1, os.SEEK_END)
-        return b"" if self._file.read(1) == b"\n" else b"\n"
+        if self._file.read(1) == b"\n":
+            return b""
+        last = self.path.read_bytes().rpartition(b"\n")[2]
+        if _as_object(last) is not None:
+            return b"\n"
+        self._file.truncate(self._file.seek(0, os.SEEK_END) - len(last))
+        return b""
 
     def _close(self) -> None:
         if self._file is not None:
@@ -184,17 +229,47 @@ class Journal:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the whole rows of a JSON Lines file; a torn line is passed over (no part of an object is one)."""
+    """Yield the rows of a JSON Lines file; raises RunError for a line that is none.
+
+    A last line that was torn, since its writer was killed, is passed over: no part of an object is one.
+    """
     if not path.exists():
         return
     with open(path, "rb") as file:
-        for line in file:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(row, dict):
+        for number, line in enumerate(file, 1):
+            row = _as_object(line)
+            if row is not None:
                 yield row
+            elif not _is_torn(line):
+                remedy = "mend the line, or take it out"
+                where = f"{path}:{number}"
+                raise RunError(message(where, "a damaged line", "one JSON object a line", remedy))
+
+
+def _is_torn(line: bytes) -> bool:
+    """Whether this may be all that was written of a row (zeros: when the power failed)."""
+    return not line.endswith(b"\n") and (line.startswith(b"{") or not line.strip(b"\0"))
+
+
+def read_step_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file of metrics or evaluations; raises RunError for one that cannot be."""
+    rows: list[dict[str, Any]] = []
+    for number, row in enumerate(read_rows(path), 1):
+        for key, value in row.items():
+            right = type(value) is int if key == "step" else _is_measured(key, value)
+            if not right or "step" not in row:
+                where, found = f"{path} row {number} {key}", f"{value!r:.60}"
+                raise RunError(message(where, found, "a step and its measures", "mend it"))
+        rows.append(row)
+    return rows
+
+
+def _is_measured(key: str, value: Any) -> bool:
+    if key == "eval/kind":
+        return isinstance(value, str)
+    if key in ("eval/by_tag", "eval/reliability"):
+        return isinstance(value, dict | list)
+    return value is None or isinstance(value, int | float)
 
 
 class DirectoryLock:

@@ -226,10 +226,14 @@ def _changed(section: BaseModel, prefix: str) -> list[tuple[str, Any]]:
 
 
 def _environment_html(environment: Mapping[str, Any]) -> str:
-    shown = {**environment, "command": " ".join(environment.get("command") or ())}
+    shown = {**environment, "command": " ".join(map(str, _listed(environment.get("command"))))}
     verifiers = environment.get("verifiers") or {}
     shown["verifiers"] = {name: verifier_text(facts) for name, facts in verifiers.items()}
     return _table((safe(key), safe(_text(value))) for key, value in shown.items() if _text(value))
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()
 
 
 def _events_html(events: Sequence[Mapping[str, Any]]) -> str:

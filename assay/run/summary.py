@@ -9,7 +9,8 @@ from typing import Any
 
 from assay.config import TrainConfig, load
 from assay.errors import RunError
-from assay.run.files import read_json, read_rows
+from assay.run.environment import read_environment
+from assay.run.files import read_rows, read_step_rows
 from assay.run.metrics import accuracy_of, kind_of
 
 Row = Mapping[str, Any]
@@ -99,8 +100,8 @@ def summarize(folder: Path | str) -> Summary:
     return Summary(
         folder=folder,
         config=load(folder / "config.toml"),
-        environment=read_json(folder / "environment.json") or {},
-        metrics=[row for row in read_rows(folder / "metrics.jsonl") if "step" in row],
-        evaluations=[row for row in read_rows(folder / "evaluations.jsonl") if "step" in row],
+        environment=read_environment(folder) or {},
+        metrics=read_step_rows(folder / "metrics.jsonl"),
+        evaluations=read_step_rows(folder / "evaluations.jsonl"),
         events=list(read_rows(folder / "events.jsonl")),
     )

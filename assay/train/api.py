@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ from assay.errors import ConfigError, RunError
 from assay.learn.algorithms import describe
 from assay.model.probe import prove_lean
 from assay.plan import plan_memory
+from assay.run.files import check_folder, check_output
 from assay.run.names import find_checkpoint
 from assay.train.assemble import (
     Bench,
@@ -66,7 +66,7 @@ def train(
     path = Path(config) if isinstance(config, Path | str) else None
     settings = with_checkpoint(read_config(config, overrides))
     if resume is None:
-        check_directory(Path(settings.run.directory))
+        check_folder(Path(settings.run.directory), "run.directory")
     source = Source(
         config_path=path,
         resume=Path(resume) if resume is not None else None,
@@ -115,6 +115,8 @@ def evaluate_model(
     file that gets every completion with its verdict.
     """
     configuration.check_siblings(num_samples, temperature)
+    if out is not None:
+        check_output(out)
     config = sampling_config(
         model,
         problems,
@@ -129,10 +131,14 @@ def evaluate_model(
     with ExitStack() as stack:
         verifiers = open_verifiers(config, stack)
         opened = _problems(config, verifiers, problems, max_problems)
-        sink = _write_samples(stack.enter_context(_open_output(out))) if out is not None else None
         bench = open_bench(config, verifiers)
         rows = keep_fitting(opened, bench.renderer, config.data.on_bad_row)
         sampling = configuration.at_temperature(config.sampling, temperature)
+        sink = (
+            _write_samples(stack.enter_context(open(out, "w", encoding="utf-8")))
+            if out is not None
+            else None
+        )
         return evaluate(bench.generator, bench.verifiers, rows, sampling, num_samples, sink)
 
 
@@ -240,20 +246,11 @@ def export(model: str, out: Path | str) -> Path:
     """Write a checkpoint, as `find_checkpoint` names it, as a plain Hugging Face folder."""
     from assay.model.load import export as export_model
 
+    check_folder(Path(out).expanduser(), "export to")
     folder = checkpoint_of(model) or Path(model)
     if not folder.is_dir():
         raise RunError(f"{model}: found nothing there; accepted: a run directory or a checkpoint")
     return export_model(folder, Path(out))
-
-
-def check_directory(folder: Path) -> None:
-    """Raise RunError where runs cannot be written, before minutes are spent on loading a model."""
-    nearest = next(one for one in (folder, *folder.absolute().parents) if one.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        what = "not writable" if nearest.is_dir() else "a file"
-        raise RunError(
-            f"run.directory {folder}: found {nearest}, {what}; accepted: a folder that can be written"
-        )
 
 
 def read_config(config: Configured, overrides: Sequence[str]) -> TrainConfig:
@@ -364,10 +361,3 @@ def _write_samples(file: Any) -> Callable[[Group, Sequence[Verdict]], None]:
             file.write(json.dumps(row, default=str) + "\n")
 
     return write
-
-
-def _open_output(path: Path) -> Any:
-    try:
-        return open(path, "w", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--out {path}: cannot be written ({error.strerror})") from error

@@ -12,6 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from assay.model.load import silence_transformers
+from assay.run.files import check_folder
 from assay.train import api
 
 PROBLEMS = "assay.data.tasks:chain_sums?num_terms=4"
@@ -71,6 +72,7 @@ def demo(directory: Path, seed: int = 0, quiet: bool = False) -> DemoResult:
     Nothing is fetched: the model, its traces and its problems are made here. Held-out problems are
     disjoint from those of both stages.
     """
+    check_folder(directory, "--directory")
     started = time.perf_counter()
     say = (lambda text: None) if quiet else print
     say("1/3  A fresh 0.7M-parameter Transformer that knows nothing")

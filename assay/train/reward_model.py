@@ -22,7 +22,7 @@ from assay.model.score_batch import ScoredGroup
 from assay.model.score_head import Scores, ScoreWay, choose_way, load_scorer, with_score_head
 from assay.plan.record import run_decision
 from assay.run.directory import Run
-from assay.run.files import read_json, write_json
+from assay.run.files import read_facts, write_json
 from assay.run.guard import Guard
 from assay.train.assemble import rate_words, set_threads
 from assay.train.reward_evaluation import UNITS, RewardEvaluation, evaluate_reward_model
@@ -174,7 +174,7 @@ class SavedRewardModel:
     def load_state(self, folder: Path) -> None:
         """Restore what `save_state` wrote. Raises RunError."""
         self.learner.load_state(folder)
-        self.calibration = (read_json(folder / FACTS_FILE) or {}).get("calibration")
+        self.calibration = (read_facts(folder / FACTS_FILE) or {}).get("calibration")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from assay.learn.sft_update import SFTLearner
 from assay.model.probe import prove_lean
 from assay.plan.record import run_decision
 from assay.run.directory import Run
-from assay.run.files import read_json
+from assay.run.environment import read_environment
 from assay.run.guard import Guard
 from assay.run.report import write_report
 from assay.train.assemble import (
@@ -284,7 +284,7 @@ def keep_judges(run: Run, service: VerifierService, stack: ExitStack, always: bo
 
 def verifiers_of(run: Path) -> list[str]:
     """Return the names of the verifiers that a run has used so far."""
-    return list((read_json(run / "environment.json") or {}).get("verifiers") or {})
+    return list((read_environment(run) or {}).get("verifiers") or {})
 
 
 def warn_of_cold_start(run: Run) -> None:

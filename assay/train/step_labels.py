@@ -17,14 +17,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from assay.config import SamplingConfig, TrainConfig
+from assay.config import SamplingConfig, TrainConfig, at_temperature
 from assay.data.chat import PromptRenderer
 from assay.data.rows import copy_row, prompt_key
 from assay.data.rowset import RowSet, load_rows
 from assay.data.traces import Trace
 from assay.errors import ConfigError, DataError, RunError, VerifierError, message
 from assay.generate.base import Generator
-from assay.run.files import Journal
+from assay.run.files import Journal, check_output
 from assay.run.rollout_log import RolloutLog
 from assay.train.api import sampling_config
 from assay.train.assemble import open_bench, open_verifiers
@@ -203,6 +203,9 @@ def label_steps(
     how far it is. Raises UserError where the input is wrong.
     """
     target = Path(out)
+    if not split:
+        raise ConfigError(message("--split", "nothing", "newline, blank_line or a text"))
+    check_output(target)
     with ExitStack() as stack:
         config = sampling_config(
             model,
@@ -215,7 +218,18 @@ def label_steps(
             allow=allow,
             trust_run=trust_run,
         )
-        sampling = config.sampling.model_copy(update={"temperature": temperature})
+        sampling = at_temperature(config.sampling, temperature)
+        settings = {
+            "model": model,
+            "rollouts": num_rollouts,
+            "estimate": estimate,
+            "split": split,
+            "verifier": config.data.verifier,
+            "sampling": sampling.model_dump(mode="json"),
+            "seed": seed,
+        }
+        journal = stack.enter_context(closing(Journal(target)))
+        labelled_before(journal, settings)
         verifiers = open_verifiers(config, stack)
         items = load_judged(
             completions,
@@ -234,16 +248,6 @@ def label_steps(
             estimate=estimate,
             split=split,
         )
-        settings = {
-            "model": model,
-            "rollouts": num_rollouts,
-            "estimate": estimate,
-            "split": split,
-            "verifier": config.data.verifier,
-            "sampling": sampling.model_dump(mode="json"),
-            "seed": seed,
-        }
-        journal = stack.enter_context(closing(Journal(target)))
         return append_labels(labeller, items, journal, settings, say)
 
 
@@ -259,14 +263,7 @@ def append_labels(
     settings: written into each row; raises ConfigError where the file holds rows of others.
     """
     settings = json.loads(json.dumps(settings))
-    done: set[str] = set()
-    for row in journal.rows():
-        if row.get("labelled_by") != settings:
-            found = f"rows that were labelled with {_difference(row.get('labelled_by'), settings)}"
-            raise ConfigError(
-                message(str(journal.path), found, "rows of these settings", "choose another --out")
-            )
-        done.add(str(row["id"]))
+    done = labelled_before(journal, settings)
     chosen = [index for index in range(len(items)) if items[index].completion.id not in done]
     if say is not None:
         say(_budget(labeller, [items[index] for index in chosen]))
@@ -292,6 +289,26 @@ def append_labels(
         not_judged=rollouts - sum(sum(row["judged"][:-1]) for row in rows),
         share_right=sum(hard) / len(hard) if hard else None,
     )
+
+
+def labelled_before(journal: Journal, settings: dict[str, Any]) -> set[str]:
+    """Return the ids of the rows that a file holds; raises ConfigError where they are not of these settings."""
+    settings = json.loads(json.dumps(settings))
+    where, remedy = f"--out {journal.path}", "choose another --out"
+    done: set[str] = set()
+    try:
+        rows = journal.rows()
+    except RunError as error:
+        found = "lines that are no labelled rows"
+        raise ConfigError(message(where, found, "labelled rows", remedy)) from error
+    for row in rows:
+        if "labelled_by" not in row or "id" not in row:
+            raise ConfigError(message(where, "other rows", "labelled rows", remedy))
+        if row["labelled_by"] != settings:
+            found = f"rows that were labelled with {_difference(row['labelled_by'], settings)}"
+            raise ConfigError(message(where, found, "rows of these settings", remedy))
+        done.add(str(row["id"]))
+    return done
 
 
 def load_judged(

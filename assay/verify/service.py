@@ -9,6 +9,7 @@ dies or returns nonsense. The rest of the batch is judged all the same.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 import weakref
@@ -31,6 +32,8 @@ from assay.verify.serving.waiting import run_in_thread
 from assay.verify.serving.worker_process import Task, Unit
 
 GATHER = 0.0005  # seconds in which replies gather: waking up for each costs more than reading it
+WORKERS_A_CORE = 16
+NOTICE_SECONDS = 10.0  # after which a slow import is spoken of
 IDLE_WAIT = 0.05  # seconds that one waiting thread holds the service before another may
 
 Options = Mapping[str, Mapping[str, Any]]
@@ -73,7 +76,11 @@ class VerifierService:
         self._schedule = Schedule(schedule or {})
         for where in (*self._options, *self._schedule.points):
             _check_names(where)
-        num_workers = num_workers or max(1, (os.cpu_count() or 1) // 2)
+        cores = os.cpu_count() or 1
+        if num_workers is not None and num_workers > WORKERS_A_CORE * cores:
+            accepted = f"at most {WORKERS_A_CORE * cores} on this machine ({WORKERS_A_CORE} a core)"
+            raise VerifierError(message("worker processes", num_workers, accepted))
+        num_workers = num_workers or max(1, cores // 2)
         cache_bytes = int(cache_mib * 2**20)
         self._settings = (num_workers, deadline, on_event, self._options, cache_bytes)
         self._lock = threading.RLock()
@@ -317,8 +324,12 @@ class VerifierService:
         units = deque([(0, 0)])
         task = Task("describe", (name,), lambda: b"", units, 1, answered, failed)
         self._dispatch.pool.submit(task)
+        asked = time.monotonic()
         while not answers:
             self._dispatch.pump(IDLE_WAIT)
+            if time.monotonic() - asked > NOTICE_SECONDS:
+                asked = float("inf")
+                print(f"verifier {name}: its module is still being imported", file=sys.stderr)
         return answers[0]
 
 

@@ -321,3 +321,20 @@ def test_what_is_rendered_already_has_the_same_tokens(template: str | None) -> N
     assert found[0].tolist() == prompt.tolist() and found[1].tolist() == tokens.tolist()
     cut = renderer.encode_rendered(text, "reply", ended=False)[1]
     assert cut.tolist() == tokens.tolist()[: len("reply")]
+
+
+def test_a_text_that_is_far_too_long_is_not_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = renderer(max_prompt_tokens=100)
+    assert len(ours.render(Problem("p", "x" * 90)).tokens) < 100
+    monkeypatch.setattr(ours, "_encode", lambda text: pytest.fail("it was tokenized"))
+    with pytest.raises(
+        DataError, match=r"prompt: found 1,\d+,\d+ characters; accepted: at most 100"
+    ):
+        ours.render(Problem("p", "x" * 1_000_000))
+
+
+def test_a_template_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assay.data.chat.TEMPLATE_SECONDS", 0.3)
+    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(DataError, match=r"template refuses \(TimeoutError: not done after 0\.3 s"):
+        renderer(loops).render(Problem("p", "x"))

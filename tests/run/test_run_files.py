@@ -18,13 +18,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.errors import DiskFull, RunError
+from assay.run.environment import read_environment
 from assay.run.files import (
     DirectoryLock,
     Journal,
+    check_folder,
+    check_output,
     disk_full_as,
     is_disk_full,
     plain,
+    read_facts,
     read_json,
+    read_rows,
+    read_step_rows,
     write_atomic,
 )
 
@@ -156,3 +162,68 @@ def test_read_json_is_none_for_anything_but_an_object(tmp_path: Path) -> None:
         assert read_json(path) is None
     path.write_text(json.dumps({"a": 1}))
     assert read_json(path) == {"a": 1}
+
+
+@pytest.mark.parametrize("line", ["[1]", "1", "no JSON", "\x00\xff", "[" * 100_000, '{"a": 1'])
+def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + line.encode("latin-1") + b'\n{"step": 2}\n')
+    with pytest.raises(RunError, match=r"rows\.jsonl:2: found a damaged line; accepted: one JSON"):
+        list(read_rows(path))
+
+
+@pytest.mark.parametrize("last", [b'{"step": 2, "lo', b"\0" * 100])
+def test_what_was_torn_is_passed_over_and_taken_away(tmp_path: Path, last: bytes) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + last)
+    journal = Journal(path)
+    assert journal.rows() == [{"step": 1}]
+    journal.append({"step": 3})
+    journal.close()
+    assert path.read_bytes() == b'{"step": 1}\n{"step": 3}\n'
+
+
+def test_a_foreign_last_line_is_not_taken_for_a_torn_one(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("my notes")
+    with pytest.raises(RunError, match=r"notes\.txt:1: found a damaged line"):
+        list(read_rows(path))
+
+
+@pytest.mark.parametrize(
+    "row",
+    ['{"loss": 1}', '{"step": "x"}', '{"step": 1, "loss": "x"}', '{"step": 1, "loss": [1]}'],
+)
+def test_a_row_of_metrics_that_is_none_is_named(tmp_path: Path, row: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 1, "loss": null, "n": 2}}\n{row}\n')
+    with pytest.raises(RunError, match=r"metrics\.jsonl row 2 \w+: found .*; accepted: a step"):
+        read_step_rows(path)
+
+
+def test_a_damaged_object_is_told_and_an_absent_one_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "environment.json"
+    assert read_facts(path) is None and read_environment(tmp_path) is None
+    for text in ("", "[1]", '{"a": ', "[" * 100_000):
+        path.write_text(text)
+        with pytest.raises(RunError, match=r"environment\.json: found a damaged file"):
+            read_environment(tmp_path)
+    for text in ('{"versions": 7}', '{"verifiers": [1]}', '{"verifiers": {"math": 1}}'):
+        path.write_text(text)
+        with pytest.raises(RunError, match=r"environment\.json: found v.*; accepted: a table"):
+            read_environment(tmp_path)
+
+
+def test_where_a_file_and_a_folder_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    check_output(tmp_path / "file")
+    check_output(tmp_path / "new")
+    check_folder(tmp_path / "a" / "b", "run.directory")
+    for name in ("", "file/x", "none/x"):
+        with pytest.raises(RunError, match=r"--out .*: found .*; accepted: a file that can be"):
+            check_output(tmp_path / name)
+    for name in ("file", "file/x"):
+        with pytest.raises(
+            RunError, match=r"run\.directory .*: found .*, a file; accepted: a folder"
+        ):
+            check_folder(tmp_path / name, "run.directory")

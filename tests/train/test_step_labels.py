@@ -24,6 +24,7 @@ from assay.train.step_labels import (
     StepLabeller,
     append_labels,
     label_steps,
+    labelled_before,
     load_judged,
 )
 from assay.types import Completion, Problem, Verdict
@@ -214,3 +215,23 @@ def test_rows_that_are_wrong_are_told_with_their_place(world: World) -> None:
         file = world.write_rows("rows.jsonl", [row])
         with pytest.raises(DataError, match=text):
             load_judged([str(file)])
+
+
+@pytest.mark.parametrize(
+    "text", ["my notes\n", "my notes", '{"prompt": "p"}\n', '{"id": 1}\n[1]\n']
+)
+def test_a_foreign_file_is_left_alone(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "notes.jsonl"
+    path.write_text(text)
+    with pytest.raises(
+        ConfigError, match=r"--out .*notes\.jsonl: found .*; accepted: labelled rows"
+    ):
+        labelled_before(Journal(path), {})
+    assert path.read_text() == text
+
+
+def test_what_ends_a_step_is_not_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--split: found nothing"):
+        label_steps("no model", ["rows.jsonl"], tmp_path / "out", split="")
+    with pytest.raises(ConfigError, match="temperature: found inf"):
+        label_steps("no model", ["rows.jsonl"], tmp_path / "out", temperature=float("inf"))

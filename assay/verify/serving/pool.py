@@ -17,7 +17,8 @@ from assay.verify.serving.protocol import WHOLE_GROUP, frame, load_reply, take_f
 from assay.verify.serving.remains import clear
 from assay.verify.serving.worker_process import Task, Unit, WorkerProcess, start_worker
 
-START_DEADLINE = 120.0  # seconds for a fresh interpreter, or for a heavy import inside a worker
+START_DEADLINE = 120.0  # seconds for a fresh interpreter
+IMPORT_DEADLINE = 60.0  # seconds for an import inside a worker
 CONFIRMATION = 0.25  # seconds between finding a worker overdue and killing it
 MAX_FAILED_STARTS = 3
 STALE = 1.0  # seconds that a worker may take for work that nobody waits for
@@ -210,13 +211,15 @@ class Pool:
 
     def _allowance(self, worker: WorkerProcess) -> float:
         """Seconds that the worker may take for what it does now; infinite for nothing."""
-        if not worker.ready or worker.loading:
+        if not worker.ready:
             return START_DEADLINE
+        if worker.loading:
+            return IMPORT_DEADLINE
         if not worker.tasks:
             return float("inf")
         task = worker.tasks[0]
         if task.kind == "describe":
-            return START_DEADLINE
+            return IMPORT_DEADLINE
         index, sibling = task.units[0]
         own = task.seconds[index] if task.seconds else None
         deadline = self.deadline if own is None else own

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from assay.errors import VerifierError
 from assay.types import Completion, Group, GroupStream, Problem, Prompt, Verdict
 from assay.verify.service import VerifierService
 
@@ -406,3 +407,21 @@ def test_metrics_are_of_what_was_judged_since(service: VerifierService) -> None:
     assert found[f"{name}/per_second"] > 0
     assert found["verify/kills"] == 1
     assert service.take_metrics() == {}
+
+
+def test_a_module_whose_import_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("assay.verify.serving.pool.IMPORT_DEADLINE", 1.0)
+    monkeypatch.setattr("assay.verify.service.NOTICE_SECONDS", 0.1)
+    (tmp_path / "hangs_here.py").write_text("while True:\n    pass\n")
+    refused = pytest.raises(VerifierError, match=r"module cannot be imported: killed after \d")
+    with VerifierService("hangs_here:f", num_workers=1) as service, refused:
+        service.check([None])
+    assert "verifier hangs_here:f: its module is still being imported" in capsys.readouterr().err
+
+
+def test_more_workers_than_a_machine_can_have() -> None:
+    with pytest.raises(VerifierError, match="worker processes: found 100000; accepted: at most"):
+        VerifierService("exact", num_workers=100_000)
