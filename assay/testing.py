@@ -101,6 +101,8 @@ class ScriptedGenerator:
     the generator protocol.
     """
 
+    exact = False
+
     def __init__(
         self,
         script: Callable[[Problem, int], str],

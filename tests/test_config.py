@@ -187,6 +187,11 @@ def test_a_byte_order_mark_is_read_over(toml: Path) -> None:
             "steps rising, as [[0, 1.2], [200, 0.8]]",
         ),
         (
+            MODEL + '[sft]\ntraces = ["t.jsonl"]\n[guard]\nmax_mismatch = 0.5\n',
+            "run.toml:6 guard.max_mismatch: found 0.5 in a run of [sft], which does not measure it; "
+            "accepted: none; leave it out",
+        ),
+        (
             MODEL + '[sft]\ntraces = ["t.jsonl"]\n[guard]\nmax_kl = 0.5\n',
             "run.toml:6 guard.max_kl: found 0.5 in a run of [sft], which does not measure it; "
             "accepted: none; leave it out",

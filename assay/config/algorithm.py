@@ -43,7 +43,7 @@ class AlgorithmConfig(Section):
     dual_clip: Annotated[float, Field(gt=1.0)] | None = None
     """Largest ratio that a completion worse than its baseline is pushed down with (Ye et al. 2020, eq. 5). None: no bound."""
     importance_cap: Positive | None = None
-    """Weigh each token by its probability under the learner over that under the generator, at most this (truncated importance sampling): corrects off-policy or mismatched batches. None: no weight."""
+    """Weigh each token by its probability under the learner over that under the generator, at most this (truncated importance sampling): corrects off-policy or mismatched batches. None: no weight for the built-in engine, whose probabilities are the learner's; 2 for any other generator."""
     tau: NonNegative | None = None
     """Weight of the squared log-ratio in Kimi's objective, as tau / 2."""
     kl_weight: NonNegative | None = None

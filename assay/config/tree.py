@@ -81,7 +81,9 @@ class TrainConfig(Section):
 
 def _check_guard(config: TrainConfig, stage: str) -> None:
     """Complain of bounds on what a stage other than ``[rl]`` does not measure."""
-    found = {"max_kl": config.guard.max_kl}
+    found: dict[str, float | None] = {"max_kl": config.guard.max_kl}
+    if config.guard.max_mismatch != GuardConfig().max_mismatch:
+        found["max_mismatch"] = config.guard.max_mismatch
     if config.reward_model is not None:
         found["min_entropy"] = config.guard.min_entropy
     for key, value in found.items():

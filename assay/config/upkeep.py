@@ -81,5 +81,7 @@ class GuardConfig(Section):
     """Largest mean KL to the reference, in nats a token. None: no bound."""
     min_entropy: NonNegative | None = None
     """Smallest mean entropy, in nats a token. None: no bound."""
+    max_mismatch: Positive = 0.1
+    """``[rl]``: largest mean difference of a token's log-probability between what sampled it and the learner before its update, in nats. Rounding makes 1e-6 of it in float32 and up to 0.02 in bfloat16 (measured with the built-in engine); beyond the default other weights, another tokenizer or another temperature were sampled from. A large number turns it off."""
     rules: tuple[Text, ...] = ()
     """More rules, as ``package.module:function``: called with the run, returning None or the reason to stop. One that raises stops the run too, with its own words."""

@@ -17,6 +17,11 @@ class Generator(Protocol):
         """The version of the policy that is sampled from."""
         ...
 
+    @property
+    def exact(self) -> bool:
+        """Whether its log-probabilities are the learner's up to rounding; where not, tokens are weighed."""
+        ...
+
     def generate(
         self,
         problems: Sequence[Problem],

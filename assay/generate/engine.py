@@ -153,11 +153,14 @@ class Engine:
     What it needs beside the model (keys and values; on a CPU packed copies of the linear maps) it
     takes when a stream is first read, and gives back at the stream's end.
 
-    ``render`` turns a problem into a prompt. A completion depends, to the bit, on the weights, the
+    exact: it reads the learner's own parameters, by a way that was proved on them. ``render`` turns a
+    problem into a prompt. A completion depends, to the bit, on the weights, the
     seed, its prompt and its place (problem, draw, sibling), on the number of slots, the dtype and the
     thread count, and not on its neighbors (`independent`; a mixture of experts is the exception).
     Models without ``eos_ids`` go on to the limit. Only the newest stream can be read.
     """
+
+    exact = True
 
     def __init__(
         self,

@@ -19,6 +19,9 @@ from assay.learn.tables import choose_row
 # rewards in [0, 1] (at least 0.1 in a group of 64 that is not all equal), and far above float noise.
 # A KL in the reward is k1 unless a row says otherwise: only k1 is the objective's own (eq. 2 of Ziegler).
 
+IMPORTANCE_CAP = 2.0
+"""Largest importance weight of a token that another program sampled: a rule of thumb, the usual bound in practice."""
+
 _PPO = Algorithm(
     name="ppo",
     paper="Schulman et al. 2017, PPO (arXiv 1707.06347); for language Ziegler et al. 2019 (arXiv 1909.08593), Stiennon et al. 2020 (arXiv 2009.01325), Ouyang et al. 2022 (arXiv 2203.02155)",
@@ -205,6 +208,17 @@ def algorithm(name: str, **overrides: Any) -> Algorithm:
             found = f"{getattr(row, target)}, with a {weight} of 0 to start from"
             raise ConfigError(message(f"algorithm.{target}", found, f"a {weight} > 0 beside it"))
     return row
+
+
+def for_generator(row: Algorithm, exact: bool) -> Algorithm:
+    """Return the row as it learns from what a generator samples.
+
+    exact: its log-probabilities are the learner's. Where they are not, tokens are weighed by
+    `IMPORTANCE_CAP`, unless the row has a cap of its own.
+    """
+    if exact or row.importance_cap is not None:
+        return row
+    return replace(row, importance_cap=IMPORTANCE_CAP)
 
 
 def describe(row: Algorithm) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from assay.learn.algorithms import algorithm
+from assay.learn.algorithms import IMPORTANCE_CAP, algorithm
 from assay.plan.facts import LEARNED, ONLINE, Facts
 from assay.plan.rules import FEW_MIXED
 from assay.plan.words import percent, sized
 
 GROUP_SIZES = (4, 8, 16, 32, 64)
 NOTABLY_TRUNCATED = 0.1
-IMPORTANCE_CAP = 2.0
 KL_WEIGHT = 0.05
 KL_OF_A_COMPLETION = 10.0
 """Nats. Where a learned reward was optimized further, people liked what it liked less and less (Stiennon et

@@ -64,6 +64,13 @@ def find_breaches(
             f"{share:.0%} of the completions were not judged, above guard.max_not_judged "
             f"({config.max_not_judged:.0%}), most often for this reason: {why_not_judged or 'none given'}"
         )
+    mismatch = metrics.get("mismatch/mean", 0.0)
+    if not mismatch <= config.max_mismatch:
+        yield (
+            f"mismatch/mean is {mismatch:.4g} nats a token, above guard.max_mismatch "
+            f"({config.max_mismatch:g}): what samples is not the policy that learns; compare their "
+            "weights, tokenizers, temperatures and types"
+        )
     if config.max_kl is not None:
         kl = _measured(metrics, "kl/mean", "guard.max_kl", "a reference (algorithm.kl_weight > 0)")
         if kl > config.max_kl:

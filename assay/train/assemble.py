@@ -16,7 +16,7 @@ from assay.data.overlap import check_overlap
 from assay.data.problems import ProblemSet, load_problems
 from assay.errors import ConfigError, ModelError, message
 from assay.generate.engine import Engine
-from assay.learn.algorithms import Algorithm, algorithm, check_group_size
+from assay.learn.algorithms import Algorithm, algorithm, check_group_size, for_generator
 from assay.learn.optimizer import Optimizer, peak_learning_rate
 from assay.learn.passes import Passes
 from assay.learn.update import Learner
@@ -251,7 +251,8 @@ def choose_layout(config: TrainConfig, bench: Bench, problems: Sequence[Problem]
 def make_learner(
     config: TrainConfig, bench: Bench, row: Algorithm, layout: LayoutChoice
 ) -> Learner:
-    """Return the learner of the reinforcement learning stage."""
+    """Return the learner of the reinforcement learning stage, weighing what another generator samples."""
+    row = for_generator(row, bench.generator.exact)
     rl, loaded = config.rl, bench.loaded
     assert rl is not None
     start = None

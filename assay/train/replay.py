@@ -40,6 +40,11 @@ class RunGenerator:
         """The version of the policy that is sampled from."""
         return self.generator.policy_version
 
+    @property
+    def exact(self) -> bool:
+        """Whether its log-probabilities are the learner's."""
+        return self.generator.exact
+
     def generate(
         self,
         problems: Sequence[Problem],

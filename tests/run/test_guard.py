@@ -43,7 +43,7 @@ def check(run: FakeRun, **config: Any) -> None:
 
 
 def test_a_healthy_step_passes() -> None:
-    run = FakeRun(kl__mean=0.1, entropy__mean=1.0)
+    run = FakeRun(kl__mean=0.1, entropy__mean=1.0, mismatch__mean=0.09)
     check(run, max_kl=0.2, min_entropy=0.5)
     assert run.events == []
 
@@ -60,6 +60,9 @@ def test_a_healthy_step_passes() -> None:
         ),
         ({"kl__mean": 0.3}, {"max_kl": 0.2}, "guard.max_kl"),
         ({"entropy__mean": 0.3}, {"min_entropy": 0.4}, "guard.min_entropy"),
+        ({"mismatch__mean": 0.11}, {}, r"guard.max_mismatch \(0.1\): what samples is not"),
+        ({"mismatch__mean": math.nan}, {}, "guard.max_mismatch"),
+        ({"mismatch__mean": 0.02}, {"max_mismatch": 0.01}, "guard.max_mismatch"),
     ],
 )
 def test_a_breach_stops_the_run(
