@@ -33,6 +33,7 @@ RANKS = {
     "errors": 0,
     "complaints": 1,
     "foreign": 1,
+    "terminal": 1,
     "toml_text": 1,
     "config": 2,
     "testing": 3,

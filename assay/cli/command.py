@@ -15,6 +15,7 @@ from assay.cli import training, models, verifiers, upkeep  # noqa: F401
 # isort: on
 from assay.cli.console import app, leave_closed_pipe
 from assay.errors import AssayError
+from assay.terminal import escaped
 
 # click's UsageError, wherever this typer has its click
 _USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__mro__[1])
@@ -42,7 +43,7 @@ def run_command() -> int:
 
 
 def _complain(text: str, code: int) -> int:
-    print(f"error: {text}", file=sys.stderr)
+    print(escaped(f"error: {text}"), file=sys.stderr)
     return code
 
 

@@ -9,6 +9,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from assay.terminal import escaped
+
 app = typer.Typer(
     name="assay",
     help="Train language models to reason from rewards that can be checked, and keep the evidence.",
@@ -60,21 +62,22 @@ def verifier_options(
 
 
 def warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr)
+    print(escaped(f"warning: {text}"), file=sys.stderr)
 
 
 def say_line(text: str) -> None:
-    print(text, file=sys.stderr)
+    print(escaped(text), file=sys.stderr)
 
 
 def say_progress(text: str) -> None:
     """Show how far a long command is, on one line of the terminal."""
-    print(f"\r{text}", end="", file=sys.stderr, flush=True)
+    print(f"\r{escaped(text)}", end="", file=sys.stderr, flush=True)
 
 
 def show(result: Any, as_json: bool) -> None:
-    """Print a result: its ``as_dict`` as one line of JSON, or its text."""
-    print(json.dumps(result.as_dict(), allow_nan=False) if as_json else result)
+    """Print a result: its ``as_dict`` as one line of JSON, or its text, in which others' is escaped."""
+    text = json.dumps(result.as_dict(), allow_nan=False) if as_json else escaped(str(result))
+    print(text, flush=True)
 
 
 def leave_closed_pipe() -> NoReturn:

@@ -105,7 +105,7 @@ def _self_test(
     num_wrong = 0
     settings: dict[str, Any] = {"num_workers": workers, "deadline": deadline, "options": options}
     for result in selftest.self_test(names, **settings):
-        print(json.dumps(result.as_dict()) if as_json else result, flush=True)
+        show(result, as_json)
         num_wrong += len(result.wrong)
     return 1 if num_wrong else 0
 

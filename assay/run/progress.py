@@ -13,6 +13,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from assay.terminal import escaped
+
 _BARS = "▁▂▃▄▅▆▇█"
 _PLAIN_EVERY = 5.0
 _SHOWN = (
@@ -98,7 +100,7 @@ class Progress:
         return max(0.0, min((self.num_steps - step) * pace + self._to_evaluate, self._most))
 
     def _print(self, text: str) -> None:
-        self.console.print(Text(text), soft_wrap=True)
+        self.console.print(Text(escaped(text)), soft_wrap=True)
 
     def _line(self, step: int, metrics: Mapping[str, float]) -> str:
         of = f"/{self.num_steps}" if self.num_steps else ""
@@ -115,7 +117,7 @@ class Progress:
         bar = ProgressBar(total=self.num_steps, completed=step, width=30, pulse=not self.num_steps)
         of = f"{step}/{self.num_steps}" if self.num_steps else f"{step}"
         times = "  ".join(self._times(step, metrics))
-        head.add_row(Text(self.name, "bold"), bar, Text(of, "bold"), Text(times, "dim"))
+        head.add_row(Text(escaped(self.name), "bold"), bar, Text(of, "bold"), Text(times, "dim"))
         numbers = Text()
         for label, value in _shown(metrics):
             numbers.append(f"{label} ", "dim").append(f"{value}   ")

@@ -10,6 +10,7 @@ from typing import Any
 from assay.plan import MemoryPlan
 from assay.run.files import read_rows, read_step_rows
 from assay.run.metrics import kind_of
+from assay.terminal import escaped
 from assay.types import Group, Verdict
 
 
@@ -100,7 +101,7 @@ class SampleResult:
             if sample["extracted"] is not None:
                 facts.append(f"extracted {sample['extracted']!r}")
             lines += [f"--- {', '.join(facts)} ---", sample["completion"]]
-        return "\n".join(lines)
+        return escaped("\n".join(lines))
 
 
 def describe_sample(group: Group, index: int, verdict: Verdict | None) -> dict[str, Any]:

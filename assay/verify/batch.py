@@ -20,6 +20,7 @@ from assay.data.problems import check_spec
 from assay.data.rows import complaint, read_problem, shown
 from assay.data.sources import JsonLines, open_source
 from assay.errors import DataError, message
+from assay.terminal import escaped
 from assay.types import Completion, Problem, ThinkFormat, ThinkMode, Verdict
 from assay.verify.service import Options, VerifierService
 
@@ -91,7 +92,7 @@ def verify_file(
             for text in service.warnings(verifier):
                 warn(text)
         for row in judge_file(path, verifier, service=service):
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.write(escaped(json.dumps(row, ensure_ascii=False)) + "\n")
             counts[row["status"]] += 1
             if row["reason"]:
                 reasons[row["reason"]] += 1
