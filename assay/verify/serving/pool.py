@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import select
 import signal
+import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 from assay.errors import WorkerDied
 from assay.types import NotJudgedReason
 from assay.verify.serving.protocol import WHOLE_GROUP, frame, load_reply, take_frames
-from assay.verify.serving.remains import clear
+from assay.verify.serving.remains import clear, new_family, start_watcher
 from assay.verify.serving.worker_process import Task, Unit, WorkerProcess, start_worker
 
 START_DEADLINE = 120.0  # seconds for a fresh interpreter
@@ -51,6 +52,8 @@ class Pool:
         self._num_tasks = 0
         self._failed_starts = 0
         self._greeting = greeting
+        self._family = new_family()
+        self._watcher: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start the workers that are not there yet; they load while others work."""
@@ -111,6 +114,10 @@ class Pool:
             worker.kill()
         if workers:
             clear([worker.remains for worker in workers])
+        if self._watcher is not None:
+            self._watcher.kill()
+            self._watcher.wait()
+            self._watcher = None
         self._queue.clear()
 
     def abandon(self) -> None:
@@ -118,10 +125,13 @@ class Pool:
         for worker in self.workers:
             worker.release()
         self.workers = []
+        self._watcher = None
         self._queue.clear()
 
     def _start(self) -> None:
-        worker = start_worker()
+        if self._watcher is None:
+            self._watcher = start_watcher(self._family)
+        worker = start_worker(self._family)
         if self._greeting:
             worker.outbox += _request("options", 0, (), (), self._greeting)
         self.workers.append(worker)

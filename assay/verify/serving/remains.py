@@ -3,6 +3,9 @@
 Whatever a worker starts inherits a mark in its environment, however often it forks and whatever
 session it moves to; where /proc tells (Linux), that finds it. The name of its temporary folder says
 whose it is, so that a later run clears those of one that was killed itself.
+
+Where the parent of the workers is killed, nobody is left to look. So a small process of its own session
+waits for that: ``python remains.py FAMILY PARENT``, which knows the mark that all workers of a pool share.
 """
 
 from __future__ import annotations
@@ -12,7 +15,10 @@ import re
 import secrets
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,33 +28,53 @@ from pathlib import Path
 VARIABLE = "ASSAY_WORKER"
 UNKNOWN = "x"
 ROUNDS = 5  # a process may fork while we look
+WATCH_SECONDS = 1.0  # between two looks at the parent
+
+
+def new_family() -> str:
+    """Return what the marks of a pool's workers begin with."""
+    return secrets.token_hex(8)
 
 
 @dataclass(frozen=True)
 class Remains:
     """The mark and the temporary folder of one worker."""
 
-    mark: str = field(default_factory=lambda: secrets.token_hex(8))
+    family: str
+    number: str = field(default_factory=lambda: secrets.token_hex(8))
     folder: str = field(default_factory=lambda: tempfile.mkdtemp(prefix=_prefix(os.getpid())))
 
     @property
     def environment(self) -> dict[str, str]:
         """What the worker's environment says besides ours."""
-        return {VARIABLE: self.mark, "TMPDIR": self.folder}
+        return {VARIABLE: f"{self.family}-{self.number}", "TMPDIR": self.folder}
 
 
 def clear(remains: Collection[Remains]) -> None:
     """Kill the marked processes and delete the folders of workers that are dead."""
-    marks = {f"{VARIABLE}={each.mark}".encode() for each in remains}
-    for _ in range(ROUNDS):
-        found = [pid for pid in _processes() if _environment(pid) & marks]
-        for pid in found:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        if not found:
-            break
+    _end_marked(tuple(f"{VARIABLE}={each.family}-{each.number}" for each in remains))
     for each in remains:
         shutil.rmtree(each.folder, ignore_errors=True)
+
+
+def start_watcher(family: str) -> subprocess.Popen[bytes]:
+    """Start the process that clears up after this one, should it be killed; it ends when this one does."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__, family, str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        start_new_session=True,
+    )
+
+
+def watch(family: str, parent: int) -> None:
+    """Wait for the end of the parent, then kill what its workers left and delete their folders."""
+    while os.getppid() == parent:
+        time.sleep(WATCH_SECONDS)
+    _end_marked((f"{VARIABLE}={family}-",))
+    clear_of_dead_parents()
 
 
 def clear_of_dead_parents() -> None:
@@ -61,6 +87,20 @@ def clear_of_dead_parents() -> None:
             found = mine.match(folder.name)
             if found and not Path(f"/proc/{found[1]}").exists():
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_marked(marks: tuple[str, ...]) -> None:
+    """Kill every process whose environment has an entry that begins with one of these."""
+    wanted = tuple(mark.encode() for mark in marks)
+    for _ in range(ROUNDS):
+        found = [
+            pid for pid in _processes() if any(e.startswith(wanted) for e in _environment(pid))
+        ]
+        for pid in found:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not found:
+            break
 
 
 def _prefix(pid: int) -> str:
@@ -89,3 +129,7 @@ def _environment(pid: int) -> set[bytes]:
             return set(file.read().split(b"\0"))
     except OSError:  # it ended, or is another user's
         return set()
+
+
+if __name__ == "__main__":
+    watch(sys.argv[1], int(sys.argv[2]))

@@ -80,13 +80,13 @@ class WorkerProcess:
         self.errors.close()
 
 
-def start_worker() -> WorkerProcess:
-    """Start a fresh interpreter that runs `assay.verify.serving.worker`."""
+def start_worker(family: str) -> WorkerProcess:
+    """Start a fresh interpreter that runs `assay.verify.serving.worker`; its mark is of a family."""
     ours, theirs = socket.socketpair()
     lifeline, kept = os.pipe()
     errors = tempfile.TemporaryFile()  # noqa: SIM115, lives as long as the worker
     paths = [path or os.getcwd() for path in sys.path]
-    remains = Remains()
+    remains = Remains(family)
     environment = {
         **os.environ,
         **remains.environment,

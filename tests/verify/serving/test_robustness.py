@@ -238,18 +238,20 @@ def test_threads_that_never_end_keep_nothing(villains: str) -> None:
     assert time.monotonic() - started < 20
 
 
-@pytest.mark.parametrize("ending", ["pass", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_a_parent_that_ends_without_closing_leaves_no_process(villains: str, ending: str) -> None:
+def end_without_closing(villains: str, texts: list[str], ending: str) -> list[list[str]]:
+    """Judge some texts in a program of its own; returns its workers, their folders, and the watcher."""
     script = f"""
         import os, signal
         from assay.types import Problem
         from assay.verify.service import VerifierService
         service = VerifierService("{villains}", num_workers=2)
-        texts = ["children 6105", "pid", "a", "pid"]
-        verdicts = list(service.judge_text((Problem("p", "q"), text) for text in texts))
+        verdicts = list(service.judge_text((Problem("p", "q"), text) for text in {texts}))
         pids = [int(v.components.get("{villains}.pid", 0)) for v in verdicts]
-        print(*pids, flush=True)
-        print(*[w.remains.folder for w in service._dispatch.pool.workers], flush=True)
+        print(*[pid for pid in pids if pid], flush=True)
+        pool = service._dispatch.pool
+        print(*[w.remains.folder for w in pool.workers], flush=True)
+        watcher = pool._watcher.pid
+        print(watcher, flush=True)
         {ending}
     """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -260,13 +262,33 @@ def test_a_parent_that_ends_without_closing_leaves_no_process(villains: str, end
         timeout=60,
         env=environment,
     )
-    assert len(done.stdout.splitlines()) == 2, done.stderr
-    told, folders = (line.split() for line in done.stdout.splitlines())
-    pids = [int(pid) for pid in told if int(pid)]
-    assert pids
-    assert until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
-    assert until(lambda: not running("/bin/sleep 6105"))
-    with VerifierService(villains, num_workers=1) as other:  # a later run clears up
+    told = [line.split() for line in done.stdout.splitlines()]
+    assert len(told) == 3 and all(told), done.stderr
+    return told
+
+
+def gone(pids: Sequence[str]) -> bool:
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+KILL_PARENT = "os.kill(os.getpid(), signal.SIGKILL)"
+
+
+@pytest.mark.parametrize("ending", ["pass", KILL_PARENT])
+def test_a_parent_that_ends_without_closing_leaves_no_process(villains: str, ending: str) -> None:
+    texts = ["children 6105", "daemon 6107", "pid", "a", "pid"]
+    workers, folders, watcher = end_without_closing(villains, texts, ending)
+    assert until(lambda: gone(workers) and gone(watcher))
+    assert not running("/bin/sleep 6105")
+    assert not running("sleep 6107"), "it left its group and its session"
+    assert not any(map(os.path.exists, folders))
+
+
+def test_a_later_run_clears_up_where_the_watcher_was_killed_too(villains: str) -> None:
+    ending = f"os.kill(watcher, signal.SIGKILL); {KILL_PARENT}"
+    workers, folders, _ = end_without_closing(villains, ["children 6108", "pid"], ending)
+    assert until(lambda: gone(workers) and not running("/bin/sleep 6108"))
+    with VerifierService(villains, num_workers=1) as other:
         own = other._dispatch.pool.workers[0].remains.folder
         assert os.path.isdir(own)
         assert not any(map(os.path.exists, folders))
