@@ -125,7 +125,7 @@ FILE_FAULTS: dict[str, Callable[[Path], Any]] = {
     "binary": lambda path: path.write_bytes(bytes(range(256)) * 8),
     "empty": lambda path: path.write_bytes(b""),
     "not UTF-8": lambda path: path.write_bytes(b'{"prompt": "\xff\xfe", "answer": "1"}\n'),
-    "cut off": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3]),
+    "cut off": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size * 3 // 5]),
     "brackets": lambda path: path.write_text("x = " * path.name.endswith("toml") + "[" * 100_000),
     "other values": lambda path: path.write_text(
         '{"step": "x", "prompt": 1, "versions": 7, "files": {"a": 1}, "parts": 3, "python": [1]}\n'
@@ -151,6 +151,8 @@ TOLERANT = {
         for command in ("resume", "report", "rescore", "label run")
         for fault in FILE_FAULTS
     ),
+    # a checkpoint is all that is exported
+    *(("export", "config.toml", fault) for fault in FILE_FAULTS),
     # all that resume needs is an older whole checkpoint; a single row may be cut off in its answer
     *(("resume", name, fault) for name in CHECKPOINT_FILES for fault in FILE_FAULTS),
 }
@@ -192,8 +194,8 @@ VALUES: dict[str, tuple[str, ...]] = {
     "data.train": ("[]", "[1]", "['']", "['none.jsonl']", "['.']", "['/dev/zero']", "['gym:none']",
                    "['gym:chain_sum?size=x']", "['no_module:f']", "['raises:f']", "['exits:f']",
                    "['exits:rows']", "['os:getcwd']", "['broken:f']"),
-    "data.verifier": ("", "mathh", "math*", "math*nan", "math*1e999", "raises:f", "exits:f", "broken:f",
-                      "hangs:f", ":", "a:", ":b", "math@99", "(" * 3000, "math + " * 3000 + "math"),
+    "data.verifier": ("mathh", "math*", "math*nan", "math*1e999", "raises:f", "exits:f", "broken:f",
+                      "hangs:f", ":", "a:", ":b", "math@99", "(" * 3000),
     "data.template": ("none", "chat"),
     "data.prompt_template": ("no question",),
     "data.think_open": ("</think>",),

@@ -59,7 +59,7 @@ def _be_the_command(arguments: tuple[str, ...], folder: Path, files: list[Path])
         os.chdir(folder)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for number, path in enumerate(files, 1):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
         sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, "w" if n else "r") for n in range(3))
         sys.argv = ["assay", *arguments]
         from assay import cli, foreign

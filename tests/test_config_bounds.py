@@ -29,6 +29,7 @@ WHOLE = '[model]\npath = "m"\n[data]\ntrain = ["t.jsonl"]\n[rl]\n'
         ("[run]\nthreads = 100000", "run.threads: found 100000; accepted: a whole number from 1"),
         ("[verification]\nnum_workers = 100000", "accepted: a whole number from 1 to 1024"),
         ("group_size = 1000000000", "rl.group_size: found 1000000000; accepted: a whole number"),
+        ("[model.lora]\ntargets = []", "model.lora.targets: found []; accepted: a list"),
         ("num_prompts = " + "9" * 5000, "not TOML: "),
         ("steps = " + "[" * 5000, "not TOML: brackets nested too deeply"),
     ],
@@ -52,6 +53,11 @@ def test_passes_are_bounded(tmp_path: Path) -> None:
 def test_samples_and_temperatures_of_a_command() -> None:
     config.check_siblings(1, 0.0)
     config.check_siblings(4, 0.5)
+    for count in (0, -1, 10**9):
+        with pytest.raises(
+            ConfigError, match=r"samples: found .*; accepted: a whole number from 1"
+        ):
+            config.check_siblings(count, 1.0)
     with pytest.raises(ConfigError, match="temperature: found 0 with several samples"):
         config.check_siblings(4, 0.0)
     for value in (float("inf"), float("nan"), 1e300, -1.0, 1e-300):

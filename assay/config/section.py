@@ -15,7 +15,8 @@ Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 Natural = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0.0)]
-Count = Annotated[int, Field(ge=1, le=65536)]
+MOST = 65536
+Count = Annotated[int, Field(ge=1, le=MOST)]
 """Of what takes memory or a process each."""
 Epochs = Annotated[float, Field(gt=0.0, le=10_000.0)]
 COOLEST, HOTTEST = 0.001, 100.0

@@ -16,7 +16,7 @@ from assay.complaints import complain, section_of, toml_words, type_words
 from assay.config.algorithm import AlgorithmConfig, CriticConfig
 from assay.config.preference import PreferenceConfig
 from assay.config.reward_model import RewardModelConfig
-from assay.config.section import COOLEST, HOTTEST, Section
+from assay.config.section import COOLEST, HOTTEST, MOST, Section
 from assay.config.stages import OptimizerConfig, RLConfig, SFTConfig
 from assay.config.upkeep import CheckpointConfig, EvaluationConfig, GuardConfig, VerificationConfig
 from assay.config.world import DataConfig, EngineConfig, ModelConfig, RunConfig, SamplingConfig
@@ -156,7 +156,9 @@ def at_temperature(sampling: SamplingConfig, temperature: float) -> SamplingConf
 
 
 def check_siblings(num_samples: int, temperature: float) -> None:
-    """Raise ConfigError for several greedy samples: they would be equal."""
+    """Raise ConfigError for several greedy samples, which would be equal, and for more than can be kept."""
+    if not 1 <= num_samples <= MOST:
+        raise ConfigError(message("samples", num_samples, f"a whole number from 1 to {MOST}"))
     at_temperature(SamplingConfig(), temperature)
     if num_samples > 1 and temperature == 0:
         found, accepted = "0 with several samples, which would be equal", "a number > 0"

@@ -59,7 +59,7 @@ class LoraConfig(Section):
     """Rank of each adapter."""
     alpha: Positive = 32.0
     """Scale: an adapter's output is multiplied by alpha / rank."""
-    targets: tuple[Text, ...] | None = None
+    targets: Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
     """Names of the linear layers to adapt. None: all linear layers except the output head."""
 
 

@@ -33,6 +33,7 @@ from assay.run.files import (
     Journal,
     disk_full_as,
     make_folder,
+    read_events,
     read_step_rows,
     write_atomic,
     write_json,
@@ -407,6 +408,7 @@ class Run:
         self.step = self._first_step = step or 0
         for name in ("metrics.jsonl", "evaluations.jsonl"):
             read_step_rows(self.folder / name)
+        read_events(self.folder / "events.jsonl")
         for folder in (self.checkpoints.folder, self.rollouts.folder):
             if folder.exists() and not folder.is_dir():
                 raise RunError(message(str(folder), "a file", "a folder", "move it away"))

@@ -264,6 +264,16 @@ def read_step_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Return a run's events; raises RunError for a row that is none."""
+    rows = list(read_rows(path))
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row.get("kind"), str):
+            where = f"{path} row {number} kind"
+            raise RunError(message(where, f"{row.get('kind')!r:.60}", "a text", "mend it"))
+    return rows
+
+
 def _is_measured(key: str, value: Any) -> bool:
     if key == "eval/kind":
         return isinstance(value, str)

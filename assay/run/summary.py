@@ -10,7 +10,7 @@ from typing import Any
 from assay.config import TrainConfig, load
 from assay.errors import RunError
 from assay.run.environment import read_environment
-from assay.run.files import read_rows, read_step_rows
+from assay.run.files import read_events, read_step_rows
 from assay.run.metrics import accuracy_of, kind_of
 
 Row = Mapping[str, Any]
@@ -103,5 +103,5 @@ def summarize(folder: Path | str) -> Summary:
         environment=read_environment(folder) or {},
         metrics=read_step_rows(folder / "metrics.jsonl"),
         evaluations=read_step_rows(folder / "evaluations.jsonl"),
-        events=list(read_rows(folder / "events.jsonl")),
+        events=read_events(folder / "events.jsonl"),
     )

@@ -164,6 +164,7 @@ def sample(
     """
     if (prompt is None) == (not problems):
         raise ConfigError("sample: give --prompt or --problems, and not both")
+    configuration.check_siblings(num_samples, temperature or 1.0)
     config = sampling_config(
         model,
         problems,

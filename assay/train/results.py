@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.plan import MemoryPlan
-from assay.run.files import read_rows, read_step_rows
+from assay.run.files import read_events, read_step_rows
 from assay.run.metrics import kind_of
 from assay.terminal import escaped
 from assay.types import Group, Verdict
@@ -59,11 +59,11 @@ def _rate(row: Mapping[str, Any]) -> str:
 def read_result(folder: Path) -> TrainResult:
     """Read how a run stands from its directory."""
     evaluations = read_step_rows(folder / "evaluations.jsonl")
-    events = list(read_rows(folder / "events.jsonl"))
+    events = read_events(folder / "events.jsonl")
     steps = max((row["step"] for row in read_step_rows(folder / "metrics.jsonl")), default=0)
     first = min((row["step"] for row in evaluations), default=0)
     last = max((row["step"] for row in evaluations), default=0)
-    ended = [event["reason"] for event in events if event["kind"] == "ended"]
+    ended = [str(event.get("reason")) for event in events if event["kind"] == "ended"]
     checkpoints = sorted((folder / "checkpoints").glob("step-*"))
     report = folder / "report.html"
     return TrainResult(

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from assay.config import SamplingConfig, TrainConfig, at_temperature
+from assay.config import SamplingConfig, TrainConfig, at_temperature, check_siblings
 from assay.data.chat import PromptRenderer
 from assay.data.rows import copy_row, prompt_key
 from assay.data.rowset import RowSet, load_rows
@@ -205,6 +205,7 @@ def label_steps(
     target = Path(out)
     if not split:
         raise ConfigError(message("--split", "nothing", "newline, blank_line or a text"))
+    check_siblings(num_rollouts, temperature or 1.0)
     check_output(target)
     with ExitStack() as stack:
         config = sampling_config(

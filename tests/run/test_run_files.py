@@ -27,6 +27,7 @@ from assay.run.files import (
     disk_full_as,
     is_disk_full,
     plain,
+    read_events,
     read_facts,
     read_json,
     read_rows,
@@ -227,3 +228,10 @@ def test_where_a_file_and_a_folder_can_be_written(tmp_path: Path) -> None:
             RunError, match=r"run\.directory .*: found .*, a file; accepted: a folder"
         ):
             check_folder(tmp_path / name, "run.directory")
+
+
+def test_an_event_is_of_a_kind(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"kind": "created"}\n{"step": 1}\n')
+    with pytest.raises(RunError, match=r"events\.jsonl row 2 kind: found None; accepted: a text"):
+        read_events(path)
