@@ -83,7 +83,7 @@ class PromptRenderer:
 
     def _reply(self, prompt: Prompt, text: str, where: str) -> Tokens:
         if prompt.think.mode == "opened":
-            text = _without_lead(text, prompt.think.open_tag)
+            text = _behind_open(prompt, text)
         elif prompt.think.mode == "empty" and prompt.think.close_tag in text:
             text = prompt.think.split(text)[1].lstrip()
         tokens = self._encode_after(prompt, text)
@@ -110,28 +110,14 @@ class PromptRenderer:
     @cached_property
     def end_id(self) -> int | None:
         """The token that ends a completion: the chat template's end of turn, else EOS; None: there is none."""
+        own = end_of_turn(self.tokenizer) if self.template == "chat" else None
         eos: Any = self.tokenizer.eos_token_id
-        if self.template == "chat":
-            turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _MARK}]
-            try:
-                with deadline(TEMPLATE_SECONDS, "the chat template"):
-                    text = str(self.tokenizer.apply_chat_template(turns, tokenize=False))
-            except Exception:  # a template that takes no finished turn says nothing of its end
-                return eos
-            tail = self._encode(text.rpartition(_MARK)[2].lstrip())
-            if tail and tail[0] in self._special_ids:
-                return tail[0]
-        return eos
+        return eos if own is None else own
 
     @cached_property
     def _longest_token(self) -> int:
         """The characters (in a byte-level vocabulary: bytes) of the longest token."""
         return max(map(len, self.tokenizer.get_vocab()), default=1)
-
-    @cached_property
-    def _special_ids(self) -> frozenset[int]:
-        get_added_vocab: Any = self.tokenizer.get_added_vocab
-        return frozenset(self.tokenizer.all_special_ids) | frozenset(get_added_vocab().values())
 
     @cached_property
     def _leading_ids(self) -> list[int]:
@@ -266,6 +252,26 @@ def keep_fitting(problems: ProblemSet, renderer: PromptRenderer, on_bad_row: str
     return kept.with_skipped(long.values())
 
 
-def _without_lead(text: str, lead: str) -> str:
-    stripped = text.lstrip()
-    return stripped.removeprefix(lead) if stripped.startswith(lead) else text
+def end_of_turn(tokenizer: Any) -> int | None:
+    """Return the special token that a chat template writes behind a reply; None: none, or no template."""
+    if not tokenizer.chat_template:
+        return None
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _MARK}]
+    try:
+        with deadline(TEMPLATE_SECONDS, "the chat template"):
+            text = str(tokenizer.apply_chat_template(turns, tokenize=False))
+    except Exception:  # a template that takes no finished turn says nothing of its end
+        return None
+    tail = list(tokenizer.encode(text.rpartition(_MARK)[2].lstrip(), add_special_tokens=False))
+    special = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
+    return tail[0] if tail and tail[0] in special else None
+
+
+def _behind_open(prompt: Prompt, text: str) -> str:
+    """Return a reply without the opening of its block, tag and blank, that its prompt ends with."""
+    tag, stripped = prompt.think.open_tag, text.lstrip()
+    if not stripped.startswith(tag):
+        return text
+    rest = stripped.removeprefix(tag)
+    blank = prompt.text[len(prompt.text.rstrip()) :]
+    return next(rest[n:] for n in range(len(blank), -1, -1) if rest.startswith(blank[:n]))

@@ -12,12 +12,11 @@ from torch import nn
 
 from assay.config import ModelConfig
 from assay.config.reward_model import FACTS_FILE
+from assay.data.chat import end_of_turn
 from assay.errors import ModelError, message
 from assay.model.adapters import ADAPTER_FILE, add_adapter, base_of, load_adapter
 from assay.model.memory import keep_freed_memory
 from assay.model.sources import Source, read_model, read_tokenizer, saved_dtype, saved_family
-
-END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "</s>")
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,14 +95,14 @@ def choose_dtype(name: str | None, device: torch.device) -> torch.dtype:
 
 
 def find_eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Return every token that ends a completion: the model's, the tokenizer's, a chat's end of turn."""
-    found: set[int] = set()
+    """Return every token that ends a completion: the model's, the tokenizer's, its chat template's.
+
+    A token is none by its name: ``<|end|>`` ends a turn of one family, and a part of a turn of another.
+    """
+    found = {end} if (end := end_of_turn(tokenizer)) is not None else set[int]()
     for owner in (getattr(model, "generation_config", None), model.config, tokenizer):
         ids = getattr(owner, "eos_token_id", None)
         found.update([ids] if isinstance(ids, int) else ids or [])
-    if tokenizer.chat_template:
-        added = tokenizer.get_added_vocab()
-        found.update(added[text] for text in END_OF_TURN if text in added)
     return tuple(sorted(found))
 
 

@@ -14,7 +14,7 @@ from assay.config import CriticConfig, RLConfig, SamplingConfig, TrainConfig
 from assay.data.chat import PromptRenderer, keep_fitting
 from assay.data.overlap import check_overlap
 from assay.data.problems import ProblemSet, load_problems
-from assay.errors import ConfigError, ModelError, message
+from assay.errors import ConfigError, ModelError, VerifierError, message
 from assay.generate.engine import Engine
 from assay.learn.algorithms import Algorithm, algorithm, check_group_size, for_generator
 from assay.learn.optimizer import Optimizer, peak_learning_rate
@@ -25,6 +25,7 @@ from assay.model.packing import Layout
 from assay.model.probe import LayoutChoice, probe_layouts
 from assay.model.value_head import ValueModel
 from assay.types import Problem
+from assay.verify.expression import parse_expression
 from assay.verify.service import VerifierService
 
 Event = Callable[..., None]
@@ -150,13 +151,40 @@ def read_problems(
     No model is needed for that. check: of training problems, where it is not the verifiers' own.
     """
     data = config.data
-    check = check or verifiers.check_problem
+    check = check or _training_check(config, verifiers)
     train = load_problems(data.train, on_bad_row=data.on_bad_row, check=check)
     heldout = read_heldout(config, verifiers)
     report = check_overlap(
         train, heldout, near=data.near_duplicates, overlap=data.near_duplicate_overlap
     )
     return Problems(report.train, heldout, tuple(report.describe().splitlines()))
+
+
+def _training_check(config: TrainConfig, verifiers: VerifierService) -> Callable[[Problem], None]:
+    """Return what a training problem must pass: its verifiers can judge it, and nothing they say is dropped."""
+    if config.rl is None or choose_algorithm(config).credit != "steps":
+        return verifiers.check_problem
+
+    def check(problem: Problem) -> None:
+        verifiers.check_problem(problem)
+        if problem.verifier and (complaint := dropped_parts(problem.verifier)):
+            raise VerifierError(message("verifier", problem.verifier, *complaint))
+
+    return check
+
+
+def dropped_parts(expression: str) -> tuple[str, str] | None:
+    """Return what is accepted and a remedy where credit by steps would drop a part of a sum; None: nothing is dropped.
+
+    Steps are compared with the steps of the group and completions with completions, so that a score of
+    one and a part of the other have no sum that a baseline fits.
+    """
+    if all(term.weight == 0 for term in parse_expression(expression)[1:]):
+        return None
+    return (
+        "one verifier that scores steps: credit by steps learns from nothing else",
+        'weigh the other parts 0, or learn from the sum (algorithm.credit = "completion")',
+    )
 
 
 def read_heldout(config: TrainConfig, verifiers: VerifierService) -> Sequence[Problem]:
@@ -196,6 +224,8 @@ def choose_algorithm(config: TrainConfig) -> Algorithm:
     if config.rl is not None:
         check_group_size(row, config.rl.group_size)
         _check_sampling(config.sampling)
+        if row.credit == "steps" and (complaint := dropped_parts(config.data.verifier)):
+            raise ConfigError(message("data.verifier", config.data.verifier, *complaint))
         _check_critic(config, config.rl, row)
     if row.trust_region is not None and config.model.dtype == "bfloat16":
         found, accepted = (

@@ -263,6 +263,22 @@ def test_a_trace_does_not_open_a_block_that_its_prompt_has_opened(
     assert tokens.tolist() == [*bytes_of("plain"), EOS]
 
 
+@pytest.mark.parametrize(
+    ("trace", "expected"),
+    [
+        ("<think>\n2+2=4\n</think>\n4", "2+2=4\n</think>\n4"),
+        (" <think>\n\n2+2=4</think>4", "\n2+2=4</think>4"),
+        ("<think>2+2=4</think>4", "2+2=4</think>4"),
+        ("\n2+2=4</think>4", "\n2+2=4</think>4"),
+    ],
+)
+def test_the_blank_behind_an_opened_block_is_not_doubled(trace: str, expected: str) -> None:
+    ours = renderer(OPENING)
+    assert ours.render(ASK).text.endswith("<think>\n")
+    _, tokens = ours.render_trace(Trace("2+2?", trace))
+    assert tokens.tolist() == [*bytes_of(expected), EOS]
+
+
 def test_the_end_is_not_doubled_and_absent_where_there_is_none() -> None:
     ours = renderer()
     assert ours.render_trace(Trace("q", "4<|eos|>"))[1].tolist() == [*bytes_of("4"), EOS]

@@ -81,12 +81,27 @@ def test_dropout_is_off(tmp_path: Path) -> None:
 
 def test_end_tokens_are_gathered(tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path / "chat", vocab_size=262, eos_token_id=5)
-    tokenizer = byte_tokenizer(CHAT_TEMPLATE)
+    tokenizer = byte_tokenizer(CHAT_TEMPLATE.replace("<|end|>", "<|im_end|>"))
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>", "<|other|>"]})
     tokenizer.save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 7]}))
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert load(folder).eos_ids == (5, 7, tokenizer.eos_token_id, end)
+
+
+def test_the_end_of_a_part_of_a_turn_is_no_end(tmp_path: Path) -> None:
+    """As of a model whose replies have channels: what they and earlier turns end with is left out of its end tokens."""
+    folder = save_tiny_model(tmp_path / "channels", vocab_size=262, eos_token_id=5)
+    tokenizer = byte_tokenizer(
+        "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}"
+        "{% if loop.last and m['role'] == 'assistant' %}<|return|>{% else %}<|end|>{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>", "<|return|>"]})
+    tokenizer.save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [5]}))
+    want = {5, tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|return|>")}
+    assert set(load(folder).eos_ids) == want
 
 
 def test_a_base_model_does_not_end_where_a_chat_would(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import tomli_w
 
 from assay.testing import save_tiny_model
-from assay.types import Completion, Group, GroupStream, Problem, Prompt, Verdict
+from assay.types import Completion, Group, GroupStream, Problem, Prompt, StepScore, Verdict
 
 REWARD = "train_worlds:few_marks"
 NEVER = "train_worlds:never_judged"
@@ -32,6 +32,12 @@ def always_right(problem: Problem, completion: Completion) -> float:
 def wrong_in_many_ways(problem: Problem, completion: Completion) -> dict[str, float]:
     """Nothing passes, and yet a part of the reward tells completions apart."""
     return {"score": 0.0, "format": float(sum(completion.tokens.tolist()) % 2)}
+
+
+def in_steps(problem: Problem, completion: Completion) -> Verdict:
+    """A judge of steps: every token is one."""
+    steps = tuple(StepScore(float(token % 2), n) for n, token in enumerate(completion.tokens))
+    return Verdict.of_score(steps[-1].score, "in_steps@1", step_scores=steps)
 
 
 def never_judged(problem: Problem, completion: Completion) -> None:
