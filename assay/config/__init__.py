@@ -25,6 +25,7 @@ from assay.config.tree import (
 )
 from assay.config.upkeep import CheckpointConfig, EvaluationConfig, GuardConfig, VerificationConfig
 from assay.config.world import (
+    MOST_SLOTS,
     DataConfig,
     EngineConfig,
     LoraConfig,
@@ -34,6 +35,7 @@ from assay.config.world import (
 )
 
 __all__ = [
+    "MOST_SLOTS",
     "STAGES",
     "AlgorithmConfig",
     "CheckpointConfig",

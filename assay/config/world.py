@@ -18,6 +18,8 @@ from assay.config.section import (
     found_words,
 )
 
+MOST_SLOTS = 64  # of the engine, where the configuration leaves it open
+
 
 class RunConfig(Section):
     """Where the run lives and what makes it repeatable."""
@@ -156,7 +158,12 @@ class SamplingConfig(Section):
 class EngineConfig(Section):
     """The built-in generator."""
 
-    num_slots: Count = 64
-    """Completions decoded at once. Fixed, so that a completion does not depend on its neighbors: rows without one are computed all the same."""
+    num_slots: Count | None = None
+    """Completions decoded at once, each in a row. A row without one is computed all the same, so that a completion does not depend on its neighbors. None: one for each completion of a step, at most 64; on a GPU, where idle rows cost little, 64. A run keeps the number that it began with: with another one, completions differ in the last bits."""
     max_kv_mib: Positive | None = None
     """Bound on the key/value cache in MiB; fewer slots are used where `num_slots` does not fit. None: a quarter of the memory there is."""
+
+    @property
+    def slots(self) -> int:
+        """The number of slots; where nothing has settled it, the most that a default is."""
+        return self.num_slots or MOST_SLOTS

@@ -249,7 +249,7 @@ class Engine:
         self._dtype, self._device = _kind_of(model)
         budget = self.settings.max_kv_mib or default_kv_mib(self._device)
         with out_of_memory_names(MEMORY_SETTINGS, "generation"):
-            return choose_forward(model, self.settings.num_slots, self.context_length, budget)
+            return choose_forward(model, self.settings.slots, self.context_length, budget)
 
     def _begin(self, waiting: list[_Waiting], sampling: SamplingConfig, group_size: int) -> _Call:
         if (self._dtype, self._device) != _kind_of(self._model):
@@ -304,7 +304,7 @@ class Engine:
         """Return (slots, rows) that fit in memory: rows are slots padded with idle ones."""
         cache, multiple = self._choice.forward.cache, self._choice.row_multiple
         budget = self.settings.max_kv_mib or default_kv_mib(self._device)
-        num_rows = -(-self.settings.num_slots // multiple) * multiple
+        num_rows = -(-self.settings.slots // multiple) * multiple
         num_rows = num_that_fit(cache, room, num_rows, multiple, budget)
         if num_rows < 1:
             tokens = cache.num_tokens(1, room) + cache.prompt_tokens(room)
@@ -315,7 +315,7 @@ class Engine:
             )
         with out_of_memory_names(MEMORY_SETTINGS, "generation"), torch.inference_mode():
             cache.make_room(num_rows, room)
-        return min(num_rows, self.settings.num_slots), num_rows
+        return min(num_rows, self.settings.slots), num_rows
 
     @torch.inference_mode()
     def _schedule(self, call: _Call) -> None:

@@ -138,7 +138,7 @@ def _seconds(
             sampled.lengths,
             facts.verifier_seconds,
             facts.mixed_share(config.rl.group_size) if sampled.passes else None,
-            config.engine.num_slots,
+            config.engine.slots,
         )
     if config.sft is not None:
         prompt, completion = _trace_lengths(config, bench)

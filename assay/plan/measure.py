@@ -230,10 +230,10 @@ def measure(
     opened.
     """
     from assay.plan.machine import measure_machine
-    from assay.train.api import with_checkpoint
+    from assay.train.api import settled
     from assay.train.assemble import fit_problems, open_bench, open_verifiers, read_problems
 
-    config = with_checkpoint(config)
+    config = settled(config)
     facts = facts_of_config(config)
     facts = replace(facts, **count_rows(config))
     started = time.perf_counter()

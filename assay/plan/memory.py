@@ -235,7 +235,7 @@ def _generation_parts(
 ) -> dict[str, float]:
     """Return what a generation takes, and the engine's proof before the first."""
     parameter = next(model.parameters())
-    slots = -(-config.engine.num_slots // ROW_MULTIPLE) * ROW_MULTIPLE
+    slots = -(-config.engine.slots // ROW_MULTIPLE) * ROW_MULTIPLE
     cache = _empty_cache(model, slots)
     budget = config.engine.max_kv_mib or default_kv_mib(parameter.device)
     longest = config.sampling.max_tokens

@@ -141,7 +141,7 @@ def calibrate(
 
 def _time_generation(bench: Bench, problems: Sequence[Problem]) -> tuple[float, float, float]:
     """Return seconds of a generation's begin, of a prompt token and of a decoding step, all slots full."""
-    slots = bench.config.engine.num_slots
+    slots = bench.config.engine.slots
     group_size = max(1, -(-slots // min(len(problems), 4)))
     chosen = [
         replace(one, draw=CALIBRATION_DRAW) for one in list(problems[: -(-slots // group_size)])

@@ -28,10 +28,12 @@ from assay.train.assemble import (
     choose_layout,
     fit_heldout,
     fit_problems,
+    fixed_words,
     open_bench,
     open_verifiers,
     rate_words,
     read_problems,
+    with_slots,
 )
 from assay.train.consent import TO_SAMPLE, open_config
 from assay.train.evaluate import Evaluation, evaluate
@@ -64,9 +66,11 @@ def train(
     if config is None:
         raise ConfigError("train: give a configuration, or a run to resume")
     path = Path(config) if isinstance(config, Path | str) else None
-    settings = with_checkpoint(read_config(config, overrides))
+    settings = settled(read_config(config, overrides))
     if resume is None:
         check_folder(Path(settings.run.directory), "run.directory")
+    else:  # a run keeps what it has settled, also where an override left it open again
+        overrides = [*overrides, f"engine.num_slots={settings.engine.slots}"]
     source = Source(
         config_path=path,
         resume=Path(resume) if resume is not None else None,
@@ -131,7 +135,7 @@ def evaluate_model(
     with ExitStack() as stack:
         verifiers = open_verifiers(config, stack)
         opened = _problems(config, verifiers, problems, max_problems)
-        bench = open_bench(config, verifiers)
+        bench = open_bench(with_slots(config, len(opened) * num_samples), verifiers)
         rows = keep_fitting(opened, bench.renderer, config.data.on_bad_row)
         sampling = configuration.at_temperature(config.sampling, temperature)
         sink = (
@@ -182,14 +186,14 @@ def sample(
             opened = _problems(config, verifiers, problems, max_problems)
         else:
             opened = [_prompted(prompt, answer)]
-        bench = open_bench(config, verifiers)
+        bench = open_bench(with_slots(config, len(opened) * num_samples), verifiers)
         rows = fit_heldout(opened, bench)
         return _sample(bench, rows, num_samples, temperature)
 
 
 def dry_run(config: Configured, *, overrides: Sequence[str] = ()) -> DryRun:
     """Open everything that a run needs, sample one completion, and estimate the memory."""
-    settings = with_checkpoint(read_config(config, overrides))
+    settings = settled(read_config(config, overrides))
     has_critic = False
     with ExitStack() as stack:
         verifiers = open_verifiers(settings, stack)
@@ -222,7 +226,8 @@ def dry_run(config: Configured, *, overrides: Sequence[str] = ()) -> DryRun:
             notes.append(f"{settings.rl.steps} steps of {completions} completions")
             notes += [f"warning: {text}" for text in bench.verifiers.warnings()]
             has_reference, has_critic = row.kl_weight > 0, row.has_critic
-        notes = [*notes, f"learning rate {rate_words(settings, bench.loaded.model)}"]
+        rate = f"learning rate {rate_words(settings, bench.loaded.model)}"
+        notes = [*notes, rate, *fixed_words(bench)]
         length = len(bench.renderer.render(rows[0]).tokens)
         memory = plan_memory(settings, bench.loaded.model, length, has_reference, has_critic)
         return DryRun(_sample(bench, rows, 1, settings.sampling.temperature), notes, memory)
@@ -271,6 +276,11 @@ def checkpoint_of(model: str) -> Path | None:
     if found is not None and found != Path(model):
         print(f"note: {model} is {found}", file=sys.stderr)
     return found
+
+
+def settled(config: TrainConfig) -> TrainConfig:
+    """Return the configuration with what a run settles at its start: checkpoints' folders, the engine's slots."""
+    return with_slots(with_checkpoint(config), config.completions_a_step)
 
 
 def with_checkpoint(config: TrainConfig) -> TrainConfig:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from assay.config import CriticConfig, RLConfig, SamplingConfig, TrainConfig
+from assay.config import MOST_SLOTS, CriticConfig, RLConfig, SamplingConfig, TrainConfig
 from assay.data.chat import PromptRenderer, keep_fitting
 from assay.data.overlap import check_overlap
 from assay.data.problems import ProblemSet, load_problems
@@ -20,7 +20,7 @@ from assay.learn.algorithms import Algorithm, algorithm, check_group_size, for_g
 from assay.learn.optimizer import Optimizer, peak_learning_rate
 from assay.learn.passes import Passes
 from assay.learn.update import Learner
-from assay.model.load import LoadedModel, load_model
+from assay.model.load import LoadedModel, choose_device, load_model
 from assay.model.packing import Layout
 from assay.model.probe import LayoutChoice, probe_layouts
 from assay.model.value_head import ValueModel
@@ -94,6 +94,35 @@ def open_bench(config: TrainConfig, verifiers: VerifierService) -> Bench:
         context_length=loaded.context_length,
     )
     return Bench(config, loaded, renderer, generator, verifiers)
+
+
+def with_slots(config: TrainConfig, completions: int | None) -> TrainConfig:
+    """Return the configuration with a number of engine slots, by default one for each of ``completions``."""
+    if config.engine.num_slots is not None:
+        return config
+    on_gpu = choose_device(config.run.device).type == "cuda"
+    slots = MOST_SLOTS if on_gpu or completions is None else min(completions, MOST_SLOTS)
+    engine = config.engine.model_copy(update={"num_slots": max(1, slots)})
+    return config.model_copy(update={"engine": engine})
+
+
+def fixed_words(bench: Bench) -> list[str]:
+    """Return what stays as it is so that a run can be repeated, and what idle slots cost it."""
+    config, slots = bench.config, bench.config.engine.slots
+    dtype = str(bench.loaded.dtype).removeprefix("torch.")
+    told = [
+        f"fixed, so that the run repeats to the bit on this machine: run.seed {config.run.seed},"
+        f" {torch.get_num_threads()} threads, {dtype} on {bench.loaded.device},"
+        f" engine.num_slots {slots}"
+    ]
+    completions = config.completions_a_step
+    if completions is not None and slots > completions and bench.loaded.device.type == "cpu":
+        told.append(
+            f"engine.num_slots is {slots} and a step samples {completions} completions: the other"
+            f" {slots - completions} rows are computed for nothing, unless evaluations fill them;"
+            f" leave it out, or set {completions}"
+        )
+    return told
 
 
 def verifier_options(config: TrainConfig) -> dict[str, dict[str, Any]]:

@@ -83,7 +83,7 @@ def run_rl(config: TrainConfig, source: Source) -> Path:
             setattr(learner, name, run.clock.timed(name, getattr(learner, name)))
         for note in (*problems.notes, layout.reason):
             run.note(note)
-        run.event("assembled", layout=asdict(layout), slots=config.engine.num_slots)
+        run.event("assembled", layout=asdict(layout), slots=config.engine.slots)
         run.event("self_test", verifiers=[one.as_dict() for one in tested])
         for warning in bench.verifiers.warnings():
             run.note(f"warning: {warning}")

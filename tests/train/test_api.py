@@ -172,6 +172,24 @@ def test_a_finished_run_says_so_and_how_to_extend_it(
     assert [row["step"] for row in rows_of(first.run, "evaluations")] == [0, 1, 2]
 
 
+def test_slots_follow_the_batch_and_stay_what_they_were(world: World) -> None:
+    """Other slots are other bits: a run that goes on keeps its number, whatever the default would be."""
+    tree = world.tree(rl={"steps": 1, "num_prompts": 2, "group_size": 3})
+    del tree["engine"]
+    run = Path(train(tree, quiet=True).run)
+
+    def found() -> tuple[int, int]:
+        config = tomllib.loads((run / "config.toml").read_text())
+        slots = [row["slots"] for row in rows_of(run, "events") if row["kind"] == "assembled"]
+        return config["engine"]["num_slots"], slots[-1]
+
+    assert found() == (6, 6)
+    train(resume=run, overrides=["rl.steps=2", "rl.group_size=4"], quiet=True)
+    assert found() == (6, 6)
+    train(resume=run, overrides=["rl.steps=3", "engine.num_slots="], quiet=True)
+    assert found() == (8, 8), "open again: settled again, and written down"
+
+
 def test_max_minutes_stops_cleanly(world: World) -> None:
     result = train(world.tree(run={"max_minutes": 1e-9}), quiet=True)
     assert (result.steps, result.ended) == (1, "max_minutes") and result.checkpoint

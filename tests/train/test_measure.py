@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from train_worlds import REWARD, World, rows_of
 
 from assay.errors import ConfigError, DataError, ModelError, OutOfMemory
+from assay.generate.engine import Engine
 from assay.train.api import checkpoint_of, dry_run, evaluate_model, export, sample, train
 
 
@@ -64,6 +66,36 @@ def test_sample_reads_completions_with_their_verdicts(world: World) -> None:
     assert [one["id"] for one in shown.samples] == ["p0#0/0", "p1#0/0"]
     with pytest.raises(ConfigError, match="not both"):
         sample(model)
+
+
+def test_slots_are_no_more_than_what_is_sampled(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Idle ones are computed all the same: four completions in 64 rows cost those of 64."""
+    used: list[int] = []
+    begin = Engine._begin
+
+    def counted(self: Engine, *rest: Any) -> Any:
+        call = begin(self, *rest)
+        used.append(self.stats.num_slots)
+        return call
+
+    monkeypatch.setattr(Engine, "_begin", counted)
+    model, rows = str(world.folder / "model"), [str(world.folder / "train.jsonl")]
+    sample(model, prompt="Hello", max_tokens=4, num_samples=3)
+    evaluate_model(model, rows, max_problems=5, max_tokens=4)
+    evaluate_model(model, rows, num_samples=7, temperature=1.0, max_tokens=4)
+    assert used == [3, 5, 64]
+
+
+def test_a_dry_run_says_what_is_fixed_and_what_idle_slots_cost(world: World) -> None:
+    plain = world.tree()
+    del plain["engine"]
+    told = str(dry_run(plain))
+    assert "run.seed 0, 1 threads, float32 on cpu, engine.num_slots 8" in told
+    assert "for nothing" not in told
+    idle = str(dry_run(world.tree(engine={"num_slots": 20})))
+    assert "20 and a step samples 8 completions: the other 12 rows are computed for nothing" in idle
 
 
 def test_a_dry_run_shows_the_plan_and_writes_nothing(world: World) -> None:
