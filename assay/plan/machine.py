@@ -168,11 +168,13 @@ def _rl_lesson(
 def _sft_lesson(config: TrainConfig, bench: Bench) -> Callable[[Sequence[Group]], Any]:
     from assay.learn.sft_update import SFTLearner
     from assay.model.packing import pack
+    from assay.model.probe import prove_lean
     from assay.train.assemble import make_passes
 
     assert config.sft is not None
     most = config.sft.max_tokens_per_micro_batch
-    learner = SFTLearner(make_passes(config, bench, 1000, "sft", most))
+    lean, _ = prove_lean(bench.loaded.model)
+    learner = SFTLearner(make_passes(config, bench, 1000, "sft", most, "plain", lean))
 
     def learn(groups: Sequence[Group]) -> None:
         learner.update(pack(groups, spread_verdicts(groups), learner.device))
