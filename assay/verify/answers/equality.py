@@ -22,8 +22,12 @@ from assay.verify.answers.latex_text import (
     strip_label,
 )
 from assay.verify.answers.math_forms import (
+    is_called,
+    is_constant,
     is_qualified,
     is_undone,
+    is_unsolved,
+    is_unsummed,
     is_words,
     plain_form,
     same_based,
@@ -43,7 +47,12 @@ MAX_PARTS = 64
 _RELATION = re.compile(
     r"[<>]|\\le |\\ge |\\ne |\\in |\\cup|\\cap|\\setminus|\\approx|\\subset|\\mid|\\to "
 )
-_OPERATOR = re.compile(r"\\(?:i+nt|oint|sum|prod|lim)(?![a-zA-Z])")
+_OPERATOR = re.compile(
+    r"\\(?:i+nt|oint|sum|prod|lim)(?![a-zA-Z])"
+    r"|\\end\s*\{\w*matrix\}\s*[-+]"
+    r"|\\[dt]?frac\s*\{\s*(?:d|\\partial)\s*(?:\^[^{}]*)?\}\s*\{\s*(?:d|\\partial)\s*[a-z]"
+)
+_CAPITALS = re.compile("[A-Z]{2,}")  # letters in an order: vertices, places, options
 _MINUS = re.compile(
     r"^(?:minus|negative) +(?=\\(?:sqrt|frac|pi)(?![a-zA-Z])[^-+]*$)", re.IGNORECASE
 )
@@ -84,8 +93,11 @@ def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
         return False
     if expected is not None and b != "e" and not re.search(r"[\d\\=]", b):
         return False  # letters alone are no number; sympy need not be asked
-    if expected is not None and not policy.unevaluated and is_undone(b):
-        return False
+    if not policy.unevaluated:
+        if expected is not None and is_undone(b):
+            return False
+        if (expected is not None or is_constant(a)) and is_called(a, b):
+            return False
     if (
         expected is not None
         and found is None
@@ -95,6 +107,8 @@ def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
     if "\\ldots" in b and "\\ldots" not in a:
         return False  # and so on: nobody knows how
     a, b = plain_form(a), plain_form(b)
+    if not policy.unevaluated and is_unsolved(b) and not is_unsolved(a):
+        return False
     if is_qualified(b) and not is_qualified(a):
         return a == b
     if expected is None or found is None:
@@ -144,7 +158,7 @@ def _same_structure(
         decided = compare(a, b)
         if decided is not None:
             return decided
-    if expected is None and (is_words(a) or is_words(b)):
+    if expected is None and (is_words(a) or is_words(b) or _CAPITALS.fullmatch(a)):
         return words_of(a, policy.case) == words_of(b, policy.case)
     (label_a, value_a), (label_b, value_b) = strip_label(a), strip_label(b)
     if label_a and label_b and label_a == label_b:
@@ -173,7 +187,11 @@ def _same_structure(
             return decided
     if re.search(r" (?:or|and) ", a + b) and (_has_relation(a) or _has_relation(b)):
         return same_union(_alternatives(a), _alternatives(b))
-    if _is_bare_list(a) != _is_bare_list(b) and not (_has_relation(a) or _has_relation(b)):
+    related = _has_relation(a) or _has_relation(b)
+    if _is_bare_list(a) != _is_bare_list(b) and not related:
+        return False
+    constant = expected is not None or is_constant(a)
+    if not (policy.unevaluated or related) and constant and is_unsummed(a, b, expected is not None):
         return False
     return _same_formula(a, b, expected, found, policy)
 

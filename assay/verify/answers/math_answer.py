@@ -126,7 +126,7 @@ def _same_text(gold: str, phrase: str) -> bool:
 
 MATH = Verifier(
     name="math",
-    version=2,
+    version=3,
     judge=judge_math,
     domain="mathematical answers: numbers with units, formulas, sets, tuples, intervals, matrices, relations",
     fields=(ANSWER, *OPTIONS),
@@ -167,6 +167,21 @@ MATH = Verifier(
             "a formula too large for sympy equals only its own spelling",
             {"answer": r"10^{20000} \cdot 10"},
             r"\boxed{10^{20001}}",
+            says="failed",
+            should_say="passed",
+        ),
+        KnownError(
+            "a power, root, factorial, binomial or product of matrices, and a formula with variables, "
+            "may restate the question: what it evaluates to is compared",
+            {"answer": "2002"},
+            r"\boxed{\frac{14!}{5!9!}}",
+            says="passed",
+            should_say="failed",
+        ),
+        KnownError(
+            "a sum is no answer to a question for a number, also where it is the usual closed form",
+            {"answer": "1023"},
+            r"\boxed{2^{10} - 1}",
             says="failed",
             should_say="passed",
         ),

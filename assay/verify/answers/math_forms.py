@@ -302,6 +302,73 @@ def is_undone(text: str) -> bool:
     return bool(_ARITHMETIC.fullmatch(text.strip()) and _UNDONE.search(text))
 
 
+_CALL = re.compile(
+    r"\\(?:(?P<angle>(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?)|(?P<logarithm>log|ln|lg)"
+    r"|(?P<other>gcd|lcm|max|min|sup|inf|det|arg|Re|Im|b?mod|lfloor|lceil))(?![a-zA-Z])"
+    r"|(?P<rounded>[⌊⌈])|(?P<size>\|[^|<>=:]+\|)|(?P<determinant>vmatrix)"
+)
+_VARIABLE = re.compile(r"[a-zA-Z](?:_(?:\w|\{\w+\}))?")
+_COMMAND = re.compile(r"\\[a-zA-Z]+")
+
+
+def is_called(gold: str, text: str) -> bool:
+    r"""Whether a text calls a function of numbers that the expected constant does without, as ``\gcd(12,18)``.
+
+    Powers, roots, fractions, factorials and binomials write a number down; a function has a value
+    that is still to be found. One of the same family in the expected text (``\ln 2``) shows that the
+    question leaves it so.
+    """
+    head, remainder, _ = text.partition(r"\mod")
+    if "=" in text or (remainder and squeeze(head) == squeeze(gold)):
+        return False
+    return bool(_families(text) - _families(gold))
+
+
+def _families(text: str) -> set[str | None]:
+    return {match.lastgroup for match in _CALL.finditer(text)}
+
+
+def is_constant(text: str) -> bool:
+    """Whether an expected answer has no letters but those of commands, e and i."""
+    return not re.search("[a-df-hj-zA-Z]", _COMMAND.sub("", text))
+
+
+_TIMES = re.compile(r"\s*(?:\\cdot|\\times|\*)(?![a-zA-Z])\s*")
+_SUM = re.compile(r"(?<=[\w)}\]!°])\s*[-+](?!\s*$)")
+_PRODUCT = re.compile(r"(?<=[\d)}])\*(?=[\d(\\])")
+_WRITTEN = re.compile(r"\^|!|binom|choose")  # how large numbers are written: 3 * 2^{10}
+
+
+def is_unsummed(gold: str, text: str, numeral: bool) -> bool:
+    """Whether a text has more sums or quotients to work out than the expected constant.
+
+    numeral: the constant is one number as digits, so that a product is to be worked out, too. A
+    complex number may be written as the sum of its parts.
+    """
+    gold, text = (_TIMES.sub("*", each) for each in (gold, text))
+    most = max(len(_SUM.findall(gold)), int(bool(re.search(r"(?<![a-zA-Z\\])i(?![a-zA-Z])", text))))
+    if len(_SUM.findall(text)) > most or (r"\div" in text and r"\div" not in gold):
+        return True
+    return numeral and bool(_PRODUCT.search(text)) and not _WRITTEN.search(text)
+
+
+_COMPARED = re.compile(r"\\(?:le|ge|ne)(?![a-zA-Z])|[<>]")
+
+
+def is_unsolved(text: str) -> bool:
+    """Whether an inequality in one variable does not have it alone on a side, as in ``x - 2 > 0``."""
+    for piece in re.split(r"\s(?:or|and)\s|,|\\cup|\\cap", text):
+        sides = [_COMMAND.sub(" ", side) for side in _COMPARED.split(piece)]
+        named = [set(_VARIABLE.findall(side)) for side in sides]
+        names = set[str]().union(*named)
+        if len(sides) < 2 or len(names) != 1:
+            continue
+        holding = [side.strip() for side, found in zip(sides, named, strict=True) if found]
+        if len(holding) > 1 or holding[0] not in names:
+            return True
+    return False
+
+
 _FUNCTION_WORDS = {
     "sin",
     "cos",

@@ -30,7 +30,7 @@ class Policy:
     digits of an expected decimal. tolerance: relative, of numbers. case: whether words must have the
     expected case (variables always do). european_numbers: whether 1.234,5 is 1234.5; ``auto``: only
     1000,99 is a decimal. extra_text: whether words may stand around a marked answer.
-    unevaluated: whether 2 + 3 may stand for 5. fallback: what may count where nothing is marked.
+    unevaluated: whether 2 + 3 may stand for 5, and x - 2 > 0 for x > 2. fallback: what may count where nothing is marked.
     """
 
     percent: Percent = "either"
@@ -124,7 +124,7 @@ OPTIONS = (
     ),
     _option(
         "unevaluated",
-        "true or false: whether arithmetic still to be done (2 + 3) may stand for an expected number",
+        "true or false: whether what is still to be done (2 + 3, a gcd of numbers, an inequality to be solved) may stand for an expected value",
         _is_bool,
     ),
 )

@@ -21,7 +21,7 @@ SAME = [
     (r"\binom{5}{2}", "10"),
     (r"\log_2 8", "3"),
     (r"\sin(30^\circ)", "1/2"),
-    (r"\frac{\sqrt{3}}{2}", r"\sin 60^\circ"),
+    (r"\sin \frac{\pi}{3}", r"\sin 60^\circ"),
     (r"e^{i\pi}", "-1"),
     ("14 - i", "14.0 + -1.0i"),
     (r"\sqrt{2}/2", r"\frac{1}{\sqrt{2}}"),
@@ -183,6 +183,85 @@ DIFFERENT = [
     ("x", "y"),
     ("x^2", "x^2 + 10^{-20}"),
 ]
+
+DONE = [  # closed forms: nothing is left to do, or no more than the expected one leaves
+    ("1/2", r"\frac{3}{6}"),
+    (r"2\sqrt{3}", r"\sqrt{12}"),
+    (r"2\sqrt{3}", r"2 \cdot \sqrt{3}"),
+    ("1024", "2^{10}"),
+    ("3072", r"3 \cdot 2^{10}"),
+    ("720", "6!"),
+    ("10", r"\binom{5}{2}"),
+    ("6", r"\gcd(12,18) = 6"),
+    ("x = 6", r"x = \gcd(12, 18) = 6"),
+    ("3", r"3 \mod 7"),
+    (r"\ln 4", r"2 \ln 2"),
+    (r"\cos 20^\circ", r"\sin 70^\circ"),
+    ("2-\\sqrt{3}", r"\frac{1}{2+\sqrt{3}}"),
+    ("3", "3+0i"),
+    (r"3 \pm \sqrt{2}", r"3-\sqrt{2}, 3+\sqrt{2}"),
+    (r"\frac{1+\sqrt{5}}{2}", r"\frac{1}{2}+\frac{\sqrt{5}}{2}"),
+    ("(-1,3)", "-1<x<3"),
+    ("(-1,3)", r"\{x : -1 < x < 3\}"),
+    ("x>2", "2<x"),
+    (r"(-\infty,-1)\cup(3,\infty)", r"x<-1 \text{ or } x>3"),
+    ("x^2<4", "x^2-4<0"),
+    ("x_1 > 2", "2 < x_1"),
+    ("ACB", r"\text{ACB}"),
+    ("xy", "yx"),
+]
+
+STILL_TO_DO = [
+    ("6", r"\gcd(12,18)"),
+    ("x = 6", r"\gcd(12, 18)"),
+    ("6 cm", r"\gcd(12,18) \text{ cm}"),
+    ("(6, 1)", r"(\gcd(12,18), 1)"),
+    ("6", r"\max\{3,6\}"),
+    ("3", r"\lfloor 3.7 \rfloor"),
+    ("3", r"\lceil 2.2 \rceil"),
+    ("2", r"17 \mod 5"),
+    ("5", "|-5|"),
+    ("-2", r"\det\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+    ("3", r"\log_2(8)"),
+    (r"\frac{\sqrt{3}}{2}", r"\sin 60^\circ"),
+    ("1", r"\sin^2 x + \cos^2 x"),
+    ("2x", r"\frac{d}{dx}x^2"),
+    ("2800", "64^2-36^2"),
+    ("60", r"0.18 \div 0.003"),
+    ("4", r"\sqrt{2} \cdot \sqrt{8}"),
+    ("48", r"\frac{6!+7!}{5!}"),
+    (r"2\sqrt{5}", r"\sqrt{5}-\sqrt{20}+\sqrt{45}"),
+    ("-4-6i", "(-3-2i)-(1+4i)"),
+    (
+        r"\begin{pmatrix} 3 \\ 4 \end{pmatrix}",
+        r"\begin{pmatrix} 1 \\ 1 \end{pmatrix} + \begin{pmatrix} 2 \\ 3 \end{pmatrix}",
+    ),
+    ("(-1,3)", "|x-1|<2"),
+    ("(-1,3)", "x^2-2x-3<0"),
+    ("[-1,3]", r"\{x : x^2-2x-3 \le 0\}"),
+    ("-1<x<3", "x-1>-2, x<3"),
+    (r"x \in (-1,3)", "(x-3)(x+1)<0"),
+    ("x>2", "x-2>0"),
+    (r"(-\infty,-1)\cup(3,\infty)", "x^2-2x-3>0"),
+    ("ACB", "BAC"),
+    ("ACB", "ABC"),
+    ("AB", "BA"),
+]
+
+
+@pytest.mark.parametrize(("gold", "answer"), DONE)
+def test_a_closed_form_is_an_answer(gold: str, answer: str) -> None:
+    assert equivalent(gold, answer)
+
+
+@pytest.mark.parametrize(("gold", "answer"), STILL_TO_DO)
+def test_what_is_still_to_be_done_is_no_answer(gold: str, answer: str) -> None:
+    assert not equivalent(gold, answer)
+
+
+@pytest.mark.parametrize(("gold", "answer"), [("6", r"\gcd(12,18)"), ("2800", "64^2-36^2"), ("(-1,3)", "x^2-2x-3<0")])  # fmt: skip
+def test_it_may_stand_for_its_value_where_the_policy_says_so(gold: str, answer: str) -> None:
+    assert equivalent(gold, answer, Policy(unevaluated=True))
 
 
 @pytest.mark.parametrize(("gold", "answer"), SAME)
