@@ -18,8 +18,9 @@ def find_checkpoint(name: str) -> Path | None:
     the newest. Plain ``RUN`` is the newest too, but not where a guard stopped the run: what it
     condemned is taken only by name.
 
-    Its files are held against the manifest, so every byte is read and hashed: a second or two for
-    each GiB, once a start. Raises RunError where one differs, or where there is no such checkpoint.
+    All its files are held against the manifest, the optimizer's too, so every byte is read and hashed:
+    a second or two for each GiB, once a start. Raises RunError where one differs, or where there is no
+    such checkpoint.
     """
     folder = Path(name).expanduser()
     if _is_checkpoint(folder):

@@ -15,7 +15,9 @@ import pytest
 from train_worlds import World, events_of, rows_of
 
 HERE = Path(__file__).parent
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
+ROOT = HERE.parent.parent  # this tree, wherever the package was installed from
+PATHS = os.pathsep.join(map(str, (HERE, ROOT)))
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": PATHS}
 
 
 def run_killer(world: World, seed: int, num_kills: int, stage: str) -> dict[str, Any]:
