@@ -164,7 +164,7 @@ def _missing_remedy(names: Sequence[str], root: type[BaseModel]) -> str:
         return f"add {names[-1]} = ...{inside}: {_description(names, root)}"
     needed = [name for name, field in section.model_fields.items() if field.is_required()]
     return f"add [{'.'.join(names)}] with " + "; ".join(
-        f"{name} = ...: {section.model_fields[name].description}" for name in needed
+        f"{name} = ...: {_description([*names, name], root)}" for name in needed
     )
 
 

@@ -119,7 +119,7 @@ def test_the_good_world_is_good(world: Path, tmp_path: Path, command: str) -> No
     if command == "train":
         shutil.rmtree(folder / "runs")
     ended = run_forked(COMMANDS[command], folder, 2 * patience())
-    assert ended.code == (1 if command == "redteam" else 0), ended
+    assert ended.code == 0, ended
 
 
 @pytest.mark.slow

@@ -113,12 +113,12 @@ def test_a_byte_order_mark_is_read_over(toml: Path) -> None:
         (
             "[model]\n[rl]\n",
             "run.toml:1 model.path: missing; add path = ... to [model]: A folder in Hugging Face "
-            "layout, a run's checkpoint folder, or a hub name",
+            "layout, a hub name, or a run's checkpoint",
         ),
         (
             "",
             "run.toml model: missing; add [model] with path = ...: A folder in Hugging Face "
-            "layout, a run's checkpoint folder, or a hub name.",
+            "layout, a hub name, or a run's checkpoint",
         ),
         (
             RL + "[optimizer]\nbetas = [0.9]\n",

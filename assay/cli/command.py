@@ -36,10 +36,11 @@ def run_command() -> int:
     except BrokenPipeError:
         leave_closed_pipe()
     except OSError as error:
-        if error.filename is None or error.strerror is None:
+        of_machine = error.errno in _NOT_OF_THE_INPUT
+        if error.strerror is None or (error.filename is None and not of_machine):
             raise  # no file of the user's: a defect
-        where, reason = error.filename, error.strerror[:1].lower() + error.strerror[1:]
-        return _complain(f"{where}: {reason}", 1 if error.errno in _NOT_OF_THE_INPUT else 2)
+        where, reason = error.filename or "writing", error.strerror
+        return _complain(f"{where}: {reason[:1].lower()}{reason[1:]}", 1 if of_machine else 2)
 
 
 def _complain(text: str, code: int) -> int:

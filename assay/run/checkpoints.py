@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from assay.config import CheckpointConfig
-from assay.errors import DiskFull, RunError
+from assay.errors import AssayError, DiskFull, RunError, cause
 from assay.run.files import has_room, is_disk_full, read_json, sync_file, write_json
 
 MANIFEST = "manifest.json"
@@ -102,7 +102,13 @@ class Checkpoints:
         if missing:
             raise RunError(f"{folder}: holds no state of {', '.join(missing)}; start a new run")
         for name, part in parts.items():
-            part.load_state(part_folder(folder, name))
+            try:
+                part.load_state(part_folder(folder, name))
+            except (AssayError, OSError, MemoryError):
+                raise
+            except Exception as error:  # a part, or its library, reads a damaged file
+                what = f"{folder}: the state of {name} cannot be read ({cause(error)})"
+                raise RunError(f"{what}; restore it, or move this checkpoint away") from error
 
     def set_aside_after(self, step: int) -> list[str]:
         """Rename the checkpoints that are newer than a step, which are damaged; returns the new names.

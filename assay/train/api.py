@@ -22,6 +22,7 @@ from assay.model.probe import prove_lean
 from assay.plan import plan_memory
 from assay.run.files import check_folder, check_output
 from assay.run.names import find_checkpoint
+from assay.run.summary import summarize
 from assay.train.assemble import (
     Bench,
     choose_algorithm,
@@ -63,6 +64,7 @@ def train(
     if resume is not None:
         config = Path(resume) / "config.toml"
         open_config(Path(resume), overrides=overrides, trust_run=trust_run)
+        summarize(Path(resume))  # all that is damaged is told before a model is loaded
     if config is None:
         raise ConfigError("train: give a configuration, or a run to resume")
     path = Path(config) if isinstance(config, Path | str) else None

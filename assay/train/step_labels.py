@@ -297,6 +297,8 @@ def labelled_before(journal: Journal, settings: dict[str, Any]) -> set[str]:
     settings = json.loads(json.dumps(settings))
     where, remedy = f"--out {journal.path}", "choose another --out"
     done: set[str] = set()
+    if journal.path.exists() and not journal.path.is_file():
+        raise ConfigError(message(where, "a pipe or a device", "a file", remedy))
     try:
         rows = journal.rows()
     except RunError as error:

@@ -229,3 +229,17 @@ def test_global_random_generators_go_on_where_they_were(tmp_path: Path) -> None:
     torch.manual_seed(1)
     GlobalRandomState().load_state(tmp_path)
     assert draws == [(random.gauss(0, 1), np.random.standard_normal(), torch.rand(3).tolist())]
+
+
+def test_a_state_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    class Odd:
+        def save_state(self, folder: Path) -> None:
+            (folder / "odd.json").write_text("{}")
+
+        def load_state(self, folder: Path) -> None:
+            raise KeyError("torch")
+
+    checkpoints = Checkpoints(tmp_path / "checkpoints", CheckpointConfig())
+    checkpoints.save(1, {"odd": Odd()})
+    with pytest.raises(RunError, match=r"step-000001: the state of odd cannot be read \(KeyError"):
+        checkpoints.restore(1, {"odd": Odd()})

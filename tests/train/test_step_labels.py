@@ -230,6 +230,11 @@ def test_a_foreign_file_is_left_alone(tmp_path: Path, text: str) -> None:
     assert path.read_text() == text
 
 
+def test_a_device_is_no_place_for_labels() -> None:
+    with pytest.raises(ConfigError, match="--out /dev/full: found a pipe or a device"):
+        labelled_before(Journal(Path("/dev/full")), {})
+
+
 def test_what_ends_a_step_is_not_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--split: found nothing"):
         label_steps("no model", ["rows.jsonl"], tmp_path / "out", split="")
