@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from assay.run.metrics import accuracy_of, kind_of
+from assay.run.metrics import accuracy_of, gain_between, kind_of
 
 DECISION = "decision.md"
 
@@ -38,7 +38,10 @@ def _accuracies(evaluations: Sequence[Mapping[str, Any]]) -> str:
         return "; nothing was held out"
     first, last = same[0], same[-1]
     before, after = accuracy_of(first), accuracy_of(last)
-    spread = last.get("eval/stderr") or 0.0
     if first is last:
         return f"; held-out accuracy {before:.3f} at step {first['step']} ({kind_of(first)})"
-    return f"; held-out accuracy {before:.3f} before, {after:.3f} ± {spread:.3f} after ({kind_of(first)})"
+    gain = gain_between(first, last)
+    gained = (
+        "" if gain is None else f", gained {gain} over {gain.num_problems} problems, one by one"
+    )
+    return f"; held-out accuracy {before:.3f} before, {after:.3f} after ({kind_of(first)}){gained}"

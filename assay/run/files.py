@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from assay.errors import DiskFull, RunError, message
 
@@ -279,6 +279,10 @@ def _is_measured(key: str, value: Any) -> bool:
         return isinstance(value, str)
     if key in ("eval/by_tag", "eval/reliability"):
         return isinstance(value, dict | list)
+    if key == "eval/by_problem" and isinstance(value, dict):
+        return all(
+            isinstance(share, int | float) for share in cast("dict[str, Any]", value).values()
+        )
     return value is None or isinstance(value, int | float)
 
 

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from assay.config import TrainConfig, dump
 from assay.run.environment import verifier_text
 from assay.run.files import disk_full_as, write_atomic
+from assay.run.metrics import error_words
 from assay.run.progress import format_seconds
 from assay.run.report_charts import Chart, make_charts
 from assay.run.report_rollouts import reader_html, safe
@@ -135,7 +136,12 @@ def _lift_html(lift: Lift) -> str:
             f'<span class="after">{lift.after:.1%}</span>'
         )
         direction = "up" if lift.points >= 0 else "down"
-        gain = f'<span class="gain {direction}">{lift.points:+.1f} points</span>'
+        error = (
+            ""
+            if lift.gain is None or lift.gain.stderr is None
+            else f" ± {100 * lift.gain.stderr:.1f}"
+        )
+        gain = f'<span class="gain {direction}">{lift.points:+.1f}{error} points</span>'
     bars = "".join(_bar_html(*bar) for bar in _bars(lift))
     return (
         f'<section class="lift"><h2>Held-out accuracy <small>{problems}{safe(lift.kind)}</small></h2>'
@@ -143,17 +149,17 @@ def _lift_html(lift: Lift) -> str:
     )
 
 
-def _bars(lift: Lift) -> list[tuple[str, float, float]]:
+def _bars(lift: Lift) -> list[tuple[str, float, float | None]]:
     bars = [("before", lift.before, lift.before_stderr)]
     return bars if lift.step == 0 else [*bars, ("after", lift.after, lift.after_stderr)]
 
 
-def _bar_html(name: str, share: float, stderr: float) -> str:
-    low, high = max(0.0, share - stderr), min(1.0, share + stderr)
+def _bar_html(name: str, share: float, stderr: float | None) -> str:
+    low, high = max(0.0, share - (stderr or 0.0)), min(1.0, share + (stderr or 0.0))
     return (
         f'<div class="bar {name}"><div><i style="width:{share:.2%}"></i>'
         f'<b style="left:{low:.2%};width:{high - low:.2%}"></b></div>'
-        f"<span>{name} ± {stderr:.1%}</span></div>"
+        f"<span>{name}{error_words(stderr)}</span></div>"
     )
 
 

@@ -161,7 +161,7 @@ def _accuracy(evaluations: Sequence[Row]) -> Chart | None:
             kinds.setdefault(kind_of(row), []).append(row)
     traces: list[Trace] = []
     for (kind, rows), color in zip(kinds.items(), _COLORS, strict=False):
-        errors = {"type": "data", "array": [row.get("eval/stderr") or 0.0 for row in rows]}
+        errors = {"type": "data", "array": [row.get("eval/stderr") for row in rows]}
         trace = _line(
             kind, [row["step"] for row in rows], [accuracy_of(row) for row in rows], color
         )

@@ -11,22 +11,26 @@ from assay.config import TrainConfig, load
 from assay.errors import RunError
 from assay.run.environment import read_environment
 from assay.run.files import read_events, read_step_rows
-from assay.run.metrics import accuracy_of, kind_of
+from assay.run.metrics import Gain, accuracy_of, gain_between, kind_of
 
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Lift:
-    """Held-out accuracy of one kind of evaluation: before the first step, and at the last look."""
+    """Held-out accuracy of one kind of evaluation: before the first step, and at the last look.
+
+    gain: the difference problem by problem; None where that is not known.
+    """
 
     kind: str
     before: float
-    before_stderr: float
+    before_stderr: float | None
     after: float
-    after_stderr: float
+    after_stderr: float | None
     step: int
     num_problems: int
+    gain: Gain | None = None
 
     @property
     def points(self) -> float:
@@ -84,11 +88,12 @@ def _lift(kind: str, first: Row, last: Row) -> Lift:
     return Lift(
         kind=kind,
         before=accuracy_of(first) or 0.0,
-        before_stderr=first.get("eval/stderr") or 0.0,
+        before_stderr=first.get("eval/stderr"),
         after=accuracy_of(last) or 0.0,
-        after_stderr=last.get("eval/stderr") or 0.0,
+        after_stderr=last.get("eval/stderr"),
         step=int(last["step"]),
         num_problems=int(last.get("eval/num_problems") or 0),
+        gain=gain_between(first, last),
     )
 
 

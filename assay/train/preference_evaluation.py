@@ -48,11 +48,11 @@ def evaluate_pairs(learner: PreferenceLearner, pairs: PreferenceBatch, kind: str
     error = None
     if accuracy is not None:
         counts = (num_chosen, 0) if paired else (num_chosen, num_rejected)
-        error = accuracy_error(accuracy, *counts)
+        error = accuracy_error(accuracy, *counts) if sum(counts) > 1 else None
     row: dict[str, Any] = {
         "eval/kind": kind,
         "eval/pass_at_1": accuracy,
-        "eval/stderr": error or 0.0,
+        "eval/stderr": error,
         "eval/num_problems": num_chosen if paired else pairs.batch.num_rows,
         "eval/loss": metrics.pop("loss/total"),
     }

@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from assay.model.load import silence_transformers
 from assay.run.files import check_folder
+from assay.run.metrics import Gain
 from assay.train import api
 
 PROBLEMS = "assay.data.tasks:chain_sums?num_terms=4"
@@ -24,12 +25,17 @@ PRESENTATION = {"template": "base", "prompt_template": "{question}", "think": "f
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """Held-out accuracy (0..1) before and after the RL stage, greedy and at temperature 1."""
+    """Held-out accuracy (0..1) before and after the RL stage, greedy and at temperature 1.
+
+    gained, gained_sampled: the difference, problem by problem, with its standard error.
+    """
 
     before: float
     after: float
     before_sampled: float
     after_sampled: float
+    gained: Gain | None
+    gained_sampled: Gain | None
     seconds: float
     run: str
     report: str
@@ -52,9 +58,9 @@ class DemoResult:
         lines += [
             "",
             f"Accuracy on {NUM_HELDOUT} held-out problems that neither stage saw:",
-            "                   after cold start    after RL      lift",
-            _row("greedy", self.before, self.after),
-            _row("temperature 1", self.before_sampled, self.after_sampled),
+            "                   after cold start    after RL      lift, problem by problem",
+            _row("greedy", self.before, self.after, self.gained),
+            _row("temperature 1", self.before_sampled, self.after_sampled, self.gained_sampled),
             "",
             f"{self.seconds:.0f} seconds in all. The evidence is in {self.run}",
             f"Open the report: {self.report}",
@@ -62,8 +68,9 @@ class DemoResult:
         return "\n".join(lines)
 
 
-def _row(name: str, before: float, after: float) -> str:
-    return f"  {name:<17}{before:>16.1%}{after:>12.1%}{after - before:>+10.1%}"
+def _row(name: str, before: float, after: float, gained: Gain | None) -> str:
+    lift = f"{after - before:+.1%}" if gained is None else str(gained)
+    return f"  {name:<17}{before:>16.1%}{after:>12.1%}    {lift}"
 
 
 def demo(directory: Path, seed: int = 0, quiet: bool = False) -> DemoResult:
@@ -89,6 +96,8 @@ def demo(directory: Path, seed: int = 0, quiet: bool = False) -> DemoResult:
         after=result.accuracy("after", 0.0),
         before_sampled=result.accuracy("before", 1.0),
         after_sampled=result.accuracy("after", 1.0),
+        gained=result.gain(0.0),
+        gained_sampled=result.gain(1.0),
         seconds=time.perf_counter() - started,
         run=result.run,
         report=str(result.report),

@@ -9,14 +9,17 @@ from typing import Any
 
 from assay.plan import MemoryPlan
 from assay.run.files import read_events, read_step_rows
-from assay.run.metrics import kind_of
+from assay.run.metrics import Gain, error_words, gain_between, kind_of
 from assay.terminal import escaped
 from assay.types import Group, Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """How a run ended. before, after: first and last held-out evaluation, one row a temperature."""
+    """How a run ended. before, after: first and last held-out evaluation, one row a temperature.
+
+    gains: what lies between them, problem by problem, in the same order; None where that is not known.
+    """
 
     run: str
     checkpoint: str | None
@@ -25,6 +28,7 @@ class TrainResult:
     ended: str
     before: Sequence[Mapping[str, Any]]
     after: Sequence[Mapping[str, Any]]
+    gains: Sequence[Gain | None] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -37,13 +41,20 @@ class TrainResult:
                 return row["eval/pass_at_1"]
         raise KeyError(f"no evaluation {when} at temperature {temperature}")
 
+    def gain(self, temperature: float) -> Gain | None:
+        """Return what held-out accuracy gained at a temperature; None where that is not known."""
+        found = zip(self.before, self.gains, strict=False)
+        return next((one for row, one in found if row.get("eval/temperature") == temperature), None)
+
     def __str__(self) -> str:
         how = "out of time" if self.ended == "max_minutes" else self.ended
         lines = [f"{self.run}: {how} after {self.steps} steps"]
-        for first, last in zip(self.before, self.after, strict=False):
+        gains = [*self.gains, *([None] * len(self.before))]
+        for first, last, gain in zip(self.before, self.after, gains, strict=False):
             kind = kind_of(first)
             rates = [_rate(row) for row in (first, last)]
-            lines.append(f"held-out accuracy, {kind}: {rates[0]} before, {rates[1]} after")
+            gained = "" if gain is None else f"; gained {gain}, problem by problem"
+            lines.append(f"held-out accuracy, {kind}: {rates[0]} before, {rates[1]} after{gained}")
         lines += [f"checkpoint: {self.checkpoint}", f"report: {self.report}"]
         if self.ended != "finished":
             lines.append(f"go on with: assay train --resume {self.run}")
@@ -53,7 +64,7 @@ class TrainResult:
 def _rate(row: Mapping[str, Any]) -> str:
     if row["eval/pass_at_1"] is None:
         return "not judged"
-    return f"{row['eval/pass_at_1']:.1%} ± {row['eval/stderr']:.1%}"
+    return f"{row['eval/pass_at_1']:.1%}{error_words(row['eval/stderr'])}"
 
 
 def read_result(folder: Path) -> TrainResult:
@@ -66,15 +77,23 @@ def read_result(folder: Path) -> TrainResult:
     ended = [str(event.get("reason")) for event in events if event["kind"] == "ended"]
     checkpoints = sorted((folder / "checkpoints").glob("step-*"))
     report = folder / "report.html"
+    before, after = ([row for row in evaluations if row["step"] == step] for step in (first, last))
+    of_kind = {kind_of(row): row for row in after}
+    gains = [gain_between(row, of_kind.get(kind_of(row), row)) for row in before]
     return TrainResult(
         run=str(folder),
         checkpoint=str(checkpoints[-1]) if checkpoints else None,
         report=str(report) if report.exists() else None,
         steps=steps,
         ended=ended[-1] if ended else "still running, or killed",
-        before=[row for row in evaluations if row["step"] == first],
-        after=[row for row in evaluations if row["step"] == last],
+        before=list(map(_without_problems, before)),
+        after=list(map(_without_problems, after)),
+        gains=gains,
     )
+
+
+def _without_problems(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key != "eval/by_problem"}
 
 
 @dataclass(frozen=True, slots=True)

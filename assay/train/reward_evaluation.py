@@ -24,13 +24,13 @@ class RewardEvaluation:
     """How a reward model did on held-out rows.
 
     accuracy: of pairs (a tie is half right), of completions, or of steps, at probability 0.5; stderr:
-    its standard error. facts: further shares and means, by kind.
+    its standard error, for which the steps of one solution are one draw; None of a single draw. facts: further shares and means, by kind.
     """
 
     kind: str
     num_units: int
     accuracy: float
-    stderr: float
+    stderr: float | None
     calibration: Calibration
     facts: dict[str, float]
     seconds: float
@@ -60,6 +60,7 @@ def evaluate_reward_model(
     scores = learner.scores(groups)
     kind = learner.objective.kind
     facts: dict[str, float] = {}
+    sizes: list[int] | None = None  # of draws that are independent; None: each hit is one
     if kind == "preference":
         chosen, rejected = np.array([float(score[-1]) for score in scores]).reshape(-1, 2).T
         hits = np.where(chosen == rejected, 0.5, (chosen > rejected).astype(np.float64))
@@ -75,6 +76,7 @@ def evaluate_reward_model(
             scores = [each[-1:] for each in scores]
         else:
             facts |= first_error_facts(scores, labels)
+            sizes = [len(each) for each in labels]
         predicted = _sigmoid(np.concatenate(scores).astype(np.float64))
         observed = np.concatenate(labels).astype(np.float64)
         right = observed >= RIGHT
@@ -85,11 +87,26 @@ def evaluate_reward_model(
         kind=kind,
         num_units=len(hits),
         accuracy=accuracy,
-        stderr=math.sqrt(accuracy * (1 - accuracy) / len(hits)),
+        stderr=clustered_stderr(hits, sizes or [1] * len(hits)),
         calibration=calibrate(predicted, observed),
         facts={name: float(value) for name, value in facts.items() if value == value},
         seconds=time.perf_counter() - started,
     )
+
+
+def clustered_stderr(values: Array, sizes: Sequence[int]) -> float | None:
+    """Return the standard error of a mean over values of which only clusters are independent.
+
+        sqrt(C / (C - 1) sum_c (sum_{i in c} (x_i - mean))^2) / N
+
+    values: [N], cluster after cluster; sizes: of the C clusters. Miller 2024 (arXiv 2411.00640), section
+    2.2, with the correction for few clusters. None of fewer than two.
+    """
+    if len(sizes) < 2:
+        return None
+    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    sums = np.add.reduceat(values - values.mean(), starts)
+    return float(np.sqrt((sums**2).sum() * len(sizes) / (len(sizes) - 1)) / len(values))
 
 
 def first_error_facts(scores: Sequence[Floats], labels: Sequence[Floats]) -> dict[str, float]:

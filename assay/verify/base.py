@@ -46,6 +46,8 @@ class Field:
     where neither the row nor ``[verification.options.NAME]`` says. check: whether a value is
     accepted; it is called in the trainer's process, so built-in verifiers only. from_row: False
     where only the configuration may set it (an address, a price): in a row such a key is metadata.
+    equates: an answer that was extracted from a completion may stand here as the accepted one, so that
+    the verifier says whether two answers are equal (majority@k asks it).
     """
 
     name: str
@@ -54,6 +56,7 @@ class Field:
     default: Any = None
     check: Callable[[Any], bool] | None = None
     from_row: bool = True
+    equates: bool = False
 
 
 @dataclass(frozen=True, slots=True)

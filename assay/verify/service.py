@@ -184,6 +184,17 @@ class VerifierService:
             raise VerifierError(plan.error)
         plan.check_row(problem)
 
+    def compares(self, problem: Problem) -> tuple[str, str] | None:
+        """Return (verifier, key of the spec) that say whether two answers to a problem are equal.
+
+        Of the first term's first verifier, where one of its fields `equates`; None where there is none.
+        """
+        plan = self._plan(problem.verifier)
+        if plan.error:
+            return None
+        name = plan.terms[0].names[0]
+        return next(((name, one.name) for one in self._card(name).fields if one.equates), None)
+
     def warnings(self, expression: str | None = None) -> list[str]:
         """Return what is doubtful about an expression that can be used, one line each."""
         self.check([expression])

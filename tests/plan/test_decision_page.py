@@ -111,17 +111,13 @@ def test_a_cold_start_that_was_recommended_keeps_its_reasons(tmp_path: Path) -> 
 def test_a_run_writes_its_decision_and_how_it_ended(tmp_path: Path) -> None:
     config = make_config(tmp_path, algorithm={"name": "dr_grpo"})
     with Run.create(config, decision=run_decision(config, None), num_steps=3, quiet=True) as run:
-        run.record_evaluation(
-            {"eval/temperature": 0.0, "eval/pass_at_1": 0.25, "eval/stderr": 0.1}, 0
-        )
-        run.record_evaluation(
-            {"eval/temperature": 0.0, "eval/pass_at_1": 0.5, "eval/stderr": 0.1}, 3
-        )
+        run.record_evaluation({"eval/pass_at_1": 0.25, "eval/by_problem": {"a": 0.0, "b": 0.5}}, 0)
+        run.record_evaluation({"eval/pass_at_1": 0.5, "eval/by_problem": {"a": 0.5, "b": 0.5}}, 3)
     text = (run.folder / DECISION).read_text()
     assert "`dr_grpo`, as recommended" in text
     last = text.splitlines()[-1]
     assert "stopped early, after step 0 of 3" in last
-    assert "held-out accuracy 0.250 before, 0.500 ± 0.100 after (greedy)" in last
+    assert "held-out accuracy 0.250 before, 0.500 after (greedy), gained +25.0% ± 25.0%" in last
 
 
 def test_an_outcome_needs_a_page_and_harms_nothing_without_one(tmp_path: Path) -> None:

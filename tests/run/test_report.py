@@ -85,6 +85,7 @@ def make_run(parent: Path, num_steps: int, evil: Sequence[str] = ()) -> Path:
             if step in (1, num_steps):
                 accuracy = 0.25 + 0.5 * (step > 1)
                 row = {"eval/pass_at_1": accuracy, "eval/stderr": 0.02, "eval/num_problems": 400}
+                row["eval/by_problem"] = {"a": accuracy, "b": 0.5, "c": accuracy}
                 run.record_evaluation(row, step=0 if step == 1 else None)
             groups, verdicts = make_rollouts(step)
             for n, text in enumerate(evil):
@@ -124,7 +125,7 @@ def test_the_report_says_what_the_run_was(folder: Path) -> None:
     page = Page(path.read_text())
     text = " ".join(" ".join(page.texts).split())
     for wanted in (
-        "25.0% → 75.0% +50.0 points",
+        "25.0% → 75.0% +50.0 ± 16.7 points",
         "400 held-out problems, greedy",
         "before ± 2.0%",
         "12 of 12",
@@ -140,6 +141,11 @@ def test_the_report_says_what_the_run_was(folder: Path) -> None:
     assert {"Held-out accuracy", "Reward", "Groups", "Completion length", "Loss"} <= titles
     assert page.count("div", "plot") == len(titles)
     assert page.count("article", "rollout") > 20
+
+
+def test_what_was_gained_has_the_error_of_paired_problems(folder: Path) -> None:
+    text = write_report(folder).read_text()
+    assert "+50.0 ± 16.7 points" in text  # of 0.5, 0 and 0.5
 
 
 def test_the_page_is_one_file_that_loads_nothing(folder: Path) -> None:

@@ -10,6 +10,7 @@ from run_fakes import make_problem, make_rollouts
 
 from assay.run.metrics import (
     best_step,
+    gain_between,
     is_timing,
     kind_of,
     memory_metrics,
@@ -148,3 +149,25 @@ def test_the_best_step_is_the_earliest_of_the_first_kind() -> None:
     assert best_step(rows[:1]) is None and best_step([]) is None
     assert best_step([row(5, None, 0.0)]) is None
     assert [kind_of(one) for one in rows[1:3]] == ["greedy", "temperature 1"]
+
+
+def test_a_gain_is_the_mean_of_problems_differences() -> None:
+    """Against the definition; a problem that only one evaluation judged is left out."""
+    first = {"eval/by_problem": {"a": 0.0, "b": 0.5, "c": 1.0, "only before": 0.0}}
+    last = {"eval/by_problem": {"a": 0.5, "b": 1.0, "c": 1.0, "only after": 1.0}}
+    gain = gain_between(first, last)
+    differences = [0.5, 0.5, 0.0]
+    assert gain is not None and gain.num_problems == 3
+    assert gain.value == pytest.approx(statistics.mean(differences))
+    assert gain.stderr == pytest.approx(statistics.stdev(differences) / 3**0.5)
+    assert str(gain) == "+33.3% ± 16.7%"
+    same = gain_between(last, dict(last))
+    assert same is not None and (same.value, same.stderr) == (0.0, 0.0)
+
+
+def test_a_gain_is_not_made_up() -> None:
+    row = {"eval/by_problem": {"a": 0.0}}
+    assert gain_between(row, row) is None, "one evaluation has no before and after"
+    assert gain_between({"eval/pass_at_1": 0.5}, row) is None, "an older run"
+    one = gain_between(row, {"eval/by_problem": {"a": 1.0}})
+    assert one is not None and one.stderr is None and str(one) == "+100.0% (no standard error)"

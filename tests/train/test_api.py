@@ -53,7 +53,15 @@ def test_reinforcement_from_start_to_evidence(world: World) -> None:
     assert result.accuracy("before", 0.0) == rows_of(run, "evaluations")[0]["eval/pass_at_1"]
     with pytest.raises(KeyError, match="temperature 1"):
         result.accuracy("after", 1.0)
-    assert "held-out accuracy, greedy" in str(result)
+    assert "held-out accuracy, greedy" in str(result) and "problem by problem" in str(result)
+    gain = result.gain(0.0)
+    assert gain is not None and gain.num_problems == 3 and gain.stderr is not None
+    shares = [row["eval/by_problem"] for row in rows_of(run, "evaluations")]
+    assert shares[0].keys() == shares[-1].keys() == {"h0", "h1", "h2"}
+    assert gain.value == pytest.approx(
+        result.accuracy("after", 0.0) - result.accuracy("before", 0.0)
+    )
+    assert result.gain(1.0) is None and "eval/by_problem" not in result.before[0]
 
 
 def test_the_package_is_the_function(world: World) -> None:

@@ -8,6 +8,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ from assay.testing import ScriptedGenerator
 from assay.train import evaluate as evaluate_module
 from assay.train.evaluate import evaluate, majority_correct, pass_at_k, summarize
 from assay.types import Completion, Group, Problem, Verdict
+from assay.verify.service import VerifierService
 
 outcomes = st.lists(st.booleans(), min_size=1, max_size=9)
 
@@ -72,17 +74,64 @@ def test_rates_are_means_over_problems_of_what_was_judged(table: list[list[bool 
         assert result.as_row()["eval/pass_at_1"] is None
         return
     assert result.pass_at_1 == pytest.approx(statistics.mean(shares))
-    stderr = statistics.stdev(shares) / math.sqrt(len(shares)) if len(shares) > 1 else 0.0
-    assert result.stderr == pytest.approx(stderr)
+    if len(shares) > 1:
+        assert result.stderr == pytest.approx(statistics.stdev(shares) / math.sqrt(len(shares)))
+    else:
+        assert result.stderr is None and result.as_row()["eval/stderr"] is None
+        assert "1 problem: no standard error" in str(result)
+    most = max(result.pass_at)
+    whole = [row for row in judged if row and len(row) >= most]
+    assert result.pass_at_problems == len(whole) >= len(shares) / 2
     for k, rate in result.pass_at.items():
-        known = [pass_at_k(len(row), sum(row), k) for row in judged if len(row) >= k]
-        assert rate == pytest.approx(statistics.mean(known))
-    assert set(result.pass_at) <= {1, 2, 3}
+        known = [pass_at_k(len(row), sum(row), k) for row in whole]
+        assert rate == pytest.approx(statistics.mean(known)), "every k of the same problems"
+    rates = [result.pass_at[k] for k in sorted(result.pass_at)]
+    assert rates == sorted(rates) and set(result.pass_at) <= {1, 2, 3}
 
 
 def test_a_single_sample_has_no_majority() -> None:
     rows = [[verdict(True, "1")], [verdict(False, "2")]]
     assert summarize(map(group_of, rows), rows).majority is None
+
+
+def ask_math(texts: Sequence[str], gold: str, verifier: str = "math") -> tuple[float | None, int]:
+    """Return the majority of completions under a verifier, and how many judgements it took besides."""
+    asked: list[int] = []
+
+    class Counting(VerifierService):
+        def judge(self, groups: Any) -> Any:
+            asked.append(sum(len(group.completions) for group in groups))
+            return super().judge(groups)
+
+    generator = ScriptedGenerator(lambda problem, sibling: texts[sibling])  # type: ignore[arg-type]
+    problem = Problem("p", "?", {"answer": gold})
+    with Counting(verifier, num_workers=1, deadline=60.0) as service:
+        found = evaluate(generator, service, [problem], SamplingConfig(), len(texts))
+    return found.majority, sum(asked) - len(texts)
+
+
+@pytest.mark.parametrize(
+    ("texts", "gold", "majority", "asked"),
+    [
+        # three ways to write a half are three votes for it
+        (["1/2", "0.5", r"\frac12", "3", "3"], "3", 0.0, 2),
+        (["1/2", "0.5", r"\frac12", "3", "3"], "1/2", 1.0, 0),
+        (["7", "8", "9", "3", "3"], "3", 1.0, 3),
+        (["7", "3", "3", "3"], "3", 1.0, 0),
+        (["1/2", "0.5", "3", "3"], "3", 0.5, 1),
+        (["", "", "3"], "3", 1.0, 0),
+    ],
+)
+def test_equal_answers_are_one_candidate(
+    texts: list[str], gold: str, majority: float, asked: int
+) -> None:
+    boxed = [f"\\boxed{{{text}}}" if text else "" for text in texts]
+    assert ask_math(boxed, gold, "math*1.0 + think_format*0.1") == (majority, asked)
+
+
+def test_a_verifier_that_compares_nothing_lets_texts_vote() -> None:
+    texts = ["1/2", "0.5", "3", "3"]
+    assert ask_math(texts, "3", "train_worlds:says_three") == (1.0, 0)
 
 
 def test_rates_by_tag() -> None:

@@ -50,6 +50,11 @@ def hangs(problem: Problem, completion: Completion) -> float:
     return 1.0
 
 
+def says_three(problem: Problem, completion: Completion) -> dict[str, Any]:
+    """A function of one's own that says what it read."""
+    return {"score": float(completion.text == "3"), "extracted": completion.text}
+
+
 def stop_at_two(run: Any) -> str | None:
     """A guard rule."""
     return "two is enough" if run.step == 2 else None

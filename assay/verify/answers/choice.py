@@ -449,7 +449,7 @@ CHOICE = Verifier(
     check_spec=check_choice,
     domain="multiple choice: one option, or a set of them",
     fields=(
-        Field("answer", _ANSWER, needed=True, check=is_answer),
+        Field("answer", _ANSWER, needed=True, check=is_answer, equates=True),
         Field("options", _OPTIONS, check=is_options),
     ),
     accepts=r"the last of \boxed{B}, <answer>B</answer>, 'the answer is (b)', 'B is correct', 'option B'; else a reply, "

@@ -131,7 +131,13 @@ OPTIONS = (
 
 _NAMES = frozenset(field.name for field in OPTIONS)
 
-ANSWER = Field("answer", "text, a number, or a list of accepted ones", needed=True, check=is_answer)
+ANSWER = Field(
+    "answer",
+    "text, a number, or a list of accepted ones",
+    needed=True,
+    check=is_answer,
+    equates=True,
+)
 
 
 def read_policy(spec: Mapping[str, Any]) -> Policy:

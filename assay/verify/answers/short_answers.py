@@ -164,7 +164,7 @@ EXACT = Verifier(
     judge=judge_exact,
     domain="answers that are one text: a name, a word, a line",
     fields=(
-        Field("answer", _ANSWER, needed=True, check=is_text_answer),
+        Field("answer", _ANSWER, needed=True, check=is_text_answer, equates=True),
         Field("where", _PLACE, default="auto", check=_is_place),
         Field("ignore_case", "true or false", default=True, check=_is_bool),
         Field("ignore_whitespace", "true (runs of white space are one) or false", default=True, check=_is_bool),

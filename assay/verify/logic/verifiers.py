@@ -386,7 +386,7 @@ BOOLEAN_EQUIVALENCE = Verifier(
     check_spec=check_boolean,
     domain="propositional formulas: equivalence, normal forms, simplification",
     fields=(
-        Field("formula", _FORMULA, needed=True, check=_is_text),
+        Field("formula", _FORMULA, needed=True, check=_is_text, equates=True),
         Field("form", "any, or the normal form that the answer must have: nnf, cnf, dnf", default="any", check=lambda value: value in FORMS),
         Field("max_connectives", "how many connectives the answer may have, a whole number", check=_is_count),
     ),

@@ -1,0 +1,86 @@
+"""Which answers of a group are one candidate: those that the verifier holds equal (majority@k)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from assay.types import Group, Problem, Verdict
+
+Compared = tuple[str, str] | None
+"""A verifier, and the key of the spec in which it takes an answer as the accepted one."""
+
+
+@dataclass
+class _Ballot:
+    """The answers of one group. names: answer to its candidate. open: wrong ones without one yet."""
+
+    group: Group
+    verifier: str
+    key: str
+    votes: Counter[str]
+    texts: Mapping[str, int]
+    open: list[str]
+    names: dict[str, str] = field(default_factory=dict[str, str])
+
+    def question(self) -> Group | None:
+        """Return the open answers, to be judged by the first of them; None where nothing can change."""
+        self.open = [answer for answer in self.open if answer not in self.names]
+        sizes = Counter[str]()
+        for answer, name in self.names.items():
+            sizes[name] += self.votes[answer]
+        left = sum(self.votes[answer] for answer in self.open)
+        if len(self.open) < 2 or left < max(sizes.values(), default=0):
+            return None
+        gold, *others = self.open
+        self.names[gold] = gold
+        problem = self.group.problem
+        spec: dict[str, Any] = {**problem.spec, self.key: gold}
+        problem = replace(problem, spec=spec, verifier=self.verifier)
+        completions = tuple(self.group.completions[self.texts[answer]] for answer in others)
+        return Group(problem, self.group.prompt, completions)
+
+    def answer(self, verdicts: Sequence[Verdict]) -> None:
+        """Give the answers that were judged right the name of the one that was the gold."""
+        gold, *others = self.open
+        for answer, verdict in zip(others, verdicts, strict=True):
+            if verdict.correct:
+                self.names[answer] = gold
+
+
+def candidates(
+    judge: Callable[[Sequence[Group]], Sequence[Sequence[Verdict]]],
+    compares: Callable[[Problem], Compared],
+    groups: Sequence[Group],
+    verdicts: Sequence[Sequence[Verdict]],
+) -> list[Mapping[str, str]]:
+    """Return, for each group, {extracted answer: the answer that stands for its candidate}.
+
+    Right answers are one candidate. Of the others the verifier is asked which is right where another is
+    the gold: each distinct text once against each candidate, the most frequent first, and no more once
+    they cannot win together. A group whose verifier compares nothing (`compares` gives None) has an empty
+    mapping: its answers are compared as text.
+    """
+    ballots = [
+        _ballot(group, each, compared) if (compared := compares(group.problem)) else None
+        for group, each in zip(groups, verdicts, strict=True)
+    ]
+    while True:
+        asked = [(one, group) for one in ballots if one is not None and (group := one.question())]
+        if not asked:
+            return [{} if one is None else one.names for one in ballots]
+        replies = judge([group for _, group in asked])
+        for (ballot, _), reply in zip(asked, replies, strict=True):
+            ballot.answer(reply)
+
+
+def _ballot(group: Group, verdicts: Sequence[Verdict], compared: tuple[str, str]) -> _Ballot:
+    said = [(n, one) for n, one in enumerate(verdicts) if one.judged and one.extracted is not None]
+    votes = Counter(one.extracted or "" for _, one in said)
+    texts = {one.extracted or "": n for n, one in reversed(said)}
+    right = [one.extracted or "" for _, one in said if one.correct]
+    names = dict.fromkeys(right, right[0]) if right else {}
+    wrong = [answer for answer, _ in votes.most_common() if answer not in names and answer.strip()]
+    return _Ballot(group, *compared, votes, texts, wrong, names)
