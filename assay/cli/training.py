@@ -20,7 +20,7 @@ def train(
     overrides: Overrides = None,
     resume: Annotated[Path | None, typer.Option(help="Run directory to go on with.")] = None,
     accept_changed_verifiers: Annotated[
-        bool, typer.Option(help="Resume although a verifier's code changed; it is recorded.")
+        bool, typer.Option(help="Resume although the reward changed; it is recorded.")
     ] = False,
     trust_run: TrustRun = False,
     dry_run: Annotated[

@@ -24,9 +24,13 @@ from assay.run.checkpoints import Checkpoints, Part
 from assay.run.decision import DECISION, add_outcome
 from assay.run.environment import (
     collect_environment,
+    find_changed_reward,
     find_changed_verifiers,
+    find_config_changes,
     find_differences,
+    is_harmful,
     read_environment,
+    reward_of,
 )
 from assay.run.files import (
     DirectoryLock,
@@ -60,11 +64,6 @@ from assay.types import Group, Problem, Verdict
 Verifiers = Mapping[str, Mapping[str, Any]]
 """Name to facts of each verifier; ``version`` and ``hash`` are compared on resume."""
 
-_HARMLESS = ("run", "checkpoint", "evaluation", "verification", "guard")
-"""Sections whose change leaves what was sampled, judged and learned as it was."""
-_HARMFUL = ("verification.options", "verification.schedule")
-"""Keys of them of which that is not true."""
-
 
 class Update(Protocol):
     """What `finish_step` reads of a learner's update; without a batch no rollouts are completed."""
@@ -94,6 +93,7 @@ class Run:
         self.metrics: dict[str, float] = {}
         self.clock = PhaseClock()
         self.verifiers: dict[str, dict[str, Any]] = {}
+        self._reward = reward_of(config)
         self.why_not_judged = ""
         self.checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint)
         self.rollouts = RolloutLog(folder / "rollouts")
@@ -329,18 +329,21 @@ class Run:
     def check_verifiers(self, verifiers: Verifiers, *, accept_changed: bool = False) -> None:
         """Hold verifiers against those that this run has used; new ones are written down.
 
-        Raises RunError where one's version or hash has changed, unless that is accepted, which is
-        recorded: rollouts that were judged before but not yet saved as learned are then dropped.
+        Raises RunError where one's version or hash has changed, or what the configuration says of the
+        reward, unless that is accepted, which is recorded: rollouts that were judged before but not
+        yet saved as learned are then dropped.
         """
+        reward = reward_of(self.config)
         changed = find_changed_verifiers(self.verifiers, verifiers)
+        changed += find_changed_reward(self._reward, reward)
         if changed and not accept_changed:
             raise RunError(
-                f"{self.folder}: a verifier has changed since this run began ({'; '.join(changed)}); "
+                f"{self.folder}: the reward has changed since this run began ({'; '.join(changed)}); "
                 "rewards would not be comparable; resume with --accept-changed-verifiers if they are"
             )
         now = {name: dict(facts) for name, facts in verifiers.items()}
-        if any(self.verifiers.get(name) != facts for name, facts in now.items()):
-            self.verifiers |= now
+        if changed or any(self.verifiers.get(name) != facts for name, facts in now.items()):
+            self.verifiers, self._reward = self.verifiers | now, reward
             self._write_environment()
         if changed:
             self.event("verifiers_changed", changes=changed)
@@ -418,11 +421,12 @@ class Run:
             environment = now
             self._write_environment(now)
         self.verifiers = environment.get("verifiers") or {}
+        self._reward = environment.get("reward") or reward_of(before)
         self._config_before = before
         self._resumed = {
             "damaged": damaged,
             "differences": find_differences(environment, now),
-            "config_changes": _config_changes(before, self.config),
+            "config_changes": find_config_changes(before, self.config),
         }
 
     def _roll_back(self, facts: dict[str, Any]) -> None:
@@ -437,7 +441,7 @@ class Run:
             self._evaluations.keep(lambda row: row.get("step", last + 1) <= last)
             self._events.keep(lambda row: True)
             changes = facts["config_changes"]
-            if any(map(_is_harmful, changes)):
+            if any(map(is_harmful, changes)):
                 facts["dropped_rollouts"] = self.rollouts.discard_after(last)
             write_config(self.folder / "config.toml", dump(self.config))
         rows = self._metrics.rows()
@@ -465,7 +469,7 @@ class Run:
         path = self.folder / "environment.json"
         facts = facts or read_environment(self.folder) or collect_environment(self.config)
         with disk_full_as(self._disk_full):
-            write_json(path, {**facts, "verifiers": self.verifiers})
+            write_json(path, {**facts, "verifiers": self.verifiers, "reward": self._reward})
 
     def _disk_full(self) -> str:
         steps = self.checkpoints.steps()
@@ -481,19 +485,3 @@ class Run:
 def _without_limit(config: TrainConfig) -> TrainConfig:
     """Return what a run keeps of its configuration: a time limit is of one start."""
     return config.model_copy(update={"run": config.run.model_copy(update={"max_minutes": None})})
-
-
-def _is_harmful(change: str) -> bool:
-    return change.partition(".")[0] not in _HARMLESS or change.startswith(_HARMFUL)
-
-
-def _config_changes(before: TrainConfig, now: TrainConfig) -> list[str]:
-    """Return each key whose value differs, as ``rl.steps: 100 before, 200 now``."""
-    changes: list[str] = []
-    old_tree, new_tree = before.model_dump(mode="json"), now.model_dump(mode="json")
-    for section in new_tree:
-        old, new = old_tree[section] or {}, new_tree[section] or {}
-        for key in sorted({*old, *new}):
-            if old.get(key) != new.get(key):
-                changes.append(f"{section}.{key}: {old.get(key)} before, {new.get(key)} now")
-    return changes

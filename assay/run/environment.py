@@ -29,6 +29,11 @@ _PACKAGES = (
     "peft",
 )
 
+_HARMLESS = ("run", "checkpoint", "evaluation", "verification", "guard")
+"""Sections whose change leaves what was sampled, judged and learned as it was."""
+_HARMFUL = ("verification.options", "verification.schedule")
+"""Keys of them of which that is not true."""
+
 _TELLING = ("version", "hash", "options", "checkpoint")
 
 
@@ -38,6 +43,7 @@ def collect_environment(config: TrainConfig) -> dict[str, Any]:
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
         "seed": config.run.seed,
+        "reward": reward_of(config),
         "threads": _threads(config),
         "versions": _versions(),
         "platform": platform.platform(),
@@ -53,7 +59,9 @@ def read_environment(folder: Path) -> dict[str, Any] | None:
     if facts is None:
         return None
     verifiers = facts.get("verifiers") or {}
-    tables = {key: facts.get(key) or {} for key in ("versions", "hardware", "git", "verifiers")}
+    tables = {
+        key: facts.get(key) or {} for key in ("versions", "hardware", "git", "reward", "verifiers")
+    }
     if isinstance(verifiers, dict):
         tables |= {f"verifiers.{name}": each for name, each in verifiers.items()}
     for key, table in tables.items():
@@ -92,6 +100,39 @@ def find_changed_verifiers(before: Mapping[str, Any], now: Mapping[str, Any]) ->
         if any(old.get(key) != new.get(key) for key in _TELLING):
             changed.append(f"{name}: {verifier_text(old)} before, {verifier_text(new)} now")
     return changed
+
+
+def find_config_changes(before: TrainConfig, now: TrainConfig) -> list[str]:
+    """Return each key whose value differs, as ``rl.steps: 100 before, 200 now``."""
+    changes: list[str] = []
+    old_tree, new_tree = before.model_dump(mode="json"), now.model_dump(mode="json")
+    for section in new_tree:
+        old, new = old_tree[section] or {}, new_tree[section] or {}
+        for key in sorted({*old, *new}):
+            if old.get(key) != new.get(key):
+                changes.append(f"{section}.{key}: {old.get(key)} before, {new.get(key)} now")
+    return changes
+
+
+def is_harmful(change: str) -> bool:
+    """Whether one of `find_config_changes` makes what was sampled and judged another run's."""
+    return change.partition(".")[0] not in _HARMLESS or change.startswith(_HARMFUL)
+
+
+def reward_of(config: TrainConfig) -> dict[str, Any]:
+    """Return what a configuration says of the reward, beside the options of its verifiers."""
+    tree = config.model_dump(mode="json")
+    found = {"data.verifier": tree["data"]["verifier"]}
+    found["verification.schedule"] = tree["verification"]["schedule"]
+    if config.preference is not None:
+        found["preference.judge"] = config.preference.judge
+    return found
+
+
+def find_changed_reward(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the keys of `reward_of` that differ, one phrase each."""
+    keys = [key for key in now if key in before and before[key] != now[key]]
+    return [f"{key}: {before[key]} before, {now[key]} now" for key in keys]
 
 
 def verifier_text(facts: Mapping[str, Any]) -> str:

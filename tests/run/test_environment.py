@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
-from run_fakes import make_config
+from run_fakes import FakeLearner, make_config
+from test_directory import rows_of, take_steps
 
+from assay.config import dump, load
+from assay.errors import RunError
+from assay.run.directory import Run
 from assay.run.environment import (
     collect_environment,
     find_changed_verifiers,
@@ -76,3 +81,42 @@ def test_git_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_git_there_is_no_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert git_state(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("data.verifier=math*2.0", "data.verifier: math before, math*2.0 now"),
+        ("verification.schedule.math=[[0, 1.0]]", "verification.schedule: {} before"),
+    ],
+)
+@pytest.mark.parametrize("edited", [False, True])
+def test_another_reward_needs_the_consent_that_another_verifier_does(
+    tmp_path: Path, override: str, said: str, edited: bool
+) -> None:
+    """Given by --set, or written into the run's own file."""
+    with Run.create(make_config(tmp_path), quiet=True) as run:
+        run.attach(learner=FakeLearner())
+        take_steps(run, FakeLearner(), 5)
+    overrides = [override]
+    if edited:
+        path, overrides = run.folder / "config.toml", []
+        path.write_text(dump(load(path, [override])))
+    with pytest.raises(RunError, match=re.escape(said)) as error:
+        Run.resume(run.folder, overrides=overrides, quiet=True)
+    assert "--accept-changed-verifiers" in str(error.value)
+    given = {"overrides": overrides, "accept_changed_verifiers": True, "quiet": True}
+    with Run.resume(run.folder, **given) as again:
+        again.attach(learner=FakeLearner())
+        again.check_verifiers({})
+    events = {row["kind"]: row for row in rows_of(run.folder, "events")}
+    assert said in events["verifiers_changed"]["changes"][0]
+    Run.resume(run.folder, quiet=True).__exit__(None, None, None)  # it is the run's own now
+
+
+def test_what_leaves_the_reward_as_it_was_needs_none(tmp_path: Path) -> None:
+    with Run.create(make_config(tmp_path), quiet=True) as run:
+        run.attach(learner=FakeLearner())
+        take_steps(run, FakeLearner(), 5)
+    overrides = ["rl.steps=20", "verification.deadline=9", "optimizer.learning_rate=1e-4"]
+    Run.resume(run.folder, overrides=overrides, quiet=True).__exit__(None, None, None)

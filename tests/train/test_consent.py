@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import tomli_w
 import torch
-from train_worlds import REWARD, World
+from train_worlds import REWARD, World, events_of
 
 from assay import cli
 from assay import config as configuration
@@ -255,3 +255,26 @@ def test_rows_name_code_only_where_it_is_allowed(world: World, marker: Path) -> 
     assert marker.exists()
     config = world.tree(data={"train": rows}, verification={"allow": ["strange:reward"]})
     assert train(config, overrides=["rl.steps=1"], quiet=True).ended == "finished"
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        (
+            "data.verifier=math + think_format*0.1",
+            "data.verifier: math before, math + think_format",
+        ),
+        ("verification.options.math.fallback=none", "math: version "),
+        ("verification.schedule.math=[[0, 2.0]]", "verification.schedule: {} before"),
+    ],
+)
+def test_a_resumed_run_keeps_its_reward_unless_told(world: World, override: str, said: str) -> None:
+    tree = world.tree(rl={"steps": 1}, data={"verifier": "math", "heldout": []})
+    run = train(tree, quiet=True).run
+    more = ["rl.steps=2", override]
+    with pytest.raises(RunError, match="--accept-changed-verifiers") as error:
+        train(resume=run, overrides=more, quiet=True)
+    assert said in str(error.value)
+    again = train(resume=run, overrides=more, accept_changed_verifiers=True, quiet=True)
+    assert again.steps == 2 and "verifiers_changed" in events_of(run)
+    assert train(resume=run, overrides=["rl.steps=3"], quiet=True).steps == 3

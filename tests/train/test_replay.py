@@ -109,5 +109,5 @@ def test_verifiers_that_rows_name_later_are_written_down(tmp_path: Path) -> None
         judge.judge([])
         assert set(run.verifiers) == {"math", "user:reward"}
         known["math"] = {"version": 1, "hash": "c"}
-        with pytest.raises(RunError, match="verifier has changed"):
+        with pytest.raises(RunError, match="reward has changed"):
             judge.judge([])
