@@ -302,6 +302,16 @@ def test_what_people_read(assay: Assay, here: Path, model: Path) -> None:
     assert "pass@1 0.000 ± 0.000, 2 problems, greedy, 100% cut at the limit" in measured.out
 
 
+def test_an_evaluation_shows_how_far_it_is(
+    assay: Assay, here: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("assay.run.progress._SAMPLING_EVERY", 0.0)
+    command = ("eval", model, "--problems", "heldout.jsonl", "--max-tokens", 4)
+    told = assay(*command)
+    assert "problems: 2 of 2 completions, 8 tokens" in told.err and told.out.count("\n") == 1
+    assert "completions" not in assay(*command, "--json").err
+
+
 def test_a_chat_model(assay: Assay, here: Path) -> None:
     model = save_tiny_model(here / "chat", chat_template=CHAT_TEMPLATE, max_positions=64)
     read = assay("sample", model, "--prompt", "hi", "--max-tokens", 4, "--json").json

@@ -50,6 +50,7 @@ def evaluate(
         out=out,
         seed=seed,
         device=device,
+        quiet=as_json,
     )
     show(result, as_json)
     if not result.num_problems:
@@ -94,6 +95,7 @@ def sample(
         trust_run=trust_run,
         seed=seed,
         device=device,
+        quiet=as_json,
     )
     show(result, as_json)
 

@@ -48,7 +48,7 @@ def train(
 
     if dry_run:
         assert config is not None
-        show(api.dry_run(config, overrides=changes), as_json)
+        show(api.dry_run(config, overrides=changes, quiet=as_json), as_json)
         return
     result = api.train(
         config,

@@ -33,9 +33,13 @@ MEMORY_SETTINGS = "engine.max_kv_mib or engine.num_slots"
 
 @dataclass
 class EngineStats:
-    """What the last call of `Engine.generate` did so far. Seconds exclude the consumer's own."""
+    """What the last call of `Engine.generate` did so far. Seconds exclude the consumer's own.
+
+    num_completions: finished ones, of num_wanted. tokens: sampled ones, of unfinished completions too.
+    """
 
     num_slots: int = 0
+    num_wanted: int = 0
     num_completions: int = 0
     num_steps: int = 0
     prompt_tokens: int = 0
@@ -157,7 +161,8 @@ class Engine:
     problem into a prompt. A completion depends, to the bit, on the weights, the
     seed, its prompt and its place (problem, draw, sibling), on the number of slots, the dtype and the
     thread count, and not on its neighbors (`independent`; a mixture of experts is the exception).
-    Models without ``eos_ids`` go on to the limit. Only the newest stream can be read.
+    Models without ``eos_ids`` go on to the limit. Only the newest stream can be read. watch: is called
+    with the stats after each decoding step.
     """
 
     exact = True
@@ -180,6 +185,7 @@ class Engine:
         self.seed = seed
         self.policy_version = policy_version
         self.stats = EngineStats()
+        self.watch: Callable[[EngineStats], None] | None = None
         config: Any = getattr(model, "config", None)
         self.context_length = context_length or getattr(config, "max_position_embeddings", None)
         self._eos_ids = np.array(sorted(set(eos_ids)), np.int64)
@@ -231,7 +237,10 @@ class Engine:
                 with out_of_memory_names(MEMORY_SETTINGS, "generation"):
                     self._schedule(call)
                     self._run(call)
-                for finished in self._postprocess(call):
+                ended = self._postprocess(call)
+                if self.watch is not None:
+                    self.watch(self.stats)
+                for finished in ended:
                     yield finished
                     if self._newest is not call:
                         raise RuntimeError(
@@ -266,7 +275,7 @@ class Engine:
         except NotLean:  # the model was wrapped or hooked since
             self._choice = self._prove(self._model)
             num_slots, num_rows = self._make_ready(room)
-        self.stats = EngineStats(num_slots=num_slots)
+        self.stats = EngineStats(num_slots=num_slots, num_wanted=len(waiting) * group_size)
         text_ends = TextEnds(self.tokenizer, sampling.stop) if sampling.stop else None
         self._newest = _Call(
             sampling=sampling,
@@ -371,6 +380,7 @@ class Engine:
         sampled = sample(logits_SV, uniforms_S.to(device), call.sampling)
         slots.record(_to_host(sampled))
         self.stats.num_steps += 1
+        self.stats.tokens += int(slots.active_S.sum())
         self.stats.decode_seconds += time.perf_counter() - started
 
     def _postprocess(self, call: _Call) -> list[tuple[int, Group]]:
@@ -424,7 +434,6 @@ class Engine:
         )
         slots.release(slot)
         self.stats.num_completions += 1
-        self.stats.tokens += len(tokens)
         return group
 
 

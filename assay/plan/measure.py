@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from assay.config import TrainConfig
 from assay.errors import UserError, VerifierError
 from assay.plan.facts import LEARNED, Facts, Reward
+from assay.run.progress import SamplingWatch
 from assay.verify.expression import BUILT_IN, parse_expression
 
 if TYPE_CHECKING:
@@ -242,6 +243,7 @@ def measure(
         rows = read_problems(config, verifiers) if config.rl is not None else None
         say("loading the model")
         bench = open_bench(config, verifiers)
+        bench.generator.watch = SamplingWatch(lambda how_far: say(str(how_far)))
         sampled = Sampled()
         problems: Sequence[Problem] = ()
         num_heldout = 0

@@ -112,7 +112,7 @@ class Run:
         self._started = self._step_started = time.perf_counter()
         self._elapsed_before = 0.0
         GlobalRandomState.seed(config.run.seed)
-        self._progress = Progress(folder.name, self.num_steps, quiet)
+        self.progress = Progress(folder.name, self.num_steps, quiet)
 
     @classmethod
     def create(
@@ -262,7 +262,7 @@ class Run:
         to_evaluate = evaluation_seconds_left(self._evaluated, every, self.step, self.num_steps)
         spent = time.perf_counter() - self._started
         most = float("inf") if limit is None else 60 * limit - spent
-        self._progress.step(self.step, row, self._seconds_evaluating, to_evaluate, most)
+        self.progress.step(self.step, row, self._seconds_evaluating, to_evaluate, most)
 
     def begin_step(self) -> None:
         """Start the clock of the coming step: what came before is no part of it."""
@@ -281,7 +281,7 @@ class Run:
         accuracy, stderr = accuracy_of(row), row.get("eval/stderr")
         if accuracy is not None:
             spread = f" ± {stderr:.3f}" if stderr else ""
-            self._progress.note(
+            self.progress.note(
                 f"step {row['step']}: held-out {accuracy:.3f}{spread} ({kind_of(row)})"
             )
         best = best_step(self._evaluated)
@@ -302,7 +302,7 @@ class Run:
 
     def note(self, text: str) -> None:
         """Show a line to whoever watches, without breaking the live display."""
-        self._progress.note(text)
+        self.progress.note(text)
 
     def add_metrics(self, source: Callable[[], Mapping[str, float]]) -> None:
         """Ask ``source`` for more metrics whenever a step is finished."""
@@ -394,7 +394,7 @@ class Run:
                 raise
 
     def _release(self) -> None:
-        self._progress.close()
+        self.progress.close()
         try:
             self.rollouts.close()
         finally:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -17,6 +19,8 @@ from assay.terminal import escaped
 
 _BARS = "▁▂▃▄▅▆▇█"
 _PLAIN_EVERY = 5.0
+_SAMPLING_EVERY = 30.0  # seconds of silence after which a line says how far a generation is
+_LIVE_EVERY = 0.25
 _SHOWN = (
     ("reward/mean", "reward", "{:.3f}"),
     ("verdict/passed", "passed", "{:.1%}"),
@@ -31,15 +35,96 @@ _SHOWN = (
 _WINDOW = 32
 
 
+class Sampled(Protocol):
+    """What a generator tells at each decoding step, of one of its calls."""
+
+    @property
+    def num_wanted(self) -> int: ...
+    @property
+    def num_completions(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def tokens_per_second(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HowFar:
+    """How far a generation is. tokens: of the generator's newest call, as are those a second."""
+
+    what: str
+    num_completions: int
+    num_wanted: int
+    tokens: int
+    tokens_per_second: float
+
+    @property
+    def numbers(self) -> str:
+        """The numbers without what they are of."""
+        of = f"{self.num_completions:,} of {self.num_wanted:,} completions"
+        return f"{of}, {self.tokens:,} tokens, {self.tokens_per_second:,.0f} tokens/s"
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.numbers}"
+
+
+class SamplingWatch:
+    """Takes what a generator tells at each decoding step, and shows it every so often.
+
+    every: seconds in which nothing was shown; `showed` says that something else was.
+    """
+
+    def __init__(self, show: Callable[[HowFar], None], every: float = _SAMPLING_EVERY) -> None:
+        self._show = show
+        self._every = every
+        self._last = time.monotonic()
+        self._what, self._num_wanted = "sampling", 0
+        self._call: Sampled | None = None
+        self._num_before = 0
+
+    def __call__(self, call: Sampled) -> None:
+        """Take in how far a call of the generator is."""
+        if call is not self._call:
+            if self._call is not None and self._num_wanted:
+                self._num_before += self._call.num_completions
+            self._call = call
+        if time.monotonic() - self._last >= self._every:
+            self.showed()
+            done = self._num_before + call.num_completions
+            wanted = self._num_wanted or call.num_wanted
+            self._show(HowFar(self._what, done, wanted, call.tokens, call.tokens_per_second))
+
+    def showed(self) -> None:
+        """Begin the wait for the next line anew."""
+        self._last = time.monotonic()
+
+    @contextmanager
+    def doing(self, what: str, num_wanted: int) -> Iterator[None]:
+        """Count all calls inside as one piece of work, of so many completions."""
+        self._what, self._num_wanted = what, num_wanted
+        self._call, self._num_before = None, 0
+        try:
+            yield
+        finally:
+            self._what, self._num_wanted, self._num_before = "sampling", 0, 0
+
+
 class Progress:
     """The display of one run, on standard error so that standard output stays clean.
 
-    On a terminal: a bar, the last numbers and how the reward went. Elsewhere: a line a step, at
-    most one every few seconds. Quiet: nothing but notes that matter.
+    On a terminal: a bar, the last numbers and how the reward went, and how far the generation is.
+    Elsewhere: a line a step, at most one every few seconds, and one where a generation has been
+    silent for long. Quiet: nothing but notes that matter.
+
+    sampling: takes what the generator tells.
     """
 
     def __init__(
-        self, name: str, num_steps: int | None, quiet: bool = False, console: Console | None = None
+        self,
+        name: str,
+        num_steps: int | None = None,
+        quiet: bool = False,
+        console: Console | None = None,
     ) -> None:
         self.name = name
         self.num_steps = num_steps
@@ -51,6 +136,9 @@ class Progress:
         self._rewards: deque[float] = deque(maxlen=_WINDOW)
         self._last_line = float("-inf")
         self._live: Live | None = None
+        self._head: Group | None = None
+        every = _LIVE_EVERY if self.console.is_terminal else _SAMPLING_EVERY
+        self.sampling = SamplingWatch(self._show_sampling, every)
         if self.console.is_terminal and not quiet:
             self._live = Live(console=self.console, refresh_per_second=4, transient=True)
             self._live.start()
@@ -73,7 +161,8 @@ class Progress:
         if "reward/mean" in metrics:
             self._rewards.append(metrics["reward/mean"])
         if self._live is not None:
-            self._live.update(self._display(step, metrics))
+            self._head = self._display(step, metrics)
+            self._live.update(self._head)
         elif not self.quiet:
             now = time.monotonic()
             if now - self._last_line >= _PLAIN_EVERY or step == self.num_steps:
@@ -99,7 +188,17 @@ class Progress:
         pace = (now - started) / (last - first)
         return max(0.0, min((self.num_steps - step) * pace + self._to_evaluate, self._most))
 
+    def _show_sampling(self, how_far: HowFar) -> None:
+        if self._live is not None:
+            row = Table.grid(padding=(0, 2))
+            bar = ProgressBar(how_far.num_wanted, how_far.num_completions, width=30)
+            row.add_row(Text(how_far.what), bar, Text(how_far.numbers, "dim"))
+            self._live.update(row if self._head is None else Group(self._head, row))
+        elif not self.quiet:
+            self._print(str(how_far))
+
     def _print(self, text: str) -> None:
+        self.sampling.showed()
         self.console.print(Text(escaped(text)), soft_wrap=True)
 
     def _line(self, step: int, metrics: Mapping[str, float]) -> str:

@@ -34,6 +34,7 @@ from assay.train.assemble import (
     open_verifiers,
     rate_words,
     read_problems,
+    show_sampling,
     with_slots,
 )
 from assay.train.consent import TO_SAMPLE, open_config
@@ -113,12 +114,13 @@ def evaluate_model(
     out: Path | None = None,
     seed: int = 0,
     device: str | None = None,
+    quiet: bool = False,
 ) -> Evaluation:
     """Measure a model (a folder, a hub name, or a checkpoint as `find_checkpoint` names it) on problems.
 
     A run's own configuration says how prompts are rendered; ``overrides`` change it. allow: Python code
     that rows may name as their verifier. trust_run: import what a run from elsewhere names. out: a JSONL
-    file that gets every completion with its verdict.
+    file that gets every completion with its verdict. quiet: do not show how far it is.
     """
     configuration.check_siblings(num_samples, temperature)
     if out is not None:
@@ -145,7 +147,9 @@ def evaluate_model(
             if out is not None
             else None
         )
-        return evaluate(bench.generator, bench.verifiers, rows, sampling, num_samples, sink)
+        watch = show_sampling(bench, stack, quiet)
+        with watch.doing("problems", len(rows) * num_samples):
+            return evaluate(bench.generator, bench.verifiers, rows, sampling, num_samples, sink)
 
 
 def sample(
@@ -163,10 +167,11 @@ def sample(
     trust_run: bool = False,
     seed: int = 0,
     device: str | None = None,
+    quiet: bool = False,
 ) -> SampleResult:
     """Return completions of one prompt, or of the first problems of a source, with their verdicts.
 
-    allow, trust_run: as in `evaluate_model`.
+    allow, trust_run, quiet: as in `evaluate_model`.
     """
     if (prompt is None) == (not problems):
         raise ConfigError("sample: give --prompt or --problems, and not both")
@@ -190,10 +195,11 @@ def sample(
             opened = [_prompted(prompt, answer)]
         bench = open_bench(with_slots(config, len(opened) * num_samples), verifiers)
         rows = fit_heldout(opened, bench)
+        show_sampling(bench, stack, quiet)
         return _sample(bench, rows, num_samples, temperature)
 
 
-def dry_run(config: Configured, *, overrides: Sequence[str] = ()) -> DryRun:
+def dry_run(config: Configured, *, overrides: Sequence[str] = (), quiet: bool = False) -> DryRun:
     """Open everything that a run needs, sample one completion, and estimate the memory."""
     settings = settled(read_config(config, overrides))
     has_critic = False
@@ -201,6 +207,7 @@ def dry_run(config: Configured, *, overrides: Sequence[str] = ()) -> DryRun:
         verifiers = open_verifiers(settings, stack)
         opened = _read_rows(settings, verifiers)
         bench = open_bench(settings, verifiers)
+        show_sampling(bench, stack, quiet)
         if settings.preference is not None:
             from assay.train.preference_setup import first_look
 

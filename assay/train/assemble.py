@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from assay.model.load import LoadedModel, choose_device, load_model
 from assay.model.packing import Layout
 from assay.model.probe import LayoutChoice, probe_layouts
 from assay.model.value_head import ValueModel
+from assay.run.progress import Progress, SamplingWatch
 from assay.types import Problem
 from assay.verify.expression import parse_expression
 from assay.verify.service import VerifierService
@@ -94,6 +95,13 @@ def open_bench(config: TrainConfig, verifiers: VerifierService) -> Bench:
         context_length=loaded.context_length,
     )
     return Bench(config, loaded, renderer, generator, verifiers)
+
+
+def show_sampling(bench: Bench, stack: ExitStack, quiet: bool) -> SamplingWatch:
+    """Show on standard error how far the generator is, until ``stack`` closes."""
+    progress = stack.enter_context(closing(Progress("", quiet=quiet)))
+    bench.generator.watch = progress.sampling
+    return progress.sampling
 
 
 def with_slots(config: TrainConfig, completions: int | None) -> TrainConfig:

@@ -19,6 +19,7 @@ from assay.plan.record import run_decision
 from assay.run.directory import Run
 from assay.run.environment import read_environment
 from assay.run.guard import Guard
+from assay.run.metrics import kind_of
 from assay.run.report import write_report
 from assay.train.assemble import (
     Bench,
@@ -163,6 +164,7 @@ def open_run(
             ),
             quiet=source.quiet,
         )
+    bench.generator.watch = run.progress.sampling
     stack.callback(report_if_possible, run.folder)
     return stack.enter_context(run)
 
@@ -234,9 +236,11 @@ def evaluate_heldout(run: Run, bench: Bench, heldout: Sequence[Problem]) -> None
     for temperature in settings.temperatures if heldout else ():
         if temperature not in done and run.stop_reason != "interrupted":
             sampling = run.config.sampling.model_copy(update={"temperature": temperature})
-            result = evaluate(
-                bench.generator, bench.verifiers, heldout, sampling, settings.num_samples
-            )
+            what = f"held-out problems, {kind_of({'eval/temperature': temperature})}"
+            with run.progress.sampling.doing(what, len(heldout) * settings.num_samples):
+                result = evaluate(
+                    bench.generator, bench.verifiers, heldout, sampling, settings.num_samples
+                )
             run.record_evaluation(result.as_row())
 
 

@@ -25,6 +25,7 @@ from assay.data.traces import Trace
 from assay.errors import ConfigError, DataError, RunError, VerifierError, message
 from assay.generate.base import Generator
 from assay.run.files import Journal, check_output
+from assay.run.progress import SamplingWatch
 from assay.run.rollout_log import RolloutLog
 from assay.train.api import sampling_config
 from assay.train.assemble import open_bench, open_verifiers
@@ -241,6 +242,8 @@ def label_steps(
         )
         bench = open_bench(config, verifiers)
         bench.generator.render = PrefixRenderer(bench.renderer)
+        if say is not None:
+            bench.generator.watch = SamplingWatch(lambda how_far: say(str(how_far)))
         labeller = StepLabeller(
             generator=bench.generator,
             verifiers=bench.verifiers,

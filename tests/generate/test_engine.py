@@ -15,6 +15,7 @@ from generate_fakes import (
 
 from assay.config import EngineConfig, SamplingConfig
 from assay.errors import DataError, ModelError, OutOfMemory
+from assay.generate.engine import EngineStats
 from assay.generate.sampler import truncate
 from assay.testing import tiny_model
 from assay.types import Problem
@@ -268,3 +269,18 @@ def test_weights_that_diverged_are_an_error() -> None:
         model.model.norm.weight.fill_(float("nan"))
     with pytest.raises(ModelError, match="diverged"):
         list(engine.generate([problem_of(4)], SamplingConfig(max_tokens=4), 1))
+
+
+def test_a_watch_is_told_of_every_step() -> None:
+    engine = engine_of(settings=EngineConfig(num_slots=4))
+    told: list[tuple[int, int, int]] = []
+
+    def watch(stats: EngineStats) -> None:
+        told.append((stats.num_wanted, stats.num_completions, stats.tokens))
+
+    engine.watch = watch
+    groups = list(engine.generate([problem_of(5), problem_of(6)], SamplingConfig(max_tokens=6), 3))
+    lengths = [len(one.tokens) for group in groups for one in group.completions]
+    assert told[0] == (6, 0, 4), "tokens of unfinished completions count"
+    assert told[-1] == (6, 6, sum(lengths)) == (6, 6, engine.stats.tokens)
+    assert len(told) == engine.stats.num_steps and told == sorted(told)

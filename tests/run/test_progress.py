@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import threading
+from dataclasses import dataclass
 
 import pytest
 from rich.console import Console
@@ -139,3 +140,82 @@ def test_a_nested_phase_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None
         raise ValueError("x")
     assert clock.drain() == {"judge": 2.5, "generate": 3.0}
     assert clock.drain() == {}
+
+
+@dataclass
+class Call:
+    """What a generator tells of one of its calls."""
+
+    num_wanted: int = 8
+    num_completions: int = 0
+    tokens: int = 0
+    tokens_per_second: float = 1234.5
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that the display believes in."""
+    now = [0.0]
+    monkeypatch.setattr("assay.run.progress.time.monotonic", lambda: now[0])
+    return now
+
+
+def test_a_long_generation_says_how_far_it_is_where_nothing_else_is_said(
+    clock: list[float],
+) -> None:
+    progress, out = make(terminal=False)
+    call = Call()
+    for second in range(65):
+        clock[0], call.tokens = float(second), 100 * second
+        call.num_completions = second // 20
+        progress.sampling(call)
+        if second == 10:
+            progress.note("a note")
+    assert out.getvalue().splitlines() == [
+        "a note",
+        "sampling: 2 of 8 completions, 4,000 tokens, 1,234 tokens/s",
+    ], "30 seconds after the note, and not yet 30 after that"
+
+
+def test_parts_of_an_evaluation_are_counted_as_one(clock: list[float]) -> None:
+    progress, out = make(terminal=False)
+    with progress.sampling.doing("held-out problems, greedy", 20):
+        progress.sampling(Call(num_completions=1))
+        first = Call(num_completions=8)
+        progress.sampling(first)
+        clock[0] = 40.0
+        progress.sampling(Call(num_completions=3))
+    clock[0] = 80.0
+    progress.sampling(Call(num_completions=5))
+    lines = [line.partition(" completions")[0] for line in out.getvalue().splitlines()]
+    assert lines == ["held-out problems, greedy: 12 of 20", "sampling: 5 of 8"]
+
+
+def test_short_steps_leave_no_lines_of_generations(clock: list[float]) -> None:
+    progress, out = make(terminal=False)
+    for step in range(1, 10):
+        clock[0] = 20.0 * step
+        progress.sampling(Call())
+        progress.step(step, row(step))
+    assert "sampling" not in out.getvalue()
+
+
+def test_a_terminal_shows_a_bar_below_that_of_the_steps(clock: list[float]) -> None:
+    progress, out = make(terminal=True)
+    progress.step(3, row(3))
+    for second in (1.0, 2.0):
+        clock[0] = second
+        progress.sampling(Call(num_completions=5, tokens=99))
+    assert progress._live is not None
+    progress._live.refresh()
+    shown = out.getvalue()
+    assert "5 of 8 completions, 99 tokens, 1,234 tokens/s" in shown and "3/10" in shown
+    progress.close()
+
+
+def test_a_quiet_run_says_nothing_of_its_generations(clock: list[float]) -> None:
+    for terminal in (False, True):
+        progress, out = make(terminal=terminal, quiet=True)
+        clock[0] += 100.0
+        progress.sampling(Call())
+        assert out.getvalue() == ""

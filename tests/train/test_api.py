@@ -198,6 +198,19 @@ def test_slots_follow_the_batch_and_stay_what_they_were(world: World) -> None:
     assert found() == (8, 8), "open again: settled again, and written down"
 
 
+def test_evaluations_and_generations_show_how_far_they_are(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("assay.run.progress._SAMPLING_EVERY", 0.0)
+    train(world.tree(rl={"steps": 1}))
+    said = capsys.readouterr().err
+    evaluated = said.index("held-out problems, greedy: 3 of 3 completions, ")
+    assert evaluated < said.index("sampling: 0 of 8 completions, ")
+    assert evaluated < said.rindex("held-out problems, greedy: 3 of 3 completions, ")
+    train(world.tree(rl={"steps": 1}), quiet=True)
+    assert "completions" not in capsys.readouterr().err
+
+
 def test_max_minutes_stops_cleanly(world: World) -> None:
     result = train(world.tree(run={"max_minutes": 1e-9}), quiet=True)
     assert (result.steps, result.ended) == (1, "max_minutes") and result.checkpoint
