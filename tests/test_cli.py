@@ -493,4 +493,4 @@ def test_an_evaluation_without_a_verdict_is_exit_code_1(
     Path("never.py").write_text("def judges(problem, completion):\n    return None\n")
     rows = ("--problems", "heldout.jsonl", "--max-tokens", "4", "--verifier", "never:judges")
     ended = assay("eval", model, *rows)
-    assert ended.code == 1 and "nothing was judged" in ended.out
+    assert ended.code == 1 and ended.err.startswith("error: nothing was judged")

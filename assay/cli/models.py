@@ -54,7 +54,8 @@ def evaluate(
     )
     show(result, as_json)
     if not result.num_problems:
-        raise typer.Exit(1)  # nothing was judged
+        say_line("error: nothing was judged; see the reasons with --out FILE")
+        raise typer.Exit(1)
 
 
 @app.command()
