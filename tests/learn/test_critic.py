@@ -22,7 +22,7 @@ from torch import Tensor
 
 from assay.config import CriticConfig, LoraConfig, OptimizerConfig
 from assay.errors import ConfigError
-from assay.learn.advantages import compute_advantages, compute_returns, loss_mask
+from assay.learn.advantages import compute_advantages, compute_returns, loss_mask, loss_weights
 from assay.learn.algorithms import algorithm
 from assay.learn.critic import Lesson, explained_variance, value_loss
 from assay.learn.update import Learner
@@ -158,7 +158,7 @@ def test_on_shared_layers_one_backward_pass_serves_both(num_micro: int) -> None:
         stats.logprobs_T,
         stats.logprobs_T.detach(),
         compute_advantages(filled, row),
-        weights_T,
+        loss_weights(batch, row),
         row,
     )
     values_T = twin.critic.head(stats.hidden_TD)
