@@ -111,7 +111,7 @@ class DataConfig(Section):
     think_close: Text = "</think>"
     """The tag that closes the reasoning block."""
     on_bad_row: Literal["stop", "skip"] = "stop"
-    """What a malformed row does: stop with its place, or skip it and report how many were skipped."""
+    """What a malformed row does: stop with its place, or skip it and report how many were skipped. A prompt that is too long (`max_prompt_tokens`) is one: it is never cut, since a cut question is another question under the same answer."""
     near_duplicates: Literal["report", "drop", "ignore"] = "report"
     """Training problems that nearly repeat a held-out one (by shared n-grams): report, drop or ignore."""
     near_duplicate_overlap: Rate = 0.8

@@ -33,6 +33,8 @@ class PromptRenderer:
     What the rendered text says of its think block holds, whoever wrote it: where a chat template
     opens or empties the block itself, nothing is doubled, and `Prompt.think` says so.
 
+    max_prompt_tokens: what is left of the model's ``context_length`` beside a completion.
+
     Raises ModelError where a chat template is asked for and there is none.
     """
 
@@ -41,8 +43,10 @@ class PromptRenderer:
         tokenizer: PreTrainedTokenizerBase,
         data: DataConfig,
         max_prompt_tokens: int | None = None,
+        context_length: int | None = None,
     ) -> None:
         self.tokenizer = tokenizer
+        self._context_length = context_length
         limits = [limit for limit in (max_prompt_tokens, data.max_prompt_tokens) if limit]
         self.max_prompt_tokens = min(limits, default=None)
         self._data = data
@@ -142,11 +146,15 @@ class PromptRenderer:
         too_long = limit is not None and at_least > limit
         tokens = [] if too_long else self._encode_prompt(text)
         if limit is not None and max(at_least, len(tokens)) > limit:
-            by_config = limit == self._data.max_prompt_tokens
-            change = "raise data.max_prompt_tokens" if by_config else "lower sampling.max_tokens"
+            change, why = "lower sampling.max_tokens", ""
+            if limit == self._data.max_prompt_tokens:
+                change, why = "raise data.max_prompt_tokens", ", by data.max_prompt_tokens"
+            elif self._context_length is not None:
+                less = f"less {self._context_length - limit} of sampling.max_tokens"
+                why = f", the model's context of {self._context_length} {less}"
             remedy = f"shorten it, {change}, or set data.on_bad_row = 'skip'"
             found = f"{len(text):,} characters" if too_long else f"{len(tokens)} tokens"
-            accepted = f"at most {limit} tokens"
+            accepted = f"at most {limit} tokens{why}"
             raise DataError(message(f"{where} prompt", found, accepted, remedy))
         if not tokens:
             raise DataError(message(f"{where} prompt", "no tokens", "text that has some"))

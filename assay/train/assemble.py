@@ -84,7 +84,8 @@ def set_threads(config: TrainConfig) -> None:
 def open_bench(config: TrainConfig, verifiers: VerifierService) -> Bench:
     """Load the model and start the engine beside verifiers that are open already."""
     loaded = load_model(config.model, config.run.device, config.run.seed)
-    renderer = PromptRenderer(loaded.tokenizer, config.data, max_prompt_tokens(config, loaded))
+    longest = max_prompt_tokens(config, loaded)
+    renderer = PromptRenderer(loaded.tokenizer, config.data, longest, loaded.context_length)
     generator = Engine(
         loaded.model,
         loaded.tokenizer,

@@ -102,8 +102,9 @@ def _example(
         length = len(prompt) + len(tokens)
         if max_tokens is not None and length > max_tokens:
             found = f"{length} tokens, the prompt's included"
+            accepted = f"at most {max_tokens}, by preference.max_tokens or the model's context"
             remedy = 'shorten it, or set data.on_bad_row = "skip"'
-            raise DataError(message(f"{where} {side}", found, f"at most {max_tokens}", remedy))
+            raise DataError(message(f"{where} {side}", found, accepted, remedy))
         completions.append(as_completion(f"{id}/{number}", text, tokens))
     first, last = completions[0], completions[-1]
     if first is not last and np.array_equal(first.tokens, last.tokens):

@@ -113,7 +113,11 @@ class VerdictReader:
                 if self.max_tokens is None or length <= self.max_tokens:
                     found.append(example)
                 else:
-                    self._complain(where, f"{length} tokens", f"at most {self.max_tokens}")
+                    self._complain(
+                        where,
+                        f"{length} tokens",
+                        f"at most {self.max_tokens}, by preference.max_tokens or the model's context",
+                    )
         if not found:
             accepted = "groups in which one completion did better than another"
             raise DataError(message(source, "nothing but ties", accepted))

@@ -187,7 +187,8 @@ class RowReader:
         )
 
     def _too_long(self, source: str, found: str) -> str:
-        accepted = f"at most {self.encoder.max_tokens}, the prompt's included"
+        limit = "reward_model.max_tokens or the model's context"
+        accepted = f"at most {self.encoder.max_tokens}, the prompt's included, by {limit}"
         remedy = "shorten it, or set data.on_bad_row = 'skip'"
         return message(f"{source} completion", found, accepted, remedy)
 

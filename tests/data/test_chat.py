@@ -200,6 +200,20 @@ def test_a_long_prompt_is_named_with_its_length_and_remedy() -> None:
     )
 
 
+def test_a_long_prompt_is_told_whose_limit_it_meets() -> None:
+    def complaint(configured: int | None) -> str:
+        data = DataConfig(prompt_template="{question}", max_prompt_tokens=configured)
+        with pytest.raises(DataError) as caught:
+            PromptRenderer(byte_tokenizer(), data, 4, 64).render(Problem("a", "12+2?"))
+        return str(caught.value)
+
+    assert "at most 4 tokens, the model's context of 64 less 60 of sampling.max_tokens;" in (
+        complaint(None)
+    )
+    assert "lower sampling.max_tokens, or set data.on_bad_row = 'skip'" in complaint(None)
+    assert "at most 2 tokens, by data.max_prompt_tokens; shorten it, raise" in complaint(2)
+
+
 @pytest.mark.parametrize("template", [None, CHAT_TEMPLATE])
 def test_only_prompts_that_fit_are_kept(tmp_path: Path, template: str | None) -> None:
     texts = ["short", "long " * 60, "ü" * 60, "ok", "x" * 60, "x" * 100]
