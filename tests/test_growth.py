@@ -2,7 +2,7 @@
 
 import gc
 
-from growth import LINEAR, growth, times
+from growth import LINEAR, calls, growth, times
 
 
 def test_a_line_a_square_and_a_constant_are_told_apart() -> None:
@@ -14,3 +14,8 @@ def test_a_line_a_square_and_a_constant_are_told_apart() -> None:
 def test_a_yardstick_counts() -> None:
     assert 5 < times(lambda: sum(range(1_000_000)), lambda: sum(range(100_000))) < 20
     assert gc.isenabled()
+
+
+def test_calls_are_counted() -> None:
+    assert calls(lambda: [abs(n) for n in range(1000)]) >= 1000
+    assert calls(lambda: None) < 10

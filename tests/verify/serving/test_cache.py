@@ -188,4 +188,4 @@ def test_the_cache_does_not_slow_a_batch_of_the_demo(monkeypatch: pytest.MonkeyP
                 service.judge(groups)
                 found.append(time.perf_counter() - started)
     medians = {mib: sorted(found)[15] for mib, found in seconds.items()}
-    assert medians[64.0] < 1.5 * medians[0.0] + 0.002
+    assert medians[64.0] < 2 * medians[0.0]

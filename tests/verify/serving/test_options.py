@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import planted_lanes
 import pytest
+from growth import calls
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -127,16 +127,11 @@ def test_a_check_that_raises_refuses() -> None:
         check(Problem("p", "q", {"n": "x"}))
 
 
-def test_checking_a_row_takes_microseconds() -> None:
+def test_checking_a_row_takes_few_steps() -> None:
     with VerifierService("math", num_workers=1) as service:
         problem = Problem("p", "q", {"answer": "5"})
-        best = 1.0
-        for _ in range(5):
-            started = time.perf_counter()
-            for _ in range(2000):
-                service.check_problem(problem)
-            best = min(best, (time.perf_counter() - started) / 2000)
-    assert best < 20e-6  # 0.6 us on an idle machine
+        service.check_problem(problem)
+        assert calls(lambda: service.check_problem(problem)) < 40
 
 
 plain = st.recursive(

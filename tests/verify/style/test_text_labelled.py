@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from growth import LINEAR, growth
 
 from assay.types import Completion, Problem
 from assay.verify.base import Part, as_part, resolve
@@ -94,23 +95,17 @@ def test_no_default_weight_outweighs_correctness(name: str) -> None:
     assert verifier.weight * (verifier.bounds[1] - verifier.bounds[0]) <= 0.1
 
 
-def test_four_kilobytes_take_about_a_millisecond() -> None:
-    """The best of many, ten times what was measured: machines are busy."""
-    import time
+@pytest.mark.parametrize("name", NAMES)
+def test_work_grows_with_a_usual_text(name: str) -> None:
+    judge_one = resolve(name).judge
+    problem = Problem("p", "q", {"target": "en", "target_words": 100, "max_words": 1000})
 
-    text = "<think>So we add the two numbers and get the sum of them. " + "".join(
-        f"Then number {n} of the list is {n * n}, which is not what we want here. "
-        for n in range(60)
-    )
-    text += "</think><answer>5</answer>"
-    assert 3900 < len(text) < 4400
-    spec = {"target": "en", "target_words": 100, "max_words": 1000}
-    problem, completion = Problem("p", "q", spec), Completion.from_text(text)
-    for name in NAMES:
-        judge_one = resolve(name).judge
-        best = 1.0
-        for _ in range(20):
-            started = time.perf_counter()
-            judge_one(problem, completion)
-            best = min(best, time.perf_counter() - started)
-        assert best < 0.01, name
+    def judge_text(num_sentences: int) -> None:
+        sentences = (
+            f"Then number {n} of the list is {n * n}, which is not what we want here. "
+            for n in range(num_sentences)
+        )
+        text = f"<think>So we add the numbers. {''.join(sentences)}</think><answer>5</answer>"
+        judge_one(problem, Completion.from_text(text))
+
+    assert growth(judge_text, 240) < LINEAR
