@@ -33,7 +33,7 @@ def descendants(pid: int) -> set[int]:
     return found - {pid}
 
 
-def gone(pids: set[int], seconds: float = 10.0) -> bool:
+def gone(pids: set[int], seconds: float = 60.0) -> bool:
     """Whether all of them have ended; a zombie that waits for a parent of ours counts as one that has not."""
     end = time.monotonic() + seconds
     while any(Path(f"/proc/{pid}").exists() for pid in pids):

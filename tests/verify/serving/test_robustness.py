@@ -46,7 +46,7 @@ def deeds(problem, completion):
         for _ in range(3):
             subprocess.Popen(["/bin/sleep", rest])
     if word == "hang":
-        time.sleep(60)
+        time.sleep(1000)
     if word == "close":
         for descriptor in range(3, 64):
             try:
@@ -62,7 +62,7 @@ def deeds(problem, completion):
                 pass
     if word == "threads":
         for _ in range(20):
-            threading.Thread(target=time.sleep, args=(60,)).start()
+            threading.Thread(target=time.sleep, args=(1000,)).start()
     if word == "files":
         for _ in range(20):
             with tempfile.NamedTemporaryFile(delete=False) as file:
@@ -129,12 +129,17 @@ def judge(
     return service.judge([group_of(texts, expression, **spec)])[0]
 
 
+def num_judged(service: VerifierService) -> float:
+    found = service.take_metrics()
+    return found["verify/planted_villains:deeds/count"]
+
+
 def running(words: str) -> bool:
     listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
     return any(line.strip() == words for line in listing.splitlines())
 
 
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.02)
@@ -145,10 +150,8 @@ def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
 def test_what_hangs_where_no_signal_helps_is_killed(
     service: VerifierService, log: Log, text: str
 ) -> None:
-    started = time.monotonic()
     verdicts = judge(service, ["a", text, "b"])
     assert [v.reason for v in verdicts] == [None, "timeout", None]
-    assert time.monotonic() - started < 20
     assert log.kinds() == ["worker_killed"]
     assert log.events[0][1]["verifier"] == "planted_villains:deeds"
     assert log.events[0][1]["seconds"] >= 0.5
@@ -195,12 +198,10 @@ def test_memory_is_bounded(service: VerifierService) -> None:
 
 
 def test_a_verifiers_own_limit_is_its_deadline(villains: str) -> None:
-    with VerifierService(num_workers=1, deadline=30, allow=["planted_villains"]) as service:
+    with VerifierService(num_workers=1, deadline=1000, allow=["planted_villains"]) as service:
         judge(service, ["warm"], "planted_villains:HASTY")
-        started = time.monotonic()
         verdicts = judge(service, ["hang", "a"], "planted_villains:HASTY")
         assert [v.reason for v in verdicts] == ["timeout", None]
-        assert time.monotonic() - started < 10
 
 
 @pytest.mark.parametrize(("deed", "seconds"), [("children", 6101), ("daemon", 6102)])
@@ -212,7 +213,7 @@ def test_nothing_that_a_killed_worker_started_survives(
     assert [v.status for v in verdicts] == ["passed", "passed"]
     assert until(lambda: running(words))
     assert judge(service, ["hang"])[0].reason == "timeout"
-    assert until(lambda: not running(words), 5)
+    assert until(lambda: not running(words))
 
 
 @pytest.mark.parametrize(("deed", "seconds"), [("children", 6103), ("daemon", 6104)])
@@ -232,10 +233,8 @@ def test_temporary_files_go_with_their_worker(villains: str) -> None:
 
 
 def test_threads_that_never_end_keep_nothing(villains: str) -> None:
-    started = time.monotonic()
     with VerifierService(villains, num_workers=1) as service:
         assert all(v.correct for v in judge(service, ["threads", "a", "threads", "b"]))
-    assert time.monotonic() - started < 20
 
 
 def end_without_closing(villains: str, texts: list[str], ending: str) -> list[list[str]]:
@@ -361,11 +360,8 @@ def test_a_cancelled_call_leaves_nothing_under_way(villains: str) -> None:
     with VerifierService(villains, num_workers=1) as service:
         judge(service, ["warm"])
         asyncio.run(give_up())
-        started = time.monotonic()
         assert judge(service, ["a"])[0].correct
-        assert (
-            time.monotonic() - started < 5
-        )  # what a worker had is finished, the other 45 s are not
+        assert num_judged(service) < 500  # what a worker had is finished, the rest of 1000 is not
 
 
 def test_a_worker_that_hangs_in_cancelled_work_is_replaced(villains: str) -> None:
@@ -373,12 +369,10 @@ def test_a_worker_that_hangs_in_cancelled_work_is_replaced(villains: str) -> Non
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(service.judge_async([group_of(["hang"] * 8)]), 0.2)
 
-    with VerifierService(villains, num_workers=1, deadline=20) as service:
+    with VerifierService(villains, num_workers=1, deadline=1000) as service:
         judge(service, ["warm"])
         asyncio.run(give_up())
-        started = time.monotonic()
         assert judge(service, ["a"])[0].correct
-        assert time.monotonic() - started < 15
         assert service.stats["kills"] == service.stats["deaths"] == 0
 
 
@@ -413,9 +407,8 @@ def test_text_that_nobody_reads_on_is_not_judged(villains: str) -> None:
         verdicts = service.judge_text(pairs, window=200)
         assert next(verdicts).correct
         verdicts.close()
-        started = time.monotonic()
         judge(service, ["a"])
-        assert time.monotonic() - started < 12  # the 199 others would take 20
+        assert num_judged(service) < 150  # of a window of 200
 
 
 def test_metrics_are_of_what_was_judged_since(service: VerifierService) -> None:

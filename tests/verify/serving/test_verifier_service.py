@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import textwrap
@@ -76,7 +77,7 @@ def sees(problem, completion):
 
 def slow(problem, completion):
     time.sleep(0.05)
-    return 1.0
+    return {"score": 1, "pid": os.getpid()}
 '''
 
 
@@ -171,9 +172,7 @@ def test_only_the_culprit_of_a_hang_is_not_judged(
 ) -> None:
     kills = service.stats["kills"]
     judge(service, ["warm"], f"{rewards}:mixed")
-    started = time.monotonic()
     verdicts = judge(service, ["a", text, "b", "c"], f"{rewards}:mixed")
-    assert time.monotonic() - started < 6
     assert [v.status for v in verdicts] == ["passed", "not_judged", "passed", "passed"]
     assert verdicts[1].reason == "timeout"
     assert "killed" in verdicts[1].detail
@@ -336,9 +335,9 @@ def test_several_workers_share_the_work(rewards: str) -> None:
     with VerifierService(f"{rewards}:slow", num_workers=3, deadline=5) as service:
         judge(service, ["a"])
         groups = [group_of(["a"] * 8) for _ in range(9)]
-        started = time.monotonic()
-        assert all(v.correct for each in service.judge(groups) for v in each)
-        assert time.monotonic() - started < 72 * 0.05 * 0.75
+        verdicts = [v for each in service.judge(groups) for v in each]
+        assert all(v.correct for v in verdicts)
+        assert len({v.components[f"{rewards}:slow.pid"] for v in verdicts}) == 3
 
 
 def test_events_name_the_verifier(rewards: str) -> None:
@@ -399,7 +398,7 @@ def run_script(body: str, **options: Any) -> subprocess.Popen[str]:
     )
 
 
-def gone(pids: list[int], seconds: float = 10.0) -> bool:
+def gone(pids: list[int], seconds: float = 60.0) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if not any(Path(f"/proc/{pid}").exists() for pid in pids):
@@ -473,21 +472,21 @@ def test_workers_that_cannot_start_are_reported(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-def test_a_batch_of_the_demo_is_judged_in_milliseconds() -> None:
+def test_a_batch_costs_less_than_its_completions_one_by_one() -> None:
     think = ThinkFormat("opened")
-    expression = "math*1.0 + think_format*0.1"
-    with VerifierService(expression, num_workers=1) as service:
-        seconds: list[float] = []
-        for _ in range(30):
-            groups = []
-            for n in range(16):
-                texts = [f"3+4=7 7+5=12</think>{12 + s % 3}" for s in range(8)]
-                completions = tuple(Completion.from_text(t, think=think) for t in texts)
-                problem = Problem(f"p{n}", "3+4+5=?", {"answer": "12"})
-                groups.append(
-                    Group(problem, Prompt("q", np.zeros(1, np.int32), think), completions)
-                )
-            started = time.perf_counter()
-            service.judge(groups)
-            seconds.append(time.perf_counter() - started)
-    assert sorted(seconds)[15] < 0.03  # 7 ms on an idle machine
+
+    def group(number: int, size: int) -> Group:
+        texts = [f"3+4=7 7+5=12</think>{12 + s % 3}" for s in range(size)]
+        completions = tuple(Completion.from_text(t, think=think) for t in texts)
+        problem = Problem(f"p{number}", "3+4+5=?", {"answer": "12"})
+        return Group(problem, Prompt("q", np.zeros(1, np.int32), think), completions)
+
+    def seconds(groups: list[Group]) -> float:
+        started = time.perf_counter()
+        service.judge(groups)
+        return time.perf_counter() - started
+
+    with VerifierService("math*1.0 + think_format*0.1", num_workers=1) as service:
+        seconds([group(0, 8)])
+        ratios = [seconds([group(n, 8) for n in range(16)]) / seconds([group(0, 1)]) for _ in range(30)]  # fmt: skip
+    assert statistics.median(ratios) < 16 * 8
