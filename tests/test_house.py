@@ -360,3 +360,11 @@ def test_no_machine_paths_or_hosts() -> None:
         if stray.search(line)
     ]
     assert not faults
+
+
+@pytest.mark.parametrize("name", named(python_files("tests")))
+def test_no_test_asserts_seconds(name: str) -> None:
+    """A busy machine is slow; `tests/growth.py` has ratios and counts."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    clock = r"time\.(?:time|monotonic|perf_counter|process_time|thread_time)\(\)"
+    assert not re.findall(rf"assert[^\n]*{clock} - \w+ <", text)
