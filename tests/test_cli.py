@@ -293,7 +293,7 @@ def test_a_time_limit_is_a_number_of_minutes(
 def test_what_people_read(assay: Assay, here: Path, model: Path) -> None:
     config = write_config(model, rl={"steps": 2})
     done = assay("train", config, "--max-minutes", 0.000001)
-    assert done.code == 0 and "out of time after 1 steps" in done.out
+    assert done.code == 0 and "out of time after 1 step\n" in done.out
     assert "go on with: assay train --resume runs/run\n" in done.out
     assert "finished after 2 steps" in assay("train", "--resume", "runs/run").out
     shown = assay("sample", model, "--problems", "heldout.jsonl", "--max-tokens", 4, "--num", 1)

@@ -71,7 +71,8 @@ class HowFar:
 class SamplingWatch:
     """Takes what a generator tells at each decoding step, and shows it every so often.
 
-    every: seconds in which nothing was shown; `showed` says that something else was.
+    every: seconds in which nothing was shown; `showed` says that something else was. The end of a
+    call is shown where a part of it was.
     """
 
     def __init__(self, show: Callable[[HowFar], None], every: float = _SAMPLING_EVERY) -> None:
@@ -80,6 +81,7 @@ class SamplingWatch:
         self._last = time.monotonic()
         self._what, self._num_wanted = "sampling", 0
         self._call: Sampled | None = None
+        self._shown: Sampled | None = None
         self._num_before = 0
 
     def __call__(self, call: Sampled) -> None:
@@ -88,7 +90,9 @@ class SamplingWatch:
             if self._call is not None and self._num_wanted:
                 self._num_before += self._call.num_completions
             self._call = call
-        if time.monotonic() - self._last >= self._every:
+        ended = self._shown is call and call.num_completions == call.num_wanted
+        if ended or time.monotonic() - self._last >= self._every:
+            self._shown = call
             self.showed()
             done = self._num_before + call.num_completions
             wanted = self._num_wanted or call.num_wanted

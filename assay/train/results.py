@@ -48,7 +48,8 @@ class TrainResult:
 
     def __str__(self) -> str:
         how = "out of time" if self.ended == "max_minutes" else self.ended
-        lines = [f"{self.run}: {how} after {self.steps} steps"]
+        noun = "step" if self.steps == 1 else "steps"
+        lines = [f"{self.run}: {how} after {self.steps} {noun}"]
         gains = [*self.gains, *([None] * len(self.before))]
         for first, last, gain in zip(self.before, self.after, gains, strict=False):
             kind = kind_of(first)

@@ -177,6 +177,17 @@ def test_a_long_generation_says_how_far_it_is_where_nothing_else_is_said(
     ], "30 seconds after the note, and not yet 30 after that"
 
 
+def test_a_generation_that_was_shown_is_not_left_half_done(clock: list[float]) -> None:
+    progress, out = make(terminal=False)
+    call = Call()
+    for done in (0, 7, 8):
+        clock[0] += 25.0
+        call.num_completions = done
+        progress.sampling(call)
+    lines = [line.partition(" completions")[0] for line in out.getvalue().splitlines()]
+    assert lines == ["sampling: 7 of 8", "sampling: 8 of 8"]
+
+
 def test_parts_of_an_evaluation_are_counted_as_one(clock: list[float]) -> None:
     progress, out = make(terminal=False)
     with progress.sampling.doing("held-out problems, greedy", 20):

@@ -47,7 +47,7 @@ def test_tokens_may_be_cut_off_where_nothing_is_learned(world: World) -> None:
 
 
 def test_several_equal_samples_are_refused(world: World) -> None:
-    with pytest.raises(ConfigError, match=r"found 0.*raise it"):
+    with pytest.raises(ConfigError, match=r"found 0 with several samples.*accepted: a number > 0"):
         evaluate_model(str(world.folder / "model"), ["x.jsonl"], num_samples=2)
 
 
