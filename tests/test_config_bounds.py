@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,10 @@ def test_samples_and_temperatures_of_a_command() -> None:
             config.check_siblings(1, value)
         with pytest.raises(ConfigError, match=r"^temperature: found .*; accepted: "):
             config.at_temperature(config.SamplingConfig(), value)
+
+
+def test_a_pipe_that_nobody_writes_to_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run.toml")
+    for path in (tmp_path / "run.toml", Path("/dev/zero")):
+        with pytest.raises(ConfigError, match="found a pipe or a device; accepted: a TOML file"):
+            config.load(path)

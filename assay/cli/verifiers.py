@@ -17,6 +17,7 @@ from assay.cli.console import (
     VerifierOptions,
     app,
     leave_closed_pipe,
+    say_line,
     say_progress,
     show,
     verifier_options,
@@ -68,7 +69,10 @@ def verify(
             say=say,
         )
         show(result, as_json)
-        raise typer.Exit(1 if result.unreadable else 0)
+        if result.unreadable:
+            say_line(f"error: {rescore}: not all that it recorded could be read")
+            raise typer.Exit(1)
+        return
     if self_test:
         raise typer.Exit(_self_test(verifier, workers, deadline, options, as_json))
     assert file is not None

@@ -102,6 +102,8 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
     what is accepted.
     """
     path = Path(path)
+    if path.is_fifo() or path.is_char_device():
+        raise ConfigError(message(str(path), "a pipe or a device", "a TOML file"))
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
