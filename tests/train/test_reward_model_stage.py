@@ -386,7 +386,7 @@ def test_a_kind_is_judged_by_its_own_verifier(world: World) -> None:
     other = Path(world.folder / "other")
     other.mkdir()
     for file in Path(saved).iterdir():
-        if file.is_file():
+        if file.is_file() and file.name != "manifest.json":  # with it, an edited copy is damaged
             (other / file.name).write_bytes(file.read_bytes())
     facts = json.loads(facts_file.read_text())
     facts["options"]["plain_template"] = "{prompt} {completion}"
