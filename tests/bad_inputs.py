@@ -23,7 +23,7 @@ class Case:
 
     name: str
     arguments: tuple[str, ...]
-    spoil: Callable[[Path], None] = lambda folder: None
+    spoil: Callable[[Path], Any] = lambda folder: None
     tolerant: bool = False
 
 
@@ -325,7 +325,7 @@ def argument_cases() -> Iterator[Case]:
             yield Case(f"{command}: path {path[:20]!r}", chosen)
 
 
-def _in_the_way(name: str) -> Callable[[Path], None]:
+def _in_the_way(name: str) -> Callable[[Path], Any]:
     def spoil(folder: Path) -> None:
         place = folder / name
         if place.is_dir():
@@ -335,17 +335,17 @@ def _in_the_way(name: str) -> Callable[[Path], None]:
     return spoil
 
 
-def _template(text: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / "model" / "chat_template.jinja").write_text(text) and None
+def _template(text: str) -> Callable[[Path], Any]:
+    return lambda folder: (folder / "model" / "chat_template.jinja").write_text(text)
 
 
-def _rows(name: str, *rows: Any) -> Callable[[Path], None]:
-    return lambda folder: (
-        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows)) and None
+def _rows(name: str, *rows: Any) -> Callable[[Path], Any]:
+    return lambda folder: (folder / name).write_text(
+        "".join(json.dumps(row) + "\n" for row in rows)
     )
 
 
-def _fifo(name: str) -> Callable[[Path], None]:
+def _fifo(name: str) -> Callable[[Path], Any]:
     def spoil(folder: Path) -> None:
         (folder / name).unlink()
         os.mkfifo(folder / name)
