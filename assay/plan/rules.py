@@ -220,7 +220,7 @@ RULES: tuple[Rule, ...] = (
         lambda f: _few(f, MIN_PROBLEMS),
         "collect_data",
         lambda f: (
-            f"{f.num_problems} problems; below {MIN_PROBLEMS} a held-out accuracy has a standard error of {percent(0.5 / max(1, f.num_problems or 1) ** 0.5)} or more, so that no gain could be shown"
+            f"{f.num_problems} problems, fewer than {MIN_PROBLEMS}: a held-out accuracy of so few has a standard error of up to {percent(0.5 / max(1, f.num_problems or 1) ** 0.5)}, so that no gain could be shown"
         ),
         "Miller 2024, Adding Error Bars to Evals (arXiv 2411.00640)",
     ),

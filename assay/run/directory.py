@@ -54,7 +54,7 @@ from assay.run.metrics import (
 )
 from assay.run.progress import Progress, evaluation_seconds_left, format_seconds
 from assay.run.random_state import GlobalRandomState
-from assay.run.resume import check_beginning
+from assay.run.resume import check_beginning, check_has_use
 from assay.run.rollout_log import RolloutLog
 from assay.run.signature import write_config
 from assay.run.stop import StopSignal
@@ -415,6 +415,8 @@ class Run:
         for folder in (self.checkpoints.folder, self.rollouts.folder):
             if folder.exists() and not folder.is_dir():
                 raise RunError(message(str(folder), "a file", "a folder", "move it away"))
+        changes = find_config_changes(before, self.config)
+        check_has_use(self.folder, self.step, self.num_steps, [*filter(is_harmful, changes)])
         now = collect_environment(self.config)
         environment = read_environment(self.folder)
         if environment is None:  # killed while the run was being created
@@ -426,7 +428,7 @@ class Run:
         self._resumed = {
             "damaged": damaged,
             "differences": find_differences(environment, now),
-            "config_changes": find_config_changes(before, self.config),
+            "config_changes": changes,
         }
 
     def _roll_back(self, facts: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Whether a run may begin again at its start: not where that would make again what is lost."""
+"""Whether a run may be gone on with as asked: not where that makes again what is lost, or changes nothing but its record."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from assay.errors import RunError
+from assay.errors import RunError, message
 
 Row = Mapping[str, Any]
 
@@ -31,3 +31,15 @@ def check_beginning(
         f"{folder}: {done} steps are done, and no checkpoint is whole ({found}); nothing was changed; "
         f"bring the files back from a copy, or start a new run: assay train {folder / 'config.toml'}"
     )
+
+
+def check_has_use(folder: Path, step: int, num_steps: int | None, changes: Sequence[str]) -> None:
+    """Raise RunError where a run that is done is resumed with other settings, which no step would use.
+
+    Its configuration would then say what no step has done. changes: those that a step would notice.
+    """
+    if not changes or not step or num_steps is None or step < num_steps:
+        return
+    found = f"all {step} steps are done, so that nothing would use {'; '.join(changes)}"
+    accepted = "also a larger number of steps or epochs"
+    raise RunError(message(str(folder), found, accepted, "or start a new run"))

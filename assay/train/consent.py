@@ -60,8 +60,8 @@ def open_config(
         if counts(key) and not is_allowed(name, allow)
     ]
     if found and not trust_run and (why := why_not_own(path)):
-        remedy = "read what they name, then add --trust-run (in Python: trust_run=True)"
-        accepted = f"none of these: {why}"
+        remedy = "read what it names, then add --trust-run (in Python: trust_run=True)"
+        accepted = f"nothing that can do harm, because {why}"
         raise RunError(message(str(path), ", ".join(dict.fromkeys(found)), accepted, remedy))
     return config
 

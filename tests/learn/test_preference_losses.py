@@ -324,7 +324,7 @@ def test_metrics_of_single_completions() -> None:
         ("dpo", {"desirable_weight": 2.0}, "preference.desirable_weight: .*dpo learns from pairs"),
         ("dpo", {"undesirable_weight": 2.0}, "preference.undesirable_weight: .*learns from pairs"),
         ("dpo", {"colour": 1}, "preference: found colour; accepted: beta"),
-        ("nowhere:row", {}, "preference.method: found 'nowhere:row'; accepted: package.module"),
+        ("nowhere:row", {}, "preference.method nowhere:row: found what cannot be imported"),
         ("math:pi", {}, "preference.method: found math:pi = 3.14.*; accepted: an instance of"),
     ],
 )

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from assay.config import TrainConfig, parse
+from assay.run.directory import Run
 from assay.types import Completion, Group, Problem, Prompt, StepScore, ThinkFormat, Verdict
 
 VERIFIERS = {"math": {"version": 1, "hash": "a" * 64}}
@@ -133,3 +134,11 @@ class FakeLearner:
     def load_state(self, folder: Path) -> None:
         self.weights = np.load(folder / "weights.npy")
         self.policy_version = json.loads((folder / "learner.json").read_text())["policy_version"]
+
+
+def take_steps(run: Run, learner: FakeLearner, num_steps: int) -> None:
+    """Record and learn from so many made-up steps."""
+    for _ in range(num_steps):
+        groups, verdicts = make_rollouts(run.step + 1)
+        run.record(groups, verdicts)
+        run.finish_step(learner.learn(groups, verdicts))

@@ -22,6 +22,7 @@ from run_fakes import (
     make_problem,
     make_rollouts,
     make_update,
+    take_steps,
 )
 
 from assay.config import parse
@@ -39,13 +40,6 @@ def rows_of(folder: Path, name: str) -> Rows:
 
 def kinds(folder: Path) -> list[str]:
     return [row["kind"] for row in rows_of(folder, "events")]
-
-
-def take_steps(run: Run, learner: FakeLearner, num_steps: int) -> None:
-    for _ in range(num_steps):
-        groups, verdicts = make_rollouts(run.step + 1)
-        run.record(groups, verdicts)
-        run.finish_step(learner.learn(groups, verdicts))
 
 
 @pytest.fixture
