@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from run_fakes import FakeLearner, make_config
-from test_directory import rows_of, take_steps
+from run_fakes import FakeLearner, make_config, take_steps
+from test_directory import rows_of
 
 from assay.config import dump, load
 from assay.errors import RunError
@@ -119,4 +119,5 @@ def test_what_leaves_the_reward_as_it_was_needs_none(tmp_path: Path) -> None:
         run.attach(learner=FakeLearner())
         take_steps(run, FakeLearner(), 5)
     overrides = ["rl.steps=20", "verification.deadline=9", "optimizer.learning_rate=1e-4"]
-    Run.resume(run.folder, overrides=overrides, quiet=True).__exit__(None, None, None)
+    with Run.resume(run.folder, overrides=overrides, quiet=True) as resumed:
+        assert resumed.num_steps == 20

@@ -5,18 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from run_fakes import FakeLearner, make_config, make_rollouts
+from run_fakes import FakeLearner, make_config, take_steps
 
 from assay.errors import RunError, RunStopped
 from assay.run.directory import Run
 from assay.run.names import find_checkpoint
-
-
-def take_steps(run: Run, learner: FakeLearner, num_steps: int) -> None:
-    for _ in range(num_steps):
-        groups, verdicts = make_rollouts(run.step + 1)
-        run.record(groups, verdicts)
-        run.finish_step(learner.learn(groups, verdicts))
 
 
 def make_run(parent: Path, stopped: bool = False, accuracies: tuple[float, ...] = ()) -> Path:

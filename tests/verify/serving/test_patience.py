@@ -40,8 +40,8 @@ def test_it_ends_with_the_last_of_the_first_completions() -> None:
 
 @pytest.mark.parametrize("words", ["0eeeeeee", "eee0eeeeee", "uuuuuuuuuu", "eee"])
 def test_it_does_not_end_where_something_was_judged_or_nothing_failed(words: str) -> None:
-    Patience(4).take(verdicts(words))
-    Patience(None).take(verdicts("eeeeee"))
+    for patience, seen in ((Patience(4), words), (Patience(None), "eeeeee")):
+        assert patience.take(verdicts(seen)) is None
 
 
 @pytest.mark.parametrize("text", ["raise", "good"])
