@@ -125,6 +125,16 @@ def _complain_about_whole(
     return f"{_place(tuple(key.split('.')), where, lines, overridden)}: {rest}"
 
 
+def at_its_line(
+    text: str, where: str, lines: Mapping[str, int], overridden: Collection[str]
+) -> str:
+    """Return an error's text with the place of the key that it begins with; as it is where that stands nowhere."""
+    key = re.match(r"[a-z_]+(?:\.\w+)+", text)
+    if key is None or not (key[0] in overridden or key[0] in lines):
+        return text
+    return _place(tuple(key[0].split(".")), where, lines, overridden) + text[key.end() :]
+
+
 def _place(path: _Path, where: str, lines: Mapping[str, int], overridden: Collection[str]) -> str:
     ancestors = [".".join(map(str, path[:end])) for end in range(len(path), 0, -1)]
     dotted = re.sub(r"\.(\d+)", r"[\1]", ancestors[0]) if ancestors else ""
@@ -145,6 +155,9 @@ def _nearest_key(names: Sequence[str], root: type[BaseModel]) -> str:
     known = list(section.model_fields) if section else []
     everywhere = list(_all_keys(root))
     candidates = [key for key in everywhere if key.split(".")[-1] == leaf]
+    if not candidates:
+        initials = {"".join(word[0] for word in name.split("_")): name for name in known}
+        candidates = [".".join([*parents, initials[leaf]])] if leaf in initials else []
     if not candidates:
         near = difflib.get_close_matches(leaf, known, n=1)
         candidates = [".".join([*parents, name]) for name in near]

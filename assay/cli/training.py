@@ -9,7 +9,7 @@ import typer
 
 from assay.cli import INTERRUPTED
 from assay.cli.console import Json, Overrides, TrustRun, app, say_line, show
-from assay.errors import UserError
+from assay.errors import UserError, VerifierError
 
 
 @app.command()
@@ -48,7 +48,10 @@ def train(
 
     if dry_run:
         assert config is not None
-        show(api.dry_run(config, overrides=changes, quiet=as_json), as_json)
+        looked = api.dry_run(config, overrides=changes, quiet=as_json)
+        show(looked, as_json)
+        if looked.complaint:
+            raise VerifierError(looked.complaint)
         return
     result = api.train(
         config,

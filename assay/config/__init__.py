@@ -21,6 +21,7 @@ from assay.config.tree import (
     dump,
     field_help,
     load,
+    naming_lines,
     parse,
 )
 from assay.config.upkeep import CheckpointConfig, EvaluationConfig, GuardConfig, VerificationConfig
@@ -61,6 +62,7 @@ __all__ = [
     "dump",
     "field_help",
     "load",
+    "naming_lines",
     "parse",
     "section_of",
 ]

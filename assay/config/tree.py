@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 from pydantic import BaseModel, ValidationError, model_validator
 
-from assay.complaints import complain, section_of, toml_words, type_words
+from assay.complaints import at_its_line, complain, section_of, toml_words, type_words
 from assay.config.algorithm import AlgorithmConfig, CriticConfig
 from assay.config.preference import PreferenceConfig
 from assay.config.reward_model import RewardModelConfig
@@ -20,7 +21,7 @@ from assay.config.section import COOLEST, HOTTEST, MOST, Section
 from assay.config.stages import OptimizerConfig, RLConfig, SFTConfig
 from assay.config.upkeep import CheckpointConfig, EvaluationConfig, GuardConfig, VerificationConfig
 from assay.config.world import DataConfig, EngineConfig, ModelConfig, RunConfig, SamplingConfig
-from assay.errors import ConfigError, message
+from assay.errors import ConfigError, UserError, message
 from assay.toml_text import apply_override, key_lines
 
 STAGES = ("rl", "sft", "preference", "reward_model")
@@ -118,6 +119,20 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
         raise ConfigError(_not_toml(path, str(error))) from error
     overridden = [apply_override(tree, override, _holds_text) for override in overrides]
     return parse(tree, where=str(path), lines=lines, overridden=overridden)
+
+
+@contextmanager
+def naming_lines(path: Path | None, overrides: Sequence[str] = ()) -> Generator[None]:
+    """Give an error raised inside that begins with a key the key's line in ``path``, or its ``--set``."""
+    try:
+        yield
+    except UserError as error:
+        if path is None:
+            raise
+        overridden = [override.partition("=")[0].strip() for override in overrides]
+        lines = key_lines(path.read_text(encoding="utf-8-sig"))
+        error.args = (at_its_line(str(error), str(path), lines, overridden), *error.args[1:])
+        raise
 
 
 def build(tree: Mapping[str, Any], overrides: Sequence[str] = ()) -> TrainConfig:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from assay.data.problems import ProblemSet
 from assay.errors import DataError, message
 from assay.types import Problem
@@ -36,7 +38,8 @@ class NearDuplicate:
 class OverlapReport:
     """What `check_overlap` found. train: the training problems that are left.
 
-    num_self_answering: prompts, of either set, in which their own answer stands.
+    num_self_answering: prompts, of either set, in which their own answer stands. contradictions: pairs of
+    rows that ask the same training question and have other answers.
     """
 
     train: ProblemSet
@@ -44,6 +47,7 @@ class OverlapReport:
     num_dropped: int
     num_self_answering: int
     num_prompts: int
+    contradictions: tuple[tuple[str, str], ...] = ()
 
     def describe(self) -> str:
         """Return the findings, one line each."""
@@ -51,6 +55,12 @@ class OverlapReport:
             f"{self.num_self_answering} of {self.num_prompts} prompts contain their own answer"
             " (common and harmless where the answer is a number)"
         ]
+        if self.contradictions:
+            first, second = self.contradictions[0]
+            lines.append(
+                f"{len(self.contradictions)} training questions stand again with another answer,"
+                f" the first: {first} and {second}"
+            )
         if self.near_duplicates:
             named = ", ".join(
                 f"{near.train} ~ {near.heldout} ({near.share:.0%})"
@@ -97,8 +107,10 @@ def check_overlap(
         num_self_answering += holds_own_answer(problem)
     heldout_ngrams = holders.keys()
     found: dict[int, NearDuplicate] = {}
+    hashes = np.empty((len(train), 2), np.int64)  # of question and answer
     for index, problem in enumerate(train):
         words = normalize(problem)
+        hashes[index] = hash(words), hash(str(problem.spec.get("answer")))
         if words in exact:
             raise _shared_question(problem, places[exact[words]])
         num_self_answering += holds_own_answer(problem)
@@ -112,6 +124,10 @@ def check_overlap(
             place = problem.source or problem.id
             found[index] = NearDuplicate(place, places[-nearest], share)
     num_prompts = len(train) + len(heldout)
+    contradictions = tuple(
+        (train[a].source or train[a].id, train[b].source or train[b].id)
+        for a, b in _contradictions(hashes)
+    )
     drop = near == "drop" and bool(found)
     if drop:
         train = train.select(index for index in range(len(train)) if index not in found)
@@ -119,8 +135,22 @@ def check_overlap(
         raise DataError(
             message("data.train", "near duplicates of held-out problems alone", "other problems")
         )
-    dropped = len(found) if drop else 0
-    return OverlapReport(train, tuple(found.values()), dropped, num_self_answering, num_prompts)
+    return OverlapReport(
+        train,
+        tuple(found.values()),
+        len(found) if drop else 0,
+        num_self_answering,
+        num_prompts,
+        contradictions,
+    )
+
+
+def _contradictions(hashes: np.ndarray) -> list[tuple[int, int]]:
+    """Return (earlier row, row) of those that repeat a question, [row, question and answer], with another answer."""
+    order = np.argsort(hashes[:, 0], kind="stable")
+    questions, answers = hashes[order].T
+    again = (questions[1:] == questions[:-1]) & (answers[1:] != answers[:-1])
+    return sorted((int(order[at]), int(order[at + 1])) for at in np.flatnonzero(again))
 
 
 def normalize(problem: Problem) -> tuple[str, ...]:

@@ -175,7 +175,7 @@ class JsonLines:
         accepted = "one JSON object a line, in UTF-8"
         try:
             text = raw.decode("utf-8-sig" if raw.startswith(b"\xef\xbb\xbf") else "utf-8")
-            return _JSON.decode(text)
+            return _JSON.decode(text.rstrip())  # an error at the end is at the line's end
         except UnicodeDecodeError as error:
             found = f"byte 0x{raw[error.start]:02x} at column {error.start + 1}, not UTF-8"
             raise DataError(message(where, found, accepted)) from error

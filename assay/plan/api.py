@@ -92,7 +92,8 @@ def plan(
     settings, measured = None, None
     if config is not None:
         settings = configuration.load(config, overrides)
-        facts, measured = _facts_of(settings, num_problems, say)
+        with configuration.naming_lines(config, overrides):
+            facts, measured = _facts_of(settings, num_problems, say)
     elif told or ask is None or not can_ask():
         if not told:
             raise UserError(

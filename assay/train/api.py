@@ -16,7 +16,7 @@ from assay.data.chat import keep_fitting
 from assay.data.problems import ProblemSet, load_problems
 from assay.data.rows import read_problem
 from assay.data.traces import load_traces
-from assay.errors import ConfigError, RunError
+from assay.errors import ConfigError, RunError, VerifierError
 from assay.learn.algorithms import describe
 from assay.model.probe import prove_lean
 from assay.plan import plan_memory
@@ -81,7 +81,8 @@ def train(
         accept_changed_verifiers=accept_changed_verifiers,
         quiet=quiet,
     )
-    return read_result(_runner(settings)(settings, source))
+    with configuration.naming_lines(path, overrides):
+        return read_result(_runner(settings)(settings, source))
 
 
 def _runner(config: TrainConfig) -> Callable[[TrainConfig, Source], Path]:
@@ -162,6 +163,7 @@ def sample(
     max_problems: int = 1,
     temperature: float = 1.0,
     max_tokens: int | None = None,
+    verifier: str | None = None,
     overrides: Sequence[str] = (),
     allow: Sequence[str] = (),
     trust_run: bool = False,
@@ -171,7 +173,7 @@ def sample(
 ) -> SampleResult:
     """Return completions of one prompt, or of the first problems of a source, with their verdicts.
 
-    allow, trust_run, quiet: as in `evaluate_model`.
+    verifier, allow, trust_run, quiet: as in `evaluate_model`.
     """
     if (prompt is None) == (not problems):
         raise ConfigError("sample: give --prompt or --problems, and not both")
@@ -181,7 +183,7 @@ def sample(
         problems,
         overrides,
         max_tokens,
-        None,
+        verifier,
         seed,
         device,
         allow=allow,
@@ -202,8 +204,9 @@ def sample(
 def dry_run(config: Configured, *, overrides: Sequence[str] = (), quiet: bool = False) -> DryRun:
     """Open everything that a run needs, sample one completion, and estimate the memory."""
     settings = settled(read_config(config, overrides))
+    path = Path(config) if isinstance(config, Path | str) else None
     has_critic = False
-    with ExitStack() as stack:
+    with configuration.naming_lines(path, overrides), ExitStack() as stack:
         verifiers = open_verifiers(settings, stack)
         opened = _read_rows(settings, verifiers)
         bench = open_bench(settings, verifiers)
@@ -365,11 +368,21 @@ def _sample(
     judged = bench.verifiers.judge(groups)
     return SampleResult(
         [
-            describe_sample(group, index, verdicts[index] if group.problem.spec else None)
+            describe_sample(group, index, verdict if can_judge else None)
             for group, verdicts in zip(groups, judged, strict=True)
-            for index in range(len(group.completions))
+            for can_judge in [_can_judge(bench.verifiers, group.problem)]
+            for index, verdict in enumerate(verdicts)
         ]
     )
+
+
+def _can_judge(verifiers: VerifierService, problem: Problem) -> bool:
+    """Whether there is what the verifier reads: a prompt alone has no answer."""
+    try:
+        verifiers.check_problem(problem)
+    except VerifierError:
+        return bool(problem.spec)
+    return True
 
 
 def _write_samples(file: Any) -> Callable[[Group, Sequence[Verdict]], None]:

@@ -54,6 +54,7 @@ def open_verifiers(
     Workers start first of all: they load while the model does.
     """
     set_threads(config)
+    parse_expression(config.data.verifier, "data.verifier")
     return stack.enter_context(
         VerifierService(
             config.data.verifier,

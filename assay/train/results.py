@@ -97,6 +97,9 @@ def _without_problems(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if key != "eval/by_problem"}
 
 
+UNJUDGED = "no answer to judge by"
+
+
 @dataclass(frozen=True, slots=True)
 class SampleResult:
     """Completions with their verdicts, to be read."""
@@ -115,6 +118,7 @@ class SampleResult:
                 last_prompt = sample["prompt"]
                 lines += ["=== prompt ===", sample["prompt"]]
             facts = [f"{sample['tokens']} tokens, {sample['finish_reason']}", sample["status"]]
+            facts += ["give one with --answer"] if sample["status"] == UNJUDGED else []
             facts += [f"{name} {value:g}" for name, value in sample["components"].items()]
             if sample["status"] == "not_judged":
                 facts.append(sample["detail"])
@@ -133,11 +137,12 @@ def describe_sample(group: Group, index: int, verdict: Verdict | None) -> dict[s
         "completion": completion.text,
         "tokens": len(completion.tokens),
         "finish_reason": completion.finish_reason,
-        "status": verdict.status if verdict else "no answer to judge by",
+        "status": verdict.status if verdict else UNJUDGED,
         "score": verdict.score if verdict else None,
         "reward": verdict.reward if verdict else None,
         "components": dict(verdict.components) if verdict else {},
         "extracted": verdict.extracted if verdict else None,
+        "reason": verdict.reason if verdict else None,
         "detail": verdict.detail if verdict else "",
     }
 
@@ -149,6 +154,14 @@ class DryRun:
     sample: SampleResult
     notes: Sequence[str]
     memory: MemoryPlan
+
+    @property
+    def complaint(self) -> str | None:
+        """What is wrong with the verifier, if it failed on the one completion."""
+        (one,) = self.sample.samples
+        if one["reason"] not in ("error", "timeout"):
+            return None
+        return f"data.verifier: failed on the completion above ({one['detail']}); mend it"
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""

@@ -7,13 +7,16 @@ alternatives: the later is asked only for what no earlier one accepted.
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import math
 import re
-from collections.abc import Collection
+import sys
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 
-from assay.errors import VerifierError
+from assay.errors import VerifierError, message
 
 # Where each built-in verifier is defined; anything else is named as package.module:object.
 BUILT_IN = {
@@ -76,15 +79,15 @@ class Term:
 
 
 @lru_cache(maxsize=1024)
-def parse_expression(text: str) -> tuple[Term, ...]:
+def parse_expression(text: str, where: str = "verifier") -> tuple[Term, ...]:
     """Return the terms of a weighted sum; the first is the correctness.
 
     A term is ``name``, ``name*number`` or ``number*name``; a name is a built-in verifier, optionally
     pinned to a version (``math@1``), or ``package.module:object``, or several with ``|`` between
     them. The first term weighs 1 where no number is written, a later one what its verifier says.
-    Raises VerifierError, whose message names the column.
+    Raises VerifierError, whose message names ``where`` and the column.
     """
-    return _Parser(text).terms()
+    return _Parser(text, where).terms()
 
 
 def is_allowed(name: str, allow: Collection[str]) -> bool:
@@ -93,9 +96,21 @@ def is_allowed(name: str, allow: Collection[str]) -> bool:
     return bare in BUILT_IN or bare in allow or bare.partition(":")[0] in allow
 
 
+def check_importable(allow: Iterable[str]) -> None:
+    """Raise VerifierError for an allowed name whose package is nowhere; nothing is imported for that."""
+    for name in allow:
+        package = re.split("[.:]", name)[0]
+        beside = any(Path(package + end).exists() for end in ("", ".py"))
+        known = package in sys.modules or beside
+        if not package.isidentifier() or not (known or importlib.util.find_spec(package)):
+            accepted = "a module that can be imported here, or package.module:object"
+            raise VerifierError(message("verification.allow (--allow)", repr(name), accepted))
+
+
 class _Parser:
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, where: str) -> None:
         self.text = text
+        self.where = where
         self.tokens = [
             (match.lastgroup or "", match[match.lastgroup or 0], match.start(match.lastgroup or 0))
             for match in _TOKEN.finditer(text)
@@ -178,7 +193,7 @@ class _Parser:
         found = "the end" if kind == "end" else repr(token)
         end = f"; {remedy}" if remedy else ""
         raise VerifierError(
-            f"verifier {self.text!r} column {start + 1}: found {found}; accepted: {accepted}{end}"
+            f"{self.where} {self.text!r} column {start + 1}: found {found}; accepted: {accepted}{end}"
         )
 
 

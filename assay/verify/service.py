@@ -19,7 +19,13 @@ from typing import Any
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Group, GroupStream, NotJudgedReason, Problem, Prompt, Verdict
-from assay.verify.expression import BUILT_IN, is_allowed, nearest_built_in, parse_expression
+from assay.verify.expression import (
+    BUILT_IN,
+    check_importable,
+    is_allowed,
+    nearest_built_in,
+    parse_expression,
+)
 from assay.verify.serving.cards import Card, built_in_card, is_built_in, user_card
 from assay.verify.serving.dispatch import Dispatch, start_workers
 from assay.verify.serving.job import Job
@@ -71,6 +77,8 @@ class VerifierService:
     ) -> None:
         self.default_expression = default_expression
         names = plan_terms(default_expression)[1]
+        allow = tuple(allow)
+        check_importable(allow)
         self._allow = frozenset([*allow, *(name.partition("@")[0] for name in names)])
         self._options = {name: dict(table) for name, table in (options or {}).items()}
         self._schedule = Schedule(schedule or {})

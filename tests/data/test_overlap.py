@@ -181,3 +181,16 @@ def test_real_sets_are_disjoint(shared_data: Path) -> None:
     assert report.num_prompts == 7673
     assert len(report.near_duplicates) < 10
     assert 0 < report.num_self_answering < 2000
+
+
+def test_a_question_with_two_answers_is_told(tmp_path: Path) -> None:
+    """Once a row that differs from the one before it; the same answer twice is no contradiction."""
+    rows = [("1+1=", "2"), ("2+2=", "4"), ("1 + 1 =", "3"), ("2+2=", "4"), ("1+1=", "2")]
+    train = problems_of(
+        tmp_path / "train.jsonl", [{"prompt": text, "answer": answer} for text, answer in rows]
+    )
+    report = check_overlap(train, [])
+    places = [[place.rpartition(":")[2] for place in pair] for pair in report.contradictions]
+    assert places == [["1", "3"], ["3", "5"]]
+    assert "2 training questions stand again with another answer" in report.describe()
+    assert "again" not in check_overlap(train.select([0, 1, 3]), []).describe()

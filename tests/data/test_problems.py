@@ -101,6 +101,7 @@ def test_names_that_two_files_share_do_not_clash(tmp_path: Path) -> None:
         (b'{"prompt": "x", "answer": NaN}', "p.jsonl:1: found a value (NaN is not JSON)"),
         (b'{"prompt": "x", "n": ' + b"9" * 5000 + b"}", "p.jsonl:1: found a value (Exceeds"),
         (b'{"prompt": ' + b"[" * 200_000, "p.jsonl:1: found a value ("),
+        (b'{"prompt": "x"\n', "p.jsonl:1: found broken JSON (Expecting ',' delimiter, column 15)"),
         (
             b'{"prompt": "x"} {"prompt": "y"}',
             "p.jsonl:1: found broken JSON (Extra data, column 17)",

@@ -150,8 +150,9 @@ def test_the_users_own_value_needs_no_consent(world: World, own: Path, marker: P
 
 def test_ones_own_run_asks_for_nothing(world: World, own: Path) -> None:
     """Its verifier is Python code; that a run has been copied changes nothing."""
-    for command in commands(world, own.rename(own.with_name("moved"))).values():
-        command()
+    told = commands(world, own.rename(own.with_name("moved")))
+    assert set(told) == ALL
+    assert all(command() is not None for command in told.values())
 
 
 def test_a_run_never_brings_the_code_of_its_model(world: World, own: Path, marker: Path) -> None:

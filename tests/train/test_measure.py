@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 import torch
 from train_worlds import REWARD, World, rows_of
 
-from assay.errors import ConfigError, DataError, ModelError, OutOfMemory
+from assay.errors import ConfigError, DataError, ModelError, OutOfMemory, UserError
 from assay.generate.engine import Engine
 from assay.train.api import checkpoint_of, dry_run, evaluate_model, export, sample, train
 
@@ -66,6 +67,48 @@ def test_sample_reads_completions_with_their_verdicts(world: World) -> None:
     assert [one["id"] for one in shown.samples] == ["p0#0/0", "p1#0/0"]
     with pytest.raises(ConfigError, match="not both"):
         sample(model)
+
+
+def test_a_prompt_is_judged_by_what_needs_no_answer(world: World) -> None:
+    settings: dict[str, Any] = {"num_samples": 1, "max_tokens": 4}
+    free = sample(str(world.folder / "model"), prompt="Hello", **settings)
+    assert "give one with --answer" in str(free)
+    judged = sample(str(world.folder / "model"), prompt="Hello", verifier="repetition", **settings)
+    assert judged.samples[0]["status"] in ("passed", "failed")
+
+
+def test_a_dry_run_complains_of_a_verifier_that_fails(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(world.folder)
+    (world.folder / "failing.py").write_text("def reward(problem, completion):\n    return 1 / 0\n")
+    assert dry_run(world.tree()).complaint is None
+    told = dry_run(world.tree(data={"verifier": "failing:reward"})).complaint
+    assert told is not None and "ZeroDivisionError" in told and "failing.py:2" in told
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "said"),
+    [
+        ("algorithm", {"name": "grppo"}, "algorithm.name: found 'grppo'"),
+        ("data", {"verifier": "maths"}, "data.verifier 'maths' column 1: found 'maths'"),
+    ],
+)
+def test_what_is_found_after_loading_has_its_line_too(
+    world: World, section: str, values: dict[str, Any], said: str
+) -> None:
+    path = world.folder / "run.toml"
+    path.write_text(tomli_w.dumps(world.tree(**{section: values})))
+    (key,) = values
+    number = 1 + path.read_text().splitlines().index(f'{key} = "{values[key]}"')
+    for command in (dry_run, train):
+        with pytest.raises(UserError) as caught:
+            command(path, quiet=True)
+        assert str(caught.value).startswith(f"{path}:{number} {said}")
+    path.write_text(tomli_w.dumps(world.tree()))
+    with pytest.raises(UserError) as caught:
+        train(path, overrides=[f"{section}.{key}={values[key]}"], quiet=True)
+    assert str(caught.value).startswith(f"--set {said}")
 
 
 def test_slots_are_no_more_than_what_is_sampled(

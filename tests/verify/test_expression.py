@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.errors import VerifierError
-from assay.verify.expression import BUILT_IN, Term, parse_expression
+from assay.verify.expression import BUILT_IN, Term, check_importable, parse_expression
 
 
 @pytest.mark.parametrize(
@@ -94,3 +96,14 @@ def test_no_text_breaks_the_parser(text: str) -> None:
         assert parse_expression(text)
     except VerifierError as error:
         assert "column" in str(error)
+
+
+def test_what_is_allowed_is_there_and_is_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "beside_us.py").write_text("raise RuntimeError('imported')\n")
+    check_importable(["beside_us", "beside_us:reward", "json", "xml.dom:Node", "__main__"])
+    for name in ("beside_uss", "beside_uss:reward", "", "no way"):
+        with pytest.raises(VerifierError, match=r"verification\.allow \(--allow\): found '"):
+            check_importable([name])

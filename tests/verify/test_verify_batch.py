@@ -82,7 +82,7 @@ def test_one_verdict_a_row_in_order(tmp_path: Path) -> None:
         ({**row(1, "1"), "completion": 5}, "completion"),
         (row(1, "1", think="loud"), "think"),
         (row(1, "1", verifier="mth"), "did you mean math"),
-        (row(1, "1", answer=None), "answer: missing; accepted: text, a number"),
+        (row(1, "1", answer=None), "answer: missing, or null; accepted: text, a number"),
         ({"id": "x", "anwser": "1", "completion": "1"}, "the row has anwser: rename it"),
         (row(1, "1", verifier="absent_module:f"), "add --allow absent_module"),
         ({**row(1, "1"), "prompt": 5}, "prompt"),

@@ -174,7 +174,7 @@ def _missing(problem: Problem, field: Field) -> str:
     near = difflib.get_close_matches(field.name, map(str, problem.spec), n=1, cutoff=0.6)
     near = [name for name in near if name != field.name]
     remedy = f"; the row has {near[0]}: rename it" if near else ""
-    return f"{_place(problem, field.name)}: missing; accepted: {field.accepts}{remedy}"
+    return f"{_place(problem, field.name)}: missing, or null; accepted: {field.accepts}{remedy}"
 
 
 def _place(problem: Problem, key: str) -> str:

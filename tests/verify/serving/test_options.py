@@ -95,7 +95,7 @@ def test_the_digest_tells_options_that_can_change_a_verdict() -> None:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ({"anwser": "5"}, "rows.jsonl:3 answer: missing; accepted: text"),
+        ({"anwser": "5"}, "rows.jsonl:3 answer: missing, or null; accepted: text"),
         ({"anwser": "5"}, "the row has anwser: rename it"),
         ({"question": "x"}, "rows.jsonl:3 answer: missing"),
         ({"answer": None}, "answer: missing"),
