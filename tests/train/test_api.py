@@ -387,5 +387,7 @@ def test_a_row_without_what_its_verifier_needs_is_found_at_load(world: World) ->
     world.write_rows(
         "train.jsonl", [{"prompt": "a", "answer": "1"}, {"prompt": "b", "anwser": "2"}]
     )
-    with pytest.raises(DataError, match=r"train\.jsonl:2 answer: missing; .*the row has anwser"):
+    with pytest.raises(
+        DataError, match=r"train\.jsonl:2 answer: missing, or null; .*the row has anwser"
+    ):
         train(world.tree(data={"verifier": "math", "heldout": []}), quiet=True)

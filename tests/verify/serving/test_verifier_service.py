@@ -81,7 +81,7 @@ def slow(problem, completion):
 '''
 
 
-PLANTED = ("planted_rewards", "planted_death", "absent_module")
+PLANTED = ("planted_rewards", "planted_death", "planted_rewards.absent")
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ def test_only_the_culprit_of_a_hang_is_not_judged(
     assert service.stats["kills"] == kills + 1
     if text == "children":
         listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
-        assert "sleep 61" not in listing
+        assert "sleep 61" not in listing.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_weights(service: VerifierService) -> None:
 
 @pytest.mark.parametrize(
     "expression",
-    ["mth", "absent_module:f", "planted_rewards:absent", "planted_death:f", "math@999"],
+    ["mth", "planted_rewards.absent:f", "planted_rewards:absent", "planted_death:f", "math@999"],
 )
 def test_an_expression_that_cannot_be_used(service: VerifierService, expression: str) -> None:
     with pytest.raises(VerifierError) as caught:
@@ -372,7 +372,7 @@ def test_a_heavy_import_is_no_completions_fault(rewards: str) -> None:
 
 def test_a_formula_that_never_ends_is_killed() -> None:
     endless = r"\int_0^1 \frac{\sin(x^{17}+3x^{5}) \cdot e^{\cos x}}{\ln(x+2)+x^{13}} \, dx"
-    with VerifierService(num_workers=1, deadline=0.7, allow=PLANTED) as service:
+    with VerifierService(num_workers=1, deadline=0.7) as service:
         verdicts = service.judge([group_of([r"\boxed{x+1}", "0.3", "x"], answer=endless)])[0]
         assert service.stats["kills"] >= 1
         assert judge(service, ["5"])[0].correct
