@@ -77,6 +77,8 @@ class TrainConfig(Section):
             _check_guard(self, present[0])
         if self.preference is not None and not self.preference.pairs:
             _check_on_policy(self)
+        if self.evaluation.patience is not None:
+            _check_patience(self)
         return self
 
 
@@ -93,6 +95,19 @@ def _check_guard(config: TrainConfig, stage: str) -> None:
                 f"guard.{key}: found {value} in a run of {stage}, which does not measure it; "
                 "accepted: none; leave it out"
             )
+
+
+def _check_patience(config: TrainConfig) -> None:
+    """Complain of patience with evaluations that never come."""
+    stages = (config.data, config.preference, config.reward_model)
+    if config.evaluation.every is None:
+        missing, remedy = "evaluation.every", "set the steps between evaluations"
+    elif not any(stage and stage.heldout for stage in stages):
+        missing, remedy = "held-out data", "give some (heldout), or leave it out"
+    else:
+        return
+    found, accepted = f"{config.evaluation.patience} without {missing}", "patience with both"
+    raise ValueError(message("evaluation.patience", found, accepted, remedy))
 
 
 def load(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:

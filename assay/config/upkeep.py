@@ -24,6 +24,8 @@ class EvaluationConfig(Section):
 
     every: Natural | None = None
     """Steps between evaluations. None: only before the first step and after the last."""
+    patience: Natural | None = None
+    """End the run early after so many evaluations in a row without an improvement: an accuracy above that of the last improvement by more than its standard error. The first evaluation (before the first step) counts as one; evaluations are those of `every`, at the first of `temperatures`. What a stage ranks or scores instead of solving (pairs, labels) counts alike. The run then ends with a checkpoint, as one that took all its steps; a schedule of the learning rate still spans all of them. Choose 3 or more: two evaluations that do not rise may be noise. None: all steps are taken."""
     num_samples: Count = 1
     """Completions a problem."""
     temperatures: Annotated[tuple[Temperature, ...], Field(min_length=1)] = (0.0,)

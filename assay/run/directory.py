@@ -52,6 +52,7 @@ from assay.run.metrics import (
     rollout_metrics,
     timing_metrics,
 )
+from assay.run.patience import FINISHED_EARLY, why_settled
 from assay.run.progress import Progress, evaluation_seconds_left, format_seconds
 from assay.run.random_state import GlobalRandomState
 from assay.run.resume import check_beginning, check_has_use
@@ -352,12 +353,14 @@ class Run:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why no further step should begin: ``interrupted``, ``max_minutes``, or None.
+        """Why no further step should begin: ``interrupted``, ``finished early``, ``max_minutes``, or None.
 
         The time limit lets each start take one step, so that whoever goes on again and again gets on.
         """
         if self._stop.requested:
             return "interrupted"
+        if why_settled(self._evaluated, self.config.evaluation):
+            return FINISHED_EARLY
         limit, learned = self._max_minutes, self.step > self._first_step
         if limit is not None and learned and time.perf_counter() - self._started > 60 * limit:
             return "max_minutes"
@@ -385,9 +388,13 @@ class Run:
             reason = "finished" if done else self.stop_reason or "stopped early"
         else:
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
+        facts: dict[str, Any] = {"reason": reason}
+        if reason == FINISHED_EARLY:
+            facts["because"] = why_settled(self._evaluated, self.config.evaluation)
+            self.note(f"{reason}: {facts['because']}; {self.folder}@best is the best checkpoint")
         try:
             kept = self.checkpoints.steps()
-            self.event("ended", reason=reason, checkpoint=kept[-1] if kept else None)
+            self.event("ended", **facts, checkpoint=kept[-1] if kept else None)
             add_outcome(self.folder, reason, self.step, self.num_steps, self._evaluated)
         except DiskFull:
             if error is None:
@@ -409,14 +416,16 @@ class Run:
             rows, events = self._metrics.rows(), self._events.rows()
             check_beginning(self.folder, rows, events, before.checkpoint.every, damaged)
         self.step = self._first_step = step or 0
-        for name in ("metrics.jsonl", "evaluations.jsonl"):
-            read_step_rows(self.folder / name)
+        read_step_rows(self.folder / "metrics.jsonl")
         read_events(self.folder / "events.jsonl")
+        evaluations = read_step_rows(self.folder / "evaluations.jsonl")
+        self._evaluated = [dict(row) for row in evaluations if row["step"] <= self.step]
         for folder in (self.checkpoints.folder, self.rollouts.folder):
             if folder.exists() and not folder.is_dir():
                 raise RunError(message(str(folder), "a file", "a folder", "move it away"))
         changes = find_config_changes(before, self.config)
-        check_has_use(self.folder, self.step, self.num_steps, [*filter(is_harmful, changes)])
+        early = self.stop_reason == FINISHED_EARLY
+        check_has_use(self.folder, self.step, self.num_steps, [*filter(is_harmful, changes)], early)
         now = collect_environment(self.config)
         environment = read_environment(self.folder)
         if environment is None:  # killed while the run was being created

@@ -184,13 +184,15 @@ def kind_of(evaluation: Mapping[str, Any]) -> str:
     return "greedy" if not temperature else f"temperature {temperature:g}"
 
 
-def best_step(evaluations: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the step after 0 that did best on held-out problems; among equals the earliest.
-
-    Where a run has several kinds of evaluation, the kind of its first row decides.
-    """
+def of_deciding_kind(evaluations: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the evaluations with an accuracy that are of the kind of the first of them."""
     rows = [row for row in evaluations if accuracy_of(row) is not None]
-    rows = [row for row in rows if kind_of(row) == kind_of(rows[0]) and row["step"] > 0]
+    return [row for row in rows if kind_of(row) == kind_of(rows[0])]
+
+
+def best_step(evaluations: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return the step after 0 that did best on held-out problems; among equals the earliest."""
+    rows = [row for row in of_deciding_kind(evaluations) if row["step"] > 0]
     return max(rows, key=lambda row: (accuracy_of(row), -row["step"]))["step"] if rows else None
 
 

@@ -93,7 +93,7 @@ def _state_html(summary: Summary) -> str:
     ended = summary.ended
     if ended is None:
         return '<span class="state open">running, or killed</span>'
-    kind = "done" if ended == "finished" else "stopped"
+    kind = "done" if ended.startswith("finished") else "stopped"
     return f'<span class="state {kind}">{safe(ended)}</span>'
 
 

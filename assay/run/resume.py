@@ -33,13 +33,20 @@ def check_beginning(
     )
 
 
-def check_has_use(folder: Path, step: int, num_steps: int | None, changes: Sequence[str]) -> None:
+def check_has_use(
+    folder: Path, step: int, num_steps: int | None, changes: Sequence[str], early: bool = False
+) -> None:
     """Raise RunError where a run that is done is resumed with other settings, which no step would use.
 
     Its configuration would then say what no step has done. changes: those that a step would notice.
+    early: that it is done by ``evaluation.patience``.
     """
-    if not changes or not step or num_steps is None or step < num_steps:
+    done = early or (num_steps is not None and step >= num_steps)
+    if not changes or not step or not done:
         return
-    found = f"all {step} steps are done, so that nothing would use {'; '.join(changes)}"
+    how = f"it finished early, after step {step}" if early else f"all {step} steps are done"
+    found = f"{how}, so that nothing would use {'; '.join(changes)}"
     accepted = "also a larger number of steps or epochs"
+    if early:
+        accepted = "also --set evaluation.patience= (no early end), or a larger one"
     raise RunError(message(str(folder), found, accepted, "or start a new run"))

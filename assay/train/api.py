@@ -333,6 +333,7 @@ def sampling_config(
         tree["model"] = {**tree["model"], "path": str(checkpoint)}
     data = {**tree.get("data", {}), "train": list(problems) or ["prompt"], "heldout": []}
     tree["data"] = data
+    tree.pop("evaluation", None)  # it is of the run's held-out problems, which are left out
     if verifier is not None:
         data["verifier"] = verifier
     if allow:

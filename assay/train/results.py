@@ -10,6 +10,7 @@ from typing import Any
 from assay.plan import MemoryPlan
 from assay.run.files import read_events, read_step_rows
 from assay.run.metrics import Gain, error_words, gain_between, kind_of
+from assay.run.patience import FINISHED_EARLY
 from assay.terminal import escaped
 from assay.types import Group, Verdict
 
@@ -58,7 +59,8 @@ class TrainResult:
             lines.append(f"held-out accuracy, {kind}: {rates[0]} before, {rates[1]} after{gained}")
         lines += [f"checkpoint: {self.checkpoint}", f"report: {self.report}"]
         if self.ended != "finished":
-            lines.append(f"go on with: assay train --resume {self.run}")
+            more = " --set evaluation.patience=" if self.ended == FINISHED_EARLY else ""
+            lines.append(f"go on with: assay train --resume {self.run}{more}")
         return "\n".join(lines)
 
 
