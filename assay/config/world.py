@@ -159,7 +159,7 @@ class EngineConfig(Section):
     """The built-in generator."""
 
     num_slots: Count | None = None
-    """Completions decoded at once, each in a row. A row without one is computed all the same, so that a completion does not depend on its neighbors. None: one for each completion of a step, at most 64; on a GPU, where idle rows cost little, 64. A run keeps the number that it began with: with another one, completions differ in the last bits."""
+    """Completions decoded at once, each in a row. Rows without one are left out of a step where a look at the start finds that fewer rows give the same bits (on a CPU, nearly always); else they are computed all the same, so that a completion does not depend on its neighbors. None: one for each completion of a step, at most 64; on a GPU, where idle rows cost little, 64. A run keeps the number that it began with: with another one, completions may differ in the last bits."""
     max_kv_mib: Positive | None = None
     """Bound on the key/value cache in MiB; fewer slots are used where `num_slots` does not fit. None: a quarter of the memory there is."""
 

@@ -35,13 +35,15 @@ MEMORY_SETTINGS = "engine.max_kv_mib or engine.num_slots"
 class EngineStats:
     """What the last call of `Engine.generate` did so far. Seconds exclude the consumer's own.
 
-    num_completions: finished ones, of num_wanted. tokens: sampled ones, of unfinished completions too.
+    num_completions: finished ones, of num_wanted. rows: computed in all steps, idle ones too. tokens:
+    sampled ones, of unfinished completions too.
     """
 
     num_slots: int = 0
     num_wanted: int = 0
     num_completions: int = 0
     num_steps: int = 0
+    rows: int = 0
     prompt_tokens: int = 0
     tokens: int = 0
     prefill_seconds: float = 0.0
@@ -74,7 +76,7 @@ class _Waiting:
 
 
 class _Slots:
-    """The host's side of every slot, as arrays [S]; idle slots feed token 0 at position 0."""
+    """The host's side of every slot, as arrays [S]; idle slots feed token 0 at position 0, or are dropped."""
 
     def __init__(self, num_slots: int, num_rows: int, longest: int) -> None:
         self.num_usable = num_slots
@@ -107,6 +109,16 @@ class _Slots:
     def release(self, slot: int) -> None:
         self.active_S[slot] = False
         self.group[slot] = None
+
+    def keep(self, kept: np.ndarray) -> None:
+        """Go on with these slots alone, in this order."""
+        for name in ("active_S", "keys_S", "prompt_length_S", "counts_S", "limits_S", "tokens_S"):
+            setattr(self, name, getattr(self, name)[kept])
+        for name in ("token_log", "behavior_log", "model_log"):
+            setattr(self, name, getattr(self, name)[:, kept])
+        self.group = [self.group[slot] for slot in kept]
+        self.sibling = [self.sibling[slot] for slot in kept]
+        self.num_usable = min(self.num_usable, len(kept))
 
     def positions(self) -> np.ndarray:
         """Return where each slot's last token goes; a slot that has none yet writes past its prompt,
@@ -145,7 +157,6 @@ class _Call:
     slots: _Slots
     text_ends: TextEnds | None
     policy_version: int
-    num_rows: int
     # slots that begin in this step: their first token comes from the prompt's logits
     fresh: list[tuple[Tensor, Tensor]] = field(default_factory=list[tuple[Tensor, Tensor]])
     num_decoding: int = 0
@@ -202,13 +213,18 @@ class Engine:
         """Whether completions are, to the bit, independent of their neighbors."""
         return self._choice.independent
 
+    @property
+    def skips_idle_rows(self) -> bool:
+        """Whether steps of fewer rows were found to give the same bits, so that idle ones are left out."""
+        return len(self._choice.row_counts) > 1
+
     def load_policy(self, policy: nn.Module, version: int | None = None) -> None:
         """Sample from ``policy`` as it now is: call it again, or `generate`, after an update."""
         self.policy_version = self.policy_version + 1 if version is None else version
         if policy is not self._model:
             self._choice = self._prove(policy)
         elif self._newest is not None:  # an update while a stream is read: its copies are stale
-            self._choice.forward.refresh(self._newest.num_rows)
+            self._choice.forward.refresh(self._choice.row_counts[0])
 
     def generate(
         self,
@@ -271,10 +287,11 @@ class Engine:
         )
         room = Room(extent, len(waiting), group_size)
         try:
-            num_slots, num_rows = self._make_ready(room)
+            num_rows = self._make_ready(room)
         except NotLean:  # the model was wrapped or hooked since
             self._choice = self._prove(self._model)
-            num_slots, num_rows = self._make_ready(room)
+            num_rows = self._make_ready(room)
+        num_slots = min(num_rows, self.settings.slots)
         self.stats = EngineStats(num_slots=num_slots, num_wanted=len(waiting) * group_size)
         text_ends = TextEnds(self.tokenizer, sampling.stop) if sampling.stop else None
         self._newest = _Call(
@@ -284,7 +301,6 @@ class Engine:
             slots=_Slots(num_slots, num_rows, longest),
             text_ends=text_ends,
             policy_version=self.policy_version,
-            num_rows=num_rows,
         )
         return self._newest
 
@@ -302,19 +318,20 @@ class Engine:
             raise DataError(message(where, f"a prompt of {length} tokens", accepted, remedy))
         return _Waiting(position, problem, prompt, room)
 
-    def _make_ready(self, room: Room) -> tuple[int, int]:
-        """Take the memory that a generation needs, and look at the weights; return (slots, rows)."""
-        num_slots, num_rows = self._allocate(room)
+    def _make_ready(self, room: Room) -> int:
+        """Take the memory that a generation needs, and look at the weights; return the number of rows."""
+        num_rows = self._allocate(room)
         with out_of_memory_names(MEMORY_SETTINGS, "generation"), torch.inference_mode():
-            self._choice.forward.refresh(num_rows)
-        return num_slots, num_rows
+            self._choice.forward.refresh(self._choice.row_counts[0])
+        return num_rows
 
-    def _allocate(self, room: Room) -> tuple[int, int]:
-        """Return (slots, rows) that fit in memory: rows are slots padded with idle ones."""
-        cache, multiple = self._choice.forward.cache, self._choice.row_multiple
+    def _allocate(self, room: Room) -> int:
+        """Return how many rows there are: as many as are wanted and fit in memory, padded with idle ones."""
+        cache, counts = self._choice.forward.cache, self._choice.row_counts
         budget = self.settings.max_kv_mib or default_kv_mib(self._device)
-        num_rows = -(-self.settings.slots // multiple) * multiple
-        num_rows = num_that_fit(cache, room, num_rows, multiple, budget)
+        wanted = min(self.settings.slots, room.num_groups * room.group_size)
+        num_rows = min(n for n in counts if n >= wanted)
+        num_rows = num_that_fit(cache, room, num_rows, self._choice.row_multiple, budget)
         if num_rows < 1:
             tokens = cache.num_tokens(1, room) + cache.prompt_tokens(room)
             raise OutOfMemory(
@@ -324,7 +341,7 @@ class Engine:
             )
         with out_of_memory_names(MEMORY_SETTINGS, "generation"), torch.inference_mode():
             cache.make_room(num_rows, room)
-        return min(num_rows, self.settings.slots), num_rows
+        return num_rows
 
     @torch.inference_mode()
     def _schedule(self, call: _Call) -> None:
@@ -332,6 +349,7 @@ class Engine:
         slots, forward = call.slots, self._choice.forward
         call.num_decoding = int(slots.active_S.sum())
         if not call.queue:
+            self._drop_idle_rows(slots)
             return
         started = time.perf_counter()
         free = slots.free()
@@ -358,6 +376,17 @@ class Engine:
                 call.queue.popleft()
         self.stats.prefill_seconds += time.perf_counter() - started
 
+    def _drop_idle_rows(self, slots: _Slots) -> None:
+        """Go on with half the rows, or fewer, where the others are idle and the bits stay the same."""
+        active, counts = np.flatnonzero(slots.active_S), self._choice.row_counts
+        num_rows = min((n for n in counts if n >= len(active)), default=0)
+        if len(slots.group) not in counts or num_rows == len(slots.group):
+            return
+        idle = np.flatnonzero(~slots.active_S)[: num_rows - len(active)]
+        kept = np.concatenate([active, idle])
+        slots.keep(kept)
+        self._choice.forward.cache.keep_slots(torch.from_numpy(kept).to(self._device), len(active))
+
     @torch.inference_mode()
     def _run(self, call: _Call) -> None:
         """Feed the last token of every slot and sample the next; new slots sample their first."""
@@ -380,6 +409,7 @@ class Engine:
         sampled = sample(logits_SV, uniforms_S.to(device), call.sampling)
         slots.record(_to_host(sampled))
         self.stats.num_steps += 1
+        self.stats.rows += len(slots.group)
         self.stats.tokens += int(slots.active_S.sum())
         self.stats.decode_seconds += time.perf_counter() - started
 

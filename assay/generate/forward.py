@@ -29,6 +29,7 @@ from assay.generate.shared_prompt import PROMPT_BLOCK, SharedPromptCache
 
 SLOT_ATTENTION = "assay_slots"
 ROW_MULTIPLES = (8, 16, 64)
+LEAST_ROWS = 4  # of a step, where idle ones are left out: below, products take other ways
 PROBE_PROMPT, PROBE_STEPS, PROBE_BEYOND = (
     PROMPT_BLOCK + 6,
     2,
@@ -210,12 +211,14 @@ AttentionInterface.register(SLOT_ATTENTION, slot_attention)
 class Choice:
     """A proven way through a model.
 
-    row_multiple: slots are padded to a multiple of it. independent: whether completions are, to the
+    row_counts: slots padded to a whole number of rows, and smaller numbers of rows that gave the same
+    bits, the largest first. row_multiple: of the first. independent: whether completions are, to the
     bit, the same beside any neighbors (not so in a mixture of experts, whose products are as long as
     the neighbors' routes make them). reasons: why faster ways were not taken.
     """
 
     forward: Forward
+    row_counts: tuple[int, ...]
     row_multiple: int
     independent: bool
     reasons: tuple[str, ...]
@@ -243,7 +246,7 @@ def choose_forward(
     for way in ways:
         try:
             forward = way()
-            same_bits = False
+            same_bits, num_rows = False, 0
             for multiple in ROW_MULTIPLES:
                 num_rows = -(-num_slots // multiple) * multiple
                 forward.refresh(num_rows)
@@ -251,9 +254,12 @@ def choose_forward(
                 _check_close(logprobs, logits_LV[-len(logprobs) :])
                 if same_bits or not forward.by_blocks:
                     break
-            forward.release()
             independent = same_bits and forward.by_blocks and not _has_experts(model)
-            return Choice(forward, multiple, independent, tuple(reasons))
+            counts = [num_rows]
+            if independent and tokens_L.device.type == "cpu":
+                counts += _fewer_rows(forward, tokens_L, num_rows, logprobs, kv_mib)
+            forward.release()
+            return Choice(forward, tuple(counts), multiple, independent, tuple(reasons))
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # a model's own code may refuse a cache or a mask in any way
@@ -288,6 +294,21 @@ def _probe_tokens(model: nn.Module, context_length: int | None) -> Tensor:
     dice = torch.Generator().manual_seed(0)
     tokens_L = torch.randint(embeddings.num_embeddings, (length,), generator=dice)
     return tokens_L.to(embeddings.weight.device)
+
+
+def _fewer_rows(
+    forward: Forward, tokens_L: Tensor, num_rows: int, expected_LV: Tensor, kv_mib: float
+) -> Iterator[int]:
+    """Yield numbers of rows, each half of the last, while they give the bits that ``num_rows`` gave.
+
+    Not for a GPU: there fewer rows hardly cost less, and each number of them is captured anew.
+    """
+    while num_rows % 2 == 0 and num_rows > LEAST_ROWS:
+        num_rows //= 2
+        found, same_bits = _through_cache(forward, tokens_L, num_rows, kv_mib)
+        if not same_bits or not torch.equal(found, expected_LV):
+            return
+        yield num_rows
 
 
 def _through_cache(

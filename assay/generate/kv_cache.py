@@ -138,6 +138,16 @@ class SlotCache(Cache):
                 blocks = padded.reshape(heads, num_blocks, 1, BLOCK, width).permute(1, 2, 0, 3, 4)
                 store[:num_blocks].index_copy_(1, slots, blocks.expand(-1, len(slots), -1, -1, -1))
 
+    def keep_slots(self, slots: Tensor, num_active: int) -> None:
+        """Go on with these slots alone, in this order; those beyond ``num_active`` are idle."""
+        self.num_slots = len(slots)
+        self.layout += 1
+        for layer, (
+            keys,
+            values,
+        ) in self._layers.items():  # so that one layer at a time is held twice
+            self._layers[layer] = keys.index_select(1, slots), values.index_select(1, slots)
+
     def begin_step(self, positions_S: Tensor, extent: Extent) -> None:
         """Expect one token for each slot, at its position; no position is beyond ``extent``."""
         self._in_prompt = False

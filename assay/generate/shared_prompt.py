@@ -10,7 +10,7 @@ row are computed too, and shorter prompts end in exact zeros.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -130,6 +130,28 @@ class SharedPromptCache:
             self._rows[row].slots[place] = slot
             self._at[slot] = (row, place)
         self._prompt_length_S[slots] = self.prompt[0][0].shape[2]
+        self._map()
+
+    def keep_slots(self, slots: Tensor, num_active: int) -> None:
+        """Go on with these slots alone, in this order; those beyond ``num_active`` are idle."""
+        chosen: list[int] = slots.tolist()
+        places = [self._at[slot] for slot in chosen[:num_active]]
+        used = sorted({at[0] for at in places if at is not None}) or [0]
+        row_numbers = {row: number for number, row in enumerate(used)}
+        self._rows = [replace(self._rows[row], slots=[None] * SIBLINGS) for row in used]
+        self._at = [None] * len(chosen)
+        for slot, at in enumerate(places):
+            if at is not None:
+                self._at[slot] = (row_numbers[at[0]], at[1])
+                self._rows[row_numbers[at[0]]].slots[at[1]] = slot
+        rows = torch.tensor(used, device=self._device)
+        self._own = [(k.index_select(1, slots), v.index_select(1, slots)) for k, v in self._own]
+        self._prompts = [
+            (k.index_select(1, rows), v.index_select(1, rows)) for k, v in self._prompts
+        ]
+        self._prompt_length_S = self._prompt_length_S[slots]
+        self.num_slots = len(chosen)
+        self.layout += 1
         self._map()
 
     def begin_step(self, positions_S: Tensor, extent: Extent) -> None:

@@ -126,7 +126,8 @@ def fixed_words(bench: Bench) -> list[str]:
         f" engine.num_slots {slots}"
     ]
     completions = config.completions_a_step
-    if completions is not None and slots > completions and bench.loaded.device.type == "cpu":
+    on_cpu = bench.loaded.device.type == "cpu"
+    if completions and slots > completions and on_cpu and not bench.generator.skips_idle_rows:
         told.append(
             f"engine.num_slots is {slots} and a step samples {completions} completions: the other"
             f" {slots - completions} rows are computed for nothing, unless evaluations fill them;"

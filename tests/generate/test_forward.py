@@ -69,7 +69,7 @@ def test_the_lean_way_is_the_modules(family: str, dtype: torch.dtype) -> None:
     assert engine.path == "lean"
     lean = completions_of(list(engine.generate(PROBLEMS, GREEDY, 1)))
     cache = engine._choice.forward.cache
-    engine._choice = Choice(ModuleForward(model, by_blocks=True), 8, True, ())
+    engine._choice = Choice(ModuleForward(model, by_blocks=True), (8,), 8, True, ())
     engine._choice.forward.cache.prompt = cache.prompt
     module = completions_of(list(engine.generate(PROBLEMS, GREEDY, 1)))
     for name, one in lean.items():

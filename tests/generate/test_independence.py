@@ -31,7 +31,7 @@ def through_module(engine: object) -> None:
     model = engine._model  # type: ignore[attr-defined]
     forward = ModuleForward(model, by_blocks=True)
     forward.cache.prompt = engine._choice.forward.cache.prompt  # type: ignore[attr-defined]
-    engine._choice = Choice(forward, 8, True, ())  # type: ignore[attr-defined]
+    engine._choice = Choice(forward, (8,), 8, True, ())  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -131,12 +131,17 @@ def test_slots_are_no_more_than_what_is_sampled(
     assert used == [3, 5, 64]
 
 
-def test_a_dry_run_says_what_is_fixed_and_what_idle_slots_cost(world: World) -> None:
+def test_a_dry_run_says_what_is_fixed_and_what_idle_slots_cost(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = world.tree()
     del plain["engine"]
     told = str(dry_run(plain))
     assert "run.seed 0, 1 threads, float32 on cpu, engine.num_slots 8" in told
     assert "for nothing" not in told
+    idle = str(dry_run(world.tree(engine={"num_slots": 20})))
+    assert "for nothing" not in idle
+    monkeypatch.setattr(Engine, "skips_idle_rows", False)
     idle = str(dry_run(world.tree(engine={"num_slots": 20})))
     assert "20 and a step samples 8 completions: the other 12 rows are computed for nothing" in idle
 
