@@ -65,7 +65,8 @@ class Lesson:
     """What a critic learns from one batch, and what came of it.
 
     returns_T: what it is to predict. mask_T: the tokens that it learns from. groups: those of the
-    coming optimizer step that have any. Values before the update are the batch's.
+    coming optimizer step that have any. Values before the update are the batch's. is_known: there is
+    nothing to learn, so that no step has groups.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Lesson:
         self.mask_T = mask_T
         self.value_clip = value_clip
         self.groups: list[int] = []
+        self.is_known = False
         self._weights_T = torch.zeros_like(returns_T)
         self._losses: list[Tensor] = []
         self._clipped: list[Tensor] = []
@@ -87,9 +89,14 @@ class Lesson:
         """Set the groups of the coming optimizer step: its loss is the mean over their tokens."""
         batch = self.batch
         mask_T = self.mask_T & tokens_of(batch, groups)
-        self.groups = sorted(groups_with(batch, mask_T))
+        self.groups = [] if self.is_known else sorted(groups_with(batch, mask_T))
         weights_T = token_weights(mask_T, batch.row_T, batch.num_rows, "token_mean")
         self._weights_T = weights_T.float()
+
+    @property
+    def foreseen(self) -> bool:
+        """Whether the values before the update are the returns, so that the loss has no gradient there."""
+        return not bool((self.mask_T & (self.returns_T != self.old_values_T)).any())
 
     def loss(self, values_T: Tensor, index_T: Tensor) -> Tensor:
         """Return the share of the tokens at ``index_T`` in the step's loss, with gradient."""

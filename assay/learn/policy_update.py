@@ -21,6 +21,21 @@ from assay.model.logprobs import TokenStats
 from assay.model.packing import Batch, MicroBatch
 
 
+def carriers(algorithm: Algorithm, advantages_T: Tensor, mask_T: Tensor) -> Tensor:
+    """Return which of the tokens that are trained on carry gradient, [T] bool.
+
+    Those with an advantage; all of them where the KL to a reference or the entropy is in the loss.
+    What holds the policy to the one before the update (a penalty, ``tau``, a trust region) has no
+    gradient until that one is left, which takes an advantage somewhere in the batch: then it counts.
+    """
+    has_T = mask_T & (advantages_T != 0)
+    row = algorithm
+    holds_back = any((row.penalty_weight, row.tau, row.trust_region))
+    if row.kl_in_loss or row.entropy_weight or (holds_back and bool(has_T.any())):
+        return mask_T
+    return has_T
+
+
 class PolicyUpdate:
     """What the optimizer steps of one update have in common.
 
@@ -45,20 +60,11 @@ class PolicyUpdate:
         self.advantages_T = advantages_T
         self.mask_T = mask_T
         self.joint = joint
-        carries_T = mask_T
-        if not self._pulls_everywhere:
-            carries_T = mask_T & (advantages_T != 0)
+        carries_T = carriers(algorithm, advantages_T, mask_T) if joint is None else mask_T
         self.meter = UpdateMeter(batch, advantages_T, mask_T, carries_T)
         self._carriers = groups_with(batch, carries_T) if learns else set[int]()
         self._weights_T = torch.zeros_like(advantages_T)
         self._learned: list[int] = []
-
-    @property
-    def _pulls_everywhere(self) -> bool:
-        """Whether tokens without an advantage count too: by a gradient, or in the KL of a trust region."""
-        row = self.algorithm
-        weights = (row.entropy_weight, row.penalty_weight, row.tau, row.trust_region)
-        return row.kl_in_loss or self.joint is not None or any(weights)
 
     def accumulate(self, groups: Sequence[int], epoch: int) -> bool:
         """Add up the gradient of an optimizer step on these groups; False where there is none.

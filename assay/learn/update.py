@@ -21,7 +21,7 @@ from assay.learn.meter import Update, reward_metrics
 from assay.learn.minibatches import minibatches
 from assay.learn.optimizer import Optimizer
 from assay.learn.passes import Passes, PassesLearner
-from assay.learn.policy_update import PolicyUpdate
+from assay.learn.policy_update import PolicyUpdate, carriers
 from assay.learn.reference import Reference
 from assay.model.packing import Batch, Layout
 from assay.model.value_head import ValueModel
@@ -132,14 +132,14 @@ class Learner(PassesLearner):
         """Learn from a scored batch and its advantages: ``epochs`` passes, some optimizer steps each.
 
         Normalizers are those of all tokens of an optimizer step, however it is split into micro-batches.
-        Groups in which nothing carries gradient are passed over, and an optimizer step with no other
-        groups is not taken; the first step before which the policy has gone further than
-        `Algorithm.stop_kl` is the end. A critic learns beside the policy, and in its first batches
+        Groups in which nothing carries gradient are only measured, by a forward pass: entropy, KL and
+        mismatch are of all completions. An optimizer step with no other groups is not taken: weights,
+        moments, weight decay, schedule and policy version stay. So do a critic's where its values are
+        the returns, and its warm-up goes on. The first step before which the policy has gone further
+        than `Algorithm.stop_kl` is the end. A critic learns beside the policy, and in its first batches
         alone. Dynamic weights of the algorithm are moved at the end. Raises OutOfMemory.
 
-        learns: False: the batch is measured and nothing is learned from it. Its gradient is zero, and
-        on a zero gradient no optimizer step is taken: weights, moments, weight decay, schedule and
-        policy version stay, and a critic's too.
+        learns: False: nothing in the batch carries gradient, whatever the algorithm adds up in it.
         """
         row, critic = self.algorithm, self.critic
         mask_T = loss_mask(batch, row) if learns else torch.zeros_like(batch.sampled_T)
@@ -147,7 +147,10 @@ class Learner(PassesLearner):
         lesson = joint = None
         if critic is not None:
             lesson = Lesson(batch, compute_returns(batch, row), mask_T, row.value_clip)
-            joint = (critic, lesson) if critic.shared and not critic.warms_up else None
+            joins = critic.shared and not critic.warms_up
+            pulled = joins and bool(carriers(row, advantages_T, mask_T).any())
+            lesson.is_known = lesson.foreseen and not pulled
+            joint = (critic, lesson) if joins and not lesson.is_known else None
         policy = PolicyUpdate(
             self.passes,
             row,
@@ -171,8 +174,8 @@ class Learner(PassesLearner):
             if row.penalty_target is not None and policy.meter.num_steps:
                 policy.measure_old_kl()
         metrics = policy.meter.metrics() | (lesson.metrics() if lesson else {})
-        if critic is not None:
-            critic.num_updates += learns
+        if critic is not None and lesson is not None:
+            critic.num_updates += not lesson.is_known
         metrics |= self._finish(metrics, batch.num_rows) | reward_metrics(batch, row)
         batch = policy.meter.batch_as_seen()
         return Update(metrics, self.policy_version, batch, advantages_T)

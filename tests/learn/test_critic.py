@@ -331,6 +331,50 @@ def test_a_batch_of_which_nothing_was_judged_teaches_nothing() -> None:
         assert "critic/loss" not in metrics and "critic/value_mean" not in metrics
 
 
+def moments(learner: Learner) -> list[Tensor]:
+    assert learner.critic is not None
+    held = [one.optimizer.rule.save()[0] for one in (learner, learner.critic)]
+    return [t.clone() for part in held for state in part.values() for t in state.values()]
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 1])
+@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_rewards_that_are_all_0_cost_no_backward_pass(
+    backbone: Any, epochs: int, warmup_steps: int, backward_passes: list[int]
+) -> None:
+    """The critic begins at 0, which is what it is to predict then."""
+    critic = {"warmup_steps": warmup_steps}
+    learner = a_critic_learner(backbone, critic=critic, epochs=epochs)
+    nothing = make_batch([[0.0, 0.0], [0.0, 0.0]], vocab_size=VOCAB)
+    before = weights(learner.policy)
+    metrics = learn(learner, nothing).metrics
+    assert backward_passes == [] and learner.critic is not None
+    assert metrics["optimizer/steps"] == 0 and learner.policy_version == 0
+    assert learner.critic.optimizer.num_steps == learner.critic.num_updates == 0
+    assert metrics["entropy/mean"] > 0 and metrics["critic/value_mean"] == 0
+    assert "critic/loss" not in metrics and "critic/grad_norm" not in metrics
+    assert_same(before, weights(learner.policy), rtol=0, atol=0)
+    assert moments(learner) == []
+    learn(learner, a_batch())
+    assert backward_passes and learner.critic.num_updates == 1
+    assert learner.critic.optimizer.num_steps == epochs
+    assert learner.policy_version == (0 if warmup_steps else epochs)
+    backward_passes.clear()
+    learn(learner, nothing)
+    assert backward_passes, "a critic that is wrong has something to learn"
+
+
+def test_a_critic_on_shared_layers_is_held_to_its_values_while_the_policy_moves(
+    backward_passes: list[int],
+) -> None:
+    """An entropy bonus moves the layers that it reads."""
+    learner = a_critic_learner("shared", replace(PPO, entropy_weight=0.1), epochs=2)
+    nothing = make_batch([[0.0, 0.0]], vocab_size=VOCAB)
+    metrics = learn(learner, nothing).metrics
+    assert metrics["critic/loss"] == 0 and metrics["optimizer/steps"] == 2 and backward_passes
+
+
 def test_a_trust_region_wants_a_critic_of_its_own() -> None:
     row = replace(PPO, surrogate="ratio", trust_region=0.01)
     with pytest.raises(ConfigError, match=r'critic\.backbone: found "shared"'):

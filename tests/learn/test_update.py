@@ -230,6 +230,23 @@ def test_a_batch_without_gradient_takes_no_step() -> None:
     assert_same(before, weights(learner.policy), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", ["kimi", "ppo_penalty", "trpo"])
+@pytest.mark.parametrize("num_minibatches", [1, 2])
+def test_what_holds_a_policy_back_has_no_gradient_before_it_moves(
+    name: str, num_minibatches: int, backward_passes: list[int]
+) -> None:
+    row = replace(ALGORITHMS[name], baseline="mean", credit="completion", kl_weight=0.0)
+    learner = a_learner(row, num_minibatches=num_minibatches)
+    before = weights(learner.policy)
+    update = learn(learner, make_batch([[1.0, 1.0], [0.0, 0.0]], vocab_size=VOCAB))
+    assert backward_passes == [] and update.policy_version == 0
+    assert update.metrics["optimizer/steps"] == update.metrics["optimizer/skipped"] == 0
+    assert update.metrics["loss/token_share"] == 0 and update.metrics["entropy/mean"] > 0
+    assert_same(before, weights(learner.policy), rtol=0, atol=0)
+    mixed = learn(learner, make_batch([[1.0, 0.0], [0.0, 0.0]], vocab_size=VOCAB))
+    assert backward_passes and mixed.metrics["loss/token_share"] == 1, "then all are held back"
+
+
 def test_an_empty_batch_takes_no_step() -> None:
     update = learn(a_learner(algorithm("grpo")), make_batch([]))
     assert update.policy_version == 0 and update.metrics["tokens/trained"] == 0
