@@ -94,6 +94,6 @@ class CriticConfig(Section):
     learning_rate: Positive | None = None
     """Peak learning rate of a critic of its own, or of a shared critic's value head. None: `optimizer.learning_rate`."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps in which only the critic learns, before the policy does."""
+    """Steps in which only the critic learns, before the policy does. One in which it has nothing to learn (it foresaw every return, as it does until the first reward comes) is not counted."""
     max_grad_norm: Positive = 1.0
     """The gradients of a critic of its own are scaled down to this global norm."""
