@@ -133,6 +133,9 @@ class ScriptedGenerator:
 
         return GroupStream(arrivals(), len(problems))
 
+    def sleep(self) -> None:
+        """Nothing is held."""
+
     def load_policy(self, policy: Any, version: int | None = None) -> None:
         """Take the policy's version, by default the next one; scripts do not learn."""
         self.policy_version = self.policy_version + 1 if version is None else version

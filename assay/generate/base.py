@@ -35,6 +35,10 @@ class Generator(Protocol):
         """
         ...
 
+    def sleep(self) -> None:
+        """Give back the memory that only sampling needs, before an update; `generate` takes it again."""
+        ...
+
     def load_policy(self, policy: Any, version: int | None = None) -> None:
         """Sample from ``policy`` from now on; completions carry ``version`` (None: one more than before)."""
         ...

@@ -55,6 +55,10 @@ class CapturedForward:
         self._steps.clear()
         self._lean.refresh(num_rows)
 
+    def end_stream(self) -> None:
+        """Give back cache and graphs, which work on its memory."""
+        self.release()
+
     def release(self) -> None:
         """Give back the memory that only a generation needs."""
         self._steps.clear()

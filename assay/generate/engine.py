@@ -165,8 +165,8 @@ class _Call:
 class Engine:
     """Samples completions from a live Hugging Face causal language model.
 
-    What it needs beside the model (keys and values; on a CPU packed copies of the linear maps) it
-    takes when a stream is first read, and gives back at the stream's end.
+    What it needs beside the model it takes when a stream is first read. Keys and values it gives back at the
+    stream's end; on a CPU packed copies of the linear maps at `sleep`, so that streams share them.
 
     exact: it reads the learner's own parameters, by a way that was proved on them. ``render`` turns a
     problem into a prompt. A completion depends, to the bit, on the weights, the
@@ -262,11 +262,17 @@ class Engine:
                         raise RuntimeError(
                             "a newer generate() took the slots: read one stream at a time"
                         )
-        finally:  # also where the reader stops early: an update needs the memory
+        finally:  # also where the reader stops early
             if self._newest is call:
                 self._newest = None
-                self._choice.forward.release()
+                self._choice.forward.end_stream()
                 return_freed_memory()
+
+    def sleep(self) -> None:
+        """Give back the packed copies of the weights, which streams under one policy share."""
+        if self._newest is None:
+            self._choice.forward.release()
+            return_freed_memory()
 
     def _prove(self, model: nn.Module) -> Choice:
         """Find the way through ``model``."""

@@ -59,6 +59,10 @@ class Forward(Protocol):
         way no longer applies."""
         ...
 
+    def end_stream(self) -> None:
+        """Give back the memory that only one stream needs."""
+        ...
+
     def release(self) -> None:
         """Give back the memory that only a generation needs."""
         ...
@@ -94,8 +98,12 @@ class ModuleForward:
     def refresh(self, num_rows: int) -> None:
         """Nothing to do: the module itself is called."""
 
-    def release(self) -> None:
+    def end_stream(self) -> None:
         """Give the cache's memory back."""
+        self.cache.release()
+
+    def release(self) -> None:
+        """Nothing else is held."""
         self.cache.release()
 
     def prefill(self, tokens_L: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from assay.generate.kv_cache import BLOCK, Extent, SlotCache
-from assay.generate.products import LayerProducts, Products
+from assay.generate.products import LayerProducts, Products, fingerprint
 from assay.generate.shared_prompt import SharedPromptCache
 from assay.model.family import Decoder, Layer, NotLean, rotate
 
@@ -38,13 +38,22 @@ class LeanForward:
         self._cos_KD = self._sin_KD = torch.zeros(0, 0)
         self._decoder = Decoder.of(model)
         self._products: Products | None = None
+        self._weights: tuple[int, tuple[object, ...]] | None = None  # what was packed
 
     def refresh(self, num_rows: int) -> None:
         """Read the parameters of the live model again, for steps of ``num_rows`` slots; raise
-        NotLean where it no longer fits."""
+        NotLean where it no longer fits. Packed copies stay while the weights are those of then."""
         self._decoder = Decoder.of(self._model)
+        weights = (num_rows, fingerprint(self._decoder)) if self._packed else None
+        if self._products is not None and weights == self._weights is not None:
+            return
         self._products = None  # before the new ones, so that never both are held
         self._products = Products.of(self._decoder, num_rows if self._packed else 0)
+        self._weights = weights
+
+    def end_stream(self) -> None:
+        """Give the cache's memory back."""
+        self.cache.release()
 
     def release(self) -> None:
         """Give the memory of cache and packed maps back."""

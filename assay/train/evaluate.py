@@ -124,6 +124,7 @@ def evaluate(
         if sink is not None:
             for group, group_verdicts in zip(groups, verdicts, strict=True):
                 sink(group, group_verdicts)
+    generator.sleep()
     return tally.result(sampling.temperature, time.perf_counter() - started)
 
 

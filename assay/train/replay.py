@@ -60,6 +60,10 @@ class RunGenerator:
             stream = self.generator.generate(problems, sampling, group_size, first_sibling)
         return GroupStream(self._timed(stream), len(problems))
 
+    def sleep(self) -> None:
+        """Pass it on."""
+        self.generator.sleep()
+
     def load_policy(self, policy: Any, version: int | None = None) -> None:
         """Pass the policy on."""
         with self._run.phase("load_policy"):

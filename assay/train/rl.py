@@ -64,5 +64,6 @@ def collect(
             break
     if not kept:  # see BatchPlan.learns_from
         kept, passed_over = passed_over, []
+    generator.sleep()  # an update needs the memory
     run.record(*unzip([*kept, *passed_over]), sampling=sampling)
     return unzip(kept)

@@ -1,4 +1,4 @@
-"""Packed linear maps against the live ones; never stale, and gone when a generation ends."""
+"""Packed linear maps against the live ones; never stale, and gone when an update comes."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from assay.config import SamplingConfig
 from assay.generate import products as products_module
 from assay.generate.forward import choose_forward
 from assay.generate.lean import LeanForward
-from assay.generate.products import Live, Packed, can_pack
+from assay.generate.products import Live, Packed, Products, can_pack
 from assay.model.family import NotLean
 from assay.testing import tiny_model
 
@@ -95,7 +95,7 @@ def test_weights_updated_while_a_stream_is_read_are_packed_again() -> None:
 
 
 @pytest.mark.parametrize("ending", ["read", "dropped"])
-def test_nothing_is_held_after_a_stream(ending: str) -> None:
+def test_the_cache_is_held_for_a_stream_and_packed_copies_until_sleep(ending: str) -> None:
     engine = engine_of()
     problems = [problem_of(n) for n in range(3, 20)]
     stream = engine.generate(problems, SamplingConfig(max_tokens=8), 2).as_finished()
@@ -104,8 +104,14 @@ def test_nothing_is_held_after_a_stream(ending: str) -> None:
     assert forward._products is not None and forward.cache.capacity
     if ending == "read":
         list(stream)
+    else:
+        engine.sleep()  # while a stream is open nothing is taken from it
+        assert forward.cache.capacity
+    assert forward._products is not None
     del stream
-    assert forward._products is None and not forward.cache.capacity
+    assert forward._products is not None and not forward.cache.capacity
+    engine.sleep()
+    assert forward._products is None
     assert len(list(engine.generate(problems, SamplingConfig(max_tokens=8), 2))) == len(problems)
 
 
@@ -151,3 +157,35 @@ def test_copies_that_would_fill_the_memory_are_not_made(monkeypatch: pytest.Monk
     monkeypatch.setattr(products_module, "default_kv_mib", lambda device: 0.99 * mib)
     choice = choose_forward(model, 8, None)
     assert choice.forward.name == "lean" and "a quarter of all memory" in choice.reasons[0]
+
+
+@needs_packing
+def test_weights_are_packed_once_until_one_of_them_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for another number of completions; a change is seen behind autograd's back, to the last bit."""
+    model = tiny_model()
+    engine = engine_of(model)
+    packings: list[int] = []
+    pack = Products.of
+    monkeypatch.setattr(Products, "of", lambda *rest: (packings.append(1), pack(*rest))[1])
+    for wanted in (1, 2, 8, 9):
+        list(engine.generate([problem_of(n) for n in range(3, 3 + wanted)], GREEDY, 1))
+    assert len(packings) == 1
+    weight = model.model.layers[1].mlp.down_proj.weight
+    weight.data.view(torch.int32)[3, 4] += 1
+    list(engine.generate([problem_of(12)], GREEDY, 1))
+    assert len(packings) == 2
+    weight.data = weight.data.clone()
+    list(engine.generate([problem_of(12)], GREEDY, 1))
+    assert len(packings) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [1, 3, 4, 8])
+def test_a_fingerprint_sees_the_last_bit(dtype: torch.dtype, width: int) -> None:
+    weight = torch.ones(5, width, dtype=dtype)
+    before = products_module._mark(weight)
+    assert before == products_module._mark(weight)
+    weight.view(torch.int32 if dtype == torch.float32 else torch.int16)[4, width - 1] += 1
+    assert before != products_module._mark(weight)
+    turned = weight.repeat(1, 2).T
+    assert products_module._mark(turned) != products_module._mark(turned)
