@@ -6,7 +6,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint clean
+.PHONY: help setup demo test test-all gpu-check lint clean
 
 BIN := .venv/bin
 STAMP := .venv/.complete
@@ -49,6 +49,9 @@ test: setup  ## run the fast tests
 test-all: setup  ## run every test that this machine can: slow ones, and gpu and peer where present
 	@echo "test-all: every test that this machine can run; this takes a while"
 	@$(BIN)/python -m pytest -m "" $(ARGS)
+
+gpu-check: setup  ## on a CUDA machine: gpu tests, doctor, demo and benches in ten minutes, in one JSON file
+	@$(BIN)/python -m bench.gpu_check $(ARGS)
 
 lint: setup  ## check style (ruff), format (ruff) and types (pyright)
 	@echo "lint: ruff check"

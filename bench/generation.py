@@ -81,6 +81,7 @@ def compare(options: argparse.Namespace, peer: Peer) -> dict[str, Any]:
 def machine_command(work: workloads.Workload) -> list[str]:
     """Return the command that measures the machine's limits for a workload."""
     options = ["--dtypes", work.dtype, "--threads", str(work.threads)]
+    options += ["--device", work.device]
     return [sys.executable, "-m", "bench.machine", *options]
 
 

@@ -102,10 +102,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("output", nargs="?", type=Path)
     options = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
-    limits = measure(tuple(options.dtypes), options.threads)
+    limits = measure(tuple(options.dtypes), options.threads, options.device)
     if options.output:
         options.output.write_text(json.dumps(limits.as_dict()), encoding="utf-8")
     else:

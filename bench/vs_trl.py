@@ -48,7 +48,7 @@ def assay_config(work: Workload, problems: Path, state_dtype: str = "float32") -
     if isinstance(work.prompts[0], str):
         data |= {"template": "base", "prompt_template": "{question}"}
     return {
-        "run": {"name": "run", "seed": work.seed, "threads": work.threads, "device": "cpu"},
+        "run": {"name": "run", "seed": work.seed, "threads": work.threads, "device": work.device},
         "model": {"path": work.model, "dtype": work.dtype},
         "data": data,
         "sampling": {"temperature": work.temperature, "max_tokens": work.max_tokens},
@@ -161,6 +161,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="rounds of all sides, in turn")
     parser.add_argument("--steps", type=int, default=1, help="measured steps a run, after a first")
     parser.add_argument("--state-dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--set", dest="overrides", action="append", default=[])
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -177,7 +178,8 @@ def main() -> None:
 def compare(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """Run every side ``options.repeats`` times, one after the other, and return all figures."""
     load_before = os.getloadavg()[0]
-    work = replace(workloads.chosen_apart(options, scratch), steps=1 + options.steps)
+    work = workloads.chosen_apart(options, scratch)
+    work = replace(work, steps=1 + options.steps, device=options.device)
     limits, _ = run_for_json(machine_command(work), scratch, "machine")
     ours = Side("Assay")
     sizes = options.micro_batches or MICRO_BATCHES[options.workload]

@@ -49,6 +49,7 @@ class Workload:
     seed: int = 0
     threads: int = 2
     steps: int = 2
+    device: str = "cpu"
 
     @property
     def num_prompts(self) -> int:
@@ -77,7 +78,7 @@ class Workload:
         return (
             f"{self.name}: {Path(self.model).name} in {self.dtype}, {self.num_prompts} prompts x "
             f"{self.group_size} completions, up to {self.max_tokens} new tokens, temperature "
-            f"{self.temperature:g}, {self.threads} threads"
+            f"{self.temperature:g}, {self.threads} threads, on {self.device}"
         )
 
 

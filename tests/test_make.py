@@ -33,7 +33,7 @@ def test_help_lists_every_target() -> None:
     assert {"setup", "demo", "test", "lint", "test-all", "clean", "help"} <= {*listed}
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "test-all", "lint"])
+@pytest.mark.parametrize("target", ["demo", "test", "test-all", "gpu-check", "lint"])
 def test_every_command_prepares_what_it_needs(target: str, tmp_path: Path) -> None:
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)

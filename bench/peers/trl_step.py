@@ -69,7 +69,7 @@ def settings(work: dict[str, Any], folder: str) -> GRPOConfig:
     num_rows = len(work["prompts"]) * work["group_size"]
     return GRPOConfig(
         output_dir=folder,
-        use_cpu=True,
+        use_cpu=work["device"] == "cpu",
         bf16=False,  # the weights themselves are of the workload's type: no autocast, no copies
         model_init_kwargs={"dtype": work["dtype"]},
         gradient_checkpointing=False,
