@@ -12,6 +12,7 @@ BIN := .venv/bin
 STAMP := .venv/.complete
 ARGS ?=
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 help:  ## list these commands
@@ -44,11 +45,11 @@ demo: setup  ## train a tiny model to reason, from nothing, in minutes, and writ
 
 test: setup  ## run the fast tests
 	@echo "test: the fast tests (make test-all runs the slow ones too)"
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 test-all: setup  ## run every test that this machine can: slow ones, and gpu and peer where present
 	@echo "test-all: every test that this machine can run; this takes a while"
-	@$(BIN)/python -m pytest -m "" $(ARGS)
+	@$(PYTEST) -m "" $(ARGS)
 
 gpu-check: setup  ## on a CUDA machine: gpu tests, doctor, demo and benches in ten minutes, in one JSON file
 	@$(BIN)/python -m bench.gpu_check $(ARGS)

@@ -6,6 +6,8 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -41,6 +43,37 @@ def test_every_command_prepares_what_it_needs(target: str, tmp_path: Path) -> No
     assert planned.index("setup 1/3") < planned.index("setup 3/3")
     assert make("--dry-run", target, folder=tmp_path).returncode == 0
     assert not (tmp_path / ".venv").exists()
+
+
+@pytest.mark.parametrize("target", ["test", "test-all"])
+def test_tests_run_side_by_side_and_take_arguments(target: str) -> None:
+    planned = make("--dry-run", target, "ARGS=tests/learn -k loss").stdout
+    (command,) = [line for line in planned.splitlines() if " -m pytest " in line]
+    assert " -n auto " in command and command.endswith(" tests/learn -k loss")
+
+
+@pytest.mark.parametrize(
+    ("cores", "given", "processes"),
+    [
+        (2, ["tests"], 2),
+        (2, ["tests/learn", "tests/verify"], 2),
+        (64, ["tests"], 8),
+        (1, ["tests"], 0),
+        (2, ["tests/test_make.py"], 0),
+        (2, ["tests/test_make.py::test_help_lists_every_target", "tests/test_house.py"], 0),
+    ],
+)
+def test_a_process_for_each_core_but_none_for_a_few_files(
+    cores: int,
+    given: list[str],
+    processes: int,
+    monkeypatch: pytest.MonkeyPatch,
+    pytestconfig: pytest.Config,
+) -> None:
+    conftest: Any = pytestconfig.pluginmanager.get_plugin(str(ROOT / "tests" / "conftest.py"))
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(conftest, "count_cores", lambda: cores)
+    assert conftest.pytest_xdist_auto_num_workers(SimpleNamespace(args=given)) == processes
 
 
 def test_setup_without_a_suitable_python_says_so(tmp_path: Path) -> None:
