@@ -75,7 +75,7 @@ def test_kills_are_written_down_in_evaluations_too(world: World) -> None:
     rows = [{"id": "h0", "prompt": "1 + 50 =", "verifier": "train_worlds:hangs"}]
     world.write_rows("heldout.jsonl", rows)
     config = world.tree(
-        verification={"deadline": 0.3, "allow": ["train_worlds:hangs"]}, evaluation={"every": 3}
+        verification={"deadline": 0.6, "allow": ["train_worlds:hangs"]}, evaluation={"every": 3}
     )
     run = Path(train(config, quiet=True).run)
     killed = [row for row in rows_of(run, "events") if row["kind"] == "worker_killed"]

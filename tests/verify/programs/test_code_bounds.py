@@ -82,7 +82,7 @@ def test_what_stands_outside_its_place_is_no_program(text: str) -> None:
 def test_sleep_is_bounded_over_all_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "MAX_IDLE", 1.0)
     spec = {"tests": [{"stdin": "", "stdout": "1"}] * 5, "credit": "fraction"}
-    part = judge(spec, "import time\ntime.sleep(0.9)\nprint(1)")
+    part = judge(spec, "import time\ntime.sleep(0.6)\nprint(1)")
     assert part.value == 0.4
     assert part.components["timeout"] == 1.0
 

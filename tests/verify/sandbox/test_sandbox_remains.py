@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import gone
 
 from assay.verify.base import Limits
 from assay.verify.sandbox import Sandbox, SandboxUnavailable
@@ -31,16 +32,6 @@ def descendants(pid: int) -> set[int]:
         found |= new
         new = {child for child, parent in parents.items() if parent in new} - found
     return found - {pid}
-
-
-def gone(pids: set[int], seconds: float = 60.0) -> bool:
-    """Whether all of them have ended; a zombie that waits for a parent of ours counts as one that has not."""
-    end = time.monotonic() + seconds
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def host_state() -> tuple[list[str], list[str], str, list[str]]:

@@ -13,6 +13,8 @@ from assay.verify.base import Field, Limits, Part, Verifier
 calls: list[Any] = []
 threads: set[str] = set()
 release = threading.Event()
+together = threading.Barrier(6)
+BATCH_SECONDS = 0.02  # in which other groups come, so that there is something to batch
 
 
 def forget() -> None:
@@ -29,6 +31,8 @@ def follow(problem: Problem, completion: Completion) -> Part | float:
     threads.add(threading.current_thread().name)
     if word == "sleep":
         time.sleep(float(rest))
+    if word == "meet":
+        together.wait(60)
     if word == "raise":
         raise RuntimeError("planted")
     if word == "interrupt":
@@ -41,7 +45,11 @@ def follow(problem: Problem, completion: Completion) -> Part | float:
         return Part.not_judged("unavailable", "planted")
     if word == "half":
         return Part(0.5, detail="half")
-    good = completion.text in ("good", problem.spec.get("good")) or word in ("sleep", "wait")
+    good = completion.text in ("good", problem.spec.get("good")) or word in (
+        "sleep",
+        "wait",
+        "meet",
+    )
     return Part(float(good), extracted=completion.text, detail=f"seen by {problem.spec.get('who')}")
 
 
@@ -54,7 +62,7 @@ def of_batch(pairs: Sequence[tuple[Problem, Completion]]) -> list[float | Part]:
         raise RuntimeError("planted")
     if "short" in texts:
         return []
-    time.sleep(0.02)
+    time.sleep(BATCH_SECONDS)
     return [float(len(text)) for text in texts]
 
 

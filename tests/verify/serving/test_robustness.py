@@ -9,13 +9,13 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from processes import gone, until
 
 from assay.errors import VerifierError
 from assay.types import Completion, Group, GroupStream, Problem, Prompt, Verdict
@@ -71,6 +71,15 @@ def deeds(problem, completion):
         return {"score": 1, "detail": tempfile.gettempdir()}
     if word == "slow":
         time.sleep(float(rest))
+    if word == "begin":
+        open(rest, "w").close()
+        time.sleep(1000)
+    if word == "until":
+        end = time.monotonic() + 60
+        while not os.path.exists(rest):
+            if time.monotonic() > end:
+                return 0.0
+            time.sleep(0.01)
     return 1.0
 
 def hungry(problem, completion):
@@ -139,13 +148,6 @@ def running(words: str) -> bool:
     return any(line.strip() == words for line in listing.splitlines())
 
 
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.02)
-    return condition()
-
-
 @pytest.mark.parametrize("text", ["backtrack", "masked"])
 def test_what_hangs_where_no_signal_helps_is_killed(
     service: VerifierService, log: Log, text: str
@@ -157,12 +159,20 @@ def test_what_hangs_where_no_signal_helps_is_killed(
     assert log.events[0][1]["seconds"] >= 0.5
 
 
-def test_a_worker_that_the_system_kills(service: VerifierService, log: Log) -> None:
+def test_a_worker_that_the_system_kills(villains: str, log: Log, tmp_path: Path) -> None:
     """As when memory runs out: SIGKILL from outside, in the middle of a completion."""
-    pid = int(judge(service, ["pid"])[0].components["planted_villains:deeds.pid"])
-    killer = threading.Timer(0.2, os.kill, (pid, signal.SIGKILL))
-    killer.start()
-    verdicts = judge(service, ["slow 0", "slow 0.45", "slow 0", "slow 0"])
+    begun = tmp_path / "begun"
+
+    def kill_once_begun() -> None:
+        if until(begun.exists):
+            os.kill(pid, signal.SIGKILL)
+
+    with VerifierService(villains, num_workers=1, deadline=100, on_event=log) as service:
+        pid = int(judge(service, ["pid"])[0].components["planted_villains:deeds.pid"])
+        killer = threading.Thread(target=kill_once_begun)
+        killer.start()
+        verdicts = judge(service, ["a", f"begin {begun}", "a", "a"])
+        killer.join()
     assert [v.reason for v in verdicts] == [None, "error", None, None]
     assert "SIGKILL" in verdicts[1].detail
     assert log.kinds() == ["worker_died"]
@@ -266,10 +276,6 @@ def end_without_closing(villains: str, texts: list[str], ending: str) -> list[li
     return told
 
 
-def gone(pids: Sequence[str]) -> bool:
-    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
-
-
 KILL_PARENT = "os.kill(os.getpid(), signal.SIGKILL)"
 
 
@@ -277,7 +283,7 @@ KILL_PARENT = "os.kill(os.getpid(), signal.SIGKILL)"
 def test_a_parent_that_ends_without_closing_leaves_no_process(villains: str, ending: str) -> None:
     texts = ["children 6105", "daemon 6107", "pid", "a", "pid"]
     workers, folders, watcher = end_without_closing(villains, texts, ending)
-    assert until(lambda: gone(workers) and gone(watcher))
+    assert gone([*workers, *watcher])
     assert not running("/bin/sleep 6105")
     assert not running("sleep 6107"), "it left its group and its session"
     assert not any(map(os.path.exists, folders))
@@ -286,7 +292,7 @@ def test_a_parent_that_ends_without_closing_leaves_no_process(villains: str, end
 def test_a_later_run_clears_up_where_the_watcher_was_killed_too(villains: str) -> None:
     ending = f"os.kill(watcher, signal.SIGKILL); {KILL_PARENT}"
     workers, folders, _ = end_without_closing(villains, ["children 6108", "pid"], ending)
-    assert until(lambda: gone(workers) and not running("/bin/sleep 6108"))
+    assert gone(workers) and until(lambda: not running("/bin/sleep 6108"))
     with VerifierService(villains, num_workers=1) as other:
         own = other._dispatch.pool.workers[0].remains.folder
         assert os.path.isdir(own)
@@ -335,19 +341,20 @@ def test_eight_threads_and_an_event_loop_share_a_service(villains: str) -> None:
     assert not wrong
 
 
-def test_the_event_loop_runs_while_groups_are_judged(villains: str) -> None:
-    async def both() -> tuple[int, list[tuple[Verdict, ...]]]:
-        judging = asyncio.ensure_future(service.judge_async([group_of(["slow 0.3", "a"])]))
-        ticks = 0
-        while not judging.done():
+def test_the_event_loop_runs_while_groups_are_judged(villains: str, tmp_path: Path) -> None:
+    async def both() -> list[tuple[Verdict, ...]]:
+        """The completion is judged once the loop has turned ten times."""
+        groups = [group_of([f"until {tmp_path / 'ticked'}", "a"])]
+        judging = asyncio.ensure_future(service.judge_async(groups))
+        for _ in range(10):
             await asyncio.sleep(0.01)
-            ticks += 1
-        return ticks, await judging
+            assert not judging.done()
+        (tmp_path / "ticked").touch()
+        return await judging
 
-    with VerifierService(villains, num_workers=1) as service:
+    with VerifierService(villains, num_workers=1, deadline=100) as service:
         judge(service, ["warm"])
-        ticks, verdicts = asyncio.run(both())
-    assert ticks >= 10
+        verdicts = asyncio.run(both())
     assert all(v.correct for v in verdicts[0])
 
 

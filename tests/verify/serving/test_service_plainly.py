@@ -22,6 +22,7 @@ from assay.verify.service import VerifierService
 def planted() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("assay.verify.serving.calling.MAX_ALIKE", 1000)
+        patch.setattr(planted_lanes, "BATCH_SECONDS", 0.0)
         for name, place in planted_lanes.NAMES.items():
             patch.setitem(BUILT_IN, name, place)
         yield

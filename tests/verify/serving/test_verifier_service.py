@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from processes import gone, until
 
 from assay.errors import VerifierError, WorkerDied
 from assay.testing import ScriptedGenerator
@@ -35,7 +36,8 @@ def mixed(problem, completion):
     """Does what the completion says."""
     text = completion.text
     if text == "hang": time.sleep(60)
-    if text == "hang in C": sum(range(10**13))
+    if text.startswith("begin "): open(text.removeprefix("begin "), "w").close()
+    if text.startswith(("hang in C", "begin ")): sum(range(10**13))
     if text == "exit": os._exit(3)
     if text == "leave": sys.exit(4)
     if text == "segfault": ctypes.string_at(0)
@@ -131,18 +133,21 @@ def test_a_stream_is_judged_while_it_is_generated(service: VerifierService) -> N
         problems, None, 2
     )  # type: ignore[arg-type]
     groups = list(enumerate(made))
-    under_way: list[int] = []
+    begun: list[bool] = []
 
     def arrivals() -> Iterator[tuple[int, Group]]:
         for position, group in reversed(groups):  # out of order
             yield position, group
-            time.sleep(0.02)
-            under_way.append(service.stats["verifiers"]["math"]["count"])
+            if position == 1:  # some are judged before the last group comes
+                begun.append(until(lambda: judged() > before))
 
-    before = service.stats["verifiers"]["math"]["count"]
+    def judged() -> int:
+        return service.stats["verifiers"]["math"]["count"]
+
+    before = judged()
     verdicts = service.judge(GroupStream(arrivals(), 6))
     assert [[v.status for v in each] for each in verdicts] == [["failed", "passed"]] * 6
-    assert under_way[-1] > before  # some were judged before the last group came
+    assert begun == [True]
 
 
 def test_a_stream_that_was_begun_elsewhere_is_judged_whole(service: VerifierService) -> None:
@@ -398,33 +403,29 @@ def run_script(body: str, **options: Any) -> subprocess.Popen[str]:
     )
 
 
-def gone(pids: list[int], seconds: float = 60.0) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
-            return True
-        time.sleep(0.05)
-    return False
-
-
-@pytest.mark.parametrize("text", ["", "hang in C"])
-def test_workers_end_with_a_killed_parent(rewards: str, text: str) -> None:
+@pytest.mark.parametrize("text", ["", "begin {}"], ids=["idle", "in C"])
+def test_workers_end_with_a_killed_parent(rewards: str, tmp_path: Path, text: str) -> None:
+    begun = tmp_path / "begun"
     parent = run_script(
         f"""
-        import threading, time
+        import os, threading, time
         from assay.types import Problem
         from assay.verify.service import VerifierService
         service = VerifierService("{rewards}:mixed", num_workers=2, deadline=100)
         print(*[w.process.pid for w in service._dispatch.pool.workers], flush=True)
-        pairs = [(Problem("p", "q"), "{text}")] * 2
-        threading.Thread(target=lambda: list(service.judge_text(pairs)), daemon=True).start()
+        pairs = [(Problem("p", "q"), "{text.format(begun)}")] * 2
+        work = threading.Thread(target=lambda: list(service.judge_text(pairs)), daemon=True)
+        work.start()
+        while work.is_alive() and not os.path.exists("{begun}"):
+            time.sleep(0.01)
+        print("begun" if work.is_alive() else "judged", flush=True)
         time.sleep(60)
         """,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert parent.stdout is not None
     pids = [int(pid) for pid in parent.stdout.readline().split()]
-    time.sleep(1.5)
+    assert parent.stdout.readline() == ("begun\n" if text else "judged\n")
     parent.kill()
     parent.wait()
     parent.stdout.close()
