@@ -1,9 +1,10 @@
 """A tiny training that is killed again and again: a program, so that SIGKILL hits its own processes.
 
-    train_killer.py FOLDER SEED NUM_KILLS STAGE
+    train_killer.py FOLDER SEED NUM_KILLS STAGE...
 
-STAGE is one of `STAGES`. FOLDER holds the world that `train_worlds.make_world` makes. Each attempt is a fork that runs
-``assay train`` as the command line does; everything is imported once. Prints one JSON line.
+A STAGE is one of `STAGES`. FOLDER holds the world that `train_worlds.make_world` makes. Each attempt is a fork that runs
+``assay train`` as the command line does; everything is imported once. Prints
+one JSON line: what was found of each stage.
 """
 
 from __future__ import annotations
@@ -156,14 +157,15 @@ def workers_left() -> list[str]:
 
 def kill_again_and_again(world: World, seed: int, num_kills: int, stage: str) -> dict[str, Any]:
     chance = random.Random(seed)
-    seconds = attempt(world, stage, "whole", None)
+    seconds = attempt(world, stage, f"{stage}-whole", None)
     assert seconds is not None
-    whole = fingerprint(world.folder / "runs" / "whole")
+    whole = fingerprint(world.folder / "runs" / f"{stage}-whole")
     kills, runs, different, resumes = 0, 0, [], 0
-    while kills < num_kills:
+    while kills < num_kills or not resumes:  # on a busy machine each may come before there is a run
         runs += 1
-        name = f"killed-{runs}"
-        while kills < num_kills:
+        name = f"{stage}-killed-{runs}"
+        goal = max(num_kills, kills + 1)
+        while kills < goal:
             if attempt(world, stage, name, chance.uniform(0.0, 0.9 * seconds)) is not None:
                 break
             kills += 1
@@ -181,6 +183,6 @@ def kill_again_and_again(world: World, seed: int, num_kills: int, stage: str) ->
 
 
 if __name__ == "__main__":
-    folder, seed, num_kills, stage = sys.argv[1:]
-    result = kill_again_and_again(World(Path(folder)), int(seed), int(num_kills), stage)
-    print(json.dumps(result))
+    folder, seed, num_kills, *stages = sys.argv[1:]
+    given = (World(Path(folder)), int(seed), int(num_kills))
+    print(json.dumps({stage: kill_again_and_again(*given, stage) for stage in stages}))

@@ -281,8 +281,8 @@ SPECIAL_CASED = {
     "stdin": "print(6)",
 }
 QUICK = {
-    "time_limit": 0.5,
-    "total_time": 3.0,
+    "time_limit": 0.2,
+    "total_time": 1.0,
 }  # an attack that runs for ever need not do so for long
 PROBLEMS = (
     Problem(

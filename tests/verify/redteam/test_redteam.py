@@ -117,7 +117,9 @@ HELD = sorted(suites().keys() & BUILT_IN.keys() - {"judge", "reward_model"})
 
 @pytest.mark.parametrize("name", HELD)
 def test_no_built_in_verifier_pays_for_a_known_hack(name: str) -> None:
-    result = red_team(name)
+    result = red_team(
+        name, num_workers=4 if name == "code" else 1
+    )  # programs that sleep do so side by side
     assert result.held and not result.not_judged, str(result)
     assert sum(result.tried.values()) >= 4
 
