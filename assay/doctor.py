@@ -177,14 +177,19 @@ def _check_processor() -> Iterator[Finding]:
         yield Finding("processor", "note", found, remedy)
     else:
         yield Finding("processor", "ok", found)
-    flags = _cpu_flags()
-    fast = [name for name in ("amx_bf16", "avx512_bf16", "bf16") if name in flags]
-    if "amx_bf16" in fast:
-        yield Finding("bfloat16 on CPU", "ok", "AMX: fast matrix products")
-    else:
-        found = f"no AMX ({', '.join(fast) or 'no bfloat16 instructions'})"
-        remedy = 'model.dtype = "float32" (the CPU\'s default) is likely as fast here'
-        yield Finding("bfloat16 on CPU", "note", found, remedy)
+    yield _products_on("cpu")
+
+
+def _products_on(device: str) -> Finding:
+    """The rate of matrix products in each type that a model may have, measured."""
+    from assay.model.rates import NOISE, TYPES, name_of, product_rate
+
+    rates = {name_of(dtype): product_rate(dtype, device) / 1e9 for dtype in TYPES}
+    found = ", ".join(f"{name} {rate:.3g} GFLOP/s" for name, rate in rates.items())
+    slow = [name for name, rate in rates.items() if rate < NOISE * rates["float32"]]
+    remedy = f'slower than float32 here: {", ".join(slow)}; set model.dtype = "float32"'
+    name = f"matrix products on {device}"
+    return Finding(name, "note" if slow else "ok", found, remedy if slow else "")
 
 
 def _check_cuda() -> Iterator[Finding]:
@@ -204,6 +209,7 @@ def _check_cuda() -> Iterator[Finding]:
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         remedy = "" if has_bf16 else 'it has no bfloat16: set model.dtype = "float32"'
         yield Finding(f"cuda:{index}", "ok" if has_bf16 else "note", found, remedy)
+        yield _products_on(f"cuda:{index}")
 
 
 def _check_memory() -> Iterator[Finding]:
@@ -354,11 +360,6 @@ def _key_values(path: Path) -> dict[str, str]:
         return {}
     pairs = (line.partition(":") for line in lines)
     return {key.strip(): value.strip() for key, _, value in pairs}
-
-
-def _cpu_flags() -> set[str]:
-    facts = _key_values(Path("/proc/cpuinfo"))
-    return set((facts.get("flags") or facts.get("Features") or "").split())
 
 
 def _memory_limit_gib() -> float | None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -49,45 +47,24 @@ def measure(dtypes: tuple[str, ...], threads: int, device: str = "cpu") -> Limit
     """Measure now; takes about three seconds a dtype."""
     import torch
 
+    from assay.model.rates import product_rate
+
     if device == "cpu":
         torch.set_num_threads(threads)
-    rates = {name: max(_product_rate(shape, name, device) for shape in SHAPES) for name in dtypes}
+    rates = {
+        name: max(
+            product_rate(getattr(torch, name), device, shape, SECONDS_A_SHAPE) for shape in SHAPES
+        )
+        for name in dtypes
+    }
     return Limits(threads, rates, _bandwidth(device))
-
-
-def best_seconds(work: Callable[[], object], seconds: float, device: str = "cpu") -> float:
-    """Return the shortest of as many calls as fit into ``seconds`` (at least three), after one more."""
-    import torch
-
-    wait = torch.cuda.synchronize if device != "cpu" else lambda: None
-    work()
-    wait()
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < 3 or time.perf_counter() < end:
-        started = time.perf_counter()
-        work()
-        wait()
-        times.append(time.perf_counter() - started)
-    return min(times)
-
-
-def _product_rate(shape: tuple[int, int, int], dtype: str, device: str) -> float:
-    import torch
-
-    rows, inner, columns = shape
-    if device != "cpu":  # small products do not fill an accelerator
-        rows, inner, columns = 4 * rows, 4 * inner, 4 * columns
-    left = torch.randn(rows, inner, device=device).to(getattr(torch, dtype))
-    right = torch.randn(columns, inner, device=device).to(getattr(torch, dtype))
-    out = left @ right.T
-    seconds = best_seconds(lambda: torch.mm(left, right.T, out=out), SECONDS_A_SHAPE, device)
-    return 2 * rows * inner * columns / seconds
 
 
 def _bandwidth(device: str) -> float:
     """Return the best of reading (a sum) and of copying (a read and a write)."""
     import torch
+
+    from assay.model.rates import best_seconds
 
     source = torch.ones(STREAM_MIB * 2**20 // 4, device=device)
     target = torch.empty_like(source)

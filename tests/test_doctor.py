@@ -144,3 +144,15 @@ def test_offline_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert next(doctor._check_hub()).status == "note"
     monkeypatch.delenv("HF_HUB_OFFLINE")
     assert next(doctor._check_hub()).status == "ok"
+
+
+@pytest.mark.parametrize(("rate", "status"), [(0.9e9, "note"), (900e9, "ok")])
+def test_the_rate_of_every_type_is_shown(
+    rate: float, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"torch.bfloat16": rate, "torch.float32": 152e9}
+    monkeypatch.setattr("assay.model.rates.product_rate", lambda dtype, device: found[str(dtype)])
+    finding = by_name(list(doctor._check_processor()))["matrix products on cpu"]
+    assert finding.status == status
+    assert finding.found == f"float32 152 GFLOP/s, bfloat16 {rate / 1e9:.3g} GFLOP/s"
+    assert ('model.dtype = "float32"' in finding.remedy) == (status == "note")

@@ -75,7 +75,7 @@ class ModelConfig(Section):
     tokenizer: str | None = None
     """Folder or hub name of the tokenizer. None: the model's own."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Type of the forward and backward pass; master weights and optimizer state stay float32. None: bfloat16 on CUDA, float32 on the CPU."""
+    """Type of the forward and backward pass; master weights and optimizer state stay float32. Where its products are slower on this machine than those of float32, every command that opens the model says so at its start. None: bfloat16 on CUDA, float32 on the CPU."""
     lora: LoraConfig | None = None
     """Train adapters only; a reference then takes the memory of the adapters alone. None: train every weight."""
     activation_checkpointing: bool = False

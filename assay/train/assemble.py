@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from assay.learn.update import Learner
 from assay.model.load import LoadedModel, choose_device, load_model
 from assay.model.packing import Layout
 from assay.model.probe import LayoutChoice, probe_layouts
+from assay.model.rates import slow_type
 from assay.model.value_head import ValueModel
 from assay.run.progress import Progress, SamplingWatch
 from assay.types import Problem
@@ -85,6 +87,7 @@ def set_threads(config: TrainConfig) -> None:
 def open_bench(config: TrainConfig, verifiers: VerifierService) -> Bench:
     """Load the model and start the engine beside verifiers that are open already."""
     loaded = load_model(config.model, config.run.device, config.run.seed)
+    warn_of_slow_type(loaded)
     longest = max_prompt_tokens(config, loaded)
     renderer = PromptRenderer(loaded.tokenizer, config.data, longest, loaded.context_length)
     generator = Engine(
@@ -97,6 +100,12 @@ def open_bench(config: TrainConfig, verifiers: VerifierService) -> Bench:
         context_length=loaded.context_length,
     )
     return Bench(config, loaded, renderer, generator, verifiers)
+
+
+def warn_of_slow_type(loaded: LoadedModel) -> None:
+    """Say in one line where the model's type is slower here than float32; the choice is the user's."""
+    if line := slow_type(loaded.dtype, loaded.device):
+        print(f"warning: {line}", file=sys.stderr)
 
 
 def show_sampling(bench: Bench, stack: ExitStack, quiet: bool) -> SamplingWatch:

@@ -24,7 +24,7 @@ from assay.plan.record import run_decision
 from assay.run.directory import Run
 from assay.run.files import read_facts, write_json
 from assay.run.guard import Guard
-from assay.train.assemble import rate_words, set_threads
+from assay.train.assemble import rate_words, set_threads, warn_of_slow_type
 from assay.train.reward_evaluation import UNITS, RewardEvaluation, evaluate_reward_model
 from assay.train.reward_rows import OpenedRows, RowReader, open_rows
 from assay.train.stages import Source, report_if_possible
@@ -68,7 +68,9 @@ def open_model(config: TrainConfig) -> LoadedModel:
     settings = config.reward_model
     assert settings is not None
     set_threads(config)
-    return load_scorer(config.model, config.run.device, config.run.seed, *_head(settings))
+    loaded = load_scorer(config.model, config.run.device, config.run.seed, *_head(settings))
+    warn_of_slow_type(loaded)
+    return loaded
 
 
 def first_look(
