@@ -84,7 +84,7 @@ def test_a_byte_order_mark_is_read_over(toml: Path) -> None:
         ),
         (
             RL + "[engine]\nzzz = 3\n",
-            "run.toml:7 engine.zzz: unknown key; known keys: num_slots, max_kv_mib",
+            "run.toml:7 engine.zzz: unknown key; known keys: num_slots, max_kv_mib, threads",
         ),
         (RL + "[optimzer]\n", "run.toml:6 optimzer: unknown key; did you mean optimizer?"),
         (

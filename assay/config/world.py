@@ -163,6 +163,9 @@ class EngineConfig(Section):
     max_kv_mib: Positive | None = None
     """Bound on the key/value cache in MiB; fewer slots are used where `num_slots` does not fit. None: a quarter of the memory there is."""
 
+    threads: Count | None = None
+    """CPU threads of a decoding step, at most `run.threads`. None: one or all, whichever is clearly faster on this machine with this model; it is timed once, kept for this user, and a run keeps the number that it began with: with another one, completions may differ in the last bits."""
+
     @property
     def slots(self) -> int:
         """The number of slots; where nothing has settled it, the most that a default is."""

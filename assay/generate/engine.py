@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,8 @@ from assay.generate.forward import Choice, choose_forward
 from assay.generate.kv_cache import Extent, Room
 from assay.generate.memory import default_kv_mib, num_that_fit
 from assay.generate.sampler import completion_key, sample, uniforms
+from assay.generate.slots import Slots, Waiting
+from assay.generate.threads import fastest_threads, on_threads
 from assay.model.family import NotLean
 from assay.model.memory import out_of_memory_names, return_freed_memory
 from assay.types import Completion, FinishReason, Group, GroupStream, Problem, Prompt
@@ -62,99 +65,13 @@ class EngineStats:
 
 
 @dataclass(eq=False)
-class _Waiting:
-    """A group on its way: what is known of it, and the completions that are done."""
-
-    position: int
-    problem: Problem
-    prompt: Prompt
-    limit: int
-    first_sibling: int = 0
-    num_placed: int = 0
-    logits_V: Tensor | None = None
-    done: dict[int, Completion] = field(default_factory=dict[int, Completion])
-
-
-class _Slots:
-    """The host's side of every slot, as arrays [S]; idle slots feed token 0 at position 0, or are dropped."""
-
-    def __init__(self, num_slots: int, num_rows: int, longest: int) -> None:
-        self.num_usable = num_slots
-        self.active_S = np.zeros(num_rows, np.bool_)
-        self.keys_S = np.zeros(num_rows, np.uint64)
-        self.prompt_length_S = np.zeros(num_rows, np.int64)
-        self.counts_S = np.zeros(num_rows, np.int64)
-        self.limits_S = np.zeros(num_rows, np.int64)
-        self.tokens_S = np.zeros(num_rows, np.int64)
-        self.group: list[_Waiting | None] = [None] * num_rows
-        self.sibling = [0] * num_rows
-        # what was sampled, a row a step; a completion ends within `longest` steps, then rows return
-        self.step = -1
-        self.token_log = np.zeros((longest, num_rows), np.int32)
-        self.behavior_log = np.zeros((longest, num_rows), np.float32)
-        self.model_log = np.zeros((longest, num_rows), np.float32)
-
-    def free(self) -> np.ndarray:
-        return np.flatnonzero(~self.active_S[: self.num_usable])
-
-    def take(self, slot: int, group: _Waiting, sibling: int, key: int) -> None:
-        self.active_S[slot] = True
-        self.keys_S[slot] = key
-        self.prompt_length_S[slot] = len(group.prompt.tokens)
-        self.counts_S[slot] = 0
-        self.limits_S[slot] = group.limit
-        self.group[slot] = group
-        self.sibling[slot] = sibling
-
-    def release(self, slot: int) -> None:
-        self.active_S[slot] = False
-        self.group[slot] = None
-
-    def keep(self, kept: np.ndarray) -> None:
-        """Go on with these slots alone, in this order."""
-        for name in ("active_S", "keys_S", "prompt_length_S", "counts_S", "limits_S", "tokens_S"):
-            setattr(self, name, getattr(self, name)[kept])
-        for name in ("token_log", "behavior_log", "model_log"):
-            setattr(self, name, getattr(self, name)[:, kept])
-        self.group = [self.group[slot] for slot in kept]
-        self.sibling = [self.sibling[slot] for slot in kept]
-        self.num_usable = min(self.num_usable, len(kept))
-
-    def positions(self) -> np.ndarray:
-        """Return where each slot's last token goes; a slot that has none yet writes past its prompt,
-        where its first token will go."""
-        positions_S = self.prompt_length_S + np.maximum(self.counts_S, 1) - 1
-        return np.where(self.active_S, positions_S, 0)
-
-    def extent(self) -> Extent:
-        """Return how far the longest slots reach, with the token that each feeds."""
-        return Extent(
-            total=int(self.positions().max()) + 1,
-            prompt=int(self.prompt_length_S[self.active_S].max(initial=1)),
-            own=int(self.counts_S[self.active_S].max(initial=1)),
-        )
-
-    def record(self, sampled: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
-        self.step += 1
-        row = self.step % len(self.token_log)
-        self.tokens_S = sampled[0].astype(np.int64)
-        self.token_log[row], self.behavior_log[row], self.model_log[row] = sampled
-        self.counts_S += self.active_S
-
-    def rows(self, slot: int) -> np.ndarray:
-        """Return the rows of the logs that hold a slot's completion."""
-        first = self.step + 1 - self.counts_S[slot]
-        return np.arange(first, self.step + 1) % len(self.token_log)
-
-
-@dataclass(eq=False)
 class _Call:
     """One call of `Engine.generate`, from its first token to its last."""
 
     sampling: SamplingConfig
     group_size: int
-    queue: deque[_Waiting]
-    slots: _Slots
+    queue: deque[Waiting]
+    slots: Slots
     text_ends: TextEnds | None
     policy_version: int
     # slots that begin in this step: their first token comes from the prompt's logits
@@ -224,7 +141,8 @@ class Engine:
         if policy is not self._model:
             self._choice = self._prove(policy)
         elif self._newest is not None:  # an update while a stream is read: its copies are stale
-            self._choice.forward.refresh(self._choice.row_counts[0])
+            with self._threads():
+                self._choice.forward.refresh(self._choice.row_counts[0])
 
     def generate(
         self,
@@ -245,12 +163,13 @@ class Engine:
         return GroupStream(self._arrivals(waiting, sampling, group_size), len(waiting))
 
     def _arrivals(
-        self, waiting: list[_Waiting], sampling: SamplingConfig, group_size: int
+        self, waiting: list[Waiting], sampling: SamplingConfig, group_size: int
     ) -> Iterator[tuple[int, Group]]:
-        call = self._begin(waiting, sampling, group_size)
+        with self._threads():
+            call = self._begin(waiting, sampling, group_size)
         try:
             while call.queue or call.slots.active_S.any():
-                with out_of_memory_names(MEMORY_SETTINGS, "generation"):
+                with out_of_memory_names(MEMORY_SETTINGS, "generation"), self._threads():
                     self._schedule(call)
                     self._run(call)
                 ended = self._postprocess(call)
@@ -275,14 +194,28 @@ class Engine:
             return_freed_memory()
 
     def _prove(self, model: nn.Module) -> Choice:
-        """Find the way through ``model``."""
+        """Find the way through ``model``, and settle the number of threads."""
         self._model = model
         self._dtype, self._device = _kind_of(model)
         budget = self.settings.max_kv_mib or default_kv_mib(self._device)
-        with out_of_memory_names(MEMORY_SETTINGS, "generation"):
-            return choose_forward(model, self.settings.slots, self.context_length, budget)
 
-    def _begin(self, waiting: list[_Waiting], sampling: SamplingConfig, group_size: int) -> _Call:
+        def choice() -> Choice:
+            with out_of_memory_names(MEMORY_SETTINGS, "generation"), self._threads():
+                return choose_forward(model, self.settings.slots, self.context_length, budget)
+
+        found = choice()
+        if self.settings.threads is not None or self._device.type != "cpu":
+            return found
+        threads = fastest_threads(model, found.forward, found.row_counts[0])
+        self.settings = self.settings.model_copy(update={"threads": threads})
+        return found if threads == torch.get_num_threads() else choice()
+
+    def _threads(self) -> AbstractContextManager[None]:
+        """Decode on as many threads as is settled, or as there are."""
+        there = torch.get_num_threads()
+        return on_threads(min(self.settings.threads or there, there))
+
+    def _begin(self, waiting: list[Waiting], sampling: SamplingConfig, group_size: int) -> _Call:
         if (self._dtype, self._device) != _kind_of(self._model):
             self._choice = self._prove(self._model)
         longest = max((group.limit for group in waiting), default=1)
@@ -304,13 +237,13 @@ class Engine:
             sampling=sampling,
             group_size=group_size,
             queue=deque(waiting),
-            slots=_Slots(num_slots, num_rows, longest),
+            slots=Slots(num_slots, num_rows, longest),
             text_ends=text_ends,
             policy_version=self.policy_version,
         )
         return self._newest
 
-    def _admit(self, position: int, problem: Problem, sampling: SamplingConfig) -> _Waiting:
+    def _admit(self, position: int, problem: Problem, sampling: SamplingConfig) -> Waiting:
         prompt = self.render(problem)
         where, length = problem.source or problem.id, len(prompt.tokens)
         if not length:
@@ -322,7 +255,7 @@ class Engine:
             accepted = f"at most {self.context_length} - 1, so that a completion has room"
             remedy = "shorten the prompt, or leave long rows out (data.max_prompt_tokens)"
             raise DataError(message(where, f"a prompt of {length} tokens", accepted, remedy))
-        return _Waiting(position, problem, prompt, room)
+        return Waiting(position, problem, prompt, room)
 
     def _make_ready(self, room: Room) -> int:
         """Take the memory that a generation needs, and look at the weights; return the number of rows."""
@@ -382,7 +315,7 @@ class Engine:
                 call.queue.popleft()
         self.stats.prefill_seconds += time.perf_counter() - started
 
-    def _drop_idle_rows(self, slots: _Slots) -> None:
+    def _drop_idle_rows(self, slots: Slots) -> None:
         """Go on with half the rows, or fewer, where the others are idle and the bits stay the same."""
         active, counts = np.flatnonzero(slots.active_S), self._choice.row_counts
         num_rows = min((n for n in counts if n >= len(active)), default=0)
@@ -440,7 +373,7 @@ class Engine:
         self.stats.postprocess_seconds += time.perf_counter() - started
         return finished
 
-    def _take_out(self, call: _Call, slot: int, reason: FinishReason) -> _Waiting:
+    def _take_out(self, call: _Call, slot: int, reason: FinishReason) -> Waiting:
         slots = call.slots
         group, sibling = slots.group[slot], slots.sibling[slot]
         assert group is not None, "an idle slot ended"

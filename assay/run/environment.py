@@ -165,11 +165,16 @@ def _hardware() -> dict[str, Any]:
     if torch and torch.cuda.is_available():
         gpus = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
     return {
-        "cpu": _from_proc("/proc/cpuinfo", "model name") or platform.processor() or None,
+        "cpu": processor() or None,
         "cores": os.cpu_count(),
         "memory_gib": _memory_gib(),
         "gpus": gpus,
     }
+
+
+def processor() -> str:
+    """Return the processor's name; "" where it is not told."""
+    return _from_proc("/proc/cpuinfo", "model name") or platform.processor()
 
 
 def _memory_gib() -> float | None:

@@ -147,6 +147,13 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return None
 
 
+def state_folder() -> Path:
+    """Return where what Assay keeps for this user stands; raises RuntimeError where there is no home."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    home = Path(state) if os.path.isabs(state) else Path("~/.local/state").expanduser()
+    return home / "assay"
+
+
 def read_facts(path: Path) -> dict[str, Any] | None:
     """Return a JSON object from a file, or None where it is absent; raises RunError where it is damaged."""
     if not path.exists():

@@ -14,7 +14,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from assay.run.files import write_atomic
+from assay.run.files import state_folder, write_atomic
 
 MARK = "# written by assay, signature "
 KEY_BYTES = 32
@@ -47,12 +47,10 @@ def why_not_own(path: Path) -> str:
 
 def key_path() -> Path:
     """Return where the user's key is kept; raises NoKey where there is no home."""
-    state = os.environ.get("XDG_STATE_HOME", "")
     try:
-        home = Path(state) if os.path.isabs(state) else Path("~/.local/state").expanduser()
+        return state_folder() / "key"
     except RuntimeError as error:
         raise NoKey(str(error)) from error
-    return home / "assay" / "key"
 
 
 def _signature(key: bytes, text: bytes) -> str:

@@ -99,7 +99,8 @@ def open_bench(config: TrainConfig, verifiers: VerifierService) -> Bench:
         seed=config.run.seed,
         context_length=loaded.context_length,
     )
-    return Bench(config, loaded, renderer, generator, verifiers)
+    settled = config.model_copy(update={"engine": generator.settings})
+    return Bench(settled, loaded, renderer, generator, verifiers)
 
 
 def warn_of_slow_type(loaded: LoadedModel) -> None:
@@ -132,7 +133,7 @@ def fixed_words(bench: Bench) -> list[str]:
     told = [
         f"fixed, so that the run repeats to the bit on this machine: run.seed {config.run.seed},"
         f" {torch.get_num_threads()} threads, {dtype} on {bench.loaded.device},"
-        f" engine.num_slots {slots}"
+        f" engine.num_slots {slots}, engine.threads {config.engine.threads}"
     ]
     completions = config.completions_a_step
     on_cpu = bench.loaded.device.type == "cpu"

@@ -84,7 +84,12 @@ def run_rl(config: TrainConfig, source: Source) -> Path:
             setattr(learner, name, run.clock.timed(name, getattr(learner, name)))
         for note in (*problems.notes, layout.reason):
             run.note(note)
-        run.event("assembled", layout=asdict(layout), slots=config.engine.slots)
+        run.event(
+            "assembled",
+            layout=asdict(layout),
+            slots=config.engine.slots,
+            threads=bench.config.engine.threads,
+        )
         run.event("self_test", verifiers=[one.as_dict() for one in tested])
         for warning in bench.verifiers.warnings():
             run.note(f"warning: {warning}")
@@ -155,7 +160,7 @@ def open_run(
         )
     else:
         run = Run.create(
-            config,
+            bench.config,
             config_path=source.config_path,
             verifiers=bench.verifiers.describe(),
             num_steps=num_steps,

@@ -14,6 +14,11 @@ from typing import Any
 import pytest
 from train_worlds import World, events_of, rows_of
 
+from assay import load_config
+from assay.generate import engine as engine_module
+from assay.generate.threads import on_threads
+from assay.train.api import train
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent  # this tree, wherever the package was installed from
 PATHS = os.pathsep.join(map(str, (HERE, ROOT)))
@@ -103,3 +108,16 @@ def test_ctrl_c_stops_after_the_step_and_a_second_start_goes_on(world: World) ->
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert json.loads(out)["steps"] == steps + 1 and err == ""
+
+
+def test_a_resumed_run_keeps_its_number_of_decoding_threads(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Timed again, it would be another."""
+    monkeypatch.setattr(engine_module, "fastest_threads", lambda *rest: 1)
+    with on_threads(2):
+        run = train(world.tree(rl={"steps": 1}, run={"threads": 2}), quiet=True).run
+        assert load_config(Path(run) / "config.toml").engine.threads == 1
+        monkeypatch.setattr(engine_module, "fastest_threads", lambda *rest: 2)
+        train(resume=run, overrides=["rl.steps=2"], quiet=True)
+        assert load_config(Path(run) / "config.toml").engine.threads == 1
