@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from assay.model.layouts import ModelInputs
+from assay.model.layouts import ModelInputs, seen_by
 
 SCORES_AT_ONCE = 2**22
 """Scores that are held at one time on a CPU: longer rows are attended to by blocks of queries."""
@@ -29,17 +29,30 @@ WRITTEN_OUT_ON = frozenset({"cpu"})
 class Segment:
     """One rectangle's place among the flat tokens, and what its tokens see.
 
-    bias: [B or 1, 1, L, K], 0 where a token sees another and -inf where not, its prompt's first;
-    None: each sees all up to itself, and nothing of that size is ever made. prompt: the rectangle
-    that it continues, whose row ``parent_B`` each of its rows stands behind.
+    prompt: the rectangle that it continues, whose row ``parent_B``, of ``prompt_length_B`` tokens, each
+    of its rows stands behind. bias: [B or 1, 1, L, K], 0 where a token sees another and -inf where not,
+    its prompt's first; None: too large to be held, and made a block of queries at a time.
     """
 
     first: int
     num_rows: int
     length: int
-    bias: Tensor | None
     prompt: Segment | None = None
     parent_B: Tensor | None = None
+    prompt_length_B: Tensor | None = None
+    bias: Tensor | None = None
+
+    @property
+    def prompt_extent(self) -> int:
+        """How many places its prompts take, padding included."""
+        return 0 if self.prompt is None else self.prompt.length
+
+    def bias_of(self, queries: slice, like: Tensor) -> Tensor:
+        """Return the bias of a block of queries over the keys that it can see, in the type of ``like``."""
+        if self.bias is not None:
+            return self.bias[:, :, queries, : self.prompt_extent + queries.stop]
+        seen = seen_by(queries, self.prompt_length_B, self.prompt_extent, like.device)
+        return _bias(seen, like.dtype)
 
     @property
     def tokens(self) -> slice:
@@ -59,9 +72,13 @@ def segments_of(inputs: ModelInputs, dtype: torch.dtype) -> list[Segment]:
     first = 0
     for rectangle in inputs.rectangles:
         num_rows, length = rectangle.tokens.shape
-        bias = None if rectangle.mask is None else _bias(rectangle.mask, dtype)
         behind = prompt if rectangle.parent_B is not None else None
-        segment = Segment(first, num_rows, length, bias, behind, rectangle.parent_B)
+        lengths_B = rectangle.prompt_length_B
+        size = (1 if lengths_B is None else num_rows) * length * rectangle.extent
+        written_out = rectangle.tokens.device.type in WRITTEN_OUT_ON
+        held = size <= SCORES_AT_ONCE if written_out else lengths_B is not None
+        bias = _bias(rectangle.mask(), dtype) if held else None
+        segment = Segment(first, num_rows, length, behind, rectangle.parent_B, lengths_B, bias)
         segments.append(segment)
         first += num_rows * length
         if behind is None:
@@ -87,13 +104,13 @@ def attend(
             out = torch.empty_like(q)
             for block, seen in _blocks(segment, q.shape[1], k.shape[2]):
                 q_block = _by_key_heads(q[:, :, block], k.shape[1])
-                bias = _bias_of(segment, block, seen, q.dtype)
+                bias = segment.bias_of(block, q)
                 weights = _weights(q_block, k[:, :, :seen], bias, scale)
                 out[:, :, block] = torch.bmm(weights, v[:, :, :seen].flatten(0, 1)).view(
                     out[:, :, block].shape
                 )
         else:
-            out = _fused(q, k, v, segment.bias, scale)
+            out = _fused(segment, q, k, v, scale)
         _put(segment, attended, out)
     return attended
 
@@ -144,7 +161,7 @@ def _written_out_backward(
     for block, seen in _blocks(segment, q.shape[1], k.shape[2]):
         q_block, grad_block = (_by_key_heads(t[:, :, block], heads) for t in (q, grad))
         k_seen, v_seen = (t[:, :, :seen].flatten(0, 1) for t in (k, v))
-        bias = _bias_of(segment, block, seen, q.dtype)
+        bias = segment.bias_of(block, q)
         weights = _weights(q_block, k[:, :, :seen], bias, scale)
         grad_weights = torch.bmm(grad_block, v_seen.transpose(1, 2))
         grad_scores = torch.ops.aten._softmax_backward_data(
@@ -171,12 +188,13 @@ def _fused_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     with torch.enable_grad():
         q, k, v = (tensor.detach().requires_grad_() for tensor in (q, k, v))
-        out = _fused(q, k, v, segment.bias, scale)
+        out = _fused(segment, q, k, v, scale)
         dq, dk, dv = torch.autograd.grad(out, (q, k, v), grad)
     return dq, dk, dv
 
 
-def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+def _fused(segment: Segment, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    bias = None if segment.prompt is None else segment.bias_of(slice(0, segment.length), q)
     return F.scaled_dot_product_attention(
         q, k, v, bias, is_causal=bias is None, scale=scale, enable_gqa=True
     )
@@ -190,15 +208,6 @@ def _blocks(segment: Segment, heads: int, extent: int) -> Iterator[tuple[slice, 
     for first in reversed(range(0, segment.length, size)):
         last = min(first + size, segment.length)
         yield slice(first, last), extent - segment.length + last
-
-
-def _bias_of(segment: Segment, block: slice, seen: int, dtype: torch.dtype) -> Tensor:
-    """Return the mask of a block of queries over the keys that it can see, [B or 1, 1, block, seen]."""
-    if segment.bias is not None:
-        return segment.bias[:, :, block, :seen]
-    size = block.stop - block.start
-    causal = torch.ones(1, 1, size, seen, dtype=torch.bool).tril_(seen - size)
-    return _bias(causal, dtype)
 
 
 def _weights(q_block: Tensor, k_seen: Tensor, bias: Tensor, scale: float) -> Tensor:

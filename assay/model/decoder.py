@@ -83,10 +83,11 @@ def _recomputes(model: nn.Module) -> bool:
 
 
 def _options(rectangle: Rectangle, cache: Cache, dtype: torch.dtype) -> dict[str, Any]:
-    if rectangle.mask is None:  # a row of its own: nothing is kept
+    if rectangle.parent_B is None and not rectangle.is_prompts:  # nothing is kept
         return {}
-    mask = torch.zeros(rectangle.mask.shape, dtype=dtype, device=rectangle.mask.device)
-    mask.masked_fill_(~rectangle.mask, -torch.inf)  # added to scores by any kind of attention
+    seen = rectangle.mask()
+    mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+    mask.masked_fill_(~seen, -torch.inf)  # added to scores by any kind of attention
     options: dict[str, Any] = {"attention_mask": mask, "past_key_values": cache}
     if rectangle.position_ids is not None:
         options["position_ids"] = rectangle.position_ids

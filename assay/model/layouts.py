@@ -45,15 +45,28 @@ def micro_batch_tokens(configured: int | None, device: str) -> int:
 class Rectangle:
     """One call of the model.
 
-    tokens: [B, L], padded on the right. position_ids: [B, L]; None: 0, 1, 2, ... parent_B: the row
-    of the last rectangle of prompts that each row continues; None: rows start afresh. mask:
-    [B, 1, L, K], True where a token sees another, those of its prompt first; None: causal.
+    tokens: [B, L], padded on the right. position_ids: [B, L]; None: 0, 1, 2, ... is_prompts: other
+    rectangles continue its rows. parent_B: the row of the last rectangle of prompts that each row
+    continues; None: rows start afresh. prompt_length_B: the lengths of those prompts, of which each
+    takes ``prompt_extent`` places, padding included.
     """
 
     tokens: Tensor
     position_ids: Tensor | None = None
-    mask: Tensor | None = None
+    is_prompts: bool = False
     parent_B: Tensor | None = None
+    prompt_length_B: Tensor | None = None
+    prompt_extent: int = 0
+
+    @property
+    def extent(self) -> int:
+        """How many places a token can see: its prompt's, and those of its own row."""
+        return self.prompt_extent + self.tokens.shape[1]
+
+    def mask(self) -> Tensor:
+        """Return [B or 1, 1, L, K], True where a token sees another, those of its prompt first."""
+        every = slice(0, self.tokens.shape[1])
+        return seen_by(every, self.prompt_length_B, self.prompt_extent, self.tokens.device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,8 +206,7 @@ def tree_inputs(
         column = np.arange(length)
         inside = column < prompt_P[groups, None]
         tokens = _take(prompt_tokens, first_prompt_P[groups, None] + column, inside)
-        causal = torch.ones(1, 1, length, length, dtype=torch.bool, device=device).tril_()
-        rectangles.append(Rectangle(torch.from_numpy(tokens).to(device), mask=causal))
+        rectangles.append(Rectangle(torch.from_numpy(tokens).to(device), is_prompts=True))
         members = np.flatnonzero(parent_P[shape.group_R] >= 0)
         parent_R = parent_P[shape.group_R]
         first_R[members] = base + parent_R[members] * length
@@ -207,13 +219,15 @@ def tree_inputs(
             inside = column < fed_R[rows, None]
             second_R[rows] = base + np.arange(len(rows)) * len(column)
             tokens = _take(tokens_T, shape.first_R[rows, None] + column, inside)
-            prompt = prompt_P[shape.group_R[rows], None]
+            prompt = prompt_P[shape.group_R[rows]]
+            positions = np.where(inside, prompt[:, None] + column, 0)
             rectangles.append(
                 Rectangle(
                     torch.from_numpy(tokens).to(device),
-                    torch.from_numpy(np.where(inside, prompt + column, 0)).to(device),
-                    _branch_mask(torch.from_numpy(prompt).to(device), length, len(column)),
-                    torch.from_numpy(parent_R[rows]).to(device),
+                    torch.from_numpy(positions).to(device),
+                    parent_B=torch.from_numpy(parent_R[rows]).to(device),
+                    prompt_length_B=torch.from_numpy(prompt).to(device),
+                    prompt_extent=length,
                 )
             )
             base += tokens.size
@@ -222,12 +236,21 @@ def tree_inputs(
     return ModelInputs(tuple(rectangles), torch.from_numpy(predict_T).to(device))
 
 
-def _branch_mask(prompt_length_B1: Tensor, prompt_extent: int, length: int) -> Tensor:
-    """Return [B, 1, L, K]: a completion's token sees its prompt, without padding, and what precedes it."""
-    column = torch.arange(prompt_extent, device=prompt_length_B1.device)
-    seen = (column < prompt_length_B1)[:, None, None].expand(-1, 1, length, -1)
-    causal = torch.ones(length, length, dtype=torch.bool, device=seen.device).tril_()
-    return torch.cat([seen, causal.expand(len(seen), 1, -1, -1)], dim=3)
+def seen_by(
+    queries: slice, prompt_length_B: Tensor | None, prompt_extent: int, device: torch.device
+) -> Tensor:
+    """Return [B or 1, 1, queries, prompt_extent + queries.stop], True where a token sees another.
+
+    Each sees its row up to itself, and of its prompt, which stands before, all but the padding.
+    """
+    own = torch.ones(
+        1, 1, queries.stop - queries.start, queries.stop, dtype=torch.bool, device=device
+    ).tril_(queries.start)
+    if prompt_length_B is None:
+        return own
+    column = torch.arange(prompt_extent, device=device)
+    prompt = (column < prompt_length_B[:, None])[:, None, None].expand(-1, 1, own.shape[2], -1)
+    return torch.cat([prompt, own.expand(len(prompt), -1, -1, -1)], dim=3)
 
 
 def _of_alike(

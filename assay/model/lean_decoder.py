@@ -47,7 +47,7 @@ def lean_hidden_states(
     """
     tokens_N = torch.cat([rectangle.tokens.flatten() for rectangle in inputs.rectangles])
     positions_N = torch.cat([_positions(rectangle) for rectangle in inputs.rectangles])
-    longest = max(_extent(rectangle) for rectangle in inputs.rectangles)
+    longest = max(rectangle.extent for rectangle in inputs.rectangles)
     cos, signed_sin = decoder.rotations(longest)
     frame = Frame(
         segments=segments_of(inputs, decoder.embedding.dtype),
@@ -69,11 +69,6 @@ def _positions(rectangle: Any) -> Tensor:
         return rectangle.position_ids.flatten()
     num_rows, length = rectangle.tokens.shape
     return torch.arange(length, device=rectangle.tokens.device).repeat(num_rows)
-
-
-def _extent(rectangle: Any) -> int:
-    """No position of a rectangle reaches this."""
-    return rectangle.tokens.shape[1] if rectangle.mask is None else rectangle.mask.shape[-1]
 
 
 @dataclass(slots=True, eq=False)

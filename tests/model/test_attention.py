@@ -38,15 +38,12 @@ def backward(segments: list[Segment], grad: Tensor, *heads: Tensor) -> tuple[Ten
 
 
 def seen_by(segment: Segment, row: int, column: int) -> list[int]:
-    """The flat tokens that one token sees, read off the mask of its rectangle."""
-    places = [segment.first + row * segment.length + n for n in range(segment.length)]
-    if segment.prompt is not None and segment.parent_B is not None:
-        first = segment.prompt.first + int(segment.parent_B[row]) * segment.prompt.length
-        places = [first + n for n in range(segment.prompt.length)] + places
-    if segment.bias is None:
-        return places[: column + 1]
-    bias = segment.bias[min(row, len(segment.bias) - 1), 0, column]
-    return [place for place, value in zip(places, bias, strict=True) if value == 0]
+    """The flat tokens that one token sees: its prompt, and its row up to itself."""
+    places = [segment.first + row * segment.length + n for n in range(column + 1)]
+    if segment.prompt is None or segment.parent_B is None or segment.prompt_length_B is None:
+        return places
+    first = segment.prompt.first + int(segment.parent_B[row]) * segment.prompt.length
+    return [first + n for n in range(int(segment.prompt_length_B[row]))] + places
 
 
 def token_by_token(segments: list[Segment], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -110,12 +107,14 @@ def test_bfloat16_is_off_by_its_rounding_alone() -> None:
         torch.testing.assert_close(one.double(), other, rtol=0.03, atol=0.03)
 
 
-def test_a_long_row_is_never_squared() -> None:
-    """A row of 3000 tokens on its own: no tensor is larger than the scores held at one time."""
-    (part,) = make_batch([1], [[3000]]).split(10**6, "plain")
-    segments = segments_of(part.plain_inputs, torch.float32)
+@pytest.mark.parametrize("layout", ["tree", "plain"])
+def test_a_long_row_is_never_squared(layout: Layout) -> None:
+    """A row of 3000 tokens, with a prompt or alone: no tensor, no mask either, is larger than the scores held at a time."""
+    (part,) = make_batch([1], [[3000]]).split(10**6, layout)
     heads = [torch.randn(3000, count, 4) for count in (2, 1, 1)]
     with LargestTensor() as largest:
+        inputs = part.tree_inputs if layout == "tree" else part.plain_inputs
+        segments = segments_of(inputs, torch.float32)
         attended = attend(segments, heads[0], heads[1], heads[2], SCALE)
         backward(segments, torch.ones_like(attended), *heads)
     assert 10**6 < largest.numel <= attention.SCORES_AT_ONCE < 3000 * 3000

@@ -46,10 +46,7 @@ def contexts(inputs: ModelInputs) -> list[list[tuple[int, int]]]:
             ]
         for n in range(rows):
             for column in range(length):
-                if rectangle.mask is None:
-                    places.append(own[n][: column + 1])
-                    continue
-                seen = rectangle.mask.expand(rows, -1, -1, -1)[n, 0, column].tolist()
+                seen = rectangle.mask().expand(rows, -1, -1, -1)[n, 0, column].tolist()
                 places.append([pair for pair, sees in zip(extents[n], seen, strict=True) if sees])
     return places
 
@@ -103,7 +100,7 @@ def test_no_mask_row_is_empty() -> None:
     """Attention over nothing is not a number, and not even a weight of zero hides that."""
     part = whole(make_batch([4, 2], [[3, 9], [1, 0, 5]]))
     for rectangle in part.tree_inputs.rectangles:
-        assert rectangle.mask is not None and rectangle.mask.any(-1).all()
+        assert rectangle.mask().any(-1).all()
 
 
 @given(st.lists(st.integers(0, 20), max_size=9), st.integers(-5, 40))
