@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from bench import DATA
 from bench.processes import run
@@ -25,6 +25,10 @@ Chat: TypeAlias = tuple[Mapping[str, str], ...]
 GSM8K = "hf:openai/gsm8k/main?split=train"
 SYSTEM_PROMPT = "Solve the problem step by step. End with the final number in \\boxed{}."
 NAMES = ("demo", "gsm8k")
+DTYPES = get_args(Dtype)
+INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+HOLD_LIBRARIES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
+"""Variables of the environment that hold PyTorch, oneDNN and MKL to older instruction sets."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--problems", default=rows, help="where GSM8K's rows are")
     parser.add_argument("--max-tokens", type=int, default=None, help="new tokens at most")
     parser.add_argument("--num-prompts", type=int, default=None)
+    parser.add_argument("--dtype", choices=DTYPES, help="default: float32 of demo, else bfloat16")
     parser.add_argument("--threads", type=int, default=2)
 
 
@@ -148,12 +153,14 @@ def chosen(arguments: argparse.Namespace, folder: Path) -> Workload:
         workload = gsm8k_workload(model, arguments.problems, **sizes)
     if arguments.max_tokens:
         workload = replace(workload, max_tokens=arguments.max_tokens)
+    if arguments.dtype:
+        workload = replace(workload, dtype=arguments.dtype)
     return replace(workload, threads=arguments.threads)
 
 
 def chosen_apart(arguments: argparse.Namespace, folder: Path) -> Workload:
     """Do as `chosen`, in a process of its own, so that this one stays small (see `bench.processes`)."""
-    names = ("workload", "model", "problems", "max_tokens", "num_prompts", "threads")
+    names = ("workload", "model", "problems", "max_tokens", "num_prompts", "dtype", "threads")
     flags: list[str] = []
     for name in names:
         value = getattr(arguments, name)
@@ -165,7 +172,7 @@ def chosen_apart(arguments: argparse.Namespace, folder: Path) -> Workload:
 
 
 def hardware() -> str:
-    """Return the processor's name and its cores, as far as the system tells."""
+    """Return the processor's name, its cores, its instruction sets, and what libraries are held to."""
     name = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -176,8 +183,11 @@ def hardware() -> str:
             name = line.partition(":")[2].strip()
             break
     flags: Sequence[str] = next((line.split() for line in lines if line.startswith("flags")), [])
-    kinds = [kind for kind in ("avx512f", "avx512_bf16", "amx_bf16") if kind in flags]
-    return f"{name}, {os.cpu_count()} cores ({', '.join(kinds) or 'no AVX-512'})"
+    kinds = [kind for kind in INSTRUCTION_SETS if kind in flags]
+    held = [f"{name}={os.environ[name]}" for name in HOLD_LIBRARIES if name in os.environ]
+    sets = ", ".join(kinds) or "no AVX2"
+    limits = f"; held to {' '.join(held)}" if held else ""
+    return f"{name}, {os.cpu_count()} cores ({sets}{limits})"
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import json
 import zlib
@@ -102,3 +103,22 @@ def test_peers_need_none_of_our_code(file: Path) -> None:
 
 def test_hardware_has_a_name() -> None:
     assert "cores" in workloads.hardware()
+
+
+def test_the_hardware_says_what_libraries_are_held_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+    assert "held to ONEDNN_MAX_CPU_ISA=AVX2" in workloads.hardware()
+
+
+def test_the_type_can_be_chosen(tmp_path: Path) -> None:
+    rows = tmp_path / "train.jsonl"
+    rows.write_text(json.dumps({"question": "1+1?", "answer": "1+1=2\n#### 2"}) + "\n")
+    parser = argparse.ArgumentParser()
+    workloads.add_arguments(parser)
+    given = ["--model", "m", "--problems", str(rows), "--num-prompts", "1"]
+    types = [
+        workloads.chosen(parser.parse_args([*given, *more]), tmp_path).dtype
+        for more in ([], ["--dtype", "float32"])
+    ]
+    assert types == ["bfloat16", "float32"]
