@@ -68,10 +68,11 @@ STUDY = Study(
         " has nothing to do; how often they do not is in the table."
     ),
     reading=(
-        "In short: the collapse and its prevention are both here. In two seeds of three plain GRPO falls from a quarter to 3 %:"
-        " groups with nothing right teach it to be short, which makes more such groups, until nearly every completion is a"
-        " bare guess; the third seed just escapes, which is why the mean alone leaves the collapse undecided. Behind the"
-        " gate the same reward ends near what correctness alone reaches, though it learns more slowly, as Kimi's authors warn."
+        "In short: the gate is worth 19 to 28 points of accuracy in the mean. Without it the runs part in two: three seeds of"
+        " eight fall to about 3 % in either run (seeds 0 and 2 in both), the others learn nearly as well as without shaping. So the mean alone leaves"
+        " undecided whether plain GRPO ends below its start: it is a matter of luck, which no average shows. Where it collapses, groups with nothing"
+        " right teach it to be short, which makes more such groups, until nearly every completion is a bare guess. Behind the"
+        " gate no seed collapses; two of the second run learn slowly (to 0.31 and 0.33), as Kimi's authors warn of early length rewards."
     ),
 )
 
