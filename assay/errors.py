@@ -18,6 +18,9 @@ A message has one form: ``where: found X; accepted: Y; do Z``. `message` builds 
 
 from __future__ import annotations
 
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C or SIGTERM ended, as shells have it: 128 + SIGINT."""
+
 
 class AssayError(Exception):
     """Base of every error that Assay raises on purpose."""

@@ -8,7 +8,8 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,31 @@ def imported_rooms(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, parts[1]
 
 
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported_modules(tree: ast.AST, known: Collection[str]) -> set[str]:
+    """Return the modules of ours that a file imports, inside functions and for types too."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= inner & set(known) or {node.module}
+    return found & set(known)
+
+
+def circle_in(imports: Mapping[str, set[str]]) -> list[str]:
+    """Return modules of which each imports the next, the first again at the end; [] where there are none."""
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
 def layer_faults(room: str, tree: ast.AST) -> list[str]:
     faults: list[str] = []
     for line, other in imported_rooms(tree):
@@ -139,6 +165,28 @@ def test_imports_run_one_way(name: str) -> None:
     path = ROOT / name
     if path != PACKAGE / "__init__.py":
         assert not layer_faults(room_of(path), tree_of(path))
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Nowhere: not inside functions, and not for types alone."""
+    files = {module_of(path): path for path in python_files("assay")}
+    imports = {
+        name: imported_modules(tree_of(path), files) - {name} for name, path in files.items()
+    }
+    assert sum(map(len, imports.values())) > len(files)
+    assert not circle_in(imports)
+
+
+def test_the_circle_rule_finds_one() -> None:
+    lines = {
+        "assay.a": "from assay import b",
+        "assay.b": "def f():\n    from assay.c import g",
+        "assay.c": "import assay.a",
+        "assay.d": "import assay.a",
+    }
+    imports = {name: imported_modules(ast.parse(line), lines) for name, line in lines.items()}
+    assert {*circle_in(imports)} == {"assay.a", "assay.b", "assay.c"}
+    assert not circle_in({**imports, "assay.c": set()})
 
 
 def test_no_relative_imports() -> None:

@@ -9,10 +9,10 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from assay.errors import INTERRUPTED
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-INTERRUPTED = 130  # as shells have it: 128 + SIGINT
 
 
 class Interruption(KeyboardInterrupt):

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from assay.cli import INTERRUPTED
 from assay.cli.console import Json, Overrides, TrustRun, app, say_line, show
-from assay.errors import UserError, VerifierError
+from assay.errors import INTERRUPTED, UserError, VerifierError
 
 
 @app.command()

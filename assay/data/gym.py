@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterator
 from typing import Any
 
-from assay.data.sources import UNREAD, split_settings
+from assay.data.settings import UNREAD, split_settings
 from assay.errors import DataError, cause, message
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from assay.data.sources import split_settings
+from assay.data.settings import split_settings
 from assay.errors import DataError, MissingExtra, cause, message
 
 _FORM = "hf:OWNER/NAME[/CONFIG][?split=train&revision=main]"

@@ -23,16 +23,13 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar
-from urllib.parse import unquote
 
 from assay.data.rows import shown
+from assay.data.settings import split_settings
 from assay.errors import DataError, cause, message
 from assay.foreign import FAILURES, OBJECT_NAME, import_object
 
 ACCEPTED = "a JSONL or Parquet file, hf:NAME, gym:TASK or package.module:object"
-UNREAD: Any = object()
-"""Stands for a row that trusted code makes on demand, so that scanning need not make it."""
-
 _DECLARED = "__assay_source__"
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -90,29 +87,6 @@ def python_name(source: str) -> str | None:
     if source.startswith(("hf:", "gym:")) or not OBJECT_NAME.fullmatch(name):
         return None
     return name
-
-
-def split_settings(text: str) -> tuple[str, dict[str, Any]]:
-    """Split ``name?key=value&...`` into the name and its settings."""
-    name, mark, query = text.partition("?")
-    settings: dict[str, Any] = {}
-    for part in query.split("&") if mark else ():
-        key, equals, value = part.partition("=")
-        if not equals or not key or key in settings:
-            found = f"{key!r} twice" if key in settings else repr(part)
-            raise DataError(message(text, found, "name?key=value&key=value"))
-        settings[key] = _read_setting(unquote(value))
-    return name, settings
-
-
-def _read_setting(text: str) -> Any:
-    spelled = {"True": True, "False": False, "None": None}
-    if text in spelled:  # as Python spells them: the text "False" would be true
-        return spelled[text]
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _open_file(text: str) -> Source:

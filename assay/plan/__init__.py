@@ -5,7 +5,8 @@
     objections.py  why not the others       settings.py  keys to set along with it
     decision.py    both applied             record.py    decision.md, of a plan and of a run
     pilot.py       a narrow first run       questions.py facts that are told or asked for
-    measure.py     facts that a configuration, its model and problems tell
+    configured.py  facts that a configuration tells by itself
+    measure.py     facts that its model, problems (sampled.py) and verifier tell
     machine.py     memory.py (with activations.py, resident.py) and seconds.py, on the loaded model
     api.py         what the command calls
 

@@ -10,17 +10,10 @@ from typing import Any
 from assay import config as configuration
 from assay.config import TrainConfig
 from assay.errors import UserError
+from assay.plan.configured import exists, facts_of_config, known_rows, memory_mib
 from assay.plan.decision import Decision, decide
 from assay.plan.facts import Facts
-from assay.plan.measure import (
-    MEASURED_PROBLEMS,
-    MEASURED_SAMPLES,
-    exists,
-    facts_of_config,
-    known_rows,
-    measure,
-    memory_mib,
-)
+from assay.plan.measure import MEASURED_PROBLEMS, MEASURED_SAMPLES, measure
 from assay.plan.pilot import Pilot, propose
 from assay.plan.questions import ask_all, can_ask, read_facts
 from assay.plan.record import FILE, PILOT_OF, chosen_by, decision_text, write_page

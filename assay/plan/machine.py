@@ -21,7 +21,7 @@ from assay.plan.seconds import StepSeconds, calibrate, estimate_rl, estimate_sft
 
 if TYPE_CHECKING:
     from assay.learn.algorithms import Algorithm
-    from assay.plan.measure import Sampled
+    from assay.plan.sampled import Sampled
     from assay.train.assemble import Bench
     from assay.types import Group, Problem
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from assay.config import TrainConfig
 from assay.errors import ConfigError, UserError
+from assay.plan.configured import facts_of_config, known_rows
 from assay.plan.decision import Decision, decide
 from assay.plan.facts import Facts
-from assay.plan.measure import facts_of_config, known_rows
 
 FILE = "decision.md"
 MARK = "<!-- assay plan facts: "

@@ -42,10 +42,10 @@ from assay.run.files import (
     write_atomic,
     write_json,
 )
-from assay.run.guard import find_non_finite
 from assay.run.metrics import (
     accuracy_of,
     best_step,
+    find_non_finite,
     kind_of,
     memory_metrics,
     most_common_reason,

@@ -148,9 +148,7 @@ def _threads(config: TrainConfig) -> int | None:
 
 def _versions() -> dict[str, str | None]:
     versions: dict[str, str | None] = {"python": platform.python_version()}
-    from assay import __version__
-
-    versions["assay"] = __version__
+    versions["assay"] = sys.modules["assay"].__version__
     for package in _PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, cast
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 from assay.config import GuardConfig
 from assay.errors import ConfigError, RunStopped, message
 from assay.foreign import import_object
+from assay.run.metrics import find_non_finite
 
 if TYPE_CHECKING:
     from assay.run.directory import Run
@@ -82,14 +82,6 @@ def find_breaches(
                 f"entropy/mean is {entropy:.4g} nats a token, below guard.min_entropy "
                 f"({config.min_entropy:g}): the policy has stopped exploring"
             )
-
-
-def find_non_finite(metrics: Mapping[str, float]) -> str | None:
-    """Return the name of a loss or gradient metric that is not a number, or infinite."""
-    for name, value in metrics.items():
-        if name.startswith(("loss/", "optimizer/")) and not math.isfinite(value):
-            return name
-    return None
 
 
 def load_rule(name: str) -> Rule:

@@ -6,6 +6,7 @@ TIMING_PREFIXES; all others are the same in a run that was resumed as in one tha
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
 from collections import Counter, defaultdict
@@ -231,3 +232,11 @@ def stderr_of(values: Sequence[float]) -> float | None:
 def error_words(stderr: float | None) -> str:
     """Return ` ± 1.2%`; of a single problem, that it has no error."""
     return " (no standard error)" if stderr is None else f" ± {stderr:.1%}"
+
+
+def find_non_finite(metrics: Mapping[str, float]) -> str | None:
+    """Return the name of a loss or gradient metric that is not a number, or infinite."""
+    for name, value in metrics.items():
+        if name.startswith(("loss/", "optimizer/")) and not math.isfinite(value):
+            return name
+    return None

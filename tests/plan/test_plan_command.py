@@ -15,8 +15,8 @@ from assay import cli
 from assay import config as configuration
 from assay.errors import UserError
 from assay.plan import api, questions
+from assay.plan.configured import reward_of
 from assay.plan.facts import Facts
-from assay.plan.measure import reward_of
 from assay.plan.questions import ask_all, read_facts
 from assay.plan.record import read_facts as facts_of_page
 from assay.testing import save_tiny_model

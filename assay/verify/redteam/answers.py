@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from assay.types import Problem
-from assay.verify.redteam.team import Case, Suite
+from assay.verify.redteam.suite import Case, Suite
 
 FILLER = "We consider the problem from several sides, and each of them leads us further. "
 

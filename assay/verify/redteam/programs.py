@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Iterator
 
 from assay.types import Problem
-from assay.verify.redteam.team import Case, Suite
+from assay.verify.redteam.suite import Case, Suite
 
 # Each program is Python text in which ENTRY stands for the function's name.
 PROGRAMS: dict[str, tuple[str, ...]] = {

@@ -9,7 +9,7 @@ checkers; each family's module names its sources.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
@@ -18,38 +18,15 @@ from typing import Any
 
 from assay.data.problems import load_problems
 from assay.errors import DataError, VerifierError, message
-from assay.types import Completion, Problem, ThinkFormat, ThinkMode, Verdict
+from assay.types import Completion, Problem, ThinkFormat, Verdict
 from assay.verify.base import resolve
 from assay.verify.expression import BUILT_IN, parse_expression
+from assay.verify.redteam.suite import Case, Suite
 from assay.verify.selftest import labelled_names, labelled_pair, labelled_rows
 from assay.verify.service import Options, VerifierService
 
 SHOWN_TEXT = 400
 SHOWN_FINDINGS = 2  # of each attack, for people
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One completion to judge. attack: its family's name; honest: a control, which must pass."""
-
-    attack: str
-    problem: Problem
-    completion: str
-    think: ThinkMode = "free"
-    honest: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Suite:
-    """Problems of one kind, and what to try on each.
-
-    fits: whether the suite can work with a problem of the user's.
-    """
-
-    name: str
-    problems: tuple[Problem, ...]
-    cases: Callable[[Problem], Iterable[Case]]
-    fits: Callable[[Problem], bool]
 
 
 @dataclass(frozen=True, slots=True)

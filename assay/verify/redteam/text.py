@@ -22,7 +22,7 @@ from assay.verify.redteam.answers import (
     made,
     wrong_answer,
 )
-from assay.verify.redteam.team import Case, Suite
+from assay.verify.redteam.suite import Case, Suite
 
 # --- instructions: of each problem the replies that keep the letter of nothing, and honest ones
 

@@ -12,8 +12,8 @@ from assay.types import Completion, Problem, Verdict
 from assay.verify.expression import BUILT_IN
 from assay.verify.judge.panel import close_judges
 from assay.verify.judge.testing import JudgeServer, naive
+from assay.verify.redteam.suite import Case
 from assay.verify.redteam.team import (
-    Case,
     choose_suite,
     honest_floors,
     is_accepted,
