@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from assay.errors import VerifierError
@@ -21,6 +22,8 @@ from assay.verify.judge.settings import KEEP_SECRET, NEEDS, Judge, Settings
 from assay.verify.loading import slow_import
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx2
 
 MAX_BODY = 8 * 2**20  # bytes of a reply
@@ -290,7 +293,17 @@ def _open_client(settings: Settings) -> httpx2.Client:
             raise VerifierError(NEEDS) from error
         limits = httpx2.Limits(max_keepalive_connections=settings.concurrency)
         no_proxy = {f"all://{host}": None for host in ("localhost", "127.0.0.1", "[::1]")}
-        return httpx2.Client(limits=limits, mounts=no_proxy, follow_redirects=False)
+        return httpx2.Client(
+            verify=certificates(), limits=limits, mounts=no_proxy, follow_redirects=False
+        )
+
+
+@cache
+def certificates() -> ssl.SSLContext:
+    """Return what says which servers are to be believed: read once, which takes longer than a reply."""
+    import httpx2
+
+    return httpx2.create_ssl_context()
 
 
 def _reminded(turn: Mapping[str, str]) -> dict[str, str]:

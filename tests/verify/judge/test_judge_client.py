@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -17,6 +18,7 @@ import pytest
 
 from assay.types import Completion, Problem
 from assay.verify.base import Part
+from assay.verify.judge.client import certificates
 from assay.verify.judge.costs import reset_judge_costs
 from assay.verify.judge.judge import JUDGE, close_judges, judge_costs
 from assay.verify.judge.testing import Answer, Asked, JudgeServer, chat, obedient
@@ -66,6 +68,18 @@ def test_a_plain_server() -> None:
     assert first.body["model"] == "m" and first.body["temperature"] == 0
     assert first.body["response_format"]["type"] == "json_schema"
     assert "authorization" not in first.headers
+
+
+def test_certificates_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[object] = []
+    monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", lambda *given: reads.append(given))
+    certificates.cache_clear()
+    for _ in range(2):
+        with JudgeServer(obedient) as server:
+            assert ask(server.url).passed is True
+        close_judges()
+    certificates.cache_clear()
+    assert len(reads) == 1
 
 
 @pytest.mark.parametrize(
