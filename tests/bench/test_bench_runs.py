@@ -219,6 +219,7 @@ def test_rows_stream(tmp_path: Path) -> None:
 def test_the_script_for_a_gpu_runs_on_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(machine, "SHAPES", ((64, 64, 64),))
     monkeypatch.setattr(machine, "SECONDS_A_SHAPE", 0.01)
     monkeypatch.setattr(machine, "STREAM_MIB", 1)
     gpu.main(["--tiny", "--json", str(tmp_path / "gpu.json")])

@@ -199,7 +199,7 @@ def steps(model, state_dtype, count=1):
 
 def measure(state_dtype, dtype, folder):
     steps(tiny_model().to(dtype), state_dtype).save_state(folder)  # whatever is loaded once
-    model = tiny_model(hidden_size=512, num_layers=8, vocab_size=30000).to(dtype)
+    model = tiny_model(hidden_size=512, num_layers=4, vocab_size=16000).to(dtype)
     global before
     before = status("VmRSS")
     peak()
@@ -245,7 +245,7 @@ def test_the_optimizer_takes_what_is_estimated(
     import torch
 
     found = optimizers[state_dtype, dtype]
-    model = tiny_model(hidden_size=512, num_layers=8, vocab_size=30000).to(getattr(torch, dtype))
+    model = tiny_model(hidden_size=512, num_layers=4, vocab_size=16000).to(getattr(torch, dtype))
     config = make_config(optimizer={"state_dtype": state_dtype})
     parts = plan_memory(config, model, 10, has_reference=False).parts
     kept = parts.get("master", 0) + parts["optimizer"]

@@ -259,18 +259,25 @@ def test_rows_name_code_only_where_it_is_allowed(world: World, marker: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("verifier", "override", "said"),
     [
         (
-            "data.verifier=math + think_format*0.1",
-            "data.verifier: math before, math + think_format",
+            "exact",
+            "data.verifier=exact + think_format*0.1",
+            "data.verifier: exact before, exact + think_format",
         ),
-        ("verification.options.math.fallback=none", "math: version "),
-        ("verification.schedule.math=[[0, 2.0]]", "verification.schedule: {} before"),
+        ("math", "verification.options.math.fallback=none", "math: version "),
+        (
+            "exact",
+            "verification.schedule.exact=[[0, 2.0]]",
+            "verification.schedule: {} before",
+        ),
     ],
 )
-def test_a_resumed_run_keeps_its_reward_unless_told(world: World, override: str, said: str) -> None:
-    tree = world.tree(rl={"steps": 1}, data={"verifier": "math", "heldout": []})
+def test_a_resumed_run_keeps_its_reward_unless_told(
+    world: World, verifier: str, override: str, said: str
+) -> None:
+    tree = world.tree(rl={"steps": 1}, data={"verifier": verifier, "heldout": []})
     run = train(tree, quiet=True).run
     more = ["rl.steps=2", override]
     with pytest.raises(RunError, match="--accept-changed-verifiers") as error:

@@ -14,12 +14,6 @@ from assay.errors import RunError
 from assay.train.api import train
 from assay.train.rescore import rescore
 from assay.train.step_labels import load_judged
-from assay.types import Completion, Problem
-
-
-def other_marks(problem: Problem, completion: Completion) -> float:
-    """The opposite of `few_marks`."""
-    return 1.0 - float(sum(completion.tokens.tolist()) % 2)
 
 
 @pytest.fixture
@@ -37,13 +31,13 @@ def test_the_same_verifier_flips_nothing(run: Path) -> None:
 def test_another_verifier_flips_verdicts_and_says_which(run: Path, tmp_path: Path) -> None:
     before = sorted(path.stat().st_mtime_ns for path in run.rglob("*"))
     out = tmp_path / "again.jsonl"
-    result = rescore(run, "test_rescore:other_marks", out=out)
+    result = rescore(run, "train_worlds:other_marks", out=out)
     assert result.unchanged == 0 and result.flips.total() == 16 == result.reward_changes
     assert result.flips["failed -> passed"] == result.before["failed"] == result.after["passed"]
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(rows) == 16 and {row["step"] for row in rows} == {1, 2}
     assert all(row["status"] != row["before"]["status"] for row in rows)
-    assert "test_rescore" in rows[0]["verifier"] and "failed -> passed" in str(result)
+    assert "train_worlds:other" in rows[0]["verifier"] and "failed -> passed" in str(result)
     assert all(len(examples) <= 3 for examples in result.examples.values())
     assert json.loads(json.dumps(result.as_dict()))["flips"] == dict(result.flips)
     assert sorted(path.stat().st_mtime_ns for path in run.rglob("*")) == before

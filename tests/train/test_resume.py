@@ -15,6 +15,7 @@ import pytest
 from train_worlds import World, events_of, rows_of
 
 from assay import load_config
+from assay.cli import main
 from assay.generate import engine as engine_module
 from assay.generate.threads import on_threads
 from assay.train.api import train
@@ -86,7 +87,9 @@ def wait_for_step(run: Path, step: int) -> None:
     raise AssertionError(f"{run} has not come to step {step}")
 
 
-def test_ctrl_c_stops_after_the_step_and_a_second_start_goes_on(world: World) -> None:
+def test_ctrl_c_stops_after_the_step_and_a_second_start_goes_on(
+    world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """As on a terminal: the signal goes to the whole process group, workers included."""
     tree = world.tree(rl={"steps": 100_000}, checkpoint={"every": 100_000})
     path, run = world.config_file(tree), world.folder / "runs" / "run"
@@ -104,9 +107,12 @@ def test_ctrl_c_stops_after_the_step_and_a_second_start_goes_on(world: World) ->
     assert rows_of(run, "metrics")[-1]["verdict/not_judged"] == 0
     assert (run / "report.html").exists()
     more = ("--set", f"rl.steps={steps + 1}", "--json")
-    process = start("train", "--resume", str(run), *more, cwd=world.folder)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
+    monkeypatch.setattr(sys, "argv", ["assay", "train", "--resume", str(run), *more])
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as end:
+        main()
+    out, err = capfd.readouterr()
+    assert end.value.code == 0, err
     assert json.loads(out)["steps"] == steps + 1 and err == ""
 
 

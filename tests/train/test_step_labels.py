@@ -33,11 +33,6 @@ RIGHT = "2+3 is 5\n5+4 is 9\nSo 9"
 WRONG = "2+3 is 5\n5+4 is 8\nSo 8"
 
 
-def even_text(problem: Problem, completion: Completion) -> float:
-    """A reward that any policy earns about half of the time, by text alone."""
-    return float(len(completion.text) % 2 == 0)
-
-
 def goes_on(problem: Problem, sibling: int) -> str:
     """After a right beginning three of four rollouts end well, after the second step all; never after 8."""
     begun = problem.spec[PREFIX]
@@ -176,7 +171,7 @@ def test_a_model_labels_a_file_and_goes_on(world: World) -> None:
     options: dict[str, Any] = {
         "num_rollouts": 3,
         "max_tokens": 6,
-        "verifier": "test_step_labels:even_text",
+        "verifier": "train_worlds:even_text",
         "overrides": ["verification.num_workers=1", "engine.num_slots=4"],
     }
     model = str(world.folder / "model")

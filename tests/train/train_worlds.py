@@ -1,4 +1,7 @@
-"""A tiny model, its problems and rewards that it can earn: what tests of whole runs share."""
+"""A tiny model, its problems and rewards that it can earn: what tests of whole runs share.
+
+Every worker that judges by one of these rewards imports this module, so that it imports little.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from assay.testing import save_tiny_model
 from assay.types import Completion, Group, GroupStream, Problem, Prompt, StepScore, Verdict
 
 REWARD = "train_worlds:few_marks"
@@ -22,6 +24,16 @@ NEVER = "train_worlds:never_judged"
 def few_marks(problem: Problem, completion: Completion) -> float:
     """A reward that an untrained model earns about half of the time."""
     return float(sum(completion.tokens.tolist()) % 2)
+
+
+def other_marks(problem: Problem, completion: Completion) -> float:
+    """The opposite of `few_marks`."""
+    return 1.0 - few_marks(problem, completion)
+
+
+def even_text(problem: Problem, completion: Completion) -> float:
+    """A reward that any policy earns about half of the time, by text alone."""
+    return float(len(completion.text) % 2 == 0)
 
 
 def always_right(problem: Problem, completion: Completion) -> float:
@@ -115,6 +127,8 @@ class World:
 
 def make_world(folder: Path) -> World:
     """Save the model and write problems and traces into a folder."""
+    from assay.testing import save_tiny_model  # not for workers, which come here for the rewards
+
     world = World(folder)
     save_tiny_model(folder / "model", max_positions=64)
     sums = [{"id": f"p{n}", "prompt": f"{n} + 1 =", "answer": f"{n + 1}"} for n in range(10)]
