@@ -412,6 +412,12 @@ def test_no_machine_paths_or_hosts() -> None:
     assert not faults
 
 
+def test_modules_of_tests_have_names_of_their_own() -> None:
+    """Two of one name cannot be collected together; a conftest is no module to import."""
+    names = [path.name for path in python_files("tests") if path.name != "conftest.py"]
+    assert len({*names}) == len(names), sorted(name for name in names if names.count(name) > 1)
+
+
 @pytest.mark.parametrize("name", named(python_files("tests")))
 def test_no_test_asserts_seconds(name: str) -> None:
     """A busy machine is slow; `tests/growth.py` has ratios and counts."""

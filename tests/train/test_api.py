@@ -361,7 +361,9 @@ def test_before_the_first_step_nothing_is_sampled(
 
 
 def test_a_configuration_is_not_changed_by_training(world: World) -> None:
-    config = parse(world.tree(rl={"steps": 1}))
+    config = parse(
+        world.tree(rl={"steps": 1}, engine={"threads": 1})
+    )  # measured where it is not said
     result = train(config, quiet=True)
     kept = TrainConfig.model_validate(tomllib.loads((Path(result.run) / "config.toml").read_text()))
     assert kept == config
