@@ -18,15 +18,17 @@ import pyarrow.parquet as pq
 
 from assay.run.files import disk_full_as, write_atomic
 from assay.run.rollout_schema import (
+    ADDED_IN,
     LEARNED_COLUMNS,
     SCHEMA,
+    SCHEMA_VERSION,
     learned_columns,
     recorded_columns,
     restore,
 )
 from assay.types import Group, Problem, Verdict
 
-_FACTS = b"assay"
+_FACTS, _VERSION = b"assay", b"assay.version"
 _DAMAGE = (OSError, pa.ArrowException, ValueError, TypeError, LookupError)
 """What a shard raises whose bytes are not as they were written: first its checksums, then its decoders."""
 _REPEATING = [field.name for field in SCHEMA if field.type in (pa.string(), pa.int32(), pa.int64())]
@@ -75,7 +77,8 @@ class RolloutLog:
         num_rows = sum(len(group.completions) for group in groups)
         for name in LEARNED_COLUMNS:
             columns[name] = pa.nulls(num_rows, SCHEMA.field(name).type)
-        schema = SCHEMA.with_metadata({_FACTS: json.dumps(dict(facts)).encode()})
+        about = {_FACTS: json.dumps(dict(facts)), _VERSION: str(SCHEMA_VERSION)}
+        schema = SCHEMA.with_metadata({key: text.encode() for key, text in about.items()})
         table = pa.table([columns[name] for name in SCHEMA.names], schema=schema)
         self._write(step, table)
         self._open = (step, table)
@@ -171,10 +174,17 @@ def read_columns(path: Path, columns: Sequence[str]) -> list[dict[str, Any]] | N
 
 
 def _read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
-    with pq.ParquetFile(path, page_checksum_verification=True) as file:
-        table = file.read(columns=columns, use_threads=False)
+    """Return the columns of a shard; one that an older version did not write is null."""
     fields = SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in columns])
-    found = table.schema if columns is None else pa.schema([table.schema.field(n) for n in columns])
-    if not found.equals(fields):
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        written = file.schema_arrow
+        about = written.metadata or {}
+        version = int(about.get(_VERSION, b"1"))
+        there = [name for name in fields.names if ADDED_IN.get(name, 0) <= version]
+        table = file.read(columns=there, use_threads=False)
+    if version > SCHEMA_VERSION or not table.schema.equals(pa.schema(map(fields.field, there))):
         raise ValueError(f"{path}: columns of another version")
-    return table
+    for name in set(fields.names) - set(there):
+        field = fields.field(name)
+        table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+    return table.select(fields.names)

@@ -17,6 +17,11 @@ _FLOATS = pa.list_(pa.float32())
 _THINK = pa.struct([("mode", pa.string()), ("open_tag", pa.string()), ("close_tag", pa.string())])
 _STEP_SCORES = pa.list_(pa.struct([("score", pa.float64()), ("end", pa.int32())]))
 
+SCHEMA_VERSION = 1
+"""One more whenever a column is added."""
+ADDED_IN: Mapping[str, int] = {}
+"""Columns that the first version did not have, with the version that brought each: in older shards they are null."""
+
 SCHEMA = pa.schema(
     [
         ("step", pa.int32()),
@@ -175,7 +180,7 @@ class _Rows:
         problem = Problem(
             id=plain["problem_id"][first],
             prompt=text,
-            tags=tuple(plain["tags"][first]),
+            tags=tuple(plain["tags"][first] or ()),
             draw=plain["draw"][first],
         )
         tokens = self.arrays["prompt_tokens"][first]
@@ -197,12 +202,13 @@ class _Rows:
         )
 
     def verdict(self, n: int) -> Verdict:
-        same = ("score", "status", "verifier", "reward", "reason", "extracted", "detail")
+        same = ("score", "status", "verifier", "reward", "reason", "extracted")
         return Verdict(
             **{name: self.plain[name][n] for name in same},
-            components=dict(self.plain["components"][n]),
-            step_scores=tuple(StepScore(**one) for one in self.plain["step_scores"][n]),
-            seconds=self.plain["judge_seconds"][n],
+            detail=self.plain["detail"][n] or "",
+            components=dict(self.plain["components"][n] or ()),
+            step_scores=tuple(StepScore(**one) for one in self.plain["step_scores"][n] or ()),
+            seconds=self.plain["judge_seconds"][n] or 0.0,
         )
 
 

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_fakes import FakeBatch, make_problem, make_rollouts, make_update
 
+from assay.run import rollout_log
 from assay.run.rollout_log import RolloutLog, read_columns
 from assay.run.rollout_schema import SCHEMA
 from assay.types import Completion, Group, Problem, Prompt, Verdict
@@ -194,6 +195,25 @@ def test_a_missing_torn_or_foreign_shard_is_none(log: RolloutLog) -> None:
     log.path(3).write_bytes(data[: len(data) // 2])
     assert log.read(3) is None
     pq.write_table(pq.read_table(_copy(log, data)).drop_columns(["text"]), log.path(3))
+    assert log.read(3) is None
+
+
+def test_an_older_shard_is_read_and_a_newer_one_is_not(
+    log: RolloutLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups, verdicts = make_rollouts(2)
+    log.record(3, groups, verdicts, SAMPLING, HASHES, {"draws": 2})
+    data = log.path(3).read_bytes()
+    pq.write_table(pq.read_table(_copy(log, data)).drop_columns(["judge_seconds"]), log.path(3))
+    monkeypatch.setattr(rollout_log, "SCHEMA_VERSION", 2)
+    monkeypatch.setattr(rollout_log, "ADDED_IN", {"judge_seconds": 2})
+    found = log.read(3, problem_of)
+    assert found is not None and found.facts == {"draws": 2}
+    assert found.verdicts == [tuple(replace(v, seconds=0.0) for v in one) for one in verdicts]
+    assert read_columns(log.path(3), ["judge_seconds", "text"])[0]["judge_seconds"] is None
+    log.record(3, groups, verdicts, SAMPLING, HASHES, {})
+    assert log.read(3) is not None
+    monkeypatch.setattr(rollout_log, "SCHEMA_VERSION", 1)
     assert log.read(3) is None
 
 
