@@ -39,7 +39,6 @@ class Batch:
     sampled_T: Tensor
     think_T: Tensor
     behavior_logprobs_T: Tensor
-    model_logprobs_T: Tensor
     group_R: Tensor
     length_R: Tensor
     rewards_R: Tensor
@@ -47,7 +46,6 @@ class Batch:
     judged_R: Tensor
     correct_R: Tensor
     truncated_R: Tensor
-    policy_version_R: Tensor
     step_scores_T: Tensor | None = None
     step_ends_T: Tensor | None = None
     old_logprobs_T: Tensor | None = None
@@ -223,7 +221,6 @@ def pack(
         "sampled_T": _concatenate([c.sampled for c in completions], np.bool_),
         "think_T": np.arange(len(row_T)) - first_R[row_T] < think_R[row_T],
         "behavior_logprobs_T": _concatenate([c.behavior_logprobs for c in completions], np.float32),
-        "model_logprobs_T": _concatenate([c.model_logprobs for c in completions], np.float32),
         "group_R": np.repeat(np.arange(len(groups)), [len(g.completions) for g in groups]),
         "length_R": length_R,
         "rewards_R": np.array(rewards, np.float32),
@@ -233,7 +230,6 @@ def pack(
         "judged_R": np.array([v.judged for v in flat_verdicts], np.bool_),
         "correct_R": np.array(correct, np.float32),
         "truncated_R": np.array([c.truncated for c in completions], np.bool_),
-        "policy_version_R": np.array([c.policy_version for c in completions], np.int64),
     }
     if any(verdict.step_scores for verdict in flat_verdicts):
         arrays |= _steps(flat_verdicts, first_R, length_R)

@@ -189,7 +189,6 @@ def _small_batch(model: nn.Module) -> Batch:
         sampled_T=torch.ones(num_tokens, dtype=torch.bool),
         think_T=torch.zeros(num_tokens, dtype=torch.bool),
         behavior_logprobs_T=nothing_T,
-        model_logprobs_T=nothing_T,
         group_R=torch.tensor([0, 0, 1, 1]),
         length_R=lengths_R,
         rewards_R=ones_R,
@@ -197,6 +196,5 @@ def _small_batch(model: nn.Module) -> Batch:
         judged_R=ones_R.bool(),
         correct_R=ones_R,
         truncated_R=torch.zeros(4, dtype=torch.bool),
-        policy_version_R=torch.zeros(4, dtype=torch.long),
     )
     return batch.to(device)

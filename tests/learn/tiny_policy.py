@@ -95,7 +95,6 @@ def make_batch_of(groups: Sequence[Sequence[int]], world: World) -> Batch:
         sampled_T=torch.ones(len(tokens_T), dtype=torch.bool),
         think_T=torch.zeros(len(tokens_T), dtype=torch.bool),
         behavior_logprobs_T=zeros_T,
-        model_logprobs_T=zeros_T,
         group_R=torch.tensor([n for n, group in enumerate(groups) for _ in group]),
         length_R=length_R,
         rewards_R=torch.tensor([nan if r is None else r for r in rewards], dtype=torch.float64),
@@ -103,7 +102,6 @@ def make_batch_of(groups: Sequence[Sequence[int]], world: World) -> Batch:
         judged_R=torch.tensor(judged),
         correct_R=torch.tensor([float(world.correct[n]) for n in rows]),
         truncated_R=torch.tensor([n in world.truncated for n in rows]),
-        policy_version_R=torch.zeros(len(rows), dtype=torch.long),
         values_T=torch.tensor([world.values[state] for state in states], dtype=torch.float64),
     )
     if world.steps:

@@ -39,11 +39,9 @@ def test_tokens_and_rows_are_those_of_the_completions() -> None:
         think = [n < completion.num_think_tokens for n in range(len(completion.tokens))]
         assert batch.think_T[mine].tolist() == think
         np.testing.assert_array_equal(batch.behavior_logprobs_T[mine], completion.behavior_logprobs)
-        np.testing.assert_array_equal(batch.model_logprobs_T[mine], completion.model_logprobs)
         assert batch.group_R[row] == number
         assert batch.length_R[row] == len(completion.tokens)
         assert bool(batch.truncated_R[row]) == completion.truncated
-        assert batch.policy_version_R[row] == completion.policy_version
         assert bool(batch.judged_R[row]) == verdict.judged
         if verdict.judged:
             assert batch.rewards_R[row] == verdict.reward
