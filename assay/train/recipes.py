@@ -134,7 +134,8 @@ def cold_start(directory: Path, model: Path, seed: int) -> dict[str, Any]:
         "model": {"path": str(model)},
         "data": PRESENTATION,
         "sampling": {"max_tokens": MAX_TOKENS},
-        "sft": {"traces": [f"{TRACES}&size=60000&seed={seed}"], "tokens_per_step": 1600},
+        # Small steps: these reach the loss of 60 000 traces in steps of 1600 tokens.
+        "sft": {"traces": [f"{TRACES}&size=36000&seed={seed}"], "tokens_per_step": 450},
         "optimizer": {
             "learning_rate": 2e-3,
             "warmup_steps": 50,
@@ -159,13 +160,13 @@ def reinforce(directory: Path, checkpoint: str, seed: int) -> dict[str, Any]:
         "sampling": {"max_tokens": MAX_TOKENS},
         "engine": {"num_slots": 128},
         "rl": {
-            "steps": 250,
+            "steps": 80,
             "num_prompts": 16,
             "group_size": 8,
             "max_tokens_per_micro_batch": 8192,
         },
         "algorithm": {"name": "grpo", "kl_weight": 0.0},
-        "optimizer": {"learning_rate": 1e-4, "warmup_steps": 10, "schedule": "linear"},
-        "evaluation": {"every": 50, "temperatures": [0.0, 1.0]},
+        "optimizer": {"learning_rate": 2e-4, "warmup_steps": 10, "schedule": "linear"},
+        "evaluation": {"every": 20, "patience": 2, "temperatures": [0.0, 1.0]},
         "checkpoint": {"every": 100, "keep_last": 1},
     }
