@@ -21,6 +21,7 @@ from assay.model.load import save_model
 from assay.model.logprobs import TokenStats, token_logprobs
 from assay.model.memory import out_of_memory_names
 from assay.model.packing import Batch, Layout, MicroBatch
+from assay.run.timing import Clocked
 
 
 class Passes:
@@ -148,10 +149,11 @@ class Passes:
         self.optimizer.load_state(folder)
 
 
-class PassesLearner:
+class PassesLearner(Clocked):
     """What learners on passes have in common: the live model, its version, and its state."""
 
     def __init__(self, passes: Passes) -> None:
+        super().__init__()
         self.passes = passes
 
     @property

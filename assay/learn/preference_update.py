@@ -17,6 +17,7 @@ from assay.learn.preference_table import Preference
 from assay.model.head import Gains
 from assay.model.layouts import fill
 from assay.model.packing import Batch, MicroBatch
+from assay.run.timing import phase
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +59,7 @@ class PreferenceLearner(PassesLearner):
         with self.passes.open():
             return sequence_logprobs(batch, self.passes.logprobs(batch, model))
 
+    @phase("update")
     def update(self, pairs: PreferenceBatch, beta: float | None = None) -> Update:
         """Make one optimizer step on the mean loss of these pairs; beta: of this step. None: the row's.
 

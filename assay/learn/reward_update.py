@@ -20,6 +20,7 @@ from assay.learn.reward_losses import (
 )
 from assay.model.score_batch import ScoreBatch, ScoredGroup, micro_batches, pack_scores
 from assay.model.score_head import read_scores
+from assay.run.timing import phase
 from assay.types import Floats
 
 
@@ -30,6 +31,7 @@ class RewardLearner(PassesLearner):
         super().__init__(passes)
         self.objective = objective
 
+    @phase("update")
     def update(self, groups: Sequence[ScoredGroup]) -> Update:
         """Make one optimizer step on the mean loss of these groups' pairs, texts or steps.
 

@@ -10,11 +10,13 @@ from assay.learn.meter import Update, step_metrics, to_floats
 from assay.learn.passes import PassesLearner
 from assay.model.head import Gains
 from assay.model.packing import Batch
+from assay.run.timing import phase
 
 
 class SFTLearner(PassesLearner):
     """Trains a policy on traces."""
 
+    @phase("update")
     def update(self, batch: Batch) -> Update:
         """Make one optimizer step on -sum_t log p(token_t) / T over the completions' sampled tokens.
 

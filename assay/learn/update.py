@@ -25,6 +25,7 @@ from assay.learn.policy_update import PolicyUpdate, carriers
 from assay.learn.reference import Reference
 from assay.model.packing import Batch, Layout
 from assay.model.value_head import ValueModel
+from assay.run.timing import phase
 
 STATE_FILE = "learner.json"
 DYNAMIC = {"kl_weight": "kl_target", "penalty_weight": "penalty_target"}
@@ -107,6 +108,7 @@ class Learner(PassesLearner):
         return self.num_minibatches > 1 or self.algorithm.kl_in_reward
 
     @torch.no_grad()
+    @phase("score")
     def score(self, batch: Batch, temperature: float | None = None) -> Batch:
         """Return the batch with what is needed now: old and reference log-probabilities, and values.
 
@@ -128,6 +130,7 @@ class Learner(PassesLearner):
                     batch = replace(batch, ref_logprobs_T=self.passes.logprobs(batch, reference))
         return batch
 
+    @phase("update")
     def update(self, batch: Batch, advantages_T: Tensor, learns: bool = True) -> Update:
         """Learn from a scored batch and its advantages: ``epochs`` passes, some optimizer steps each.
 

@@ -7,10 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
+Self = TypeVar("Self", bound="Clocked")
 
 
 class PhaseClock:
@@ -37,18 +38,33 @@ class PhaseClock:
             with self._lock:
                 self._seconds[name] = self._seconds.get(name, 0.0) + own
 
-    def timed(self, name: str, function: Callable[P, Result]) -> Callable[P, Result]:
-        """Return the function, with every call counted as a phase."""
-
-        @functools.wraps(function)
-        def wrapper(*args: P.args, **kwargs: P.kwargs) -> Result:
-            with self.phase(name):
-                return function(*args, **kwargs)
-
-        return wrapper
-
     def drain(self) -> dict[str, float]:
         """Return the seconds by phase since the last call."""
         with self._lock:
             seconds, self._seconds = self._seconds, {}
         return seconds
+
+
+class Clocked:
+    """What counts the seconds of its own work: on a clock of its own, until it is given a run's."""
+
+    def __init__(self) -> None:
+        self.clock = PhaseClock()
+
+
+def phase(
+    name: str,
+) -> Callable[[Callable[Concatenate[Self, P], Result]], Callable[Concatenate[Self, P], Result]]:
+    """Count every call of a `Clocked` object's method as a phase."""
+
+    def decorate(
+        method: Callable[Concatenate[Self, P], Result],
+    ) -> Callable[Concatenate[Self, P], Result]:
+        @functools.wraps(method)
+        def wrapper(self: Self, *args: P.args, **kwargs: P.kwargs) -> Result:
+            with self.clock.phase(name):
+                return method(self, *args, **kwargs)
+
+        return wrapper
+
+    return decorate

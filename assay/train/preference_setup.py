@@ -113,7 +113,7 @@ def prepare_given(setup: Setup) -> Ready:
         run.note(f"warning: {warning}")
     evaluate = _prepare_heldout(setup, heldout, table, learner, run)
     run.attach(model=learner)
-    learner.update = run.clock.timed("update", learner.update)
+    learner.clock = run.clock
     pairs = GivenPairs(examples, schedule, table if watched else None, learner)
     return Ready(pairs, run, learner, problems, evaluate)
 
@@ -140,7 +140,7 @@ def prepare_on_policy(setup: Setup) -> Ready:
     run.add_metrics(bench.verifiers.take_metrics)
     run.attach(**parts)
     keep_judges(run, bench.verifiers, setup.stack, always=compares)
-    learner.update = run.clock.timed("update", learner.update)
+    learner.clock = run.clock
     run.event("self_test", verifiers=[one.as_dict() for one in tested])
     bench.generator.load_policy(learner.policy, learner.policy_version)
     generator = RunGenerator(bench.generator, run)

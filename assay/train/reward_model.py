@@ -54,6 +54,7 @@ def run_reward_model(config: TrainConfig, source: Source) -> Path:
         rate = rate_words(config, loaded.model)
         run = _open_run(config, source, schedule.num_steps, stack, rate)
         run.attach(model=model)
+        learner.clock = run.clock
         units = UNITS[settings.kind] if settings.kind == "preference" else "completions"
         run.note(f"{len(rows)} {units}, {len(heldout)} held out, {schedule.num_steps} steps")
         for note in (way.reason, *_warnings(rows, heldout, complaints)):

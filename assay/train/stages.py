@@ -80,8 +80,7 @@ def run_rl(config: TrainConfig, source: Source) -> Path:
         run.add_metrics(bench.verifiers.take_metrics)
         run.attach(model=learner, curriculum=curriculum)
         keep_judges(run, bench.verifiers, stack)
-        for name in ("score", "update"):  # their seconds become time/score and time/update
-            setattr(learner, name, run.clock.timed(name, getattr(learner, name)))
+        learner.clock = run.clock
         for note in (*problems.notes, layout.reason):
             run.note(note)
         run.event(
@@ -135,6 +134,7 @@ def run_sft(config: TrainConfig, source: Source) -> Path:
         run = open_run(config, source, bench, schedule.num_steps, stack)
         events.run = run
         run.attach(model=learner)
+        learner.clock = run.clock
         run.note(
             "; ".join(filter(None, [f"{len(groups)} traces, {schedule.num_steps} steps", note]))
         )
