@@ -99,7 +99,7 @@ def demo_workload(folder: Path, num_prompts: int = 16) -> Workload:
         prompts=tuple(problem.question for problem in problems),
         group_size=8,
         max_tokens=MAX_TOKENS,
-        learning_rate=1e-4,
+        learning_rate=2e-4,
     )
 
 
