@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 
 from assay.errors import DataError, VerifierError
 from assay.types import Completion, Problem
+from assay.verify import batch
 from assay.verify.batch import judge_file, verify_file
+from assay.verify.service import VerifierService
 
 KEYS = [
     "id",
@@ -156,7 +159,9 @@ def test_broken_unicode_in_a_completion_is_judged(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_many_rows_take_constant_memory(tmp_path: Path) -> None:
+def test_many_rows_take_constant_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the cache of verdicts, which fills up to its own limit: here it is full long before the first look."""
+    monkeypatch.setattr(batch, "VerifierService", partial(VerifierService, cache_mib=1.0))
     path = tmp_path / "rows.jsonl"
     with path.open("w") as file:
         for n in range(100_000):
