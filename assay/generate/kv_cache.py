@@ -142,10 +142,7 @@ class SlotCache(Cache):
         """Go on with these slots alone, in this order; those beyond ``num_active`` are idle."""
         self.num_slots = len(slots)
         self.layout += 1
-        for layer, (
-            keys,
-            values,
-        ) in self._layers.items():  # so that one layer at a time is held twice
+        for layer, (keys, values) in self._layers.items():  # one layer at a time is held twice
             self._layers[layer] = keys.index_select(1, slots), values.index_select(1, slots)
 
     def begin_step(self, positions_S: Tensor, extent: Extent) -> None:

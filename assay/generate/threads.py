@@ -45,11 +45,11 @@ def on_threads(number: int) -> Iterator[None]:
 def fastest_threads(model: nn.Module, forward: Forward, num_rows: int) -> int:
     """Return 1 or all threads, whichever decodes ``num_rows`` rows faster here; all where that is not kept.
 
-    What was found is kept for this user, by processor, versions, threads and shapes: the same run
+    What was found is kept for this user, by processor, versions, threads and sizes: the same run
     decides alike the next time.
     """
     threads = torch.get_num_threads()
-    if threads == 1 or next(model.parameters()).device.type != "cpu":
+    if threads == 1:
         return threads
     key = _key(model, forward, num_rows, threads)
     try:
@@ -76,9 +76,8 @@ def _read(path: Path) -> dict[str, Any]:
 @torch.inference_mode()
 def time_steps(forward: Forward, num_rows: int, numbers: tuple[int, ...]) -> Mapping[int, float]:
     """Return the milliseconds of the fastest of a few decoding steps, by number of threads."""
-    device = torch.device("cpu")
     forward.refresh(num_rows)
-    forward.prefill(torch.zeros(PROMPT, dtype=torch.int64, device=device))
+    forward.prefill(torch.zeros(PROMPT, dtype=torch.int64))
     extent = Extent(PROMPT + OWN, PROMPT, OWN)
     forward.cache.make_room(num_rows, Room(extent, 1, num_rows))
     forward.cache.place(torch.arange(num_rows))
@@ -98,16 +97,15 @@ def time_steps(forward: Forward, num_rows: int, numbers: tuple[int, ...]) -> Map
 
 
 def _key(model: Any, forward: Forward, num_rows: int, threads: int) -> str:
-    shapes = [tuple(weight.shape) for weight in model.parameters()]
-    kind = next(model.parameters()).dtype
+    sizes = [weight.numel() for weight in model.parameters()]
     parts = (
         processor(),
         torch.backends.cpu.get_cpu_capability(),
         torch.__version__,
         f"{threads} threads",
         forward.name,
-        str(kind),
+        next(model.parameters()).dtype,
         f"{num_rows} rows",
-        f"{len(shapes)} weights, {sum(weight.numel() for weight in model.parameters())} numbers",
+        f"{len(sizes)} weights, {sum(sizes)} numbers",
     )
     return ", ".join(map(str, parts))
