@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         VerifierError,
         WorkerDied,
     )
-    from assay.train.api import train
+    from assay.training.api import train
     from assay.types import Completion, Group, Problem, Prompt, ThinkFormat, Verdict
 
 __version__ = "0.1.0"
@@ -61,7 +61,7 @@ _HOMES = {
     "TrainConfig": "assay.config:TrainConfig",
     "load_config": "assay.config:load",
     "source": "assay.data.sources:source",
-    "train": "assay.train",
+    "train": "assay.training.api:train",
     **{
         name: f"assay.types:{name}"
         for name in ("Completion", "Group", "Problem", "Prompt", "ThinkFormat", "Verdict")
@@ -73,8 +73,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'assay' has no public name {name!r}")
     module, _, attribute = _HOMES.get(name, f"assay.errors:{name}").partition(":")
-    home = import_module(module)
-    return getattr(home, attribute) if attribute else home  # assay.train is itself callable
+    return getattr(import_module(module), attribute)
 
 
 def __dir__() -> list[str]:

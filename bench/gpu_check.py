@@ -35,7 +35,7 @@ PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "pyarrow", "py
 TINY_DEMO = """
 import sys
 from pathlib import Path
-from assay.train import api, recipes
+from assay.training import api, recipes
 folder = Path(sys.argv[1])
 model = recipes.make_model(folder / "model", seed=0)
 cold = api.train(recipes.cold_start(folder, model, 0), overrides=["sft.epochs=0.002"], quiet=True)

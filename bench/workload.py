@@ -89,7 +89,7 @@ class Workload:
 def demo_workload(folder: Path, num_prompts: int = 16) -> Workload:
     """Return the step that `assay demo` takes: its model (fresh weights) and problems, in float32."""
     from assay.data.problems import load_problems
-    from assay.train.recipes import MAX_TOKENS, PROBLEMS, make_model
+    from assay.training.recipes import MAX_TOKENS, PROBLEMS, make_model
 
     problems = load_problems([f"{PROBLEMS}&split=train&size={num_prompts}"])
     return Workload(

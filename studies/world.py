@@ -12,9 +12,9 @@ from typing import Any
 
 from assay.run.files import read_rows
 from assay.run.rollout_log import RolloutLog
-from assay.train import api
-from assay.train.recipes import MAX_TOKENS, PRESENTATION, cold_start, make_model
-from assay.train.results import TrainResult
+from assay.training import api
+from assay.training.recipes import MAX_TOKENS, PRESENTATION, cold_start, make_model
+from assay.training.results import TrainResult
 from studies.campaign import Outcome, Task, merge, once
 
 TERMS = "num_terms=4"

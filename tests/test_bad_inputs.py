@@ -86,12 +86,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     import assay.plan.api
     import assay.run.report
-    import assay.train.api
-    import assay.train.preference
-    import assay.train.recipes
-    import assay.train.rescore
-    import assay.train.reward_model
-    import assay.train.step_labels
+    import assay.training.api
+    import assay.training.preference
+    import assay.training.recipes
+    import assay.training.rescore
+    import assay.training.reward_model
+    import assay.training.step_labels
     import assay.verify.redteam.team  # noqa: F401
     from assay.testing import save_tiny_model
 

@@ -409,7 +409,7 @@ def test_a_run_that_fails_is_exit_code_1(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("assay.train.api.train", fail)
+    monkeypatch.setattr("assay.training.api.train", fail)
     done = assay("train", write_config(here))
     assert (done.code, done.err, done.out) == (code, f"error: {error}\n", "")
 

@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = "assay/train/rl.py"
+PAGE = "assay/training/rl.py"
 
 
 def test_the_training_step_of_the_readme_is_the_code() -> None:
-    """Each function that the block under `assay/train/rl.py` names, word for word."""
+    """Each function that the block under `assay/training/rl.py` names, word for word."""
     shown = (ROOT / "README.md").read_text(encoding="utf-8")
     (block,) = re.findall(rf"\(`{PAGE}`\).*?```python\n(.*?)```", shown, re.DOTALL)
     source = (ROOT / PAGE).read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from assay.cli import console
 from assay.run.progress import Progress
 from assay.terminal import escaped
 from assay.testing import save_tiny_model
-from assay.train.results import SampleResult
+from assay.training.results import SampleResult
 
 EVIL = "\x1b]0;title\x07\x1b[2J\x9b1A\r\x08\x7f\u202e\u2028\ud800\U000e0041"
 DRIVES = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\ud800-\udfff]")

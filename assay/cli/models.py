@@ -34,7 +34,7 @@ def evaluate(
     from assay.config import check_siblings
 
     check_siblings(samples, temperature)  # before torch is imported, which takes long
-    from assay.train import api
+    from assay.training import api
 
     result = api.evaluate_model(
         model,
@@ -81,7 +81,7 @@ def sample(
     as_json: Json = False,
 ) -> None:
     """Read completions of a prompt, with their verdicts."""
-    from assay.train import api
+    from assay.training import api
 
     result = api.sample(
         model,
@@ -131,7 +131,7 @@ def label_steps(
     as_json: Json = False,
 ) -> None:
     """Label each step of completions by rolling out from it (Math-Shepherd), for process models."""
-    from assay.train import step_labels
+    from assay.training import step_labels
 
     result = step_labels.label_steps(
         model,
@@ -161,7 +161,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a run's model, adapters merged, as a plain Hugging Face folder for serving."""
-    from assay.train import api
+    from assay.training import api
 
     path = api.export(model, out)
     print(json.dumps({"model": str(path)}) if as_json else path)

@@ -43,7 +43,7 @@ def train(
         from assay.config import load
 
         load(config, changes)  # before torch is imported, which takes long
-    from assay.train import api
+    from assay.training import api
 
     if dry_run:
         assert config is not None
@@ -72,7 +72,7 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """The R1 recipe in miniature: make a model, cold-start it, reinforce it, prove it. Minutes on a CPU."""
-    from assay.train import recipes
+    from assay.training import recipes
 
     show(recipes.demo(directory, seed=seed, quiet=as_json), as_json)
 

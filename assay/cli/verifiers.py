@@ -55,7 +55,7 @@ def verify(
         raise UserError("assay verify: give one of FILE, --rescore RUN and --self-test")
     say = say_progress if sys.stderr.isatty() else None
     if rescore is not None:
-        from assay.train.rescore import rescore as judge_again
+        from assay.training.rescore import rescore as judge_again
 
         result = judge_again(
             rescore,

@@ -20,7 +20,7 @@ CGROUP_LIMITS = (
 )
 
 JUDGED = ("run:", "verdicts:")
-"""How sources begin that hold judged groups (`assay.train.preference_verdicts`)."""
+"""How sources begin that hold judged groups (`assay.training.preference_verdicts`)."""
 
 OF_VERIFIER: dict[str, Reward] = {
     "code": "tests",

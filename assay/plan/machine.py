@@ -22,7 +22,7 @@ from assay.plan.seconds import StepSeconds, calibrate, estimate_rl, estimate_sft
 if TYPE_CHECKING:
     from assay.learn.algorithms import Algorithm
     from assay.plan.sampled import Sampled
-    from assay.train.assemble import Bench
+    from assay.training.assemble import Bench
     from assay.types import Group, Problem
 
 MIB = 2**20
@@ -113,7 +113,7 @@ def measure_machine(
 
 
 def _row_of(config: TrainConfig) -> Algorithm | None:
-    from assay.train.assemble import choose_algorithm
+    from assay.training.assemble import choose_algorithm
 
     return choose_algorithm(config) if config.rl is not None else None
 
@@ -154,7 +154,7 @@ def _rl_lesson(
     """Return what scores made-up groups and makes one update from them."""
     from assay.learn.advantages import compute_advantages
     from assay.model.packing import pack
-    from assay.train.assemble import choose_layout, make_learner
+    from assay.training.assemble import choose_layout, make_learner
 
     learner = make_learner(config, bench, row, choose_layout(config, bench, problems))
 
@@ -169,7 +169,7 @@ def _sft_lesson(config: TrainConfig, bench: Bench) -> Callable[[Sequence[Group]]
     from assay.learn.sft_update import SFTLearner
     from assay.model.packing import pack
     from assay.model.probe import prove_lean
-    from assay.train.assemble import make_passes
+    from assay.training.assemble import make_passes
 
     assert config.sft is not None
     most = config.sft.max_tokens_per_micro_batch

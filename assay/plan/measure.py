@@ -62,8 +62,8 @@ def measure(
     opened.
     """
     from assay.plan.machine import measure_machine
-    from assay.train.api import settled
-    from assay.train.assemble import fit_problems, open_bench, open_verifiers, read_problems
+    from assay.training.api import settled
+    from assay.training.assemble import fit_problems, open_bench, open_verifiers, read_problems
 
     config = settled(config)
     facts = facts_of_config(config)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from assay.train.assemble import Bench
+    from assay.training.assemble import Bench
     from assay.types import Group, Problem, Verdict
 
 MEASURED_DRAW = -2
@@ -59,7 +59,7 @@ def sample_problems(
     bench: Bench, problems: Sequence[Problem], num_problems: int, num_samples: int
 ) -> Sampled:
     """Sample the first problems at the training temperature, and judge what comes."""
-    from assay.train.evaluate import evaluate
+    from assay.training.evaluate import evaluate
 
     sampled = Sampled()
     count = min(num_problems, len(problems))

@@ -20,7 +20,7 @@ from assay.config import TrainConfig
 from assay.types import Completion, Group, Problem, Prompt, Verdict
 
 if TYPE_CHECKING:
-    from assay.train.assemble import Bench
+    from assay.training.assemble import Bench
 
 DECODED_STEPS = 8
 CALIBRATION_DRAW = -3

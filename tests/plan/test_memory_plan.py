@@ -23,7 +23,7 @@ import torch, transformers
 from assay.config import build
 from assay.plan import plan_memory
 from assay.testing import save_tiny_model
-from assay.train.api import train
+from assay.training.api import train
 from assay.model.load import load_model
 
 def status(key):

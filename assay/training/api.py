@@ -1,0 +1,397 @@
+"""What the command line and notebooks call: train, evaluate a model, read samples, export."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from assay import config as configuration
+from assay.config import TrainConfig
+from assay.data.chat import keep_fitting
+from assay.data.problems import ProblemSet, load_problems
+from assay.data.rows import read_problem
+from assay.data.traces import load_traces
+from assay.errors import ConfigError, RunError, VerifierError
+from assay.learn.algorithms import describe
+from assay.model.probe import prove_lean
+from assay.plan import plan_memory
+from assay.run.files import check_folder, check_output
+from assay.run.names import find_checkpoint
+from assay.run.summary import summarize
+from assay.training.assemble import (
+    Bench,
+    choose_algorithm,
+    choose_layout,
+    fit_heldout,
+    fit_problems,
+    fixed_words,
+    open_bench,
+    open_verifiers,
+    rate_words,
+    read_problems,
+    show_sampling,
+    with_slots,
+)
+from assay.training.consent import TO_SAMPLE, open_config
+from assay.training.evaluate import Evaluation, evaluate
+from assay.training.results import DryRun, SampleResult, TrainResult, describe_sample, read_result
+from assay.training.stages import Source, run_rl, run_sft
+from assay.types import Group, Problem, Verdict
+from assay.verify.service import VerifierService
+
+Configured = TrainConfig | Mapping[str, Any] | Path | str
+
+
+def train(
+    config: Configured | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    resume: Path | str | None = None,
+    accept_changed_verifiers: bool = False,
+    trust_run: bool = False,
+    quiet: bool = False,
+) -> TrainResult:
+    """Train as ``config`` says (a TOML file, a tree of plain values or a `TrainConfig`), or go on with a run.
+
+    trust_run: import what the configuration of a run from elsewhere names, on resume.
+    Raises UserError where the input is wrong, RunStopped where a guard stopped the run, DiskFull,
+    OutOfMemory.
+    """
+    if resume is not None:
+        config = Path(resume) / "config.toml"
+        open_config(Path(resume), overrides=overrides, trust_run=trust_run)
+        summarize(Path(resume))  # all that is damaged is told before a model is loaded
+    if config is None:
+        raise ConfigError("train: give a configuration, or a run to resume")
+    path = Path(config) if isinstance(config, Path | str) else None
+    settings = settled(read_config(config, overrides))
+    if resume is None:
+        check_folder(Path(settings.run.directory), "run.directory")
+    else:  # a run keeps what it has settled, also where an override left it open again
+        overrides = [*overrides, f"engine.num_slots={settings.engine.slots}"]
+    source = Source(
+        config_path=path,
+        resume=Path(resume) if resume is not None else None,
+        overrides=overrides,
+        accept_changed_verifiers=accept_changed_verifiers,
+        quiet=quiet,
+    )
+    with configuration.naming_lines(path, overrides):
+        return read_result(_runner(settings)(settings, source))
+
+
+def _runner(config: TrainConfig) -> Callable[[TrainConfig, Source], Path]:
+    """Return what performs the configured stage."""
+    if config.rl is not None:
+        return run_rl
+    if config.sft is not None:
+        return run_sft
+    if config.preference is not None:
+        from assay.training.preference import run_preference
+
+        return run_preference
+    from assay.training.reward_model import run_reward_model
+
+    return run_reward_model
+
+
+def evaluate_model(
+    model: str,
+    problems: Sequence[str],
+    *,
+    num_samples: int = 1,
+    temperature: float = 0.0,
+    max_tokens: int | None = None,
+    max_problems: int | None = None,
+    verifier: str | None = None,
+    overrides: Sequence[str] = (),
+    allow: Sequence[str] = (),
+    trust_run: bool = False,
+    out: Path | None = None,
+    seed: int = 0,
+    device: str | None = None,
+    quiet: bool = False,
+) -> Evaluation:
+    """Measure a model (a folder, a hub name, or a checkpoint as `find_checkpoint` names it) on problems.
+
+    A run's own configuration says how prompts are rendered; ``overrides`` change it. allow: Python code
+    that rows may name as their verifier. trust_run: import what a run from elsewhere names. out: a JSONL
+    file that gets every completion with its verdict. quiet: do not show how far it is.
+    """
+    configuration.check_siblings(num_samples, temperature)
+    if out is not None:
+        check_output(out)
+    config = sampling_config(
+        model,
+        problems,
+        overrides,
+        max_tokens,
+        verifier,
+        seed,
+        device,
+        allow=allow,
+        trust_run=trust_run,
+    )
+    with ExitStack() as stack:
+        verifiers = open_verifiers(config, stack)
+        opened = _problems(config, verifiers, problems, max_problems)
+        bench = open_bench(with_slots(config, len(opened) * num_samples), verifiers)
+        rows = keep_fitting(opened, bench.renderer, config.data.on_bad_row)
+        sampling = configuration.at_temperature(config.sampling, temperature)
+        sink = (
+            _write_samples(stack.enter_context(open(out, "w", encoding="utf-8")))
+            if out is not None
+            else None
+        )
+        watch = show_sampling(bench, stack, quiet)
+        with watch.doing("problems", len(rows) * num_samples):
+            return evaluate(bench.generator, bench.verifiers, rows, sampling, num_samples, sink)
+
+
+def sample(
+    model: str,
+    *,
+    prompt: str | None = None,
+    problems: Sequence[str] = (),
+    answer: str | None = None,
+    num_samples: int = 4,
+    max_problems: int = 1,
+    temperature: float = 1.0,
+    max_tokens: int | None = None,
+    verifier: str | None = None,
+    overrides: Sequence[str] = (),
+    allow: Sequence[str] = (),
+    trust_run: bool = False,
+    seed: int = 0,
+    device: str | None = None,
+    quiet: bool = False,
+) -> SampleResult:
+    """Return completions of one prompt, or of the first problems of a source, with their verdicts.
+
+    verifier, allow, trust_run, quiet: as in `evaluate_model`.
+    """
+    if (prompt is None) == (not problems):
+        raise ConfigError("sample: give --prompt or --problems, and not both")
+    configuration.check_siblings(num_samples, temperature or 1.0)
+    config = sampling_config(
+        model,
+        problems,
+        overrides,
+        max_tokens,
+        verifier,
+        seed,
+        device,
+        allow=allow,
+        trust_run=trust_run,
+    )
+    with ExitStack() as stack:
+        verifiers = open_verifiers(config, stack)
+        if prompt is None:
+            opened = _problems(config, verifiers, problems, max_problems)
+        else:
+            opened = [_prompted(prompt, answer)]
+        bench = open_bench(with_slots(config, len(opened) * num_samples), verifiers)
+        rows = fit_heldout(opened, bench)
+        show_sampling(bench, stack, quiet)
+        return _sample(bench, rows, num_samples, temperature)
+
+
+def dry_run(config: Configured, *, overrides: Sequence[str] = (), quiet: bool = False) -> DryRun:
+    """Open everything that a run needs, sample one completion, and estimate the memory."""
+    settings = settled(read_config(config, overrides))
+    path = Path(config) if isinstance(config, Path | str) else None
+    has_critic = False
+    with configuration.naming_lines(path, overrides), ExitStack() as stack:
+        verifiers = open_verifiers(settings, stack)
+        opened = _read_rows(settings, verifiers)
+        bench = open_bench(settings, verifiers)
+        show_sampling(bench, stack, quiet)
+        if settings.preference is not None:
+            from assay.training.preference_setup import first_look
+
+            problem, notes, has_reference = first_look(bench, settings.preference, opened)
+            rows: Sequence[Problem] = [problem]
+        elif settings.reward_model is not None:
+            from assay.training.reward_model import first_look as first_rows
+
+            problem, notes = first_rows(settings, bench.loaded, opened)
+            rows, has_reference = [problem], False
+        elif settings.rl is None:
+            rows = [Problem("trace", opened[0].prompt)]
+            notes = [f"{len(opened)} traces", f"the first completion is {opened[0].completion!r}"]
+            notes += filter(None, [prove_lean(bench.loaded.model)[1]])
+            has_reference = False
+        else:
+            row = choose_algorithm(settings)
+            opened = fit_problems(opened, bench)
+            rows = [opened.train[0]]
+            layout = choose_layout(settings, bench, opened.train)
+            source = f"{row.name}: {row.paper}, {row.equation}"
+            sets = f"{row.name} here sets: {describe(row) or 'nothing beside the defaults'}"
+            notes = [*opened.notes, source, sets, layout.reason]
+            completions = settings.rl.num_prompts * settings.rl.group_size
+            notes.append(f"{settings.rl.steps} steps of {completions} completions")
+            notes += [f"warning: {text}" for text in bench.verifiers.warnings()]
+            has_reference, has_critic = row.kl_weight > 0, row.has_critic
+        rate = f"learning rate {rate_words(settings, bench.loaded.model)}"
+        notes = [*notes, rate, *fixed_words(bench)]
+        length = len(bench.renderer.render(rows[0]).tokens)
+        memory = plan_memory(settings, bench.loaded.model, length, has_reference, has_critic)
+        return DryRun(_sample(bench, rows, 1, settings.sampling.temperature), notes, memory)
+
+
+def _read_rows(config: TrainConfig, verifiers: VerifierService) -> Any:
+    """Open the rows of whichever stage it is, as its run does before it loads a model."""
+    if config.preference is not None:
+        from assay.training.preference_setup import read_rows
+
+        return read_rows(config, verifiers)
+    if config.reward_model is not None:
+        from assay.training.reward_rows import open_rows
+
+        return open_rows(config)
+    if config.sft is not None:
+        return load_traces(config.sft.traces, on_bad_row=config.data.on_bad_row)
+    return read_problems(config, verifiers)
+
+
+def export(model: str, out: Path | str) -> Path:
+    """Write a checkpoint, as `find_checkpoint` names it, as a plain Hugging Face folder."""
+    from assay.model.load import export as export_model
+
+    check_folder(Path(out).expanduser(), "export to")
+    folder = checkpoint_of(model) or Path(model)
+    if not folder.is_dir():
+        raise RunError(f"{model}: found nothing there; accepted: a run directory or a checkpoint")
+    return export_model(folder, Path(out))
+
+
+def read_config(config: Configured, overrides: Sequence[str]) -> TrainConfig:
+    """Return the validated configuration that a file, a tree or a model stands for."""
+    if isinstance(config, Path | str):
+        return configuration.load(config, overrides)
+    tree = config.model_dump(exclude_none=True) if isinstance(config, TrainConfig) else dict(config)
+    return configuration.build(tree, overrides)
+
+
+def checkpoint_of(model: str) -> Path | None:
+    """Return the checked folder of the checkpoint that a name stands for, and say which it is; None of others.
+
+    See `find_checkpoint`, whose errors are raised.
+    """
+    found = find_checkpoint(model)
+    if found is not None and found != Path(model):
+        print(f"note: {model} is {found}", file=sys.stderr)
+    return found
+
+
+def settled(config: TrainConfig) -> TrainConfig:
+    """Return the configuration with what a run settles at its start: checkpoints' folders, the engine's slots."""
+    return with_slots(with_checkpoint(config), config.completions_a_step)
+
+
+def with_checkpoint(config: TrainConfig) -> TrainConfig:
+    """Return the configuration with names of checkpoints replaced by their folders: ``model.path``, ``critic.path``."""
+    changed: dict[str, Any] = {}
+    for name in ("model", "critic"):
+        section = getattr(config, name)
+        if section.path is not None and (found := checkpoint_of(section.path)) is not None:
+            changed[name] = section.model_copy(update={"path": str(found)})
+    return config.model_copy(update=changed)
+
+
+def sampling_config(
+    model: str,
+    problems: Sequence[str],
+    overrides: Sequence[str],
+    max_tokens: int | None,
+    verifier: str | None,
+    seed: int,
+    device: str | None,
+    *,
+    allow: Sequence[str] = (),
+    trust_run: bool = False,
+) -> TrainConfig:
+    """Return how to sample from a model: as its run did, or by the defaults.
+
+    Raises RunError where the run's configuration needs consent (`assay.training.consent`).
+    """
+    checkpoint = checkpoint_of(model)
+    tree: dict[str, Any] = {"model": {"path": model}, "rl": {}}
+    if checkpoint is not None:
+        run = checkpoint.parent.parent
+        if (run / "config.toml").is_file():
+            given = [*overrides, *(["data.verifier="] if verifier is not None else [])]
+            consent: Any = {"allow": allow, "trust_run": trust_run}
+            kept = open_config(run, TO_SAMPLE, overrides=given, **consent)
+            tree = kept.model_dump(exclude_none=True)
+        tree["model"] = {**tree["model"], "path": str(checkpoint)}
+    data = {**tree.get("data", {}), "train": list(problems) or ["prompt"], "heldout": []}
+    tree["data"] = data
+    tree.pop("evaluation", None)  # it is of the run's held-out problems, which are left out
+    if verifier is not None:
+        data["verifier"] = verifier
+    if allow:
+        kept_allow = tree.get("verification", {}).get("allow", ())
+        tree["verification"] = {**tree.get("verification", {}), "allow": [*kept_allow, *allow]}
+    if max_tokens is not None:
+        tree["sampling"] = {**tree.get("sampling", {}), "max_tokens": max_tokens}
+    tree["run"] = {**tree.get("run", {}), "seed": seed}
+    if device is not None:
+        tree["run"]["device"] = device
+    return configuration.build(tree, overrides)
+
+
+def _problems(
+    config: TrainConfig, verifiers: VerifierService, sources: Sequence[str], limit: int | None
+) -> ProblemSet:
+    on_bad_row, check = config.data.on_bad_row, verifiers.check_problem
+    return load_problems(sources, on_bad_row=on_bad_row, limit=limit, check=check)
+
+
+def _prompted(prompt: str, answer: str | None) -> Problem:
+    """Return the problem of a prompt that was given; raises DataError where it is no text."""
+    row = {"prompt": prompt} if answer is None else {"prompt": prompt, "answer": answer}
+    return read_problem(row, "--prompt", "prompt")
+
+
+def _sample(
+    bench: Bench, problems: Sequence[Problem], num_samples: int, temperature: float
+) -> SampleResult:
+    sampling = configuration.at_temperature(bench.config.sampling, temperature)
+    rows = [replace(problems[n], draw=0) for n in range(len(problems))]
+    groups = bench.generator.generate(rows, sampling, num_samples)
+    judged = bench.verifiers.judge(groups)
+    return SampleResult(
+        [
+            describe_sample(group, index, verdict if can_judge else None)
+            for group, verdicts in zip(groups, judged, strict=True)
+            for can_judge in [_can_judge(bench.verifiers, group.problem)]
+            for index, verdict in enumerate(verdicts)
+        ]
+    )
+
+
+def _can_judge(verifiers: VerifierService, problem: Problem) -> bool:
+    """Whether there is what the verifier reads: a prompt alone has no answer."""
+    try:
+        verifiers.check_problem(problem)
+    except VerifierError:
+        return bool(problem.spec)
+    return True
+
+
+def _write_samples(file: Any) -> Callable[[Group, Sequence[Verdict]], None]:
+    """Return a sink of rows that ``assay verify`` can judge again: they hold the spec."""
+
+    def write(group: Group, verdicts: Sequence[Verdict]) -> None:
+        for index, verdict in enumerate(verdicts):
+            row = {**group.problem.spec, **describe_sample(group, index, verdict)}
+            file.write(json.dumps(row, default=str) + "\n")
+
+    return write

@@ -1,0 +1,101 @@
+"""What is collected for one step: how many prompts, how many siblings each, at which temperature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from assay.config import SamplingConfig
+from assay.generate.base import Generator
+from assay.training.evaluate import Judge
+from assay.types import Group, Problem, Verdict
+
+Judged = tuple[Group, Sequence[Verdict]]
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """What is collected each step.
+
+    max_refills: of dynamic sampling; 0 where the algorithm has none. max_group_size: up to which
+    groups without a completion that passed are sampled on; None: groups keep their size.
+    temperatures: [step, temperature] points, linear in between; none: that of ``sampling``.
+    """
+
+    num_prompts: int
+    group_size: int
+    sampling: SamplingConfig
+    max_refills: int = 0
+    max_group_size: int | None = None
+    temperatures: Sequence[tuple[int, float]] = ()
+
+    def sampling_at(self, step: int) -> SamplingConfig:
+        """Return how the step after ``step`` finished ones is sampled."""
+        if not self.temperatures:
+            return self.sampling
+        steps, temperatures = zip(*self.temperatures, strict=True)
+        temperature = float(np.interp(step, steps, temperatures))
+        return self.sampling.model_copy(update={"temperature": temperature})
+
+    def learns_from(self, verdicts: Sequence[Sequence[Verdict]]) -> bool:
+        """Return whether these groups are learned from; False where dynamic sampling found none mixed.
+
+        The sum over no groups is zero whatever the method adds up in them: no punishment of length, no
+        part of a reward, no KL and no entropy bonus counts.
+        """
+        return not self.max_refills or any(map(is_mixed, verdicts))
+
+
+def sample_and_judge(
+    generator: Generator,
+    verifiers: Judge,
+    problems: Sequence[Problem],
+    sampling: SamplingConfig,
+    plan: BatchPlan,
+) -> tuple[Sequence[Group], Sequence[Sequence[Verdict]]]:
+    """Return a group of each problem and its verdicts.
+
+    Where the plan has a largest group size, groups in which nothing passed are sampled on, a group
+    size at a time, until something passes in them or they are full: hard problems get the samples that
+    easy ones do not need (as in multi-round adaptive sampling, Xiong et al. 2025, arXiv 2510.04996).
+    """
+    groups = generator.generate(problems, sampling, plan.group_size)
+    verdicts = verifiers.judge(groups)
+    if plan.max_group_size is None:
+        return groups, verdicts
+    whole, judged = list(groups), list[Sequence[Verdict]](verdicts)
+    for first in range(plan.group_size, plan.max_group_size, plan.group_size):
+        count = min(plan.group_size, plan.max_group_size - first)
+        hard = [n for n in range(len(whole)) if _is_to_grow(whole[n], judged[n], first)]
+        if not hard:
+            break
+        again = [problems[n] for n in hard]
+        more = generator.generate(again, sampling, count, first_sibling=first)
+        more_judged = verifiers.judge(more)
+        for n, group, group_verdicts in zip(hard, more, more_judged, strict=True):
+            siblings = (*whole[n].completions, *group.completions)
+            whole[n] = replace(whole[n], completions=siblings)
+            judged[n] = (*judged[n], *group_verdicts)
+    return whole, judged
+
+
+def _is_to_grow(group: Group, verdicts: Sequence[Verdict], size: int) -> bool:
+    """Whether nothing passed; a group of another size is from the rollout log, and whole."""
+    failed = [verdict for verdict in verdicts if verdict.judged and not verdict.correct]
+    return len(group.completions) == size and len(failed) > 0 and not _passed(verdicts)
+
+
+def _passed(verdicts: Sequence[Verdict]) -> bool:
+    return any(verdict.correct for verdict in verdicts)
+
+
+def is_mixed(verdicts: Sequence[Verdict]) -> bool:
+    """Return whether some judged completions are right and some are wrong."""
+    return len({verdict.correct for verdict in verdicts if verdict.judged}) == 2
+
+
+def unzip(judged: Sequence[Judged]) -> tuple[list[Group], list[Sequence[Verdict]]]:
+    """Return the groups and their verdicts apart."""
+    return [group for group, _ in judged], [verdicts for _, verdicts in judged]

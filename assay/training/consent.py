@@ -1,0 +1,108 @@
+"""What a run from elsewhere may not do by being opened (docs/security.md).
+
+A run's configuration names Python code, and can give other powers away. A command that reads them
+asks for consent, unless the run is the user's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from assay import config as configuration
+from assay.config import TrainConfig
+from assay.data.sources import python_name
+from assay.errors import RunError, message
+from assay.run.signature import why_not_own
+from assay.training.preference_verdicts import FILE_PREFIX, RUN_PREFIX
+from assay.verify.expression import is_allowed, parse_expression
+
+TO_SAMPLE = ("data.verifier", "verification", "model.trust_remote_code")
+"""What a command that samples from a run's model takes from its configuration and could do harm."""
+TO_JUDGE = ("data.train", "data.verifier", "verification")
+"""The same of a command that judges a run's completions again."""
+
+_POWERS = {"judge": ("url", "judges", "api_key_env", "replies"), "code": ("unsafe_no_sandbox",)}
+"""Options that send text and a key somewhere, write a file, or take the sandbox away."""
+
+
+def open_config(
+    run: Path,
+    used: Sequence[str] | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    allow: Sequence[str] = (),
+    trust_run: bool = False,
+) -> TrainConfig:
+    """Return a run's configuration as it was written; raises RunError where it needs consent that it lacks.
+
+    used: the keys and sections that the command reads; None: all. overrides: the user's own values,
+    which the command reads in their place. allow: Python code that may be imported.
+    """
+    path = run / "config.toml"
+    if not path.is_file():
+        raise RunError(
+            f"{run}: not a run directory (it has no config.toml); give one, as runs/NAME"
+        )
+    config = configuration.load(path)
+    given = [override.partition("=")[0].strip() for override in overrides]
+
+    def counts(key: str) -> bool:
+        return (used is None or _covers(used, key)) and not _covers(given, key)
+
+    if config.model.trust_remote_code and counts("model.trust_remote_code"):
+        where, accepted = f"{path} model.trust_remote_code", "false: a run never brings it"
+        remedy = "read the model's code, then add --set model.trust_remote_code=true"
+        raise RunError(message(where, "true", accepted, remedy))
+    found = [
+        f"{key} = {name}" if name else key
+        for key, name in powers_of(config)
+        if counts(key) and not is_allowed(name, allow)
+    ]
+    if found and not trust_run and (why := why_not_own(path)):
+        remedy = "read what it names, then add --trust-run (in Python: trust_run=True)"
+        accepted = f"nothing that can do harm, because {why}"
+        raise RunError(message(str(path), ", ".join(dict.fromkeys(found)), accepted, remedy))
+    return config
+
+
+def powers_of(config: TrainConfig) -> Iterator[tuple[str, str]]:
+    """Yield each key by which a configuration can do harm, with the Python name that stands there or ""."""
+    for key, source in _sources(config):
+        name = python_name(source)
+        # What ships with Assay and is not declared as a source is refused when it is opened.
+        if name and not name.startswith("assay."):
+            yield key, name
+    for term in parse_expression(config.data.verifier):
+        yield from (("data.verifier", name) for name in term.names if ":" in name)
+    rows = {"algorithm.name": config.algorithm.name}
+    if config.preference is not None:
+        rows["preference.method"] = config.preference.method
+    yield from ((key, name) for key, name in rows.items() if ":" in name)
+    yield from (("guard.rules", rule) for rule in config.guard.rules)
+    yield from (("verification.allow", name) for name in config.verification.allow)
+    for verifier, powers in _POWERS.items():
+        options = config.verification.options.get(verifier, {})
+        yield from (
+            (f"verification.options.{verifier}.{one}", "") for one in powers if one in options
+        )
+
+
+def _sources(config: TrainConfig) -> Iterator[tuple[str, str]]:
+    found = {"data.train": config.data.train, "data.heldout": config.data.heldout}
+    if config.sft is not None:
+        found["sft.traces"] = config.sft.traces
+    if config.preference is not None:
+        for name in ("pairs", "heldout"):
+            pairs = getattr(config.preference, name)
+            found[f"preference.{name}"] = tuple(
+                one.removeprefix(FILE_PREFIX) for one in pairs if not one.startswith(RUN_PREFIX)
+            )
+    if config.reward_model is not None:
+        found["reward_model.rows"] = config.reward_model.rows
+        found["reward_model.heldout"] = config.reward_model.heldout
+    yield from ((key, source) for key, sources in found.items() for source in sources)
+
+
+def _covers(keys: Sequence[str], key: str) -> bool:
+    return any(key == one or key.startswith(f"{one}.") for one in keys)

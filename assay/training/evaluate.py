@@ -1,0 +1,232 @@
+"""How good a policy is on problems: pass@1 with its standard error, pass@k and majority@k."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from assay.config import SamplingConfig
+from assay.generate.base import Generator
+from assay.run.metrics import stderr_of
+from assay.training.voting import Compared, candidates
+from assay.types import Group, GroupStream, Problem, Verdict
+
+MAX_PROBLEMS_AT_ONCE = 512
+
+
+class Judge(Protocol):
+    """What judges groups: one tuple of verdicts a group, in the groups' order."""
+
+    def judge(self, groups: GroupStream | Sequence[Group]) -> Sequence[tuple[Verdict, ...]]: ...
+
+
+@runtime_checkable
+class Comparer(Protocol):
+    """A judge that knows which of its verifiers can say whether two answers are equal."""
+
+    def compares(self, problem: Problem) -> Compared: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Rates in 0..1 over problems; completions that were not judged are left out and counted.
+
+    A rate is not a number (None in a row) where nothing was judged: that is not a 0. pass_at_1: mean over
+    problems of the share of their completions that passed. stderr: its standard error over problems
+    (siblings are not independent, problems are); None of a single problem. pass_at: k to the unbiased
+    estimate, every k over the same ``pass_at_problems`` problems: those with enough judged completions
+    for the largest k, which is one that half of the problems have. majority: share of problems whose most frequent answer is right (a tie counts in
+    part); answers that the verifier holds equal are one, as 1/2 and 0.5; of a verifier that compares no
+    answers (a program's, a user's function) the extracted texts vote. None with a single sample.
+    by_problem: the share of each problem, by its id.
+    """
+
+    num_problems: int
+    num_completions: int
+    num_not_judged: int
+    pass_at_1: float
+    stderr: float | None
+    pass_at: Mapping[int, float] = field(default_factory=dict[int, float])
+    pass_at_problems: int = 0
+    majority: float | None = None
+    by_tag: Mapping[str, float] = field(default_factory=dict[str, float])
+    truncated: float = 0.0
+    mean_tokens: float = 0.0
+    temperature: float = 0.0
+    seconds: float = 0.0
+    by_problem: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    def as_row(self) -> dict[str, Any]:
+        """Return plain values under the names of metrics."""
+        row = {f"eval/{key}": value for key, value in asdict(self).items() if key != "pass_at"}
+        row.update({f"eval/pass_at_{k}": rate for k, rate in self.pass_at.items() if k > 1})
+        return {key: None if value != value else value for key, value in row.items()}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON: the names of `as_row` without their prefix, and no single problems."""
+        row = {key.removeprefix("eval/"): value for key, value in self.as_row().items()}
+        row.pop("by_problem")
+        return row
+
+    def __str__(self) -> str:
+        if not self.num_problems:
+            return f"nothing was judged: {self.num_not_judged} of {self.num_completions} not judged"
+        spread = "" if self.stderr is None else f" ± {self.stderr:.3f}"
+        parts = [f"pass@1 {self.pass_at_1:.3f}{spread}"]
+        few = self.pass_at_problems < self.num_problems
+        of = f" (of {self.pass_at_problems} problems)" if few else ""
+        parts += [f"pass@{k} {rate:.3f}{of}" for k, rate in self.pass_at.items() if k > 1]
+        if self.majority is not None:
+            parts.append(f"majority {self.majority:.3f}")
+        sampling = "greedy" if self.temperature == 0 else f"temperature {self.temperature:g}"
+        many = (
+            "1 problem: no standard error"
+            if self.stderr is None
+            else f"{self.num_problems} problems"
+        )
+        parts.append(f"{many}, {sampling}")
+        if self.truncated:
+            parts.append(f"{self.truncated:.0%} cut at the limit")
+        if self.num_not_judged:
+            parts.append(f"{self.num_not_judged} not judged")
+        return ", ".join(parts)
+
+
+def evaluate(
+    generator: Generator,
+    verifiers: Judge,
+    problems: Sequence[Problem],
+    sampling: SamplingConfig,
+    num_samples: int = 1,
+    sink: Callable[[Group, Sequence[Verdict]], None] | None = None,
+) -> Evaluation:
+    """Sample ``num_samples`` completions of every problem and judge them.
+
+    sink: is given each group with its verdicts. Problems go through in parts, so that any number of them fits in memory.
+    """
+    started = time.perf_counter()
+    tally = _Tally(num_samples)
+    for first in range(0, len(problems), MAX_PROBLEMS_AT_ONCE):
+        last = min(first + MAX_PROBLEMS_AT_ONCE, len(problems))
+        part = [problems[n] for n in range(first, last)]
+        groups = generator.generate(part, sampling, num_samples)
+        verdicts = verifiers.judge(groups)
+        same = None
+        if num_samples > 1 and isinstance(verifiers, Comparer):
+            same = candidates(verifiers.judge, verifiers.compares, list(groups), verdicts)
+        tally.add(groups, verdicts, same)
+        if sink is not None:
+            for group, group_verdicts in zip(groups, verdicts, strict=True):
+                sink(group, group_verdicts)
+    generator.sleep()
+    return tally.result(sampling.temperature, time.perf_counter() - started)
+
+
+def summarize(
+    groups: Iterable[Group], verdicts: Iterable[Sequence[Verdict]], temperature: float = 0.0
+) -> Evaluation:
+    """Return the rates of groups that are already judged; the majority is that of the extracted texts."""
+    groups = list(groups)
+    tally = _Tally(max((len(group.completions) for group in groups), default=1))
+    tally.add(groups, verdicts)
+    return tally.result(temperature, 0.0)
+
+
+def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
+    """Return the unbiased estimate 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, eq. 1)."""
+    if k > num_samples:
+        raise ValueError(f"pass@{k} needs at least {k} samples, not {num_samples}")
+    return 1.0 - math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)
+
+
+def majority_correct(verdicts: Sequence[Verdict], same: Mapping[str, str] | None = None) -> float:
+    """Return the chance that the most frequent extracted answer is right, ties broken at random.
+
+    same: to each answer the one that it is equal to (`candidates`); others are compared as text.
+    Completions from which no answer was extracted have no vote.
+    """
+    names = same or {}
+    said = [(names.get(v.extracted, v.extracted), v) for v in verdicts if v.extracted is not None]
+    votes = Counter(name for name, _ in said)
+    if not votes:
+        return 0.0
+    most = max(votes.values())
+    leaders = {name for name, count in votes.items() if count == most}
+    right = {name for name, one in said if one.correct and name in leaders}
+    return len(right) / len(leaders)
+
+
+class _Tally:
+    def __init__(self, num_samples: int) -> None:
+        self.ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k < num_samples] + [num_samples]
+        self.num_samples = num_samples
+        self.by_problem: dict[str, float] = {}
+        self.counts: list[tuple[int, int]] = []  # judged and right, of each problem
+        self.majorities: list[float] = []
+        self.by_tag: dict[str, list[float]] = defaultdict(list)
+        self.lengths: list[int] = []
+        self.num_truncated = 0
+        self.num_not_judged = 0
+
+    def add(
+        self,
+        groups: Iterable[Group],
+        verdicts: Iterable[Sequence[Verdict]],
+        same: Sequence[Mapping[str, str]] | None = None,
+    ) -> None:
+        for n, (group, group_verdicts) in enumerate(zip(groups, verdicts, strict=True)):
+            self.lengths += [len(completion.tokens) for completion in group.completions]
+            self.num_truncated += sum(completion.truncated for completion in group.completions)
+            judged = [verdict for verdict in group_verdicts if verdict.judged]
+            self.num_not_judged += len(group_verdicts) - len(judged)
+            if judged:
+                self._add_problem(group.problem, judged, same[n] if same else {})
+
+    def _add_problem(
+        self, problem: Problem, judged: Sequence[Verdict], same: Mapping[str, str]
+    ) -> None:
+        num_correct = sum(verdict.correct for verdict in judged)
+        share = num_correct / len(judged)
+        self.by_problem[problem.id] = share
+        self.counts.append((len(judged), num_correct))
+        for tag in problem.tags:
+            self.by_tag[tag].append(share)
+        if self.num_samples > 1:
+            self.majorities.append(majority_correct(judged, same))
+
+    def _pass_at(self) -> tuple[dict[int, float], int]:
+        """Return each pass@k, and of how many problems: those with enough judged for the largest k."""
+        judged_of_half = sorted(judged for judged, _ in self.counts)[len(self.counts) // 2 :]
+        ks = [k for k in self.ks if judged_of_half and k <= judged_of_half[0]]
+        whole = [(judged, right) for judged, right in self.counts if ks and judged >= ks[-1]]
+        return {k: _mean([pass_at_k(*each, k) for each in whole]) for k in ks}, len(whole)
+
+    def result(self, temperature: float, seconds: float) -> Evaluation:
+        shares = [right / judged for judged, right in self.counts]
+        pass_at, pass_at_problems = self._pass_at()
+        return Evaluation(
+            num_problems=len(shares),
+            num_completions=len(self.lengths),
+            num_not_judged=self.num_not_judged,
+            pass_at_1=_mean(shares),
+            stderr=stderr_of(shares),
+            pass_at=pass_at,
+            pass_at_problems=pass_at_problems,
+            majority=_mean(self.majorities) if self.majorities else None,
+            by_tag={tag: _mean(shares) for tag, shares in sorted(self.by_tag.items())},
+            truncated=self.num_truncated / max(1, len(self.lengths)),
+            mean_tokens=_mean(self.lengths),
+            temperature=temperature,
+            seconds=seconds,
+            by_problem=self.by_problem,
+        )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else math.nan

@@ -1,0 +1,102 @@
+"""Log-probabilities under the starting policy: computed once before the first step, and kept in the run."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+from torch import Tensor
+
+from assay.model.packing import Batch, pack
+from assay.run.files import disk_full_as, write_atomic
+from assay.training.preference_pairs import GOOD
+from assay.types import Completion, Group, Prompt
+
+FILE = "reference.safetensors"
+GROUPS_AT_ONCE = 64
+SECONDS_BETWEEN_SAVES = 60.0
+
+Score = Callable[[Batch], Tensor]
+
+
+class ReferenceTable:
+    """log pi_ref(y|x) by what prompt and completion hold, in one file of the run's folder.
+
+    What is in the file is not computed again. Groups are scored in parts of a fixed size, and the file
+    always holds whole parts, so that one that was killed goes on to the same numbers.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE
+        self._known: dict[bytes, float] = {}
+        if self.path.is_file():
+            try:
+                held = load_file(self.path)
+                keys, logprobs = held["keys"], held["logprobs"]
+            except (OSError, SafetensorError, KeyError):
+                return  # cut short: all is computed again
+            self._known = {
+                key.tobytes(): value for key, value in zip(keys, logprobs.tolist(), strict=True)
+            }
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def fill(self, groups: Iterable[Group], score: Score, device: torch.device) -> int:
+        """Score the groups that are missing, by the policy as it is now; returns how many rows that were.
+
+        score: the log-probability of each row of a batch, [R].
+        """
+        before, saved = len(self._known), time.monotonic()
+        for part in _parts(groups, GROUPS_AT_ONCE):
+            missing = [group for group in part if any(k not in self._known for k in keys_of(group))]
+            if not missing:
+                continue
+            batch = pack(missing, [[GOOD] * len(one.completions) for one in missing], device)
+            keys = [key for group in missing for key in keys_of(group)]
+            self._known.update(zip(keys, score(batch).tolist(), strict=True))
+            if time.monotonic() - saved > SECONDS_BETWEEN_SAVES:
+                self._save()
+                saved = time.monotonic()
+        if len(self._known) > before:
+            self._save()
+        return len(self._known) - before
+
+    def rows(self, groups: Sequence[Group], device: torch.device) -> Tensor:
+        """Return the log-probability of each completion of these groups, [R] float64."""
+        values = [self._known[key] for group in groups for key in keys_of(group)]
+        return torch.tensor(values, dtype=torch.float64, device=device)
+
+    def _save(self) -> None:
+        tensors = {
+            "keys": np.frombuffer(b"".join(self._known), np.uint8).reshape(-1, 16),
+            "logprobs": np.array(list(self._known.values()), np.float64),
+        }
+        with disk_full_as(lambda: f"{self.path}: the disk is full; free some space and go on"):
+            write_atomic(self.path, save(tensors))
+
+
+def keys_of(group: Group) -> list[bytes]:
+    """Return what names each completion with its prompt: a hash of their tokens and of what was sampled."""
+    return [_key(group.prompt, completion) for completion in group.completions]
+
+
+def _key(prompt: Prompt, completion: Completion) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for array in (prompt.tokens, completion.tokens, completion.sampled):
+        digest.update(len(array).to_bytes(8, "little"))
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.digest()
+
+
+def _parts(groups: Iterable[Group], size: int) -> Iterator[list[Group]]:
+    iterator = iter(groups)
+    while part := list(islice(iterator, size)):
+        yield part

@@ -1,0 +1,275 @@
+"""Judge a run's recorded completions again: ``assay verify --rescore RUN [--verifier math@3]``.
+
+The rollout log holds no answers, so the problems are read again from the run's own sources. Whole
+groups are judged, as they were. Nothing in the run's directory is changed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from assay.config import TrainConfig
+from assay.data.problems import load_problems
+from assay.errors import DataError, RunError
+from assay.run.files import read_rows
+from assay.run.rollout_log import RolloutLog, read_columns
+from assay.training.consent import TO_JUDGE, open_config
+from assay.types import Group, Problem, Verdict
+from assay.verify.service import Options, VerifierService
+
+NUM_EXAMPLES = 3
+SHOWN_TEXT = 160
+
+
+@dataclass(eq=False)
+class RescoreResult:
+    """How verdicts changed. flips: ``before -> after`` to how many; examples: a few of each.
+
+    missing: completions that were not judged again. unreadable: the steps whose shard is damaged; their
+    completions are missing too, where the run's metrics tell how many they were.
+    """
+
+    run: str
+    verifier: str
+    recorded_verifier: str
+    completions: int = 0
+    unchanged: int = 0
+    missing: int = 0
+    unreadable: list[int] = field(default_factory=list[int])
+    seconds: float = 0.0
+    reward_changes: int = 0
+    flips: Counter[str] = field(default_factory=Counter[str])
+    before: Counter[str] = field(default_factory=Counter[str])
+    after: Counter[str] = field(default_factory=Counter[str])
+    examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict[str, Any])
+
+    def add(self, group: Group, index: int, before: Verdict, after: Verdict, step: int) -> None:
+        """Count one completion's two verdicts."""
+        self.completions += 1
+        self.before[before.status] += 1
+        self.after[after.status] += 1
+        self.reward_changes += before.reward != after.reward
+        if before.status == after.status:
+            self.unchanged += 1
+            return
+        flip = f"{before.status} -> {after.status}"
+        self.flips[flip] += 1
+        examples = self.examples.setdefault(flip, [])
+        if len(examples) < NUM_EXAMPLES:
+            completion = group.completions[index]
+            examples.append(
+                {
+                    "id": completion.id,
+                    "step": step,
+                    "answer": group.problem.spec.get("answer"),
+                    "extracted": [before.extracted, after.extracted],
+                    "detail": [before.detail, after.detail],
+                    "text": completion.text[-SHOWN_TEXT:],
+                }
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        rest = {name: dict(getattr(self, name)) for name in ("flips", "before", "after")}
+        same = (
+            "run",
+            "verifier",
+            "recorded_verifier",
+            "completions",
+            "unchanged",
+            "missing",
+            "unreadable",
+            "reward_changes",
+        )
+        return {
+            **{name: getattr(self, name) for name in same},
+            **rest,
+            "examples": self.examples,
+            "seconds": round(self.seconds, 3),
+        }
+
+    def __str__(self) -> str:
+        judged = self.completions
+        lines = [
+            f"{self.run}: {judged} completions judged again by {self.verifier}: "
+            f"{judged - self.unchanged} verdicts flipped, {self.reward_changes} rewards changed"
+        ]
+        if self.reward_changes and self.verifier != self.recorded_verifier:
+            lines.append(f"the run's rewards were those of {self.recorded_verifier}")
+        for step in self.unreadable:
+            lines.append(
+                f"rollouts/step-{step:06d}.parquet cannot be read: its completions are not judged "
+                "again; bring it back from a copy"
+            )
+        if self.missing:
+            why = ": their problems are no longer there, or their file cannot be read"
+            lines.append(f"{self.missing} not judged again{why}")
+        for flip, count in self.flips.most_common():
+            lines.append(f"{flip}: {count} ({count / judged:.2%})")
+            for one in self.examples[flip]:
+                old, new = one["extracted"]
+                why = f": {one['detail'][1]}" if flip.endswith("not_judged") else ""
+                lines.append(
+                    f"  {one['id']} (step {one['step']}): answer {one['answer']!r}, "
+                    f"read {old!r} before, {new!r} now{why}; ...{one['text']!r}"
+                )
+        return "\n".join(lines)
+
+
+def rescore(
+    run: Path | str,
+    verifier: str | None = None,
+    *,
+    out: Path | str | None = None,
+    num_workers: int | None = None,
+    deadline: float | None = None,
+    options: Options | None = None,
+    allow: Sequence[str] = (),
+    trust_run: bool = False,
+    say: Callable[[str], None] | None = None,
+) -> RescoreResult:
+    """Judge every recorded completion of a run again and return what changed.
+
+    options: of verifiers, in place of the run's where they name the same. A judge's stored replies are
+    used again, and new ones are not kept. verifier: in place of the run's ``data.verifier``; rows that name their own keep theirs.
+    allow: Python code that rows may name as their verifier. trust_run: import what a run from elsewhere
+    names. out: a
+    JSONL file with one row a completion. Raises RunError where the run holds no rollouts.
+    """
+    folder = Path(run)
+    given = [f"verification.options.{name}=" for name in options or ()]
+    given += ["data.verifier="] if verifier is not None else []
+    config = open_config(folder, TO_JUDGE, overrides=given, allow=allow, trust_run=trust_run)
+    with ExitStack() as stack:
+        log = stack.enter_context(closing(RolloutLog(folder / "rollouts")))
+        if not log.steps():
+            raise RunError(
+                f"{folder}: holds no rollouts to judge again; name a run that has sampled"
+            )
+        service = stack.enter_context(
+            open_service(config, verifier, num_workers, deadline, options or {}, allow)
+        )
+        if (replies := folder / "judge_replies.jsonl").is_file():
+            stack.callback(reuse_replies(replies))
+        service.check([None])
+        known = logged_problems(config, log)
+        file = stack.enter_context(open_out(out)) if out is not None else None
+        result = RescoreResult(str(folder), verifier or config.data.verifier, config.data.verifier)
+        started = time.monotonic()
+        for step in log.steps():
+            recorded = recorded_groups(log, step, known, result)
+            if recorded is None:
+                result.unreadable.append(step)
+                result.missing += num_completions(folder, step)
+                continue
+            judged = service.judge([group for group, _ in recorded])
+            for (group, before), after in zip(recorded, judged, strict=True):
+                for index, pair in enumerate(zip(before, after, strict=True)):
+                    result.add(group, index, *pair, step)
+                    if file is not None:
+                        file.write(json.dumps(as_row(group, index, *pair, step)) + "\n")
+            result.seconds = time.monotonic() - started
+            if say is not None:
+                say(
+                    f"step {step}: {result.completions} completions, {result.flips.total()} flipped"
+                )
+    return result
+
+
+def open_service(
+    config: TrainConfig,
+    verifier: str | None,
+    num_workers: int | None,
+    deadline: float | None,
+    options: Options,
+    allow: Sequence[str],
+) -> VerifierService:
+    """Return the service that the run had, with another default expression."""
+    return VerifierService(
+        verifier or config.data.verifier,
+        num_workers=num_workers or config.verification.num_workers,
+        deadline=deadline or config.verification.deadline,
+        options={**config.verification.options, **options},
+        schedule=config.verification.schedule,
+        allow=[*config.verification.allow, *allow],
+    )
+
+
+def reuse_replies(path: Path) -> Callable[[], None]:
+    """Let judges look into a run's replies first; returns what undoes it. The file is not written."""
+    from assay.verify.judge.panel import close_judges, keep_replies
+
+    keep_replies(path, read_only=True)
+    return close_judges
+
+
+def logged_problems(config: TrainConfig, log: RolloutLog) -> dict[str, Problem]:
+    """Return, by id, the problems that the log speaks of and the run's sources still hold."""
+    wanted = {row["problem_id"] for step in log.steps() for row in ids_of(log, step)}
+    problems = load_problems(config.data.train, on_bad_row=config.data.on_bad_row)
+    rows = (problems[number] for number in range(len(problems)))
+    return {problem.id: problem for problem in rows if problem.id in wanted}
+
+
+def ids_of(log: RolloutLog, step: int) -> Sequence[dict[str, Any]]:
+    """Return the problem ids of a step's rows."""
+    return read_columns(log.path(step), ["problem_id"]) or ()
+
+
+def num_completions(folder: Path, step: int) -> int:
+    """Return how many completions a step had, by the run's metrics; 0 where they do not tell."""
+    for row in read_rows(folder / "metrics.jsonl"):
+        if row.get("step") == step and row.get("length/mean"):
+            return round(row["tokens/generated"] / row["length/mean"])
+    return 0
+
+
+def recorded_groups(
+    log: RolloutLog, step: int, known: dict[str, Problem], result: RescoreResult
+) -> list[tuple[Group, Sequence[Verdict]]] | None:
+    """Return a step's groups with their specs, and the verdicts that were recorded; None where they cannot be read."""
+    gone = Problem("", "")
+    recorded = log.read(step, lambda id: known.get(id, gone))
+    found: list[tuple[Group, Sequence[Verdict]]] = []
+    if recorded is None:
+        return None
+    for group, verdicts in zip(recorded.groups, recorded.verdicts, strict=True):
+        if group.problem.id:
+            found.append((group, verdicts))
+        else:
+            result.missing += len(verdicts)
+    return found
+
+
+def as_row(group: Group, index: int, before: Verdict, after: Verdict, step: int) -> dict[str, Any]:
+    """Return one completion's two verdicts as plain values."""
+    return {
+        "id": group.completions[index].id,
+        "step": step,
+        "status": after.status,
+        "score": after.score,
+        "reward": after.reward,
+        "components": dict(after.components),
+        "extracted": after.extracted,
+        "detail": after.detail,
+        "verifier": after.verifier,
+        "before": {"status": before.status, "score": before.score, "reward": before.reward}
+        | {"verifier": before.verifier},
+    }
+
+
+def open_out(path: Path | str) -> Any:
+    """Open a file to write; raises DataError where that cannot be."""
+    try:
+        return open(path, "w", encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise DataError(
+            f"--out {path}: cannot be written ({error.strerror}); choose another"
+        ) from error

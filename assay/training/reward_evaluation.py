@@ -1,0 +1,157 @@
+"""What a reward model is worth on held-out rows: accuracy, calibration, and where the first error is seen."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from assay.learn.reward_losses import RIGHT
+from assay.learn.reward_update import RewardLearner
+from assay.model.score_batch import ScoredGroup
+from assay.training.calibration import Array, Calibration, calibrate
+from assay.types import Floats
+
+UNITS = {"preference": "pairs", "outcome": "completions", "process": "steps"}
+
+
+@dataclass(frozen=True, slots=True)
+class RewardEvaluation:
+    """How a reward model did on held-out rows.
+
+    accuracy: of pairs (a tie is half right), of completions, or of steps, at probability 0.5; stderr:
+    its standard error, for which the steps of one solution are one draw; None of a single draw. facts: further shares and means, by kind.
+    """
+
+    kind: str
+    num_units: int
+    accuracy: float
+    stderr: float | None
+    calibration: Calibration
+    facts: dict[str, float]
+    seconds: float
+
+    def as_row(self) -> dict[str, Any]:
+        """Return the row that a run writes down."""
+        return {
+            "eval/kind": UNITS[self.kind],
+            "eval/pass_at_1": self.accuracy,
+            "eval/stderr": self.stderr,
+            "eval/num_problems": self.num_units,
+            **{f"eval/{name}": value for name, value in self.facts.items()},
+            **self.calibration.as_row(),
+            "eval/seconds": self.seconds,
+        }
+
+
+def evaluate_reward_model(
+    learner: RewardLearner, groups: Sequence[ScoredGroup]
+) -> RewardEvaluation:
+    """Score held-out rows and compare with their labels.
+
+    Of pairs the prediction is sigmoid(r_1 - r_2) that the first is the better one, each pair seen in
+    both orders, so that neither order is assumed.
+    """
+    started = time.perf_counter()
+    scores = learner.scores(groups)
+    kind = learner.objective.kind
+    facts: dict[str, float] = {}
+    sizes: list[int] | None = None  # of draws that are independent; None: each hit is one
+    if kind == "preference":
+        chosen, rejected = np.array([float(score[-1]) for score in scores]).reshape(-1, 2).T
+        hits = np.where(chosen == rejected, 0.5, (chosen > rejected).astype(np.float64))
+        difference = chosen - rejected
+        predicted = _sigmoid(np.concatenate([difference, -difference]))
+        observed = np.repeat([1.0, 0.0], len(difference))
+        both = np.concatenate([chosen, rejected])
+        facts |= {"margin": difference.mean(), "score_mean": both.mean(), "score_std": both.std()}
+    else:
+        labels = [text.labels for group in groups for text in group.texts]
+        if kind == "outcome":  # of the last token, which judging reads
+            labels = [each[-1:] for each in labels]
+            scores = [each[-1:] for each in scores]
+        else:
+            facts |= first_error_facts(scores, labels)
+            sizes = [len(each) for each in labels]
+        predicted = _sigmoid(np.concatenate(scores).astype(np.float64))
+        observed = np.concatenate(labels).astype(np.float64)
+        right = observed >= RIGHT
+        hits = ((predicted >= RIGHT) == right).astype(np.float64)
+        facts |= {"right_share": right.mean(), "auroc": auroc(predicted, right)}
+    accuracy = float(hits.mean())
+    return RewardEvaluation(
+        kind=kind,
+        num_units=len(hits),
+        accuracy=accuracy,
+        stderr=clustered_stderr(hits, sizes or [1] * len(hits)),
+        calibration=calibrate(predicted, observed),
+        facts={name: float(value) for name, value in facts.items() if value == value},
+        seconds=time.perf_counter() - started,
+    )
+
+
+def clustered_stderr(values: Array, sizes: Sequence[int]) -> float | None:
+    """Return the standard error of a mean over values of which only clusters are independent.
+
+        sqrt(C / (C - 1) sum_c (sum_{i in c} (x_i - mean))^2) / N
+
+    values: [N], cluster after cluster; sizes: of the C clusters. Miller 2024 (arXiv 2411.00640), section
+    2.2, with the correction for few clusters. None of fewer than two.
+    """
+    if len(sizes) < 2:
+        return None
+    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    sums = np.add.reduceat(values - values.mean(), starts)
+    return float(np.sqrt((sums**2).sum() * len(sizes) / (len(sizes) - 1)) / len(values))
+
+
+def first_error_facts(scores: Sequence[Floats], labels: Sequence[Floats]) -> dict[str, float]:
+    """Return how often a completion's first wrong step is found exactly.
+
+    ``first_error``: of all completions, a right one being found where no step is called wrong;
+    ``first_error_wrong`` and ``first_error_right``: of those with and without a wrong step, and
+    ``first_error_f1``: their harmonic mean (Zheng et al. 2024, arXiv:2412.06559, section 4).
+    """
+    found = np.array(
+        [
+            _first(score < 0.0) == _first(label < RIGHT)
+            for score, label in zip(scores, labels, strict=True)
+        ]
+    )
+    wrong = np.array([bool((label < RIGHT).any()) for label in labels])
+    facts = {"first_error": float(found.mean())}
+    if wrong.any() and not wrong.all():
+        of_wrong, of_right = float(found[wrong].mean()), float(found[~wrong].mean())
+        both = of_wrong + of_right
+        facts |= {
+            "first_error_wrong": of_wrong,
+            "first_error_right": of_right,
+            "first_error_f1": 2 * of_wrong * of_right / both if both else 0.0,
+        }
+    return facts
+
+
+def auroc(predicted: Array, right: np.ndarray) -> float:
+    """Return the chance that a right one is given a higher probability than a wrong one; ties are half.
+
+    Not a number where all are right or all are wrong.
+    """
+    num_right, num_wrong = int(right.sum()), int((~right).sum())
+    if not num_right or not num_wrong:
+        return math.nan
+    _, places, counts = np.unique(predicted, return_inverse=True, return_counts=True)
+    mean_rank = np.cumsum(counts) - (counts - 1) / 2
+    total = mean_rank[places][right].sum()
+    return float((total - num_right * (num_right + 1) / 2) / (num_right * num_wrong))
+
+
+def _first(marks: np.ndarray) -> int | None:
+    return int(np.argmax(marks)) if marks.any() else None
+
+
+def _sigmoid(values: Array) -> Array:
+    return np.exp(-np.logaddexp(0.0, -values))

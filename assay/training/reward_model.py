@@ -1,0 +1,305 @@
+"""The reward-model stage of a run: rows to tokens, steps of learning, evaluation, a model that judges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from assay.config import RewardModelConfig, TrainConfig
+from assay.config.reward_model import FACTS_FILE
+from assay.data.labelled import Comparison
+from assay.learn.optimizer import Optimizer
+from assay.learn.passes import Passes
+from assay.learn.reward_losses import RewardObjective
+from assay.learn.reward_update import RewardLearner
+from assay.model.load import LoadedModel
+from assay.model.score_batch import ScoredGroup
+from assay.model.score_head import Scores, ScoreWay, choose_way, load_scorer, with_score_head
+from assay.plan.record import run_decision
+from assay.run.directory import Run
+from assay.run.files import read_facts, write_json
+from assay.run.guard import Guard
+from assay.training.assemble import rate_words, set_threads, warn_of_slow_type
+from assay.training.reward_evaluation import UNITS, RewardEvaluation, evaluate_reward_model
+from assay.training.reward_rows import OpenedRows, RowReader, open_rows
+from assay.training.stages import Source, report_if_possible
+from assay.types import Problem
+
+PROBED_ROWS = 4
+
+
+def run_reward_model(config: TrainConfig, source: Source) -> Path:
+    """Run the reward-model stage; returns the run's folder. Raises RunStopped by a guard."""
+    settings = config.reward_model
+    assert settings is not None
+    with ExitStack() as stack:
+        opened = open_rows(config)
+        guard = Guard(config.guard)
+        loaded = open_model(config)
+        reader = RowReader(settings, config.data, loaded.tokenizer, loaded.context_length)
+        rows, complaints = reader.read_all(opened.rows)
+        heldout: list[ScoredGroup] = []
+        if opened.heldout:
+            heldout, more = reader.read_all(opened.heldout)
+            complaints += more
+        way = choose_way(loaded.model, rows[:PROBED_ROWS])
+        schedule = RowSchedule(len(rows), settings, config.run.seed)
+        learner = make_reward_learner(config, loaded, way, schedule.num_steps)
+        model = SavedRewardModel(learner, reader.options, _trained(config, len(rows)))
+        rate = rate_words(config, loaded.model)
+        run = _open_run(config, source, schedule.num_steps, stack, rate)
+        run.attach(model=model)
+        learner.clock = run.clock
+        units = UNITS[settings.kind] if settings.kind == "preference" else "completions"
+        run.note(f"{len(rows)} {units}, {len(heldout)} held out, {schedule.num_steps} steps")
+        for note in (way.reason, *_warnings(rows, heldout, complaints)):
+            run.note(note)
+        loop = RewardLoop(rows, heldout, schedule, run, model, guard)
+        _advance(loop)
+    return run.folder
+
+
+def open_model(config: TrainConfig) -> LoadedModel:
+    """Load the configured model under the head that the kind of reward model needs."""
+    settings = config.reward_model
+    assert settings is not None
+    set_threads(config)
+    loaded = load_scorer(config.model, config.run.device, config.run.seed, *_head(settings))
+    warn_of_slow_type(loaded)
+    return loaded
+
+
+def first_look(
+    config: TrainConfig, loaded: LoadedModel, opened: OpenedRows
+) -> tuple[Problem, list[str]]:
+    """Open what a run would learn from: the first row's prompt, and a line a finding."""
+    settings = config.reward_model
+    assert settings is not None
+    reader = RowReader(settings, config.data, loaded.tokenizer, loaded.context_length)
+    rows, complaints = reader.read_all(opened.rows)
+    heldout = reader.read_all(opened.heldout)[0] if opened.heldout else []
+    scores, num_labels = _head(settings)
+    scorer = with_score_head(loaded.model, scores, num_labels, config.run.seed)
+    way = choose_way(scorer, rows[:PROBED_ROWS])
+    steps = RowSchedule(len(rows), settings, config.run.seed).num_steps
+    size = f"{len(rows)} rows, {len(heldout)} held out; {steps} steps of {settings.rows_per_step}"
+    first = opened.rows[0]
+    prompt = first.pair.prompt if isinstance(first, Comparison) else first.prompt
+    return Problem("row", prompt), [size, way.reason, *_warnings(rows, heldout, complaints)]
+
+
+def make_reward_learner(
+    config: TrainConfig, loaded: LoadedModel, way: ScoreWay, total_steps: int
+) -> RewardLearner:
+    """Return the learner of the reward-model stage."""
+    settings = config.reward_model
+    assert settings is not None
+    passes = Passes(
+        loaded.model,
+        Optimizer(loaded.model, config.optimizer, total_steps, "reward_model"),
+        section="reward_model",
+        layout=way.layout,
+        lean=way.lean,
+        max_tokens_per_micro_batch=settings.max_tokens_per_micro_batch,
+        activation_checkpointing=config.model.activation_checkpointing,
+        tokenizer=loaded.tokenizer,
+    )
+    objective = RewardObjective(
+        kind=settings.kind,
+        centering=settings.centering,
+        loss=settings.loss,
+        until_first_error=settings.until_first_error,
+    )
+    return RewardLearner(passes, objective)
+
+
+class RowSchedule:
+    """Which rows each step learns from, fixed before the first: every pass is a fresh seeded shuffle."""
+
+    def __init__(self, num_rows: int, settings: RewardModelConfig, seed: int) -> None:
+        passes = int(np.ceil(settings.epochs))
+        orders = [np.random.default_rng((seed, n)).permutation(num_rows) for n in range(passes)]
+        order = np.concatenate(orders)[: max(1, round(settings.epochs * num_rows))]
+        self.steps = np.split(
+            order, range(settings.rows_per_step, len(order), settings.rows_per_step)
+        )
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps in all."""
+        return len(self.steps)
+
+    def draw(self, step: int) -> list[int]:
+        """Return the rows of a step."""
+        return self.steps[step].tolist()
+
+
+class SavedRewardModel:
+    """The learner as a part of checkpoints: beside the model lies how it is read and what it is worth.
+
+    options: of its verifier. trained: what it learned from. calibration: of its newest evaluation.
+    """
+
+    def __init__(
+        self, learner: RewardLearner, options: Mapping[str, Any], trained: Mapping[str, Any]
+    ) -> None:
+        self.learner = learner
+        self.options = options
+        self.trained = trained
+        self.calibration: dict[str, Any] | None = None
+
+    def evaluate(self, heldout: Sequence[ScoredGroup], step: int) -> RewardEvaluation:
+        """Evaluate the model as it is after a step, and keep what is found for the next save."""
+        found = evaluate_reward_model(self.learner, heldout)
+        row = found.as_row()
+        kept = {key.removeprefix("eval/"): row[key] for key in row if key != "eval/seconds"}
+        self.calibration = {"step": step, **kept}
+        return found
+
+    def save_state(self, folder: Path) -> None:
+        """Write the model, its tokenizer, the optimizer's state and ``reward_model.json``."""
+        self.learner.save_state(folder)
+        kind = self.learner.objective.kind
+        facts = {
+            "kind": kind,
+            "verifier": "process_reward_model" if kind == "process" else "reward_model",
+            "options": dict(self.options),
+            "trained": {**self.trained, "steps": self.learner.policy_version},
+            "calibration": self.calibration,
+        }
+        write_json(folder / FACTS_FILE, facts)
+
+    def load_state(self, folder: Path) -> None:
+        """Restore what `save_state` wrote. Raises RunError."""
+        self.learner.load_state(folder)
+        self.calibration = (read_facts(folder / FACTS_FILE) or {}).get("calibration")
+
+
+@dataclass(frozen=True)
+class RewardLoop:
+    """What a step works with."""
+
+    rows: Sequence[ScoredGroup]
+    heldout: Sequence[ScoredGroup]
+    schedule: RowSchedule
+    run: Run
+    model: SavedRewardModel
+    guard: Guard
+
+
+def reward_step(loop: RewardLoop) -> None:
+    """Learn from one step's rows, evaluate when due, write it down.
+
+    The evaluation comes before the checkpoint, so that the model is saved with what it is worth.
+    """
+    run = loop.run
+    groups = [loop.rows[index] for index in loop.schedule.draw(run.step)]
+    update = loop.model.learner.update(groups)
+    found = None
+    if loop.heldout and _evaluation_due(run, run.step + 1):
+        with run.phase("evaluate"):
+            found = loop.model.evaluate(loop.heldout, run.step + 1)
+    run.finish_step(update)
+    if found is not None:
+        run.record_evaluation(found.as_row())
+    loop.guard.check(run)
+
+
+def _advance(loop: RewardLoop) -> None:
+    """Take steps until the run is done or must stop; evaluate before, when due, and after."""
+    run = loop.run
+    assert run.num_steps is not None
+    if run.step >= run.num_steps:
+        run.note(
+            f"all {run.step} steps are done; to extend the run:"
+            f" assay train --resume {run.folder} --set reward_model.epochs=N"
+        )
+    if _evaluation_due(run, run.step):
+        _evaluate_now(loop)
+    run.begin_step()
+    while run.step < run.num_steps and run.stop_reason is None:
+        reward_step(loop)
+    if _evaluation_due(run, run.step):
+        _evaluate_now(loop)
+
+
+def _evaluate_now(loop: RewardLoop) -> None:
+    """Evaluate, unless this step's evaluation is there already."""
+    run = loop.run
+    if loop.heldout and not run.evaluations(run.step) and run.stop_reason != "interrupted":
+        run.record_evaluation(loop.model.evaluate(loop.heldout, run.step).as_row())
+
+
+def _evaluation_due(run: Run, step: int) -> bool:
+    every = run.config.evaluation.every
+    if step in (0, run.num_steps) or run.stop_reason == "max_minutes":
+        return True
+    return every is not None and step % every == 0
+
+
+def _open_run(
+    config: TrainConfig, source: Source, num_steps: int, stack: ExitStack, learning_rate: str
+) -> Run:
+    """Create the run's directory, or open the one to go on with; its report is written as it closes."""
+    if source.resume is not None:
+        run = Run.resume(
+            source.resume, overrides=source.overrides, num_steps=num_steps, quiet=source.quiet
+        )
+    else:
+        run = Run.create(
+            config,
+            config_path=source.config_path,
+            num_steps=num_steps,
+            decision=run_decision(config, source.config_path, learning_rate),
+            quiet=source.quiet,
+        )
+    stack.callback(report_if_possible, run.folder)
+    return stack.enter_context(run)
+
+
+def _head(settings: RewardModelConfig) -> tuple[Scores, int]:
+    """Return what a score is of, and the number of labels."""
+    if settings.kind != "process":
+        return "text", 1
+    return "token", 2 if settings.head == "two_labels" else 1
+
+
+def _trained(config: TrainConfig, num_rows: int) -> dict[str, Any]:
+    """Return what a reward model learned from, to be kept beside it."""
+    settings = config.reward_model
+    assert settings is not None
+    kept = {
+        name: value
+        for name, value in settings.model_dump(mode="json", exclude_none=True).items()
+        if value != type(settings).model_fields[name].default
+    }
+    return {"model": config.model.path, "num_rows": num_rows, "settings": kept}
+
+
+def _warnings(
+    rows: Sequence[ScoredGroup], heldout: Sequence[ScoredGroup], complaints: Sequence[str]
+) -> list[str]:
+    """Return what should be known before any step is taken."""
+    found: list[str] = []
+    if complaints:
+        found.append(f"{len(complaints)} bad rows skipped, the first: {complaints[0]}")
+    learned = {_content(group) for group in rows}
+    leaked = [group.source for group in heldout if _content(group) in learned]
+    if leaked:
+        found.append(
+            f"warning: {len(leaked)} held-out rows are learned from as well, the first: {leaked[0]}"
+        )
+    if not heldout:
+        found.append(
+            "warning: no reward_model.heldout: neither accuracy nor calibration is measured"
+        )
+    return found
+
+
+def _content(group: ScoredGroup) -> tuple[bytes, ...]:
+    return tuple(sorted(text.tokens.tobytes() for text in group.texts))

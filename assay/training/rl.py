@@ -1,0 +1,69 @@
+"""Reinforcement learning: THE page. `train_step` and `collect` are the whole of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from assay.data.curriculum import Curriculum
+from assay.generate.base import Generator
+from assay.learn.advantages import compute_advantages
+from assay.learn.update import Learner
+from assay.model.packing import pack
+from assay.run.directory import Run
+from assay.run.guard import Guard
+from assay.training.batch_plan import BatchPlan, Judged, is_mixed, sample_and_judge, unzip
+from assay.training.evaluate import Judge
+from assay.types import Group, Verdict
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What a step works with: each part behind its own protocol, wherever it runs."""
+
+    curriculum: Curriculum
+    generator: Generator
+    verifiers: Judge
+    run: Run
+    learner: Learner
+    guard: Guard
+    plan: BatchPlan
+
+
+def train_step(loop: Loop) -> None:
+    """Collect one batch, learn from it, write it all down."""
+    groups, verdicts = collect(loop.curriculum, loop.generator, loop.verifiers, loop.run, loop.plan)
+    temperature = loop.plan.sampling_at(loop.run.step).temperature
+    batch = loop.learner.score(pack(groups, verdicts, loop.learner.device), temperature)
+    advantages_T = compute_advantages(batch, loop.learner.algorithm)
+    update = loop.learner.update(batch, advantages_T, loop.plan.learns_from(verdicts))
+    loop.generator.load_policy(loop.learner.policy, update.policy_version)
+    loop.run.finish_step(update)
+    loop.guard.check(loop.run)
+
+
+def collect(
+    curriculum: Curriculum, generator: Generator, verifiers: Judge, run: Run, plan: BatchPlan
+) -> tuple[list[Group], list[Sequence[Verdict]]]:
+    """Draw problems, sample their groups, judge them, and write them down before they are learned from.
+
+    Under dynamic sampling (DAPO eq. 11) groups whose judged completions are all right or all wrong
+    are replaced by fresh draws, at most ``max_refills`` times; they are recorded all the same. Where
+    no group is mixed they are what is returned: measured, and not learned from.
+    """
+    kept: list[Judged] = []
+    passed_over: list[Judged] = []
+    sampling = plan.sampling_at(run.step)
+    for _ in range(1 + plan.max_refills):
+        problems = curriculum.draw(plan.num_prompts - len(kept))
+        groups, verdicts = sample_and_judge(generator, verifiers, problems, sampling, plan)
+        curriculum.observe(groups, verdicts)
+        for judged in zip(groups, verdicts, strict=True):
+            (kept if not plan.max_refills or is_mixed(judged[1]) else passed_over).append(judged)
+        if len(kept) == plan.num_prompts:
+            break
+    if not kept:  # see BatchPlan.learns_from
+        kept, passed_over = passed_over, []
+    generator.sleep()  # an update needs the memory
+    run.record(*unzip([*kept, *passed_over]), sampling=sampling)
+    return unzip(kept)

@@ -1,0 +1,176 @@
+"""Rates of an evaluation, each against its definition."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from train_worlds import CountingJudge, group_of, verdict
+
+from assay.config import SamplingConfig
+from assay.testing import ScriptedGenerator
+from assay.training import evaluate as evaluate_module
+from assay.training.evaluate import evaluate, majority_correct, pass_at_k, summarize
+from assay.types import Completion, Group, Problem, Verdict
+from assay.verify.service import VerifierService
+
+outcomes = st.lists(st.booleans(), min_size=1, max_size=9)
+
+
+@given(outcomes, st.data())
+def test_pass_at_k_is_the_mean_over_all_choices(right: list[bool], data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, len(right)))
+    choices = list(itertools.combinations(right, k))
+    expected = sum(any(choice) for choice in choices) / len(choices)
+    assert pass_at_k(len(right), sum(right), k) == pytest.approx(expected)
+
+
+def test_pass_at_k_needs_k_samples() -> None:
+    with pytest.raises(ValueError, match="at least 4 samples"):
+        pass_at_k(3, 1, 4)
+
+
+votes = st.lists(st.tuples(st.sampled_from(["1", "2", "3", None]), st.just(None)), max_size=8)
+
+
+@given(votes)
+def test_majority_is_the_chance_of_a_random_tie_break(
+    ballots: list[tuple[str | None, None]],
+) -> None:
+    """The answer "1" is right; of several most frequent answers one is taken at random."""
+    answers = [answer for answer, _ in ballots]
+    counts = Counter(answer for answer in answers if answer is not None)
+    tied = [answer for answer, count in counts.items() if count == max(counts.values())]
+    expected = sum(answer == "1" for answer in tied) / len(tied) if tied else 0.0
+    verdicts = [verdict(answer == "1", answer) for answer in answers]
+    assert majority_correct(verdicts) == pytest.approx(expected)
+
+
+problems = st.lists(
+    st.lists(st.sampled_from([True, False, None]), min_size=3, max_size=3), min_size=1, max_size=6
+)
+
+
+@given(problems)
+def test_rates_are_means_over_problems_of_what_was_judged(table: list[list[bool | None]]) -> None:
+    verdicts = [[verdict(one) for one in row] for row in table]
+    groups = [group_of(row, id=f"p{n}") for n, row in enumerate(verdicts)]
+    result = summarize(groups, verdicts)
+    judged = [[one for one in row if one is not None] for row in table]
+    shares = [sum(row) / len(row) for row in judged if row]
+    assert result.num_not_judged == sum(one is None for row in table for one in row)
+    assert result.num_completions == 3 * len(table)
+    assert result.num_problems == len(shares)
+    if not shares:
+        assert math.isnan(result.pass_at_1)
+        assert result.as_row()["eval/pass_at_1"] is None
+        return
+    assert result.pass_at_1 == pytest.approx(statistics.mean(shares))
+    if len(shares) > 1:
+        assert result.stderr == pytest.approx(statistics.stdev(shares) / math.sqrt(len(shares)))
+    else:
+        assert result.stderr is None and result.as_row()["eval/stderr"] is None
+        assert "1 problem: no standard error" in str(result)
+    most = max(result.pass_at)
+    whole = [row for row in judged if row and len(row) >= most]
+    assert result.pass_at_problems == len(whole) >= len(shares) / 2
+    for k, rate in result.pass_at.items():
+        known = [pass_at_k(len(row), sum(row), k) for row in whole]
+        assert rate == pytest.approx(statistics.mean(known)), "every k of the same problems"
+    rates = [result.pass_at[k] for k in sorted(result.pass_at)]
+    assert rates == sorted(rates) and set(result.pass_at) <= {1, 2, 3}
+
+
+def test_a_single_sample_has_no_majority() -> None:
+    rows = [[verdict(True, "1")], [verdict(False, "2")]]
+    assert summarize(map(group_of, rows), rows).majority is None
+
+
+def ask_math(texts: Sequence[str], gold: str, verifier: str = "math") -> tuple[float | None, int]:
+    """Return the majority of completions under a verifier, and how many judgements it took besides."""
+    asked: list[int] = []
+
+    class Counting(VerifierService):
+        def judge(self, groups: Any) -> Any:
+            asked.append(sum(len(group.completions) for group in groups))
+            return super().judge(groups)
+
+    generator = ScriptedGenerator(lambda problem, sibling: texts[sibling])  # type: ignore[arg-type]
+    problem = Problem("p", "?", {"answer": gold})
+    with Counting(verifier, num_workers=1, deadline=60.0) as service:
+        found = evaluate(generator, service, [problem], SamplingConfig(), len(texts))
+    return found.majority, sum(asked) - len(texts)
+
+
+@pytest.mark.parametrize(
+    ("texts", "gold", "majority", "asked"),
+    [
+        # three ways to write a half are three votes for it
+        (["1/2", "0.5", r"\frac12", "3", "3"], "3", 0.0, 2),
+        (["1/2", "0.5", r"\frac12", "3", "3"], "1/2", 1.0, 0),
+        (["7", "8", "9", "3", "3"], "3", 1.0, 3),
+        (["7", "3", "3", "3"], "3", 1.0, 0),
+        (["1/2", "0.5", "3", "3"], "3", 0.5, 1),
+        (["", "", "3"], "3", 1.0, 0),
+    ],
+)
+def test_equal_answers_are_one_candidate(
+    texts: list[str], gold: str, majority: float, asked: int
+) -> None:
+    boxed = [f"\\boxed{{{text}}}" if text else "" for text in texts]
+    assert ask_math(boxed, gold, "math*1.0 + think_format*0.1") == (majority, asked)
+
+
+def test_a_verifier_that_compares_nothing_lets_texts_vote() -> None:
+    texts = ["1/2", "0.5", "3", "3"]
+    assert ask_math(texts, "3", "train_worlds:says_three") == (1.0, 0)
+
+
+def test_rates_by_tag() -> None:
+    rows = [[verdict(True)], [verdict(False)], [verdict(True)]]
+    tags = [("a",), ("a", "b"), ()]
+    groups = [group_of(row, tags=tag) for row, tag in zip(rows, tags, strict=True)]
+    assert summarize(groups, rows).by_tag == {"a": 0.5, "b": 0.0}
+
+
+def judge_length(problem: Problem, completion: Completion) -> Verdict:
+    return verdict(len(completion.text) == 1, completion.text)
+
+
+def test_problems_go_through_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [Problem(f"p{n}", f"{n}", {"answer": "1"}) for n in range(7)]
+    generator = ScriptedGenerator(lambda problem, sibling: "x" * (1 + (int(problem.prompt) == 5)))  # type: ignore[arg-type]
+    sampling = SamplingConfig(temperature=0.5)
+    seen: list[str] = []
+
+    def sink(group: Group, verdicts: Sequence[Verdict]) -> None:
+        seen.extend(f"{group.id} {one.correct}" for one in verdicts)
+
+    whole = evaluate(generator, CountingJudge(judge_length), rows, sampling, 2)
+    monkeypatch.setattr(evaluate_module, "MAX_PROBLEMS_AT_ONCE", 3)
+    judge = CountingJudge(judge_length)
+    parts = evaluate(generator, judge, rows, sampling, 2, sink)
+    assert judge.seen == [f"p{n}#0/{sibling}" for n in range(7) for sibling in range(2)]
+    assert seen == [f"p{n}#0 {n != 5}" for n in range(7) for _ in range(2)]
+    timeless = [{**one.as_row(), "eval/seconds": 0} for one in (whole, parts)]
+    assert timeless[0] == timeless[1]
+    assert parts.pass_at_1 == pytest.approx(6 / 7)
+    assert parts.temperature == 0.5
+
+
+def test_what_is_printed_and_what_is_json() -> None:
+    rows = [[verdict(True, "1"), verdict(None)], [verdict(False, "2"), verdict(True, "1")]]
+    result = summarize(map(group_of, rows), rows, temperature=1.0)
+    assert "pass@1 0.750" in str(result) and "1 not judged" in str(result)
+    assert json.loads(json.dumps(result.as_dict(), allow_nan=False))["pass_at_1"] == 0.75
+    nothing = summarize([group_of([verdict(None)])], [[verdict(None)]])
+    assert "nothing was judged" in str(nothing)
+    assert json.loads(json.dumps(nothing.as_dict(), allow_nan=False))["pass_at_1"] is None

@@ -1,0 +1,113 @@
+"""What the rollout log holds is neither generated nor judged again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from train_worlds import CountingJudge, verdict
+
+from assay.config import SamplingConfig, parse
+from assay.errors import RunError
+from assay.run.directory import Run
+from assay.testing import ScriptedGenerator
+from assay.training.replay import RunGenerator, RunVerifiers
+from assay.types import Completion, Problem, Verdict
+
+SAMPLING = SamplingConfig()
+PROBLEMS = [Problem(f"p{n}", f"{n}?", {"answer": f"{n}"}) for n in range(3)]
+
+
+def judge_siblings(problem: Problem, completion: Completion) -> Verdict:
+    outcome = [True, False, None][int(completion.id[-1])]
+    return verdict(outcome, problem.spec["answer"])
+
+
+class Counted(ScriptedGenerator):
+    """Counts the prompts that it is asked for."""
+
+    num_prompts = 0
+
+    def generate(
+        self, problems: Any, sampling: Any, group_size: int, first_sibling: int = 0
+    ) -> Any:
+        self.num_prompts += len(problems)
+        return super().generate(problems, sampling, group_size, first_sibling)
+
+
+def open_run(folder: Path, resume: bool) -> Run:
+    tree = {
+        "run": {"directory": str(folder), "name": "run"},
+        "model": {"path": "m"},
+        "data": {"train": ["x"]},
+        "rl": {"steps": 4},
+    }
+    if resume:
+        return Run.resume(folder / "run", quiet=True)
+    return Run.create(parse(tree), quiet=True)
+
+
+def parts(run: Run) -> tuple[RunGenerator, RunVerifiers, Counted, CountingJudge]:
+    generator = Counted(lambda problem, sibling: f"{problem.id} says {sibling}")
+    judge = CountingJudge(judge_siblings)
+    return RunGenerator(generator, run), RunVerifiers(judge, run, lambda: {}), generator, judge
+
+
+def test_logged_verdicts_are_not_judged_again(tmp_path: Path) -> None:
+    with open_run(tmp_path, resume=False) as run:
+        run.attach()
+        generator, verifiers, counted, judge = parts(run)
+        groups = generator.generate(PROBLEMS, SAMPLING, 3)
+        verdicts = verifiers.judge(groups)
+        run.record(groups, verdicts)
+        assert counted.num_prompts == 3 and len(judge.seen) == 9
+    with open_run(tmp_path, resume=True) as run:
+        run.attach()
+        generator, verifiers, counted, judge = parts(run)
+        replayed = generator.generate(PROBLEMS[::-1], SAMPLING, 3)
+        again = verifiers.judge(replayed)
+        assert counted.num_prompts == 0 and judge.seen == []
+    assert [group.id for group in replayed] == ["p2#0", "p1#0", "p0#0"]
+    assert [group.problem.spec for group in replayed] == [one.spec for one in PROBLEMS[::-1]]
+    for old, new in zip(verdicts, again[::-1], strict=True):
+        assert [one.status for one in old] == [one.status for one in new]
+        assert [one.extracted for one in old] == [one.extracted for one in new]
+    texts = [[one.text for one in group.completions] for group in groups]
+    assert [[one.text for one in group.completions] for group in replayed] == texts[::-1]
+
+
+def test_one_missing_group_means_generating_all(tmp_path: Path) -> None:
+    with open_run(tmp_path, resume=False) as run:
+        run.attach()
+        generator, verifiers, _, _ = parts(run)
+        groups = generator.generate(PROBLEMS[:2], SAMPLING, 3)
+        run.record(groups, verifiers.judge(groups))
+    with open_run(tmp_path, resume=True) as run:
+        run.attach()
+        generator, verifiers, counted, judge = parts(run)
+        verifiers.judge(generator.generate(PROBLEMS, SAMPLING, 3))
+        assert counted.num_prompts == 3 and len(judge.seen) == 9
+
+
+def test_seconds_of_both_phases_are_counted(tmp_path: Path) -> None:
+    with open_run(tmp_path, resume=False) as run:
+        run.attach()
+        generator, verifiers, _, _ = parts(run)
+        verifiers.judge(generator.generate(PROBLEMS, SAMPLING, 3))
+        assert {"generate", "verify"} <= run.clock.drain().keys()
+
+
+def test_verifiers_that_rows_name_later_are_written_down(tmp_path: Path) -> None:
+    known: dict[str, Any] = {"math": {"version": 1, "hash": "a"}}
+    with open_run(tmp_path, resume=False) as run:
+        run.attach()
+        judge = RunVerifiers(CountingJudge(judge_siblings), run, lambda: known)
+        judge.judge([])
+        assert run.verifiers == known
+        known["user:reward"] = {"version": 1, "hash": "b"}
+        judge.judge([])
+        assert set(run.verifiers) == {"math", "user:reward"}
+        known["math"] = {"version": 1, "hash": "c"}
+        with pytest.raises(RunError, match="reward has changed"):
+            judge.judge([])

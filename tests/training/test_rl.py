@@ -1,0 +1,162 @@
+"""The page: its eight names in order, and how a batch is collected."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from train_worlds import CountingJudge, verdict
+
+from assay.config import SamplingConfig
+from assay.data.curriculum import Curriculum
+from assay.testing import ScriptedGenerator
+from assay.training import rl
+from assay.training.batch_plan import BatchPlan, is_mixed
+from assay.training.rl import Loop, collect, train_step
+from assay.types import Completion, Group, Problem, Verdict
+
+NAMES = ("curriculum", "generator", "verifiers", "run", "learner", "advantages", "update", "guard")
+
+
+def test_a_newcomer_meets_eight_names_in_order() -> None:
+    page = inspect.getsource(train_step).split('"""')[2]
+    places = [page.index(name) for name in NAMES]
+    assert places == sorted(places)
+
+
+def test_the_page_is_one_page() -> None:
+    assert len(inspect.getsource(rl).splitlines()) <= 100
+    (step,) = ast.parse(inspect.getsource(train_step)).body
+    assert isinstance(step, ast.FunctionDef)
+    assert len(step.body) <= 10, "each part is a single call"
+
+
+class FakeRun:
+    """Keeps what it is asked to record."""
+
+    step = 0
+
+    def __init__(self) -> None:
+        self.recorded: list[str] = []
+
+    def record(self, groups: Sequence[Group], verdicts: Sequence[Any], **facts: Any) -> None:
+        assert not self.recorded, "a step is recorded once"
+        assert len(groups) == len(verdicts)
+        self.recorded = [group.id for group in groups]
+
+
+def make_parts(
+    right: Mapping[str, Sequence[bool | None]], max_refills: int = 0
+) -> tuple[Curriculum, ScriptedGenerator, CountingJudge, Any, BatchPlan]:
+    """Return what `collect` takes: two prompts a step, outcomes given by problem and sibling."""
+
+    def judge(problem: Problem, completion: Completion) -> Verdict:
+        return verdict(right[problem.id][int(completion.id.rpartition("/")[2])])
+
+    rows = [Problem(name, name, {"answer": "1"}) for name in right]
+    curriculum = Curriculum(rows, seed=0)
+    curriculum._order = curriculum._order * 0 + range(len(rows))  # as given
+    generator = ScriptedGenerator(lambda problem, sibling: problem.id)
+    plan = BatchPlan(2, 2, SamplingConfig(), max_refills)
+    return curriculum, generator, CountingJudge(judge), FakeRun(), plan
+
+
+def ids(groups: Sequence[Group]) -> list[str]:
+    return [group.problem.id for group in groups]
+
+
+PASS, FAIL, MIXED = [True, True], [False, False], [True, False]
+
+
+def test_without_dynamic_sampling_every_group_is_learned_from() -> None:
+    curriculum, *others, run, plan = make_parts({"a": PASS, "b": FAIL, "c": MIXED})
+    groups, verdicts = collect(curriculum, *others, run, plan)  # pyright: ignore
+    assert ids(groups) == ["a", "b"] and [len(one) for one in verdicts] == [2, 2]
+    assert run.recorded == ["a#0", "b#0"]
+    assert curriculum.pass_rate("a") == 1.0 and curriculum.pass_rate("c") is None
+
+
+def test_groups_that_are_all_right_or_all_wrong_are_replaced() -> None:
+    right = {"a": PASS, "b": MIXED, "c": FAIL, "d": MIXED, "e": MIXED}
+    curriculum, generator, judge, run, plan = make_parts(right, max_refills=4)
+    groups, verdicts = collect(curriculum, generator, judge, run, plan)
+    assert ids(groups) == ["b", "d"]
+    assert all(len({one.correct for one in row}) == 2 for row in verdicts)
+    assert run.recorded == ["b#0", "d#0", "a#0", "c#0"], "passed over, and recorded all the same"
+    assert judge.seen[-1] == "d#0/1", "no more is drawn than needed"
+
+
+def test_refills_are_bounded() -> None:
+    *parts, run, plan = make_parts(dict.fromkeys("abcdefgh", FAIL), max_refills=2)
+    groups, _ = collect(*parts, run, plan)  # pyright: ignore
+    assert ids(groups) == list("abcdef"), "two prompts, then two, then two; none is mixed: all kept"
+    assert run.recorded == [f"{name}#0" for name in "abcdef"]
+
+
+@pytest.mark.parametrize(
+    ("right", "max_refills", "learns"),
+    [
+        ([PASS, FAIL], 1, False),
+        ([[True, None], [None, None]], 1, False),
+        ([PASS, MIXED], 1, True),
+        ([PASS, FAIL], 0, True),
+    ],
+)
+def test_dynamic_sampling_learns_from_mixed_groups_alone(
+    right: list[Any], max_refills: int, learns: bool
+) -> None:
+    plan = BatchPlan(2, 2, SamplingConfig(), max_refills)
+    assert plan.learns_from([[verdict(one) for one in group] for group in right]) is learns
+
+
+def test_a_batch_that_stays_short_is_learned_from_as_it_is() -> None:
+    right = {"a": FAIL, "b": MIXED, "c": PASS, "d": FAIL}
+    groups, _ = collect(*make_parts(right, max_refills=1))
+    assert ids(groups) == ["b"]
+
+
+def test_groups_without_success_are_sampled_on_until_something_passes() -> None:
+    right = {"a": [False, False, False, True], "b": [True, False], "c": [False] * 6}
+    curriculum, generator, judge, run, plan = make_parts(right)
+    plan = replace(plan, num_prompts=3, max_group_size=5)
+    groups, verdicts = collect(curriculum, generator, judge, run, plan)
+    assert [len(group.completions) for group in groups] == [4, 2, 5]
+    assert [len(one) for one in verdicts] == [4, 2, 5]
+    assert [one.id for one in groups[2].completions] == [f"c#0/{n}" for n in range(5)]
+    assert run.recorded == ["a#0", "b#0", "c#0"] and len(judge.seen) == 11
+
+
+def test_a_group_in_which_nothing_was_judged_does_not_grow() -> None:
+    parts = make_parts({"a": [None, None], "b": [None, False, True, True]})
+    plan = replace(parts[-1], max_group_size=8)
+    groups, _ = collect(*parts[:-1], plan)
+    assert [len(group.completions) for group in groups] == [2, 4]
+
+
+def test_the_temperature_follows_its_schedule() -> None:
+    plan = BatchPlan(1, 2, SamplingConfig(top_k=5), temperatures=[(0, 1.2), (10, 0.8)])
+    found = [plan.sampling_at(step).temperature for step in (0, 5, 10, 99)]
+    assert found == pytest.approx([1.2, 1.0, 0.8, 0.8])
+    assert plan.sampling_at(5).top_k == 5
+    assert BatchPlan(1, 2, SamplingConfig(temperature=0.7)).sampling_at(3).temperature == 0.7
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "mixed"),
+    [
+        ([True, False], True),
+        ([True, None], False),
+        ([None, None], False),
+        ([True, False, None], True),
+    ],
+)
+def test_only_judged_siblings_make_a_group_mixed(outcomes: list[bool | None], mixed: bool) -> None:
+    assert is_mixed([verdict(one) for one in outcomes]) is mixed
+
+
+def test_the_loop_is_a_plain_value() -> None:
+    assert set(Loop.__dataclass_fields__) >= {*NAMES} - {"advantages", "update"}

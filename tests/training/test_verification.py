@@ -1,0 +1,121 @@
+"""[verification] reaches a run's verdicts, and a run keeps the evidence of its verifiers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from train_worlds import REWARD, World, events_of, rows_of
+
+from assay.config import parse
+from assay.errors import RunError, VerifierError
+from assay.training.api import train
+from assay.training.assemble import verifier_options
+from assay.training.rescore import rescore
+
+SUM = f"{REWARD} + length_target"
+
+
+def tree(world: World, **verification: Any) -> dict[str, Any]:
+    options = {"length_target": {"target_tokens": 4}}
+    return world.tree(
+        data={"verifier": SUM},
+        verification={"options": options, **verification},
+        evaluation={"every": 1},
+    )
+
+
+def rollouts_of(run: Path) -> list[dict[str, Any]]:
+    files = sorted((run / "rollouts").glob("*.parquet"))
+    return [row for file in files for row in pq.read_table(file).to_pylist()]
+
+
+def test_options_and_schedule_reach_the_rollouts_and_the_evidence(world: World) -> None:
+    schedule = {"length_target": [[0, 0.0], [2, 1.0]]}
+    run = Path(train(tree(world, schedule=schedule), quiet=True).run)
+    environment = json.loads((run / "environment.json").read_text())
+    assert len(environment["verifiers"]["length_target"]["options"]) == 12
+    assert "options" not in environment["verifiers"][REWARD]
+    seen: set[int] = set()
+    for row in rollouts_of(run):
+        parts = dict(row["components"])
+        factor = min(1.0, row["policy_version"] / 2)
+        reward = parts[REWARD] + 0.1 * factor * parts["length_target"]
+        assert row["reward"] == pytest.approx(reward)
+        seen.add(row["policy_version"])
+    assert seen == {0, 1, 2}
+    for row in rows_of(run, "metrics"):
+        assert row[f"verify/{REWARD}/count"] >= 8
+        assert row[f"verify/{REWARD}/p99"] >= row[f"verify/{REWARD}/p50"] > 0
+        assert row["verify/length_target/per_second"] > 0
+
+
+def test_other_options_are_another_verifier(world: World) -> None:
+    run = Path(train(tree(world), quiet=True).run)
+    longer = ["rl.steps=4", "verification.options.length_target.target_tokens=6"]
+    with pytest.raises(RunError, match=r"length_target.*options .* before.*options .* now"):
+        train(resume=run, overrides=longer, quiet=True)
+    train(resume=run, overrides=longer, accept_changed_verifiers=True, quiet=True)
+    assert "verifiers_changed" in events_of(run)
+    assert len(rows_of(run, "metrics")) == 4
+
+
+def test_options_that_are_wrong_stop_a_run_before_it_begins(world: World) -> None:
+    wrong = tree(world, options={"length_target": {"target_token": 4}})
+    with pytest.raises(VerifierError, match="did you mean target_tokens"):
+        train(wrong, quiet=True)
+    assert not (world.folder / "runs").exists()
+
+
+def test_kills_are_written_down_in_evaluations_too(world: World) -> None:
+    """The held-out rows alone have a verifier that hangs."""
+    rows = [{"id": "h0", "prompt": "1 + 50 =", "verifier": "train_worlds:hangs"}]
+    world.write_rows("heldout.jsonl", rows)
+    config = world.tree(
+        verification={"deadline": 0.6, "allow": ["train_worlds:hangs"]}, evaluation={"every": 3}
+    )
+    run = Path(train(config, quiet=True).run)
+    killed = [row for row in rows_of(run, "events") if row["kind"] == "worker_killed"]
+    assert {row["verifier"] for row in killed} == {"train_worlds:hangs"}
+    assert [row["step"] for row in killed] == [0, 3]
+    assert rows_of(run, "evaluations")[0]["eval/num_not_judged"] == 1
+
+
+def test_a_judges_replies_are_kept_in_the_run(world: World) -> None:
+    from assay.verify.judge.testing import JudgeServer
+
+    with JudgeServer(
+        lambda asked: json.dumps({"reasoning": "no", "verdict": "incorrect"})
+    ) as server:
+        options = {"judge": {"url": server.url, "model": "local"}}
+        settings = world.tree(
+            data={"verifier": "math|judge", "heldout": []},
+            rl={"steps": 1},
+            verification={"options": options},
+        )
+        run = Path(train(settings, quiet=True).run)
+        kept = [json.loads(line) for line in (run / "judge_replies.jsonl").read_text().splitlines()]
+        assert kept and all(row["model"] == "local" for row in kept)
+        asked = len(server.asked)
+        again = rescore(run)
+        assert (len(server.asked), again.unchanged, again.completions) == (asked, 8, 8)
+        before = (run / "judge_replies.jsonl").read_bytes()
+        rescore(run, options={"judge": {**options["judge"], "model": "another"}})
+        assert len(server.asked) > asked and (run / "judge_replies.jsonl").read_bytes() == before
+
+
+def test_learned_verifiers_get_the_runs_device_and_tokenizer(world: World) -> None:
+    options = {"process_reward_model": {"path": "prm"}, "reward_model": {"device": "cuda"}}
+    config = parse(world.tree(run={"device": "cpu"}, verification={"options": options}))
+    found = verifier_options(config)
+    assert found["reward_model"] == {"device": "cuda"}
+    model = config.model.path
+    assert found["process_reward_model"] == {
+        "path": "prm",
+        "device": "cpu",
+        "policy_tokenizer": model,
+    }
+    assert config.verification.options == options

@@ -1,0 +1,188 @@
+"""A tiny training that is killed again and again: a program, so that SIGKILL hits its own processes.
+
+    train_killer.py FOLDER SEED NUM_KILLS STAGE...
+
+A STAGE is one of `STAGES`. FOLDER holds the world that `train_worlds.make_world` makes. Each attempt is a fork that runs
+``assay train`` as the command line does; everything is imported once. Prints
+one JSON line: what was found of each stage.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from train_worlds import World, rows_of
+
+import assay.training.api  # noqa: F401 (heavy: imported before the first fork)
+from assay.cli import main
+from assay.run.metrics import is_timing
+
+STEPS = 8
+KILLED: set[int] = set()
+
+
+def rl_tree(world: World) -> dict[str, Any]:
+    """Reinforcement learning with dynamic sampling and a reference."""
+    return world.tree(
+        rl={"steps": STEPS, "num_minibatches": 2},
+        algorithm={"name": "dapo", "kl_weight": 0.01},
+        evaluation={"every": 3, "temperatures": [0.0, 1.0]},
+    )
+
+
+def given_tree(world: World) -> dict[str, Any]:
+    """Preferences from a file, with a reference point, and held-out ones."""
+    rows = [{"prompt": f"{n} + 1 =", "chosen": f"{n + 1}", "rejected": "no"} for n in range(150)]
+    pairs = [str(world.write_rows(f"{part}.jsonl", rows[part::2])) for part in (0, 1)]
+    tree = world.tree(evaluation={"every": 3})
+    del tree["rl"], tree["data"]
+    settings = {"method": "kto", "pairs": pairs[:1], "heldout": pairs[1:], "pairs_per_step": 19}
+    return {**tree, "preference": settings}
+
+
+def on_policy_tree(world: World) -> dict[str, Any]:
+    """Preferences that are sampled, with a reference that follows the policy."""
+    tree = world.tree(evaluation={"every": 3})
+    del tree["rl"]
+    settings = {"steps": STEPS, "num_prompts": 2, "group_size": 4, "reference_every": 3}
+    return {**tree, "preference": settings}
+
+
+def critic_tree(world: World) -> dict[str, Any]:
+    """PPO with a critic of its own that is warmed up, and both dynamic weights."""
+    row = {"name": "ppo_penalty", "kl_target": 0.01, "kl_horizon": 50.0, "penalty_target": 1e-4}
+    return world.tree(
+        rl={"steps": STEPS, "epochs": 2},
+        algorithm=row,
+        critic={"learning_rate": 1e-2, "warmup_steps": 3},
+        evaluation={"every": 3},
+    )
+
+
+def shared_tree(world: World) -> dict[str, Any]:
+    """PPO with a critic on the policy's layers, and an end at a target KL."""
+    tree = critic_tree(world)
+    tree["critic"]["backbone"] = "shared"
+    tree["algorithm"] = {"name": "ppo", "stop_kl": 1e-4}
+    return tree
+
+
+STAGES = {
+    "rl": rl_tree,
+    "critic": critic_tree,
+    "shared": shared_tree,
+    "given": given_tree,
+    "on_policy": on_policy_tree,
+}
+
+
+def attempt(world: World, stage: str, name: str, kill_after: float | None) -> float | None:
+    """Train or go on in a fork; returns how long it took, None where it was killed before its end."""
+    run = world.folder / "runs" / name
+    if not (run / "config.toml").exists():  # killed before there was a run
+        shutil.rmtree(run, ignore_errors=True)
+        tree = STAGES[stage](world)
+        tree["run"]["name"] = name
+        tree["checkpoint"] = {"every": 2, "keep_last": 2}
+        arguments = ["train", str(world.config_file(tree, f"{name}.toml")), "--json"]
+    else:
+        arguments = ["train", "--resume", str(run), "--json"]
+    started = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setsid()
+            sys.argv = ["assay", *arguments]
+            main()
+        except SystemExit as end:
+            os._exit(int(end.code or 0))
+        except BaseException as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        finally:
+            os._exit(3)
+    if kill_after is not None:
+        time.sleep(kill_after)
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        KILLED.add(child)
+        return None
+    assert os.WEXITSTATUS(status) == 0, f"the run failed by itself: {status}"
+    return time.monotonic() - started
+
+
+def fingerprint(run: Path) -> dict[str, Any]:
+    """Return all of a finished run that does not depend on the clock."""
+    found: dict[str, Any] = {}
+    for name in ("metrics", "evaluations"):
+        rows = rows_of(run, name)
+        found[name] = [{k: v for k, v in row.items() if not is_timing(k)} for row in rows]
+    for shard in sorted((run / "rollouts").glob("*")):
+        found[shard.name] = pq.ParquetFile(shard).read().drop(["judge_seconds"]).to_pylist()
+    for file in sorted((run / "checkpoints").rglob("*")):
+        if file.is_file() and file.name != "manifest.json":
+            found[str(file.relative_to(run))] = file.read_bytes()
+    table = run / "reference.safetensors"
+    found[table.name] = table.read_bytes() if table.exists() else None
+    return found
+
+
+def workers_left() -> list[str]:
+    """Return the verifier workers of killed trainers; they get a moment to notice."""
+    for _ in range(100):
+        found: list[str] = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                command = (folder / "cmdline").read_bytes().split(b"\0")
+            except OSError:  # it has just ended
+                continue
+            if b"assay.verify.serving.worker" in command and {*command} & {
+                b"%d" % pid for pid in KILLED
+            }:
+                found.append(folder.name)
+        if not found:
+            break
+        time.sleep(0.1)
+    return found
+
+
+def kill_again_and_again(world: World, seed: int, num_kills: int, stage: str) -> dict[str, Any]:
+    chance = random.Random(seed)
+    seconds = attempt(world, stage, f"{stage}-whole", None)
+    assert seconds is not None
+    whole = fingerprint(world.folder / "runs" / f"{stage}-whole")
+    kills, runs, different, resumes = 0, 0, [], 0
+    while kills < num_kills or not resumes:  # on a busy machine each may come before there is a run
+        runs += 1
+        name = f"{stage}-killed-{runs}"
+        goal = max(num_kills, kills + 1)
+        while kills < goal:
+            if attempt(world, stage, name, chance.uniform(0.0, 0.9 * seconds)) is not None:
+                break
+            kills += 1
+        attempt(world, stage, name, None)
+        run = world.folder / "runs" / name
+        resumes += sum(row["kind"] == "resumed" for row in rows_of(run, "events"))
+        killed = fingerprint(run)
+        different += [key for key in {*whole, *killed} if whole.get(key) != killed.get(key)]
+    return {
+        "kills": kills,
+        "resumes": resumes,
+        "different": different,
+        "workers_left": workers_left(),
+    }
+
+
+if __name__ == "__main__":
+    folder, seed, num_kills, *stages = sys.argv[1:]
+    given = (World(Path(folder)), int(seed), int(num_kills))
+    print(json.dumps({stage: kill_again_and_again(*given, stage) for stage in stages}))
