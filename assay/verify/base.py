@@ -11,10 +11,12 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.resources import files
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -36,6 +38,13 @@ class KnownError:
     completion: str
     says: Literal["passed", "failed"]
     should_say: Literal["passed", "failed"]
+
+
+def known_errors(verifier: str) -> tuple[KnownError, ...]:
+    """Return the known errors of a built-in verifier that stand in ``labelled/known_errors.jsonl``."""
+    lines = (files("assay.verify") / "labelled" / "known_errors.jsonl").read_text(encoding="utf-8")
+    rows = [json.loads(line) for line in lines.splitlines()]
+    return tuple(KnownError(**row) for row in rows if row.pop("verifier") == verifier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,10 +239,13 @@ def _of_function(function: Callable[..., Any], name: str, module: str) -> Verifi
 
 
 def _source_of(module: str) -> bytes:
+    """Return a module's source; of a package, that of every file in its folder, tables included."""
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         return b""
-    return Path(spec.origin).read_bytes()
+    path = Path(spec.origin)
+    paths = sorted(path.parent.glob("*.*")) if path.name == "__init__.py" else [path]
+    return b"".join(path.read_bytes() for path in paths)
 
 
 def _version_of(package: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, cast
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.answers.marked import clipped, last_marks, retraction, unwrapped
-from assay.verify.base import Field, KnownError, Part, Verifier
+from assay.verify.base import Field, Part, Verifier, known_errors
 
 MAX_CHOICE = 400  # characters of a label with its option's text
 
@@ -454,29 +454,7 @@ CHOICE = Verifier(
     ),
     accepts=r"the last of \boxed{B}, <answer>B</answer>, 'the answer is (b)', 'B is correct', 'option B'; else a reply, "
     "or a last line, that is only a label, a labelled option or an option's text",
-    known_errors=(
-        KnownError(
-            "a bare A or I before a word is read as English, not as a label",
-            {"answer": "A"},
-            "The answer is A Paris",
-            says="failed",
-            should_say="passed",
-        ),
-        KnownError(
-            "an option's text inside a sentence is no choice without its label",
-            {"answer": "B", "options": ["Rome", "Paris"]},
-            "So the capital of France must be Paris, as we know.",
-            says="failed",
-            should_say="passed",
-        ),
-        KnownError(
-            "reasoning after the choice that takes it back without naming another is not seen",
-            {"answer": "B"},
-            "The answer is B. On reflection that was only a guess, and I take it back.",
-            says="passed",
-            should_say="failed",
-        ),
-    ),
+    known_errors=known_errors("choice"),
     text_only=True,
     cached=True,
     modules=("assay.verify.answers.choice", "assay.verify.answers.marked", "assay.types"),

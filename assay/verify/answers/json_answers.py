@@ -12,7 +12,7 @@ from typing import Any, cast
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.answers.marked import MAX_TEXT, clipped, marks
-from assay.verify.base import Field, KnownError, Part, Verifier
+from assay.verify.base import Field, Part, Verifier, known_errors
 from assay.verify.loading import slow_import
 
 MAX_VALUES = 10_000  # values inside the answer
@@ -295,29 +295,7 @@ JSON_SCHEMA = Verifier(
     ),
     accepts="the JSON value in the last answer tag or ```json block, the whole reply, or the last object or list in it; at most "
     f"{MAX_VALUES} values, {MAX_DEPTH} levels, no key twice, no NaN or Infinity",
-    known_errors=(
-        KnownError(
-            "format (date, email, ...) is not checked",
-            {"schema": {"type": "string", "format": "date"}},
-            '"yesterday"',
-            says="passed",
-            should_say="failed",
-        ),
-        KnownError(
-            "only the form is judged: any content of the right type passes",
-            {"schema": {"type": "object", "required": ["capital"], "properties": {"capital": {"type": "string"}}}},
-            '{"capital": "?"}',
-            says="passed",
-            should_say="failed",
-        ),
-        KnownError(
-            "the last object of the reply is judged, also where it is only an example",
-            {"schema": {"required": ["a"]}},
-            '{"a": 1} is valid; {} is not',
-            says="failed",
-            should_say="passed",
-        ),
-    ),
+    known_errors=known_errors("json_schema"),
     text_only=True,
     cached=True,
     modules=("assay.verify.answers.json_answers", "assay.verify.answers.marked", "assay.types"),

@@ -23,7 +23,7 @@ from assay.verify.answers.math_policy import (
     read_policy,
 )
 from assay.verify.answers.plain_numbers import read_number
-from assay.verify.base import KnownError, Limits, Part, Verifier
+from assay.verify.base import Limits, Part, Verifier, known_errors
 
 _WRAPPED = re.compile(r"\\(?:text|mbox|mathrm)\s*\{([^{}]*)\}")
 _WORD, _COMMAND = re.compile(r"[A-Za-z]{2}"), re.compile(r"\\[A-Za-z]+")
@@ -134,65 +134,7 @@ MATH = Verifier(
     "mark: only an answer, one sentence with one value, a last line or a final bold value that is only an answer",
     memory_mib=4096,
     limits=Limits(memory_mib=4096),
-    known_errors=(
-        KnownError(
-            'a conclusion that only "therefore" marks is not read (fallback = sentence reads it)',
-            {"answer": "72"},
-            "We add both months.\nTherefore she sold 48+24 = 72 clips altogether in April and May.",
-            says="failed",
-            should_say="passed",
-        ),
-        KnownError(
-            "what is counted is not compared where the answer is a sentence without a mark",
-            {"answer": "5 apples"},
-            "There are 5 oranges.",
-            says="passed",
-            should_say="failed",
-        ),
-        KnownError(
-            "a think tag that the reasoning quotes opens a block",
-            {"answer": "5"},
-            "<think>I must write <think> first.</think>5",
-            says="failed",
-            should_say="passed",
-        ),
-        KnownError(
-            "a second wording of the same answer, in another unit or rounded, counts as an alternative",
-            {"answer": "1/6"},
-            "The answer is 1/6, or about 0.167.",
-            says="failed",
-            should_say="passed",
-        ),
-        KnownError(
-            "a formula too large for sympy equals only its own spelling",
-            {"answer": r"10^{20000} \cdot 10"},
-            r"\boxed{10^{20001}}",
-            says="failed",
-            should_say="passed",
-        ),
-        KnownError(
-            "a power, root, factorial, binomial or product of matrices, and a formula with variables, "
-            "may restate the question: what it evaluates to is compared",
-            {"answer": "2002"},
-            r"\boxed{\frac{14!}{5!9!}}",
-            says="passed",
-            should_say="failed",
-        ),
-        KnownError(
-            "a sum is no answer to a question for a number, also where it is the usual closed form",
-            {"answer": "1023"},
-            r"\boxed{2^{10} - 1}",
-            says="failed",
-            should_say="passed",
-        ),
-        KnownError(
-            "an answer in words needs the same words",
-            {"answer": "no solution"},
-            r"\boxed{there is none}",
-            says="failed",
-            should_say="passed",
-        ),
-    ),
+    known_errors=known_errors("math"),
     text_only=True,
     cached=True,
     modules=(

@@ -11,7 +11,7 @@ from typing import Any, cast
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.answers.marked import MAX_TEXT, bare, clipped, committed, unwrapped
-from assay.verify.base import Field, KnownError, Limits, Part, Verifier
+from assay.verify.base import Field, Limits, Part, Verifier, known_errors
 
 PLACES = ("auto", "whole", "last_line", "marked")
 FLAGS = "imsx"
@@ -173,29 +173,7 @@ EXACT = Verifier(
     ),
     accepts="the accepted text itself, wrapped in **, quotes, $ or ` and ended by a period or not, where spec.where says; "
     f"a reply of more than {MAX_TEXT} characters has no answer",
-    known_errors=(
-        KnownError(
-            "synonyms and other spellings are other texts",
-            {"answer": "United States"},
-            "USA",
-            says="failed",
-            should_say="passed",
-        ),
-        KnownError(
-            "case is ignored unless the row says otherwise",
-            {"answer": "Polish"},
-            "polish",
-            says="passed",
-            should_say="failed",
-        ),
-        KnownError(
-            "an answer inside a sentence that no tag, box or phrase marks is not found",
-            {"answer": "Paris"},
-            "It is Paris.",
-            says="failed",
-            should_say="passed",
-        ),
-    ),
+    known_errors=known_errors("exact"),
     text_only=True,
     cached=True,
     modules=("assay.verify.answers.short_answers", "assay.verify.answers.marked", "assay.types"),
@@ -214,22 +192,7 @@ REGEX = Verifier(
     ),
     accepts="a text that the pattern matches, where spec.where says, without white space around it (for auto and marked also without emphasis, quotes and a final period); "
     f"a reply of more than {MAX_TEXT} characters has no answer",
-    known_errors=(
-        KnownError(
-            "mode search accepts a match anywhere, also of an answer that is denied or one of several",
-            {"pattern": r"\b42\b", "mode": "search"},
-            "It is 41 or 42 or 43.",
-            says="passed",
-            should_say="failed",
-        ),
-        KnownError(
-            "a text that the pattern would match only after much backtracking fails",
-            {"pattern": "(?:a|aa)+x|a+b"},
-            "a" * 60 + "b",
-            says="failed",
-should_say="passed",
-        ),
-    ),
+    known_errors=known_errors("regex"),
     limits=Limits(cpu_seconds=MATCH_SECONDS),
     text_only=True,
     cached=True,
