@@ -68,7 +68,7 @@ BUDGETS = {
     "run": 3950,
     "training": 5000,
     "verify/*.py": 1400,
-    "verify/answers": 5100,
+    "verify/answers": 4950,
     "verify/instructions": 1300,
     "verify/judge": 2350,
     "verify/logic": 2000,
