@@ -54,13 +54,19 @@ class Sweep:
     values: tuple[int, ...] = ()
 
     @classmethod
-    def over(cls, name: str, title: str, values: Sequence[int]) -> Sweep:
-        """Return the sweep over one field of a point or of its shape."""
-        return cls(name, title, tuple({name: value} for value in values), tuple(values))
+    def over(cls, name: str, title: str, values: Sequence[int], **others: int) -> Sweep:
+        """Return the sweep over one field of a point or of its shape; others: fields of every point."""
+        return cls(name, title, tuple({name: value, **others} for value in values), tuple(values))
 
 
 SWEEPS = (
     Sweep.over("completion_length", "tokens a completion", (32, 64, 128, 256, 512)),
+    Sweep.over(
+        "completion_length",
+        "tokens a long completion",
+        (512, 1024, 4096, 16384),
+        **{"num_prompts": 1, "group_size": 2, "num_steps": 1},
+    ),
     Sweep.over("group_size", "completions a group", (2, 4, 8, 16, 32)),
     Sweep.over("prompt_length", "tokens a prompt", (32, 128, 512, 1024)),
     Sweep.over("vocabulary", "vocabulary", (2048, 8192, 32768, 131072)),
@@ -120,7 +126,8 @@ def markdown(series: Sequence[Series], base: Point, conditions: str) -> str:
         "- Both axes are logarithmic. A line that rises by one decade a decade is proportional; a flatter one has a",
         "  fixed part that is still larger; a steeper one grows faster than the quantity.",
         "- *generation*: `Engine.generate`, all rows decoded at once. *update*: forward, backward and the",
-        "  optimizer's step, as `time/update` of a run. Medians of three steps after a first.",
+        "  optimizer's step, as `time/update` of a run. Medians of three steps after a first; of the long completions, two",
+        "  of one prompt, one step after a first. *us a token*: microseconds over the tokens that the step sampled.",
         "- *peak*: the most that was resident in the process at any moment of that part (Python, PyTorch and",
         "  Transformers take some 400 MiB before there is a model).",
         "- *beyond*: of that peak, what is neither the process before the model, nor weights, nor the optimizer's state",
@@ -138,13 +145,16 @@ def markdown(series: Sequence[Series], base: Point, conditions: str) -> str:
 
 
 def _rows(series: Series) -> list[str]:
-    names = ("weights MiB", "generation s", "update s", "generation peak MiB", "update peak MiB")
+    names = ("weights MiB", "generation s", "update s", "generation us a token")
+    names += ("update us a token", "generation peak MiB", "update peak MiB")
     names += ("generation beyond MiB", "update beyond MiB")
     lines = [f"| {series.sweep.title} | " + " | ".join(names) + " |"]
     lines.append("|" + "---:|" * (1 + len(names)))
     for value, point in zip(series.x, series.points, strict=True):
         weights = f"{point['weights_mib']:.0f}"
-        seconds = [f"{point[f'{part}_seconds']:.3f}" for part in ("generation", "update")]
+        spent = [point[f"{part}_seconds"] for part in ("generation", "update")]
+        seconds = [f"{one:.3f}" for one in spent]
+        seconds += [f"{one / point['num_tokens'] * 1e6:.0f}" for one in spent]
         sizes = [
             f"{point[f'{part}_{kind}_mib']:.0f}"
             for kind in ("peak", "beyond")

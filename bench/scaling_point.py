@@ -19,13 +19,15 @@ from bench.flops import BYTES, ModelShape
 if TYPE_CHECKING:
     from bench.local_step import LocalStep
 
-MEASURED_STEPS = 3
 WIDE_BYTES = 4  # gradients are added up in float32
 
 
 @dataclass(frozen=True)
 class Point:
-    """What is measured: a model of random weights, prompts of random tokens, lengths forced."""
+    """What is measured: a model of random weights, prompts of random tokens, lengths forced.
+
+    num_steps: how many are measured, after a first that is not.
+    """
 
     shape: ModelShape
     dtype: str = "bfloat16"
@@ -34,6 +36,12 @@ class Point:
     completion_length: int = 64
     group_size: int = 8
     threads: int = 2
+    num_steps: int = 3
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that a step samples."""
+        return self.num_prompts * self.group_size * self.completion_length
 
     @classmethod
     def read(cls, path: Path) -> Point:
@@ -76,7 +84,7 @@ def measure(point: Point) -> dict[str, Any]:
     gradients = num_weights * WIDE_BYTES / 2**20
     peak = PeakMemory()
     rows: dict[str, list[float]] = {}
-    for _ in range(MEASURED_STEPS):
+    for _ in range(point.num_steps):
         peak.reset()
         started = time.perf_counter()
         groups = step.generate()
@@ -92,6 +100,7 @@ def measure(point: Point) -> dict[str, Any]:
     found["update_beyond_mib"] = found["update_peak_mib"] - before - state - gradients
     return found | {
         "num_weights": num_weights,
+        "num_tokens": point.num_tokens,
         "weights_mib": num_weights * BYTES[point.dtype] / 2**20,
         "state_mib": state,
         "layout": step.layout.layout,
@@ -102,7 +111,8 @@ def _step_taken(point: Point) -> LocalStep:
     """Return the parts of a point, after one step."""
     from bench.local_step import LocalStep, random_model, random_prompts
 
-    model = random_model(point.shape, point.dtype)
+    longest = point.prompt_length + point.completion_length
+    model = random_model(point.shape, point.dtype, max_positions=max(longest, 4096))
     prompts = random_prompts(point.num_prompts, point.prompt_length, point.shape.vocabulary)
     step = LocalStep(model, prompts, point.group_size, point.completion_length)
     step.update(step.generate())

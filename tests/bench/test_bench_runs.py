@@ -19,7 +19,7 @@ from bench.flops import ModelShape
 from bench.processes import ROOT, run, run_for_json
 from bench.profile_step import Operator, operator_table, profile_workload
 from bench.scaling import Series, Sweep
-from bench.scaling_point import MEASURED_STEPS, Point, measure
+from bench.scaling_point import Point, measure
 from bench.side import Side, check_same_prompts
 from bench.vs_trl import read_run, run_assay
 from bench.workload import Workload
@@ -174,7 +174,7 @@ def test_a_point_of_scaling_is_measured() -> None:
     for part in ("generation", "update"):
         assert found[f"{part}_seconds"] > 0
         assert found[f"{part}_peak_mib"] > found[f"{part}_beyond_mib"]
-    assert MEASURED_STEPS > 1
+    assert found["num_tokens"] == 2 * 2 * 4
 
 
 def test_the_page_and_the_figure_of_scaling(tmp_path: Path) -> None:
@@ -184,14 +184,14 @@ def test_the_page_and_the_figure_of_scaling(tmp_path: Path) -> None:
     ]
     points = tuple(
         dict.fromkeys(keys, 0.5 * n - 0.5)
-        | {"generation_seconds": n, "update_seconds": n, "weights_mib": 64}
+        | {"generation_seconds": n, "update_seconds": n, "weights_mib": 64, "num_tokens": 10**5}
         for n in (1, 2)
     )
     series = [
         Series(Sweep.over("vocabulary", "vocabulary", (2048, 131072)), (2048, 131072), points)
     ]
     page = scaling.markdown(series, scaling.BASE, "today on a machine")
-    assert "| 131,072 | 64 | 2.000 | 2.000 | 0 | 0 | 0 | 0 |" in page
+    assert "| 131,072 | 64 | 2.000 | 2.000 | 20 | 20 | 0 | 0 | 0 | 0 |" in page
     assert "Measured today on a machine" in page and "scaling.svg" in page
     scaling_figure.draw(series, tmp_path / "scaling.svg")
     drawn = (tmp_path / "scaling.svg").read_text()
