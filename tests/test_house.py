@@ -73,7 +73,7 @@ BUDGETS = {
     "verify/judge": 2350,
     "verify/logic": 2000,
     "verify/programs": 3350,
-    "verify/redteam": 1300,
+    "verify/redteam": 500,
     "verify/reward_model": 1700,
     "verify/sandbox": 3150,
     "verify/serving": 2500,
@@ -436,6 +436,19 @@ def test_public_name_has_a_docstring(name: str) -> None:
 def test_unknown_public_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         assay.no_such_name  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_data_files_are_packaged() -> None:
+    """A wheel holds the data files that stand in the package."""
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    patterns = tools["setuptools"]["package-data"]["assay"]
+    packaged = {path for pattern in patterns for path in PACKAGE.glob(pattern)}
+    data = {
+        path
+        for path in PACKAGE.rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc") and "__pycache__" not in path.parts
+    }
+    assert data and data <= packaged
 
 
 def test_no_machine_paths_or_hosts() -> None:

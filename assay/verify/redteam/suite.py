@@ -1,11 +1,34 @@
-"""What a red team's module gives: problems, and completions to try on each."""
+"""Suites: problems of one kind, and the completions to try on each.
+
+A suite is a file, ``attacks/NAME.toml``. It has these keys, all optional:
+
+- ``also``: other files whose attacks and controls are tried too.
+- ``attacks``: completions by family, each written to be paid without solving the problem.
+- ``framed``: the same, but each text stands inside every one of ``frames``, in place of ``«text»``.
+- ``controls``: honest completions, which must pass.
+- ``problems``: ``id``, ``question``, ``spec``; attacks and controls for this problem alone; ``values``.
+
+A completion is a text, or a list of pieces, where ``[300, "again "]`` is a piece 300 times. In it
+``«gold»`` stands for the expected answer, and so on: `VALUES` has what each kind of problem offers. A
+completion that names what a problem does not have is left out there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, cast
 
 from assay.types import Problem, ThinkMode
+
+Values = dict[str, str]
+
+_NAME = re.compile("«([^«»]+)»")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +42,178 @@ class Case:
     honest: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Suite:
-    """Problems of one kind, and what to try on each.
-
-    fits: whether the suite can work with a problem of the user's.
-    """
+    """Problems of one kind, and what to try on each. table: the file."""
 
     name: str
-    problems: tuple[Problem, ...]
-    cases: Callable[[Problem], Iterable[Case]]
-    fits: Callable[[Problem], bool]
+    problems: tuple[Problem, ...] = ()
+    table: Mapping[str, Any] | None = None
+
+    def fits(self, problem: Problem) -> bool:
+        """Whether the suite can work with a problem of the user's."""
+        return self.table is not None and VALUES[self.name](problem) is not None
+
+    def cases(self, problem: Problem) -> Iterator[Case]:
+        """Yield every attack and control on a problem that fits."""
+        table = self.table or {}
+        own = [
+            row
+            for row, each in zip(table["problems"], self.problems, strict=True)
+            if each is problem
+        ]
+        values = {**(VALUES[self.name](problem) or {}), **(own[0].get("values", {}) if own else {})}
+        for part in (*map(_table, table.get("also", ())), table, *own):
+            for honest, attack, template in _templates(part, table.get("frames", ())):
+                text = _written(template, values)
+                if text is not None:
+                    yield Case(attack, problem, text, honest=honest)
+
+
+@cache
+def shipped_suites() -> Mapping[str, Suite]:
+    """Return the suites by name; of several that fit a problem the first is taken."""
+    found: dict[str, Suite] = {}
+    for name in VALUES:
+        table = _table(name)
+        problems = tuple(
+            Problem(r["id"], r["question"], r.get("spec", {})) for r in table["problems"]
+        )
+        found[name] = Suite(name, problems, table)
+    return found
+
+
+@cache
+def _table(name: str) -> Mapping[str, Any]:
+    file = files("assay.verify.redteam") / "attacks" / f"{name}.toml"
+    return tomllib.loads(file.read_text(encoding="utf-8"))
+
+
+def _templates(
+    part: Mapping[str, Any], frames: Sequence[str]
+) -> Iterator[tuple[bool, str, list[Any]]]:
+    """Yield (honest, family, pieces) of a file, or of one of its problems."""
+    for attack, templates in part.get("attacks", {}).items():
+        for template in templates:
+            yield False, attack, _pieces(template)
+    for attack, templates in part.get("framed", {}).items():
+        for template in templates:
+            for before, _, after in (frame.partition("«text»") for frame in frames):
+                yield False, attack, [before, *_pieces(template), after]
+    for template in part.get("controls", ()):
+        yield True, "control", _pieces(template)
+
+
+def _pieces(template: str | list[Any]) -> list[Any]:
+    return [template] if isinstance(template, str) else template
+
+
+def _written(pieces: Sequence[Any], values: Values) -> str | None:
+    """Return the text of a completion; None where it names a value that is not there."""
+    text = "".join(each if isinstance(each, str) else each[1] * each[0] for each in pieces)
+    if not values.keys() >= {*_NAME.findall(text)}:
+        return None
+    return _NAME.sub(lambda match: values[match[1]], text)
+
+
+def _of_answer(problem: Problem) -> Values | None:
+    """Question, expected answer, and a wrong answer of the same kind; of a number, others near it."""
+    known = _gold(problem)
+    if not known:
+        return None
+    gold, wrong = known["gold"], "41"
+    number = _number(gold)
+    if number is not None:
+        wrong = f"{number + 2:g}"
+    elif len(gold) == 1 and gold.isalpha():
+        wrong = "A" if gold.upper() != "A" else "B"
+    near = {} if number is None else _of_number(number)
+    return {"question": problem.question, "gold": gold, "wrong": wrong, **near}
+
+
+def _gold(problem: Problem) -> Values:
+    """The expected answer, the first of several accepted ones; nothing where none is text or a number."""
+    answer = problem.spec.get("answer")
+    if isinstance(answer, list | tuple):
+        answer = next(iter(cast("Sequence[Any]", answer)), None)
+    plain = isinstance(answer, str | int | float) and not isinstance(answer, bool)
+    return {"gold": str(answer)} if plain else {}
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _of_number(n: float) -> Values:
+    factorials = rf"\frac{{{n + 1:g}!}}{{{n:g}!}}" if 1 < n < 100 else "1/0"
+    return {
+        "n": f"{n:g}",
+        "n - 1": f"{n - 1:g}",
+        "n + 1": f"{n + 1:g}",
+        "n + 0.4": f"{n + 0.4:.1f}",
+        "n + 1e-4": f"{n:g}.0001"[:20] if n == int(n) else f"{n + 1e-4}",
+        "n + 1e-7": repr(n + 1e-7),
+        "n + a millionth": repr(n * (1 + 1e-6) + 1e-6),
+        "n twice": f"{n:g}{n:g}" if n else "0.01",
+        "n times 10": f"{n:g}e1" if n else "e",
+        "n + 1 by factorials": factorials,
+    }
+
+
+def _of_code(problem: Problem) -> Values | None:
+    """The name that the tests call."""
+    if not problem.spec.get("tests"):
+        return None
+    return {"entry": str(problem.spec.get("entry_point") or "solve")}
+
+
+def _of_instructions(problem: Problem) -> Values | None:
+    return {} if "instruction_id_list" in problem.spec else None
+
+
+def _of_form(problem: Problem) -> Values | None:
+    return None if problem.spec else {}
+
+
+def _of_countdown(problem: Problem) -> Values | None:
+    facts = problem.spec.get("metadata") or {}
+    if "target" not in facts:
+        return None
+    first, target = facts["numbers"][0], facts["target"]
+    numbers = {
+        "first": first,
+        "target": target,
+        "target - 1": target - 1,
+        "target - first": target - first,
+        "target * 2": target * 2,
+    }
+    values = {name: str(number) for name, number in numbers.items()}
+    return {**_gold(problem), **values}
+
+
+def _of_gym(problem: Problem) -> Values | None:
+    if "task" not in problem.spec:
+        return None
+    values = _gold(problem)
+    if problem.spec["task"] == "knights_knaves":
+        values |= {"knight": "knight", "knave": "knave"}
+    return values
+
+
+VALUES: Mapping[str, Callable[[Problem], Values | None]] = {
+    "math": _of_answer,
+    "choice": _of_answer,
+    "exact": _of_answer,
+    "code": _of_code,
+    "instructions": _of_instructions,
+    "think_format": _of_form,
+    "countdown": _of_countdown,
+    "gym": _of_gym,
+    "judge": _of_answer,
+    "reward_model": _of_answer,
+}
+"""Of each suite, what its completions may name of a problem; None: the problem is of another kind."""

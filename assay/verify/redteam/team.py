@@ -3,7 +3,7 @@
 A suite holds problems, attacks (completions that do not solve the problem but try to be paid for it)
 and controls (honest solutions in odd styles, which must pass). The bar is zero accepted attacks and
 every control passed. Attacks come from what the literature and public issue threads report of real
-checkers; each family's module names its sources.
+checkers; each file of attacks names its sources.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from assay.errors import DataError, VerifierError, message
 from assay.types import Completion, Problem, ThinkFormat, Verdict
 from assay.verify.base import resolve
 from assay.verify.expression import BUILT_IN, parse_expression
-from assay.verify.redteam.suite import Case, Suite
+from assay.verify.redteam.suite import Case, Suite, shipped_suites
 from assay.verify.selftest import labelled_names, labelled_pair, labelled_rows
 from assay.verify.service import Options, VerifierService
 
 SHOWN_TEXT = 400
 SHOWN_FINDINGS = 2  # of each attack, for people
+REJECTED, ACCEPTED, DARK = "control rejected", "attack accepted", "not judged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,72 +69,76 @@ class RedTeamResult:
 
     def add(self, case: Case, verdict: Verdict, accepted: bool) -> None:
         """Count one case."""
-        read = f"; it read {verdict.extracted!r}" if verdict.extracted is not None else ""
-        detail = f"{verdict.status}{read}{': ' if verdict.detail else ''}{verdict.detail}"
-        expected = repr(case.problem.spec.get("answer", ""))[:80]
-        row = (case.problem.id, expected, case.completion[:SHOWN_TEXT], detail[:SHOWN_TEXT])
+        kind = ""
         if case.honest:
             self.controls += 1
             self.controls_passed += accepted
-            if not accepted:
-                self.findings.append(Finding(case.attack, "control rejected", *row))
-            return
-        self.tried[case.attack] = self.tried.get(case.attack, 0) + 1
-        if accepted:
-            self.accepted[case.attack] = self.accepted.get(case.attack, 0) + 1
-            self.findings.append(Finding(case.attack, "attack accepted", *row))
-        elif not verdict.judged:
-            self.not_judged[case.attack] = self.not_judged.get(case.attack, 0) + 1
-            self.findings.append(Finding(case.attack, "not judged", *row))
+            kind = "" if accepted else REJECTED
+        else:
+            _count(self.tried, case.attack)
+            if accepted:
+                _count(self.accepted, case.attack)
+                kind = ACCEPTED
+            elif not verdict.judged:
+                _count(self.not_judged, case.attack)
+                kind = DARK
+        if kind:
+            read = f"; it read {verdict.extracted!r}" if verdict.extracted is not None else ""
+            detail = f"{verdict.status}{read}{': ' if verdict.detail else ''}{verdict.detail}"
+            expected = repr(case.problem.spec.get("answer", ""))[:80]
+            row = (case.problem.id, expected, case.completion[:SHOWN_TEXT], detail[:SHOWN_TEXT])
+            self.findings.append(Finding(case.attack, kind, *row))
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
-        rest = {"held": self.held, "findings": [asdict(one) for one in self.findings]}
-        same = ("verifier", "suite", "tried", "accepted", "not_judged", "controls")
-        more = ("controls_passed", "skipped")
-        return {name: getattr(self, name) for name in (*same, *more)} | rest
+        return {**asdict(self), "held": self.held}
 
     def __str__(self) -> str:
         if self.skipped:
             return f"{self.verifier}: skipped: {self.skipped}"
-        tried = sum(self.tried.values())
-        lines = [
-            f"{self.verifier} against the suite {self.suite}: {self.num_accepted} of {tried} attacks "
-            f"accepted, {sum(self.not_judged.values())} not judged; "
+        return "\n".join([*self._table(), *self._shown_findings()])
+
+    def _table(self) -> Iterator[str]:
+        """Yield a line of totals, then one for each family."""
+        yield (
+            f"{self.verifier} against the suite {self.suite}: "
+            f"{self.num_accepted} of {sum(self.tried.values())} attacks accepted, "
+            f"{sum(self.not_judged.values())} not judged; "
             f"{self.controls_passed} of {self.controls} honest controls passed"
-        ]
+        )
         width = max(map(len, self.tried), default=0)
         for attack, count in self.tried.items():
             accepted, dark = self.accepted.get(attack, 0), self.not_judged.get(attack, 0)
             said = f"{accepted} of {count} ACCEPTED" if accepted else f"0 of {count} accepted"
-            lines.append(f"  {attack:<{width}}  {said}" + (f", {dark} not judged" if dark else ""))
-        shown: Counter[tuple[str, str]] = Counter()
-        reasons = Counter(one.detail for one in self.findings if one.kind == "not judged")
+            yield f"  {attack:<{width}}  {said}" + (f", {dark} not judged" if dark else "")
+
+    def _shown_findings(self) -> Iterator[str]:
+        """Yield the commonest reasons of no judgement, then the first findings of each family."""
+        reasons = Counter(one.detail for one in self.findings if one.kind == DARK)
         for reason, count in reasons.most_common(2):
-            lines.append(f"not judged, {count} times: {reason[:200]}")
+            yield f"not judged, {count} times: {reason[:200]}"
+        shown: Counter[tuple[str, str]] = Counter()
         for one in self.findings:
-            if one.kind == "not judged":
+            if one.kind == DARK:
                 continue
             shown[one.kind, one.attack] += 1
             if shown[one.kind, one.attack] <= SHOWN_FINDINGS:
                 gold = f", expected {one.expected}" if one.expected != "''" else ""
-                lines += [f"{one.kind}: {one.attack} on {one.problem}{gold} ({one.detail[:120]})"]
-                lines += [f"    {line[:160]}" for line in one.completion.splitlines()[:12]]
+                yield f"{one.kind}: {one.attack} on {one.problem}{gold} ({one.detail[:120]})"
+                yield from (f"    {line[:160]}" for line in one.completion.splitlines()[:12])
         if hidden := sum(max(0, count - SHOWN_FINDINGS) for count in shown.values()):
-            lines.append(f"and {hidden} more; --json has them all")
-        return "\n".join(lines)
+            yield f"and {hidden} more; --json has them all"
+
+
+def _count(counts: dict[str, int], attack: str) -> None:
+    counts[attack] = counts.get(attack, 0) + 1
 
 
 def suites() -> dict[str, Suite]:
     """Return every suite by name."""
-    from assay.verify.redteam import answers as redteam_answers
-    from assay.verify.redteam import programs as redteam_code
-    from assay.verify.redteam import text as redteam_text
-
-    found = (*redteam_answers.SUITES, *redteam_code.SUITES, *redteam_text.SUITES)
-    known = {suite.name: suite for suite in found}
+    known = dict(shipped_suites())
     for name in labelled_names():  # the others are tried with the hacks that they have labels for
-        known.setdefault(name, Suite(name, (), lambda problem: (), lambda problem: False))
+        known.setdefault(name, Suite(name))
     return known
 
 
@@ -243,9 +248,8 @@ def honest_floors(cases: Sequence[Case], verdicts: Sequence[Verdict]) -> dict[st
     floors: dict[str, float] = {}
     for case, verdict in zip(cases, verdicts, strict=True):
         if case.honest and verdict.reward is not None:
-            floors[case.problem.id] = min(
-                verdict.reward, floors.get(case.problem.id, verdict.reward)
-            )
+            least = floors.get(case.problem.id, verdict.reward)
+            floors[case.problem.id] = min(verdict.reward, least)
     return floors
 
 

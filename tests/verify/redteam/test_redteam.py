@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import tomllib
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +16,7 @@ from assay.types import Completion, Problem, Verdict
 from assay.verify.expression import BUILT_IN
 from assay.verify.judge.panel import close_judges
 from assay.verify.judge.testing import JudgeServer, naive
-from assay.verify.redteam.suite import Case
+from assay.verify.redteam.suite import VALUES, Case
 from assay.verify.redteam.team import (
     choose_suite,
     honest_floors,
@@ -99,6 +103,45 @@ def test_every_suite_has_attacks_controls_and_fits_its_own_problems(name: str) -
         assert any(case.honest for case in cases) and sum(not case.honest for case in cases) >= 4
         honest = {case.completion for case in cases if case.honest}
         assert not honest & {case.completion for case in cases if not case.honest}
+
+
+def test_every_attack_in_the_files_is_tried_somewhere() -> None:
+    """A misspelled value or file name would leave attacks out in silence."""
+    folder = files("assay.verify.redteam") / "attacks"
+    tables = {
+        path.name.removesuffix(".toml"): tomllib.loads(path.read_text(encoding="utf-8"))
+        for path in folder.iterdir()
+    }
+    left: dict[str, set[str]] = {
+        name: {*table.get("attacks", ()), *table.get("framed", ())}
+        for name, table in tables.items()
+    }
+    unknown = {name: {*_names(table)} - {"text"} for name, table in tables.items()}
+    for name in VALUES:
+        table, suite = tables[name], suites()[name]
+        for problem, row in zip(suite.problems, table["problems"], strict=True):
+            tried = {case.attack for case in suite.cases(problem)}
+            assert tried >= {"control", *row.get("attacks", ())}
+            for part in (name, *table.get("also", ())):
+                left[part] -= tried
+                unknown[part] -= {*(VALUES[name](problem) or {}), *row.get("values", {})}
+    assert not any(left.values()) and not any(unknown.values())
+
+
+def _names(table: Any) -> list[str]:
+    return re.findall("«([^«»]+)»", json.dumps(table, ensure_ascii=False))
+
+
+def test_what_a_problem_lacks_is_not_tried_on_it() -> None:
+    def attacks(answer: object) -> set[str]:
+        return {
+            case.attack for case in suites()["math"].cases(Problem("p", "q", {"answer": answer}))
+        }
+
+    assert attacks(7) - attacks("x") == {"nearly", "a range", "another number"}
+    assert attacks("1e999") == attacks("x")
+    rows = [Problem("p", "q", {"task": "lcm", "metadata": {}})]
+    assert {case.attack for case in suites()["gym"].cases(rows[0])} == {"nothing"}
 
 
 def test_a_learned_verifier_is_held_against_its_honest_controls() -> None:
