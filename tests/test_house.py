@@ -69,15 +69,15 @@ BUDGETS = {
     "training": 5000,
     "verify/*.py": 1400,
     "verify/answers": 4950,
-    "verify/instructions": 1300,
+    "verify/instructions": 1100,
     "verify/judge": 2350,
-    "verify/logic": 2000,
+    "verify/logic": 1870,
     "verify/programs": 3350,
     "verify/redteam": 500,
     "verify/reward_model": 1700,
     "verify/sandbox": 3150,
     "verify/serving": 2500,
-    "verify/style": 1050,
+    "verify/style": 930,
 }
 LIGHT = ["assay", "assay.types", "assay.errors", "assay.config", "assay.cli"]
 HEAVY = {"torch", "transformers", "tokenizers", "pyarrow", "plotly", "sympy", "math_verify"}

@@ -16,8 +16,7 @@ from typing import Any, cast
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
-from assay.verify.base import Field, Part, Verifier
-from assay.verify.instructions.errors import KNOWN_ERRORS
+from assay.verify.base import Field, Part, Verifier, known_errors
 from assay.verify.instructions.rules import RULES, Instruction, read_instruction
 
 MODES = ("strict", "loose")
@@ -168,7 +167,7 @@ INSTRUCTIONS = Verifier(
     ),
     accepts="any text; only what stands outside the think block counts",
     partial_credit="credit = fraction: the share of instructions that are followed",
-    known_errors=KNOWN_ERRORS,
+    known_errors=known_errors("instructions"),
     text_only=True,
     cached=True,
     modules=(

@@ -13,7 +13,7 @@ from typing import Any, cast
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.answers.marked import MAX_TEXT
-from assay.verify.base import Field, KnownError, Part, Verifier
+from assay.verify.base import Field, Part, Verifier, known_errors
 
 PARTS = ("answer", "reasoning")
 MAX_STEPS = 200
@@ -154,29 +154,7 @@ ARGUMENT_STRUCTURE = Verifier(
     "reference to an earlier step or premise, must share words with what came before and say something new",
     partial_credit=f"the share of supported steps, halved where the last is no conclusion; passes from {PASSES}",
     weight=0.1,
-    known_errors=(
-        KnownError(
-            "form is not truth: a false argument of good form passes",
-            {"premises": ["All cats are mammals."]},
-            "1. All cats are mammals.\n2. Since cats are mammals, dogs are cats.\n3. Therefore dogs are green mammals.",
-            says="passed",
-            should_say="failed",
-        ),
-        KnownError(
-            "connectives of other languages are not known",
-            {},
-            "Todos los gatos son mamíferos. Tom es un gato. Por lo tanto, Tom es un mamífero.",
-            says="failed",
-            should_say="passed",
-        ),
-        KnownError(
-            "an argument without connectives or references, clear from its order alone, earns nothing",
-            {},
-            "Tom is a cat. Cats purr. Tom purrs.",
-            says="failed",
-            should_say="passed",
-        ),
-    ),
+    known_errors=known_errors("argument_structure"),
     text_only=True,
     cached=True,
     modules=("assay.verify.logic.argument_structure", "assay.verify.answers.marked", "assay.types"),

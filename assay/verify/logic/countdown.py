@@ -14,7 +14,7 @@ from typing import Any, cast
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.answers.marked import bare, clipped, committed, unwrapped
-from assay.verify.base import Field, KnownError, Part, Verifier
+from assay.verify.base import Field, Part, Verifier, known_errors
 
 USES = ("all", "subset")
 MAX_EXPRESSION = 1000  # characters
@@ -241,22 +241,7 @@ COUNTDOWN = Verifier(
     ),
     accepts=r"+ - * / and parentheses over the numbers (also × • ÷ : x, \times, \div, \frac), '= target' after it or not; in a box, "
     "answer tags, after 'the answer is', alone, or as the last line",
-    known_errors=(
-        KnownError(
-            "the expression must stand in one line, without words beside it, unless a mark sets it off",
-            {"numbers": [2, 3], "target": 6},
-            "You can multiply: 2 * 3, which is 6",
-            says="failed",
-            should_say="passed",
-        ),
-        KnownError(
-            "a worked solution in steps, each with its own result, is no expression",
-            {"numbers": [2, 3, 4], "target": 10},
-            "2 * 3 = 6\n6 + 4 = 10",
-            says="failed",
-            should_say="passed",
-        ),
-    ),
+    known_errors=known_errors("countdown"),
     text_only=True,
     cached=True,
     modules=("assay.verify.logic.countdown", "assay.verify.answers.marked", "assay.types"),

@@ -12,7 +12,7 @@ from typing import Any, cast
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.answers.marked import bare, clipped, last_marks, last_phrase, unwrapped
-from assay.verify.base import Field, KnownError, Part, Verifier
+from assay.verify.base import Field, Part, Verifier, known_errors
 from assay.verify.loading import slow_import
 from assay.verify.logic.gym_scorers import EVALUATES, GATES, STRICT
 
@@ -232,43 +232,7 @@ GYM = Verifier(
     partial_credit="the task's own (often 0.01 for a form, or the share of the reply that is the answer), never a pass; "
     f"none for {', '.join(sorted(name for name, (_, replaces) in STRICT.items() if replaces))}",
     memory_mib=4096,
-    known_errors=(
-        KnownError(
-            "a name in a sentence is no answer to a zebra puzzle unless a mark sets it off",
-            {"task": "zebra_puzzles", "answer": "bob", "metadata": {}},
-            "Bob lives in the first house",
-            says="failed",
-            should_say="passed",
-        ),
-        KnownError(
-            "knights and knaves: other words for a role are not understood",
-            {
-                "task": "knights_knaves",
-                "answer": "Mia is a knave.",
-                "metadata": {"names": ["Mia"], "solution": [False], "knight_knave_terms": {"knight": "knight", "knave": "knave"}},
-            },
-            "Mia always lies",
-            says="failed",
-            should_say="passed",
-        ),
-        KnownError(
-            "propositional_logic: a conclusion that says no more than a premise passes in other words",
-            {
-                "task": "propositional_logic",
-                "metadata": {"premises": ["(P ∧ Q)"], "variables": ["P", "Q"], "example_answer": "P"},
-            },
-            "(Q ∧ P)",
-            says="passed",
-            should_say="failed",
-        ),
-        KnownError(
-            "most tasks compare spelling: a right answer with words beside it fails",
-            {"task": "lcm", "answer": "12", "metadata": {}},
-            "12 is the lcm",
-            says="failed",
-            should_say="passed",
-        ),
-    ),
+    known_errors=known_errors("gym"),
     text_only=True,
     cached=True,
     modules=(

@@ -11,7 +11,7 @@ from typing import Any, cast
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.answers.marked import bare, clipped, commitment, committed, retraction, unwrapped
-from assay.verify.base import Field, KnownError, Limits, Part, Verifier
+from assay.verify.base import Field, Limits, Part, Verifier, known_errors
 from assay.verify.logic.formulas import (
     MAX_FORMULA,
     Formula,
@@ -394,22 +394,7 @@ BOOLEAN_EQUIVALENCE = Verifier(
     f"{_SIZES}; a truth table up to {MAX_TABLE} variables, z3 beyond",
     limits=Limits(memory_mib=4096),
     memory_mib=4096,
-    known_errors=(
-        KnownError(
-            "^ is read as exclusive or, although some write it for and",
-            {"formula": "A & B"},
-            "A ^ B",
-            says="failed",
-            should_say="passed",
-        ),
-        KnownError(
-            "without form or max_connectives the question's own formula is its simplification",
-            {"formula": "A"},
-            "A & (A | B)",
-            says="passed",
-            should_say="failed",
-        ),
-    ),
+    known_errors=known_errors("boolean_equivalence"),
     text_only=True,
     cached=True,
     modules=_MODULES,
@@ -434,29 +419,7 @@ ENTAILMENT = Verifier(
     "beyond which a completion is not judged",
     limits=Limits(memory_mib=4096),
     memory_mib=4096,
-    known_errors=(
-        KnownError(
-            "a premise given again follows, where the target asks for no more",
-            {"premises": ["A", "A -> B"], "target": "A"},
-            "A",
-            says="passed",
-            should_say="failed",
-        ),
-        KnownError(
-            "a label is right or wrong: the reasoning to it is not looked at",
-            {"answer": "True"},
-            "I guess. Answer: True",
-            says="passed",
-            should_say="failed",
-        ),
-        KnownError(
-            "a label in other words than true, false, uncertain and their like is not understood",
-            {"answer": "Uncertain"},
-            "Answer: it could go either way",
-            says="failed",
-            should_say="passed",
-        ),
-    ),
+    known_errors=known_errors("entailment"),
     text_only=True,
     cached=True,
     modules=_MODULES,

@@ -8,7 +8,7 @@ from typing import Any
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem, ThinkFormat
-from assay.verify.base import Field, KnownError, Part, Verifier
+from assay.verify.base import Field, Part, Verifier, known_errors
 
 OPEN_TAG, CLOSE_TAG = "<answer>", "</answer>"
 
@@ -143,22 +143,7 @@ THINK_FORMAT = Verifier(
     domain="the form of the reasoning block",
     accepts="the tags of the prompt's think format, exactly once, in order, spelled exactly, with content",
     weight=0.1,
-    known_errors=(
-        KnownError(
-            "content is any text: filler passes",
-            {"think": "free"},
-            "<think>.</think>.",
-            says="passed",
-            should_say="failed",
-        ),
-        KnownError(
-            "a tag that the reasoning quotes counts as a tag",
-            {"think": "free"},
-            "<think>I must close with </think> at the end.</think>5",
-            says="failed",
-            should_say="passed",
-        ),
-    ),
+    known_errors=known_errors("think_format"),
     text_only=True,
     cached=True,
     modules=("assay.verify.style.format", "assay.types"),
@@ -183,22 +168,7 @@ ANSWER_TAGS = Verifier(
     accepts="outside the think block: the tags exactly once, in order, spelled exactly, with content, "
     "and nothing but white space after them",
     weight=0.1,
-    known_errors=(
-        KnownError(
-            "content is any text: a placeholder passes",
-            {"think": "free"},
-            "<think>Let me see.</think><answer>...</answer>",
-            says="passed",
-            should_say="failed",
-        ),
-        KnownError(
-            "a tag that the answer quotes counts as a tag",
-            {"think": "off"},
-            "Answers go between <answer> tags. <answer>5</answer>",
-            says="failed",
-            should_say="passed",
-        ),
-    ),
+    known_errors=known_errors("answer_tags"),
     text_only=True,
     cached=True,
     modules=("assay.verify.style.format", "assay.verify.base", "assay.types"),

@@ -10,7 +10,7 @@ from typing import Any
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
-from assay.verify.base import Field, KnownError, Part, Verifier
+from assay.verify.base import Field, Part, Verifier, known_errors
 from assay.verify.instructions.languages import LANGUAGES, detect_language, script_share
 
 PARTS = ("reasoning", "answer", "all")
@@ -283,29 +283,7 @@ LANGUAGE = Verifier(
     accepts="any text; code, formulas, numbers, tags and addresses do not count",
     partial_credit="the share of words",
     weight=0.1,
-    known_errors=(
-        KnownError(
-            "prose of the same script in a code fence counts as code",
-            {"target": "en"},
-            "```\nZuerst addieren wir die beiden Zahlen, dann teilen wir das Ergebnis.\n```\nIt is 5.",
-            says="passed",
-            should_say="failed",
-        ),
-        KnownError(
-            "a text of a few words is judged by its script alone",
-            {"target": "en"},
-            "Die Antwort: fünf.",
-            says="passed",
-            should_say="failed",
-        ),
-        KnownError(
-            "foreign words quoted in their own script count as foreign",
-            {"target": "en"},
-            "The word 水 means water, 火 means fire, 木 means tree.",
-            says="failed",
-            should_say="passed",
-        ),
-    ),
+    known_errors=known_errors("language"),
     text_only=True,
     cached=True,
     modules=("assay.verify.style.language", "assay.verify.instructions.languages", "assay.types"),

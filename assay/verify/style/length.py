@@ -12,7 +12,7 @@ from typing import Any
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Group, Problem
-from assay.verify.base import Field, KnownError, Part, Verifier
+from assay.verify.base import Field, Part, Verifier, known_errors
 
 VARIANTS = ("exact", "max")
 SLACK = 0.5  # L1-Max's delta: what an answer of just the target length has left of its reward
@@ -234,15 +234,7 @@ LENGTH_TARGET = Verifier(
     partial_credit="falls linearly with the distance, from 0 to -1",
     weight=0.1,
     bounds=(-1.0, 0.0),
-    known_errors=(
-        KnownError(
-            "only length is seen: filler of the right length passes",
-            {"target_words": 5},
-            "word word word word word",
-            says="passed",
-            should_say="failed",
-        ),
-    ),
+    known_errors=known_errors("length_target"),
     modules=_MODULES,
 )
 
@@ -278,15 +270,7 @@ OVERLONG = Verifier(
     partial_credit="falls linearly over the buffer, from 0 to -1",
     weight=0.1,
     bounds=(-1.0, 0.0),
-    known_errors=(
-        KnownError(
-            "a long answer that the problem needs is punished like a rambling one",
-            {"max_words": 4},
-            "The answer is twenty-four.",
-            says="failed",
-            should_say="passed",
-        ),
-    ),
+    known_errors=known_errors("overlong"),
     modules=_MODULES,
 )
 

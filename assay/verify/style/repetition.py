@@ -11,7 +11,7 @@ from typing import Any
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
-from assay.verify.base import Field, KnownError, Part, Verifier
+from assay.verify.base import Field, Part, Verifier, known_errors
 
 NGRAM = 4  # units; NGRAM_CJK where most units are single characters
 NGRAM_CJK = 8
@@ -159,31 +159,7 @@ REPETITION = Verifier(
     partial_credit="the share of repetition, from 0 to -1",
     weight=0.1,
     bounds=(-1.0, 0.0),
-    known_errors=(
-        KnownError(
-            "a loop that says the same in other words passes",
-            {},
-            "Let me check that again. I should verify this once more. Better to confirm it another "
-            "time. It would be wise to look it over anew. One further examination cannot hurt. "
-            "Perhaps a second inspection is due.",
-            says="passed",
-            should_say="failed",
-        ),
-        KnownError(
-            "repetition that was asked for, such as a refrain, counts all the same",
-            {},
-            "Row, row, row your boat, gently down the stream. " * 8,
-            says="failed",
-            should_say="passed",
-        ),
-        KnownError(
-            "a loop of different numbers without words is taken for a table",
-            {},
-            "1, 2, 3, 1, 2, 3, " * 40,
-            says="passed",
-            should_say="failed",
-        ),
-    ),
+    known_errors=known_errors("repetition"),
     text_only=True,
     cached=True,
     modules=("assay.verify.style.repetition", "assay.types"),
