@@ -66,7 +66,7 @@ BUDGETS = {
     "model": 3250,
     "plan": 3300,
     "run": 3950,
-    "training": 5000,
+    "training": 4750,
     "verify/*.py": 1400,
     "verify/answers": 4950,
     "verify/instructions": 1100,

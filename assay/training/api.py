@@ -40,7 +40,9 @@ from assay.training.assemble import (
 from assay.training.consent import TO_SAMPLE, open_config
 from assay.training.evaluate import Evaluation, evaluate
 from assay.training.results import DryRun, SampleResult, TrainResult, describe_sample, read_result
-from assay.training.stages import Source, run_rl, run_sft
+from assay.training.sft import run_sft
+from assay.training.stage import Stage
+from assay.training.stages import run_rl
 from assay.types import Group, Problem, Verdict
 from assay.verify.service import VerifierService
 
@@ -69,12 +71,13 @@ def train(
     if config is None:
         raise ConfigError("train: give a configuration, or a run to resume")
     path = Path(config) if isinstance(config, Path | str) else None
-    settings = settled(read_config(config, overrides))
-    if resume is None:
-        check_folder(Path(settings.run.directory), "run.directory")
-    else:  # a run keeps what it has settled, also where an override left it open again
-        overrides = [*overrides, f"engine.num_slots={settings.engine.slots}"]
-    source = Source(
+    settings = read_config(config, overrides)
+    if (
+        resume is not None
+    ):  # a run keeps what it has settled, also where an override left it open again
+        overrides = [*overrides, f"engine.num_slots={settled(settings).engine.slots}"]
+    stage = Stage(
+        settings,
         config_path=path,
         resume=Path(resume) if resume is not None else None,
         overrides=overrides,
@@ -82,10 +85,49 @@ def train(
         quiet=quiet,
     )
     with configuration.naming_lines(path, overrides):
-        return read_result(_runner(settings)(settings, source))
+        return run_stage(stage)
 
 
-def _runner(config: TrainConfig) -> Callable[[TrainConfig, Source], Path]:
+def run_stage(stage: Stage) -> TrainResult:
+    """Run one stage, or go on with its run; returns what it made, and where. Raises as `train` does."""
+    if stage.resume is None:
+        check_folder(Path(stage.config.run.directory), "run.directory")
+    stage = replace(stage, config=settled(stage.config))
+    return read_result(_runner(stage.config)(stage))
+
+
+def run_stages(
+    stages: Sequence[Stage],
+    runs: Sequence[Path | str] = (),
+    say: Callable[[str], None] | None = None,
+) -> list[TrainResult]:
+    """Run stages one after the other; returns the result of each that was run.
+
+    A stage that ``follows`` starts from the checkpoint of the stage before it. The list ends behind a
+    stage that was interrupted or ran out of time. runs: directories in which the first stages began
+    before; a finished one is read, any other goes on. say: is told the title of each stage.
+    """
+    results: list[TrainResult] = []
+    for number, stage in enumerate(stages):
+        if results and not results[-1].finished:
+            break
+        if say is not None:
+            say(stage.title)
+        if number < len(runs):
+            result = read_result(Path(runs[number]))
+            if not result.finished:
+                result = train(resume=runs[number], quiet=stage.quiet)
+        else:
+            if stage.follows:
+                made = results[-1].checkpoint
+                model = stage.config.model.model_copy(update={"path": made})
+                stage = replace(stage, config=stage.config.model_copy(update={"model": model}))
+            result = run_stage(stage)
+        results.append(result)
+    return results
+
+
+def _runner(config: TrainConfig) -> Callable[[Stage], Path]:
     """Return what performs the configured stage."""
     if config.rl is not None:
         return run_rl
@@ -212,7 +254,7 @@ def dry_run(config: Configured, *, overrides: Sequence[str] = (), quiet: bool = 
         bench = open_bench(settings, verifiers)
         show_sampling(bench, stack, quiet)
         if settings.preference is not None:
-            from assay.training.preference_setup import first_look
+            from assay.training.preference import first_look
 
             problem, notes, has_reference = first_look(bench, settings.preference, opened)
             rows: Sequence[Problem] = [problem]
@@ -248,7 +290,7 @@ def dry_run(config: Configured, *, overrides: Sequence[str] = (), quiet: bool = 
 def _read_rows(config: TrainConfig, verifiers: VerifierService) -> Any:
     """Open the rows of whichever stage it is, as its run does before it loads a model."""
     if config.preference is not None:
-        from assay.training.preference_setup import read_rows
+        from assay.training.preference import read_rows
 
         return read_rows(config, verifiers)
     if config.reward_model is not None:

@@ -31,7 +31,6 @@ from assay.types import Problem
 from assay.verify.expression import parse_expression
 from assay.verify.service import VerifierService
 
-Event = Callable[..., None]
 PROBED_PROMPTS = 16
 THREADS_A_CORE = 16
 GIVE_UP_AFTER = 16  # completions that a reward may fail on, where only evaluations sample
@@ -48,9 +47,7 @@ class Bench:
     verifiers: VerifierService
 
 
-def open_verifiers(
-    config: TrainConfig, stack: ExitStack, on_event: Event | None = None
-) -> VerifierService:
+def open_verifiers(config: TrainConfig, stack: ExitStack) -> VerifierService:
     """Start the verifiers, which ``stack`` closes: they check every row before a model is loaded.
 
     Workers start first of all: they load while the model does.
@@ -62,7 +59,6 @@ def open_verifiers(
             config.data.verifier,
             num_workers=config.verification.num_workers,
             deadline=config.verification.deadline,
-            on_event=on_event,
             options=verifier_options(config),
             schedule=config.verification.schedule,
             cache_mib=config.verification.cache_mib,

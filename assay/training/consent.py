@@ -14,7 +14,7 @@ from assay.config import TrainConfig
 from assay.data.sources import python_name
 from assay.errors import RunError, message
 from assay.run.signature import why_not_own
-from assay.training.preference_verdicts import FILE_PREFIX, RUN_PREFIX
+from assay.training.preference_data import FILE_PREFIX, RUN_PREFIX
 from assay.verify.expression import is_allowed, parse_expression
 
 TO_SAMPLE = ("data.verifier", "verification", "model.trust_remote_code")

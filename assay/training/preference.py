@@ -2,53 +2,86 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
+from torch import Tensor
 
 from assay.config import PreferenceConfig, TrainConfig
+from assay.data.pairs import load_preferences
+from assay.data.problems import ProblemSet
+from assay.data.rows import read_problem
 from assay.generate.base import Generator
 from assay.learn.meter import Update, step_metrics
-from assay.learn.preference_table import Preference
+from assay.learn.preference_table import Preference, preference
 from assay.learn.preference_update import PreferenceBatch, PreferenceLearner
 from assay.learn.reference import Reference
+from assay.model.packing import Batch
+from assay.model.probe import LayoutChoice, probe_layouts
 from assay.run.directory import Run
 from assay.run.guard import Guard
-from assay.training.assemble import open_bench, open_verifiers
-from assay.training.preference_setup import (
-    Setup,
-    choose_preference,
-    prepare_given,
-    prepare_on_policy,
-    read_rows,
+from assay.training.assemble import (
+    PROBED_PROMPTS,
+    Bench,
+    Problems,
+    fit_heldout,
+    fit_problems,
+    make_passes,
+    open_bench,
+    open_verifiers,
+    read_heldout,
+    read_problems,
 )
-from assay.training.stages import EventRelay, Source, advance
+from assay.training.batch_plan import BatchPlan
+from assay.training.given import Schedule
+from assay.training.pairwise import PairwiseVerifiers
+from assay.training.preference_data import (
+    Example,
+    ExampleReader,
+    examples_of_group,
+    is_judged_source,
+    mismatched,
+)
+from assay.training.preference_evaluation import record_pairs
+from assay.training.preference_reference import ReferenceTable, pack_examples
+from assay.training.rl import collect
+from assay.training.stage import (
+    Stage,
+    advance,
+    attach_sampling,
+    evaluate_heldout,
+    open_run,
+    try_verifiers,
+)
+from assay.types import Group, Problem
+from assay.verify.service import VerifierService
 
+WEIGHT_RATIOS = (1.0, 1.5)
+"""The weights of all desirable and of all undesirable completions should have a ratio between these (Ethayarajh et al. 2024, on its two weights)."""
 
-class PairSource(Protocol):
-    """Where a step's pairs come from."""
-
-    def draw(self, step: int) -> PreferenceBatch | None:
-        """Return the pairs of a step, with what the reference says of them; None where there are none."""
-        ...
+Draw = Callable[[int], PreferenceBatch | None]
+"""Return the pairs of a step, with what the reference says of them; None where there are none."""
 
 
 @dataclass
 class PreferenceLoop:
     """What a preference step works with.
 
+    heldout: problems to evaluate on. evaluate_pairs: on held-out pairs; None: there are none.
     generator: what samples pairs, where they are sampled. moving: the reference, where it is to
     follow the policy. warned: that the chosen completions fell.
     """
 
-    source: PairSource
+    draw: Draw
     run: Run
     learner: PreferenceLearner
     guard: Guard
     config: PreferenceConfig
+    heldout: Sequence[Problem] = ()
+    evaluate_pairs: Callable[[], None] | None = None
     generator: Generator | None = None
     moving: Reference | None = None
     warned: bool = False
@@ -57,7 +90,7 @@ class PreferenceLoop:
 def preference_step(loop: PreferenceLoop) -> None:
     """Draw one step's pairs, learn from them, write it down."""
     run, learner = loop.run, loop.learner
-    pairs = loop.source.draw(run.step)
+    pairs = loop.draw(run.step)
     update = nothing_learned(learner)
     if pairs is not None:
         update = learner.update(pairs, beta_at(run.step, loop.config, learner.row))
@@ -71,36 +104,27 @@ def preference_step(loop: PreferenceLoop) -> None:
     loop.guard.check(run)
 
 
-def run_preference(config: TrainConfig, source: Source) -> Path:
+def run_preference(stage: Stage) -> Path:
     """Run the preference stage; returns the run's folder. Raises RunStopped by a guard."""
-    settings = config.preference
+    config, settings = stage.config, stage.config.preference
     assert settings is not None
     row = choose_preference(settings)
     with ExitStack() as stack:
-        events = EventRelay()
         guard = Guard(config.guard)
-        verifiers = open_verifiers(config, stack, events)
+        verifiers = open_verifiers(config, stack)
         rows = read_rows(config, verifiers)
         bench = open_bench(config, verifiers)
-        setup = Setup(config, settings, source, bench, row, events, stack, rows)
-        ready = prepare_given(setup) if settings.pairs else prepare_on_policy(setup)
-        loop = PreferenceLoop(
-            ready.source,
-            ready.run,
-            ready.learner,
-            guard,
-            settings,
-            ready.generator,
-            ready.moving,
-        )
-        advance(
-            ready.run,
-            lambda: preference_step(loop),
-            bench,
-            ready.heldout_problems,
-            ready.evaluate_pairs,
-        )
-    return ready.run.folder
+        opening = _Opening(stage, settings, row, bench, rows, guard, stack)
+        loop = opening.given() if settings.pairs else opening.on_policy()
+        run = loop.run
+
+        def evaluate_now() -> None:
+            evaluate_heldout(run, bench, loop.heldout)
+            if loop.evaluate_pairs is not None and run.stop_reason != "interrupted":
+                loop.evaluate_pairs()
+
+        advance(run, lambda: preference_step(loop), evaluate_now)
+    return run.folder
 
 
 def beta_at(step: int, settings: PreferenceConfig, row: Preference) -> float:
@@ -132,3 +156,279 @@ def warn_of_fall(loop: PreferenceLoop) -> None:
         " learned at their cost; lower optimizer.learning_rate, raise preference.beta, or set"
         " preference.nll_weight"
     )
+
+
+@dataclass(frozen=True)
+class _Opening:
+    """What a preference run is made from. rows: as `read_rows` gives them."""
+
+    stage: Stage
+    settings: PreferenceConfig
+    row: Preference
+    bench: Bench
+    rows: Problems
+    guard: Guard
+    stack: ExitStack
+
+    def given(self) -> PreferenceLoop:
+        """Open pairs that are there already, and score them by the policy at the start, once.
+
+        On resume the policy is the one at the start until the run is attached. So what the reference
+        table lacks is scored as it would have been then.
+        """
+        settings, row, bench = self.settings, self.row, self.bench
+        examples, notes = open_examples(bench, settings.pairs, settings, row)
+        heldout = self._heldout_pairs()
+        problems = fit_heldout(self.rows.heldout, bench)
+        schedule = _schedule(len(examples), settings, self.stage.config.run.seed)
+        layout = pair_layout(bench, examples)
+        learner = self._learner(schedule.num_steps, layout)
+        run = self._run(schedule.num_steps, [*notes, layout.reason])
+        table = ReferenceTable(run.folder)
+        watched = row.needs_reference or settings.watch_start
+        drawn = lambda step: [examples[n] for n in schedule.draw(step)]  # noqa: E731
+        if watched:
+            steps = map(drawn, range(schedule.num_steps))
+            groups = groups_to_score(steps, examples, row)
+            scored = table.fill(groups, learner.logprobs, learner.device)
+            run.event("reference", scored=scored)
+            if scored:
+                name = table.path.name
+                run.note(f"{scored} completions scored by the policy at the start: {name}")
+        warnings = [*self._repeats(examples, heldout, problems), *_imbalance(examples, row)]
+        for warning in warnings:
+            run.note(f"warning: {warning}")
+        evaluate = self._evaluate_pairs(heldout, table, learner, run)
+        run.attach(model=learner)
+        learner.clock = run.clock
+
+        def draw(step: int) -> PreferenceBatch:
+            """Return the pairs of a step."""
+            return pack_examples(drawn(step), learner, _looked_up(table) if watched else None)
+
+        return PreferenceLoop(draw, run, learner, self.guard, settings, problems, evaluate)
+
+    def on_policy(self) -> PreferenceLoop:
+        """Open the problems whose completions are sampled, judged and paired step by step."""
+        config, settings, bench = self.stage.config, self.settings, self.bench
+        judge = pairwise_judge(config)
+        problems = fit_problems(self.rows, bench)
+        tested = try_verifiers(config, bench.verifiers)
+        layout = self._sampled_layout(problems)
+        learner = self._learner(settings.steps, layout)
+        heldout = self._heldout_pairs()
+        run = self._run(settings.steps, ())
+        table = ReferenceTable(run.folder)
+        evaluate = self._evaluate_pairs(heldout, table, learner, run)
+        # The policy at the start, which is there on resume too: only one that moves is saved.
+        reference = Reference(learner.policy) if self.row.needs_reference else None
+        moving = reference if settings.reference_every is not None else None
+        parts = {} if moving is None else {"reference": moving}
+        sampling = attach_sampling(
+            run, bench, problems, learner, layout, tested, self.stack, judge=judge, **parts
+        )
+        plan = BatchPlan(settings.num_prompts, settings.group_size, config.sampling)
+
+        def score(_: Sequence[Group], batch: Batch) -> Tensor:
+            assert reference is not None
+            with run.phase("score"), reference.policy() as policy:
+                return learner.logprobs(batch, policy)
+
+        def draw(step: int) -> PreferenceBatch | None:
+            """Sample and judge one step's groups; return their pairs."""
+            groups, verdicts = collect(
+                sampling.curriculum, sampling.generator, sampling.verifiers, run, plan
+            )
+            examples: list[Example] = []
+            for number, (group, judged) in enumerate(zip(groups, verdicts, strict=True)):
+                rng = np.random.default_rng((config.run.seed, step + 1, number))
+                examples += examples_of_group(group, judged, self.row, settings, rng)
+            if not examples:
+                return None
+            return pack_examples(examples, learner, None if reference is None else score)
+
+        loop = PreferenceLoop(draw, run, learner, self.guard, settings, problems.heldout, evaluate)
+        loop.generator, loop.moving = sampling.generator, moving
+        return loop
+
+    def _learner(self, num_steps: int, layout: LayoutChoice) -> PreferenceLearner:
+        most, config = self.settings.max_tokens_per_micro_batch, self.stage.config
+        way, lean = layout.layout, layout.lean
+        passes = make_passes(config, self.bench, num_steps, "preference", most, way, lean)
+        return PreferenceLearner(passes, self.row)
+
+    def _run(self, num_steps: int, notes: Sequence[str]) -> Run:
+        run = open_run(self.stage, num_steps, self.bench.loaded.model, self.stack, self.bench)
+        for note in (*notes, f"{self.row.name}: {self.row.paper}, {self.row.equation}"):
+            run.note(note)
+        return run
+
+    def _heldout_pairs(self) -> list[Example]:
+        settings = self.settings
+        if not settings.heldout:
+            return []
+        limit = self.stage.config.evaluation.max_problems
+        return open_examples(self.bench, settings.heldout, settings, self.row, limit)[0]
+
+    def _evaluate_pairs(
+        self,
+        heldout: Sequence[Example],
+        table: ReferenceTable,
+        learner: PreferenceLearner,
+        run: Run,
+    ) -> Callable[[], None] | None:
+        """Score held-out pairs by the policy at the start; return what evaluates them.
+
+        They are always measured against that policy, and with the row's own beta, so that what was
+        found at different steps can be compared.
+        """
+        if not heldout:
+            return None
+        groups = groups_to_score(iter([heldout]), heldout, self.row)
+        table.fill(groups, learner.logprobs, learner.device)
+        pairs = pack_examples(heldout, learner, _looked_up(table))
+        return lambda: record_pairs(run, learner, pairs)
+
+    def _repeats(
+        self, examples: Sequence[Example], heldout: Sequence[Example], problems: Sequence[Problem]
+    ) -> Iterator[str]:
+        """Say how many held-out prompts are also learned from; what is found on them is worth less."""
+        learned = {one.group.prompt.tokens.tobytes() for one in examples}
+        pairs = [one.group.prompt.tokens.tobytes() for one in heldout]
+        asked = [self.bench.renderer.render(one).tokens.tobytes() for one in problems]
+        for noun, prompts in (("pairs", pairs), ("problems", asked)):
+            repeated = sum(prompt in learned for prompt in prompts)
+            if repeated:
+                yield f"{repeated} of {len(prompts)} held-out {noun} have a prompt that is learned from"
+
+    def _sampled_layout(self, problems: Problems) -> LayoutChoice:
+        """Choose the layout by the lengths of prompts; completions count as half of the longest."""
+        bench, count = self.bench, min(PROBED_PROMPTS, len(problems.train))
+        lengths = sorted(len(bench.renderer.render(problems.train[n]).tokens) for n in range(count))
+        return probe_layouts(
+            bench.loaded.model,
+            prompt_length=lengths[len(lengths) // 2],
+            completion_length=self.stage.config.sampling.max_tokens // 2,
+            group_size=2 if self.row.paired else self.settings.group_size,
+        )
+
+
+def _looked_up(table: ReferenceTable) -> Callable[[Sequence[Group], Batch], Tensor]:
+    return lambda groups, batch: table.rows(groups, batch.device)
+
+
+def _schedule(num_examples: int, settings: PreferenceConfig, seed: int) -> Schedule:
+    return Schedule(num_examples, settings.epochs, seed, settings.pairs_per_step)
+
+
+def choose_preference(settings: PreferenceConfig) -> Preference:
+    """Return the configured row of the table; raises ConfigError where it cannot work."""
+    names = (
+        "beta",
+        "label_smoothing",
+        "robust",
+        "reference_free",
+        "length_normalized",
+        "margin",
+        "nll_weight",
+        "desirable_weight",
+        "undesirable_weight",
+    )
+    return preference(settings.method, **{name: getattr(settings, name) for name in names})
+
+
+def read_rows(config: TrainConfig, verifiers: VerifierService) -> Problems:
+    """Open the problems, and look at every given pair: what is wrong with a row is told before a model is loaded."""
+    settings = config.preference
+    assert settings is not None
+    if not settings.pairs:
+        judge = pairwise_judge(config) or verifiers
+        return read_problems(config, verifiers, judge.check_problem)
+    for sources in (settings.pairs, settings.heldout):
+        files = [one for one in sources if not is_judged_source(one)]
+        if files:
+            load_preferences(files, on_bad_row=config.data.on_bad_row)
+    return Problems(ProblemSet(read_problem, ()), read_heldout(config, verifiers), ())
+
+
+def pairwise_judge(config: TrainConfig) -> PairwiseVerifiers | None:
+    """Return what compares two sampled completions; None where verdicts say which is better."""
+    if config.preference is not None and config.preference.judge == "pairwise":
+        return PairwiseVerifiers(config.verification.options.get("judge", {}))
+    return None
+
+
+def first_look(
+    bench: Bench, settings: PreferenceConfig, rows: Problems
+) -> tuple[Problem, list[str], bool]:
+    """Open what a run would learn from: its first problem, a line a finding, whether a reference is held."""
+    row = choose_preference(settings)
+    told = f"{row.name}: {row.paper}, {row.equation}"
+    if not settings.pairs:
+        problems = fit_problems(rows, bench)
+        completions = settings.num_prompts * settings.group_size
+        steps = f"{settings.steps} steps of {completions} completions"
+        return problems.train[0], [*problems.notes, told, steps], row.needs_reference
+    examples, notes = open_examples(bench, settings.pairs, settings, row)
+    num_steps = _schedule(len(examples), settings, 0).num_steps
+    steps = f"{num_steps} steps of {settings.pairs_per_step}"
+    layout = pair_layout(bench, examples)
+    return examples[0].group.problem, [*notes, told, layout.reason, steps], False
+
+
+def open_examples(
+    bench: Bench,
+    sources: Sequence[str],
+    settings: PreferenceConfig,
+    row: Preference,
+    limit: int | None = None,
+) -> tuple[list[Example], list[str]]:
+    """Open sources of preferences; returns them as tokens, and one line a finding."""
+    limits = [one for one in (settings.max_tokens, bench.loaded.context_length) if one]
+    seed, on_bad_row = bench.config.run.seed, bench.config.data.on_bad_row
+    longest = min(limits, default=None)
+    reader = ExampleReader(row, settings, bench.renderer, seed, on_bad_row, longest)
+    return reader.read(sources, limit)
+
+
+def groups_to_score(
+    steps: Iterator[Sequence[Example]], examples: Sequence[Example], row: Preference
+) -> Iterator[Group]:
+    """Yield every group whose reference log-probabilities are needed: examples, then each step's mismatches."""
+    for example in examples:
+        yield example.group
+    if not row.paired:
+        for step in steps:
+            yield from mismatched(step)
+
+
+def pair_layout(bench: Bench, examples: Sequence[Example]) -> LayoutChoice:
+    """Prove on the loaded model that shared prompts equal plain ones, and choose for pairs of this length."""
+    completions = [len(each.tokens) for one in examples for each in one.group.completions]
+    group_size = int(np.median([len(one.group.completions) for one in examples]))
+    return probe_layouts(
+        bench.loaded.model,
+        prompt_length=int(np.median([len(one.group.prompt.tokens) for one in examples])),
+        completion_length=int(np.median(completions)),
+        group_size=group_size,
+        layout=None if group_size > 1 else "plain",
+    )
+
+
+def _imbalance(examples: Sequence[Example], row: Preference) -> Iterator[str]:
+    """Say where KTO's two kinds of completions weigh too differently."""
+    if row.paired:
+        return
+    flat = [verdict.correct for one in examples for verdict in one.verdicts]
+    good, bad = sum(flat), len(flat) - sum(flat)
+    desirable, undesirable = row.desirable_weight * good, row.undesirable_weight * bad
+    low, high = WEIGHT_RATIOS
+    if not undesirable or not low <= desirable / undesirable <= high:
+        remedy = ""
+        if good and bad:
+            wanted = row.undesirable_weight * bad / good
+            remedy = f"; preference.desirable_weight = {wanted:.3g} makes them equal"
+        yield (
+            f"{good} desirable and {bad} undesirable completions weigh {desirable:g} to"
+            f" {undesirable:g}; KTO asks for a ratio from {low:g} to {high:g}{remedy}"
+        )

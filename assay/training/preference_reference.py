@@ -1,4 +1,4 @@
-"""Log-probabilities under the starting policy: computed once before the first step, and kept in the run."""
+"""What the reference policy says of preferences: kept in a table in the run, or asked at every step."""
 
 from __future__ import annotations
 
@@ -14,23 +14,49 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 from torch import Tensor
 
+from assay.learn.preference_update import PreferenceBatch, PreferenceLearner
 from assay.model.packing import Batch, pack
 from assay.run.files import disk_full_as, write_atomic
-from assay.training.preference_pairs import GOOD
-from assay.types import Completion, Group, Prompt
+from assay.training.given import GOOD
+from assay.training.preference_data import Example, mismatched
+from assay.types import Group
 
 FILE = "reference.safetensors"
 GROUPS_AT_ONCE = 64
 SECONDS_BETWEEN_SAVES = 60.0
 
 Score = Callable[[Batch], Tensor]
+"""The log-probability of each row of a batch, [R] float64."""
+
+
+def pack_examples(
+    examples: Sequence[Example],
+    learner: PreferenceLearner,
+    reference: Callable[[Sequence[Group], Batch], Tensor] | None,
+) -> PreferenceBatch:
+    """Return examples as a batch, with the log-probability of each row, [R], under the reference."""
+    groups = [example.group for example in examples]
+    batch = pack(groups, [example.verdicts for example in examples], learner.device)
+    if reference is None:
+        return PreferenceBatch(batch)
+    ref_R = reference(groups, batch)
+    others = [] if learner.row.paired else mismatched(examples)
+    if not others:
+        return PreferenceBatch(batch, ref_R)
+    swapped = _packed(others, learner.device)
+    return PreferenceBatch(batch, ref_R, swapped, reference(others, swapped))
+
+
+def _packed(groups: Sequence[Group], device: torch.device) -> Batch:
+    """Pack groups whose verdicts do not matter."""
+    return pack(groups, [[GOOD] * len(one.completions) for one in groups], device)
 
 
 class ReferenceTable:
     """log pi_ref(y|x) by what prompt and completion hold, in one file of the run's folder.
 
     What is in the file is not computed again. Groups are scored in parts of a fixed size, and the file
-    always holds whole parts, so that one that was killed goes on to the same numbers.
+    always holds whole parts, so that a killed run goes on to the same numbers.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,18 +76,15 @@ class ReferenceTable:
         return len(self._known)
 
     def fill(self, groups: Iterable[Group], score: Score, device: torch.device) -> int:
-        """Score the groups that are missing, by the policy as it is now; returns how many rows that were.
-
-        score: the log-probability of each row of a batch, [R].
-        """
+        """Score the groups that are missing, by the policy as it is now; returns how many rows that were."""
         before, saved = len(self._known), time.monotonic()
         for part in _parts(groups, GROUPS_AT_ONCE):
             missing = [group for group in part if any(k not in self._known for k in keys_of(group))]
             if not missing:
                 continue
-            batch = pack(missing, [[GOOD] * len(one.completions) for one in missing], device)
             keys = [key for group in missing for key in keys_of(group)]
-            self._known.update(zip(keys, score(batch).tolist(), strict=True))
+            values = score(_packed(missing, device)).tolist()
+            self._known.update(zip(keys, values, strict=True))
             if time.monotonic() - saved > SECONDS_BETWEEN_SAVES:
                 self._save()
                 saved = time.monotonic()
@@ -85,15 +108,14 @@ class ReferenceTable:
 
 def keys_of(group: Group) -> list[bytes]:
     """Return what names each completion with its prompt: a hash of their tokens and of what was sampled."""
-    return [_key(group.prompt, completion) for completion in group.completions]
-
-
-def _key(prompt: Prompt, completion: Completion) -> bytes:
-    digest = hashlib.blake2b(digest_size=16)
-    for array in (prompt.tokens, completion.tokens, completion.sampled):
-        digest.update(len(array).to_bytes(8, "little"))
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.digest()
+    keys: list[bytes] = []
+    for completion in group.completions:
+        digest = hashlib.blake2b(digest_size=16)
+        for array in (group.prompt.tokens, completion.tokens, completion.sampled):
+            digest.update(len(array).to_bytes(8, "little"))
+            digest.update(np.ascontiguousarray(array).tobytes())
+        keys.append(digest.digest())
+    return keys
 
 
 def _parts(groups: Iterable[Group], size: int) -> Iterator[list[Group]]:

@@ -11,10 +11,13 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from assay import config as configuration
+from assay.errors import RunError
 from assay.model.load import silence_transformers
 from assay.run.files import check_folder
 from assay.run.metrics import Gain
 from assay.training import api
+from assay.training.stage import Stage
 
 PROBLEMS = "assay.data.tasks:chain_sums?num_terms=4"
 TRACES = "assay.data.tasks:imperfect_traces?num_terms=4&corrupted=0.15&guessed=0.55&bare=1"
@@ -84,11 +87,12 @@ def demo(directory: Path, seed: int = 0, quiet: bool = False) -> DemoResult:
     say = (lambda text: None) if quiet else print
     say("1/3  A fresh 0.7M-parameter Transformer that knows nothing")
     model = make_model(directory / "demo-model", seed)
-    say("2/3  Cold start: supervised on reasoning traces, most of them guesses, many steps wrong")
-    cold = api.train(cold_start(directory, model, seed), quiet=quiet)
-    assert cold.checkpoint is not None
-    say("3/3  GRPO: sample groups, verify, reinforce")
-    result = api.train(reinforce(directory, cold.checkpoint, seed), quiet=quiet)
+    results = api.run_stages(stages(directory, model, seed, quiet), say=say)
+    result = results[-1]
+    if len(results) < 2:
+        raise RunError(
+            f"{result.run}: {result.ended} before the demo's second stage; start it again"
+        )
     heldout = [f"{PROBLEMS}&split=heldout&size=3"]
     shown = api.sample(result.run, problems=heldout, num_samples=1, max_problems=3, temperature=0.0)
     return DemoResult(
@@ -103,6 +107,17 @@ def demo(directory: Path, seed: int = 0, quiet: bool = False) -> DemoResult:
         report=str(result.report),
         examples=shown.samples,
     )
+
+
+def stages(directory: Path, model: Path, seed: int, quiet: bool = False) -> list[Stage]:
+    """Return the demo's two stages; the second starts from what the first made."""
+    cold, reinforced = cold_start(directory, model, seed), reinforce(directory, str(model), seed)
+    told = "2/3  Cold start: supervised on reasoning traces, most of them guesses, many steps wrong"
+    then = "3/3  GRPO: sample groups, verify, reinforce"
+    return [
+        Stage(configuration.build(cold), title=told, quiet=quiet),
+        Stage(configuration.build(reinforced), title=then, quiet=quiet, follows=True),
+    ]
 
 
 def make_model(folder: Path, seed: int) -> Path:

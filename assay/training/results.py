@@ -31,6 +31,11 @@ class TrainResult:
     after: Sequence[Mapping[str, Any]]
     gains: Sequence[Gain | None] = ()
 
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end, and was not interrupted or out of time."""
+        return self.ended.startswith("finished")
+
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
         return asdict(self)

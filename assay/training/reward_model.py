@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from assay.config import RewardModelConfig, TrainConfig
 from assay.config.reward_model import FACTS_FILE
@@ -20,47 +17,61 @@ from assay.learn.reward_update import RewardLearner
 from assay.model.load import LoadedModel
 from assay.model.score_batch import ScoredGroup
 from assay.model.score_head import Scores, ScoreWay, choose_way, load_scorer, with_score_head
-from assay.plan.record import run_decision
-from assay.run.directory import Run
 from assay.run.files import read_facts, write_json
 from assay.run.guard import Guard
-from assay.training.assemble import rate_words, set_threads, warn_of_slow_type
+from assay.training.assemble import set_threads, warn_of_slow_type
+from assay.training.given import Schedule
 from assay.training.reward_evaluation import UNITS, RewardEvaluation, evaluate_reward_model
 from assay.training.reward_rows import OpenedRows, RowReader, open_rows
-from assay.training.stages import Source, report_if_possible
+from assay.training.stage import Stage, advance, evaluation_due, open_run
 from assay.types import Problem
 
 PROBED_ROWS = 4
 
 
-def run_reward_model(config: TrainConfig, source: Source) -> Path:
+def run_reward_model(stage: Stage) -> Path:
     """Run the reward-model stage; returns the run's folder. Raises RunStopped by a guard."""
-    settings = config.reward_model
+    config, settings = stage.config, stage.config.reward_model
     assert settings is not None
     with ExitStack() as stack:
         opened = open_rows(config)
         guard = Guard(config.guard)
         loaded = open_model(config)
         reader = RowReader(settings, config.data, loaded.tokenizer, loaded.context_length)
-        rows, complaints = reader.read_all(opened.rows)
-        heldout: list[ScoredGroup] = []
-        if opened.heldout:
-            heldout, more = reader.read_all(opened.heldout)
-            complaints += more
+        rows, heldout, warnings = read_all(reader, opened)
         way = choose_way(loaded.model, rows[:PROBED_ROWS])
-        schedule = RowSchedule(len(rows), settings, config.run.seed)
+        schedule = row_schedule(len(rows), settings, config.run.seed)
         learner = make_reward_learner(config, loaded, way, schedule.num_steps)
         model = SavedRewardModel(learner, reader.options, _trained(config, len(rows)))
-        rate = rate_words(config, loaded.model)
-        run = _open_run(config, source, schedule.num_steps, stack, rate)
+        run = open_run(stage, schedule.num_steps, loaded.model, stack)
         run.attach(model=model)
         learner.clock = run.clock
         units = UNITS[settings.kind] if settings.kind == "preference" else "completions"
-        run.note(f"{len(rows)} {units}, {len(heldout)} held out, {schedule.num_steps} steps")
-        for note in (way.reason, *_warnings(rows, heldout, complaints)):
+        size = f"{len(rows)} {units}, {len(heldout)} held out, {schedule.num_steps} steps"
+        for note in (size, way.reason, *warnings):
             run.note(note)
-        loop = RewardLoop(rows, heldout, schedule, run, model, guard)
-        _advance(loop)
+
+        def step() -> None:
+            """Learn from one step's rows, evaluate when due, write it down.
+
+            The evaluation comes before the checkpoint, so that the model is saved with what it is worth.
+            """
+            update = learner.update([rows[n] for n in schedule.draw(run.step)])
+            found = None
+            if heldout and evaluation_due(run, run.step + 1):
+                with run.phase("evaluate"):
+                    found = model.evaluate(heldout, run.step + 1)
+            run.finish_step(update)
+            if found is not None:
+                run.record_evaluation(found.as_row())
+            guard.check(run)
+
+        def evaluate_now() -> None:
+            """Evaluate, unless this step's evaluation is there already."""
+            if heldout and not run.evaluations(run.step) and run.stop_reason != "interrupted":
+                run.record_evaluation(model.evaluate(heldout, run.step).as_row())
+
+        advance(run, step, evaluate_now)
     return run.folder
 
 
@@ -81,16 +92,20 @@ def first_look(
     settings = config.reward_model
     assert settings is not None
     reader = RowReader(settings, config.data, loaded.tokenizer, loaded.context_length)
-    rows, complaints = reader.read_all(opened.rows)
-    heldout = reader.read_all(opened.heldout)[0] if opened.heldout else []
+    rows, heldout, warnings = read_all(reader, opened)
     scores, num_labels = _head(settings)
     scorer = with_score_head(loaded.model, scores, num_labels, config.run.seed)
     way = choose_way(scorer, rows[:PROBED_ROWS])
-    steps = RowSchedule(len(rows), settings, config.run.seed).num_steps
+    steps = row_schedule(len(rows), settings, config.run.seed).num_steps
     size = f"{len(rows)} rows, {len(heldout)} held out; {steps} steps of {settings.rows_per_step}"
     first = opened.rows[0]
     prompt = first.pair.prompt if isinstance(first, Comparison) else first.prompt
-    return Problem("row", prompt), [size, way.reason, *_warnings(rows, heldout, complaints)]
+    return Problem("row", prompt), [size, way.reason, *warnings]
+
+
+def row_schedule(num_rows: int, settings: RewardModelConfig, seed: int) -> Schedule:
+    """Return which rows each step learns from."""
+    return Schedule(num_rows, settings.epochs, seed, settings.rows_per_step)
 
 
 def make_reward_learner(
@@ -116,27 +131,6 @@ def make_reward_learner(
         until_first_error=settings.until_first_error,
     )
     return RewardLearner(passes, objective)
-
-
-class RowSchedule:
-    """Which rows each step learns from, fixed before the first: every pass is a fresh seeded shuffle."""
-
-    def __init__(self, num_rows: int, settings: RewardModelConfig, seed: int) -> None:
-        passes = int(np.ceil(settings.epochs))
-        orders = [np.random.default_rng((seed, n)).permutation(num_rows) for n in range(passes)]
-        order = np.concatenate(orders)[: max(1, round(settings.epochs * num_rows))]
-        self.steps = np.split(
-            order, range(settings.rows_per_step, len(order), settings.rows_per_step)
-        )
-
-    @property
-    def num_steps(self) -> int:
-        """Optimizer steps in all."""
-        return len(self.steps)
-
-    def draw(self, step: int) -> list[int]:
-        """Return the rows of a step."""
-        return self.steps[step].tolist()
 
 
 class SavedRewardModel:
@@ -180,88 +174,6 @@ class SavedRewardModel:
         self.calibration = (read_facts(folder / FACTS_FILE) or {}).get("calibration")
 
 
-@dataclass(frozen=True)
-class RewardLoop:
-    """What a step works with."""
-
-    rows: Sequence[ScoredGroup]
-    heldout: Sequence[ScoredGroup]
-    schedule: RowSchedule
-    run: Run
-    model: SavedRewardModel
-    guard: Guard
-
-
-def reward_step(loop: RewardLoop) -> None:
-    """Learn from one step's rows, evaluate when due, write it down.
-
-    The evaluation comes before the checkpoint, so that the model is saved with what it is worth.
-    """
-    run = loop.run
-    groups = [loop.rows[index] for index in loop.schedule.draw(run.step)]
-    update = loop.model.learner.update(groups)
-    found = None
-    if loop.heldout and _evaluation_due(run, run.step + 1):
-        with run.phase("evaluate"):
-            found = loop.model.evaluate(loop.heldout, run.step + 1)
-    run.finish_step(update)
-    if found is not None:
-        run.record_evaluation(found.as_row())
-    loop.guard.check(run)
-
-
-def _advance(loop: RewardLoop) -> None:
-    """Take steps until the run is done or must stop; evaluate before, when due, and after."""
-    run = loop.run
-    assert run.num_steps is not None
-    if run.step >= run.num_steps:
-        run.note(
-            f"all {run.step} steps are done; to extend the run:"
-            f" assay train --resume {run.folder} --set reward_model.epochs=N"
-        )
-    if _evaluation_due(run, run.step):
-        _evaluate_now(loop)
-    run.begin_step()
-    while run.step < run.num_steps and run.stop_reason is None:
-        reward_step(loop)
-    if _evaluation_due(run, run.step):
-        _evaluate_now(loop)
-
-
-def _evaluate_now(loop: RewardLoop) -> None:
-    """Evaluate, unless this step's evaluation is there already."""
-    run = loop.run
-    if loop.heldout and not run.evaluations(run.step) and run.stop_reason != "interrupted":
-        run.record_evaluation(loop.model.evaluate(loop.heldout, run.step).as_row())
-
-
-def _evaluation_due(run: Run, step: int) -> bool:
-    every = run.config.evaluation.every
-    if step in (0, run.num_steps) or run.stop_reason == "max_minutes":
-        return True
-    return every is not None and step % every == 0
-
-
-def _open_run(
-    config: TrainConfig, source: Source, num_steps: int, stack: ExitStack, learning_rate: str
-) -> Run:
-    """Create the run's directory, or open the one to go on with; its report is written as it closes."""
-    if source.resume is not None:
-        run = Run.resume(
-            source.resume, overrides=source.overrides, num_steps=num_steps, quiet=source.quiet
-        )
-    else:
-        run = Run.create(
-            config,
-            config_path=source.config_path,
-            num_steps=num_steps,
-            decision=run_decision(config, source.config_path, learning_rate),
-            quiet=source.quiet,
-        )
-    stack.callback(report_if_possible, run.folder)
-    return stack.enter_context(run)
-
-
 def _head(settings: RewardModelConfig) -> tuple[Scores, int]:
     """Return what a score is of, and the number of labels."""
     if settings.kind != "process":
@@ -281,10 +193,13 @@ def _trained(config: TrainConfig, num_rows: int) -> dict[str, Any]:
     return {"model": config.model.path, "num_rows": num_rows, "settings": kept}
 
 
-def _warnings(
-    rows: Sequence[ScoredGroup], heldout: Sequence[ScoredGroup], complaints: Sequence[str]
-) -> list[str]:
-    """Return what should be known before any step is taken."""
+def read_all(
+    reader: RowReader, opened: OpenedRows
+) -> tuple[list[ScoredGroup], list[ScoredGroup], list[str]]:
+    """Return the rows, the held-out rows, and what should be known before any step is taken."""
+    rows, complaints = reader.read_all(opened.rows)
+    heldout, more = reader.read_all(opened.heldout) if opened.heldout else ([], [])
+    complaints = [*complaints, *more]
     found: list[str] = []
     if complaints:
         found.append(f"{len(complaints)} bad rows skipped, the first: {complaints[0]}")
@@ -298,7 +213,7 @@ def _warnings(
         found.append(
             "warning: no reward_model.heldout: neither accuracy nor calibration is measured"
         )
-    return found
+    return rows, heldout, found
 
 
 def _content(group: ScoredGroup) -> tuple[bytes, ...]:

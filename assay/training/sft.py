@@ -3,67 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from pathlib import Path
 
-import numpy as np
-
-from assay.config import SFTConfig
 from assay.data.chat import PromptRenderer
-from assay.data.traces import Trace
-from assay.errors import DataError, message
+from assay.data.traces import Trace, load_traces
 from assay.learn.sft_update import SFTLearner
 from assay.model.packing import pack
-from assay.run.directory import Run
+from assay.model.probe import prove_lean
 from assay.run.guard import Guard
-from assay.types import Completion, Group, Problem, Prompt, Verdict
-
-TRACE = Verdict.of_score(1.0, "trace@1")
-"""A trace is taken to be right: supervised learning has no verifier."""
-
-
-@dataclass(frozen=True)
-class SFTLoop:
-    """What a supervised step works with."""
-
-    schedule: TraceSchedule
-    run: Run
-    learner: SFTLearner
-    guard: Guard
+from assay.training.assemble import (
+    fit_heldout,
+    make_passes,
+    open_bench,
+    open_verifiers,
+    read_heldout,
+)
+from assay.training.given import GOOD, Schedule, check_length, given_completion
+from assay.training.stage import Stage, advance, evaluate_heldout, open_run
+from assay.types import Group, Problem, Prompt
 
 
-def sft_step(loop: SFTLoop) -> None:
-    """Draw one step's traces, learn from them, write it down."""
-    groups = loop.schedule.draw(loop.run.step)
-    update = loop.learner.update(pack(groups, [[TRACE]] * len(groups), loop.learner.device))
-    loop.run.finish_step(update)
-    loop.guard.check(loop.run)
+def run_sft(stage: Stage) -> Path:
+    """Run the supervised stage; returns the run's folder. Raises RunStopped by a guard."""
+    config = stage.config
+    assert config.sft is not None
+    with ExitStack() as stack:
+        guard = Guard(config.guard)
+        verifiers = open_verifiers(config, stack)
+        traces = load_traces(config.sft.traces, on_bad_row=config.data.on_bad_row)
+        rows = read_heldout(config, verifiers)
+        bench = open_bench(config, verifiers)
+        heldout = fit_heldout(rows, bench)
+        groups = trace_groups(traces, bench.renderer, bench.loaded.context_length)
+        lengths = [len(group.completions[0].tokens) for group in groups]
+        per_step = config.sft.tokens_per_step
+        schedule = Schedule(len(groups), config.sft.epochs, config.run.seed, per_step, lengths)
+        lean, note = prove_lean(bench.loaded.model)
+        most = config.sft.max_tokens_per_micro_batch
+        # A trace shares its prompt with no other, so a tree would only add a mask.
+        passes = make_passes(config, bench, schedule.num_steps, "sft", most, "plain", lean)
+        learner = SFTLearner(passes)
+        run = open_run(stage, schedule.num_steps, bench.loaded.model, stack, bench)
+        run.attach(model=learner)
+        learner.clock = run.clock
+        told = [f"{len(groups)} traces, {schedule.num_steps} steps", note]
+        run.note("; ".join(filter(None, told)))
 
+        def step() -> None:
+            """Draw one step's traces, learn from them, write it down."""
+            drawn = [groups[n] for n in schedule.draw(run.step)]
+            update = learner.update(pack(drawn, [[GOOD]] * len(drawn), learner.device))
+            run.finish_step(update)
+            guard.check(run)
 
-class TraceSchedule:
-    """Which traces each step learns from, fixed before the first: the state is the step alone.
-
-    Every pass is a fresh seeded shuffle; a step takes traces until it holds ``tokens_per_step``
-    completion tokens.
-    """
-
-    def __init__(self, groups: Sequence[Group], config: SFTConfig, seed: int) -> None:
-        self.groups = groups
-        passes = int(np.ceil(config.epochs))
-        orders = [np.random.default_rng((seed, n)).permutation(len(groups)) for n in range(passes)]
-        order = np.concatenate(orders)[: max(1, round(config.epochs * len(groups)))]
-        lengths = np.array([len(group.completions[0].tokens) for group in groups])
-        first_token = np.cumsum(lengths[order]) - lengths[order]
-        step_of = first_token // config.tokens_per_step
-        self.steps = np.split(order, np.flatnonzero(np.diff(step_of)) + 1)
-
-    @property
-    def num_steps(self) -> int:
-        """Optimizer steps in all."""
-        return len(self.steps)
-
-    def draw(self, step: int) -> list[Group]:
-        """Return the traces of a step, each as a group of one."""
-        return [self.groups[index] for index in self.steps[step]]
+        advance(run, step, lambda: evaluate_heldout(run, bench, heldout))
+    return run.folder
 
 
 def trace_groups(
@@ -73,26 +68,13 @@ def trace_groups(
 
     Raises DataError for a trace that is longer than the model's context.
     """
-    return [_group(trace, number, renderer, context_length) for number, trace in enumerate(traces)]
-
-
-def _group(
-    trace: Trace, number: int, renderer: PromptRenderer, context_length: int | None
-) -> Group:
-    prompt_tokens, completion_tokens = renderer.render_trace(trace)
-    length = len(prompt_tokens) + len(completion_tokens)
-    if context_length is not None and length > context_length:
-        accepted = f"at most the model's context of {context_length}"
-        found = f"{length} tokens, the prompt's included"
-        raise DataError(message(f"{trace.source} completion", found, accepted, "shorten it"))
-    nothing = np.zeros(len(completion_tokens), np.float32)
-    problem = Problem(id=f"trace-{number}", prompt=trace.prompt, source=trace.source)
-    completion = Completion(
-        id=f"trace-{number}/0",
-        text=trace.completion,
-        tokens=completion_tokens,
-        behavior_logprobs=nothing,
-        model_logprobs=nothing,
-        sampled=np.ones(len(completion_tokens), np.bool_),
-    )
-    return Group(problem, Prompt(str(trace.prompt), prompt_tokens), (completion,))
+    groups: list[Group] = []
+    for number, trace in enumerate(traces):
+        prompt, completion = renderer.render_trace(trace)
+        where, length = f"{trace.source} completion", len(prompt) + len(completion)
+        accepted = f"the model's context of {context_length}"
+        check_length(where, length, context_length, accepted, "shorten it")
+        problem = Problem(id=f"trace-{number}", prompt=trace.prompt, source=trace.source)
+        learned = given_completion(f"trace-{number}/0", trace.completion, completion)
+        groups.append(Group(problem, Prompt(str(trace.prompt), prompt), (learned,)))
+    return groups

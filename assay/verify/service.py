@@ -107,6 +107,11 @@ class VerifierService:
         self._process = os.getpid()
         self._finalizer = weakref.finalize(self, _close_in, self._process, self._dispatch)
 
+    def listen(self, on_event: Callable[..., None] | None) -> None:
+        """Tell of events from now on as the parameter ``on_event`` does."""
+        self._settings = (*self._settings[:2], on_event, *self._settings[3:])
+        self._dispatch.listen(on_event)
+
     def _check_options(self) -> None:
         """A wrong option of a built-in verifier is told at once; of a user's, when it is first used."""
         for name in self._options:

@@ -180,9 +180,9 @@ def test_rows_of_both_tables_are_candidates() -> None:
 
 def test_the_cold_start_floor_is_the_one_that_a_run_warns_below() -> None:
     from assay.plan.rules import COLD_START_FLOOR, MAX_NOT_JUDGED
-    from assay.training import stages
+    from assay.training import stage
 
-    assert stages.COLD_START_FLOOR == COLD_START_FLOOR
+    assert stage.COLD_START_FLOOR == COLD_START_FLOOR
     assert Facts().max_tokens == 256 and MAX_NOT_JUDGED == 0.25
 
 

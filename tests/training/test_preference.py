@@ -16,8 +16,7 @@ from assay.config import PreferenceConfig
 from assay.errors import ConfigError, DataError
 from assay.learn.preference_table import PREFERENCES
 from assay.training.api import dry_run, evaluate_model, train
-from assay.training.preference import PreferenceLoop, beta_at, warn_of_fall
-from assay.training.preference_setup import choose_preference
+from assay.training.preference import PreferenceLoop, beta_at, choose_preference, warn_of_fall
 
 
 def pairs_file(world: World, num: int = 12, name: str = "pairs.jsonl") -> str:
@@ -225,7 +224,10 @@ def test_what_an_evaluation_wrote_is_pairs(world: World) -> None:
         ({"status": "fine"}, "judged.jsonl:1 status: found 'fine'; accepted: passed, failed"),
         ({"reward": "1"}, "judged.jsonl:1 reward: found '1'"),
         ({"completion": "", "finish_reason": "length"}, "judged.jsonl:1 completion: found ''"),
-        ({"completion": "x" * 80}, "judged.jsonl:1: found 83 tokens; accepted: at most 64"),
+        (
+            {"completion": "x" * 80},
+            "judged.jsonl:1: found 83 tokens, the prompt's included; accepted: at most 64",
+        ),
         ({"status": "failed", "reward": 0.0}, "nothing but ties"),
     ],
 )

@@ -22,18 +22,17 @@ from assay.learn.preference_table import PREFERENCES
 from assay.model.packing import Batch
 from assay.testing import CHAT_TEMPLATE, byte_tokenizer
 from assay.training import preference_reference
-from assay.training.preference_evaluation import accuracy_error
-from assay.training.preference_pairs import (
-    BAD,
-    GOOD,
+from assay.training.given import BAD, GOOD, Schedule
+from assay.training.pairwise import verdicts_of
+from assay.training.preference_data import (
     Example,
-    PairSchedule,
+    ExampleReader,
+    chosen_pairs,
+    examples_of_group,
     mismatched,
-    render_examples,
 )
-from assay.training.preference_pairwise import verdicts_of
+from assay.training.preference_evaluation import accuracy_error
 from assay.training.preference_reference import ReferenceTable
-from assay.training.preference_verdicts import chosen_pairs, examples_of_group
 from assay.types import Completion, Group, Problem, Prompt, Verdict
 from assay.verify.judge.pairwise import Comparison
 
@@ -54,12 +53,16 @@ def preferences(rows: Sequence[Any], on_bad_row: Any = "stop") -> Any:
 ROWS: list[Any] = []
 
 
+def reader(row: Any = DPO, template: str | None = None, **settings: Any) -> ExampleReader:
+    return ExampleReader(row, PreferenceConfig(), renderer(template), 0, **settings)
+
+
 def text_of(tokens: np.ndarray) -> str:
     return byte_tokenizer().decode(tokens.tolist())
 
 
 def test_a_pair_is_rendered_as_traces_are() -> None:
-    examples = render_examples(preferences([Pair("p", "yes", "no")]), renderer(), DPO).rows
+    examples = reader().render(preferences([Pair("p", "yes", "no")]))
     group = examples[0].group
     assert examples[0].verdicts == (GOOD, BAD)
     assert text_of(group.prompt.tokens) == "p\n"
@@ -68,32 +71,30 @@ def test_a_pair_is_rendered_as_traces_are() -> None:
 
 def test_a_chat_is_rendered_by_its_template() -> None:
     turns = ({"role": "user", "content": "q"},)
-    (example,) = render_examples(
-        preferences([Pair(turns, "yes", "no")]), renderer(CHAT_TEMPLATE), DPO
-    ).rows
+    (example,) = reader(template=CHAT_TEMPLATE).render(preferences([Pair(turns, "yes", "no")]))
     assert text_of(example.group.prompt.tokens) == "<|user|>q<|end|><|assistant|>"
 
 
 def test_a_pair_is_two_examples_where_labels_are_learned_from() -> None:
     rows = [Pair("p", "yes", "no"), Labelled("q", "bad", False)]
-    examples = render_examples(preferences(rows), renderer(), KTO).rows
+    examples = reader(KTO).render(preferences(rows))
     assert [example.verdicts for example in examples] == [(GOOD,), (BAD,), (BAD,)]
     assert all(len(example.group.completions) == 1 for example in examples)
 
 
 def test_what_does_not_fit_is_skipped_and_told() -> None:
     rows = [Pair("p", "yes", "no"), Pair("p", "y" * 50, "no"), Labelled("p", "c", True)]
-    found = render_examples(preferences(rows), renderer(), DPO, on_bad_row="skip", max_tokens=20)
-    assert len(found.rows) == 1 and len(found.skipped) == 2
-    assert "1 chosen: found 53 tokens" in found.skipped[0]
-    assert "2 label: found a single completion" in found.skipped[1]
+    reads = reader(on_bad_row="skip", max_tokens=20)
+    assert len(reads.render(preferences(rows))) == 1 and len(reads.skipped) == 2
+    assert "1 chosen: found 53 tokens" in reads.skipped[0]
+    assert "2 label: found a single completion" in reads.skipped[1]
     with pytest.raises(DataError, match=r"preference\.pairs: found no row that fits"):
-        render_examples(preferences(rows[1:]), renderer(), DPO, on_bad_row="skip", max_tokens=20)
+        reader(on_bad_row="skip", max_tokens=20).render(preferences(rows[1:]))
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.sampled_from([0.3, 1.0, 2.0, 2.5]))
 def test_every_example_once_a_pass(num: int, per_step: int, epochs: float) -> None:
-    schedule = PairSchedule(num, per_step, epochs, seed=3)
+    schedule = Schedule(num, epochs, 3, per_step)
     steps = [schedule.draw(step) for step in range(schedule.num_steps)]
     assert all(len(step) == per_step for step in steps[:-1]) and 0 < len(steps[-1]) <= per_step
     order = [n for step in steps for n in step]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import pytest
 
 from assay.config import build
 from assay.training import recipes
-from assay.training.api import train
 
 PARTS = ("before", "after")
 
@@ -35,10 +35,14 @@ def test_the_demo_goes_through_both_stages(
     }
     tiny["rl"] += ["evaluation.max_problems=2", "evaluation.every=1", "sampling.max_tokens=4"]
 
-    def short(tree: dict[str, Any], quiet: bool) -> Any:
-        return train(tree, overrides=tiny["sft" if "sft" in tree else "rl"], quiet=quiet)
+    whole = recipes.stages
 
-    monkeypatch.setattr(recipes.api, "train", short)
+    def short(*given: Any) -> Any:
+        for stage in whole(*given):
+            tree = stage.config.model_dump(exclude_none=True)
+            yield replace(stage, config=build(tree, tiny[stage.config.stage]))
+
+    monkeypatch.setattr(recipes, "stages", lambda *given: [*short(*given)])
     result = recipes.demo(tmp_path, quiet=True)
     assert {getattr(result, part) for part in PARTS} == {0.0}, "nothing is learned in so few steps"
     assert len((Path(result.run) / "metrics.jsonl").read_text().splitlines()) == 2, "ended early"

@@ -19,14 +19,14 @@ from assay.model.score_head import choose_way
 from assay.testing import CHAT_TEMPLATE, byte_tokenizer, tiny_model
 from assay.training.api import dry_run, export, train
 from assay.training.reward_model import (
-    RowSchedule,
     SavedRewardModel,
     make_reward_learner,
     open_model,
+    row_schedule,
     run_reward_model,
 )
 from assay.training.reward_rows import LOADERS, RowReader, open_rows
-from assay.training.stages import Source
+from assay.training.stage import Stage
 from assay.types import Completion, Problem
 from assay.verify.base import resolve
 from assay.verify.reward_model.process import close_process_reward_models
@@ -168,7 +168,7 @@ def test_transformers_loads_what_is_saved(world: World) -> None:
         ("process", 2, transformers.AutoModelForTokenClassification),
     ):
         config = config_of(world, KINDS[kind], run={"name": kind})
-        folder = run_reward_model(config, Source(quiet=True)) / "checkpoints" / "step-000003"
+        folder = run_reward_model(Stage(config, quiet=True)) / "checkpoints" / "step-000003"
         if kind == "process":
             folder = folder.with_name("step-000006")
         model, report = family.from_pretrained(folder, output_loading_info=True)
@@ -184,7 +184,7 @@ def test_transformers_loads_what_is_saved(world: World) -> None:
 def test_a_resumed_run_ends_as_one_that_was_never_stopped(world: World, kind: str) -> None:
     """Stopped after two steps, set back to the first as a kill does, stopped again, and gone on with."""
     whole = run_reward_model(
-        config_of(world, KINDS[kind], run={"name": "whole"}), Source(quiet=True)
+        Stage(config_of(world, KINDS[kind], run={"name": "whole"}), quiet=True)
     )
     stopped = config_of(
         world,
@@ -194,7 +194,7 @@ def test_a_resumed_run_ends_as_one_that_was_never_stopped(world: World, kind: st
         checkpoint={"every": 1},
     )
     with pytest.raises(RunStopped):
-        run_reward_model(stopped, Source(quiet=True))
+        run_reward_model(Stage(stopped, quiet=True))
     parts = world.folder / "runs" / "parts"
     shutil.rmtree(parts / "checkpoints" / "step-000002")
     with pytest.raises(RunStopped):
@@ -234,7 +234,7 @@ def test_a_run_learns_evaluates_and_reports(world: World) -> None:
 
 def test_another_run_goes_on_with_a_reward_model(world: World) -> None:
     config = config_of(world, KINDS["preference"])
-    folder = run_reward_model(config, Source(quiet=True))
+    folder = run_reward_model(Stage(config, quiet=True))
     saved = str(sorted((folder / "checkpoints").glob("step-*"))[-1])
     again = config.model_copy(update={"model": config.model.model_copy(update={"path": saved})})
     first = torch.nn.Module.state_dict(open_model(again).model)
@@ -295,7 +295,7 @@ def test_narrow_weights_learn_too(world: World, kind: str) -> None:
     wide, _ = step_on(config)
     narrow, model = step_on(replace_model(config, dtype="bfloat16"))
     assert model.dtype == torch.bfloat16 and narrow == pytest.approx(wide, rel=0.05)
-    folder = run_reward_model(replace_model(config, dtype="bfloat16"), Source(quiet=True))
+    folder = run_reward_model(Stage(replace_model(config, dtype="bfloat16"), quiet=True))
     rows = [json.loads(line) for line in (folder / "evaluations.jsonl").read_text().splitlines()]
     assert all(0 <= row["eval/ece"] <= 1 for row in rows)
     name = "process_reward_model" if kind == "process" else "reward_model"
@@ -306,7 +306,7 @@ def test_narrow_weights_learn_too(world: World, kind: str) -> None:
 
 def test_every_row_once_an_epoch() -> None:
     settings = RewardModelConfig(rows=("r",), rows_per_step=4, epochs=2.5)
-    schedule = RowSchedule(10, settings, 0)
+    schedule = row_schedule(10, settings, 0)
     order = [row for step in range(schedule.num_steps) for row in schedule.draw(step)]
     assert sorted(order[:10]) == sorted(order[10:20]) == list(range(10))
     assert order[:10] != order[10:20] and len(order) == 25
@@ -319,7 +319,7 @@ def test_what_is_wrong_is_said_in_one_line(world: World) -> None:
         stage = {**KINDS["process"], "rows": [str(path)], **changes}
         bad = config_of(world, stage, reward_model=stage)
         with pytest.raises(DataError) as caught:
-            run_reward_model(bad, Source(quiet=True))
+            run_reward_model(Stage(bad, quiet=True))
         assert str(caught.value).startswith(f"{path}:1 ") and "\n" not in str(caught.value)
         assert text in str(caught.value)
 
@@ -346,7 +346,7 @@ def test_what_is_wrong_is_said_in_one_line(world: World) -> None:
             config_of(world, section)
     lora = replace_model(config_of(world, KINDS["process"]), lora={"rank": 2})
     with pytest.raises(ModelError, match="none for a reward model"):
-        run_reward_model(lora, Source(quiet=True))
+        run_reward_model(Stage(lora, quiet=True))
 
 
 def replace_model(config: TrainConfig, **changes: Any) -> TrainConfig:
@@ -376,7 +376,7 @@ def test_bad_rows_are_skipped_where_that_is_asked_for(world: World) -> None:
 
 
 def test_a_kind_is_judged_by_its_own_verifier(world: World) -> None:
-    folder = run_reward_model(config_of(world, KINDS["preference"]), Source(quiet=True))
+    folder = run_reward_model(Stage(config_of(world, KINDS["preference"]), quiet=True))
     saved = str(sorted((folder / "checkpoints").glob("step-*"))[-1])
     with pytest.raises(VerifierError, match="judge with the verifier reward_model"):
         resolve("process_reward_model").check_options({"path": saved})  # type: ignore[misc]
@@ -399,7 +399,7 @@ def test_a_kind_is_judged_by_its_own_verifier(world: World) -> None:
 
 def test_a_run_judges_through_the_service_and_so_does_its_export(world: World) -> None:
     """What `assay train` leaves is named as it is, in a configuration; what `assay export` writes, too."""
-    run = run_reward_model(config_of(world, KINDS["preference"]), Source(quiet=True))
+    run = run_reward_model(Stage(config_of(world, KINDS["preference"]), quiet=True))
     plain = export(str(run), world.folder / "exported")
     newest = sorted((run / "checkpoints").glob("step-*"))[-1]
     prompt, right, wrong = sums(1, 7)[0]
@@ -428,7 +428,7 @@ def test_a_dry_run_says_what_would_be_learned_from(world: World) -> None:
 def test_a_policy_learns_from_it_at_once(world: World, kind: str) -> None:
     """An RL run whose verifier is the folder that a reward-model run left."""
     judge = run_reward_model(
-        config_of(world, KINDS[kind], run={"name": "judge"}), Source(quiet=True)
+        Stage(config_of(world, KINDS[kind], run={"name": "judge"}), quiet=True)
     )
     name = "process_reward_model" if kind == "process" else "reward_model"
     tree = world.tree(

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.config import DataConfig, SFTConfig
+from assay.config import DataConfig
 from assay.data.chat import PromptRenderer
 from assay.data.traces import Trace
 from assay.errors import DataError
 from assay.testing import byte_tokenizer
-from assay.training.sft import TraceSchedule, trace_groups
+from assay.training.given import Schedule
+from assay.training.sft import trace_groups
 from assay.types import Group
 
 
@@ -26,14 +27,16 @@ def traces(lengths: list[int]) -> list[Group]:
     return trace_groups(rows, renderer)
 
 
-def schedule(groups: list[Group], tokens_per_step: int, epochs: float = 1.0, seed: int = 0):  # type: ignore[no-untyped-def]
-    return TraceSchedule(
-        groups, SFTConfig(traces=("t",), epochs=epochs, tokens_per_step=tokens_per_step), seed
-    )
+def schedule(
+    groups: list[Group], tokens_per_step: int, epochs: float = 1.0, seed: int = 0
+) -> Schedule:
+    lengths = [len(group.completions[0].tokens) for group in groups]
+    return Schedule(len(groups), epochs, seed, tokens_per_step, lengths)
 
 
-def drawn(plan: TraceSchedule) -> list[list[str]]:
-    return [[group.problem.id for group in plan.draw(n)] for n in range(plan.num_steps)]
+def drawn(plan: Schedule, groups: list[Group]) -> list[list[str]]:
+    steps = [plan.draw(step) for step in range(plan.num_steps)]
+    return [[groups[n].problem.id for n in step] for step in steps]
 
 
 @given(st.lists(st.integers(2, 12), min_size=1, max_size=12), st.integers(1, 30), st.integers(1, 3))
@@ -42,7 +45,7 @@ def test_every_trace_once_an_epoch_within_the_budget(
 ) -> None:
     groups = traces(lengths)
     plan = schedule(groups, tokens_per_step, epochs)
-    steps = drawn(plan)
+    steps = drawn(plan, groups)
     order = [name for step in steps for name in step]
     names = sorted(group.problem.id for group in groups)
     for epoch in range(epochs):
@@ -58,19 +61,19 @@ def test_every_trace_once_an_epoch_within_the_budget(
 
 def test_the_seed_alone_decides() -> None:
     groups = traces([3] * 20)
-    assert drawn(schedule(groups, 12)) == drawn(schedule(groups, 12))
-    assert drawn(schedule(groups, 12)) != drawn(schedule(groups, 12, seed=1))
-    first, second = np.split(np.array(drawn(schedule(groups, 12, epochs=2))).ravel(), 2)
+    assert drawn(schedule(groups, 12), groups) == drawn(schedule(groups, 12), groups)
+    assert drawn(schedule(groups, 12), groups) != drawn(schedule(groups, 12, seed=1), groups)
+    first, second = np.split(np.array(drawn(schedule(groups, 12, epochs=2), groups)).ravel(), 2)
     assert first.tolist() != second.tolist(), "every epoch has its own order"
 
 
 def test_part_of_an_epoch_and_more_epochs_begin_alike() -> None:
     groups = traces([3] * 20)
-    half, whole = drawn(schedule(groups, 12, 0.5)), drawn(schedule(groups, 12, 1.0))
+    half, whole = drawn(schedule(groups, 12, 0.5), groups), drawn(schedule(groups, 12, 1.0), groups)
     assert sum(map(len, half)) == 10
     assert half[:-1] == whole[: len(half) - 1]
     assert half[-1] == whole[len(half) - 1][: len(half[-1])], "the last step may be cut"
-    assert drawn(schedule(groups, 12, 1.5))[: len(whole)] == whole
+    assert drawn(schedule(groups, 12, 1.5), groups)[: len(whole)] == whole
 
 
 def test_a_trace_longer_than_the_context_is_told_with_its_place(tmp_path: Path) -> None:

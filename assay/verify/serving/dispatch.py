@@ -50,6 +50,10 @@ class Dispatch:
         self._lanes: dict[str, ThreadLane] = {}
         self._arrived: deque[tuple[Item, list[Part]]] = deque()
 
+    def listen(self, on_event: Callable[..., None] | None) -> None:
+        """Call ``on_event(kind, **facts)`` for what happens from now on."""
+        self._on_event = self.pool.on_event = on_event
+
     def stats_of(self, name: str) -> VerifierStats:
         """Return the counts of a verifier."""
         if name not in self.stats:

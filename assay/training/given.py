@@ -1,0 +1,58 @@
+"""Data that is learned from as it is given: completions as tokens, and the steps that they are dealt into."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from assay.errors import DataError, message
+from assay.types import Completion, Verdict
+
+GOOD = Verdict.of_score(1.0, "given@1")
+BAD = Verdict.of_score(0.0, "given@1")
+
+
+class Schedule:
+    """Which rows each step learns from, fixed before the first: the state is the step alone.
+
+    Every pass is a fresh seeded shuffle. A step takes rows until their sizes add up to ``per_step``;
+    without sizes every row counts 1.
+    """
+
+    def __init__(
+        self,
+        num_rows: int,
+        epochs: float,
+        seed: int,
+        per_step: int,
+        sizes: Sequence[int] | None = None,
+    ) -> None:
+        passes = int(np.ceil(epochs))
+        orders = [np.random.default_rng((seed, n)).permutation(num_rows) for n in range(passes)]
+        order = np.concatenate(orders)[: max(1, round(epochs * num_rows))]
+        size_of_row = np.ones(num_rows, np.int64) if sizes is None else np.asarray(sizes)
+        taken_before = np.cumsum(size_of_row[order]) - size_of_row[order]
+        self._steps = np.split(order, np.flatnonzero(np.diff(taken_before // per_step)) + 1)
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps in all."""
+        return len(self._steps)
+
+    def draw(self, step: int) -> list[int]:
+        """Return the rows of a step."""
+        return self._steps[step].tolist()
+
+
+def given_completion(id: str, text: str, tokens: np.ndarray) -> Completion:
+    """Return given tokens as a completion, all of which is learned from."""
+    nothing = np.zeros(len(tokens), np.float32)
+    return Completion(id, text, tokens, nothing, nothing, np.ones(len(tokens), np.bool_))
+
+
+def check_length(where: str, length: int, longest: int | None, accepted: str, remedy: str) -> None:
+    """Raise DataError where a prompt and its completion are longer than they may be."""
+    if longest is not None and length > longest:
+        found = f"{length} tokens, the prompt's included"
+        raise DataError(message(where, found, f"at most {accepted}", remedy))

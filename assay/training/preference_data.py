@@ -1,0 +1,307 @@
+"""What a preference step learns from: completions of a prompt, and which of them are good.
+
+They come from files of pairs, from the rollouts of a run (``run:FOLDER``), from a file that
+``assay eval --out`` wrote (``verdicts:FILE``), or from the groups that a step samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from assay.config import PreferenceConfig
+from assay.data.chat import PromptRenderer
+from assay.data.pairs import Labelled, Pair, load_preferences
+from assay.data.rows import check_text, complaint, copy_row
+from assay.data.rowset import OnBadRow
+from assay.data.sources import open_source
+from assay.errors import DataError, message
+from assay.learn.preference_table import Preference
+from assay.run.rollout_log import RolloutLog
+from assay.training.given import BAD, GOOD, check_length, given_completion
+from assay.types import Completion, Group, Problem, Prompt, Status, Verdict
+
+RUN_PREFIX, FILE_PREFIX = "run:", "verdicts:"
+VERIFIER = "file@1"
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """What is learned from together: a group, and which of its completions are good."""
+
+    group: Group
+    verdicts: tuple[Verdict, ...]
+
+    @classmethod
+    def of_pair(
+        cls, problem: Problem, prompt: Prompt, best: Completion, worst: Completion
+    ) -> Example:
+        """Return a pair; the better completion stands first."""
+        return cls(Group(problem, prompt, (best, worst)), (GOOD, BAD))
+
+    def apart(self) -> list[Example]:
+        """Return each completion as an example of its own."""
+        group = self.group
+        return [
+            Example(Group(group.problem, group.prompt, (completion,)), (verdict,))
+            for completion, verdict in zip(group.completions, self.verdicts, strict=True)
+        ]
+
+
+def examples_of_group(
+    group: Group,
+    verdicts: Sequence[Verdict],
+    row: Preference,
+    settings: PreferenceConfig,
+    rng: np.random.Generator,
+) -> list[Example]:
+    """Return what a judged group teaches; nothing of completions that were not judged.
+
+    To a method that learns from pairs: up to ``pairs_per_group`` pairs (see `chosen_pairs`). To
+    one that learns from single completions: all of them, desirable where they passed.
+    """
+    judged = [n for n, one in enumerate(verdicts) if one.judged and one.reward is not None]
+    completions = group.completions
+    if not row.paired:
+        if not judged:
+            return []
+        kept = Group(group.problem, group.prompt, tuple(completions[n] for n in judged))
+        return [Example(kept, tuple(GOOD if verdicts[n].correct else BAD for n in judged))]
+    return [
+        Example.of_pair(group.problem, group.prompt, completions[best], completions[worst])
+        for best, worst in chosen_pairs(verdicts, judged, settings, rng)
+        if not np.array_equal(completions[best].tokens, completions[worst].tokens)
+    ]
+
+
+def chosen_pairs(
+    verdicts: Sequence[Verdict],
+    judged: Sequence[int],
+    settings: PreferenceConfig,
+    rng: np.random.Generator,
+) -> list[tuple[int, int]]:
+    """Return (better, worse) indices, each completion in one pair at most.
+
+    best_worst: the highest reward with the lowest, the second with the second lowest, and so on, as
+    long as they differ. random: completions that passed with others that did not, in a random order.
+    """
+    if settings.choose == "random":
+        right = rng.permutation([n for n in judged if verdicts[n].correct]).astype(int).tolist()
+        wrong = rng.permutation([n for n in judged if not verdicts[n].correct]).astype(int).tolist()
+        return list(zip(right, wrong, strict=False))[: settings.pairs_per_group]
+    rewards = {n: verdicts[n].reward or 0.0 for n in judged}
+    ranked = sorted(judged, key=lambda n: -rewards[n])
+    pairs = [(ranked[n], ranked[-1 - n]) for n in range(len(ranked) // 2)]
+    pairs = [(best, worst) for best, worst in pairs if rewards[best] > rewards[worst]]
+    return pairs[: settings.pairs_per_group]
+
+
+def mismatched(examples: Sequence[Example]) -> list[Group]:
+    """Return each prompt with the completion of a next example, for KTO's reference point; none of fewer than two.
+
+    (x_1, y_2), (x_2, y_3), ..., (x_m, y_1) as KTO has it. Examples of the same prompt are passed over
+    where there are others, since their completions do not mismatch.
+    """
+    count = len(examples)
+    groups: list[Group] = []
+    for index, example in enumerate(examples if count > 1 else ()):
+        group = example.group
+        others = [examples[(index + shift) % count].group for shift in range(1, count)]
+        prompt = group.prompt.tokens
+        differ = (one for one in others if not np.array_equal(one.prompt.tokens, prompt))
+        other = next(differ, others[0])
+        groups.append(Group(group.problem, group.prompt, other.completions))
+    return groups
+
+
+def is_judged_source(source: str) -> bool:
+    """Whether a source holds verdicts, and not pairs."""
+    return source.startswith((RUN_PREFIX, FILE_PREFIX))
+
+
+@dataclass
+class ExampleReader:
+    """Opens sources of preferences as tokens.
+
+    max_tokens: the longest prompt and completion together. skipped: complaints about what was left
+    out.
+    """
+
+    row: Preference
+    settings: PreferenceConfig
+    renderer: PromptRenderer
+    seed: int
+    on_bad_row: OnBadRow = "stop"
+    max_tokens: int | None = None
+    skipped: list[str] = field(default_factory=list[str])
+
+    def read(
+        self, sources: Sequence[str], limit: int | None = None
+    ) -> tuple[list[Example], list[str]]:
+        """Return the examples of all sources, and one line a finding. Raises DataError."""
+        found: list[Example] = []
+        notes: list[str] = []
+        num_unlisted = 0  # complaints of which a set keeps no more than the first
+        for source in filter(is_judged_source, sources):
+            judged = self.read_judged(source)
+            found += judged
+            notes.append(f"{len(judged)} preferences from {source}")
+        files = [one for one in sources if not is_judged_source(one)]
+        if files:
+            rows = load_preferences(files, on_bad_row=self.on_bad_row, limit=limit)
+            self.skipped += rows.skipped
+            num_unlisted = rows.num_skipped - len(rows.skipped)
+            found += self.render(rows)
+            notes.append(rows.describe())
+        if self.skipped:
+            count = len(self.skipped) + num_unlisted
+            notes.append(f"{count} bad rows skipped, the first: {self.skipped[0]}")
+        return found[:limit], notes
+
+    def render(self, preferences: Sequence[Pair | Labelled]) -> list[Example]:
+        """Render pairs and labelled completions; a pair is two examples to a method that learns from labels.
+
+        Raises DataError for one that is too long, for two completions of the same tokens, and for a
+        labelled completion where pairs are needed.
+        """
+        found: list[Example] = []
+        for number, preference in enumerate(preferences):
+            try:
+                example = self._example(preference, f"pair-{number}")
+            except DataError as error:
+                self._skip(error)
+            else:
+                found += [example] if self.row.paired else example.apart()
+        if not found:
+            first = f"the first: {self.skipped[0]}"
+            raise DataError(message("preference.pairs", "no row that fits", "at least one", first))
+        return found
+
+    def _example(self, preference: Pair | Labelled, id: str) -> Example:
+        where, row = preference.source, self.row
+        if isinstance(preference, Pair):
+            texts = {"chosen": preference.chosen, "rejected": preference.rejected}
+        elif row.paired:
+            remedy = 'use method = "kto", which learns from labels'
+            accepted = f"pairs, from which {row.name} learns"
+            raise DataError(message(f"{where} label", "a single completion", accepted, remedy))
+        else:
+            texts = {"completion": preference.completion}
+        replies = self.renderer.render_replies(preference.prompt, list(texts.values()), where)
+        prompt, completions = Prompt(str(preference.prompt), replies[0]), list[Completion]()
+        for number, ((side, text), tokens) in enumerate(
+            zip(texts.items(), replies[1], strict=True)
+        ):
+            self._check_length(f"{where} {side}", len(prompt.tokens) + len(tokens))
+            completions.append(given_completion(f"{id}/{number}", text, tokens))
+        problem = Problem(id=id, prompt=preference.prompt, source=where)
+        if isinstance(preference, Labelled):
+            verdict = GOOD if preference.desirable else BAD
+            return Example(Group(problem, prompt, tuple(completions)), (verdict,))
+        if np.array_equal(completions[0].tokens, completions[1].tokens):
+            found = "the same tokens as chosen"
+            raise DataError(message(f"{where} rejected", found, "two that differ", "drop it"))
+        return Example.of_pair(problem, prompt, *completions)
+
+    def read_judged(self, source: str) -> list[Example]:
+        """Return what the judged groups of a source teach.
+
+        Raises DataError where it has no rollouts, its tokens are another tokenizer's, a completion is
+        too long, or nothing in it can be told apart.
+        """
+        found: list[Example] = []
+        groups = self._of_run(source) if source.startswith(RUN_PREFIX) else self._of_file(source)
+        for number, (where, group, verdicts) in enumerate(groups):
+            rng = np.random.default_rng((self.seed, number))
+            for example in examples_of_group(group, verdicts, self.row, self.settings, rng):
+                longest = max(len(one.tokens) for one in example.group.completions)
+                try:
+                    self._check_length(where, len(group.prompt.tokens) + longest)
+                except DataError as error:
+                    self._skip(error)
+                else:
+                    found.append(example)
+        if not found:
+            accepted = "groups in which one completion did better than another"
+            raise DataError(message(source, "nothing but ties", accepted))
+        return found
+
+    def _check_length(self, where: str, length: int) -> None:
+        accepted = f"{self.max_tokens}, by preference.max_tokens or the model's context"
+        remedy = 'shorten it, or set data.on_bad_row = "skip"'
+        check_length(where, length, self.max_tokens, accepted, remedy)
+
+    def _skip(self, error: DataError) -> None:
+        if self.on_bad_row == "stop":
+            raise error
+        self.skipped.append(str(error))
+
+    def _of_run(self, source: str) -> Iterator[tuple[str, Group, Sequence[Verdict]]]:
+        """Yield the rollouts of a run, token by token as they were sampled."""
+        with closing(RolloutLog(Path(source.removeprefix(RUN_PREFIX)) / "rollouts")) as log:
+            if not log.steps():
+                accepted = "the folder of a run that sampled some"
+                raise DataError(message(source, "no rollouts", accepted))
+            for step in log.steps():
+                recorded = log.read(step)
+                if recorded is None:
+                    remedy = 'or set data.on_bad_row = "skip"'
+                    where, found = f"{source} step {step}", "a damaged shard"
+                    self._skip(DataError(message(where, found, "a whole one", remedy)))
+                    continue
+                self._check_tokenizer(recorded.groups[0], source)
+                for group, verdicts in zip(recorded.groups, recorded.verdicts, strict=True):
+                    yield f"{source} step {step} {group.id}", group, verdicts
+
+    def _check_tokenizer(self, group: Group, source: str) -> None:
+        """Raise DataError where the prompt's text gives other tokens here; a BOS may stand before them."""
+        tokenizer: Any = self.renderer.tokenizer
+        expected = list(tokenizer.encode(group.prompt.text, add_special_tokens=False))
+        found = group.prompt.tokens.tolist()
+        if found[len(found) - len(expected) :] != expected:
+            accepted = "rollouts of a model of the same family"
+            raise DataError(message(source, "tokens of another tokenizer", accepted))
+
+    def _of_file(self, source: str) -> Iterator[tuple[str, Group, Sequence[Verdict]]]:
+        """Yield the groups of a file of verdicts: rows of equal prompts, in order of appearance."""
+        file = open_source(source.removeprefix(FILE_PREFIX))
+        siblings: dict[str, list[tuple[str, Completion, Verdict]]] = {}
+        for _, number, raw in file.scan():
+            where = f"{file.label}:{number}"
+            try:
+                text, completion, verdict = _read_row(file.parse(raw, where), where, self.renderer)
+            except DataError as error:
+                self._skip(error)
+            else:
+                siblings.setdefault(text, []).append((where, completion, verdict))
+        for text, members in siblings.items():
+            prompt = Prompt(text, self.renderer.encode_rendered(text, "")[0])
+            places, completions, verdicts = zip(*members, strict=True)
+            yield places[0], Group(Problem(places[0], text), prompt, completions), verdicts
+
+
+def _read_row(row: Any, where: str, renderer: PromptRenderer) -> tuple[str, Completion, Verdict]:
+    """Return a rendered prompt, a completion and its verdict from a row that ``assay eval --out`` wrote."""
+    keys = copy_row(row, where)
+    for key in ("prompt", "completion"):
+        if not isinstance(keys.get(key), str):
+            raise complaint(where, key, keys.get(key), "text, as assay eval --out writes it")
+        check_text(keys[key], where, key)
+    status, reward = keys.get("status"), keys.get("reward")
+    if status not in get_args(Status):
+        raise complaint(where, "status", status, ", ".join(get_args(Status)))
+    verdict = Verdict.not_judged("unavailable", VERIFIER)
+    if status != "not_judged":
+        if not isinstance(reward, int | float) or isinstance(reward, bool):
+            raise complaint(where, "reward", reward, "a number, where it was judged")
+        verdict = Verdict.of_score(float(status == "passed"), VERIFIER, reward=float(reward))
+    ended = keys.get("finish_reason") != "length"
+    tokens = renderer.encode_rendered(keys["prompt"], keys["completion"], ended)[1]
+    if not len(tokens):
+        raise complaint(where, "completion", keys["completion"], "text that has some tokens")
+    return keys["prompt"], given_completion(where, keys["completion"], tokens), verdict

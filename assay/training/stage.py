@@ -1,0 +1,262 @@
+"""A stage of training: what it is run from, its run's directory, and the loop over its steps."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from assay.config import TrainConfig
+from assay.data.curriculum import Curriculum
+from assay.errors import VerifierError
+from assay.model.probe import LayoutChoice
+from assay.plan.record import run_decision
+from assay.run.directory import Run
+from assay.run.environment import read_environment
+from assay.run.metrics import kind_of
+from assay.run.report import write_report
+from assay.training.assemble import Bench, Problems, rate_words
+from assay.training.evaluate import evaluate
+from assay.training.replay import RunGenerator, RunVerifiers
+from assay.types import Problem
+from assay.verify.base import resolve
+from assay.verify.selftest import SelfTest, labelled_names, sampled_self_test
+from assay.verify.service import VerifierService
+
+SELF_TEST_ROWS = 12
+COLD_START_FLOOR = 0.08
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a stage is run from.
+
+    config_path: the file of the configuration, where there is one. resume: the directory of a run
+    to go on with; None: a new one. overrides: the user's changes of its configuration. follows: in a
+    list of stages, the model is the one that the stage before made.
+    """
+
+    config: TrainConfig
+    config_path: Path | None = None
+    resume: Path | None = None
+    overrides: Sequence[str] = ()
+    accept_changed_verifiers: bool = False
+    follows: bool = False
+    title: str = ""
+    quiet: bool = False
+
+
+def open_run(
+    stage: Stage, num_steps: int, model: Any, stack: ExitStack, bench: Bench | None = None
+) -> Run:
+    """Create the run's directory, or open the one to go on with; its report is written as it closes.
+
+    bench: what samples and judges; None for a stage that does neither.
+    """
+    verifiers = None
+    if bench is not None:
+        if stage.resume is not None:  # so that `describe` has them too
+            bench.verifiers.check(filter(bench.verifiers.allows, verifiers_of(stage.resume)))
+        verifiers = bench.verifiers.describe()
+    if stage.resume is not None:
+        run = Run.resume(
+            stage.resume,
+            overrides=stage.overrides,
+            verifiers=verifiers,
+            accept_changed_verifiers=stage.accept_changed_verifiers,
+            num_steps=num_steps,
+            quiet=stage.quiet,
+        )
+    else:
+        rate = rate_words(stage.config, model)
+        run = Run.create(
+            bench.config if bench is not None else stage.config,
+            config_path=stage.config_path,
+            verifiers=verifiers,
+            num_steps=num_steps,
+            decision=run_decision(stage.config, stage.config_path, rate),
+            quiet=stage.quiet,
+        )
+    if bench is not None:
+        bench.generator.watch = run.progress.sampling
+        bench.verifiers.listen(run.event)
+    stack.callback(report_if_possible, run.folder)
+    return stack.enter_context(run)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The parts of a run that samples what it learns from."""
+
+    curriculum: Curriculum
+    generator: RunGenerator
+    verifiers: RunVerifiers
+
+
+def attach_sampling(
+    run: Run,
+    bench: Bench,
+    problems: Problems,
+    learner: Any,
+    layout: LayoutChoice,
+    tested: Sequence[SelfTest],
+    stack: ExitStack,
+    *,
+    judge: Any = None,
+    **parts: Any,
+) -> Sampling:
+    """Give a run its parts, restore them on resume, and hand the policy to the generator.
+
+    tested: see `try_verifiers`. judge: what judges in place of the bench's verifiers. parts: further
+    ones, for checkpoints.
+    """
+    curriculum = Curriculum(problems.train, run.config.run.seed)
+    run.add_metrics(bench.verifiers.take_metrics)
+    run.attach(model=learner, curriculum=curriculum, **parts)
+    keep_judges(run, bench.verifiers, stack, always=judge is not None)
+    learner.clock = run.clock
+    for note in (*problems.notes, layout.reason):
+        run.note(note)
+    run.event(
+        "assembled",
+        layout=asdict(layout),
+        slots=run.config.engine.slots,
+        threads=bench.config.engine.threads,
+    )
+    run.event("self_test", verifiers=[one.as_dict() for one in tested])
+    for warning in bench.verifiers.warnings():
+        run.note(f"warning: {warning}")
+    bench.generator.load_policy(learner.policy, learner.policy_version)
+    judge = judge or bench.verifiers
+    verifiers = RunVerifiers(judge, run, judge.describe)
+    return Sampling(curriculum, RunGenerator(bench.generator, run), verifiers)
+
+
+def report_if_possible(folder: Path) -> None:
+    """Write the report; a run that is over is not failed by a page that cannot be written."""
+    try:
+        write_report(folder)
+    except OSError as error:
+        print(f"warning: {folder}: no report ({error}); see assay report", file=sys.stderr)
+
+
+def advance(run: Run, step: Callable[[], None], evaluate_now: Callable[[], None]) -> None:
+    """Take steps until the run is done or must stop; evaluate before, when due, and after."""
+    assert run.num_steps is not None
+    if run.step >= run.num_steps:
+        run.note(
+            f"all {run.step} steps are done; to extend the run:"
+            f" assay train --resume {run.folder} --set {_longer(run)}"
+        )
+    if evaluation_due(run, run.step):  # later than step 0 where the run was killed just before it
+        evaluate_now()
+    run.begin_step()
+    while run.step < run.num_steps and run.stop_reason is None:
+        step()
+        if run.step == 1:
+            warn_of_cold_start(run)
+        if evaluation_due(run, run.step):
+            evaluate_now()
+
+
+def _longer(run: Run) -> str:
+    """Return the override that makes a run longer."""
+    stage = run.config.stage
+    if stage == "rl":
+        return f"rl.steps={2 * run.step}"
+    preference = run.config.preference
+    on_policy = preference is not None and not preference.pairs
+    return f"{stage}.{'steps' if on_policy else 'epochs'}=N"
+
+
+def evaluation_due(run: Run, step: int) -> bool:
+    """Whether held-out data are to be evaluated after ``step`` steps."""
+    every = run.config.evaluation.every
+    if step in (0, run.num_steps) or run.stop_reason == "max_minutes":
+        return True
+    return every is not None and step % every == 0
+
+
+def evaluate_heldout(run: Run, bench: Bench, heldout: Sequence[Problem]) -> None:
+    """Evaluate at every configured temperature, unless this step's evaluation is there already."""
+    done = {row.get("eval/temperature") for row in run.evaluations(run.step)}
+    settings = run.config.evaluation
+    for temperature in settings.temperatures if heldout else ():
+        if temperature not in done and run.stop_reason != "interrupted":
+            sampling = run.config.sampling.model_copy(update={"temperature": temperature})
+            what = f"held-out problems, {kind_of({'eval/temperature': temperature})}"
+            with run.progress.sampling.doing(what, len(heldout) * settings.num_samples):
+                result = evaluate(
+                    bench.generator, bench.verifiers, heldout, sampling, settings.num_samples
+                )
+            run.record_evaluation(result.as_row())
+
+
+def try_verifiers(config: TrainConfig, service: VerifierService) -> list[SelfTest]:
+    """Ask the built-in verifiers in use a sample of their labelled rows, as their authors did.
+
+    Raises VerifierError where one gives a wrong verdict: a run must not learn from it. The labels are
+    those of default options, so only options that no row can give are taken from the configuration.
+    """
+    asked = [
+        name
+        for name in service.describe()
+        if name in labelled_names() and resolve(name).lane == "worker"
+    ]
+    if not asked:
+        return []
+    options = {
+        name: {
+            field.name: config.verification.options[name][field.name]
+            for field in resolve(name).fields
+            if not field.from_row and field.name in config.verification.options[name]
+        }
+        for name in asked
+        if name in config.verification.options
+    }
+    with VerifierService(asked[0], num_workers=1, deadline=60.0, options=options) as fresh:
+        found = sampled_self_test(fresh, asked, SELF_TEST_ROWS, config.run.seed)
+    for result in found:
+        if result.false_accepts or result.false_rejects:
+            raise VerifierError(
+                f"{result}; the verifier does not do here what it did where it was made; "
+                f"see: assay verify --self-test --verifier {result.verifier.partition('@')[0]}"
+            )
+    return found
+
+
+def keep_judges(run: Run, service: VerifierService, stack: ExitStack, always: bool = False) -> None:
+    """Keep the raw replies of remote judges in the run, so that their verdicts can be reproduced.
+
+    always: also where none of the verifiers is one.
+    """
+    if always or "judge" in service.describe():
+        from assay.verify.judge.panel import close_judges, keep_replies
+
+        keep_replies(run.folder / "judge_replies.jsonl")
+        stack.callback(close_judges)
+
+
+def verifiers_of(run: Path) -> list[str]:
+    """Return the names of the verifiers that a run has used so far."""
+    return list((read_environment(run) or {}).get("verifiers") or {})
+
+
+def warn_of_cold_start(run: Run) -> None:
+    """Warn where the first step found too little success to reinforce.
+
+    Verdicts that compare siblings are no pass rate: most of them lose by their nature.
+    """
+    passed, settings = run.metrics.get("verdict/passed"), run.config.preference
+    if passed is None or (settings is not None and settings.judge == "pairwise"):
+        return
+    if passed < COLD_START_FLOOR:
+        run.event("cold_start", passed=passed)
+        run.note(
+            f"warning: only {passed:.1%} of the first step's completions are right (below"
+            f" {COLD_START_FLOOR:.0%}): there is little to reinforce, and the run may learn nothing or"
+            " collapse; train on easier problems, or cold-start with [sft] first"
+        )
