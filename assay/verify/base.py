@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from assay.errors import VerifierError, message
-from assay.types import NotJudgedReason, StepScore, Verdict
+from assay.types import NotJudgedReason, Problem, StepScore, Verdict
 from assay.verify.expression import BUILT_IN, Term
 
 MAX_TEXT = 2000  # characters of `extracted` and `detail` that a verdict keeps
@@ -66,6 +66,34 @@ class Field:
     check: Callable[[Any], bool] | None = None
     from_row: bool = True
     equates: bool = False
+
+    def read(self, problem: Problem) -> Any:
+        """Return what a problem's spec says, else the default; raises VerifierError."""
+        value = problem.spec.get(self.name)
+        if value is None and not self.needed:
+            return self.default
+        if value is None or (self.check is not None and not self.check(value)):
+            found = "nothing" if value is None else repr(value)[:80]
+            where = f"problem {problem.id}: spec.{self.name}"
+            raise VerifierError(message(where, found, self.accepts))
+        return value
+
+
+def one_of(*accepted: str) -> Callable[[Any], bool]:
+    """Return the check of a field that holds one of a few words."""
+    return lambda value: isinstance(value, str) and value in accepted
+
+
+def spec_check(read: Callable[[Problem], Any]) -> Callable[[Mapping[str, Any]], None]:
+    """Return a `Verifier.check_spec` that complains of what the reader of a problem complains of."""
+
+    def check(spec: Mapping[str, Any]) -> None:
+        try:
+            read(Problem("", "", spec))
+        except VerifierError as error:
+            raise VerifierError(str(error).removeprefix("problem : spec.")) from error
+
+    return check
 
 
 @dataclass(frozen=True, slots=True)

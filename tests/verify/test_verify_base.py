@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from assay.errors import VerifierError
-from assay.types import StepScore, Verdict
-from assay.verify.base import Part, as_part, combine, resolve
+from assay.types import Problem, StepScore, Verdict
+from assay.verify.base import Field, Part, as_part, combine, one_of, resolve, spec_check
 from assay.verify.expression import BUILT_IN, parse_expression
 
 
@@ -215,3 +215,21 @@ def test_the_content_hash_covers_modules_that_exist(name: str) -> None:
     assert place in verifier.modules
     missing = [module for module in verifier.modules if importlib.util.find_spec(module) is None]
     assert not missing
+
+
+def test_a_field_is_read_from_a_problem() -> None:
+    mode = Field("mode", "strict, loose", default="strict", check=one_of("strict", "loose"))
+    assert mode.read(Problem("p", "q")) == mode.read(Problem("p", "q", {"mode": None})) == "strict"
+    assert mode.read(Problem("p", "q", {"mode": "loose"})) == "loose"
+    for value in ("most", 1):
+        with pytest.raises(VerifierError, match=r"problem p: spec.mode: found .*; accepted: str"):
+            mode.read(Problem("p", "q", {"mode": value}))
+    with pytest.raises(VerifierError, match=r"spec.task: found nothing; accepted: a name"):
+        Field("task", "a name", needed=True).read(Problem("p", "q"))
+
+
+def test_a_reader_checks_specs_and_its_complaint_begins_with_the_key() -> None:
+    check = spec_check(Field("task", "a name", needed=True).read)
+    check({"task": "lcm"})
+    with pytest.raises(VerifierError, match=r"\Atask: found nothing"):
+        check({})
