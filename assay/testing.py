@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from assay.config import SamplingConfig
-from assay.types import Completion, Group, GroupStream, Problem, Prompt, ThinkFormat
+from assay.types import Completion, Group, Problem, Prompt, ThinkFormat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -120,18 +120,19 @@ class ScriptedGenerator:
         sampling: SamplingConfig,
         group_size: int,
         first_sibling: int = 0,
-    ) -> GroupStream:
+        on_group: Callable[[Group], None] | None = None,
+    ) -> list[Group]:
         """Return one group a problem."""
         numbers = range(first_sibling, first_sibling + group_size)
-
-        def arrivals() -> Iterator[tuple[int, Group]]:
-            for position, problem in enumerate(problems):
-                question = problem.question
-                prompt = Prompt(question, _bytes_of(question), self.think)
-                siblings = tuple(self._complete(problem, n) for n in numbers)
-                yield position, Group(problem, prompt, siblings)
-
-        return GroupStream(arrivals(), len(problems))
+        groups: list[Group] = []
+        for problem in problems:
+            question = problem.question
+            prompt = Prompt(question, _bytes_of(question), self.think)
+            siblings = tuple(self._complete(problem, n) for n in numbers)
+            groups.append(Group(problem, prompt, siblings))
+            if on_group is not None:
+                on_group(groups[-1])
+        return groups
 
     def sleep(self) -> None:
         """Nothing is held."""

@@ -12,9 +12,9 @@ Shape legend, for every array and tensor name in Assay (joined in axis order, as
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, overload
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -231,41 +231,3 @@ class Verdict:
     def not_judged(cls, reason: NotJudgedReason, verifier: str, **rest: Any) -> Verdict:
         """Return the verdict of a checker that could not do its work."""
         return cls(score=None, status="not_judged", verifier=verifier, reason=reason, **rest)
-
-
-class GroupStream(Sequence[Group]):
-    """Groups that arrive as they finish, and afterwards a sequence in the order of their problems.
-
-    `as_finished` drives the generator and yields each group once; anything that needs them all
-    (an index, a length, iteration) first lets the generator run to its end.
-    """
-
-    def __init__(self, arrivals: Iterable[tuple[int, Group]], num_groups: int) -> None:
-        self._arrivals = iter(arrivals)
-        self._groups: list[Group | None] = [None] * num_groups
-
-    def as_finished(self) -> Iterator[tuple[int, Group]]:
-        """Yield (position, group) for each group that has not been yielded yet."""
-        for position, group in self._arrivals:
-            self._groups[position] = group
-            yield position, group
-
-    def _all(self) -> list[Group]:
-        for _ in self.as_finished():
-            pass
-        groups = [group for group in self._groups if group is not None]
-        assert len(groups) == len(self._groups), "the generator ended before its last group"
-        return groups
-
-    def __len__(self) -> int:
-        return len(self._groups)
-
-    @overload
-    def __getitem__(self, index: int) -> Group: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Group]: ...
-    def __getitem__(self, index: int | slice) -> Group | Sequence[Group]:
-        return self._all()[index]
-
-    def __iter__(self) -> Iterator[Group]:
-        return iter(self._all())

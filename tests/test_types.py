@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from assay.types import (
     Completion,
     Group,
-    GroupStream,
     Problem,
     Prompt,
     StepScore,
@@ -166,42 +164,6 @@ def test_reward_may_differ_from_the_score() -> None:
 def group(name: str) -> Group:
     prompt = Prompt("q", np.array([1], np.int32))
     return Group(Problem(name, "q"), prompt, (Completion.from_text("a"),))
-
-
-def arrivals(*order: int) -> Iterator[tuple[int, Group]]:
-    for position in order:
-        yield position, group(f"p{position}")
-
-
-def test_groups_arrive_as_they_finish_and_stay_in_order() -> None:
-    stream = GroupStream(arrivals(2, 0, 1), 3)
-    assert [position for position, _ in stream.as_finished()] == [2, 0, 1]
-    assert [one.problem.id for one in stream] == ["p0", "p1", "p2"]
-    assert list(stream.as_finished()) == []
-    assert [one.id for one in stream[1:]] == ["p1#0", "p2#0"]
-    assert stream[-1].problem.id == "p2"
-
-
-def test_an_index_lets_the_generator_run_to_its_end() -> None:
-    stream = GroupStream(arrivals(1, 0), 2)
-    position, first = next(stream.as_finished())
-    assert (position, len(stream)) == (1, 2)
-    assert stream[0].problem.id == "p0"
-    assert stream[1] is first
-
-
-def test_a_generator_that_ends_early_is_a_fault() -> None:
-    with pytest.raises(AssertionError, match="before its last group"):
-        list(GroupStream(arrivals(0), 2))
-
-
-def test_a_generator_error_reaches_the_reader() -> None:
-    def broken() -> Iterator[tuple[int, Group]]:
-        yield 0, group("p0")
-        raise RuntimeError("device lost")
-
-    with pytest.raises(RuntimeError, match="device lost"):
-        list(GroupStream(broken(), 2))
 
 
 def test_the_nouns_survive_pickling() -> None:

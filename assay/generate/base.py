@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from assay.config import SamplingConfig
-from assay.types import GroupStream, Problem
+from assay.types import Group, Problem
 
 
 class Generator(Protocol):
@@ -28,10 +28,12 @@ class Generator(Protocol):
         sampling: SamplingConfig,
         group_size: int,
         first_sibling: int = 0,
-    ) -> GroupStream:
-        """Return one group of ``group_size`` completions a problem, each as soon as it is finished.
+        on_group: Callable[[Group], None] | None = None,
+    ) -> list[Group]:
+        """Sample and return one group of ``group_size`` completions a problem, in the problems' order.
 
         first_sibling: the number of the first completion of each, so that groups can be sampled on.
+        on_group: is given each group as soon as it is finished, while others are still sampled.
         """
         ...
 

@@ -55,7 +55,7 @@ class CapturedForward:
         self._steps.clear()
         self._lean.refresh(num_rows)
 
-    def end_stream(self) -> None:
+    def end_call(self) -> None:
         """Give back cache and graphs, which work on its memory."""
         self.release()
 

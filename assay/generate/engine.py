@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,14 +29,14 @@ from assay.generate.slots import Slots, Waiting
 from assay.generate.threads import fastest_threads, on_threads
 from assay.model.family import NotLean
 from assay.model.memory import out_of_memory_names, return_freed_memory
-from assay.types import Completion, FinishReason, Group, GroupStream, Problem, Prompt
+from assay.types import Completion, FinishReason, Group, Problem, Prompt
 
 MEMORY_SETTINGS = "engine.max_kv_mib or engine.num_slots"
 
 
 @dataclass
 class EngineStats:
-    """What the last call of `Engine.generate` did so far. Seconds exclude the consumer's own.
+    """What the last call of `Engine.generate` did so far. Seconds exclude those of ``on_group``.
 
     num_completions: finished ones, of num_wanted. rows: computed in all steps, idle ones too. tokens:
     sampled ones, of unfinished completions too.
@@ -82,15 +82,14 @@ class _Call:
 class Engine:
     """Samples completions from a live Hugging Face causal language model.
 
-    What it needs beside the model it takes when a stream is first read. Keys and values it gives back at the
-    stream's end; on a CPU packed copies of the linear maps at `sleep`, so that streams share them.
+    What it needs beside the model it takes when it generates. Keys and values it gives back at the end of
+    the call; on a CPU packed copies of the linear maps at `sleep`, so that calls share them.
 
     exact: it reads the learner's own parameters, by a way that was proved on them. ``render`` turns a
     problem into a prompt. A completion depends, to the bit, on the weights, the
     seed, its prompt and its place (problem, draw, sibling), on the number of slots, the dtype and the
     thread count, and not on its neighbors (`independent`; a mixture of experts is the exception).
-    Models without ``eos_ids`` go on to the limit. Only the newest stream can be read. watch: is called
-    with the stats after each decoding step.
+    Models without ``eos_ids`` go on to the limit. watch: is called with the stats after each decoding step.
     """
 
     exact = True
@@ -117,7 +116,6 @@ class Engine:
         config: Any = getattr(model, "config", None)
         self.context_length = context_length or getattr(config, "max_position_embeddings", None)
         self._eos_ids = np.array(sorted(set(eos_ids)), np.int64)
-        self._newest: _Call | None = None
         self._choice = self._prove(model)
 
     @property
@@ -140,9 +138,6 @@ class Engine:
         self.policy_version = self.policy_version + 1 if version is None else version
         if policy is not self._model:
             self._choice = self._prove(policy)
-        elif self._newest is not None:  # an update while a stream is read: its copies are stale
-            with self._threads():
-                self._choice.forward.refresh(self._choice.row_counts[0])
 
     def generate(
         self,
@@ -150,24 +145,22 @@ class Engine:
         sampling: SamplingConfig,
         group_size: int,
         first_sibling: int = 0,
-    ) -> GroupStream:
-        """Return a stream that samples as it is read, each group as soon as it is finished.
+        on_group: Callable[[Group], None] | None = None,
+    ) -> list[Group]:
+        """Sample and return one group a problem, in the problems' order.
 
         first_sibling: the number of the first completion of each group: what a larger group would
-        have had from there on. Raises DataError for a prompt that leaves no room in the model's context, OutOfMemory where
-        not one slot fits in ``engine.max_kv_mib``.
+        have had from there on. on_group: is given each group as soon as it is finished. Raises
+        DataError for a prompt that leaves no room in the model's context, OutOfMemory where not one
+        slot fits in ``engine.max_kv_mib``.
         """
         waiting = [self._admit(n, problem, sampling) for n, problem in enumerate(problems)]
         for group in waiting:
             group.first_sibling = first_sibling
-        return GroupStream(self._arrivals(waiting, sampling, group_size), len(waiting))
-
-    def _arrivals(
-        self, waiting: list[Waiting], sampling: SamplingConfig, group_size: int
-    ) -> Iterator[tuple[int, Group]]:
-        with self._threads():
-            call = self._begin(waiting, sampling, group_size)
+        groups: dict[int, Group] = {}
         try:
+            with self._threads():
+                call = self._begin(waiting, sampling, group_size)
             while call.queue or call.slots.active_S.any():
                 with out_of_memory_names(MEMORY_SETTINGS, "generation"), self._threads():
                     self._schedule(call)
@@ -175,23 +168,19 @@ class Engine:
                 ended = self._postprocess(call)
                 if self.watch is not None:
                     self.watch(self.stats)
-                for finished in ended:
-                    yield finished
-                    if self._newest is not call:
-                        raise RuntimeError(
-                            "a newer generate() took the slots: read one stream at a time"
-                        )
-        finally:  # also where the reader stops early
-            if self._newest is call:
-                self._newest = None
-                self._choice.forward.end_stream()
-                return_freed_memory()
+                groups.update(ended)
+                if on_group is not None:
+                    for _, group in ended:
+                        on_group(group)
+        finally:
+            self._choice.forward.end_call()
+            return_freed_memory()
+        return [groups[n] for n in range(len(waiting))]
 
     def sleep(self) -> None:
-        """Give back the packed copies of the weights, which streams under one policy share."""
-        if self._newest is None:
-            self._choice.forward.release()
-            return_freed_memory()
+        """Give back the packed copies of the weights, which calls under one policy share."""
+        self._choice.forward.release()
+        return_freed_memory()
 
     def _prove(self, model: nn.Module) -> Choice:
         """Find the way through ``model``, and settle the number of threads."""
@@ -233,7 +222,7 @@ class Engine:
         num_slots = min(num_rows, self.settings.slots)
         self.stats = EngineStats(num_slots=num_slots, num_wanted=len(waiting) * group_size)
         text_ends = TextEnds(self.tokenizer, sampling.stop) if sampling.stop else None
-        self._newest = _Call(
+        return _Call(
             sampling=sampling,
             group_size=group_size,
             queue=deque(waiting),
@@ -241,7 +230,6 @@ class Engine:
             text_ends=text_ends,
             policy_version=self.policy_version,
         )
-        return self._newest
 
     def _admit(self, position: int, problem: Problem, sampling: SamplingConfig) -> Waiting:
         prompt = self.render(problem)

@@ -59,8 +59,8 @@ class Forward(Protocol):
         way no longer applies."""
         ...
 
-    def end_stream(self) -> None:
-        """Give back the memory that only one stream needs."""
+    def end_call(self) -> None:
+        """Give back the memory that only one call needs."""
         ...
 
     def release(self) -> None:
@@ -98,7 +98,7 @@ class ModuleForward:
     def refresh(self, num_rows: int) -> None:
         """Nothing to do: the module itself is called."""
 
-    def end_stream(self) -> None:
+    def end_call(self) -> None:
         """Give the cache's memory back."""
         self.cache.release()
 

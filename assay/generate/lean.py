@@ -51,7 +51,7 @@ class LeanForward:
         self._products = Products.of(self._decoder, num_rows if self._packed else 0)
         self._weights = weights
 
-    def end_stream(self) -> None:
+    def end_call(self) -> None:
         """Give the cache's memory back."""
         self.cache.release()
 

@@ -38,7 +38,7 @@ from assay.training.assemble import (
     with_slots,
 )
 from assay.training.consent import TO_SAMPLE, open_config
-from assay.training.evaluate import Evaluation, evaluate
+from assay.training.evaluate import Evaluation, evaluate, sample_and_judge
 from assay.training.results import DryRun, SampleResult, TrainResult, describe_sample, read_result
 from assay.training.sft import run_sft
 from assay.training.stage import Stage
@@ -407,8 +407,7 @@ def _sample(
 ) -> SampleResult:
     sampling = configuration.at_temperature(bench.config.sampling, temperature)
     rows = [replace(problems[n], draw=0) for n in range(len(problems))]
-    groups = bench.generator.generate(rows, sampling, num_samples)
-    judged = bench.verifiers.judge(groups)
+    groups, judged = sample_and_judge(bench.generator, bench.verifiers, rows, sampling, num_samples)
     return SampleResult(
         [
             describe_sample(group, index, verdict if can_judge else None)

@@ -9,7 +9,7 @@ import numpy as np
 
 from assay.config import SamplingConfig
 from assay.generate.base import Generator
-from assay.training.evaluate import Judge
+from assay.training.evaluate import Judge, sample_and_judge
 from assay.types import Group, Problem, Verdict
 
 Judged = tuple[Group, Sequence[Verdict]]
@@ -48,7 +48,7 @@ class BatchPlan:
         return not self.max_refills or any(map(is_mixed, verdicts))
 
 
-def sample_and_judge(
+def sample_groups(
     generator: Generator,
     verifiers: Judge,
     problems: Sequence[Problem],
@@ -61,8 +61,8 @@ def sample_and_judge(
     size at a time, until something passes in them or they are full: hard problems get the samples that
     easy ones do not need (as in multi-round adaptive sampling, Xiong et al. 2025, arXiv 2510.04996).
     """
-    groups = generator.generate(problems, sampling, plan.group_size)
-    verdicts = verifiers.judge(groups)
+    parts = (generator, verifiers)
+    groups, verdicts = sample_and_judge(*parts, problems, sampling, plan.group_size)
     if plan.max_group_size is None:
         return groups, verdicts
     whole, judged = list(groups), list[Sequence[Verdict]](verdicts)
@@ -72,9 +72,8 @@ def sample_and_judge(
         if not hard:
             break
         again = [problems[n] for n in hard]
-        more = generator.generate(again, sampling, count, first_sibling=first)
-        more_judged = verifiers.judge(more)
-        for n, group, group_verdicts in zip(hard, more, more_judged, strict=True):
+        more = zip(hard, *sample_and_judge(*parts, again, sampling, count, first), strict=True)
+        for n, group, group_verdicts in more:
             siblings = (*whole[n].completions, *group.completions)
             whole[n] = replace(whole[n], completions=siblings)
             judged[n] = (*judged[n], *group_verdicts)

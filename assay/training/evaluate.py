@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,15 +16,47 @@ from assay.config import SamplingConfig
 from assay.generate.base import Generator
 from assay.run.metrics import stderr_of
 from assay.training.voting import Compared, candidates
-from assay.types import Group, GroupStream, Problem, Verdict
+from assay.types import Group, Problem, Verdict
 
 MAX_PROBLEMS_AT_ONCE = 512
+
+
+class Judging(Protocol):
+    """Groups that are judged from the moment they are handed over."""
+
+    def add(self, group: Group) -> None:
+        """Begin to judge a group; do not wait for its verdicts."""
+        ...
+
+    def verdicts(self, groups: Sequence[Group]) -> Sequence[tuple[Verdict, ...]]:
+        """Return the verdicts of groups that were handed over, once all are there."""
+        ...
 
 
 class Judge(Protocol):
     """What judges groups: one tuple of verdicts a group, in the groups' order."""
 
-    def judge(self, groups: GroupStream | Sequence[Group]) -> Sequence[tuple[Verdict, ...]]: ...
+    def judge(self, groups: Sequence[Group]) -> Sequence[tuple[Verdict, ...]]:
+        """Judge groups that are all there."""
+        ...
+
+    def judging(self) -> AbstractContextManager[Judging]:
+        """Judge groups as they come; what is under way at the context's end is given up."""
+        ...
+
+
+def sample_and_judge(
+    generator: Generator,
+    verifiers: Judge,
+    problems: Sequence[Problem],
+    sampling: SamplingConfig,
+    group_size: int,
+    first_sibling: int = 0,
+) -> tuple[list[Group], Sequence[tuple[Verdict, ...]]]:
+    """Return a group of each problem with its verdicts; finished ones are judged while others are sampled."""
+    with verifiers.judging() as judging:
+        groups = generator.generate(problems, sampling, group_size, first_sibling, judging.add)
+        return groups, judging.verdicts(groups)
 
 
 @runtime_checkable
@@ -115,11 +148,10 @@ def evaluate(
     for first in range(0, len(problems), MAX_PROBLEMS_AT_ONCE):
         last = min(first + MAX_PROBLEMS_AT_ONCE, len(problems))
         part = [problems[n] for n in range(first, last)]
-        groups = generator.generate(part, sampling, num_samples)
-        verdicts = verifiers.judge(groups)
+        groups, verdicts = sample_and_judge(generator, verifiers, part, sampling, num_samples)
         same = None
         if num_samples > 1 and isinstance(verifiers, Comparer):
-            same = candidates(verifiers.judge, verifiers.compares, list(groups), verdicts)
+            same = candidates(verifiers.judge, verifiers.compares, groups, verdicts)
         tally.add(groups, verdicts, same)
         if sink is not None:
             for group, group_verdicts in zip(groups, verdicts, strict=True):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import combinations
 from typing import Any
 
-from assay.types import Completion, Group, GroupStream, Problem, Verdict
+from assay.types import Completion, Group, Problem, Verdict
 from assay.verify.judge.pairwise import Comparison, compare
 from assay.verify.judge.rubrics import PAIRWISE
 
@@ -28,20 +29,18 @@ class PairwiseVerifiers:
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.options = options
 
-    def judge(self, groups: GroupStream | Sequence[Group]) -> Sequence[tuple[Verdict, ...]]:
+    def judge(self, groups: Sequence[Group]) -> Sequence[tuple[Verdict, ...]]:
         """Return the verdicts of groups, in their order."""
+        with self.judging() as judging:
+            for group in groups:
+                judging.add(group)
+            return judging.verdicts(groups)
+
+    @contextmanager
+    def judging(self) -> Generator[PairwiseJudging]:
+        """Compare the members of groups as these come."""
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="pairwise") as pool:
-            asked = [
-                [
-                    (pair, pool.submit(self._compare, group.problem, *_both(group, pair)))
-                    for pair in combinations(range(len(group.completions)), 2)
-                ]
-                for group in groups
-            ]
-            return [
-                verdicts_of(len(group.completions), {pair: one.result() for pair, one in found})
-                for group, found in zip(groups, asked, strict=True)
-            ]
+            yield PairwiseJudging(pool, self._compare)
 
     def check_problem(self, problem: Problem) -> None:
         """Take any problem: siblings are compared with each other, and not with an answer."""
@@ -53,6 +52,31 @@ class PairwiseVerifiers:
 
     def _compare(self, problem: Problem, first: Completion, second: Completion) -> Comparison:
         return compare(problem, first, second, self.options)
+
+
+class PairwiseJudging:
+    """Groups whose members are compared from the moment they are handed over."""
+
+    def __init__(self, pool: Executor, compare: Callable[..., Comparison]) -> None:
+        self._pool, self._compare = pool, compare
+        self._asked: dict[Group, dict[tuple[int, int], Future[Comparison]]] = {}
+
+    def add(self, group: Group) -> None:
+        """Ask which of every two siblings is better."""
+        self._asked[group] = {
+            pair: self._pool.submit(self._compare, group.problem, *_both(group, pair))
+            for pair in combinations(range(len(group.completions)), 2)
+        }
+
+    def verdicts(self, groups: Sequence[Group]) -> list[tuple[Verdict, ...]]:
+        """Return the verdicts of groups that were handed over."""
+        return [
+            verdicts_of(
+                len(group.completions),
+                {pair: one.result() for pair, one in self._asked[group].items()},
+            )
+            for group in groups
+        ]
 
 
 def _both(group: Group, pair: tuple[int, int]) -> tuple[Completion, Completion]:

@@ -5,25 +5,51 @@ A killed run replays the logged groups and verdicts of its unfinished step; noth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Generator as Yields
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from assay.config import SamplingConfig
 from assay.generate.base import Generator
 from assay.run.directory import Run, Verifiers
-from assay.training.evaluate import Judge
-from assay.types import Group, GroupStream, Problem, Verdict
+from assay.training.evaluate import Judge, Judging
+from assay.types import Group, Problem, Verdict
 
 Logged = tuple[Group, tuple[Verdict, ...]]
 
 
-class LoggedGroups(GroupStream):
-    """Groups from the rollout log, with the verdicts that were logged beside them."""
+class StepLog:
+    """What the rollout log holds of the step at hand, read once a step."""
 
-    def __init__(self, logged: Sequence[Logged]) -> None:
-        super().__init__(enumerate(group for group, _ in logged), len(logged))
-        self.verdicts = [verdicts for _, verdicts in logged]
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._step = 0
+        self._logged: dict[str, Logged] = {}
+
+    def read(self) -> dict[str, Logged]:
+        """Return groups with their verdicts by the group's name; problems lack their spec."""
+        if self._step != self._run.step + 1:
+            self._step = self._run.step + 1
+            groups, verdicts = self._run.recorded(self._step) or ([], [])
+            pairs = zip(groups, verdicts, strict=True)
+            self._logged = {group.id: (group, judged) for group, judged in pairs}
+        return self._logged
+
+    def verdicts_of(self, group: Group) -> tuple[Verdict, ...] | None:
+        """Return the verdicts that were logged of these very completions; None where there are none."""
+        logged = self.read().get(group.id)
+        return logged[1] if logged is not None and _are_same(logged[0], group) else None
+
+
+def _are_same(one: Group, other: Group) -> bool:
+    return len(one.completions) == len(other.completions) and all(
+        mine.id == its.id and np.array_equal(mine.tokens, its.tokens)
+        for mine, its in zip(one.completions, other.completions, strict=True)
+    )
 
 
 class RunGenerator:
@@ -32,8 +58,7 @@ class RunGenerator:
     def __init__(self, generator: Generator, run: Run) -> None:
         self.generator = generator
         self._run = run
-        self._step = 0
-        self._logged: dict[str, Logged] = {}
+        self._log = StepLog(run)
 
     @property
     def policy_version(self) -> int:
@@ -51,14 +76,20 @@ class RunGenerator:
         sampling: SamplingConfig,
         group_size: int,
         first_sibling: int = 0,
-    ) -> GroupStream:
+        on_group: Callable[[Group], None] | None = None,
+    ) -> list[Group]:
         """Return the logged groups of these draws, whole; generate them where one is missing."""
-        logged = self._read_step()
-        if not first_sibling and all(problem.group_id in logged for problem in problems):
-            return LoggedGroups([_with_spec(logged[one.group_id], one) for one in problems])
+        logged = self._log.read()
         with self._run.phase("generate"):
-            stream = self.generator.generate(problems, sampling, group_size, first_sibling)
-        return GroupStream(self._timed(stream), len(problems))
+            if first_sibling or not all(problem.group_id in logged for problem in problems):
+                rest = (sampling, group_size, first_sibling, on_group)
+                return self.generator.generate(problems, *rest)
+            # the log holds no answers
+            groups = [replace(logged[one.group_id][0], problem=one) for one in problems]
+            if on_group is not None:
+                for group in groups:
+                    on_group(group)
+            return groups
 
     def sleep(self) -> None:
         """Pass it on."""
@@ -68,30 +99,6 @@ class RunGenerator:
         """Pass the policy on."""
         with self._run.phase("load_policy"):
             self.generator.load_policy(policy, version)
-
-    def _timed(self, stream: GroupStream) -> Iterator[tuple[int, Group]]:
-        """Count every wait for the next group, also while verifiers consume the stream."""
-        arrivals = stream.as_finished()
-        while True:
-            with self._run.phase("generate"):
-                arrival = next(arrivals, None)
-            if arrival is None:
-                return
-            yield arrival
-
-    def _read_step(self) -> dict[str, Logged]:
-        if self._step != self._run.step + 1:
-            self._step = self._run.step + 1
-            groups, verdicts = self._run.recorded(self._step) or ([], [])
-            pairs = zip(groups, verdicts, strict=True)
-            self._logged = {group.id: (group, judged) for group, judged in pairs}
-        return self._logged
-
-
-def _with_spec(logged: Logged, problem: Problem) -> Logged:
-    """Give a logged group back the problem that was drawn: the log holds no answers."""
-    group, verdicts = logged
-    return replace(group, problem=problem), verdicts
 
 
 class RunVerifiers:
@@ -105,12 +112,46 @@ class RunVerifiers:
         self.verifiers = verifiers
         self._run = run
         self._describe = describe
+        self._log = StepLog(run)
 
-    def judge(self, groups: GroupStream | Sequence[Group]) -> Sequence[tuple[Verdict, ...]]:
+    def judge(self, groups: Sequence[Group]) -> Sequence[tuple[Verdict, ...]]:
         """Return the logged verdicts of logged groups, and judge all others."""
-        if isinstance(groups, LoggedGroups):
-            return groups.verdicts
+        with self.judging() as judging:
+            for group in groups:
+                judging.add(group)
+            return judging.verdicts(groups)
+
+    @contextmanager
+    def judging(self) -> Yields[RunJudging]:
+        """Do so with groups that are handed over one by one."""
+        with self.verifiers.judging() as judging:
+            yield RunJudging(judging, self._run, self._describe, self._log)
+
+
+class RunJudging:
+    """The groups of one call, those that are in the rollout log apart."""
+
+    def __init__(
+        self, judging: Judging, run: Run, describe: Callable[[], Verifiers], log: StepLog
+    ) -> None:
+        self._judging, self._run, self._describe, self._log = judging, run, describe, log
+        self._logged: dict[Group, tuple[Verdict, ...]] = {}
+
+    def add(self, group: Group) -> None:
+        """Begin to judge a group, unless it was judged before."""
+        logged = self._log.verdicts_of(group)
+        if logged is not None:
+            self._logged[group] = logged
+            return
         with self._run.phase("verify"):
-            verdicts = self.verifiers.judge(groups)
-        self._run.check_verifiers(self._describe())
-        return verdicts
+            self._judging.add(group)
+
+    def verdicts(self, groups: Sequence[Group]) -> list[tuple[Verdict, ...]]:
+        """Return the verdicts of groups that were handed over."""
+        fresh = [group for group in groups if group not in self._logged]
+        with self._run.phase("verify"):
+            found = dict(zip(fresh, self._judging.verdicts(fresh), strict=True))
+        if fresh or not groups:
+            self._run.check_verifiers(self._describe())
+        found |= self._logged
+        return [found[group] for group in groups]

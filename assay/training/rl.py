@@ -12,7 +12,7 @@ from assay.learn.update import Learner
 from assay.model.packing import pack
 from assay.run.directory import Run
 from assay.run.guard import Guard
-from assay.training.batch_plan import BatchPlan, Judged, is_mixed, sample_and_judge, unzip
+from assay.training.batch_plan import BatchPlan, Judged, is_mixed, sample_groups, unzip
 from assay.training.evaluate import Judge
 from assay.types import Group, Verdict
 
@@ -56,7 +56,7 @@ def collect(
     sampling = plan.sampling_at(run.step)
     for _ in range(1 + plan.max_refills):
         problems = curriculum.draw(plan.num_prompts - len(kept))
-        groups, verdicts = sample_and_judge(generator, verifiers, problems, sampling, plan)
+        groups, verdicts = sample_groups(generator, verifiers, problems, sampling, plan)
         curriculum.observe(groups, verdicts)
         for judged in zip(groups, verdicts, strict=True):
             (kept if not plan.max_refills or is_mixed(judged[1]) else passed_over).append(judged)

@@ -116,7 +116,7 @@ class StepLabeller:
         steps = [self.steps_of(item) for item in items]
         problems = [_continued(item, found) for item, found in zip(items, steps, strict=True)]
         flat = [problem for each in problems for problem in each]
-        groups = list(self.generator.generate(flat, self.sampling, self.num_rollouts))
+        groups = self.generator.generate(flat, self.sampling, self.num_rollouts)
         finished = [_alone(item) for item in items]
         judged = iter(self.verifiers.judge([*map(_whole, groups), *finished]))
         verdicts = {group.problem.id: next(judged) for group in groups}

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from assay.errors import VerifierError, message
-from assay.types import Completion, Group, GroupStream, NotJudgedReason, Problem, Prompt, Verdict
+from assay.types import Completion, Group, NotJudgedReason, Problem, Prompt, Verdict
 from assay.verify.expression import (
     BUILT_IN,
     check_importable,
@@ -45,6 +45,48 @@ IDLE_WAIT = 0.05  # seconds that one waiting thread holds the service before ano
 Options = Mapping[str, Mapping[str, Any]]
 
 _services: weakref.WeakSet[VerifierService] = weakref.WeakSet()
+
+
+class Judging:
+    """Groups on their way through the verifiers; what is still under way at the context's end is cancelled.
+
+    submit begins to judge a group, finish waits for its verdicts, cancel gives jobs up.
+    """
+
+    def __init__(
+        self,
+        submit: Callable[[Group], Job],
+        finish: Callable[[Job], tuple[Verdict, ...]],
+        cancel: Callable[[Iterable[Job]], None],
+    ) -> None:
+        self._submit, self._finish, self._cancel = submit, finish, cancel
+        self._jobs: dict[Group, Job] = {}
+        self._found: dict[Group, tuple[Verdict, ...]] = {}
+        self._waiting: deque[Group] = deque()
+
+    def add(self, group: Group) -> None:
+        """Begin to judge a group. Raises VerifierError as soon as it is clear that a reward never works."""
+        if group not in self._jobs:
+            self._jobs[group] = self._submit(group)
+            self._waiting.append(group)
+        while self._waiting and not self._jobs[self._waiting[0]].num_missing:
+            self._take()
+
+    def verdicts(self, groups: Iterable[Group]) -> list[tuple[Verdict, ...]]:
+        """Return the verdicts of groups that were handed over, once all are there."""
+        while self._waiting:
+            self._take()
+        return [self._found[group] for group in groups]
+
+    def _take(self) -> None:
+        group = self._waiting.popleft()
+        self._found[group] = self._finish(self._jobs[group])
+
+    def __enter__(self) -> Judging:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._cancel(self._jobs.values())
 
 
 class VerifierService:
@@ -122,43 +164,26 @@ class VerifierService:
         """A user's verifier is not imported for the question whether workers are needed: they are."""
         return self._card(name) if is_built_in(name) else Card(name)
 
-    def judge(self, groups: GroupStream | Sequence[Group]) -> list[tuple[Verdict, ...]]:
-        """Return the verdicts of every completion, aligned with ``groups``.
-
-        Groups of a stream are judged as they finish, while the generator works on the others.
-        """
+    def judge(self, groups: Sequence[Group]) -> list[tuple[Verdict, ...]]:
+        """Return the verdicts of every completion, aligned with ``groups``."""
         return self._judge(groups, None)
 
-    async def judge_async(self, groups: GroupStream | Sequence[Group]) -> list[tuple[Verdict, ...]]:
+    def judging(self) -> Judging:
+        """Judge groups that are handed over one by one, while others are still sampled."""
+        return Judging(self._submit, self._finish, self._cancel)
+
+    async def judge_async(self, groups: Sequence[Group]) -> list[tuple[Verdict, ...]]:
         """Judge without blocking the event loop; a call that is cancelled leaves nothing under way."""
         cancelled = threading.Event()
         return await run_in_thread(lambda: self._judge(groups, cancelled), cancelled)
 
     def _judge(
-        self, groups: GroupStream | Sequence[Group], cancelled: threading.Event | None
+        self, groups: Sequence[Group], cancelled: threading.Event | None
     ) -> list[tuple[Verdict, ...]]:
-        jobs: dict[int, Job] = {}
-        found: dict[int, tuple[Verdict, ...]] = {}
-        waiting: deque[int] = deque()
-        arrivals = groups.as_finished() if isinstance(groups, GroupStream) else enumerate(groups)
-        try:
-            for position, group in arrivals:
-                jobs[position] = self._submit(group)
-                waiting.append(position)
-                while waiting and not jobs[waiting[0]].num_missing:
-                    done = waiting.popleft()
-                    found[done] = self._finish(jobs[done])
-                if cancelled is not None and cancelled.is_set():
-                    break
-            for position in range(len(groups)):  # those that were taken off the stream before
-                if position not in jobs:
-                    jobs[position] = self._submit(groups[position])
-                    waiting.append(position)
-            found |= {n: self._finish(jobs[n], cancelled) for n in waiting}
-            return [found[n] for n in range(len(groups))]
-        except BaseException:
-            self._cancel(jobs.values())
-            raise
+        with Judging(self._submit, lambda job: self._finish(job, cancelled), self._cancel) as jobs:
+            for group in groups:
+                jobs.add(group)
+            return jobs.verdicts(groups)
 
     def judge_text(
         self, pairs: Iterable[tuple[Problem, Completion | str]], window: int = 256

@@ -113,38 +113,55 @@ def test_replayed_steps_are_the_plain_ones(
         assert recorder.num_captures - captures <= engine.stats.num_steps / 5
 
 
+def at_the_first_group(engine: Engine, look: Callable[[], None]) -> None:
+    """Look once while the engine generates."""
+    looked: list[object] = []
+
+    def on_group(group: object) -> None:
+        if not looked:
+            look()
+        looked.append(group)
+
+    problems = [problem_of(n) for n in range(3, 20)]
+    engine.generate(problems, SamplingConfig(max_tokens=8), 2, on_group=on_group)
+    assert looked
+
+
 def test_weights_updated_in_place_are_seen_by_a_captured_step(recorder: Recorder) -> None:
     model, other = tiny_model(), tiny_model(seed=1)
     engine = engine_of(model)
-    problems = [problem_of(n) for n in range(3, 20)]
-    stream = engine.generate(problems, SamplingConfig(max_tokens=8), 2).as_finished()
-    next(stream)
-    forward, captures = engine._choice.forward, recorder.num_captures
-    assert isinstance(forward, CapturedForward)
-    steps = list(forward._steps.items())
-    assert steps
-    with torch.no_grad():
-        for parameter, new in zip(model.parameters(), other.parameters(), strict=True):
-            parameter.copy_(new)
-    (_, extent), step = steps[-1]
-    with torch.inference_mode():
-        found = forward.decode(step.tokens_S.clone(), step.positions_S.clone(), extent)
-        assert recorder.num_captures == captures
-        expected = forward._lean.decode(step.tokens_S, step.positions_S, extent)
-    assert torch.equal(found, expected)
+
+    def look() -> None:
+        forward, captures = engine._choice.forward, recorder.num_captures
+        assert isinstance(forward, CapturedForward)
+        steps = list(forward._steps.items())
+        assert steps
+        with torch.no_grad():
+            for parameter, new in zip(model.parameters(), other.parameters(), strict=True):
+                parameter.copy_(new)
+        (_, extent), step = steps[-1]
+        with torch.inference_mode():
+            found = forward.decode(step.tokens_S.clone(), step.positions_S.clone(), extent)
+            assert recorder.num_captures == captures
+            expected = forward._lean.decode(step.tokens_S, step.positions_S, extent)
+        assert torch.equal(found, expected)
+
+    at_the_first_group(engine, look)
 
 
 def test_a_steps_logits_outlive_the_next_step(recorder: Recorder) -> None:
     engine = engine_of()
-    stream = engine.generate([problem_of(n) for n in range(3, 20)], SAMPLING, 2).as_finished()
-    with torch.inference_mode():
-        engine_step = engine._choice.forward.decode
-        next(stream)
+
+    def look() -> None:
+        step = engine._choice.forward.decode
         positions, extent = torch.full((8,), 20), Extent(21, 19, 21)
-        first = engine_step(torch.arange(8), positions, extent)
-        kept = first.clone()
-        engine_step(torch.arange(8) + 40, positions, extent)
-    assert torch.equal(first, kept)
+        with torch.inference_mode():
+            first = step(torch.arange(8), positions, extent)
+            kept = first.clone()
+            step(torch.arange(8) + 40, positions, extent)
+        assert torch.equal(first, kept)
+
+    at_the_first_group(engine, look)
 
 
 def test_weights_that_were_replaced_are_captured_again(recorder: Recorder) -> None:
@@ -158,17 +175,12 @@ def test_weights_that_were_replaced_are_captured_again(recorder: Recorder) -> No
     assert bits_of(found.completions[0]) == bits_of(expected.completions[0])
 
 
-def test_an_update_while_a_stream_is_read_captures_again(recorder: Recorder) -> None:
+def test_captured_steps_are_held_for_a_call(recorder: Recorder) -> None:
     engine = engine_of()
-    problems = [problem_of(n) for n in range(3, 20)]
-    stream = engine.generate(problems, SamplingConfig(max_tokens=8), 2).as_finished()
-    next(stream)
     forward = engine._choice.forward
-    assert isinstance(forward, CapturedForward) and forward._steps
-    engine.load_policy(engine._model)
+    assert isinstance(forward, CapturedForward)
+    at_the_first_group(engine, lambda: None if forward._steps else pytest.fail("none is held"))
     assert not forward._steps
-    list(stream)
-    assert not forward._steps  # and nothing is held after the stream
 
 
 def engine_that_captures_by(capture: Any, monkeypatch: pytest.MonkeyPatch) -> Engine:

@@ -18,7 +18,7 @@ from assay.errors import DataError, ModelError, OutOfMemory
 from assay.generate.engine import EngineStats
 from assay.generate.sampler import truncate
 from assay.testing import tiny_model
-from assay.types import Problem
+from assay.types import Group, Problem
 
 FAMILIES = ["llama", "qwen2", "qwen3", "gpt2"]
 LENGTHS = [1, 5, 33, 63, 64, 65, 130]
@@ -110,15 +110,13 @@ def test_slots_are_refilled_as_soon_as_a_completion_ends() -> None:
     assert engine.stats.num_completions == 64
 
 
-def test_groups_arrive_as_they_finish() -> None:
+def test_groups_arrive_as_they_finish_and_are_returned_in_order() -> None:
     engine = engine_of(eos_ids=range(0, 259, 16))
-    stream = engine.generate(
-        [problem_of(n) for n in range(3, 20)], SamplingConfig(max_tokens=60), 2
-    )
-    arrived = [position for position, _ in stream.as_finished()]
-    assert sorted(arrived) == list(range(17))
-    assert arrived != sorted(arrived)
-    assert [group.problem.id for group in stream] == [f"p{n}" for n in range(3, 20)]
+    problems = [problem_of(n) for n in range(3, 20)]
+    arrived: list[Group] = []
+    groups = engine.generate(problems, SamplingConfig(max_tokens=60), 2, on_group=arrived.append)
+    assert [group.problem for group in groups] == problems
+    assert {*arrived} == {*groups} and arrived != groups
 
 
 def test_names_marks_and_reasons() -> None:
@@ -175,11 +173,14 @@ def test_memory_bounds_the_slots_and_then_refuses() -> None:
 
     def used(max_kv_mib: float) -> int:
         engine = engine_of(settings=EngineConfig(num_slots=32, max_kv_mib=max_kv_mib))
-        for _, group in engine.generate([problem_of(10)], sampling, 40).as_finished():
+
+        def look(group: Group) -> None:
             assert len(group.completions) == 40
             layers = engine._choice.forward.cache._layers
             held = sum(t.numel() * t.element_size() for pair in layers.values() for t in pair)
             assert 0 < held <= max_kv_mib * 2**20
+
+        engine.generate([problem_of(10)], sampling, 40, on_group=look)
         return engine.stats.num_slots
 
     assert used(block_mib * 33.5) == 32
@@ -245,21 +246,12 @@ def test_another_policy_can_be_loaded() -> None:
     assert bits_of(found.completions[0])[0] == bits_of(expected.completions[0])[0]
 
 
-def test_reading_an_older_stream_is_refused() -> None:
-    engine = engine_of()
-    problems = [problem_of(n) for n in range(3, 20)]
-    stream = engine.generate(problems, SamplingConfig(max_tokens=8), 2).as_finished()
-    next(stream)
-    list(engine.generate(problems[:1], SamplingConfig(max_tokens=8), 2))
-    with pytest.raises(RuntimeError, match="newer"):
-        next(stream)
-
-
-def test_the_stream_does_not_leave_its_reader_without_gradients() -> None:
-    engine = engine_of()
-    stream = engine.generate([problem_of(n) for n in range(3, 20)], SamplingConfig(max_tokens=8), 2)
-    for _ in stream.as_finished():
+def test_whoever_takes_a_group_has_gradients() -> None:
+    def look(group: Group) -> None:
         assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
+    problems = [problem_of(n) for n in range(3, 20)]
+    engine_of().generate(problems, SamplingConfig(max_tokens=8), 2, on_group=look)
 
 
 def test_weights_that_diverged_are_an_error() -> None:

@@ -1,5 +1,6 @@
 """Packed linear maps against the live ones; never stale, and gone when an update comes."""
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -70,60 +71,24 @@ def test_weights_updated_in_place_are_packed_again() -> None:
     assert bits_of(found.completions[0]) == bits_of(expected.completions[0])
 
 
-@needs_packing
-def test_weights_updated_while_a_stream_is_read_are_packed_again() -> None:
-    model, other = tiny_model(), tiny_model(seed=1)
-    engine, fresh = engine_of(model), engine_of(other)
-    problems = [problem_of(n) for n in range(3, 20)]
-    stream = engine.generate(problems, SamplingConfig(max_tokens=8), 2).as_finished()
-    next(stream)
-    with torch.no_grad():
-        for parameter, new in zip(model.parameters(), other.parameters(), strict=True):
-            parameter.copy_(new)
-    engine.load_policy(model)
-    hidden = torch.randn(8, 32, generator=torch.Generator().manual_seed(0))
-    open_stream = fresh.generate(problems, SamplingConfig(max_tokens=8), 2).as_finished()
-    next(open_stream)
-    found, expected = forward_of(engine)._products, forward_of(fresh)._products
-    assert found is not None and expected is not None
-    assert isinstance(found.head, Packed)
-    with torch.inference_mode():
-        assert torch.equal(found.head(hidden), expected.head(hidden))
-        for mine, its in zip(found.layers, expected.layers, strict=True):
-            assert torch.equal(mine.query_key_value(hidden), its.query_key_value(hidden))
-            assert torch.equal(mine.gate_up(hidden), its.gate_up(hidden))
-
-
-@pytest.mark.parametrize("ending", ["read", "dropped"])
-def test_the_cache_is_held_for_a_stream_and_packed_copies_until_sleep(ending: str) -> None:
+@pytest.mark.parametrize("ending", ["whole", "broken off"])
+def test_the_cache_is_held_for_a_call_and_packed_copies_until_sleep(ending: str) -> None:
     engine = engine_of()
     problems = [problem_of(n) for n in range(3, 20)]
-    stream = engine.generate(problems, SamplingConfig(max_tokens=8), 2).as_finished()
-    next(stream)
+
+    def look(_: object) -> None:
+        forward = forward_of(engine)
+        assert forward._products is not None and forward.cache.capacity
+        if ending == "broken off":
+            raise KeyboardInterrupt
+
+    with suppress(KeyboardInterrupt):
+        engine.generate(problems, SamplingConfig(max_tokens=8), 2, on_group=look)
     forward = forward_of(engine)
-    assert forward._products is not None and forward.cache.capacity
-    if ending == "read":
-        list(stream)
-    else:
-        engine.sleep()  # while a stream is open nothing is taken from it
-        assert forward.cache.capacity
-    assert forward._products is not None
-    del stream
     assert forward._products is not None and not forward.cache.capacity
     engine.sleep()
     assert forward._products is None
-    assert len(list(engine.generate(problems, SamplingConfig(max_tokens=8), 2))) == len(problems)
-
-
-def test_the_end_of_an_older_stream_leaves_a_newer_ones_memory() -> None:
-    engine = engine_of()
-    problems = [problem_of(n) for n in range(3, 20)]
-    older = engine.generate(problems, SamplingConfig(max_tokens=8), 2).as_finished()
-    next(older)
-    newer = engine.generate(problems, SamplingConfig(max_tokens=8), 2).as_finished()
-    next(newer)
-    del older
-    assert len(list(newer)) == len(problems) - 1
+    assert len(engine.generate(problems, SamplingConfig(max_tokens=8), 2)) == len(problems)
 
 
 def test_without_packing_the_live_maps_are_used(monkeypatch: pytest.MonkeyPatch) -> None:

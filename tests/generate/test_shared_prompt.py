@@ -16,6 +16,7 @@ from generate_fakes import (
 from assay.config import EngineConfig, SamplingConfig
 from assay.generate import forward as forward_module
 from assay.generate import shared_prompt as shared_module
+from assay.generate.engine import Engine
 from assay.generate.kv_cache import BLOCK, Extent, Room
 from assay.generate.products import can_pack
 from assay.generate.shared_prompt import PROMPT_BLOCK, ROWS_AT_ONCE, SIBLINGS, SharedPromptCache
@@ -224,10 +225,16 @@ def test_memory_stays_within_its_bound() -> None:
         engine = engine_of(settings=settings, eos_ids=EARLY)
         assert isinstance(engine._choice.forward.cache, SharedPromptCache)
         problems = [problem_of(n) for n in (5, 9, 13, 17)]
-        stream = engine.generate(problems, SamplingConfig(max_tokens=max_tokens), 1)
-        for _ in stream.as_finished():
+        most = settings.max_kv_mib * 2**20
+        held: list[int] = []
+
+        def look(_: object, engine: Engine = engine, held: list[int] = held) -> None:
             cache = engine._choice.forward.cache
-            assert 0 < cache.num_bytes <= settings.max_kv_mib * 2**20
+            assert isinstance(cache, SharedPromptCache)
+            held.append(cache.num_bytes)
+
+        engine.generate(problems, SamplingConfig(max_tokens=max_tokens), 1, on_group=look)
+        assert held and all(0 < each <= most for each in held)
         assert engine.stats.num_slots == slots
 
 

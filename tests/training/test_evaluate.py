@@ -107,7 +107,7 @@ def ask_math(texts: Sequence[str], gold: str, verifier: str = "math") -> tuple[f
     problem = Problem("p", "?", {"answer": gold})
     with Counting(verifier, num_workers=1, deadline=60.0) as service:
         found = evaluate(generator, service, [problem], SamplingConfig(), len(texts))
-    return found.majority, sum(asked) - len(texts)
+    return found.majority, sum(asked)
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,9 @@ class Counted(ScriptedGenerator):
 
     num_prompts = 0
 
-    def generate(
-        self, problems: Any, sampling: Any, group_size: int, first_sibling: int = 0
-    ) -> Any:
+    def generate(self, problems: Any, *rest: Any) -> Any:
         self.num_prompts += len(problems)
-        return super().generate(problems, sampling, group_size, first_sibling)
+        return super().generate(problems, *rest)
 
 
 def open_run(folder: Path, resume: bool) -> Run:
@@ -87,7 +85,25 @@ def test_one_missing_group_means_generating_all(tmp_path: Path) -> None:
         run.attach()
         generator, verifiers, counted, judge = parts(run)
         verifiers.judge(generator.generate(PROBLEMS, SAMPLING, 3))
-        assert counted.num_prompts == 3 and len(judge.seen) == 9
+        assert counted.num_prompts == 3
+        assert judge.seen == [f"p2#0/{n}" for n in range(3)]  # the others are those of the log
+
+
+def test_completions_that_are_not_those_of_the_log_are_judged(tmp_path: Path) -> None:
+    """A group of the same name: sampled on, or by another policy."""
+    with open_run(tmp_path, resume=False) as run:
+        run.attach()
+        generator, verifiers, _, _ = parts(run)
+        groups = generator.generate(PROBLEMS, SAMPLING, 3)
+        run.record(groups, verifiers.judge(groups))
+    with open_run(tmp_path, resume=True) as run:
+        run.attach()
+        _, verifiers, other, judge = parts(run)
+        other.script = lambda problem, sibling: "something else"
+        verifiers.judge(other.generate(PROBLEMS, SAMPLING, 3))
+        assert len(judge.seen) == 9
+        verifiers.judge(other.generate(PROBLEMS, SAMPLING, 2, 1))
+        assert len(judge.seen) == 15
 
 
 def test_seconds_of_both_phases_are_counted(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from assay.types import Completion, Group, GroupStream, Problem, Prompt, StepScore, Verdict
+from assay.types import Completion, Group, Problem, Prompt, StepScore, Verdict
 
 REWARD = "train_worlds:few_marks"
 NEVER = "train_worlds:never_judged"
@@ -158,12 +159,26 @@ class CountingJudge:
         self.judge_one = judge
         self.seen: list[str] = []
 
-    def judge(self, groups: GroupStream | Sequence[Group]) -> list[tuple[Verdict, ...]]:
+    def judge(self, groups: Sequence[Group]) -> list[tuple[Verdict, ...]]:
         self.seen += [one.id for group in groups for one in group.completions]
         return [
             tuple(self.judge_one(group.problem, one) for one in group.completions)
             for group in groups
         ]
+
+    @contextmanager
+    def judging(self) -> Iterator[Any]:
+        yield JudgingAtTheEnd(self.judge)
+
+
+class JudgingAtTheEnd:
+    """Judges groups when their verdicts are asked for."""
+
+    def __init__(self, judge: Any) -> None:
+        self.verdicts = judge
+
+    def add(self, group: Group) -> None:
+        """Nothing is begun."""
 
 
 def verdict(outcome: bool | None, extracted: str | None = None) -> Verdict:

@@ -18,7 +18,7 @@ import pytest
 from processes import until
 
 from assay.errors import VerifierError
-from assay.types import Completion, Group, GroupStream, Problem, Prompt, Verdict
+from assay.types import Completion, Group, Problem, Prompt, Verdict
 from assay.verify.expression import BUILT_IN
 from assay.verify.service import VerifierService
 from assay.verify.serving import lanes as lanes_module
@@ -262,14 +262,13 @@ def test_users_verifiers_run_in_workers_whatever_they_declare(
         service.check([None])
 
 
-def test_a_stream_is_judged_by_threads_while_it_is_generated() -> None:
-    def arrivals() -> Iterator[tuple[int, Group]]:
-        for n in range(4):
-            yield n, group_of([f"sleep {0.01 * n}", "bad"])
+def test_threads_judge_groups_while_others_are_generated() -> None:
+    groups = [group_of([f"sleep {0.01 * n}", "bad"]) for n in range(4)]
+    with VerifierService("threaded") as service, service.judging() as judging:
+        for group in groups:
+            judging.add(group)
         assert until(lambda: len(planted_lanes.calls) == 8)
-
-    with VerifierService("threaded") as service:
-        found = service.judge(GroupStream(arrivals(), 4))
+        found = judging.verdicts(groups)
     assert [[v.correct for v in each] for each in found] == [[True, False]] * 4
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import numpy as np
 import planted_lanes
 import pytest
 
 from assay.errors import VerifierError
-from assay.types import Completion, Group, GroupStream, Problem, Prompt, Verdict
+from assay.types import Completion, Group, Problem, Prompt, Verdict
 from assay.verify.expression import BUILT_IN
 from assay.verify.service import VerifierService
 from assay.verify.serving.patience import Patience
@@ -45,23 +45,23 @@ def test_it_does_not_end_where_something_was_judged_or_nothing_failed(words: str
 
 
 @pytest.mark.parametrize("text", ["raise", "good"])
-def test_a_stream_is_left_as_soon_as_patience_ends(
+def test_sampling_is_left_as_soon_as_patience_ends(
     monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     """Not after the last group: sampling them may take an hour."""
     monkeypatch.setitem(BUILT_IN, "inlined", planted_lanes.NAMES["inlined"])
     sampled: list[int] = []
 
-    def arrivals() -> Iterator[tuple[int, Group]]:
+    def sample(on_group: Callable[[Group], None]) -> None:
         for n in reversed(range(10)):
             sampled.append(n)
             completions = tuple(Completion.from_text(text, f"p{n}#0/{each}") for each in range(2))
-            yield n, Group(Problem(f"p{n}", "q"), Prompt("q", np.zeros(1, np.int32)), completions)
+            on_group(Group(Problem(f"p{n}", "q"), Prompt("q", np.zeros(1, np.int32)), completions))
 
-    with VerifierService("inlined", give_up_after=4) as service:
+    with VerifierService("inlined", give_up_after=4) as service, service.judging() as judging:
         if text == "good":
-            assert len(service.judge(GroupStream(arrivals(), 10))) == 10
+            sample(judging.add)
             return
         with pytest.raises(VerifierError, match=r"inlined@1: .* first 4 .*RuntimeError: planted"):
-            service.judge(GroupStream(arrivals(), 10))
+            sample(judging.add)
         assert sampled == [9, 8]

@@ -18,7 +18,7 @@ import pytest
 from processes import gone, until
 
 from assay.errors import VerifierError
-from assay.types import Completion, Group, GroupStream, Problem, Prompt, Verdict
+from assay.types import Completion, Group, Problem, Prompt, Verdict
 from assay.verify.service import VerifierService
 
 VILLAINS = '''
@@ -381,18 +381,6 @@ def test_a_worker_that_hangs_in_cancelled_work_is_replaced(villains: str) -> Non
         asyncio.run(give_up())
         assert judge(service, ["a"])[0].correct
         assert service.stats["kills"] == service.stats["deaths"] == 0
-
-
-def test_an_error_of_a_stream_reaches_the_coroutine(villains: str) -> None:
-    def arrivals() -> Iterator[tuple[int, Group]]:
-        yield 0, group_of(["a"])
-        raise ValueError("planted")
-
-    with (
-        VerifierService(villains, num_workers=1) as service,
-        pytest.raises(ValueError, match="planted"),
-    ):
-        asyncio.run(service.judge_async(GroupStream(arrivals(), 2)))
 
 
 def test_what_waits_is_not_pickled_ahead(villains: str) -> None:

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from processes import gone, until
+from processes import gone
 
 from assay.errors import VerifierError, WorkerDied
 from assay.testing import ScriptedGenerator
-from assay.types import Completion, Group, GroupStream, Problem, Prompt, ThinkFormat, Verdict
+from assay.types import Completion, Group, Problem, Prompt, ThinkFormat, Verdict
 from assay.verify.answers.math_answer import judge_math
 from assay.verify.base import resolve
 from assay.verify.service import VerifierService
@@ -127,43 +127,36 @@ def test_verdicts_are_aligned_and_equal_to_plain_calls(service: VerifierService)
         assert all(verdict.reward == verdict.score for verdict in found)
 
 
-def test_a_stream_is_judged_while_it_is_generated(service: VerifierService) -> None:
+def test_groups_are_judged_while_others_are_generated(service: VerifierService) -> None:
     problems = [Problem(f"p{n}", "q", {"answer": str(n)}) for n in range(6)]
-    made = ScriptedGenerator(lambda p, s: p.spec["answer"] if s else "x").generate(
-        problems, None, 2
-    )  # type: ignore[arg-type]
-    groups = list(enumerate(made))
-    begun: list[bool] = []
-
-    def arrivals() -> Iterator[tuple[int, Group]]:
-        for position, group in reversed(groups):  # out of order
-            yield position, group
-            if position == 1:  # some are judged before the last group comes
-                begun.append(until(lambda: judged() > before))
+    script = ScriptedGenerator(lambda p, s: p.spec["answer"] if s else "x")
+    groups = script.generate(problems, None, 2)  # type: ignore[arg-type]
 
     def judged() -> int:
         return service.stats["verifiers"]["math"]["count"]
 
+    judge(service, ["7"])
     before = judged()
-    verdicts = service.judge(GroupStream(arrivals(), 6))
+    with service.judging() as judging:
+        for group in reversed(groups[1:]):  # out of order
+            judging.add(group)
+        judge(service, ["8"])  # workers take what comes first before it
+        assert judged() - before > 1, "some are judged before the last group comes"
+        judging.add(groups[0])
+        verdicts = judging.verdicts(groups)
     assert [[v.status for v in each] for each in verdicts] == [["failed", "passed"]] * 6
-    assert begun == [True]
-
-
-def test_a_stream_that_was_begun_elsewhere_is_judged_whole(service: VerifierService) -> None:
-    stream = GroupStream(iter([(1, group_of(["5"])), (0, group_of(["6"]))]), 2)
-    next(stream.as_finished())
-    assert [v[0].status for v in service.judge(stream)] == ["failed", "passed"]
 
 
 def test_a_generator_that_fails_leaves_a_working_service(service: VerifierService) -> None:
-    def arrivals() -> Iterator[tuple[int, Group]]:
-        yield 0, group_of(["5"])
+    with pytest.raises(ValueError, match="planted"), service.judging() as judging:
+        judging.add(group_of(["5"]))
         raise ValueError("planted")
-
-    with pytest.raises(ValueError, match="planted"):
-        service.judge(GroupStream(arrivals(), 2))
     assert judge(service, ["5"])[0].correct
+
+
+def test_a_group_that_comes_twice_is_judged_once(service: VerifierService) -> None:
+    group = group_of(["5"])
+    assert len({id(one) for one in service.judge([group, group])}) == 1
 
 
 def test_empty_groups_and_batches(service: VerifierService) -> None:
