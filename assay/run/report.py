@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
@@ -47,23 +47,36 @@ def render(summary: Summary) -> str:
     charts = make_charts(summary)
     library = get_plotlyjs().replace("\r\n", "\n") if charts else ""
     script = _template("report.js")
+    data = json.dumps(
+        [{"traces": c.traces, "layout": c.layout} for c in charts], separators=(",", ":")
+    )
+    for character in "<>&":  # so that no text can end the element that holds the data
+        data = data.replace(character, f"\\u{ord(character):04x}")
+    environment = summary.environment
     return Template(_template("report.html")).substitute(
         name=safe(summary.folder.name),
         policy=_content_policy(library, script),
         style=_template("report.css"),
-        state=_state_html(summary),
-        subtitle=_subtitle_html(summary),
+        state=_state_html(summary.ended),
+        subtitle=" · ".join(safe(part) for part in _subtitle(summary) if part),
         hero=_hero_html(summary),
-        tiles=_tiles_html(summary),
+        tiles="".join(
+            f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in _tiles(summary)
+        ),
         charts="\n".join(_chart_html(n, chart) for n, chart in enumerate(charts)),
         rollouts=reader_html(summary),
-        decision=_decision_html(summary),
-        settings=_settings_html(summary),
+        decision=_decision_html(summary.folder / "decision.md"),
+        settings=_table(
+            (f"<code>{safe(key)}</code>", safe(_text(value)))
+            for key, value in _changed(summary.config)
+        ),
         config=safe(dump(summary.config)),
-        environment=_environment_html(summary.environment),
-        events=_events_html(summary.events),
+        environment=_table(
+            (safe(key), safe(_text(value))) for key, value in _shown(environment) if _text(value)
+        ),
+        events=_table(map(_event_cells, summary.events), ("time", "step", "event", "")),
         written=datetime.now(UTC).strftime("%d %B %Y, %H:%M UTC"),
-        data=_json_in_html([{"traces": chart.traces, "layout": chart.layout} for chart in charts]),
+        data=data,
         library=library,
         script=script,
     )
@@ -83,26 +96,17 @@ def _content_policy(*scripts: str) -> str:
     )
 
 
-def _json_in_html(value: Any) -> str:
-    """JSON that cannot end its script element."""
-    text = json.dumps(value, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _state_html(summary: Summary) -> str:
-    ended = summary.ended
+def _state_html(ended: str | None) -> str:
     if ended is None:
         return '<span class="state open">running, or killed</span>'
     kind = "done" if ended.startswith("finished") else "stopped"
     return f'<span class="state {kind}">{safe(ended)}</span>'
 
 
-def _subtitle_html(summary: Summary) -> str:
-    config = summary.config
-    stage, sources = _stage(config)
+def _subtitle(summary: Summary) -> list[str]:
+    stage, sources = _stage(summary.config)
     created = str(summary.environment.get("created") or "")[:10]
-    parts = [stage, f"model {config.model.path}", f"on {', '.join(sources)}", created]
-    return " · ".join(safe(part) for part in parts if part)
+    return [stage, f"model {summary.config.model.path}", f"on {', '.join(sources)}", created]
 
 
 def _stage(config: TrainConfig) -> tuple[str, Sequence[str]]:
@@ -118,15 +122,14 @@ def _stage(config: TrainConfig) -> tuple[str, Sequence[str]]:
 
 
 def _hero_html(summary: Summary) -> str:
-    lifts = summary.lifts()
-    if not lifts:
-        return '<p class="empty">No held-out evaluation yet.</p>'
-    return "\n".join(_lift_html(lift) for lift in lifts)
+    lifts = "\n".join(map(_lift_html, summary.lifts()))
+    return lifts or '<p class="empty">No held-out evaluation yet.</p>'
 
 
 def _lift_html(lift: Lift) -> str:
     what = "" if lift.kind in REWARD_MODEL_KINDS else "problems, "
     problems = f"{lift.num_problems:,} held-out {what}" if lift.num_problems else ""
+    bars = _bar_html("before", lift.before, lift.before_stderr)
     if lift.step == 0:
         numbers = f'<span class="after">{lift.before:.1%}</span>'
         gain = '<span class="gain">before the first step</span>'
@@ -135,23 +138,15 @@ def _lift_html(lift: Lift) -> str:
             f'<span class="before">{lift.before:.1%}</span><span class="arrow">→</span>'
             f'<span class="after">{lift.after:.1%}</span>'
         )
+        error = lift.gain.stderr if lift.gain is not None else None
+        spread = "" if error is None else f" ± {100 * error:.1f}"
         direction = "up" if lift.points >= 0 else "down"
-        error = (
-            ""
-            if lift.gain is None or lift.gain.stderr is None
-            else f" ± {100 * lift.gain.stderr:.1f}"
-        )
-        gain = f'<span class="gain {direction}">{lift.points:+.1f}{error} points</span>'
-    bars = "".join(_bar_html(*bar) for bar in _bars(lift))
+        gain = f'<span class="gain {direction}">{lift.points:+.1f}{spread} points</span>'
+        bars += _bar_html("after", lift.after, lift.after_stderr)
     return (
         f'<section class="lift"><h2>Held-out accuracy <small>{problems}{safe(lift.kind)}</small></h2>'
         f'<p class="numbers">{numbers}{gain}</p>{bars}</section>'
     )
-
-
-def _bars(lift: Lift) -> list[tuple[str, float, float | None]]:
-    bars = [("before", lift.before, lift.before_stderr)]
-    return bars if lift.step == 0 else [*bars, ("after", lift.after, lift.after_stderr)]
 
 
 def _bar_html(name: str, share: float, stderr: float | None) -> str:
@@ -163,28 +158,24 @@ def _bar_html(name: str, share: float, stderr: float | None) -> str:
     )
 
 
-def _tiles_html(summary: Summary) -> str:
-    tiles = [("steps", _steps(summary)), ("wall time", format_seconds(summary.seconds))]
-    generated = any("tokens/generated" in row for row in summary.metrics)
-    word = "tokens generated" if generated else "tokens trained on"
-    tiles.append((word, _short(summary.num_tokens)))
+def _tiles(summary: Summary) -> Iterator[tuple[str, str]]:
+    rows, rl = summary.metrics, summary.config.rl
+    yield "steps", f"{summary.num_steps:,}" + (f" <small>of {rl.steps:,}</small>" if rl else "")
+    yield "wall time", format_seconds(summary.seconds)
+    generated = any("tokens/generated" in row for row in rows)
+    yield "tokens generated" if generated else "tokens trained on", _short(summary.num_tokens)
     if summary.seconds:
-        tiles.append(("tokens a second", _short(summary.num_tokens / summary.seconds)))
-    not_judged = [row.get("verdict/not_judged") for row in summary.metrics]
+        yield "tokens a second", _short(summary.num_tokens / summary.seconds)
+    not_judged = [row.get("verdict/not_judged") for row in rows]
     if any(count is not None for count in not_judged):
-        tiles.append(("not judged", _short(sum(count or 0 for count in not_judged))))
-    peaks = [row.get("memory/peak_mib") or 0.0 for row in summary.metrics]
-    if peaks:
-        tiles.append(("peak memory", f"{max(peaks) / 1024:.1f} GiB"))
-    resumes = sum(event.get("kind") == "resumed" for event in summary.events)
-    if resumes:
-        tiles.append(("times resumed", str(resumes)))
-    return "".join(f"<div><dt>{label}</dt><dd>{value}</dd></div>" for label, value in tiles)
-
-
-def _steps(summary: Summary) -> str:
-    rl = summary.config.rl
-    return f"{summary.num_steps:,}" + (f" <small>of {rl.steps:,}</small>" if rl else "")
+        yield "not judged", _short(sum(count or 0 for count in not_judged))
+    if rows:
+        yield (
+            "peak memory",
+            f"{max(row.get('memory/peak_mib') or 0 for row in rows) / 1024:.1f} GiB",
+        )
+    if resumes := sum(event.get("kind") == "resumed" for event in summary.events):
+        yield "times resumed", str(resumes)
 
 
 def _short(number: float) -> str:
@@ -195,68 +186,47 @@ def _short(number: float) -> str:
 
 
 def _chart_html(number: int, chart: Chart) -> str:
-    wide = " wide" if chart.wide else ""
     return (
-        f'<figure class="chart{wide}"><figcaption><h3>{safe(chart.title)}</h3><p>{safe(chart.note)}</p>'
-        f'</figcaption><div class="plot" data-chart="{number}"></div></figure>'
+        f'<figure class="chart{" wide" if chart.wide else ""}"><figcaption><h3>{safe(chart.title)}</h3>'
+        f"<p>{safe(chart.note)}</p></figcaption>"
+        f'<div class="plot" data-chart="{number}"></div></figure>'
     )
 
 
-def _decision_html(summary: Summary) -> str:
-    path = summary.folder / "decision.md"
+def _decision_html(path: Path) -> str:
     if not path.is_file():
         return ""
     text = path.read_text(encoding="utf-8", errors="replace")
     return f'<section id="decision"><h2>Decision</h2><pre>{safe(text)}</pre></section>'
 
 
-def _settings_html(summary: Summary) -> str:
-    """The settings that are not at their default."""
-    rows: list[tuple[str, Any]] = []
-    for name in type(summary.config).model_fields:
-        section = getattr(summary.config, name)
-        if isinstance(section, BaseModel):
-            rows += _changed(section, name)
-    return _table((f"<code>{safe(key)}</code>", safe(_text(value))) for key, value in rows)
-
-
-def _changed(section: BaseModel, prefix: str) -> list[tuple[str, Any]]:
-    rows: list[tuple[str, Any]] = []
+def _changed(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the settings that are not at their default."""
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         if isinstance(value, BaseModel):
-            rows += _changed(value, f"{prefix}.{name}")
-        elif field.is_required() or value != field.default:
-            rows.append((f"{prefix}.{name}", value))
-    return rows
+            yield from _changed(value, f"{prefix}{name}.")
+        elif prefix and (field.is_required() or value != field.default):
+            yield f"{prefix}{name}", value
 
 
-def _environment_html(environment: Mapping[str, Any]) -> str:
-    shown = {**environment, "command": " ".join(map(str, _listed(environment.get("command"))))}
+def _shown(environment: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    command = environment.get("command")
+    words = command if isinstance(command, list) else ()
     verifiers = environment.get("verifiers") or {}
+    shown = {**environment, "command": " ".join(map(str, words))}
     shown["verifiers"] = {name: verifier_text(facts) for name, facts in verifiers.items()}
-    return _table((safe(key), safe(_text(value))) for key, value in shown.items() if _text(value))
+    yield from shown.items()
 
 
-def _listed(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list) else ()
-
-
-def _events_html(events: Sequence[Mapping[str, Any]]) -> str:
-    rows = [
-        (
-            safe(str(event.get("time", ""))[:19].replace("T", " ")),
-            safe(str(event.get("step", ""))),
-            f"<b>{safe(str(event.get('kind', '')).replace('_', ' '))}</b>",
-            "<br>".join(
-                safe(f"{key}: {_text(value)}")
-                for key, value in event.items()
-                if key not in ("time", "step", "kind")
-            ),
-        )
-        for event in events
-    ]
-    return _table(rows, ("time", "step", "event", ""))
+def _event_cells(event: Mapping[str, Any]) -> tuple[str, ...]:
+    facts = [item for item in event.items() if item[0] not in ("time", "step", "kind")]
+    return (
+        safe(str(event.get("time", ""))[:19].replace("T", " ")),
+        safe(str(event.get("step", ""))),
+        f"<b>{safe(str(event.get('kind', '')).replace('_', ' '))}</b>",
+        "<br>".join(safe(f"{key}: {_text(value)}") for key, value in facts),
+    )
 
 
 def _table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:

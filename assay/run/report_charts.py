@@ -1,10 +1,13 @@
-"""The report's charts: which metrics stand together, and how. Drawn in the browser by plotly."""
+"""The report's charts, as ``template/charts.toml`` lists them. Drawn in the browser by plotly."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -17,7 +20,6 @@ Trace = dict[str, Any]
 
 _MAX_POINTS = 1000
 _SMOOTH_FROM = 40
-_PASS, _FAIL, _OTHER = "pass", "fail", "other"
 _COLORS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8")
 _MAX_FAMILIES = 8
 _MAX_LABEL = 40
@@ -25,173 +27,78 @@ _MAX_LABEL = 40
 
 @dataclass(frozen=True)
 class Chart:
-    """One figure. Colors are names that the page resolves for its light and its dark scheme."""
+    """One figure. Colors are names that the page resolves for its light and its dark scheme.
+
+    labels: metric keys to their labels. share: values are in 0..1.
+    """
 
     title: str
     note: str
-    traces: list[Trace]
-    layout: dict[str, Any] = field(default_factory=dict[str, Any])
-    wide: bool = False
-
-
-@dataclass(frozen=True)
-class _Lines:
-    """A figure of plain lines: metric keys to their labels; absent metrics are left out."""
-
-    title: str
-    note: str
-    labels: Mapping[str, str]
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
     unit: str = ""
     share: bool = False
+    of: str = "metrics"
+    draw: str = "lines"
+    traces: Sequence[Trace] = ()
+    layout: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    wide: bool = False
 
-
-_AFTER_REWARD = (
-    _Lines(
-        "Implicit reward",
-        "What the policy itself says of chosen and rejected completions, and how far they are apart.",
-        {
-            "preference/reward_chosen": "chosen",
-            "preference/reward_rejected": "rejected",
-            "preference/margin": "margin",
-        },
-    ),
-    _Lines(
-        "Preference accuracy",
-        "Pairs that the policy ranks right, and pairs of which both completions became less likely.",
-        {"preference/accuracy": "ranked right", "preference/both_fall": "both fell"},
-        share=True,
-    ),
-    _Lines(
-        "Log-probability since the start",
-        "Nats a token. Where both fall, the margin is won by making something else likely.",
-        {
-            "preference/change_chosen_token": "chosen",
-            "preference/change_rejected_token": "rejected",
-        },
-        "nats/token",
-    ),
-    _Lines(
-        "KL to the reference",
-        "Nats a token: how far the policy has moved from where it started.",
-        {"kl/mean": "all tokens", "kl/think": "reasoning", "kl/answer": "answer"},
-        "nats/token",
-    ),
-    _Lines(
-        "Entropy",
-        "Nats a token. Falling is learning; at zero there is nothing left to explore.",
-        {"entropy/mean": "entropy"},
-        "nats/token",
-    ),
-    _Lines(
-        "Completion length",
-        "Tokens a completion.",
-        {"length/mean": "mean", "length/p95": "95th percentile", "length/think": "reasoning, mean"},
-        "tokens",
-    ),
-    _Lines(
-        "Truncated and not judged",
-        "Completions that ran into their limit, and those that no verifier could judge.",
-        {"length/truncated": "truncated", "verdict/not_judged_share": "not judged"},
-        share=True,
-    ),
-    _Lines(
-        "Loss",
-        "Of one step's batch. Under policy gradients it says little about progress.",
-        {"loss/nll": "negative log-likelihood", "loss/total": "total", "loss/kl": "KL term"},
-    ),
-    _Lines(
-        "Scores of pairs",
-        "Mean score of the chosen and of the rejected completions that a step learned from.",
-        {"scores/chosen": "chosen", "scores/rejected": "rejected"},
-    ),
-    _Lines(
-        "Predicted probability",
-        "Mean over what is right and over what is wrong, of the rows that a step learned from.",
-        {"scores/right": "right", "scores/wrong": "wrong"},
-        share=True,
-    ),
-    _Lines(
-        "Critic",
-        "Share of the returns' variance that its values explain: 1 foresees all, 0 no more than a constant, below 0 less.",
-        {"critic/explained_variance": "explained variance"},
-    ),
-    _Lines(
-        "KL of an update",
-        "Nats a token, of the policy before the update to the one after it, or as last met in it.",
-        {"kl/old": "estimated", "trust_region/kl": "of a natural step, exact"},
-        "nats/token",
-    ),
-    _Lines("Gradient norm", "Before clipping.", {"optimizer/grad_norm": "norm"}),
-    _Lines(
-        "Clipping",
-        "Share of tokens whose ratio left the clip range.",
-        {"loss/clip_fraction": "clipped"},
-        share=True,
-    ),
-    _Lines(
-        "Generator against learner",
-        "Difference of the two log-probabilities of a sampled token, in nats.",
-        {"mismatch/mean": "mean", "mismatch/p99": "99th percentile"},
-        "nats",
-    ),
-)
+    def with_traces(self, traces: Sequence[Trace], **axis: Any) -> Chart:
+        """Return the chart with what is drawn in it, and more settings of its vertical axis."""
+        if self.share:
+            kind: dict[str, Any] = {"tickformat": ".1~%", "rangemode": "tozero"}
+        else:
+            kind = {"title": {"text": self.unit}, "rangemode": "tozero"}
+            kind["exponentformat"] = "power"
+        return replace(self, traces=traces, layout={"yaxis": {**kind, **axis}})
 
 
 def make_charts(summary: Summary) -> list[Chart]:
     """Return the charts for which this run has data."""
-    rows = _thin(summary.metrics)
-    charts = [
-        _accuracy(summary.evaluations),
-        _reliability(summary.evaluations),
-        _lines(summary.evaluations, _CALIBRATION),
-        _reward(rows),
-        _groups(rows),
-        *(_lines(rows, one) for one in _AFTER_REWARD),
-        _families(rows),
-        _throughput(rows),
-        _phases(rows),
-    ]
-    return [chart for chart in charts if chart is not None]
+    text = (resources.files("assay.run") / "template" / "charts.toml").read_text(encoding="utf-8")
+    rows = {"metrics": _thin(summary.metrics), "evaluations": summary.evaluations}
+    charts: list[Chart] = []
+    for listed in tomllib.loads(text)["chart"]:
+        chart = Chart(**listed)
+        charts.append(_DRAWN[chart.draw](rows[chart.of], chart))
+    return [chart for chart in charts if chart.traces]
 
 
-def _accuracy(evaluations: Sequence[Row]) -> Chart | None:
+def _lines(rows: Sequence[Row], chart: Chart) -> Chart:
+    present = [key for key in chart.labels if any(row.get(key) is not None for row in rows)]
+    traces: list[Trace] = []
+    for key, color in zip(present, _COLORS, strict=False):
+        pairs = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+        steps, values = zip(*pairs, strict=True)
+        traces += _smoothed(chart.labels[key], steps, np.array(values, float), color)
+    return chart.with_traces(traces)
+
+
+def _accuracy(rows: Sequence[Row], chart: Chart) -> Chart:
     kinds: dict[str, list[Row]] = {}
-    for row in evaluations:
+    for row in rows:
         if accuracy_of(row) is not None:
             kinds.setdefault(kind_of(row), []).append(row)
     traces: list[Trace] = []
-    for (kind, rows), color in zip(kinds.items(), _COLORS, strict=False):
-        errors = {"type": "data", "array": [row.get("eval/stderr") for row in rows]}
-        trace = _line(
-            kind, [row["step"] for row in rows], [accuracy_of(row) for row in rows], color
-        )
+    what = "problems answered correctly"
+    for (kind, of_kind), color in zip(kinds.items(), _COLORS, strict=False):
+        errors = {"type": "data", "array": [row.get("eval/stderr") for row in of_kind]}
+        steps = [row["step"] for row in of_kind]
+        trace = _line(kind, steps, map(accuracy_of, of_kind), color)
         trace |= {"mode": "lines+markers", "marker": {"size": 7, "color": color}}
         traces.append(trace | {"error_y": {**errors, "thickness": 1.3, "width": 4, "color": color}})
-    if not traces:
-        return None
-    what = "problems answered correctly" if "eval/kind" not in rows[0] else f"{kind} told right"
-    note = f"Share of held-out {what}, ± one standard error."
-    return Chart("Held-out accuracy", note, traces, _share_axis(), wide=True)
+        what = f"{kind} told right" if "eval/kind" in of_kind[0] else "problems answered correctly"
+    drawn = replace(chart, note=chart.note.format(what), share=True, wide=True)
+    return drawn.with_traces(traces)
 
 
-_CALIBRATION = _Lines(
-    "Calibration",
-    "Of the held-out probabilities, 0 is best: how far they are from the share that came true, and their squared error.",
-    {
-        "eval/ece": "calibration error, equal widths",
-        "eval/adaptive_ece": "calibration error, equal counts",
-        "eval/brier": "Brier score",
-    },
-)
-
-
-def _reliability(evaluations: Sequence[Row]) -> Chart | None:
-    """Return predicted probability against the share that came true, at the first and last look."""
-    rows = [row for row in evaluations if row.get("eval/reliability")]
+def _reliability(rows: Sequence[Row], chart: Chart) -> Chart:
+    """Draw predicted probability against the share that came true, at the first and last look."""
+    rows = [row for row in rows if row.get("eval/reliability")]
     if not rows:
-        return None
+        return chart
     exact = {"type": "scatter", "mode": "lines", "x": [0, 1], "y": [0, 1], "hoverinfo": "skip"}
-    line = {"width": 1, "dash": "dot", "color": _OTHER}
+    line = {"width": 1, "dash": "dot", "color": "other"}
     traces: list[Trace] = [{**exact, "name": "exact", "line": line}]
     shown = [("before", rows[0], "c2"), ("after", rows[-1], "c1")]
     for name, row, color in shown[-1:] if len(rows) == 1 else shown:
@@ -202,64 +109,43 @@ def _reliability(evaluations: Sequence[Row]) -> Chart | None:
         trace["marker"] = {"size": sizes, "color": color}
         trace["hovertemplate"] = "%{y:.1%} of %{customdata:,d} came true"
         traces.append(trace)
-    note = "Predicted probability against the share that came true, in 15 bins; larger marks hold more predictions."
     xaxis = {"title": {"text": "predicted"}, "range": [0, 1], "tickformat": ".0%"}
     xaxis["unifiedhovertitle"] = {"text": "predicted %{x:.1%}"}
     yaxis = {"title": {"text": "came true"}, "range": [0, 1], "tickformat": ".0%"}
-    return Chart("Reliability", note, traces, {"xaxis": xaxis, "yaxis": yaxis})
+    return replace(chart, traces=traces, layout={"xaxis": xaxis, "yaxis": yaxis})
 
 
-def _reward(rows: Sequence[Row]) -> Chart | None:
-    apart = ("reward/mean", "reward/std", "reward/per_token")
-    parts = sorted({key for row in rows for key in row if key.startswith("reward/")} - {*apart})
-    labels = {"reward/mean": "reward", **{key: key.removeprefix("reward/") for key in parts}}
-    if len(parts) == 1:
-        labels = {"reward/mean": "reward"}
-    note = "What the optimizer sees, and the parts that it is the weighted sum of."
-    return _lines(rows, _Lines("Reward", note, labels))
+def _reward(rows: Sequence[Row], chart: Chart) -> Chart:
+    apart = {"reward/mean", "reward/std", "reward/per_token"}
+    parts = _labels(rows, "reward/", apart)
+    labels = {"reward/mean": "reward", **(parts if len(parts) != 1 else {})}
+    return _lines(rows, replace(chart, labels=labels))
 
 
-def _groups(rows: Sequence[Row]) -> Chart | None:
-    kinds = (
-        ("all_pass", "all pass", _PASS),
-        ("mixed", "mixed", "c1"),
-        ("all_fail", "all fail", _FAIL),
-    )
-    note = "Where siblings are compared, only mixed groups teach correctness: where all pass or fail there is nothing to compare."
-    keys = [(f"group/{kind}", label, color) for kind, label, color in kinds]
-    traces = _stack(rows, keys)
-    return Chart("Groups", note, traces, _share_axis()) if traces else None
+def _groups(rows: Sequence[Row], chart: Chart) -> Chart:
+    kinds = {"all_pass": "pass", "mixed": "c1", "all_fail": "fail"}
+    keys = [(f"group/{kind}", kind.replace("_", " "), color) for kind, color in kinds.items()]
+    return chart.with_traces(_stack(rows, keys))
 
 
-def _families(rows: Sequence[Row]) -> Chart | None:
-    counts: dict[str, int] = {}
-    for row in rows:
-        for key in row:
-            if key.startswith("family/"):
-                counts[key] = counts.get(key, 0) + 1
+def _families(rows: Sequence[Row], chart: Chart) -> Chart:
+    counts = Counter(key for row in rows for key in row if key.startswith("family/"))
     most = sorted(counts, key=lambda key: (-counts[key], key))[:_MAX_FAMILIES]
     if len(most) < 2:
-        return None
+        return chart
     labels = {key: key.removeprefix("family/") for key in sorted(most)}
-    return _lines(
-        rows, _Lines("Reward by family", "Mean reward of the problems with each tag.", labels)
-    )
+    return _lines(rows, replace(chart, labels=labels))
 
 
-def _throughput(rows: Sequence[Row]) -> Chart | None:
-    keys = sorted({key for row in rows for key in row if key.startswith("speed/")} - {"speed/step"})
-    labels = {"speed/step": "whole step", **{key: key.removeprefix("speed/") for key in keys}}
-    note = "Completion tokens a second, by phase, on a logarithmic scale."
-    chart = _lines(rows, _Lines("Throughput", note, labels, "tokens/s"))
-    if chart is not None:
-        shown = [value for trace in chart.traces for value in trace["y"] if value]
-        ticks = _log_ticks(min(shown), max(shown))
-        chart.layout["yaxis"] |= {
-            "type": "log",
-            "tickvals": ticks,
-            "ticktext": [_si(t) for t in ticks],
-        }
-    return chart
+def _throughput(rows: Sequence[Row], chart: Chart) -> Chart:
+    phases = _labels(rows, "speed/", {"speed/step"})
+    chart = _lines(rows, replace(chart, labels={"speed/step": "whole step", **phases}))
+    shown = [value for trace in chart.traces for value in trace["y"] if value]
+    if not shown:
+        return chart
+    ticks = _log_ticks(min(shown), max(shown))
+    texts = [_si(tick) for tick in ticks]
+    return chart.with_traces(chart.traces, type="log", tickvals=ticks, ticktext=texts)
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
@@ -276,45 +162,43 @@ def _si(value: float) -> str:
     return f"{value:g}"
 
 
-def _phases(rows: Sequence[Row]) -> Chart | None:
+def _phases(rows: Sequence[Row], chart: Chart) -> Chart:
     apart = {"time/step", "time/elapsed", "time/evaluate", "time/checkpoint"}
-    keys = sorted({key for row in rows for key in row if key.startswith("time/")} - apart)
-    if not keys:
-        return None
-    with_rest = [{**row, "rest": _rest(row, keys)} for row in rows]
-    named = [
-        (key, key.removeprefix("time/"), color) for key, color in zip(keys, _COLORS, strict=False)
-    ]
-    traces = _stack(with_rest, [*named, ("rest", "rest", _OTHER)])
-    return Chart("Where a step's time goes", "Seconds a step, by phase.", traces, _axis("s"))
+    phases = _labels(rows, "time/", apart)
+    if not phases:
+        return chart
+
+    def rest(row: Row) -> float:
+        return max(0.0, (row.get("time/step") or 0.0) - sum(row.get(key) or 0.0 for key in phases))
+
+    named = [(*phase, color) for phase, color in zip(phases.items(), _COLORS, strict=False)]
+    with_rest = [{**row, "rest": rest(row)} for row in rows]
+    return chart.with_traces(_stack(with_rest, [*named, ("rest", "rest", "other")]))
 
 
-def _rest(row: Row, keys: Sequence[str]) -> float:
-    return max(0.0, (row.get("time/step") or 0.0) - sum(row.get(key) or 0.0 for key in keys))
+_DRAWN = {
+    "lines": _lines,
+    "accuracy": _accuracy,
+    "reliability": _reliability,
+    "reward": _reward,
+    "groups": _groups,
+    "families": _families,
+    "throughput": _throughput,
+    "phases": _phases,
+}
 
 
-def _lines(rows: Sequence[Row], chart: _Lines) -> Chart | None:
-    present = [key for key in chart.labels if any(row.get(key) is not None for row in rows)]
-    traces: list[Trace] = []
-    for key, color in zip(present, _COLORS, strict=False):
-        steps, values = _values(rows, key)
-        traces += _smoothed(chart.labels[key], steps, values, color)
-    if not traces:
-        return None
-    layout = _share_axis() if chart.share else _axis(chart.unit)
-    return Chart(chart.title, chart.note, traces, layout)
+def _labels(rows: Sequence[Row], prefix: str, apart: set[str]) -> dict[str, str]:
+    """Return the metrics with a prefix, in order, with what follows it."""
+    keys = sorted({key for row in rows for key in row if key.startswith(prefix)} - apart)
+    return {key: key.removeprefix(prefix) for key in keys}
 
 
-def _values(rows: Sequence[Row], key: str) -> tuple[list[int], np.ndarray]:
-    pairs = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
-    return [step for step, _ in pairs], np.array([value for _, value in pairs], float)
-
-
-def _smoothed(name: str, steps: list[int], values: np.ndarray, color: str) -> list[Trace]:
+def _smoothed(name: str, steps: Sequence[int], values: np.ndarray, color: str) -> list[Trace]:
     """One line, or with many steps a faint one of the values and a strong one of their average."""
-    if len(steps) < _SMOOTH_FROM:
-        return [_line(name, steps, values, color)]
     faint = _line(name, steps, values, color)
+    if len(steps) < _SMOOTH_FROM:
+        return [faint]
     faint |= {"opacity": 0.28, "showlegend": False, "hoverinfo": "skip", "legendgroup": name}
     faint["line"] = {"width": 1, "color": color}
     strong = _line(name, steps, smooth(values), color) | {"legendgroup": name}
@@ -323,24 +207,20 @@ def _smoothed(name: str, steps: list[int], values: np.ndarray, color: str) -> li
 
 
 def _stack(rows: Sequence[Row], keys: Sequence[tuple[str, str, str]]) -> list[Trace]:
+    rows = [row for row in rows if any(row.get(key) is not None for key, _, _ in keys)]
     traces: list[Trace] = []
-    steps = [row["step"] for row in rows if any(row.get(key) is not None for key, _, _ in keys)]
     for key, name, color in keys:
-        values = np.array([row.get(key) or 0.0 for row in rows if row["step"] in set(steps)])
-        if not values.any():
-            continue
-        shown = smooth(values) if len(steps) >= _SMOOTH_FROM else values
-        trace = _line(name, steps, shown, color)
-        trace |= {
-            "stackgroup": "one",
-            "fillcolor": f"{color}-fill",
-            "line": {"width": 1, "color": color},
-        }
-        traces.append(trace)
+        values = np.array([row.get(key) or 0.0 for row in rows])
+        if values.any():
+            shown = smooth(values) if len(rows) >= _SMOOTH_FROM else values
+            trace = _line(name, [row["step"] for row in rows], shown, color)
+            trace |= {"stackgroup": "one", "fillcolor": f"{color}-fill"}
+            trace["line"] = {"width": 1, "color": color}
+            traces.append(trace)
     return traces
 
 
-def _line(name: str, steps: Sequence[int], values: Any, color: str) -> Trace:
+def _line(name: str, steps: Sequence[int], values: Iterable[Any], color: str) -> Trace:
     return {
         "type": "scatter",
         "mode": "lines+markers" if len(steps) == 1 else "lines",
@@ -367,28 +247,20 @@ def smooth(values: np.ndarray) -> np.ndarray:
     return total / np.convolve(np.ones_like(values), weights, mode="same")
 
 
-def _thin(rows: Sequence[Row]) -> list[Row]:
+def _thin(rows: Sequence[Row]) -> Sequence[Row]:
     """Return at most so many rows: of a long run the means over equal stretches."""
     size = -(-len(rows) // _MAX_POINTS)
     if size <= 1:
-        return list(rows)
-    return [_mean_row(rows[first : first + size]) for first in range(0, len(rows), size)]
+        return rows
+    thinned: list[Row] = []
+    for first in range(0, len(rows), size):
+        part = rows[first : first + size]
+        keys = {key for row in part for key in row}
+        kept = {key: [row[key] for row in part if row.get(key) is not None] for key in keys}
+        means = {key: float(np.mean(values)) for key, values in kept.items() if values}
+        thinned.append({**means, "step": part[-1]["step"]})
+    return thinned
 
 
-def _mean_row(rows: Sequence[Row]) -> Row:
-    keys = {key for row in rows for key in row}
-    kept = {key: [row[key] for row in rows if row.get(key) is not None] for key in keys}
-    means = {key: float(np.mean(values)) for key, values in kept.items() if values}
-    return {**means, "step": rows[-1]["step"]}
-
-
-def _rounded(values: Any) -> list[float | None]:
+def _rounded(values: Iterable[Any]) -> list[float | None]:
     return [None if value is None else float(f"{value:.5g}") for value in values]
-
-
-def _axis(unit: str) -> dict[str, Any]:
-    return {"yaxis": {"title": {"text": unit}, "rangemode": "tozero", "exponentformat": "power"}}
-
-
-def _share_axis() -> dict[str, Any]:
-    return {"yaxis": {"tickformat": ".1~%", "rangemode": "tozero"}}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from assay.types import ThinkFormat
 
 Row = Mapping[str, Any]
 
-_COLUMNS = (
+_COLUMNS = [
     "step",
     "completion_id",
     "group_id",
@@ -36,7 +37,7 @@ _COLUMNS = (
     "extracted",
     "detail",
     "verifier",
-)
+]
 _MAX_STEPS = 6
 _A_STEP = 4
 _A_GROUP = 4
@@ -100,31 +101,27 @@ def reader_html(summary: Summary) -> str:
     log = RolloutLog(summary.folder / "rollouts")
     steps = choose_steps(log.steps(), summary.metrics)
     read = {step: read_columns(log.path(step), _COLUMNS) for step in steps}
+    names = ", ".join(log.path(step).name for step, rows in read.items() if rows is None)
+    damaged = (
+        f'<p class="empty">Damaged, and not shown: {safe(names)} in rollouts/.</p>' if names else ""
+    )
     shown = {step: choose_groups(rows) for step, rows in read.items() if rows}
-    damaged = _damaged_html([log.path(step).name for step, rows in read.items() if rows is None])
     rows = [row for groups in shown.values() for siblings in groups for row in siblings]
     if not rows:
         return damaged or '<p class="empty">This run has no rollouts.</p>'
     rewards = {row["step"]: row.get("reward/mean") for row in summary.metrics}
-    shown_steps = {step: why for step, why in steps.items() if step in shown}
     sections = "\n".join(
         _step_html(step, steps[step], rewards.get(step), groups) for step, groups in shown.items()
     )
+    filters = _filters_html({step: steps[step] for step in steps if step in shown}, rows)
     return (
-        f'{damaged}{_filters_html(shown_steps, rows)}<div id="rollouts">{sections}</div>'
+        f'{damaged}{filters}<div id="rollouts">{sections}</div>'
         f'<p class="empty" id="no-rollouts" hidden>No rollout matches.</p>'
     )
 
 
-def _damaged_html(names: Sequence[str]) -> str:
-    """Return what is said of steps that would be shown, and cannot be read."""
-    if not names:
-        return ""
-    return f'<p class="empty">Damaged, and not shown: {safe(", ".join(names))} in rollouts/.</p>'
-
-
 def _filters_html(steps: Mapping[int, str], rows: Sequence[Row]) -> str:
-    counts = {status: sum(row["status"] == status for row in rows) for status in _LABELS}
+    counts = Counter(row["status"] for row in rows)
     choices = [("", "all", len(rows)), *((s, label, counts[s]) for s, label in _LABELS.items())]
     buttons = "".join(
         f'<button type="button" data-status="{status}" aria-pressed="{str(not status).lower()}">'
@@ -147,7 +144,7 @@ def _step_html(step: int, why: str, reward: float | None, groups: Sequence[Seque
     facts += [f"mean reward {reward:.3f}"] if reward is not None else []
     cards = "".join(
         f'<div class="group"><div class="prompt">{safe(_cut(siblings[0]["prompt"] or ""))}</div>'
-        f"{''.join(_rollout_html(row) for row in siblings)}</div>"
+        f"{''.join(map(_rollout_html, siblings))}</div>"
         for siblings in groups
     )
     return (
