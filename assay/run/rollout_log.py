@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 from assay.run.files import disk_full_as, write_atomic
 from assay.run.rollout_schema import (
     ADDED_IN,
-    LEARNED_COLUMNS,
     SCHEMA,
     SCHEMA_VERSION,
     learned_columns,
@@ -74,12 +73,9 @@ class RolloutLog:
         """Write the shard of a step; it is on disk when this returns."""
         self.flush()
         columns = recorded_columns(step, groups, verdicts, sampling, verifier_hashes)
-        num_rows = sum(len(group.completions) for group in groups)
-        for name in LEARNED_COLUMNS:
-            columns[name] = pa.nulls(num_rows, SCHEMA.field(name).type)
         about = {_FACTS: json.dumps(dict(facts)), _VERSION: str(SCHEMA_VERSION)}
         schema = SCHEMA.with_metadata({key: text.encode() for key, text in about.items()})
-        table = pa.table([columns[name] for name in SCHEMA.names], schema=schema)
+        table = pa.table(columns, schema=schema)
         self._write(step, table)
         self._open = (step, table)
 

@@ -1,10 +1,12 @@
-"""The columns of the rollout log, and the way there and back."""
+"""The columns of the rollout log: what each holds of a completion, and the way back."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, groupby
 from typing import Any
 
 import numpy as np
@@ -12,56 +14,76 @@ import pyarrow as pa
 
 from assay.types import Completion, Group, Problem, Prompt, StepScore, ThinkFormat, Verdict
 
-_INTS = pa.list_(pa.int32())
-_FLOATS = pa.list_(pa.float32())
-_THINK = pa.struct([("mode", pa.string()), ("open_tag", pa.string()), ("close_tag", pa.string())])
-_STEP_SCORES = pa.list_(pa.struct([("score", pa.float64()), ("end", pa.int32())]))
+_TEXT, _INT, _LONG, _DOUBLE = pa.string(), pa.int32(), pa.int64(), pa.float64()
+_INTS, _FLOATS, _BOOLS = pa.list_(_INT), pa.list_(pa.float32()), pa.list_(pa.bool_())
+_THINK = pa.struct([("mode", _TEXT), ("open_tag", _TEXT), ("close_tag", _TEXT)])
+_STEP = pa.struct([("score", _DOUBLE), ("end", _INT)])
+_STEP_SCORES = pa.list_(_STEP)
+_DTYPES = {_INTS: np.int32, _FLOATS: np.float32, _BOOLS: np.bool_}
+"""Of lists that come from arrays, and come back as such."""
 
 SCHEMA_VERSION = 1
 """One more whenever a column is added."""
 ADDED_IN: Mapping[str, int] = {}
 """Columns that the first version did not have, with the version that brought each: in older shards they are null."""
 
-SCHEMA = pa.schema(
-    [
-        ("step", pa.int32()),
-        ("group", pa.int32()),  # position in the step
-        ("problem_id", pa.string()),
-        ("draw", pa.int32()),
-        ("group_id", pa.string()),
-        ("completion_id", pa.string()),
-        ("tags", pa.list_(pa.string())),
-        ("prompt", pa.string()),
-        ("prompt_tokens", _INTS),
-        ("prompt_think", _THINK),
-        ("text", pa.string()),
-        ("tokens", _INTS),
-        ("sampled", pa.list_(pa.bool_())),
-        ("num_think_tokens", pa.int32()),
-        ("think", _THINK),
-        ("finish_reason", pa.string()),
-        ("policy_version", pa.int64()),
-        ("behavior_logprobs", _FLOATS),
-        ("model_logprobs", _FLOATS),
-        ("old_logprobs", _FLOATS),
-        ("ref_logprobs", _FLOATS),
-        ("values", _FLOATS),
-        ("advantages", _FLOATS),
-        ("status", pa.string()),
-        ("reason", pa.string()),
-        ("score", pa.float64()),
-        ("reward", pa.float64()),
-        ("components", pa.map_(pa.string(), pa.float64())),
-        ("step_scores", _STEP_SCORES),
-        ("extracted", pa.string()),
-        ("detail", pa.string()),
-        ("verifier", pa.string()),
-        ("verifier_hash", pa.string()),
-        ("judge_seconds", pa.float64()),
-        ("sampling", pa.string()),  # JSON
-    ]
-)
-LEARNED_COLUMNS = ("old_logprobs", "ref_logprobs", "values", "advantages")
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One completion, and what is around it. position: of its group in the step."""
+
+    step: int
+    position: int
+    group: Group
+    completion: Completion
+    verdict: Verdict
+    hash_of: Callable[[str], str | None]
+    sampling: str
+
+
+_COLUMNS: Mapping[str, tuple[pa.DataType, Callable[[_Row], Any] | None]] = {
+    "step": (_INT, lambda row: row.step),
+    "group": (_INT, lambda row: row.position),
+    "problem_id": (_TEXT, lambda row: row.group.problem.id),
+    "draw": (_INT, lambda row: row.group.problem.draw),
+    "group_id": (_TEXT, lambda row: row.group.id),
+    "completion_id": (_TEXT, lambda row: row.completion.id),
+    "tags": (pa.list_(_TEXT), lambda row: row.group.problem.tags),
+    "prompt": (_TEXT, lambda row: row.group.prompt.text),
+    "prompt_tokens": (_INTS, lambda row: row.group.prompt.tokens),
+    "prompt_think": (_THINK, lambda row: _plain(row.group.prompt.think, _THINK)),
+    "text": (_TEXT, lambda row: row.completion.text),
+    "tokens": (_INTS, lambda row: row.completion.tokens),
+    "sampled": (_BOOLS, lambda row: row.completion.sampled),
+    "num_think_tokens": (_INT, lambda row: row.completion.num_think_tokens),
+    "think": (_THINK, lambda row: _plain(row.completion.think, _THINK)),
+    "finish_reason": (_TEXT, lambda row: row.completion.finish_reason),
+    "policy_version": (_LONG, lambda row: row.completion.policy_version),
+    "behavior_logprobs": (_FLOATS, lambda row: row.completion.behavior_logprobs),
+    "model_logprobs": (_FLOATS, lambda row: row.completion.model_logprobs),
+    "old_logprobs": (_FLOATS, None),  # None: what the learner finds
+    "ref_logprobs": (_FLOATS, None),
+    "values": (_FLOATS, None),
+    "advantages": (_FLOATS, None),
+    "status": (_TEXT, lambda row: row.verdict.status),
+    "reason": (_TEXT, lambda row: row.verdict.reason),
+    "score": (_DOUBLE, lambda row: row.verdict.score),
+    "reward": (_DOUBLE, lambda row: row.verdict.reward),
+    "components": (pa.map_(_TEXT, _DOUBLE), lambda row: [*row.verdict.components.items()]),
+    "step_scores": (
+        _STEP_SCORES,
+        lambda row: [_plain(one, _STEP) for one in row.verdict.step_scores],
+    ),
+    "extracted": (_TEXT, lambda row: row.verdict.extracted),
+    "detail": (_TEXT, lambda row: row.verdict.detail),
+    "verifier": (_TEXT, lambda row: row.verdict.verifier),
+    "verifier_hash": (_TEXT, lambda row: row.hash_of(row.verdict.verifier)),
+    "judge_seconds": (_DOUBLE, lambda row: row.verdict.seconds),
+    "sampling": (_TEXT, lambda row: row.sampling),  # JSON
+}
+SCHEMA = pa.schema([(name, kind) for name, (kind, _) in _COLUMNS.items()])
+_ARRAYS = {name for name, (kind, _) in _COLUMNS.items() if kind in _DTYPES}
+LEARNED_COLUMNS = tuple(name for name, (_, of_row) in _COLUMNS.items() if of_row is None)
 
 
 def recorded_columns(
@@ -70,51 +92,51 @@ def recorded_columns(
     verdicts: Sequence[Sequence[Verdict]],
     sampling: Mapping[str, Any],
     verifier_hashes: Mapping[str, str],
-) -> dict[str, pa.Array]:
-    """Return the columns that are known before learning; verdicts are aligned with the groups."""
-    sizes = [len(group.completions) for group in groups]
-    assert sizes == [len(one) for one in verdicts], "verdicts are not aligned with groups"
-    of_row = [group for group, size in zip(groups, sizes, strict=True) for _ in range(size)]
-    completions = [completion for group in groups for completion in group.completions]
-    flat = [verdict for group_verdicts in verdicts for verdict in group_verdicts]
-    num_rows = len(completions)
-    names = [verdict.verifier for verdict in flat]
-    return {
-        "step": _repeat(step, num_rows, pa.int32()),
-        "group": pa.array([n for n, size in enumerate(sizes) for _ in range(size)], pa.int32()),
-        "problem_id": _strings(group.problem.id for group in of_row),
-        "draw": pa.array([group.problem.draw for group in of_row], pa.int32()),
-        "group_id": _strings(group.id for group in of_row),
-        "completion_id": _strings(completion.id for completion in completions),
-        "tags": pa.array([group.problem.tags for group in of_row], pa.list_(pa.string())),
-        "prompt": _strings(group.prompt.text for group in of_row),
-        "prompt_tokens": _lists([group.prompt.tokens for group in of_row], np.int32),
-        "prompt_think": _thinks([group.prompt.think for group in of_row]),
-        "text": _strings(completion.text for completion in completions),
-        "tokens": _lists([completion.tokens for completion in completions], np.int32),
-        "sampled": _lists([completion.sampled for completion in completions], np.bool_),
-        "num_think_tokens": pa.array([c.num_think_tokens for c in completions], pa.int32()),
-        "think": _thinks([completion.think for completion in completions]),
-        "finish_reason": pa.array([completion.finish_reason for completion in completions]),
-        "policy_version": pa.array([c.policy_version for c in completions], pa.int64()),
-        "behavior_logprobs": _lists([c.behavior_logprobs for c in completions], np.float32),
-        "model_logprobs": _lists([c.model_logprobs for c in completions], np.float32),
-        "status": pa.array([verdict.status for verdict in flat]),
-        "reason": pa.array([verdict.reason for verdict in flat], pa.string()),
-        "score": pa.array([verdict.score for verdict in flat], pa.float64()),
-        "reward": pa.array([verdict.reward for verdict in flat], pa.float64()),
-        "components": _components([verdict.components for verdict in flat]),
-        "step_scores": pa.array(
-            [[{"score": s.score, "end": s.end} for s in verdict.step_scores] for verdict in flat],
-            _STEP_SCORES,
-        ),
-        "extracted": _strings(verdict.extracted for verdict in flat),
-        "detail": _strings(verdict.detail for verdict in flat),
-        "verifier": _strings(names),
-        "verifier_hash": _hashes(names, verifier_hashes),
-        "judge_seconds": pa.array([verdict.seconds for verdict in flat], pa.float64()),
-        "sampling": _repeat(json.dumps(dict(sampling)), num_rows, pa.string()),
-    }
+) -> list[pa.Array]:
+    """Return the columns as they are before learning; verdicts are aligned with the groups."""
+    about = (cache(lambda label: _hash_of(label, verifier_hashes)), json.dumps(dict(sampling)))
+    rows = [
+        _Row(step, position, group, completion, verdict, *about)
+        for position, (group, judged) in enumerate(zip(groups, verdicts, strict=True))
+        for completion, verdict in zip(group.completions, judged, strict=True)
+    ]
+    return [
+        pa.nulls(len(rows), kind) if of_row is None else _as_array(map(of_row, rows), kind)
+        for kind, of_row in _COLUMNS.values()
+    ]
+
+
+def _plain(value: Any, fields: pa.StructType) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in fields}
+
+
+def _as_array(values: Iterable[Any], kind: pa.DataType) -> pa.Array:
+    values = list(values)
+    if kind in _DTYPES:
+        dtype = _DTYPES[kind]
+        flat = np.concatenate([np.zeros(0, dtype), *values]).astype(dtype, copy=False)
+        offsets = pa.array([0, *accumulate(map(len, values))], _INT)
+        return pa.ListArray.from_arrays(offsets, pa.array(flat))
+    try:
+        return pa.array(values, kind)
+    except UnicodeEncodeError:  # half a surrogate pair, which no UTF-8 file can hold
+        return pa.array(_whole(values), kind)
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, list | tuple):
+        return [_whole(item) for item in value]
+    return {key: _whole(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _hash_of(label: str, known: Mapping[str, str]) -> str | None:
+    """The content hash of ``math@1``; of a sum ``math@1*1 + think_format@1*0.1`` those of its terms."""
+    terms = [label] if label in known else label.split(" + ")
+    names = [name for term in terms for name in (term.rpartition("*")[0] or term).split("|")]
+    hashes = [known.get(name, "?") for name in names]
+    return " + ".join(hashes) if {*hashes} != {"?"} else None
 
 
 def learned_columns(batch: Any, advantages_T: Any, tokens: pa.ChunkedArray) -> dict[str, pa.Array]:
@@ -131,9 +153,9 @@ def learned_columns(batch: Any, advantages_T: Any, tokens: pa.ChunkedArray) -> d
         "the batch's rows are not the recorded completions"
     )
     assert np.all(np.diff(row_T) >= 0), "the batch's tokens are not in the order of its rows"
-    ends_R = np.cumsum(np.where(np.arange(len(lengths_R)) < num_learned, lengths_R, 0))
-    offsets = pa.array(np.concatenate([[0], ends_R]), pa.int32())
-    missing = pa.array(np.arange(len(lengths_R)) >= num_learned)
+    is_learned_R = np.arange(len(lengths_R)) < num_learned
+    ends_R = np.cumsum(np.where(is_learned_R, lengths_R, 0))
+    offsets = pa.array(np.concatenate([[0], ends_R]), _INT)
     found = {
         "old_logprobs": batch.old_logprobs_T,
         "ref_logprobs": batch.ref_logprobs_T,
@@ -142,7 +164,7 @@ def learned_columns(batch: Any, advantages_T: Any, tokens: pa.ChunkedArray) -> d
     }
     return {
         name: pa.ListArray.from_arrays(
-            offsets, pa.array(as_numpy(values_T, np.float32)), mask=missing
+            offsets, pa.array(as_numpy(values_T, np.float32)), mask=pa.array(~is_learned_R)
         )
         for name, values_T in found.items()
         if values_T is not None
@@ -151,115 +173,47 @@ def learned_columns(batch: Any, advantages_T: Any, tokens: pa.ChunkedArray) -> d
 
 def restore(table: pa.Table) -> tuple[list[Group], list[tuple[Verdict, ...]]]:
     """Return the groups and verdicts that `recorded_columns` was given; problems lack their spec."""
-    rows = _Rows(table)
+    names = [name for name in table.column_names if name not in LEARNED_COLUMNS]
+    columns = [_values_of(table.column(name), name in _ARRAYS) for name in names]
+    rows = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
     groups: list[Group] = []
     verdicts: list[tuple[Verdict, ...]] = []
-    for first, last in rows.groups():
-        groups.append(rows.group(first, last))
-        verdicts.append(tuple(rows.verdict(n) for n in range(first, last)))
+    for _, siblings in groupby(rows, key=lambda row: row["group"]):
+        members = list(siblings)
+        first = members[0]
+        text, tags, draw = first["prompt"], tuple(first["tags"] or ()), first["draw"]
+        problem = Problem(id=first["problem_id"], prompt=text, tags=tags, draw=draw)
+        prompt = Prompt(text, first["prompt_tokens"], ThinkFormat(**first["prompt_think"]))
+        groups.append(Group(problem, prompt, tuple(map(_completion, members))))
+        verdicts.append(tuple(map(_verdict, members)))
     return groups, verdicts
 
 
-class _Rows:
-    """A shard's columns, cut into values by row."""
-
-    def __init__(self, table: pa.Table) -> None:
-        ragged = {"prompt_tokens", "tokens", "sampled", "behavior_logprobs", "model_logprobs"}
-        self.arrays = {name: _cut(table.column(name)) for name in ragged}
-        plain = [name for name in table.column_names if name not in ragged | {*LEARNED_COLUMNS}]
-        self.plain = {name: table.column(name).to_pylist() for name in plain}
-
-    def groups(self) -> list[tuple[int, int]]:
-        positions = self.plain["group"]
-        starts = [n for n, p in enumerate(positions) if n == 0 or p != positions[n - 1]]
-        return list(zip(starts, [*starts[1:], len(positions)], strict=True))
-
-    def group(self, first: int, last: int) -> Group:
-        plain = self.plain
-        text = plain["prompt"][first]
-        problem = Problem(
-            id=plain["problem_id"][first],
-            prompt=text,
-            tags=tuple(plain["tags"][first] or ()),
-            draw=plain["draw"][first],
-        )
-        tokens = self.arrays["prompt_tokens"][first]
-        prompt = Prompt(text, tokens, ThinkFormat(**plain["prompt_think"][first]))
-        return Group(problem, prompt, tuple(self.completion(n) for n in range(first, last)))
-
-    def completion(self, n: int) -> Completion:
-        return Completion(
-            id=self.plain["completion_id"][n],
-            text=self.plain["text"][n],
-            tokens=self.arrays["tokens"][n],
-            behavior_logprobs=self.arrays["behavior_logprobs"][n],
-            model_logprobs=self.arrays["model_logprobs"][n],
-            sampled=self.arrays["sampled"][n],
-            finish_reason=self.plain["finish_reason"][n],
-            policy_version=self.plain["policy_version"][n],
-            num_think_tokens=self.plain["num_think_tokens"][n],
-            think=ThinkFormat(**self.plain["think"][n]),
-        )
-
-    def verdict(self, n: int) -> Verdict:
-        same = ("score", "status", "verifier", "reward", "reason", "extracted")
-        return Verdict(
-            **{name: self.plain[name][n] for name in same},
-            detail=self.plain["detail"][n] or "",
-            components=dict(self.plain["components"][n] or ()),
-            step_scores=tuple(StepScore(**one) for one in self.plain["step_scores"][n] or ()),
-            seconds=self.plain["judge_seconds"][n] or 0.0,
-        )
+def _completion(row: Mapping[str, Any]) -> Completion:
+    same = ("text", "tokens", "behavior_logprobs", "model_logprobs", "sampled", "finish_reason")
+    kept = {name: row[name] for name in (*same, "policy_version", "num_think_tokens")}
+    return Completion(id=row["completion_id"], think=ThinkFormat(**row["think"]), **kept)
 
 
-def _cut(column: pa.ChunkedArray) -> list[np.ndarray]:
-    """Return a list column as arrays, one a row; they are parts of one writable array."""
+def _verdict(row: Mapping[str, Any]) -> Verdict:
+    same = ("score", "status", "verifier", "reward", "reason", "extracted")
+    return Verdict(
+        **{name: row[name] for name in same},
+        detail=row["detail"] or "",
+        components=dict(row["components"] or ()),
+        step_scores=tuple(StepScore(**one) for one in row["step_scores"] or ()),
+        seconds=row["judge_seconds"] or 0.0,
+    )
+
+
+def _values_of(column: pa.ChunkedArray, as_arrays: bool) -> list[Any]:
+    """Return a column's values; arrays are parts of one that can be written."""
+    if not as_arrays:
+        return column.to_pylist()
     lists = column.combine_chunks()
     flat = lists.flatten().to_numpy(zero_copy_only=False).copy()
     ends = np.cumsum(lists.value_lengths().to_numpy(zero_copy_only=False)).tolist()
     return [flat[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-
-
-def _lists(arrays: Sequence[np.ndarray], dtype: type[np.generic]) -> pa.Array:
-    flat = np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype, copy=False)
-    offsets = pa.array([0, *accumulate(len(one) for one in arrays)], pa.int32())
-    return pa.ListArray.from_arrays(offsets, pa.array(flat))
-
-
-def _components(mappings: Sequence[Mapping[str, float]]) -> pa.Array:
-    offsets = pa.array([0, *accumulate(len(one) for one in mappings)], pa.int32())
-    names = _strings(name for one in mappings for name in one)
-    values = pa.array([float(value) for one in mappings for value in one.values()], pa.float64())
-    return pa.MapArray.from_arrays(offsets, names, values)
-
-
-def _hashes(labels: Sequence[str], known: Mapping[str, str]) -> pa.Array:
-    """The content hash of ``math@1``; of a sum ``math@1*1 + think_format@1*0.1`` those of its terms."""
-    found: dict[str, str | None] = {}
-    for label in set(labels):
-        terms = [label] if label in known else label.split(" + ")
-        names = [name for term in terms for name in (term.rpartition("*")[0] or term).split("|")]
-        hashes = [known.get(name, "?") for name in names]
-        found[label] = " + ".join(hashes) if set(hashes) != {"?"} else None
-    return pa.array([found[label] for label in labels], pa.string())
-
-
-def _thinks(formats: Sequence[ThinkFormat]) -> pa.Array:
-    fields = [_strings(getattr(one, field.name) for one in formats) for field in _THINK]
-    return pa.StructArray.from_arrays(fields, fields=list(_THINK))
-
-
-def _strings(texts: Iterable[str | None]) -> pa.Array:
-    texts = list(texts)
-    try:
-        return pa.array(texts, pa.string())
-    except UnicodeEncodeError:  # half a surrogate pair, which no UTF-8 file can hold
-        whole = [t and t.encode("utf-8", "backslashreplace").decode() for t in texts]
-        return pa.array(whole, pa.string())
-
-
-def _repeat(value: Any, num_rows: int, kind: pa.DataType) -> pa.Array:
-    return pa.repeat(pa.scalar(value, kind), num_rows)
 
 
 def as_numpy(values: Any, dtype: type[np.generic]) -> np.ndarray:
