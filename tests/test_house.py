@@ -65,7 +65,7 @@ BUDGETS = {
     "learn": 4500,
     "model": 3250,
     "plan": 3300,
-    "run": 3950,
+    "run": 3750,
     "training": 4850,
     "verify/*.py": 1450,
     "verify/answers": 4950,
