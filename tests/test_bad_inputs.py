@@ -63,9 +63,9 @@ def _be_the_command(arguments: tuple[str, ...], folder: Path, files: list[Path])
         sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, "w" if n else "r") for n in range(3))
         sys.argv = ["assay", *arguments]
         from assay import cli, foreign
-        from assay.verify.serving import pool
+        from assay.verify.serving import pool, process
 
-        foreign.IMPORT_SECONDS = pool.IMPORT_DEADLINE = 3.0
+        foreign.IMPORT_SECONDS = pool.IMPORT_DEADLINE = process.IMPORT_DEADLINE = 3.0
         try:
             cli.main()
             code = 0

@@ -67,7 +67,7 @@ BUDGETS = {
     "plan": 3300,
     "run": 3750,
     "training": 4850,
-    "verify/*.py": 1450,
+    "verify/*.py": 1400,
     "verify/answers": 4950,
     "verify/instructions": 1100,
     "verify/judge": 2350,
@@ -76,7 +76,7 @@ BUDGETS = {
     "verify/redteam": 500,
     "verify/reward_model": 1700,
     "verify/sandbox": 3150,
-    "verify/serving": 2500,
+    "verify/serving": 2200,
     "verify/style": 930,
 }
 LIGHT = ["assay", "assay.types", "assay.errors", "assay.config", "assay.cli"]

@@ -13,8 +13,8 @@ import importlib.util
 import inspect
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
 from numbers import Real
@@ -23,7 +23,9 @@ from typing import Any, Literal, cast
 
 from assay.errors import VerifierError, message
 from assay.types import NotJudgedReason, Problem, StepScore, Verdict
-from assay.verify.expression import BUILT_IN, Term
+from assay.verify.expression import BUILT_IN
+
+Takes = Literal["completion", "group", "verdicts", "batch"]
 
 MAX_TEXT = 2000  # characters of `extracted` and `detail` that a verdict keeps
 MAX_COMPONENTS = 64
@@ -165,7 +167,7 @@ class Verifier:
     name: str
     version: int
     judge: Callable[..., Any]
-    takes: Literal["completion", "group", "verdicts", "batch"] = "completion"
+    takes: Takes = "completion"
     lane: Literal["worker", "thread", "device", "inline"] = "worker"
     domain: str = ""
     fields: tuple[Field, ...] = ()
@@ -293,7 +295,8 @@ def as_part(result: Any, seconds: float = 0.0) -> Part:
         part = _as_part(result)
     except Exception as error:  # the result's own methods may raise
         return Part.not_judged("error", f"returned {_shown(result)}: {error}", seconds)
-    return _replace_seconds(part, seconds)
+    extracted = None if part.extracted is None else _text(part.extracted)
+    return replace(part, extracted=extracted, detail=_text(part.detail), seconds=seconds)
 
 
 def _as_part(result: Any) -> Part:
@@ -316,8 +319,8 @@ def _of_verdict(verdict: Verdict) -> Part:
         _number(value),
         score=_number(verdict.score),
         passed=verdict.status == "passed",
-        extracted=_optional_text(verdict.extracted),
-        detail=_text(verdict.detail),
+        extracted=verdict.extracted,
+        detail=verdict.detail,
         components=_components(verdict.components),
         step_scores=tuple(verdict.step_scores),
     )
@@ -334,8 +337,8 @@ def _of_mapping(result: Mapping[str, Any]) -> Part:
     }
     return Part(
         _number(result["score"]),
-        extracted=_optional_text(result.get("extracted")),
-        detail=_text(result.get("detail") or ""),
+        extracted=result.get("extracted"),
+        detail=result.get("detail") or "",
         components=_components({**result.get("components", {}), **rest}),
     )
 
@@ -368,60 +371,3 @@ def _shown(value: Any) -> str:
 def _text(text: Any) -> str:
     """Cut a text, and make it one that UTF-8 can hold."""
     return str(text)[:MAX_TEXT].encode("utf-8", "replace").decode("utf-8")
-
-
-def _optional_text(text: Any) -> str | None:
-    return None if text is None else _text(text)
-
-
-def _replace_seconds(part: Part, seconds: float) -> Part:
-    return Part(
-        part.value,
-        part.score,
-        part.passed,
-        part.reason,
-        _optional_text(part.extracted),
-        _text(part.detail),
-        part.components,
-        part.step_scores,
-        seconds,
-    )
-
-
-def combine(terms: Sequence[Term], parts: Sequence[Part], label: str) -> Verdict:
-    """Return the verdict that weighted parts make.
-
-    Score, status, extracted and detail are those of the first term. reward = sum of weight * value.
-    The whole is not judged when the first part, or a part of nonzero weight, is not.
-    """
-    seconds = math.fsum({id(part): part.seconds for part in parts}.values())
-    components: dict[str, float] = {}
-    for term, part in zip(terms, parts, strict=True):
-        if part.value is not None:
-            name = term.name.partition("@")[0]
-            components[name] = part.value
-            components |= {f"{name}.{key}": value for key, value in part.components.items()}
-    rest: dict[str, Any] = {"components": components, "seconds": seconds}
-    first = parts[0]
-    score = first.value if first.score is None else first.score
-    if score is not None and not 0.0 <= score <= 1.0:
-        detail = f"{terms[0].name}: returned {score}; accepted: a correctness from 0 to 1"
-        return Verdict.not_judged("error", label, detail=detail, **rest)
-    for index, (term, part) in enumerate(zip(terms, parts, strict=True)):
-        if part.value is None and (term.weight != 0.0 or index == 0):
-            detail = f"{term.name}: {part.detail}" if len(parts) > 1 else part.detail
-            return Verdict.not_judged(part.reason or "error", label, detail=detail, **rest)
-    assert score is not None
-    weights = (1.0 if term.weight is None else term.weight for term in terms)
-    values = (weight * (part.value or 0.0) for weight, part in zip(weights, parts, strict=True))
-    passed = score >= 1.0 if first.passed is None else first.passed
-    return Verdict(
-        score=score,
-        status="passed" if passed else "failed",
-        verifier=label,
-        reward=math.fsum(values),
-        step_scores=first.step_scores,
-        extracted=first.extracted,
-        detail=first.detail,
-        **rest,
-    )

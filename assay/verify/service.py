@@ -1,24 +1,25 @@
 """The verifier service: groups in, verdicts out, whatever the verifiers do.
 
-Verifiers run in lanes: in `assay.verify.serving.worker` processes, in threads that wait on a network, in one
-thread beside the learner's device, or, where they are arithmetic, at once. A completion that overruns
-its deadline in a worker costs the worker its life and is not judged; so is one whose verifier raises,
-dies or returns nonsense. The rest of the batch is judged all the same.
+Verifiers run in lanes: in worker processes, in threads that wait on a network, in one thread beside
+the learner's device, or, where they are arithmetic, at once. A completion that overruns its deadline
+in a worker costs the worker its life and is not judged; so is one whose verifier raises, dies or
+returns nonsense. The rest of the batch is judged all the same.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import threading
-import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from assay.errors import VerifierError, message
-from assay.types import Completion, Group, NotJudgedReason, Problem, Prompt, Verdict
+from assay.types import Completion, Group, Problem, Prompt, Verdict
 from assay.verify.expression import (
     BUILT_IN,
     check_importable,
@@ -26,23 +27,15 @@ from assay.verify.expression import (
     nearest_built_in,
     parse_expression,
 )
-from assay.verify.serving.cards import Card, built_in_card, is_built_in, user_card
-from assay.verify.serving.dispatch import Dispatch, start_workers
+from assay.verify.serving.configured import Configured
+from assay.verify.serving.engine import Engine, Options
 from assay.verify.serving.job import Job
-from assay.verify.serving.patience import Patience
-from assay.verify.serving.plan import Plan, plan_terms
 from assay.verify.serving.remains import clear_of_dead_parents
 from assay.verify.serving.schedule import Schedule
-from assay.verify.serving.stats import step_metrics
-from assay.verify.serving.waiting import run_in_thread
-from assay.verify.serving.worker_process import Task, Unit
+from assay.verify.serving.sums import Sum, names_in
 
-GATHER = 0.0005  # seconds in which replies gather: waking up for each costs more than reading it
 WORKERS_A_CORE = 16
 NOTICE_SECONDS = 10.0  # after which a slow import is spoken of
-IDLE_WAIT = 0.05  # seconds that one waiting thread holds the service before another may
-
-Options = Mapping[str, Mapping[str, Any]]
 
 _services: weakref.WeakSet[VerifierService] = weakref.WeakSet()
 
@@ -99,9 +92,10 @@ class VerifierService:
     of verifiers, by name, under the keys of rows. schedule: multipliers of terms' weights, by
     policy version (see `Schedule`). cache_mib: memory for verdicts of verifiers that may be looked
     up; 0: none. give_up_after: completions of which none was judged, for errors and deadlines, after
-    which judging raises VerifierError in the verifier's own words; None: never. allow: Python modules,
-    or ``module:object``, that a problem may name beside those of the default expression; no other code
-    is imported for it. Raises VerifierError for an expression, an option or a schedule that is wrong.
+    which judging raises VerifierError in the verifier's own words; None: never. allow: Python
+    modules, or ``module:object``, that a problem may name beside those of the default expression; no
+    other code is imported for it. Raises VerifierError for an expression, an option or a schedule
+    that is wrong.
     """
 
     def __init__(
@@ -118,10 +112,10 @@ class VerifierService:
         allow: Iterable[str] = (),
     ) -> None:
         self.default_expression = default_expression
-        names = plan_terms(default_expression)[1]
+        names = names_in(default_expression)
         allow = tuple(allow)
         check_importable(allow)
-        self._allow = frozenset([*allow, *(name.partition("@")[0] for name in names)])
+        self._allow = frozenset([*allow, *(_bare(name) for name in names)])
         self._options = {name: dict(table) for name, table in (options or {}).items()}
         self._schedule = Schedule(schedule or {})
         for where in (*self._options, *self._schedule.points):
@@ -130,39 +124,39 @@ class VerifierService:
         if num_workers is not None and num_workers > WORKERS_A_CORE * cores:
             accepted = f"at most {WORKERS_A_CORE * cores} on this machine ({WORKERS_A_CORE} a core)"
             raise VerifierError(message("worker processes", num_workers, accepted))
-        num_workers = num_workers or max(1, cores // 2)
-        cache_bytes = int(cache_mib * 2**20)
-        self._settings = (num_workers, deadline, on_event, self._options, cache_bytes)
-        self._lock = threading.RLock()
-        self._patience = Patience(give_up_after)
-        self._cards: dict[str, Card] = {}
-        self._plans: dict[str, Plan] = {}
-        self._closed = False
-        self._check_options()
+        workers, cache_bytes = num_workers or max(1, cores // 2), int(cache_mib * 2**20)
+        self._settings = (workers, deadline, on_event, self._options, cache_bytes)
+        self._give_up_after = give_up_after
+        self._failures: Counter[str] = Counter()  # words of those that were not judged
+        self._verifiers: dict[str, Configured] = {}
+        self._sums: dict[str, Sum] = {}
+        for name in self._options:  # of a user's, a wrong option is told when it is first used
+            if _bare(name) in BUILT_IN and (error := self._verifier(name).error):
+                raise VerifierError(error)
         self._open()
         clear_of_dead_parents()
-        start_workers(self._dispatch, map(self._quick_card, names))
+        asked = [self._verifier(name) for name in names if _bare(name) in BUILT_IN]
+        if any(one.verifier.lane == "worker" and not one.error for one in asked):
+            self._engine.pool.start()
         _services.add(self)
 
     def _open(self) -> None:
-        self._dispatch = Dispatch(*self._settings)
-        self._process = os.getpid()
-        self._finalizer = weakref.finalize(self, _close_in, self._process, self._dispatch)
+        self._building = threading.RLock()  # held while a verifier is looked up
+        self._engine = Engine(*self._settings)
+        self._finalizer = weakref.finalize(self, self._engine.close)
 
     def listen(self, on_event: Callable[..., None] | None) -> None:
         """Tell of events from now on as the parameter ``on_event`` does."""
         self._settings = (*self._settings[:2], on_event, *self._settings[3:])
-        self._dispatch.listen(on_event)
+        self._engine.on_event = on_event
 
-    def _check_options(self) -> None:
-        """A wrong option of a built-in verifier is told at once; of a user's, when it is first used."""
-        for name in self._options:
-            if is_built_in(name) and (error := self._card(name).error):
-                raise VerifierError(error)
-
-    def _quick_card(self, name: str) -> Card:
-        """A user's verifier is not imported for the question whether workers are needed: they are."""
-        return self._card(name) if is_built_in(name) else Card(name)
+    def after_fork(self) -> None:
+        """In the child of a fork: the threads, locks and workers are the parent's; have new ones."""
+        self._engine.pool.abandon()
+        self._finalizer.detach()
+        closed = self._engine.closed
+        self._open()
+        self._engine.closed = closed
 
     def judge(self, groups: Sequence[Group]) -> list[tuple[Verdict, ...]]:
         """Return the verdicts of every completion, aligned with ``groups``."""
@@ -170,17 +164,36 @@ class VerifierService:
 
     def judging(self) -> Judging:
         """Judge groups that are handed over one by one, while others are still sampled."""
-        return Judging(self._submit, self._finish, self._cancel)
+        return Judging(self._submit, self._finish, self._engine.cancel)
 
     async def judge_async(self, groups: Sequence[Group]) -> list[tuple[Verdict, ...]]:
         """Judge without blocking the event loop; a call that is cancelled leaves nothing under way."""
         cancelled = threading.Event()
-        return await run_in_thread(lambda: self._judge(groups, cancelled), cancelled)
+        future: Future[list[tuple[Verdict, ...]]] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(self._judge(groups, cancelled))
+            except BaseException as error:  # it is raised again where it is awaited
+                future.set_exception(error)
+
+        # a thread of our own: one of a pool would keep the interpreter from ending
+        threading.Thread(target=work, name="assay-judge", daemon=True).start()
+        done = asyncio.wrap_future(future)
+        try:
+            return await asyncio.shield(done)
+        except asyncio.CancelledError:
+            cancelled.set()
+            await asyncio.wait([done])
+            done.exception()  # so that it counts as read
+            raise
 
     def _judge(
         self, groups: Sequence[Group], cancelled: threading.Event | None
     ) -> list[tuple[Verdict, ...]]:
-        with Judging(self._submit, lambda job: self._finish(job, cancelled), self._cancel) as jobs:
+        with Judging(
+            self._submit, lambda job: self._finish(job, cancelled), self._engine.cancel
+        ) as jobs:
             for group in groups:
                 jobs.add(group)
             return jobs.verdicts(groups)
@@ -188,7 +201,7 @@ class VerifierService:
     def judge_text(
         self, pairs: Iterable[tuple[Problem, Completion | str]], window: int = 256
     ) -> Iterator[Verdict]:
-        """Yield a verdict for each (problem, completion), in order; ``window`` of them are under way."""
+        """Yield a verdict for each (problem, completion), in order; ``window`` are under way."""
         waiting: deque[Job] = deque()
         try:
             for problem, completion in pairs:
@@ -201,13 +214,41 @@ class VerifierService:
             while waiting:
                 yield self._finish(waiting.popleft())[0]
         finally:
-            self._cancel(waiting)
+            self._engine.cancel(waiting)
+
+    def _submit(self, group: Group) -> Job:
+        return self._engine.submit(self._sum(group.problem.verifier), group)
+
+    def _finish(self, job: Job, cancelled: threading.Event | None = None) -> tuple[Verdict, ...]:
+        self._engine.wait(job, cancelled)
+        verdicts = job.verdicts()
+        if self._give_up_after is not None:
+            self._be_patient(verdicts)
+        return verdicts
+
+    def _be_patient(self, verdicts: Iterable[Verdict]) -> None:
+        """Raise VerifierError where a reward has failed on each of its first completions.
+
+        Errors and deadlines are failures; what is unavailable, or judged None by its verifier, is not.
+        """
+        for verdict in verdicts:
+            if verdict.judged or self._give_up_after is None:
+                self._give_up_after = None
+                return
+            self._failures[verdict.detail] += verdict.reason in ("error", "timeout")
+            if self._failures.total() >= self._give_up_after:
+                ((words, times),) = self._failures.most_common(1)
+                often = "" if times == self._failures.total() else f", {times} times with"
+                raise VerifierError(
+                    f"verifier {verdict.verifier}: it failed on each of the first "
+                    f"{self._give_up_after} completions{often}: {words}; mend it, then start again"
+                )
 
     def check(self, expressions: Iterable[str | None]) -> None:
         """Raise VerifierError for the first expression that cannot be used."""
         for expression in dict.fromkeys(expressions):
             parse_expression(expression or self.default_expression)
-            if error := self._plan(expression).error:
+            if error := self._sum(expression).error:
                 raise VerifierError(error)
 
     def check_problem(self, problem: Problem) -> None:
@@ -215,28 +256,25 @@ class VerifierService:
 
         The message names the key, what was found and what is accepted. It takes microseconds.
         """
-        plan = self._plans.get(problem.verifier or self.default_expression)
-        if plan is None:
-            plan = self._plan(problem.verifier)
-        if plan.error:
-            raise VerifierError(plan.error)
-        plan.check_row(problem)
+        sum = self._sum(problem.verifier)
+        if sum.error:
+            raise VerifierError(sum.error)
+        sum.check_row(problem)
 
     def compares(self, problem: Problem) -> tuple[str, str] | None:
         """Return (verifier, key of the spec) that say whether two answers to a problem are equal.
 
         Of the first term's first verifier, where one of its fields `equates`; None where there is none.
         """
-        plan = self._plan(problem.verifier)
-        if plan.error:
-            return None
-        name = plan.terms[0].names[0]
-        return next(((name, one.name) for one in self._card(name).fields if one.equates), None)
+        sum = self._sum(problem.verifier)
+        first = sum.verifiers[sum.chains[0][0]].verifier.fields
+        found = ((sum.names[sum.chains[0][0]], one.name) for one in first if one.equates)
+        return None if sum.error else next(found, None)
 
     def warnings(self, expression: str | None = None) -> list[str]:
         """Return what is doubtful about an expression that can be used, one line each."""
         self.check([expression])
-        return self._plan(expression).warnings()
+        return self._sum(expression).warnings()
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """Return {name: facts} of the default expression's verifiers and those used since.
@@ -245,35 +283,25 @@ class VerifierService:
         VerifierError where the default expression cannot be used.
         """
         self.check([None])
-        cards = {card.name: card for card in self._cards.values() if not card.error}
-        return {name: card.describe() for name, card in sorted(cards.items())}
+        known = {one.name: one for one in list(self._verifiers.values()) if not one.error}
+        return {name: one.describe() for name, one in sorted(known.items())}
 
     @property
     def stats(self) -> dict[str, Any]:
         """Of each verifier what `VerifierStats.summary` says; and kills and deaths of workers."""
-        with self._lock:
-            counts = self._dispatch.stats
-            return {
-                "verifiers": {name: each.summary() for name, each in counts.items()},
-                "kills": self._dispatch.pool.num_kills,
-                "deaths": self._dispatch.pool.num_deaths,
-            }
+        with self._engine.lock:
+            counts = {name: each.summary() for name, each in self._engine.stats.items()}
+            pool = self._engine.pool
+            return {"verifiers": counts, "kills": pool.kills, "deaths": pool.deaths}
 
     def take_metrics(self) -> dict[str, float]:
         """Return the metrics of what was judged since the last call, as ``verify/NAME/p50``."""
-        with self._lock:
-            fresh = {name: each.take_fresh() for name, each in self._dispatch.stats.items()}
-            metrics = step_metrics({name: each for name, each in fresh.items() if each.count})
-            kills, deaths = self._dispatch.pool.take_losses()
-            if kills or deaths:
-                metrics |= {"verify/kills": float(kills), "verify/deaths": float(deaths)}
-            return metrics
+        return self._engine.take_metrics()
 
     def close(self) -> None:
         """Kill and reap the workers and end the lanes; a second call does nothing."""
-        with self._lock:
-            self._closed = True
-            self._finalizer()
+        self._engine.closed = True
+        self._finalizer()
 
     def __enter__(self) -> VerifierService:
         return self
@@ -281,105 +309,54 @@ class VerifierService:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _submit(self, group: Group) -> Job:
-        if not self._lock.acquire(blocking=False):
-            self._dispatch.waker.wake()  # whoever waits for replies lets us in
-            self._lock.acquire()
-        try:
-            self._same_process()
-            job = Job(self._plan(group.problem.verifier), group, self._dispatch)
-            job.start()
-            self._dispatch.pump(0)
-            return job
-        finally:
-            self._lock.release()
-
-    def _finish(self, job: Job, cancelled: threading.Event | None = None) -> tuple[Verdict, ...]:
-        while job.num_missing:
-            with self._lock:
-                if self._closed:
-                    raise RuntimeError("the verifier service was closed while it judged")
-                if cancelled is not None and cancelled.is_set():
-                    raise InterruptedError("nobody waits for these verdicts")
-                self._dispatch.pump(IDLE_WAIT if job.num_missing else 0)
-            if job.num_missing:
-                time.sleep(GATHER)
-        verdicts = job.verdicts()
-        self._patience.take(verdicts)
-        return verdicts
-
-    def _cancel(self, jobs: Iterable[Job]) -> None:
-        with self._lock:
-            self._dispatch.cancel([job for job in jobs if job.num_missing])
-
-    def _same_process(self) -> None:
-        """A fork of this process must not talk to the workers of its parent."""
-        if self._closed:
-            raise RuntimeError("the verifier service is closed")
-        if self._process != os.getpid():
-            self._dispatch.abandon()
-            self._finalizer.detach()
-            self._open()
-
-    def _plan(self, expression: str | None) -> Plan:
-        expression = expression or self.default_expression
-        with self._lock:
-            if expression not in self._plans:
-                try:
-                    terms, names = plan_terms(expression)
-                    cards = [self._card(name) for name in names]
-                    plan = Plan(terms, names, cards, self._schedule)
-                except VerifierError as complaint:
-                    plan = Plan.of_error(expression, str(complaint))
-                self._plans[expression] = plan
-            return self._plans[expression]
-
-    def _card(self, name: str) -> Card:
-        with self._lock:
-            if name not in self._cards:
-                self._check_allowed(name)
-                options = self._options.get(name.partition("@")[0], {})
-                known = is_built_in(name)
-                self._cards[name] = (
-                    built_in_card(name, options)
-                    if known
-                    else user_card(name, self._ask_for_facts(name), options)
-                )
-            return self._cards[name]
-
     def allows(self, name: str) -> bool:
         """Whether a problem may name this verifier."""
         return is_allowed(name, self._allow)
 
-    def _check_allowed(self, name: str) -> None:
-        if not self.allows(name):
-            module = name.partition(":")[0]
-            raise VerifierError(
-                f"found {name}, Python code; accepted: built-in verifiers, and code that you allow; "
-                f'read it, then add --allow {module} (in a configuration: verification.allow = ["{module}"])'
-            )
+    def _sum(self, expression: str | None) -> Sum:
+        expression = expression or self.default_expression
+        found = self._sums.get(expression)
+        if found is None:
+            with self._building:
+                try:
+                    verifiers = {name: self._verifier(name) for name in names_in(expression)}
+                    found = Sum(parse_expression(expression), verifiers, self._schedule)
+                except VerifierError as error:
+                    found = Sum.of_error(expression, str(error))
+                self._sums[expression] = found
+        return found
 
-    def _ask_for_facts(self, name: str) -> dict[str, Any]:
+    def _verifier(self, name: str) -> Configured:
+        if name not in self._verifiers:
+            options = self._options.get(_bare(name), {})
+            if not self.allows(name):
+                module = name.partition(":")[0]
+                raise VerifierError(
+                    f"found {name}, Python code; accepted: built-in verifiers, and code that you "
+                    f"allow; read it, then add --allow {module} (in a configuration: "
+                    f'verification.allow = ["{module}"])'
+                )
+            if _bare(name) in BUILT_IN:
+                self._verifiers[name] = Configured.built_in(name, options)
+            else:
+                facts = self._ask_for_facts(name)
+                self._verifiers[name] = Configured.described(name, facts, options)
+        return self._verifiers[name]
+
+    def _ask_for_facts(self, name: str) -> Mapping[str, Any]:
         """Have a worker import a user's verifier: their code never runs in this process."""
-        answers: list[dict[str, Any]] = []
+        words = f"verifier {name}: its module is still being imported"
+        notice = threading.Timer(NOTICE_SECONDS, print, [words], {"file": sys.stderr})
+        notice.daemon = True
+        notice.start()
+        try:
+            return self._engine.pool.describe(name)
+        finally:
+            notice.cancel()
 
-        def failed(unit: Unit, reason: NotJudgedReason, detail: str, seconds: float) -> None:
-            answers.append({"error": f"verifier {name}: its module cannot be imported: {detail}"})
 
-        def answered(unit: Unit, data: Any) -> None:
-            answers.append(dict(data))
-
-        self._same_process()
-        units = deque([(0, 0)])
-        task = Task("describe", (name,), lambda: b"", units, 1, answered, failed)
-        self._dispatch.pool.submit(task)
-        asked = time.monotonic()
-        while not answers:
-            self._dispatch.pump(IDLE_WAIT)
-            if time.monotonic() - asked > NOTICE_SECONDS:
-                asked = float("inf")
-                print(f"verifier {name}: its module is still being imported", file=sys.stderr)
-        return answers[0]
+def _bare(name: str) -> str:
+    return name.partition("@")[0]
 
 
 def _check_names(where: str) -> None:
@@ -387,20 +364,13 @@ def _check_names(where: str) -> None:
     for name in where.split("|"):
         if name not in BUILT_IN and ":" not in name:
             accepted = "a verifier's name without a version, or package.module:object"
-            raise VerifierError(
-                message("verification", repr(name), accepted, nearest_built_in(name))
-            )
+            remedy = nearest_built_in(name)
+            raise VerifierError(message("verification", repr(name), accepted, remedy))
 
 
-def _close_in(process: int, dispatch: Dispatch) -> None:
-    if process == os.getpid():
-        dispatch.close()
-
-
-def _renew_locks() -> None:
-    """In the child of a fork: a thread of the parent may have held a lock, and is not here."""
+def _renew() -> None:
     for service in list(_services):
-        service._lock = threading.RLock()  # pyright: ignore[reportPrivateUsage]
+        service.after_fork()
 
 
-os.register_at_fork(after_in_child=_renew_locks)
+os.register_at_fork(after_in_child=_renew)

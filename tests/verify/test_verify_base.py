@@ -12,8 +12,11 @@ import pytest
 
 from assay.errors import VerifierError
 from assay.types import Problem, StepScore, Verdict
-from assay.verify.base import Field, Part, as_part, combine, one_of, resolve, spec_check
+from assay.verify.base import Field, Part, Verifier, as_part, one_of, resolve, spec_check
 from assay.verify.expression import BUILT_IN, parse_expression
+from assay.verify.serving.configured import Configured
+from assay.verify.serving.schedule import Schedule
+from assay.verify.serving.sums import Sum, names_in
 
 
 class Weird:
@@ -95,7 +98,12 @@ def test_too_many_components_are_not_judged() -> None:
 
 
 def together(expression: str, *parts: Part) -> Verdict:
-    return combine(parse_expression(expression), parts, "label")
+    """Return the verdict that one part of each verifier makes."""
+    verifiers = {
+        name: Configured(Verifier(name.partition("@")[0], 1, print))
+        for name in names_in(expression)
+    }
+    return Sum(parse_expression(expression), verifiers, Schedule({})).verdict(parts, 0)
 
 
 def test_a_verdict_is_the_weighted_sum() -> None:
@@ -134,7 +142,7 @@ def test_the_correctness_must_be_a_share() -> None:
 
 def test_the_same_verifier_twice_counts_twice() -> None:
     part = Part(1.0, seconds=0.25)
-    verdict = together("math + math*0.5", part, part)
+    verdict = together("math + math*0.5", part)
     assert (verdict.reward, verdict.components, verdict.seconds) == (1.5, {"math": 1.0}, 0.25)
 
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from assay.types import Completion, Problem
 from assay.verify.base import Part
-from assay.verify.serving.cards import Card
-from assay.verify.serving.options import canonical, merged, options_digest
+from assay.verify.serving.configured import Configured
+from assay.verify.serving.options import canonical, options_digest
 
 ENTRY_BYTES = 600  # of a part and its key, beside texts and components
 COMPONENT_BYTES = 120
@@ -54,25 +54,18 @@ def size_of(part: Part) -> int:
     return ENTRY_BYTES + texts + COMPONENT_BYTES * (len(part.components) + len(part.step_scores))
 
 
-def problem_key(card: Card, problem: Problem) -> bytes | None:
+def problem_key(one: Configured, problem: Problem) -> bytes | None:
     """Return what a verifier's keys for one problem begin with: all but the completion.
 
     None where the verifier does not want a cache or is quicker than one (inline), or the spec holds
     what is not plain. The prompt is part of it: a judge that the spec says nothing to still reads
     the question.
     """
-    if not card.cached or card.whole or card.lane == "inline":
+    if not one.verifier.cached or one.whole or one.verifier.lane == "inline":
         return None
+    digest = options_digest(one.options)
     try:
-        text = canonical(
-            [
-                card.label,
-                card.hash,
-                options_digest(card.options),
-                merged(problem, card.options).spec,
-                problem.prompt,
-            ]
-        )
+        text = canonical([one.label, one.hash, digest, one.reads(problem).spec, problem.prompt])
     except TypeError:
         return None
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()

@@ -1,180 +1,168 @@
-"""One group under way: which of its units are asked now, which wait for others' parts, what came back."""
+"""One group under way: which calls of verifiers can be made by now, and what came back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from assay.types import Group, Verdict
 from assay.verify.base import Part
 from assay.verify.serving.cache import VerdictCache, completion_key, problem_key
-from assay.verify.serving.options import without
-from assay.verify.serving.plan import NOT_ASKED, Plan, accepts
-from assay.verify.serving.protocol import WHOLE_GROUP
+from assay.verify.serving.calling import WHOLE_GROUP
+from assay.verify.serving.configured import Configured
 from assay.verify.serving.stats import VerifierStats
-from assay.verify.serving.worker_process import Task, Unit
+from assay.verify.serving.sums import NOT_ASKED, Sum, accepts
 
 
-class Desk(Protocol):
-    """Where a job's units are sent, and what it keeps its books in."""
+@dataclass(eq=False)
+class Call:
+    """One call of a verifier: for one completion of a group, or for all (`WHOLE_GROUP`).
 
-    @property
-    def cache(self) -> VerdictCache | None: ...
-    def stats_of(self, name: str) -> VerifierStats: ...
-    def send(self, job: Job, units: Sequence[Unit], firsts: Sequence[Part] | None) -> None: ...
-
-
-class Job:
-    """The parts of one group as they arrive. A unit is (index of a verifier, sibling or whole group).
-
-    tasks: what workers have of it. cancelled: nobody waits for it any more.
+    key: of the cache, where the verdict goes there.
     """
 
-    def __init__(self, plan: Plan, group: Group, desk: Desk) -> None:
-        self.plan = plan
-        self.group = without(group, plan.forbidden) if plan.forbidden else group
-        self.tasks: list[Task] = []
-        self.cancelled = False
-        self._desk = desk
-        self._size = len(group.completions)
-        self._parts: list[list[Part | None]] = [[None] * self._size for _ in plan.names]
-        self._stats = [desk.stats_of(card.name) for card in plan.cards]
-        self._asked = [[False] * self._size for _ in plan.later]
-        self._waiting = list(plan.after)
-        self._keys: dict[Unit, bytes] = {}
-        self._twins: dict[bytes, list[int]] = {}
-        self.num_missing = self._size * len(plan.names)
+    job: Job
+    index: int
+    sibling: int
+    key: bytes | None = None
 
-    def start(self) -> None:
-        """Ask what can be asked before anything is known."""
-        if not self._size:
-            return
-        plan = self.plan
-        indices: list[int] = []
-        for index, card in enumerate(plan.cards):
-            if error := card.error:
-                self._fill_all(index, lambda _, error=error: Part.not_judged("error", error))
-            elif index not in plan.later and index not in plan.after:
-                indices.append(index)
-        if self._desk.cache is not None:
-            for index in indices:
-                self._note_keys(index)
-        whole = [index for index in indices if plan.cards[index].whole]
-        single = [index for index in indices if index not in whole]
-        units = [(index, sibling) for sibling in range(self._size) for index in single]
-        self._send([*units, *((index, WHOLE_GROUP) for index in whole)])
-        self._advance()
+    @property
+    def one(self) -> Configured:
+        """The verifier that is called."""
+        return self.job.sum.verifiers[self.index]
 
-    def answer(self, unit: Unit, parts: Sequence[Part]) -> None:
-        """Take the parts of a unit: one, or those of all siblings."""
-        self._fill(unit, parts)
-        self._advance()
+    @property
+    def name(self) -> str:
+        """The verifier's name in the expression."""
+        return self.job.sum.names[self.index]
+
+    @property
+    def size(self) -> int:
+        """How many parts it gives."""
+        return len(self.job.group.completions) if self.sibling == WHOLE_GROUP else 1
+
+    @property
+    def group(self) -> Group:
+        """The group as the verifier reads it."""
+        group = self.job.group
+        problem = self.one.reads(group.problem)
+        return group if problem is group.problem else replace(group, problem=problem)
+
+
+@dataclass(eq=False)
+class Job:
+    """The parts of one group's completions as they arrive.
+
+    A place is (index of a verifier, sibling). cancelled: nobody waits for it any more.
+    """
+
+    sum: Sum
+    group: Group
+    cache: VerdictCache | None
+    stats: Sequence[VerifierStats]
+    cancelled: bool = False
+    num_missing: int = field(init=False)
+    _siblings: range = field(init=False)
+    _parts: list[list[Part | None]] = field(init=False)
+    _open: set[tuple[int, int]] = field(init=False)  # places of which nobody was asked yet
+    _prefixes: dict[int, bytes | None] = field(default_factory=dict[int, bytes | None])
+    _equal: dict[bytes, list[int]] = field(default_factory=dict[bytes, list[int]])
+
+    def __post_init__(self) -> None:
+        self._siblings = range(len(self.group.completions))
+        self._parts = [[None] * len(self._siblings) for _ in self.sum.verifiers]
+        self._open = {(n, sibling) for n in range(len(self._parts)) for sibling in self._siblings}
+        self.num_missing = len(self._open)
+
+    def calls(self) -> list[Call]:
+        """Return the calls that can be made now and were not returned before.
+
+        What needs no call is answered here: by the cache, an equal sibling, or a verifier's error.
+        """
+        found: list[Call] = []
+        num_open = -1
+        while self._open and len(self._open) != num_open and not self.cancelled:
+            num_open = len(self._open)
+            for index in range(len(self._parts)):
+                found += self._calls_of(index)
+        return found
+
+    def answer(self, call: Call, parts: Sequence[Part]) -> None:
+        """Take the parts of a call: one, or those of all siblings."""
+        siblings = self._siblings if call.sibling == WHOLE_GROUP else (call.sibling,)
+        for sibling, part in zip(siblings, parts, strict=True):
+            if self._parts[call.index][sibling] is None:  # a group may be asked for some of it
+                self._put(call.index, sibling, part)
+        if call.key is not None and self.cache is not None:
+            self.cache.put(call.key, parts[0])
+            for sibling in self._equal.pop(call.key):
+                self._put(call.index, sibling, parts[0], hit=True)
+
+    @cached_property
+    def firsts(self) -> list[Part]:
+        """The parts of the first term, for verifiers that take verdicts; asked when all are there."""
+        return [self.sum.first_part(column) for column in self._columns()]
 
     def verdicts(self) -> tuple[Verdict, ...]:
         """Return one verdict a completion, once nothing is missing."""
         assert not self.num_missing
-        columns = zip(*self._parts, strict=True)
         return tuple(
-            self.plan.verdict([part for part in column if part is not None], one.policy_version)
-            for column, one in zip(columns, self.group.completions, strict=True)
+            self.sum.verdict(column, one.policy_version)
+            for column, one in zip(self._columns(), self.group.completions, strict=True)
         )
 
-    def _send(self, units: Sequence[Unit], firsts: Sequence[Part] | None = None) -> None:
-        """Send the units that neither the cache nor an equal sibling answers."""
-        if self._keys:
-            units = [unit for unit in units if not self._is_answered(unit)]
-        if units and not self.cancelled:
-            self._desk.send(self, units, firsts)
+    def _columns(self) -> list[list[Part]]:
+        """Return the parts of each completion, those that are missing as not asked."""
+        return [[part or NOT_ASKED for part in column] for column in zip(*self._parts, strict=True)]
 
-    def _is_answered(self, unit: Unit) -> bool:
-        key, cache = self._keys.get(unit), self._desk.cache
-        if key is None or cache is None:
-            return False
-        if (part := cache.get(key)) is not None:
-            self._put(*unit, part, hit=True)
-            return True
-        if key in self._twins:
-            self._twins[key].append(unit[1])
-            return True
-        self._twins[key] = []
-        return False
+    def _calls_of(self, index: int) -> list[Call]:
+        """Return the calls of one verifier; one that reads the whole group waits for all wishes."""
+        one = self.sum.verifiers[index]
+        open_ones = [sibling for sibling in self._siblings if (index, sibling) in self._open]
+        wishes = {sibling: self._is_wanted(index, sibling) for sibling in open_ones}
+        if one.whole and None in wishes.values():
+            return []
+        for sibling, wish in wishes.items():
+            if wish is not None:
+                self._open.discard((index, sibling))
+            if wish is False:
+                self._put(index, sibling, NOT_ASKED)
+        wanted = [sibling for sibling, wish in wishes.items() if wish]
+        if one.error:
+            for sibling in wanted:
+                self._put(index, sibling, Part.not_judged("error", one.error))
+            return []
+        if one.whole and wanted:
+            return [Call(self, index, WHOLE_GROUP)]
+        return [call for sibling in wanted if (call := self._call(index, sibling)) is not None]
 
-    def _note_keys(self, index: int) -> None:
-        prefix = problem_key(self.plan.cards[index], self.group.problem)
-        if prefix is not None:
-            for sibling, completion in enumerate(self.group.completions):
-                self._keys[index, sibling] = completion_key(prefix, completion)
-
-    def _fill(self, unit: Unit, parts: Sequence[Part]) -> None:
-        index, sibling = unit
-        siblings = range(self._size) if sibling == WHOLE_GROUP else (sibling,)
-        for each, part in zip(siblings, parts, strict=True):
-            if (
-                self._parts[index][each] is None
-            ):  # of a group that was asked for some, some are known
-                self._put(index, each, part)
-        key = self._keys.get(unit)
-        if key is not None and self._desk.cache is not None:
-            self._desk.cache.put(key, parts[0])
-            for twin in self._twins.pop(key, ()):
-                self._put(index, twin, parts[0], hit=True)
-
-    def _put(self, index: int, sibling: int, part: Part, hit: bool = False) -> None:
-        self._parts[index][sibling] = part
-        self.num_missing -= 1
-        if part is not NOT_ASKED:
-            self._stats[index].add(part, hit)
-            if index in self.plan.later:
-                self._stats[index].add_rescue(accepts(part))
-
-    def _fill_all(self, index: int, part_of: Callable[[int], Part]) -> None:
-        for sibling in range(self._size):
-            if self._parts[index][sibling] is None:
-                self._put(index, sibling, part_of(sibling))
-
-    def _advance(self) -> None:
-        """Ask what waited for the parts that have come."""
-        if not self.num_missing or self.cancelled:
-            return
-        if self.plan.later:
-            self._ask_alternatives()
-        if not self.num_missing:
-            return
-        if self._waiting and all(self._is_known(index) for index in self.plan.chains[0]):
-            waiting, self._waiting = self._waiting, []
-            columns = list(zip(*self._parts, strict=True))
-            firsts = [
-                self.plan.first_part([part or NOT_ASKED for part in column]) for column in columns
-            ]
-            self._send([(index, WHOLE_GROUP) for index in waiting], firsts)
-
-    def _ask_alternatives(self) -> None:
-        """Ask a later alternative about what no earlier one has accepted, once that is known."""
-        for asked, index in zip(self._asked, self.plan.later, strict=True):
-            open_ones = [
-                n for n in range(self._size) if not asked[n] and not self._filled(index, n)
-            ]
-            wishes = {sibling: self._is_wanted(index, sibling) for sibling in open_ones}
-            whole = self.plan.cards[index].whole
-            if not open_ones or (whole and None in wishes.values()):
-                continue
-            wanted = [sibling for sibling, wish in wishes.items() if wish]
-            for sibling, wish in wishes.items():
-                asked[sibling] = wish is not None
-                if wish is False:
-                    self._put(index, sibling, NOT_ASKED)
-            if wanted:
-                if self._desk.cache is not None:
-                    self._note_keys(index)
-                self._send(
-                    [(index, WHOLE_GROUP if whole else n) for n in wanted[: 1 if whole else None]]
-                )
-                self._advance()  # some may have been answered at once
+    def _call(self, index: int, sibling: int) -> Call | None:
+        """Return the call for one completion; None where the cache or an equal one answers."""
+        if self.cache is None:
+            return Call(self, index, sibling)
+        if index not in self._prefixes:
+            self._prefixes[index] = problem_key(self.sum.verifiers[index], self.group.problem)
+        prefix = self._prefixes[index]
+        if prefix is None:
+            return Call(self, index, sibling)
+        key = completion_key(prefix, self.group.completions[sibling])
+        if (part := self.cache.get(key)) is not None:
+            self._put(index, sibling, part, hit=True)
+        elif key in self._equal:
+            self._equal[key].append(sibling)
+        else:
+            self._equal[key] = []
+            return Call(self, index, sibling, key)
+        return None
 
     def _is_wanted(self, index: int, sibling: int) -> bool | None:
-        """Whether a term wants an alternative's word on a sibling; None: not known yet."""
+        """Whether a term wants a verifier's word on a completion; None: not known yet."""
+        if self.sum.verifiers[index].verifier.takes == "verdicts":
+            known = all(None not in self._parts[first] for first in self.sum.chains[0])
+            return True if known or self.sum.verifiers[index].error else None
         wish: bool | None = False
-        for chain in self.plan.chains:
+        for chain in self.sum.chains:
             if index in chain:
                 earlier = [self._parts[one][sibling] for one in chain[: chain.index(index)]]
                 if any(part is not None and accepts(part) for part in earlier):
@@ -184,8 +172,10 @@ class Job:
                 wish = None
         return wish
 
-    def _filled(self, index: int, sibling: int) -> bool:
-        return self._parts[index][sibling] is not None
-
-    def _is_known(self, index: int) -> bool:
-        return None not in self._parts[index]
+    def _put(self, index: int, sibling: int, part: Part, hit: bool = False) -> None:
+        self._parts[index][sibling] = part
+        self.num_missing -= 1
+        if part is not NOT_ASKED:
+            self.stats[index].add(part, hit)
+            if index in self.sum.later:
+                self.stats[index].add_rescue(accepts(part))

@@ -1,25 +1,21 @@
-"""Lanes beside the workers: threads that wait on a network, and one thread beside a device.
+"""Lanes: calls of verifiers that wait, and the threads that make them.
 
 A call that does not return is given up after the verifier's own limit: what it judged is not judged,
-and its thread, which nobody can kill, is left behind and counted. Threads hand results over and wake
-whoever reads them; they never take the service's lock, so that neither a fork nor a slow call can
-stop others.
+and its thread, which nobody can kill, is left behind and counted.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from typing import Any
 
-from assay.types import Group
 from assay.verify.base import Part
 from assay.verify.serving.calling import ANY_ERROR, judge_batch, judge_unit
-from assay.verify.serving.cards import Card
+from assay.verify.serving.configured import Configured
+from assay.verify.serving.job import Call
 from assay.verify.serving.options import lane_option
 
 THREAD_SECONDS = 300.0  # for one call that waits on a network, where its verifier has no limit
@@ -28,172 +24,140 @@ LINGER = 0.002  # seconds in which a batch gathers
 MAX_LOST = 64  # threads that never came back, after which a lane is not used again
 JOIN_SECONDS = 1.0  # that closing waits for a device to finish a batch
 
-
-@dataclass(eq=False, slots=True)
-class Item:
-    """One unit for a lane. owner: the job that it is cancelled with."""
-
-    owner: object
-    group: Group
-    sibling: int
-    on_parts: Callable[[list[Part]], None]
+Deliver = Callable[[Call, Any], None]
 
 
-@dataclass(eq=False, slots=True)
-class _Call:
-    items: list[Item]
-    started: float = field(default_factory=time.monotonic)
+class Lane:
+    """A queue of calls. lock: the service's. deliver: takes the parts of a call, from any thread."""
 
+    def __init__(self, lock: threading.RLock, deliver: Deliver) -> None:
+        self.changed = threading.Condition(lock)
+        self.deliver = deliver
+        self.queue: deque[Call] = deque()
+        self.closed = False
+        self.failure: BaseException | None = None
 
-class Waker:
-    """A pipe that ends a wait on sockets when a thread has something to hand over."""
+    def spawn(self, name: str, work: Callable[..., None], *arguments: Any) -> threading.Thread:
+        """Start a thread; what it raises is the lane's `failure`, which whoever waits raises."""
 
-    def __init__(self) -> None:
-        self.reader, self._writer = os.pipe()
-        os.set_blocking(self.reader, False)
-        os.set_blocking(self._writer, False)
-        self._lock = threading.Lock()
-        self._open = True
+        def run() -> None:
+            try:
+                work(*arguments)
+            except BaseException as error:  # it is raised where verdicts are waited for
+                self.failure = error
 
-    def wake(self) -> None:
-        """End the wait that is under way, or the next one."""
-        with self._lock, suppress(BlockingIOError):
-            if self._open:
-                os.write(self._writer, b"!")
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        return thread
 
-    def drain(self) -> None:
-        """Take every wake-up so far."""
-        with suppress(BlockingIOError):
-            os.read(self.reader, 1 << 16)
+    def forget_cancelled(self) -> None:
+        """Drop the queued calls that nobody waits for."""
+        with self.changed:
+            self.queue = deque(call for call in self.queue if not call.job.cancelled)
 
     def close(self) -> None:
-        """Close both ends; waking is then without effect."""
-        with self._lock:
-            if self._open:
-                self._open = False
-                os.close(self.reader)
-                os.close(self._writer)
+        """Take no more, and let the threads that wait for calls end."""
+        with self.changed:
+            self.closed = True
+            self.queue.clear()
+            self.changed.notify_all()
 
-    def abandon(self) -> None:
-        """After a fork, in the child: close without the lock, which a thread of the parent may hold."""
-        self._open = False
-        for descriptor in (self.reader, self._writer):
-            with suppress(OSError):
-                os.close(descriptor)
+    def wait_for_calls(self) -> bool:
+        """Wait, with the lock held, until there is something to do; False: the lane was closed."""
+        while not self.queue and not self.closed:
+            self.changed.wait()
+        return not self.closed
 
 
-class ThreadLane:
-    """Calls one verifier in a few threads of this process, which start as they are needed."""
+class ThreadLane(Lane):
+    """Calls one verifier in a few threads of this process, which start as they are needed.
 
-    def __init__(self, card: Card, deliver: Callable[[Item, list[Part]], None]) -> None:
-        assert card.verifier is not None
-        self.verifier = card.verifier
-        self.is_device = card.lane == "device"
-        self.max_threads = 1
-        self.batch_size = 1
+    The device's lane has one thread, and makes one call of many units where its verifier takes them.
+    """
+
+    def __init__(self, lock: threading.RLock, deliver: Deliver, one: Configured) -> None:
+        super().__init__(lock, deliver)
+        self.verifier = one.verifier
+        self.is_device = one.verifier.lane == "device"
+        self.max_threads, self.batch_size = 1, 1
         if not self.is_device:
-            self.max_threads = lane_option("thread", "concurrency", card.options)
-        elif card.takes == "batch":
-            self.batch_size = lane_option("device", "batch_size", card.options)
-        self.seconds = card.seconds or (DEVICE_SECONDS if self.is_device else THREAD_SECONDS)
-        self.seconds = max(self.seconds, 1.25 * float(card.options.get("patience", 0.0)))
+            self.max_threads = lane_option("thread", "concurrency", one.options)
+        elif one.verifier.takes == "batch":
+            self.batch_size = lane_option("device", "batch_size", one.options)
+        limit = DEVICE_SECONDS if self.is_device else THREAD_SECONDS
+        patience = 1.25 * float(one.options.get("patience", 0.0))
+        self.seconds = max(one.verifier.limits.seconds or limit, patience)
         self.num_lost = 0
-        self._deliver = deliver
-        self._changed = threading.Condition()
-        self._queue: deque[Item] = deque()
-        self._running: set[_Call] = set()
         self._threads: list[threading.Thread] = []
+        self._running: dict[int, tuple[float, list[Call]]] = {}  # since when, by a call's number
+        self._num_begun = 0
         self._num_idle = 0
-        self._closed = False
 
-    def submit(self, items: Sequence[Item]) -> None:
-        """Queue units; a lane that has lost too many threads answers that it is unavailable."""
+    def submit(self, calls: Sequence[Call]) -> None:
+        """Queue calls; a lane that has lost too many threads answers that it is unavailable."""
         if self.num_lost >= MAX_LOST:
             detail = f"{self.num_lost} calls of {self.verifier.name} never came back"
-            for item in items:
-                self._deliver(item, [Part.not_judged("unavailable", detail)] * _size(item))
+            for call in calls:
+                self.deliver(call, [Part.not_judged("unavailable", detail)] * call.size)
             return
-        with self._changed:
-            self._queue.extend(items)
-            wanted = len(self._queue) - self._num_idle
-            while wanted > 0 and len(self._threads) < self.max_threads:
+        with self.changed:
+            self.queue.extend(calls)
+            wanted = len(self.queue) - self._num_idle
+            for _ in range(min(wanted, self.max_threads - len(self._threads))):
                 self._start()
-                wanted -= 1
-            self._changed.notify(len(items))
-
-    def cancel(self, owners: set[int]) -> None:
-        """Forget the queued units of jobs, given by `id`."""
-        with self._changed:
-            self._queue = deque(item for item in self._queue if id(item.owner) not in owners)
+            self.changed.notify(len(calls))
 
     def give_up_overdue(self) -> int:
         """Answer for calls that took too long, and let their threads go; return how many."""
-        if not self._running:
-            return 0
         now = time.monotonic()
-        with self._changed:
-            late = [call for call in self._running if now - call.started > self.seconds]
-            for call in late:
-                self._running.discard(call)
-                self._threads.pop()  # which one is of no account: they are counted
+        with self.changed:
+            late = [n for n, (since, _) in self._running.items() if now - since > self.seconds]
+            for number in late:
+                since, calls = self._running.pop(number)
+                self._threads.pop()  # any of them: they are only counted
                 self.num_lost += 1
-            if late and self._queue:
+                detail = f"no reply after {now - since:.1f} s; the call was given up"
+                for call in calls:
+                    part = Part.not_judged("timeout", detail, now - since)
+                    self.deliver(call, [part] * call.size)
+            if late and self.queue:
                 self._start()
-        for call in late:
-            detail = f"no reply after {now - call.started:.1f} s; the call was given up"
-            for item in call.items:
-                part = Part.not_judged("timeout", detail, now - call.started)
-                self._deliver(item, [part] * _size(item))
         return len(late)
 
     def close(self) -> None:
-        """Take no more; a device's batch may finish, a call that waits on a network is left behind."""
-        with self._changed:
-            self._closed = True
-            self._queue.clear()
-            self._changed.notify_all()
-        if self.is_device:
-            for thread in self._threads:
-                thread.join(JOIN_SECONDS)
+        """Take no more; a device's batch may finish, a call to a network is left behind."""
+        super().close()
+        for thread in self._threads if self.is_device else ():
+            thread.join(JOIN_SECONDS)
 
     def _start(self) -> None:
-        name = f"assay-{self.verifier.name}"
-        thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        self._threads.append(self.spawn(f"assay-{self.verifier.name}", self._work))
 
     def _work(self) -> None:
-        while call := self._take():
+        while taken := self._take():
+            number, calls = taken
             if self.batch_size > 1:
-                units = [(item.group, item.sibling) for item in call.items]
-                parts = [[part] for part in judge_batch(self.verifier, units, ANY_ERROR)]
+                units = [(call.group, call.sibling) for call in calls]
+                parts = [[part] for part in judge_batch(self.verifier, units)]
             else:
-                parts = [
-                    judge_unit(self.verifier, one.group, one.sibling, errors=ANY_ERROR)
-                    for one in call.items
-                ]
-            with self._changed:
-                if call not in self._running:
+                (call,) = calls
+                parts = [judge_unit(self.verifier, call.group, call.sibling, errors=ANY_ERROR)]
+            with self.changed:
+                if self._running.pop(number, None) is None:
                     return  # it was given up, and somebody else has this thread's place
-                self._running.discard(call)
-            for item, each in zip(call.items, parts, strict=True):
-                self._deliver(item, each)
+            for call, each in zip(calls, parts, strict=True):
+                self.deliver(call, each)
 
-    def _take(self) -> _Call | None:
-        with self._changed:
+    def _take(self) -> tuple[int, list[Call]] | None:
+        with self.changed:
             self._num_idle += 1
-            while not self._queue and not self._closed:
-                self._changed.wait()
-                if self._queue and len(self._queue) < self.batch_size:
-                    self._changed.wait(LINGER)
+            there = self.wait_for_calls()
+            while there and len(self.queue) < self.batch_size and self.changed.wait(LINGER):
+                there = self.wait_for_calls()  # others came: wait for more of them
             self._num_idle -= 1
-            if self._closed:
-                return None
-            count = min(len(self._queue), self.batch_size)
-            call = _Call([self._queue.popleft() for _ in range(count)])
-            self._running.add(call)
-            return call
-
-
-def _size(item: Item) -> int:
-    return len(item.group.completions) if item.sibling < 0 else 1
+            if not there or not self.queue:
+                return self._take() if there else None
+            calls = [self.queue.popleft() for _ in range(min(len(self.queue), self.batch_size))]
+            self._num_begun += 1
+            self._running[self._num_begun] = time.monotonic(), calls
+            return self._num_begun, calls

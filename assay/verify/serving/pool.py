@@ -1,336 +1,238 @@
-"""Worker processes with a real deadline: killed when a unit overruns it, restarted, counted."""
+"""Worker processes with a real deadline: one that overruns it is killed, replaced and counted."""
 
 from __future__ import annotations
 
-import pickle
-import select
-import signal
 import subprocess
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from assay.errors import WorkerDied
-from assay.types import NotJudgedReason
-from assay.verify.serving.protocol import WHOLE_GROUP, frame, load_reply, take_frames
+from assay.types import Group
+from assay.verify.base import Part
+from assay.verify.serving.calling import WHOLE_GROUP
+from assay.verify.serving.job import Call
+from assay.verify.serving.lanes import Deliver, Lane
+from assay.verify.serving.process import IMPORT_DEADLINE, NONSENSE, Lost, Worker, cause_of
+from assay.verify.serving.protocol import decode_part, dump_request, encode_group
 from assay.verify.serving.remains import clear, new_family, start_watcher
-from assay.verify.serving.worker_process import Task, Unit, WorkerProcess, start_worker
 
-START_DEADLINE = 120.0  # seconds for a fresh interpreter
-IMPORT_DEADLINE = 60.0  # seconds for an import inside a worker
-CONFIRMATION = 0.25  # seconds between finding a worker overdue and killing it
 MAX_FAILED_STARTS = 3
-STALE = 1.0  # seconds that a worker may take for work that nobody waits for
-UNITS_AHEAD = 24  # units given to a worker beyond the one it works on, so that it never waits
-
-NONSENSE = (ValueError, TypeError, IndexError, KeyError, AttributeError)  # a reply of another form
+CALLS_AHEAD = 24  # that a worker is given at once, so that it seldom waits
+BYTES_AHEAD = 1 << 16  # of requests that a worker may leave unread while it judges
 
 
-class Pool:
-    """Workers, a queue of tasks, and the clock. Not thread-safe: the service holds a lock.
+class Pool(Lane):
+    """A thread for each worker, which has it answer the calls of one group after the other.
 
-    greeting: what every worker is told first. Workers start with the first task, or by `start`.
+    tell: called as ``tell(kind, **facts)`` when a worker is killed or dies. options: of the
+    configuration, by verifier. Workers start with the first call, or by `start`.
     """
 
     def __init__(
         self,
+        lock: threading.RLock,
+        deliver: Deliver,
+        tell: Callable[..., None],
         num_workers: int,
         deadline: float,
-        on_event: Callable[..., None] | None = None,
-        greeting: bytes = b"",
+        options: Mapping[str, Mapping[str, Any]],
     ) -> None:
+        super().__init__(lock, deliver)
+        self.tell = tell
         self.num_workers = num_workers
         self.deadline = deadline
-        self.on_event = on_event
-        self.num_kills = 0
-        self.num_deaths = 0
-        self._told = (0, 0)
-        self.workers: list[WorkerProcess] = []
-        self._queue: deque[Task] = deque()
-        self._num_tasks = 0
-        self._failed_starts = 0
-        self._greeting = greeting
+        self.options = {name: dict(table) for name, table in options.items()}
+        self.kills = 0
+        self.deaths = 0
+        self.workers: list[Worker] = []
+        self.watcher: subprocess.Popen[bytes] | None = None
         self._family = new_family()
-        self._watcher: subprocess.Popen[bytes] | None = None
+        self._failed_starts = 0
 
     def start(self) -> None:
         """Start the workers that are not there yet; they load while others work."""
-        while len(self.workers) < self.num_workers:
-            self._start()
+        with self.changed:
+            self.failure = None
+            while len(self.workers) < self.num_workers and not self.closed:
+                self._employ(self._new_worker())
 
-    def submit(self, task: Task) -> None:
-        """Queue a task, and give it to a worker if one has room."""
-        self._num_tasks += 1
-        task.id = self._num_tasks
-        self._queue.append(task)
-        if not self.workers:
-            self.start()
-        self._dispatch()
+    def submit(self, calls: Sequence[Call]) -> None:
+        """Queue calls of one job."""
+        with self.changed:
+            self.queue.extend(calls)
+            if len(self.workers) < self.num_workers:
+                self.start()
+            self.changed.notify(len(calls))
 
-    def take_losses(self) -> tuple[int, int]:
-        """Return how many workers were killed and died since the last call."""
-        now = self.num_kills, self.num_deaths
-        before, self._told = self._told, now
-        return now[0] - before[0], now[1] - before[1]
+    def describe(self, name: str) -> Mapping[str, Any]:
+        """Have a worker import a user's verifier, and return what it tells: `facts_of`, or ``error``.
 
-    def cancel(self, tasks: Sequence[Task]) -> None:
-        """Forget tasks that no worker has yet; the others' replies are for their owner to ignore.
-
-        A worker that is slow with one of them is replaced (see `_check_clock`).
+        It is a fresh worker, which stays where the pool has room.
         """
-        for task in tasks:
-            task.cancelled = True
-        self._queue = deque(task for task in self._queue if not task.cancelled)
-
-    def pump(self, timeout: float, waker: int | None = None) -> None:
-        """Read replies and write requests, waiting at most ``timeout`` seconds, then look at the clock.
-
-        waker: a descriptor that ends the wait when it can be read.
-        """
-        poll = select.poll()
-        if waker is not None:
-            poll.register(waker, select.POLLIN)
-        by_descriptor = {worker.channel.fileno(): worker for worker in self.workers}
-        for descriptor, worker in by_descriptor.items():
-            poll.register(descriptor, select.POLLIN | (select.POLLOUT if worker.outbox else 0))
-        ready = poll.poll(1000 * min(timeout, self._until_deadline()))
-        for descriptor, events in ready:
-            worker = by_descriptor.get(descriptor)
-            if worker is None:
-                continue
-            if worker.outbox and events & select.POLLOUT:
-                self._write(worker)
-            if events & ~select.POLLOUT:
-                self._read(worker)
-        self._check_clock()
-        self._dispatch()
+        worker = self._new_worker()
+        try:
+            worker.greet(self.options)
+            worker.send(dump_request("describe", name))
+            facts = dict(worker.reply(IMPORT_DEADLINE, lambda: self.closed))
+        except Lost as lost:
+            detail, _ = self._end(worker, lost, name)
+            return {"error": f"verifier {name}: its module cannot be imported: {detail}"}
+        with self.changed:
+            if len(self.workers) < self.num_workers and not self.closed:
+                self._employ(worker)
+                self.start()
+                return facts
+        worker.kill()
+        clear([worker.remains])
+        return facts
 
     def close(self) -> None:
         """Kill and reap every worker."""
-        workers, self.workers = self.workers, []
+        super().close()
+        with self.changed:
+            workers, self.workers = self.workers, []
         for worker in workers:
             worker.kill()
         if workers:
             clear([worker.remains for worker in workers])
-        if self._watcher is not None:
-            self._watcher.kill()
-            self._watcher.wait()
-            self._watcher = None
-        self._queue.clear()
+        if self.watcher is not None:
+            self.watcher.kill()
+            self.watcher.wait()
+            self.watcher = None
 
     def abandon(self) -> None:
         """After a fork, in the child: let go of the parent's workers without touching them."""
         for worker in self.workers:
             worker.release()
-        self.workers = []
-        self._watcher = None
-        self._queue.clear()
 
-    def _start(self) -> None:
-        if self._watcher is None:
-            self._watcher = start_watcher(self._family)
-        worker = start_worker(self._family)
-        if self._greeting:
-            worker.outbox += _request("options", 0, (), (), self._greeting)
+    def _new_worker(self) -> Worker:
+        with self.changed:
+            if self.watcher is None:
+                self.watcher = start_watcher(self._family)
+        return Worker(self._family)
+
+    def _employ(self, worker: Worker) -> None:
         self.workers.append(worker)
+        self.spawn("assay-worker", self._work, worker)
 
-    def _dispatch(self) -> None:
-        while self._queue and self.workers:
-            worker = min(self.workers, key=lambda w: w.num_units)
-            if worker.num_units > UNITS_AHEAD:
-                break
-            if not worker.tasks:
-                if worker.process.poll() is not None:  # it died idle: this task is not to blame
-                    self._lose(worker, "error", "an idle worker died", died=True)
-                    continue
-                worker.since, worker.overdue = time.monotonic(), None
-            task = self._queue.popleft()
-            if not self._encoded(task):
-                continue
-            assert task.blob is not None
-            worker.tasks.append(task)
-            task.answered = 0
-            worker.outbox += _request(task.kind, task.id, task.names, list(task.units), task.blob)
-            self._write(worker)
+    def _work(self, worker: Worker | None) -> None:
+        """Drive a worker, and those that take its place, until the pool is closed."""
+        while worker is not None and (calls := self._take()):
+            while worker is not None and calls:
+                worker = self._have_answered(worker, calls)
 
-    def _encoded(self, task: Task) -> bool:
-        """Make a task's blob; where it cannot be made, none of its units is judged."""
+    def _take(self) -> deque[Call]:
+        """Wait for calls, and return some from the head of the queue: this worker's share."""
+        with self.changed:
+            there = self.wait_for_calls()
+            share = min(CALLS_AHEAD, -(-len(self.queue) // self.num_workers)) if there else 0
+            return deque(self.queue.popleft() for _ in range(share))
+
+    def _have_answered(self, worker: Worker, calls: deque[Call]) -> Worker | None:
+        """Have calls answered until all are, or the worker is lost; return whom to go on with."""
         try:
-            task.blob = task.encode() if task.blob is None else task.blob
-            return True
-        except Exception as error:  # a spec may hold what cannot be pickled
-            detail = f"the group cannot be sent to a worker: {type(error).__name__}: {error}"
-            while task.units:
-                task.on_failure(task.units.popleft(), "error", detail, 0.0)
-            return False
-
-    def _write(self, worker: WorkerProcess) -> None:
-        try:
-            while worker.outbox:
-                sent = worker.channel.send(worker.outbox)
-                del worker.outbox[:sent]
-        except BlockingIOError:
-            pass
-        except OSError:
-            worker.outbox.clear()  # it died: reading will tell
-
-    def _read(self, worker: WorkerProcess) -> None:
-        ended = False
-        try:
-            while chunk := worker.channel.recv(1 << 18):
-                worker.inbox += chunk
-            ended = True
-        except BlockingIOError:
-            pass
-        except OSError:
-            ended = True
-        try:
-            for payload in take_frames(worker.inbox):
-                self._take(worker, load_reply(payload))
-        except NONSENSE as error:
-            self._lose(worker, "error", f"a worker sent nonsense: {error}")
-            return
-        if ended:
-            self._lose(worker, "error", "the worker died", died=True)
-
-    def _take(self, worker: WorkerProcess, reply: list[Any]) -> None:
-        worker.overdue = None
-        if reply[0] == "hello":
-            worker.ready = True
-            worker.since = time.monotonic()
+            worker.greet(self.options)
             self._failed_starts = 0
-        elif reply[0] == "loading":
-            worker.loading, worker.since = bool(reply[1]), _clock(reply[2])
-        else:
-            _, task_id, unit_index, clock, data = reply
-            task = worker.tasks[0]
-            if task.id != task_id or unit_index != task.answered:
-                raise ValueError("a reply out of turn")
-            worker.since = _clock(clock)
-            task.answered += 1
-            unit = task.units.popleft()
-            if not task.units:
-                worker.tasks.popleft().blob = None
-            try:
-                task.on_reply(unit, data)
-            except NONSENSE as error:
-                task.on_failure(unit, "error", f"a worker sent nonsense: {error}", 0.0)
-                raise
+            for _ in range(self._send(worker, calls)):
+                call = calls[0]
+                allowed = (call.one.verifier.limits.seconds or self.deadline) * call.size
+                data = worker.reply(allowed, lambda: calls[0].job.cancelled)
+                parts = _read(call, data)
+                calls.popleft()
+                self.deliver(call, parts)
+            return worker
+        except Lost as lost:
+            return self._replace(worker, lost, calls)
 
-    def _allowance(self, worker: WorkerProcess) -> float:
-        """Seconds that the worker may take for what it does now; infinite for nothing."""
-        if not worker.ready:
-            return START_DEADLINE
-        if worker.loading:
-            return IMPORT_DEADLINE
-        if not worker.tasks:
-            return float("inf")
-        task = worker.tasks[0]
-        if task.kind == "describe":
-            return IMPORT_DEADLINE
-        index, sibling = task.units[0]
-        own = task.seconds[index] if task.seconds else None
-        deadline = self.deadline if own is None else own
-        return deadline * (task.num_completions if sibling == WHOLE_GROUP else 1)
+    def _send(self, worker: Worker, calls: Iterable[Call]) -> int:
+        """Send calls from the head, as many as fit into a socket, so that this never blocks long.
 
-    def _until_deadline(self) -> float:
-        now = time.monotonic()
-        waits = [
-            w.since + self._allowance(w) - now
-            if w.overdue is None
-            else w.overdue + CONFIRMATION - now
-            for w in self.workers
-        ]
-        return max(0.0, min(waits, default=float("inf"))) + 0.001
-
-    def _check_clock(self) -> None:
-        """Kill what overran its deadline.
-
-        A worker found overdue gets a moment more: after a time in which nobody read its replies it
-        may only have waited for us.
+        Return how many. What is sent is made here, so that what waits takes no memory of its own.
         """
-        now = time.monotonic()
-        for worker in list(self.workers):
-            seconds = now - worker.since
-            if worker.ready and seconds > STALE and worker.tasks and _is_stale(worker):
-                self._replace(worker)
-            elif seconds <= self._allowance(worker):
-                worker.overdue = None
-            elif worker.overdue is None:
-                worker.overdue = now
-            elif now - worker.overdue >= CONFIRMATION:
-                self._lose(worker, "timeout", f"killed after {seconds:.1f} s")
+        sent, size = 0, 0
+        for _, each in groupby(list(calls), key=lambda call: id(call.job)):
+            together = list(each)
+            request = _request(together)
+            if size and size + len(request) > BYTES_AHEAD:
+                break
+            worker.send(request)
+            sent, size = sent + len(together), size + len(request)
+        return sent
 
-    def _replace(self, worker: WorkerProcess) -> None:
-        """Start another in the place of a worker that is busy with what nobody waits for."""
-        self.workers.remove(worker)
-        worker.kill()
-        clear([worker.remains])
-        self._queue.extendleft(reversed([task for task in worker.tasks if not task.cancelled]))
-        self._start()
-
-    def _lose(
-        self, worker: WorkerProcess, reason: NotJudgedReason, detail: str, died: bool = False
-    ) -> None:
-        """Kill a worker, blame the unit at its head, requeue the rest, and start another."""
-        if worker not in self.workers:
-            return
-        self.workers.remove(worker)
+    def _replace(self, worker: Worker, lost: Lost, calls: deque[Call]) -> Worker | None:
+        """Kill a worker, blame the call at the head, and start another; None where none is wanted."""
+        with self.changed:
+            if self.closed:
+                return None
+        is_blamed = worker.ready and not lost.idle and lost.kind != "stale"
+        culprit = calls.popleft() if is_blamed else None
+        kept = [call for call in calls if not call.job.cancelled]
+        calls.clear()
+        calls.extend(kept)
         seconds = time.monotonic() - worker.since
-        worker.errors.seek(0)
-        said = worker.errors.read()[-2000:].decode(errors="replace").strip()
-        code = worker.kill()
-        clear([worker.remains])
-        if died:
-            detail = f"{detail} ({_cause(code)})"
+        detail, code = self._end(worker, lost, culprit.name if culprit else "")
         if not worker.ready:
             self._failed_starts += 1
             if self._failed_starts >= MAX_FAILED_STARTS:
-                raise WorkerDied(
-                    f"a verifier worker does not start ({_cause(code)}): {said or detail}"
-                )
-        culprit: tuple[Task, Unit] | None = None
-        if worker.ready and worker.tasks:
-            task = worker.tasks[0]
-            culprit = task, task.units.popleft()
-            if not task.units:
-                worker.tasks.popleft().blob = None
-        self._queue.extendleft(reversed(worker.tasks))
-        self._start()
+                with self.changed:
+                    self.workers.remove(worker)
+                raise WorkerDied(f"a verifier worker does not start ({code}): {detail}")
         if culprit is not None:
-            culprit[0].on_failure(culprit[1], reason, detail, seconds)
-        self._count(reason, detail, seconds, culprit)
-        self._dispatch()
+            reason = "timeout" if lost.kind == "overdue" else "error"
+            part = Part.not_judged(reason, detail, seconds)
+            self.deliver(culprit, [part] * culprit.size)
+        with self.changed:
+            if self.closed:
+                return None
+            new = self._new_worker()
+            self.workers[self.workers.index(worker)] = new
+            return new
 
-    def _count(
-        self, reason: str, detail: str, seconds: float, culprit: tuple[Task, Unit] | None
-    ) -> None:
-        self.num_kills += reason == "timeout"
-        self.num_deaths += reason != "timeout"
-        if self.on_event is None:
-            return
-        name = culprit[0].names[culprit[1][0]] if culprit else ""
-        kind = "worker_killed" if reason == "timeout" else "worker_died"
-        self.on_event(kind, verifier=name, detail=detail, seconds=round(seconds, 3))
-
-
-def _is_stale(worker: WorkerProcess) -> bool:
-    return not worker.loading and worker.tasks[0].cancelled
-
-
-def _request(kind: str, task: int, names: Any, units: Any, blob: bytes) -> bytes:
-    return frame(pickle.dumps((kind, task, names, units, blob), pickle.HIGHEST_PROTOCOL))
-
-
-def _clock(value: Any) -> float:
-    """Return a worker's clock, which on one machine is ours, never ahead of now."""
-    return min(float(value), time.monotonic())
+    def _end(self, worker: Worker, lost: Lost, name: str) -> tuple[str, str]:
+        """Kill a worker, and what it left, and count it; return why, and what ended it."""
+        seconds, said = time.monotonic() - worker.since, worker.last_words()
+        code = cause_of(worker.kill())
+        clear([worker.remains])
+        detail = f"{lost} ({code})" if lost.kind == "died" else str(lost)
+        if lost.kind != "stale":
+            killed = lost.kind == "overdue"
+            self.kills += killed
+            self.deaths += not killed
+            kind = "worker_killed" if killed else "worker_died"
+            self.tell(kind, verifier=name, detail=detail, seconds=round(seconds, 3))
+        return said if said and not worker.ready else detail, code
 
 
-def _cause(code: int) -> str:
-    if code < 0:
-        with suppress(ValueError):
-            return signal.Signals(-code).name
-    return f"exit code {code}"
+def _request(calls: Sequence[Call]) -> bytes:
+    """Return the request for calls of one job; a worker gets only the completions it is asked about."""
+    job = calls[0].job
+    siblings: Sequence[int] = range(len(job.group.completions))
+    if all(call.sibling != WHOLE_GROUP for call in calls):
+        siblings = sorted({call.sibling for call in calls})
+    place = {sibling: n for n, sibling in enumerate(siblings)} | {WHOLE_GROUP: WHOLE_GROUP}
+    chosen = tuple(job.group.completions[sibling] for sibling in siblings)
+    group = Group(job.group.problem, job.group.prompt, chosen)
+    text_only = all(call.one.verifier.text_only for call in calls)
+    reads_firsts = any(call.one.verifier.takes == "verdicts" for call in calls)
+    try:
+        blob = encode_group(group, text_only, job.firsts if reads_firsts else None)
+    except Exception as error:  # a spec may hold what cannot be pickled
+        blob = f"the group cannot be sent to a worker: {type(error).__name__}: {error}"
+    units = [(call.index, place[call.sibling]) for call in calls]
+    return dump_request("judge", job.sum.names, units, blob)
+
+
+def _read(call: Call, data: Any) -> list[Part]:
+    """Return the parts of a reply; raises Lost for one that holds nothing of the kind."""
+    try:
+        if data is None:
+            return [Part.not_judged("error", "the group cannot be read by a worker")] * call.size
+        if len(data) != call.size:
+            raise ValueError(f"{len(data)} parts for {call.size} completions")
+        return [decode_part(encoded) for encoded in data]
+    except NONSENSE as error:
+        raise Lost("nonsense", f"a worker sent nonsense: {error}") from error

@@ -1,22 +1,21 @@
 """What the service and its workers say to each other over a socket.
 
-Requests are pickled: the service is trusted. Replies are JSON lists, so that nothing a worker says,
-whatever ran in it, is ever executed.
+Requests are pickled: the service is trusted. A reply is a line of JSON, so that nothing a worker
+says, whatever ran in it, is ever executed.
 
-Requests: ``(kind, task, names, units, blob)``. kind ``judge``: blob is the pickled
-(problem, prompt, completions, parts of the first term or None) and each unit is (index into names,
-completion or -1 for the whole group); kind ``describe``: one unit, the card of names[0]; kind
-``options``: blob is the pickled options by verifier, sent once, without a reply.
-Replies: ``["hello"]``, ``["loading", bool, clock]``, ``["reply", task, unit, clock, data]``; units
-are answered in their order.
+Requests: ``("judge", names, units, blob)``: the blob is a pickled group (`encode_group`), a unit is
+(index into names, completion or -1 for the whole group); ``("describe", name)``;
+``("options", options by verifier)``, sent once, without a reply.
+Replies: ``["hello", clock]``, ``["loading", clock, bool]``, ``["reply", clock, number, data]``;
+units are answered in their order, and numbered over the worker's life.
 """
 
 from __future__ import annotations
 
 import json
 import pickle
-import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -24,36 +23,7 @@ import numpy as np
 from assay.types import Completion, Group, Problem, Prompt, StepScore
 from assay.verify.base import Part
 
-HEADER = struct.Struct("<Q")
-WHOLE_GROUP = -1
 MAX_REPLY = 256 * 2**20  # bytes; a verdict is cut to far less, but a group may be large
-
-_NO_FLOATS = np.zeros(0, np.float32)
-_NO_TOKENS = np.zeros(0, np.int32)
-_NO_MASK = np.zeros(0, np.bool_)
-
-
-def frame(payload: bytes) -> bytes:
-    """Return a payload with its length in front."""
-    return HEADER.pack(len(payload)) + payload
-
-
-def take_frames(buffer: bytearray) -> Iterator[bytes]:
-    """Yield the complete payloads at the front of a buffer, and remove them.
-
-    Raises ValueError for a length that no payload has.
-    """
-    start = 0
-    while len(buffer) - start >= HEADER.size:
-        (length,) = HEADER.unpack_from(buffer, start)
-        if length > MAX_REPLY:
-            raise ValueError(f"a reply of {length} bytes")
-        end = start + HEADER.size + length
-        if len(buffer) < end:
-            break
-        yield bytes(buffer[start + HEADER.size : end])
-        start = end
-    del buffer[:start]
 
 
 def encode_group(group: Group, text_only: bool, firsts: Sequence[Part] | None = None) -> bytes:
@@ -62,11 +32,10 @@ def encode_group(group: Group, text_only: bool, firsts: Sequence[Part] | None = 
     firsts: the parts of the first term, for verifiers that take verdicts.
     """
     parts = None if firsts is None else [encode_part(part) for part in firsts]
-    if not text_only:
-        whole = (group.problem, group.prompt, group.completions, parts)
-        return pickle.dumps(whole, pickle.HIGHEST_PROTOCOL)
-    slim = [(c.id, c.text, c.finish_reason, c.policy_version, c.think) for c in group.completions]
-    return pickle.dumps((group.problem, None, slim, parts), pickle.HIGHEST_PROTOCOL)
+    prompt, completions = group.prompt, group.completions
+    slim = [(c.text, c.id, c.think, c.finish_reason, c.policy_version) for c in completions]
+    told = (None, slim) if text_only else (prompt, completions)
+    return pickle.dumps((group.problem, *told, parts), pickle.HIGHEST_PROTOCOL)
 
 
 def decode_group(blob: bytes) -> tuple[Group, list[Part] | None]:
@@ -76,20 +45,10 @@ def decode_group(blob: bytes) -> tuple[Group, list[Part] | None]:
     )
     firsts = None if parts is None else [decode_part(part) for part in parts]
     if prompt is None:
-        prompt = Prompt(problem.question, _NO_TOKENS)
+        prompt = Prompt(problem.question, np.zeros(0, np.int32))
         completions = [
-            Completion(
-                id=id,
-                text=text,
-                tokens=_NO_TOKENS,
-                behavior_logprobs=_NO_FLOATS,
-                model_logprobs=_NO_FLOATS,
-                sampled=_NO_MASK,
-                finish_reason=finish_reason,
-                policy_version=policy_version,
-                think=think,
-            )
-            for id, text, finish_reason, policy_version, think in completions
+            replace(Completion.from_text(*text), finish_reason=reason, policy_version=version)
+            for *text, reason, version in completions
         ]
     return Group(problem, prompt, tuple(completions)), firsts
 
@@ -97,17 +56,8 @@ def decode_group(blob: bytes) -> tuple[Group, list[Part] | None]:
 def encode_part(part: Part) -> list[Any]:
     """Return a part as plain values."""
     steps = [[step.score, step.end] for step in part.step_scores]
-    return [
-        part.value,
-        part.score,
-        part.passed,
-        part.reason,
-        part.extracted,
-        part.detail,
-        dict(part.components),
-        steps,
-        part.seconds,
-    ]
+    said = [part.value, part.score, part.passed, part.reason, part.extracted, part.detail]
+    return [*said, dict(part.components), steps, part.seconds]
 
 
 def decode_part(data: Sequence[Any]) -> Part:
@@ -116,8 +66,6 @@ def decode_part(data: Sequence[Any]) -> Part:
     kinds = (passed, bool), (reason, str), (extracted, str)
     if any(one is not None and type(one) is not kind for one, kind in kinds):
         raise TypeError("a part of another form")
-    if components:
-        components = {str(name): float(each) for name, each in components.items()}
     return Part(
         None if value is None else float(value),
         None if score is None else float(score),
@@ -125,17 +73,17 @@ def decode_part(data: Sequence[Any]) -> Part:
         reason,
         extracted,
         str(detail),
-        components,
+        {str(name): float(each) for name, each in components.items()} if components else {},
         tuple(StepScore(float(each), int(end)) for each, end in steps),
         float(seconds),
     )
 
 
-def dump_reply(*reply: Any) -> bytes:
-    """Return a framed reply; raises ValueError for a number that JSON does not know."""
-    return frame(json.dumps(reply, allow_nan=False, separators=(",", ":")).encode())
+def dump_request(*request: Any) -> bytes:
+    """Return a request as its bytes."""
+    return pickle.dumps(request, pickle.HIGHEST_PROTOCOL)
 
 
-def load_reply(payload: bytes) -> list[Any]:
-    """Return a reply as plain values."""
-    return cast("list[Any]", json.loads(payload))
+def reply_line(*reply: Any) -> bytes:
+    """Return a reply as its line; raises ValueError for a number that JSON does not know."""
+    return json.dumps(reply, allow_nan=False, separators=(",", ":")).encode() + b"\n"

@@ -1,11 +1,12 @@
-"""What a worker leaves behind when it is killed: processes that left its group, temporary files.
+"""What a killed worker leaves behind: processes that left its group, temporary files.
 
 Whatever a worker starts inherits a mark in its environment, however often it forks and whatever
 session it moves to; where /proc tells (Linux), that finds it. The name of its temporary folder says
 whose it is, so that a later run clears those of one that was killed itself.
 
-Where the parent of the workers is killed, nobody is left to look. So a small process of its own session
-waits for that: ``python remains.py FAMILY PARENT``, which knows the mark that all workers of a pool share.
+Where the parent of the workers is killed, nobody is left to look. So a small process of its own
+session waits for that: ``python remains.py FAMILY PARENT``, which knows the mark that all workers of
+a pool share.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def clear(remains: Collection[Remains]) -> None:
 
 
 def start_watcher(family: str) -> subprocess.Popen[bytes]:
-    """Start the process that clears up after this one, should it be killed; it ends when this one does."""
+    """Start the process that clears up after this one, should it be killed; it ends with this one."""
     return subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, family, str(os.getpid())],
         stdin=subprocess.DEVNULL,
@@ -92,6 +93,7 @@ def clear_of_dead_parents() -> None:
 def _end_marked(marks: tuple[str, ...]) -> None:
     """Kill every process whose environment has an entry that begins with one of these."""
     wanted = tuple(mark.encode() for mark in marks)
+    was_empty = False
     for _ in range(ROUNDS):
         found = [
             pid for pid in _processes() if any(e.startswith(wanted) for e in _environment(pid))
@@ -99,8 +101,10 @@ def _end_marked(marks: tuple[str, ...]) -> None:
         for pid in found:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        if not found:
+        if was_empty and not found:
             break
+        was_empty = not found
+        time.sleep(0.005 if was_empty else 0.0)  # one that begins a program has no environment
 
 
 def _prefix(pid: int) -> str:

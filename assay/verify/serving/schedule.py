@@ -9,7 +9,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 from assay.errors import VerifierError, message
 from assay.verify.expression import Term
@@ -19,26 +19,29 @@ ACCEPTED = "a list of [policy_version, multiplier], versions rising, as [[0, 0.0
 
 
 class Schedule:
-    """Multipliers of terms' weights: linear between (policy_version, multiplier) points, constant outside.
+    """Multipliers of terms' weights: linear between (policy_version, multiplier), else constant.
 
-    Keys are terms as an expression names them, without versions; Raises VerifierError.
+    Keys are terms as an expression names them, without versions. Raises VerifierError.
     """
 
     def __init__(self, points: Mapping[str, Sequence[Any]]) -> None:
         self.points = {name: _read(name, given) for name, given in points.items()}
 
-    def __bool__(self) -> bool:
-        return bool(self.points)
-
     def key_of(self, term: Term) -> str | None:
-        """Return the key that a term goes by here: its whole name, or that of its first verifier."""
+        """Return the key that a term goes by: its whole name, or that of its first verifier."""
         keys = (unpinned(term.name), unpinned(term.names[0]))
         return next((key for key in keys if key in self.points), None)
 
     def multiplier(self, term: Term, policy_version: int) -> float:
         """Return what a term's weight is multiplied by under a policy; 1 where nothing is said."""
-        key = self.key_of(term)
-        return 1.0 if key is None else _interpolated(self.points[key], policy_version)
+        if not self.points or (key := self.key_of(term)) is None:
+            return 1.0
+        points = self.points[key]
+        after = bisect_right(points, policy_version, key=lambda point: point[0])
+        if after == 0 or after == len(points):
+            return points[max(0, after - 1)][1]
+        (start, low), (end, high) = points[after - 1 : after + 1]
+        return low + (high - low) * (policy_version - start) / (end - start)
 
     def largest(self, term: Term) -> float:
         """Return the largest size that a term's multiplier ever has."""
@@ -51,27 +54,13 @@ def unpinned(name: str) -> str:
     return "|".join(one.partition("@")[0] for one in name.split("|"))
 
 
-def _interpolated(points: Points, version: int) -> float:
-    after = bisect_right(points, version, key=lambda point: point[0])
-    if after == 0 or after == len(points):
-        return points[max(0, after - 1)][1]
-    (start, low), (end, high) = points[after - 1 : after + 1]
-    return low + (high - low) * (version - start) / (end - start)
-
-
 def _read(name: str, given: Any) -> Points:
-    listed = cast("Sequence[Any]", given) if isinstance(given, list | tuple) else ()
-    points: list[tuple[int, float]] = []
-    for point in listed:
-        if not isinstance(point, list | tuple) or len(cast("Sequence[Any]", point)) != 2:
-            break
-        version, value = cast("Sequence[Any]", point)
-        if type(version) is not int or version < 0 or type(value) not in (int, float):
-            break
-        if not math.isfinite(value):
-            break
-        points.append((version, float(value)))
-    rising = all(one[0] < other[0] for one, other in pairwise(points))
-    if not points or len(points) != len(listed) or not rising:
-        raise VerifierError(message(f"verification.schedule.{name}", repr(given)[:80], ACCEPTED))
-    return tuple(points)
+    try:
+        points = tuple((version, value) for version, value in given)
+        plain = all(type(v) is int and v >= 0 and type(m) in (int, float) for v, m in points)
+        rising = all(one[0] < other[0] for one, other in pairwise(points))
+        if points and plain and rising and all(math.isfinite(value) for _, value in points):
+            return tuple((version, float(value)) for version, value in points)
+    except (TypeError, ValueError):
+        pass
+    raise VerifierError(message(f"verification.schedule.{name}", repr(given)[:80], ACCEPTED))

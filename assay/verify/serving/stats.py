@@ -38,9 +38,8 @@ class VerifierStats:
     def add(self, part: Part, hit: bool = False) -> None:
         """Count a part."""
         self.count += 1
-        if hit:
-            self.cache_hits += 1
-        else:
+        self.cache_hits += hit
+        if not hit:
             self.seconds += part.seconds
             self.latencies.append(part.seconds)
         if part.value is None:
@@ -56,8 +55,10 @@ class VerifierStats:
             self.fresh.add_rescue(accepted)
 
     def summary(self) -> dict[str, Any]:
-        """Return count, seconds at the 50th, 95th and 99th percentile, per_second of its own time,
-        cache_hits, not judged by reason and, of an alternative, how often it was asked and accepted."""
+        """Return the counts, percentiles of seconds, and judgements per second of its own time.
+
+        asked, accepted: of an alternative.
+        """
         ordered = sorted(self.latencies)
         found: dict[str, Any] = {
             "count": self.count,
@@ -72,20 +73,17 @@ class VerifierStats:
 
 
 def step_metrics(stats: Mapping[str, VerifierStats]) -> dict[str, float]:
-    """Return ``verify/NAME/p50`` and the like, of the verifiers that judged most; zeros are left out."""
+    """Return ``verify/NAME/p50`` and the like, of the busiest verifiers; zeros are left out."""
     busiest = sorted(stats, key=lambda name: (-stats[name].count, name))[:MAX_VERIFIERS]
     metrics: dict[str, float] = {}
     for name in sorted(busiest):
         summary = stats[name].summary()
         reasons = summary.pop("not_judged")
         summary |= {f"not_judged_{reason}": count for reason, count in sorted(reasons.items())}
-        pairs = ((key, float(value)) for key, value in summary.items())
-        metrics |= {f"verify/{name}/{key}": value for key, value in pairs if value}
+        metrics |= {f"verify/{name}/{key}": float(each) for key, each in summary.items() if each}
     return metrics
 
 
 def _percentile(ordered: list[float], percent: int) -> float:
     """Return the nearest-rank percentile; 0 of nothing."""
-    if not ordered:
-        return 0.0
-    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
+    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)] if ordered else 0.0

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.types import Completion, Group, Problem, Prompt, ThinkFormat, Verdict
-from assay.verify.base import Part
+from assay.verify.base import Part, Verifier
 from assay.verify.expression import BUILT_IN
 from assay.verify.service import VerifierService
 from assay.verify.serving.cache import VerdictCache, completion_key, problem_key, size_of
-from assay.verify.serving.cards import Card
+from assay.verify.serving.configured import Configured
 
 
 @pytest.fixture(autouse=True)
@@ -104,13 +104,18 @@ def replace_math(**changes: Any) -> Any:
 
 COMPLETION = Completion.from_text("the text", "p#0/1", ThinkFormat("free"))
 PROBLEM = Problem("p", "q", {"answer": ["5"], "n": 1})
-CARD = Card("kept", 1, "abc", cached=True, options={"who": "me"})
+VERIFIER = Verifier("kept", 1, print, cached=True)
+ONE = Configured(VERIFIER, "abc", options={"who": "me"})
+
+
+def another(**changes: Any) -> Configured:
+    return replace(ONE, verifier=replace(VERIFIER, **changes))
 
 
 def key(
-    card: Card = CARD, problem: Problem = PROBLEM, completion: Completion = COMPLETION
+    one: Configured = ONE, problem: Problem = PROBLEM, completion: Completion = COMPLETION
 ) -> bytes:
-    prefix = problem_key(card, problem)
+    prefix = problem_key(one, problem)
     assert prefix is not None
     return completion_key(prefix, completion)
 
@@ -118,10 +123,10 @@ def key(
 @pytest.mark.parametrize(
     "other",
     [
-        key(card=replace(CARD, name="other")),
-        key(card=replace(CARD, version=2)),
-        key(card=replace(CARD, hash="abd")),
-        key(card=replace(CARD, options={"who": "you"})),
+        key(another(name="other")),
+        key(another(version=2)),
+        key(replace(ONE, hash="abd")),
+        key(replace(ONE, options={"who": "you"})),
         key(problem=replace(PROBLEM, spec={"answer": ["5"], "n": 1.0})),
         key(problem=replace(PROBLEM, spec={"answer": ["5"], "n": True})),
         key(problem=replace(PROBLEM, spec={"answer": "5", "n": 1})),
@@ -142,11 +147,11 @@ def test_what_no_verifier_reads_is_not_in_the_key() -> None:
 
 
 def test_some_things_have_no_key() -> None:
-    assert problem_key(replace(CARD, cached=False), PROBLEM) is None
-    assert problem_key(replace(CARD, lane="inline"), PROBLEM) is None
-    assert problem_key(replace(CARD, takes="group"), PROBLEM) is None
-    assert problem_key(CARD, replace(PROBLEM, spec={"answer": object()})) is None
-    assert problem_key(CARD, replace(PROBLEM, spec={"answer": "\ud800"})) is not None
+    assert problem_key(another(cached=False), PROBLEM) is None
+    assert problem_key(another(lane="inline"), PROBLEM) is None
+    assert problem_key(another(takes="group"), PROBLEM) is None
+    assert problem_key(ONE, replace(PROBLEM, spec={"answer": object()})) is None
+    assert problem_key(ONE, replace(PROBLEM, spec={"answer": "\ud800"})) is not None
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 3000)), max_size=200))

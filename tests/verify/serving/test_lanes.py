@@ -51,7 +51,7 @@ def judge(
 def test_no_worker_is_started_where_none_is_needed(expression: str) -> None:
     with VerifierService(expression) as service:
         judge(service, ["good", "bad"])
-        assert not service._dispatch.pool.workers
+        assert not service._engine.pool.workers
 
 
 def test_threads_wait_together() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import planted_lanes
@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from assay.errors import VerifierError
 from assay.types import Problem
-from assay.verify.base import Field
+from assay.verify.base import Field, Verifier
 from assay.verify.expression import BUILT_IN
 from assay.verify.service import VerifierService
-from assay.verify.serving.options import RowCheck, canonical, merged, options_digest
+from assay.verify.serving.configured import Configured
+from assay.verify.serving.options import canonical, options_digest
+from assay.verify.serving.rows import RowCheck
 
 
 @pytest.fixture(autouse=True)
@@ -113,15 +115,24 @@ def test_rows_that_are_wrong(spec: dict[str, Any], words: str) -> None:
             service.check_problem(Problem("p", "q", {}, verifier="mth"))
 
 
+def check_of(
+    *fields: Field,
+    options: Mapping[str, Any] | None = None,
+    whole: Callable[[Mapping[str, Any]], None] | None = None,
+) -> RowCheck:
+    verifier = Verifier("v", 1, print, fields=fields, check_spec=whole)
+    return RowCheck([Configured(verifier, options=options or {})])
+
+
 def test_an_option_stands_in_for_a_key_that_is_needed() -> None:
-    check = RowCheck([((Field("answer", "text", needed=True),), {"answer": "5"}, None)])
+    check = check_of(Field("answer", "text", needed=True), options={"answer": "5"})
     check(Problem("p", "q", {}))
     with pytest.raises(VerifierError, match="missing"):
-        RowCheck([((Field("answer", "text", needed=True),), {}, None)])(Problem("p", "q", {}))
+        check_of(Field("answer", "text", needed=True))(Problem("p", "q", {}))
 
 
 def test_a_check_that_raises_refuses() -> None:
-    check = RowCheck([((Field("n", "a number > 0", check=lambda value: value > 0),), {}, None)])
+    check = check_of(Field("n", "a number > 0", check=lambda value: value > 0))
     check(Problem("p", "q", {"n": 1}))
     with pytest.raises(VerifierError, match="n: found 'x'"):
         check(Problem("p", "q", {"n": "x"}))
@@ -159,7 +170,8 @@ def repr_of(value: Any) -> Any:
 @given(st.dictionaries(st.sampled_from("abc"), st.none() | st.integers()), plain)
 def test_merging_keeps_the_row(spec: dict[str, Any], extra: Any) -> None:
     options = {"a": 1, "z": extra}
-    found = merged(Problem("p", "q", spec), options).spec
+    one = Configured(Verifier("v", 1, print), options=options)
+    found = one.reads(Problem("p", "q", spec)).spec
     for key in {*spec, *options}:
         assert found[key] == (options.get(key) if spec.get(key) is None else spec[key])
 
@@ -171,12 +183,12 @@ def test_a_spec_is_checked_as_a_whole_under_the_options() -> None:
 
     place = Problem("p", "q", {}, source="rows.jsonl:3")
     with pytest.raises(VerifierError, match=r"rows\.jsonl:3 low: missing; accepted: low or high"):
-        RowCheck([((), {}, either)])(place)
-    RowCheck([((), {"high": 1}, either)])(place)
+        check_of(whole=either)(place)
+    check_of(options={"high": 1}, whole=either)(place)
 
 
 def test_a_key_that_is_nearly_one_that_is_read_is_refused_where_that_one_is_absent() -> None:
-    check = RowCheck([((Field("hidden_tests", "a list"), Field("unit", "text")), {}, None)])
+    check = check_of(Field("hidden_tests", "a list"), Field("unit", "text"))
     place = "rows.jsonl:3"
     with pytest.raises(VerifierError, match=r"rows\.jsonl:3 hiden_tests: .*mean hidden_tests\?"):
         check(Problem("p", "q", {"hiden_tests": []}, source=place))

@@ -13,7 +13,6 @@ from assay.errors import VerifierError
 from assay.types import Completion, Group, Problem, Prompt, Verdict
 from assay.verify.expression import BUILT_IN
 from assay.verify.service import VerifierService
-from assay.verify.serving.patience import Patience
 
 
 def verdicts(words: str) -> list[Verdict]:
@@ -28,20 +27,20 @@ def verdicts(words: str) -> list[Verdict]:
 
 
 def test_it_ends_with_the_last_of_the_first_completions() -> None:
-    patience = Patience(4)
-    patience.take(verdicts("eue"))
-    with pytest.raises(
-        VerifierError, match=r"r@1: it failed on each of the first 4.*, 3 times"
-    ) as told:
-        patience.take(verdicts("te"))
+    with VerifierService("exact", give_up_after=4) as service:
+        service._be_patient(verdicts("eue"))
+        with pytest.raises(
+            VerifierError, match=r"r@1: it failed on each of the first 4.*, 3 times"
+        ) as told:
+            service._be_patient(verdicts("te"))
     assert "word e" in str(told.value) and "\n" not in str(told.value)
     assert str(pickle.loads(pickle.dumps(told.value))) == str(told.value)
 
 
 @pytest.mark.parametrize("words", ["0eeeeeee", "eee0eeeeee", "uuuuuuuuuu", "eee"])
 def test_it_does_not_end_where_something_was_judged_or_nothing_failed(words: str) -> None:
-    for patience, seen in ((Patience(4), words), (Patience(None), "eeeeee")):
-        assert patience.take(verdicts(seen)) is None
+    with VerifierService("exact", give_up_after=4) as service:
+        assert service._be_patient(verdicts(words)) is None
 
 
 @pytest.mark.parametrize("text", ["raise", "good"])

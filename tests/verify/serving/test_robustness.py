@@ -20,6 +20,7 @@ from processes import gone, until
 from assay.errors import VerifierError
 from assay.types import Completion, Group, Problem, Prompt, Verdict
 from assay.verify.service import VerifierService
+from assay.verify.serving import process
 
 VILLAINS = '''
 import os, re, signal, socket, subprocess, sys, tempfile, threading, time
@@ -182,9 +183,11 @@ def test_a_worker_that_the_system_kills(villains: str, log: Log, tmp_path: Path)
 @pytest.mark.parametrize(
     "data",
     [
-        "05000000000000007b7d7b7d7b",  # a frame that is no JSON
-        "02000000000000005b5d",  # an empty list
-        "ffffffffffffffff00",  # a length beyond all memory
+        "7b7d7b7d7b0a",  # a line that is no JSON
+        "5b5d0a",  # an empty list
+        "6e756c6c0a",  # null
+        "00ff00",  # no line, before a real reply
+        "5b227265706c79222c302c302c5b5d5d0a",  # the reply to another call
     ],
 )
 def test_a_forged_reply_costs_the_worker(service: VerifierService, log: Log, data: str) -> None:
@@ -257,9 +260,9 @@ def end_without_closing(villains: str, texts: list[str], ending: str) -> list[li
         verdicts = list(service.judge_text((Problem("p", "q"), text) for text in {texts}))
         pids = [int(v.components.get("{villains}.pid", 0)) for v in verdicts]
         print(*[pid for pid in pids if pid], flush=True)
-        pool = service._dispatch.pool
+        pool = service._engine.pool
         print(*[w.remains.folder for w in pool.workers], flush=True)
-        watcher = pool._watcher.pid
+        watcher = pool.watcher.pid
         print(watcher, flush=True)
         {ending}
     """
@@ -294,7 +297,8 @@ def test_a_later_run_clears_up_where_the_watcher_was_killed_too(villains: str) -
     workers, folders, _ = end_without_closing(villains, ["children 6108", "pid"], ending)
     assert gone(workers) and until(lambda: not running("/bin/sleep 6108"))
     with VerifierService(villains, num_workers=1) as other:
-        own = other._dispatch.pool.workers[0].remains.folder
+        judge(other, ["a"])
+        own = other._engine.pool.workers[0].remains.folder
         assert os.path.isdir(own)
         assert not any(map(os.path.exists, folders))
 
@@ -383,17 +387,21 @@ def test_a_worker_that_hangs_in_cancelled_work_is_replaced(villains: str) -> Non
         assert service.stats["kills"] == service.stats["deaths"] == 0
 
 
-def test_what_waits_is_not_pickled_ahead(villains: str) -> None:
+def test_what_waits_is_not_pickled_ahead(villains: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A huge batch is sent as workers take it, not copied whole into the service's memory."""
     big = "x" * 100_000
     groups = [group_of([f"{n} {big}" for n in range(4)]) for _ in range(50)]
     with VerifierService(villains, num_workers=1) as service:
         judge(service, ["warm"])
+        sent: list[int] = []
+        send = process.Worker.send
+        monkeypatch.setattr(
+            process.Worker, "send", lambda self, data: (sent.append(len(data)), send(self, data))
+        )
         jobs = [service._submit(group) for group in groups]
-        encoded = [task for job in jobs for task in job.tasks if task.blob is not None]
-        assert len(encoded) < 20
+        assert sum(sent) < sum(len(c.text) for group in groups[:20] for c in group.completions)
         assert all(service._finish(job)[0].correct for job in jobs)
-        assert not any(task.units or task.blob for job in jobs for task in job.tasks)
+        assert max(sent) < 4.1 * len(big), "no more than one of these groups is sent at once"
 
 
 def test_text_that_nobody_reads_on_is_not_judged(villains: str) -> None:
@@ -423,7 +431,7 @@ def test_a_module_whose_import_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("assay.verify.serving.pool.IMPORT_DEADLINE", 1.0)
+    monkeypatch.setattr("assay.verify.serving.process.IMPORT_DEADLINE", 1.0)
     monkeypatch.setattr("assay.verify.service.NOTICE_SECONDS", 0.1)
     (tmp_path / "hangs_here.py").write_text("while True:\n    pass\n")
     refused = pytest.raises(VerifierError, match=r"module cannot be imported: killed after \d")

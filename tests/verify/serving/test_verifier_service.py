@@ -24,7 +24,7 @@ from assay.types import Completion, Group, Problem, Prompt, ThinkFormat, Verdict
 from assay.verify.answers.math_answer import judge_math
 from assay.verify.base import resolve
 from assay.verify.service import VerifierService
-from assay.verify.serving import worker_process as process_module
+from assay.verify.serving import process as process_module
 
 MATH = resolve("math")
 
@@ -357,7 +357,7 @@ def test_an_idle_worker_that_dies_costs_nothing(rewards: str) -> None:
         pid = int(judge(service, ["5"], f"{rewards}:pid")[0].components[f"{rewards}:pid.pid"])
         os.kill(pid, signal.SIGKILL)
         time.sleep(0.2)
-        assert all(v.correct for v in judge(service, ["5", "5"]))
+        assert all(v.correct for v in judge(service, ["5.0", "5.00"]))
         assert service.stats["deaths"] == 1
 
 
@@ -380,7 +380,7 @@ def test_a_formula_that_never_ends_is_killed() -> None:
 def test_close_reaps_everything() -> None:
     service = VerifierService(num_workers=2)
     assert judge(service, ["5"])[0].correct
-    processes = [worker.process for worker in service._dispatch.pool.workers]
+    processes = [worker.process for worker in service._engine.pool.workers]
     service.close()
     service.close()
     assert all(process.returncode is not None for process in processes)
@@ -405,7 +405,8 @@ def test_workers_end_with_a_killed_parent(rewards: str, tmp_path: Path, text: st
         from assay.types import Problem
         from assay.verify.service import VerifierService
         service = VerifierService("{rewards}:mixed", num_workers=2, deadline=100)
-        print(*[w.process.pid for w in service._dispatch.pool.workers], flush=True)
+        service.check([None])
+        print(*[w.process.pid for w in service._engine.pool.workers], flush=True)
         pairs = [(Problem("p", "q"), "{text.format(begun)}")] * 2
         work = threading.Thread(target=lambda: list(service.judge_text(pairs)), daemon=True)
         work.start()
@@ -431,7 +432,7 @@ def test_a_parent_that_forgets_to_close_leaves_nothing() -> None:
         """
         from assay.verify.service import VerifierService
         service = VerifierService(num_workers=2)
-        print(*[w.process.pid for w in service._dispatch.pool.workers], flush=True)
+        print(*[w.process.pid for w in service._engine.pool.workers], flush=True)
         """
     )
     out, _ = parent.communicate(timeout=30)

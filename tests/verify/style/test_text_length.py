@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from assay.errors import VerifierError
 from assay.types import Completion, Group, Problem, Prompt
-from assay.verify.base import Part, combine
+from assay.verify.base import Part
 from assay.verify.expression import parse_expression
 from assay.verify.style.length import (
     KIMI_LENGTH,
@@ -205,7 +205,13 @@ def test_length_if_correct_is_the_papers_product() -> None:
     parts = [RIGHT, RIGHT, RIGHT, WRONG]
     found = judge_length_if_correct(Problem("p", "q", spec), siblings, parts)
     terms = parse_expression("math*1.0 + length_if_correct*1.0")
-    rewards = [combine(terms, pair, "x").reward for pair in zip(parts, found, strict=True)]
+    rewards = [
+        sum(
+            (term.weight or 0.0) * (part.value or 0.0)
+            for term, part in zip(terms, pair, strict=True)
+        )
+        for pair in zip(parts, found, strict=True)
+    ]
     assert rewards == pytest.approx([0.5, 0.9, 0.0, 0.0])
     unknown = judge_length_if_correct(Problem("p", "q", spec), group(100), [UNKNOWN])
     assert values(unknown) == [None]

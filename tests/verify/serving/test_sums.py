@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from assay.errors import VerifierError
 from assay.types import Completion, Group, Problem, Prompt, Verdict
-from assay.verify.base import Part
-from assay.verify.expression import BUILT_IN, Term
+from assay.verify.base import Part, Verifier
+from assay.verify.expression import BUILT_IN, Term, parse_expression
 from assay.verify.service import VerifierService
-from assay.verify.serving.cards import Card
-from assay.verify.serving.plan import NOT_ASKED, Plan, accepts, plan_terms
+from assay.verify.serving.configured import Configured
 from assay.verify.serving.schedule import Schedule
+from assay.verify.serving.sums import NOT_ASKED, Sum, accepts, names_in
 
 
 @pytest.fixture(autouse=True)
@@ -71,10 +71,12 @@ def test_what_the_earlier_could_not_judge_the_later_decides_alone() -> None:
     assert (verdict.status, verdict.components["inlined.rescued"]) == ("passed", 1.0)
 
 
-def plan_of(expression: str, schedule: Schedule | None = None, **cards: Any) -> Plan:
-    terms, names = plan_terms(expression)
-    made = [cards.get(name.partition("@")[0]) or Card(name.partition("@")[0], 1) for name in names]
-    return Plan(terms, names, made, schedule or Schedule({}))
+def sum_of(expression: str, schedule: Schedule | None = None, **weights: float) -> Sum:
+    verifiers: dict[str, Configured] = {}
+    for name in names_in(expression):
+        bare = name.partition("@")[0]
+        verifiers[name] = Configured(Verifier(bare, 1, print, weight=weights.get(bare, 1.0)))
+    return Sum(parse_expression(expression), verifiers, schedule or Schedule({}))
 
 
 MISSING = Part.not_judged("timeout", "killed")
@@ -96,13 +98,13 @@ MISSING = Part.not_judged("timeout", "killed")
     ],
 )
 def test_alternatives_make_one_part(parts: list[Part], status: str, score: float | None) -> None:
-    verdict = plan_of("math|judge_a.b:c|x.y:z".replace("judge_a", "a")).verdict(parts, 0)
+    verdict = sum_of("math|a.b:c|x.y:z").verdict(parts, 0)
     assert (verdict.status, verdict.score, verdict.reward) == (status, score, score)
 
 
 def test_a_rescue_needs_no_second_count_of_seconds() -> None:
     parts = [Part(0.0, seconds=0.25), Part(1.0, seconds=0.5)]
-    assert plan_of("math|a.b:c + a.b:c*0.5").verdict(parts, 0).seconds == 0.75
+    assert sum_of("math|a.b:c + a.b:c*0.5").verdict(parts, 0).seconds == 0.75
 
 
 def test_a_verifier_that_is_also_a_term_of_its_own_is_asked_for_all() -> None:
@@ -127,23 +129,23 @@ def test_a_verifier_of_groups_may_be_an_alternative() -> None:
 
 
 def test_default_weights_are_the_verifiers_own() -> None:
-    plan = plan_of("a.b:c + math - x.y:z", math=Card("math", 1, weight=0.1))
-    assert [term.weight for term in plan.terms] == [1.0, 0.1, -1.0]
-    assert plan.label == "a.b:c@1*1 + math@1*0.1 + x.y:z@1*-1"
-    first = plan_of("math", math=Card("math", 1, weight=0.1))
+    total = sum_of("a.b:c + math - x.y:z", math=0.1)
+    assert [term.weight for term in total.terms] == [1.0, 0.1, -1.0]
+    assert total.label == "a.b:c@1*1 + math@1*0.1 + x.y:z@1*-1"
+    first = sum_of("math", math=0.1)
     assert first.terms == (Term("math", 1.0),)
     assert first.label == "math@1"
-    assert plan_of("-math").label == "math@1*-1"
+    assert sum_of("-math").label == "math@1*-1"
 
 
 def test_weights_follow_the_policy_version() -> None:
     schedule = Schedule({"threaded": [[10, 0.0], [20, 1.0], [30, -2]]})
-    plan = plan_of("math + threaded*0.5", schedule)
-    weights = [plan.terms_at(version)[1].weight for version in (0, 10, 15, 20, 25, 30, 99)]
+    total = sum_of("math + threaded*0.5", schedule)
+    weights = [total.weights_at(version)[1] for version in (0, 10, 15, 20, 25, 30, 99)]
     assert weights == [0.0, 0.0, 0.25, 0.5, -0.25, -1.0, -1.0]
-    assert plan.verdict([Part(1.0), MISSING], 5).reward == 1.0  # its weight is zero there
-    assert plan.verdict([Part(1.0), MISSING], 15).reward is None
-    assert "threaded@1*0.5" in plan.label
+    assert total.verdict([Part(1.0), MISSING], 5).reward == 1.0  # its weight is zero there
+    assert total.verdict([Part(1.0), MISSING], 15).reward is None
+    assert "threaded@1*0.5" in total.label
 
 
 def test_a_schedule_reaches_the_verdicts_of_a_service() -> None:
@@ -207,4 +209,4 @@ def test_a_part_is_accepted_as_a_verdict_passes(
     value: float, passed: bool | None, score: float | None
 ) -> None:
     part = Part(value, score=score, passed=passed)
-    assert accepts(part) == plan_of("math").verdict([part], 0).correct
+    assert accepts(part) == sum_of("math").verdict([part], 0).correct

@@ -1,0 +1,155 @@
+"""What one process's verifier service works with: its lanes, the cache, the counts, one lock."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from assay.types import Group
+from assay.verify.serving.cache import VerdictCache
+from assay.verify.serving.calling import judge_unit
+from assay.verify.serving.job import Call, Job
+from assay.verify.serving.lanes import Lane, ThreadLane
+from assay.verify.serving.pool import Pool
+from assay.verify.serving.stats import VerifierStats, step_metrics
+from assay.verify.serving.sums import Sum
+
+TICK = 0.05  # seconds between two looks at what is overdue, while somebody waits
+
+Options = Mapping[str, Mapping[str, Any]]
+
+
+class Engine:
+    """Takes jobs, sends their calls to the lanes, and waits for their parts. Safe from any thread.
+
+    Threads of lanes hand parts over by `deliver`. on_event is called by those who wait for verdicts,
+    so that it need not be safe from other threads. options: of the configuration, by verifier.
+    closed: nobody may judge any more.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        deadline: float,
+        on_event: Callable[..., None] | None,
+        options: Options,
+        cache_bytes: int,
+    ) -> None:
+        self.lock = threading.RLock()
+        self.cache = VerdictCache(cache_bytes) if cache_bytes else None
+        self.stats: dict[str, VerifierStats] = {}
+        self.closed = False
+        self.pool = Pool(self.lock, self.deliver, self._tell, num_workers, deadline, options)
+        self._lanes: dict[str, ThreadLane] = {}
+        self._news = threading.Condition(self.lock)
+        self.on_event = on_event
+        self._events: deque[tuple[str, dict[str, Any]]] = deque()
+        self._process = os.getpid()
+        self._told = {"kills": 0, "deaths": 0}
+
+    def submit(self, sum: Sum, group: Group) -> Job:
+        """Begin to judge a group."""
+        with self.lock:
+            self._check_open("is closed")
+            stats = [self._stats_of(one.name) for one in sum.verifiers]
+            job = Job(sum, group, self.cache, stats)
+            self._advance(job)
+            return job
+
+    def wait(self, job: Job, cancelled: threading.Event | None = None) -> None:
+        """Wait until nothing of a job is missing."""
+        with self.lock:
+            while job.num_missing:
+                self._check_open("was closed while it judged")
+                if cancelled is not None and cancelled.is_set():
+                    raise InterruptedError("nobody waits for these verdicts")
+                for lane in self._all_lanes():
+                    if lane.failure is not None:
+                        raise lane.failure
+                self._news.wait(TICK)
+                self._look()
+            self._look()
+
+    def deliver(self, call: Call, parts: Any) -> None:
+        """Take what a call gave; lanes call this from their threads."""
+        with self.lock:
+            if not call.job.cancelled:
+                call.job.answer(call, parts)
+                self._advance(call.job)
+                if not call.job.num_missing:
+                    self._news.notify_all()
+
+    def cancel(self, jobs: Iterable[Job]) -> None:
+        """Forget jobs that nobody waits for: what no lane has begun is never asked."""
+        with self.lock:
+            for job in jobs:
+                job.cancelled = job.num_missing > 0
+            for lane in self._all_lanes():
+                lane.forget_cancelled()
+
+    def take_metrics(self) -> dict[str, float]:
+        """Return the metrics of what was judged since the last call, as ``verify/NAME/p50``."""
+        with self.lock:
+            fresh = {name: each.take_fresh() for name, each in self.stats.items()}
+            metrics = step_metrics({name: each for name, each in fresh.items() if each.count})
+            now = {"kills": self.pool.kills, "deaths": self.pool.deaths}
+            if now != self._told:
+                metrics |= {f"verify/{key}": float(now[key] - self._told[key]) for key in now}
+            self._told = now
+            return metrics
+
+    def close(self) -> None:
+        """End the lanes; in the child of a fork it does nothing."""
+        if self._process == os.getpid():
+            for lane in self._all_lanes():
+                lane.close()
+
+    def _check_open(self, words: str) -> None:
+        if self.closed:
+            raise RuntimeError(f"the verifier service {words}")
+
+    def _stats_of(self, name: str) -> VerifierStats:
+        return self.stats.setdefault(name, VerifierStats(fresh=VerifierStats()))
+
+    def _advance(self, job: Job) -> None:
+        """Make the calls that a job can make by now: inline ones here, the others in their lanes."""
+        while calls := job.calls():
+            by_lane: dict[tuple[str, str], list[Call]] = {}
+            for call in calls:
+                verifier = call.one.verifier
+                own = call.one.label if verifier.lane in ("thread", "device") else ""
+                by_lane.setdefault((verifier.lane, own), []).append(call)
+            inline = by_lane.pop(("inline", ""), [])
+            for (kind, _), together in by_lane.items():
+                lane = self.pool if kind == "worker" else self._lane_of(together[0])
+                lane.submit(together)
+            for call in inline:
+                one, firsts = call.one.verifier, None
+                if one.takes == "verdicts":
+                    firsts = job.firsts
+                job.answer(call, judge_unit(one, call.group, call.sibling, firsts))
+
+    def _lane_of(self, call: Call) -> ThreadLane:
+        label = call.one.label
+        if label not in self._lanes:
+            self._lanes[label] = ThreadLane(self.lock, self.deliver, call.one)
+        return self._lanes[label]
+
+    def _all_lanes(self) -> Iterator[Lane]:
+        yield from [*self._lanes.values(), self.pool]
+
+    def _look(self) -> None:
+        """Give up calls that are overdue, and tell of what happened."""
+        for lane in self._lanes.values():
+            if lost := lane.give_up_overdue():
+                self._tell("verifier_call_lost", verifier=lane.verifier.name, calls=lost)
+        while self._events:
+            kind, facts = self._events.popleft()
+            if self.on_event is not None:
+                self.on_event(kind, **facts)
+
+    def _tell(self, kind: str, **facts: Any) -> None:
+        self._events.append((kind, facts))

@@ -1,0 +1,198 @@
+"""How an expression is judged: its terms, their verifiers, and the verdict that parts make."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from assay.types import Verdict
+from assay.verify.base import Part
+from assay.verify.expression import Term, parse_expression
+from assay.verify.serving.configured import Configured
+from assay.verify.serving.rows import RowCheck
+from assay.verify.serving.schedule import Schedule, unpinned
+
+NOT_ASKED = Part.not_judged("unavailable", "not asked")
+"""The part of an alternative that was not needed."""
+
+
+def names_in(expression: str) -> tuple[str, ...]:
+    """Return the name of each verifier of an expression once; raises VerifierError."""
+    names = (name for term in parse_expression(expression) for name in term.names)
+    return tuple(dict.fromkeys(names))
+
+
+class Sum:
+    """The terms of an expression with their weights, and each of its verifiers once.
+
+    verifiers: by their names in the expression. chains: of each term, the indices of its
+    alternatives. later: indices of verifiers that are only asked after others.
+    """
+
+    def __init__(
+        self, terms: Sequence[Term], verifiers: Mapping[str, Configured], schedule: Schedule
+    ) -> None:
+        self.names = tuple(verifiers)
+        self.chains = tuple(tuple(self.names.index(name) for name in term.names) for term in terms)
+        self.verifiers = tuple(
+            self._placed(index, one) for index, one in enumerate(verifiers.values())
+        )
+        weights = [1.0, *(self.verifiers[c[0]].verifier.weight for c in self.chains[1:])]
+        self.terms = tuple(term.resolved(own) for term, own in zip(terms, weights, strict=True))
+        firsts = {chain[0] for chain in self.chains}
+        self.later = frozenset(range(len(self.names))) - firsts
+        self.error = next((one.error for one in self.verifiers if one.error), "")
+        self.check_row = RowCheck(self.verifiers)
+        self.label = self._label()
+        self._schedule = schedule
+
+    @classmethod
+    def of_error(cls, expression: str, error: str) -> Sum:
+        """Return the sum of an expression that cannot be used: nothing is judged by it."""
+        one = Configured.unusable(expression, error)
+        return cls((Term(expression, 1.0),), {expression: one}, Schedule({}))
+
+    def _placed(self, index: int, one: Configured) -> Configured:
+        """Refuse a verifier that needs the first term's verdicts where there are none."""
+        is_alternative = any(index in chain and len(chain) > 1 for chain in self.chains)
+        placed_well = not is_alternative and index not in self.chains[0]
+        if one.verifier.takes != "verdicts" or one.error or placed_well:
+            return one
+        error = (
+            f"verifier {one.name}: found where the correctness or an alternative stands; "
+            f"accepted: a later term, as math + {one.name}; it reads the first term's verdicts"
+        )
+        return replace(one, error=error)
+
+    def _label(self) -> str:
+        """``math@1`` of a single term, else the sum with versions."""
+        labels = ["|".join(self.verifiers[n].label for n in chain) for chain in self.chains]
+        if len(self.terms) == 1 and self.terms[0].weight == 1.0:
+            return labels[0]
+        pairs = zip(labels, self.terms, strict=True)
+        return " + ".join(f"{label}*{term.weight:g}" for label, term in pairs)
+
+    def weights_at(self, policy_version: int) -> list[float]:
+        """Return the weights of the terms under a policy."""
+        times = self._schedule.multiplier
+        return [(term.weight or 0.0) * times(term, policy_version) for term in self.terms]
+
+    def first_part(self, parts: Sequence[Part]) -> Part:
+        """Return the part of the first term from those of all verifiers."""
+        return self._part_of(self.chains[0], parts)
+
+    def verdict(self, parts: Sequence[Part], policy_version: int) -> Verdict:
+        """Return the verdict that one completion's parts make, in the order of `names`.
+
+        Score, status, extracted and detail are those of the first term. reward = sum of weight *
+        value. The whole is not judged when the first part, or one of nonzero weight, is not.
+        """
+        terms = [unpinned(term.name) for term in self.terms]
+        found = [self._part_of(chain, parts) for chain in self.chains]
+        components: dict[str, float] = {}
+        for name, part in [*zip(terms, found, strict=True), *self._asked_in_turn(parts)]:
+            if part.value is not None:
+                components[name] = part.value
+                components |= {f"{name}.{key}": value for key, value in part.components.items()}
+        seconds = math.fsum(part.seconds for part in parts)
+        rest: dict[str, Any] = {"components": components, "seconds": seconds}
+        first, score = found[0], _score(found[0])
+        if score is not None and not 0.0 <= score <= 1.0:
+            detail = f"{terms[0]}: returned {score}; accepted: a correctness from 0 to 1"
+            return Verdict.not_judged("error", self.label, detail=detail, **rest)
+        weights = self.weights_at(policy_version)
+        for index, (name, part) in enumerate(zip(terms, found, strict=True)):
+            if part.value is None and (weights[index] != 0.0 or index == 0):
+                many = len(self.names) > 1 or len(terms) > 1
+                detail = f"{name}: {part.detail}" if many else part.detail
+                return Verdict.not_judged(part.reason or "error", self.label, detail=detail, **rest)
+        assert score is not None
+        values = [part.value or 0.0 for part in found]
+        return Verdict(
+            score=score,
+            status="passed" if accepts(first) else "failed",
+            verifier=self.label,
+            reward=math.fsum(weight * value for weight, value in zip(weights, values, strict=True)),
+            step_scores=first.step_scores,
+            extracted=first.extracted,
+            detail=first.detail,
+            **rest,
+        )
+
+    def _asked_in_turn(self, parts: Sequence[Part]) -> list[tuple[str, Part]]:
+        """Return the parts of alternatives, each under its own name; a later one says if it rescued."""
+        found: list[tuple[str, Part]] = []
+        for chain in self.chains:
+            for place, index in enumerate(chain if len(chain) > 1 else ()):
+                part = parts[index]
+                if place and part is not NOT_ASKED:
+                    rescued = {"rescued": float(accepts(part))}
+                    part = replace(part, components={**part.components, **rescued})
+                found.append((unpinned(self.names[index]), part))
+        return found
+
+    def _part_of(self, chain: Sequence[int], parts: Sequence[Part]) -> Part:
+        """Return what alternatives say together: the first that accepts, else the last one's word.
+
+        Where none accepts and the last is not judged, nothing is: the earlier ones' rejection is what
+        the last was to look at. Where all reject, the highest score stands.
+        """
+        if len(chain) == 1:
+            return parts[chain[0]]
+        asked = [index for index in chain if parts[index] is not NOT_ASKED]
+        names = {index: unpinned(self.names[index]) for index in asked}
+        for index in asked:
+            if accepts(parts[index]):
+                said = parts[index].detail
+                detail = said if index == chain[0] else f"{names[index]} accepted: {said}"
+                return replace(parts[index], detail=detail, components={})
+        last = parts[asked[-1]]
+        if last.value is None:
+            return replace(last, detail=f"{names[asked[-1]]}: {last.detail}", components={})
+        judged = [parts[index] for index in asked if parts[index].value is not None]
+        best = max(judged, key=lambda part: _score(part) or 0.0)
+        return replace(best, detail=last.detail or best.detail, components={})
+
+    def warnings(self) -> list[str]:
+        """Return what is doubtful about the sum: shaping that can outweigh the correctness."""
+        total, unbounded = 0.0, list[str]()
+        for term, chain in zip(self.terms[1:], self.chains[1:], strict=True):
+            weight = abs(term.weight or 0.0) * self._schedule.largest(term)
+            bounds = [self.verifiers[index].verifier.bounds for index in chain]
+            known = [bound for bound in bounds if bound is not None]
+            if weight and None in bounds:
+                unbounded.append(unpinned(term.name))
+            if known:
+                total += weight * (max(b[1] for b in known) - min(b[0] for b in known))
+        first = abs(self.terms[0].weight or 0.0)
+        found: list[str] = []
+        if total >= first and len(self.terms) > 1:
+            found.append(
+                f"verifier {self.label}: the terms after the first can add up to {total:g}, as much "
+                f"as correctness ({first:g}) or more; lower their weights, or the policy may be paid "
+                "for form in place of answers"
+            )
+        found += [
+            f"verifier {self.label}: {name} has no bounds, so it can outweigh correctness; "
+            f"normalize it, or watch reward/{name}"
+            for name in unbounded
+        ]
+        unused = set(self._schedule.points) - {self._schedule.key_of(term) for term in self.terms}
+        return found + [
+            f"verification.schedule.{name}: no term of {self.label}; it changes nothing there"
+            for name in sorted(unused)
+        ]
+
+
+def accepts(part: Part) -> bool:
+    """Whether a part is a judgement that the completion passed."""
+    score = _score(part)
+    if part.value is None or score is None:
+        return False
+    return part.passed if part.passed is not None else score >= 1.0
+
+
+def _score(part: Part) -> float | None:
+    return part.value if part.score is None else part.score
