@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from assay.errors import AssayError
+from assay.run.environment import memory_mib
 
 GIB = 2**30
 LITTLE_MEMORY_GIB = 4
@@ -213,16 +213,18 @@ def _check_cuda() -> Iterator[Finding]:
 
 
 def _check_memory() -> Iterator[Finding]:
-    facts = _key_values(Path("/proc/meminfo"))
-    if not facts:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
         yield Finding("memory", "note", "cannot be read on this system")
         return
+    facts = dict(line.split(":", 1) for line in lines)
     total, free = (int(facts[key].split()[0]) / 2**20 for key in ("MemTotal", "MemAvailable"))
-    limit = _memory_limit_gib()
+    limit = (memory_mib() or float("inf")) / 1024
     found = f"{free:.1f} of {total:.1f} GiB free"
-    if limit is not None and limit < total:
+    if limit < total:
         found += f", limited to {limit:.1f} GiB by a control group"
-    if min(free, limit or free) < LITTLE_MEMORY_GIB:
+    if min(free, limit) < LITTLE_MEMORY_GIB:
         remedy = "enough for the demo; for a real model see  assay train --dry-run"
         yield Finding("memory", "note", found, remedy)
     else:
@@ -342,33 +344,3 @@ def _torch() -> Any:
     except Exception:  # importing runs foreign code
         return None
     return torch
-
-
-def _run(*command: str) -> str:
-    """Return what a command printed, or why it could not be run."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    return (done.stdout or done.stderr).strip()
-
-
-def _key_values(path: Path) -> dict[str, str]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in lines)
-    return {key.strip(): value.strip() for key, _, value in pairs}
-
-
-def _memory_limit_gib() -> float | None:
-    """Return the bound of a control group, in its version 2 or 1; None where there is none."""
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            text = (Path("/sys/fs/cgroup") / name).read_text(encoding="utf-8").strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            return int(text) / GIB
-    return None

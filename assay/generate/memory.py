@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_left
-from pathlib import Path
 
 import torch
 
 from assay.generate.kv_cache import Room, SlotCache
 from assay.generate.shared_prompt import SharedPromptCache
+from assay.run.environment import memory_mib
 
-CGROUP_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
+UNTOLD_MIB = 8192.0  # of a machine whose system does not tell
 
 
 def default_kv_mib(device: torch.device) -> float:
@@ -25,13 +21,7 @@ def default_kv_mib(device: torch.device) -> float:
     """
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory / 4 / 2**20
-    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in CGROUP_LIMITS:
-        try:
-            size = min(size, int(path.read_text()))
-        except (OSError, ValueError):  # no such file, or "max"
-            continue
-    return size / 4 / 2**20
+    return (memory_mib() or UNTOLD_MIB) / 4
 
 
 def num_that_fit(

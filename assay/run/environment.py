@@ -29,6 +29,12 @@ _PACKAGES = (
     "peft",
 )
 
+CGROUP_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+"""Where a control group says how much memory it may have, in its version 2 and 1."""
+
 _HARMLESS = ("run", "checkpoint", "evaluation", "verification", "guard")
 """Sections whose change leaves what was sampled, judged and learned as it was."""
 _HARMFUL = ("verification.options", "verification.schedule")
@@ -162,10 +168,11 @@ def _hardware() -> dict[str, Any]:
     gpus: list[str] = []
     if torch and torch.cuda.is_available():
         gpus = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+    physical = _physical_mib()
     return {
         "cpu": processor() or None,
         "cores": os.cpu_count(),
-        "memory_gib": _memory_gib(),
+        "memory_gib": round(physical / 1024, 1) if physical is not None else None,
         "gpus": gpus,
     }
 
@@ -175,10 +182,26 @@ def processor() -> str:
     return _from_proc("/proc/cpuinfo", "model name") or platform.processor()
 
 
-def _memory_gib() -> float | None:
+def memory_mib() -> float | None:
+    """Return the memory that this process may have: the machine's, or its control group's, if less.
+
+    None where the system does not tell.
+    """
+    found = _physical_mib()
+    if found is None:
+        return None
+    for path in CGROUP_LIMITS:
+        try:
+            found = min(found, int(path.read_text(encoding="utf-8")) / 2**20)
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+    return found
+
+
+def _physical_mib() -> float | None:
     try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    except (OSError, ValueError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**20
+    except (AttributeError, OSError, ValueError):
         return None
 
 

@@ -13,6 +13,7 @@ from test_directory import rows_of
 
 from assay.config import dump, load
 from assay.errors import RunError
+from assay.run import environment
 from assay.run.directory import Run
 from assay.run.environment import (
     collect_environment,
@@ -121,3 +122,25 @@ def test_what_leaves_the_reward_as_it_was_needs_none(tmp_path: Path) -> None:
     overrides = ["rl.steps=20", "verification.deadline=9", "optimizer.learning_rate=1e-4"]
     with Run.resume(run.folder, overrides=overrides, quiet=True) as resumed:
         assert resumed.num_steps == 20
+
+
+def test_memory_is_the_machines_or_its_control_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the engine's cache, the plan and the doctor go by the same figure."""
+    import torch
+
+    from assay import doctor
+    from assay.generate.memory import default_kv_mib
+
+    limits = tmp_path / "absent", tmp_path / "memory.max"
+    monkeypatch.setattr(environment, "CGROUP_LIMITS", limits)
+    limits[1].write_text("max\n")
+    whole = environment.memory_mib()
+    assert whole is not None and whole > 64
+    limits[1].write_text(f"{48 << 20}\n")
+    assert environment.memory_mib() == 48
+    assert default_kv_mib(torch.device("cpu")) == 12
+    limits[1].write_text(f"{1 << 30}\n")
+    (found,) = doctor._check_memory()
+    assert found.found.endswith("limited to 1.0 GiB by a control group") and found.status == "note"
