@@ -64,7 +64,7 @@ BUDGETS = {
     "generate": 2300,
     "learn": 4500,
     "model": 3250,
-    "plan": 3300,
+    "plan": 2050,
     "run": 3750,
     "training": 4850,
     "verify/*.py": 1400,

@@ -1,4 +1,4 @@
-"""What the command and notebooks call: facts in, a recommendation with its pilot, memory and time out."""
+"""What the command and notebooks call: facts in; a recommendation, its pilot, memory and time out."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from typing import Any
 from assay import config as configuration
 from assay.config import TrainConfig
 from assay.errors import UserError
-from assay.plan.configured import exists, facts_of_config, known_rows, memory_mib
+from assay.plan.configured import exists, facts_of_config, known_rows
 from assay.plan.decision import Decision, decide
 from assay.plan.facts import Facts
-from assay.plan.measure import MEASURED_PROBLEMS, MEASURED_SAMPLES, measure
+from assay.plan.measure import MEASURED_PROBLEMS, measure
 from assay.plan.pilot import Pilot, propose
 from assay.plan.questions import ask_all, can_ask, read_facts
-from assay.plan.record import FILE, PILOT_OF, chosen_by, decision_text, write_page
+from assay.plan.record import FILE, PILOT_OF, chosen_by, decision_text, owner, text_of, write_page
+from assay.run.environment import memory_mib
 
 PILOT_FILE = "pilot.toml"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A recommendation, the pilot that tries it, and what the configured run takes. measured: a `Measured`, or None.
+    """A recommendation, the pilot that tries it, and what the configured run takes.
 
-    files: what was written. chosen: what the configuration says now.
+    measured: a `Measured`, or None. files: what was written. chosen: what the configuration says now.
     """
 
     decision: Decision
@@ -46,23 +47,23 @@ class Plan:
 
     def __str__(self) -> str:
         best = self.decision.recommended
-        lines = [f"recommended: {best.candidate.title} ({self.decision.name})", f"  {best.because}"]
-        lines.append(f"  {best.source}")
-        if self.chosen is not None and self.chosen != self.decision.name:
+        lines = [
+            f"recommended: {best.title} ({best.name})",
+            f"  {best.because}",
+            f"  {best.source}",
+        ]
+        if self.chosen is not None and self.chosen != best.name:
             lines.append(f"  the configuration says {self.chosen}")
         if self.decision.settings:
             lines.append("set")
-            for one in self.decision.settings:
-                lines.append(f"  {one.key} = {one.value!r}: {one.because}")
+            lines += [f"  {s.key} = {s.value!r}: {s.because}" for s in self.decision.settings]
         lines.append("rejected")
-        for one in self.decision.rejected:
-            lines.append(f"  {one.candidate.name:<28} {one.because}")
+        lines += [f"  {one.name:<28} {one.because}" for one in self.decision.rejected]
         lines.append("pilot")
         lines += [f"  {line}" for line in str(self.pilot).splitlines()]
         if self.measured is not None:
             lines += ["estimates of the configured run", str(self.measured)]
-        lines += [f"wrote {path}" for path in self.files]
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"wrote {path}" for path in self.files)])
 
 
 def plan(
@@ -76,7 +77,7 @@ def plan(
     ask: Callable[..., Any] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Plan:
-    """Recommend a method for a configuration, or for given or asked facts, and write ``decision.md``.
+    """Recommend a method for a configuration, or for given or asked facts; write ``decision.md``.
 
     num_problems: how many to measure with; 0: none; None: a few where the model is a folder that is
     there. given: facts as ``name=value``, which stand over what is measured. Raises UserError.
@@ -87,33 +88,28 @@ def plan(
         settings = configuration.load(config, overrides)
         with configuration.naming_lines(config, overrides):
             facts, measured = _facts_of(settings, num_problems, say)
-    elif told or ask is None or not can_ask():
-        if not told:
-            raise UserError(
-                "assay plan: found no CONFIG and no terminal to ask at; accepted: a CONFIG file, or "
-                "facts as --fact reward=answer --fact num_problems=1000"
-            )
-        facts = Facts(memory_mib=memory_mib())
+    elif not told and (ask is None or not can_ask()):
+        raise UserError(
+            "assay plan: found no CONFIG and no terminal to ask at; accepted: a CONFIG file, or "
+            "facts as --fact reward=answer --fact num_problems=1000"
+        )
     else:
-        facts = replace(ask_all(ask, say), memory_mib=memory_mib())
-    facts = Facts.from_dict({**facts.as_dict(), **told})
-    decision = decide(facts)
+        facts = Facts() if told or ask is None else ask_all(ask, say)
+        facts = replace(facts, memory_mib=memory_mib())
+    decision = decide(replace(facts, **told))
     pilot = propose(decision, settings)
     chosen = chosen_by(settings) if settings is not None else None
     found = Plan(decision, pilot, measured, (), chosen)
-    files = _write(found, config, settings, out, overwrite)
-    return replace(found, files=files)
+    return replace(found, files=_write(found, config, settings, out, overwrite))
 
 
 def _facts_of(
     config: TrainConfig, num_problems: int | None, say: Callable[[str], None]
 ) -> tuple[Facts, Any]:
-    if num_problems is None:
-        num_problems = MEASURED_PROBLEMS
-        if not exists(config):
-            say(f"model.path {config.model.path}: not here, so nothing is measured")
-            return replace(facts_of_config(config), **known_rows(config)), None
-    return measure(config, num_problems, MEASURED_SAMPLES, say)
+    if num_problems is None and not exists(config):
+        say(f"model.path {config.model.path}: not here, so nothing is measured")
+        return replace(facts_of_config(config), **known_rows(config)), None
+    return measure(config, MEASURED_PROBLEMS if num_problems is None else num_problems, say)
 
 
 def _write(
@@ -123,6 +119,7 @@ def _write(
     out: Path | None,
     overwrite: bool,
 ) -> tuple[Path, ...]:
+    """Write the page, and the pilot's configuration beside it; return their paths."""
     page = out or (config.parent if config is not None else Path()) / FILE
     title = config.name if config is not None else "a plan"
     sections = [("Pilot", str(found.pilot))]
@@ -140,6 +137,6 @@ def _write(
     if toml:
         write_page(pilot, f"{PILOT_OF}{title}\n\n{toml}", overwrite)
         return page, pilot
-    if pilot.is_file() and pilot.read_text(encoding="utf-8").startswith(f"{PILOT_OF}{title}\n"):
+    if owner(text_of(pilot)) == title:
         pilot.unlink()  # an earlier plan's, of the same name: this one has none
     return (page,)

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from assay.config import TrainConfig
 from assay.errors import UserError
 from assay.plan.facts import LEARNED, Facts, Reward
+from assay.run.environment import memory_mib
 from assay.verify.expression import parse_expression
-
-MIB = 2**20
-CGROUP_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
 
 JUDGED = ("run:", "verdicts:")
 """How sources begin that hold judged groups (`assay.training.preference_verdicts`)."""
@@ -31,61 +24,36 @@ OF_VERIFIER: dict[str, Reward] = {
 
 
 def facts_of_config(config: TrainConfig) -> Facts:
-    """Return what a configuration says itself: where the reward comes from, and how it is sampled."""
-    facts = Facts(
-        max_tokens=config.sampling.max_tokens,
-        memory_mib=memory_mib(),
-        hours=config.run.max_minutes / 60 if config.run.max_minutes else None,
-    )
+    """Return what a configuration says itself: where the reward comes from, how it is sampled."""
+    found: dict[str, Any] = {
+        "max_tokens": config.sampling.max_tokens,
+        "memory_mib": memory_mib(),
+        "hours": config.run.max_minutes / 60 if config.run.max_minutes else None,
+    }
+    stage: Any = config.rl or config.preference
     if config.sft is not None:
-        return replace(facts, reward="demonstrations")
-    if config.preference is not None and given_pairs(config.preference.pairs):
-        return replace(facts, reward="unpaired" if config.preference.method == "kto" else "pairs")
-    if config.preference is not None:  # pairs are made of completions that a verifier judges
-        reward, step_labels, shaped = reward_of(config.data.verifier)
-        size = config.preference.group_size
-        return replace(
-            facts, reward=reward, step_labels=step_labels, shaped=shaped, group_size=size
-        )
-    if config.reward_model is not None:
-        return replace(facts, reward="pairs")
-    assert config.rl is not None
-    reward, step_labels, shaped = reward_of(config.data.verifier)
-    return replace(
-        facts,
-        reward=reward,
-        step_labels=step_labels,
-        shaped=shaped,
-        group_size=config.rl.group_size,
-        updates_per_batch=config.rl.epochs * config.rl.num_minibatches,
-        keep_close=bool(config.algorithm.kl_weight),
-    )
+        found["reward"] = "demonstrations"
+    elif config.reward_model is not None:
+        found["reward"] = "pairs"
+    elif config.preference is not None and given_pairs(config.preference.pairs):
+        found["reward"] = "unpaired" if config.preference.method == "kto" else "pairs"
+    else:  # completions are judged, perhaps to make pairs of them
+        found["reward"], found["step_labels"], found["shaped"] = reward_of(config.data.verifier)
+        found["group_size"] = stage.group_size
+    if config.rl is not None:
+        found["updates_per_batch"] = config.rl.epochs * config.rl.num_minibatches
+        found["keep_close"] = bool(config.algorithm.kl_weight)
+    return Facts(**found)
 
 
 def reward_of(expression: str) -> tuple[Reward, bool, bool]:
-    """Return where an expression's reward comes from, whether steps are judged, and whether it is shaped."""
+    """Return an expression's source of reward, whether steps are judged, and whether it is shaped."""
     terms = parse_expression(expression)
     names = [name.partition("@")[0] for name in terms[0].names]
     found: list[Reward] = [OF_VERIFIER.get(name, "answer") for name in names]
+    learned: list[Reward] = [one for one in found if one in LEARNED]
     steps = any("process_reward_model" in one for term in terms for one in term.names)
-    first = min(
-        range(len(found)), key=lambda n: found[n] not in LEARNED
-    )  # one that is learned, if any
-    return found[first], steps, len(terms) > 1
-
-
-def memory_mib() -> float | None:
-    """Return the machine's memory, or its container's; None where the system does not tell."""
-    try:
-        found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return None
-    for path in CGROUP_LIMITS:
-        try:
-            found = min(found, int(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError):  # no such file, or "max"
-            continue
-    return found / MIB
+    return (learned or found)[0], steps, len(terms) > 1
 
 
 def given_pairs(sources: Sequence[str]) -> list[str]:

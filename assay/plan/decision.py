@@ -1,4 +1,4 @@
-"""One recommendation, and of every other candidate the reason why not: the rules applied to facts."""
+"""One recommendation, and of every other method the reason why not: the table applied to facts."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from assay.plan.candidates import CANDIDATES, Candidate
 from assay.plan.facts import Facts
-from assay.plan.objections import OBJECTIONS
-from assay.plan.rules import RULES
 from assay.plan.settings import Setting, settings_for
+from assay.plan.table import KINDS, OBJECTIONS, RULES, TITLES, figures_of, first_row, known_of, told
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A candidate with what decided for or against it. rule: the rule's name, for the recommended one."""
+    """A method with what decided for or against it. rule: the rule's name, of the recommended one."""
 
-    candidate: Candidate
+    name: str
     because: str
     source: str
     rule: str = ""
+
+    @property
+    def title(self) -> str:
+        """The method's name for people."""
+        return TITLES[self.name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +37,8 @@ class Decision:
 
     @property
     def name(self) -> str:
-        """The recommended candidate's name."""
-        return self.recommended.candidate.name
+        """The recommended method's name."""
+        return self.recommended.name
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -45,28 +48,28 @@ class Decision:
             "rule": self.recommended.rule,
             "source": self.recommended.source,
             "settings": [asdict(one) for one in self.settings],
-            "rejected": {one.candidate.name: one.because for one in self.rejected},
+            "rejected": {one.name: one.because for one in self.rejected},
             "facts": self.facts.as_dict(),
         }
 
 
 def decide(facts: Facts) -> Decision:
-    """Return the recommendation of the first rule that holds, and an objection to every other candidate.
+    """Return the recommendation of the first rule that holds, and an objection to every other method.
 
     Where something must come first, that is what speaks against a method that has no objection of its
     own but its last.
     """
-    rule = next(rule for rule in RULES if rule.when(facts))
-    chosen = Finding(CANDIDATES[rule.verdict], rule.because(facts), rule.source, rule.name)
-    rejected = [_objection(name, facts, chosen) for name in CANDIDATES if name != rule.verdict]
-    settings = settings_for(facts, rule.verdict, chosen.candidate.kind)
-    return Decision(facts, chosen, tuple(rejected), settings)
-
-
-def _objection(name: str, facts: Facts, chosen: Finding) -> Finding:
-    of_it = [one for one in OBJECTIONS if one.candidate == name]
-    found = next(one for one in of_it if one.when(facts))
-    if chosen.candidate.kind == "first" and found is of_it[-1]:
-        because = f"not before this: {chosen.candidate.title} ({chosen.because})"
-        return Finding(CANDIDATES[name], because, chosen.source)
-    return Finding(CANDIDATES[name], found.because(facts), found.source)
+    known = known_of(facts)
+    figures = figures_of(known)
+    rule = first_row(RULES, known)
+    best = Finding(rule.method, told(rule.because, figures), rule.source, rule.rule)
+    rejected: list[Finding] = []
+    for name in KINDS:
+        if name == best.name:
+            continue
+        row = first_row(OBJECTIONS, known, name)
+        because, source = told(row.because, figures), row.source
+        if KINDS[best.name] == "first" and not row.when:
+            because, source = f"not before this: {best.title} ({best.because})", best.source
+        rejected.append(Finding(name, because, source))
+    return Decision(facts, best, tuple(rejected), settings_for(facts, known, best.name))

@@ -25,17 +25,8 @@ LEARNED = ("judge", "reward_model")
 """Rewards that a model estimates."""
 ONLINE = (*CHECKED, *LEARNED)
 """Rewards that a fresh completion can be given."""
-
-_SHARES = (
-    "pass_at_1",
-    "pass_at_k",
-    "false_accepts",
-    "false_rejects",
-    "not_judged",
-    "reward_accuracy",
-    "label_noise",
-    "truncated",
-)
+SHARES = {"pass_at_1", "pass_at_k", "false_accepts", "false_rejects", "not_judged"}
+SHARES |= {"reward_accuracy", "label_noise", "truncated"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +37,12 @@ class Facts:
     measured problem, how many completions were judged and how many passed. attacks, attacks_accepted:
     of the red team. false_accepts, false_rejects: shares of labelled wrong and right answers.
     reward_accuracy: how often a judge or a reward model agrees with people. label_noise: share of
-    preferences that are the wrong way round. step_labels: steps can be
-    judged. shaped: the reward has parts beside correctness. length_spread: standard deviation of
-    completion lengths over their mean. updates_per_batch: optimizer steps on one batch. policy_age:
-    policy versions that a completion may be old. generator_differs: another program samples (vLLM).
-    keep_close: abilities of the start must be kept. base_mib: estimated peak without reference or
-    critic; reference_mib and critic_mib: what each adds.
+    preferences that are the wrong way round. step_labels: steps can be judged. shaped: the reward has
+    parts beside correctness. length_spread: standard deviation of completion lengths over their mean.
+    updates_per_batch: optimizer steps on one batch. policy_age: policy versions that a completion may
+    be old. generator_differs: another program samples (vLLM). keep_close: abilities of the start must
+    be kept. base_mib: estimated peak without reference or critic; reference_mib and critic_mib: what
+    each adds.
 
     Raises ConfigError for a value out of its range.
     """
@@ -96,16 +87,15 @@ class Facts:
     def __post_init__(self) -> None:
         if self.reward not in get_args(Reward):
             raise ConfigError(message("reward", repr(self.reward), " | ".join(get_args(Reward))))
-        for name in _SHARES:
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise ConfigError(message(name, value, "a share from 0 to 1"))
         for name in (field.name for field in fields(self)):
             value = getattr(self, name)
-            if name not in _SHARES and isinstance(value, int | float) and not value >= 0:
-                raise ConfigError(message(name, value, "a number >= 0"))
-        if self.group_size < 1:
-            raise ConfigError(message("group_size", self.group_size, "a whole number >= 1"))
+            if not isinstance(value, int | float):
+                continue
+            if name in SHARES and not 0 <= value <= 1:
+                raise ConfigError(message(name, value, "a share from 0 to 1"))
+            if not value >= (name == "group_size"):
+                accepted = "a whole number >= 1" if name == "group_size" else "a number >= 0"
+                raise ConfigError(message(name, value, accepted))
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any]) -> Facts:
@@ -119,43 +109,33 @@ class Facts:
 
     def as_dict(self) -> dict[str, Any]:
         """Return what is not as by default, as plain values."""
-        empty = Facts()
-        found = asdict(self)
-        found["passes"] = [list(one) for one in self.passes]
-        return {
-            name: value
-            for name, value in found.items()
-            if value != getattr(empty, name) and value != []
-        }
+        found = {name: value for name, value in asdict(self).items() if value != _DEFAULTS[name]}
+        if self.passes:
+            found["passes"] = [list(one) for one in self.passes]
+        return found
 
-    def mixed_share(self, group_size: int | None = None) -> float | None:
-        """Return the expected share of groups in which some siblings pass and some fail; None: not known.
+    def mixed_share(self, size: int) -> float | None:
+        """Return the expected share of groups in which some siblings pass and some fail.
 
-        Of problem i with pass rate p_i it is 1 - p_i^G - (1 - p_i)^G, averaged over problems. With c of
-        n judged completions passed and G <= n the unbiased estimate is 1 - (C(c, G) + C(n-c, G)) /
-        C(n, G), as of pass@k (Chen et al. 2021, eq. 1); beyond n, p_i is (c + 1/2) / (n + 1). Where only
-        the mean pass rate is known it stands for all p_i, which bounds the share from above (the
-        function is concave).
+        None: not known. Of problem i with pass rate p_i it is 1 - p_i^G - (1 - p_i)^G, averaged over
+        problems. With c of n judged completions passed and G <= n the unbiased estimate is
+        1 - (C(c, G) + C(n-c, G)) / C(n, G), as of pass@k (Chen et al. 2021, eq. 1); beyond n, p_i is
+        (c + 1/2) / (n + 1). Where only the mean pass rate is known it stands for all p_i, which bounds
+        the share from above (the function is concave).
         """
-        size = group_size or self.group_size
         if self.passes:
             return sum(_mixed(n, c, size) for n, c in self.passes) / len(self.passes)
         if self.pass_at_1 is None:
             return None
         return 1 - self.pass_at_1**size - (1 - self.pass_at_1) ** size
 
-    def fits(self, more_mib: float) -> bool | None:
-        """Return whether so much memory is left beside the estimated peak; None: not known."""
-        if self.memory_mib is None or self.base_mib is None:
-            return None
-        return self.base_mib + more_mib <= self.memory_mib
-
     @property
-    def num_steps(self) -> float | None:
-        """Steps that the hours allow; None: not known."""
-        if self.hours is None or not self.seconds_per_step:
-            return None
-        return 3600 * self.hours / self.seconds_per_step
+    def mixed(self) -> float | None:
+        """`mixed_share` of groups as they are."""
+        return self.mixed_share(self.group_size)
+
+
+_DEFAULTS = asdict(Facts())
 
 
 def _mixed(judged: int, passed: int, size: int) -> float:

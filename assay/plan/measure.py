@@ -1,7 +1,8 @@
-"""Facts that a configuration's model, its problems and its verifier tell, once they are opened; no training."""
+"""Facts that a configuration's model, problems and verifier tell once they are opened; no training."""
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -11,24 +12,92 @@ from typing import TYPE_CHECKING, Any
 from assay.config import TrainConfig
 from assay.errors import VerifierError
 from assay.plan.configured import OF_VERIFIER, count_rows, facts_of_config
-from assay.plan.facts import Facts
-from assay.plan.sampled import Sampled, sample_problems
+from assay.plan.facts import LEARNED, Facts
 from assay.run.progress import SamplingWatch
 from assay.verify.expression import BUILT_IN, parse_expression
 
 if TYPE_CHECKING:
-    from assay.types import Problem
+    from assay.types import Group, Problem, Verdict
 
-MEASURED_PROBLEMS = 16
-MEASURED_SAMPLES = 8
+MEASURED_PROBLEMS, MEASURED_SAMPLES = 16, 8
+MEASURED_DRAW = -2  # the number of the draw: no curriculum's
 SELF_TEST_ROWS = 40
-Say = Callable[[str], None]
 
 
-def try_verifier(expression: str, config: TrainConfig) -> dict[str, Any]:
-    """Return what the self-test and the red team say of a built-in verifier; nothing of a user's own."""
+def measure(
+    config: TrainConfig, num_problems: int, say: Callable[[str], None]
+) -> tuple[Facts, Any]:
+    """Open what a configuration names and measure it; return the facts, and a `Measured`.
+
+    Problems are sampled at the training temperature. Raises UserError for what cannot be opened.
+    """
+    from assay.plan.machine import measure_machine
+    from assay.training.api import settled
+    from assay.training.assemble import fit_problems, open_bench, open_verifiers, read_problems
+    from assay.training.evaluate import evaluate
+
+    config = settled(config)
+    facts = replace(facts_of_config(config), **count_rows(config))
+    started = time.perf_counter()
+    groups: list[tuple[Group, Sequence[Verdict]]] = []
+
+    def take(group: Group, verdicts: Sequence[Verdict]) -> None:
+        groups.append((group, verdicts))
+
+    with ExitStack() as stack:
+        verifiers = open_verifiers(config, stack)
+        rows = read_problems(config, verifiers) if config.rl is not None else None
+        say("loading the model")
+        bench = open_bench(config, verifiers)
+        bench.generator.watch = SamplingWatch(lambda how_far: say(str(how_far)))
+        problems: Sequence[Problem] = ()
+        num_heldout = 0
+        if rows is not None:
+            opened = fit_problems(rows, bench)
+            problems, num_heldout = opened.train, len(opened.heldout)
+            facts = replace(facts, num_problems=len(problems))
+        count = min(num_problems, len(problems))
+        if count:
+            say(f"sampling {count} problems x {MEASURED_SAMPLES}")
+            drawn = [replace(problems[n], draw=MEASURED_DRAW) for n in range(count)]
+            samples, sampling = MEASURED_SAMPLES, config.sampling
+            evaluate(bench.generator, verifiers, drawn, sampling, samples, take)
+            say("trying the verifier")
+            tried = try_verifier(config.data.verifier, config.run.seed)
+            facts = replace(facts, **facts_of_groups(groups), **tried)
+        lengths = [len(one.tokens) for group, _ in groups for one in group.completions]
+        found, measured = measure_machine(config, bench, problems, num_heldout, facts, lengths, say)
+    say(f"measured in {time.perf_counter() - started:.0f} s")
+    return replace(facts, **found), measured
+
+
+def facts_of_groups(groups: Sequence[tuple[Group, Sequence[Verdict]]]) -> dict[str, Any]:
+    """Return what judged completions of the base model tell."""
+    completions = [one for group, _ in groups for one in group.completions]
+    verdicts = [one for _, of_it in groups for one in of_it]
+    lengths = [len(one.tokens) for one in completions]
+    mean = statistics.mean(lengths)
+    found: dict[str, Any] = {
+        "mean_tokens": mean,
+        "length_spread": statistics.pstdev(lengths) / mean if mean else 0.0,
+        "truncated": sum(one.truncated for one in completions) / len(completions),
+        "not_judged": sum(not one.judged for one in verdicts) / len(verdicts),
+        "verifier_seconds": statistics.mean(one.seconds for one in verdicts),
+    }
+    judged = [[one.correct for one in of_it if one.judged] for _, of_it in groups]
+    passes = tuple((len(row), sum(row)) for row in judged if row)
+    if passes:
+        found["passes"] = passes
+        found["pass_at_1"] = statistics.mean(c / n for n, c in passes)
+        found["pass_at_k"] = statistics.mean(float(c > 0) for _, c in passes)
+        found["num_samples"] = max(n for n, _ in passes)
+    return found
+
+
+def try_verifier(expression: str, seed: int) -> dict[str, Any]:
+    """Return what self-test and red team say of a built-in verifier; nothing of a user's own."""
     name = parse_expression(expression)[0].names[0].partition("@")[0]
-    if name not in BUILT_IN or OF_VERIFIER.get(name) in ("judge", "reward_model"):
+    if name not in BUILT_IN or OF_VERIFIER.get(name) in LEARNED:
         return {}
     from assay.verify.redteam.team import red_team
     from assay.verify.selftest import labelled_rows, sampled_self_test
@@ -36,10 +105,10 @@ def try_verifier(expression: str, config: TrainConfig) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     with VerifierService(name, num_workers=1, deadline=60.0) as service:
-        wrong = {row["id"] for row in labelled_rows(name) if row["expected"] == "failed"}
-        for test in sampled_self_test(service, [name], SELF_TEST_ROWS, config.run.seed):
+        expected = [row["expected"] for row in labelled_rows(name)]
+        for test in sampled_self_test(service, [name], SELF_TEST_ROWS, seed):
             if test.rows and not test.skipped:
-                share = len(wrong) / max(1, sum(1 for _ in labelled_rows(name)))
+                share = expected.count("failed") / max(1, len(expected))
                 num_wrong = max(1.0, share * test.rows)
                 num_right = max(1.0, test.rows - num_wrong)
                 found["false_accepts"] = min(1.0, len(test.false_accepts) / num_wrong)
@@ -48,56 +117,4 @@ def try_verifier(expression: str, config: TrainConfig) -> dict[str, Any]:
             team = red_team(name, service=service)
         except VerifierError:  # it has no suite
             return found
-    found["attacks"] = sum(team.tried.values())
-    found["attacks_accepted"] = team.num_accepted
-    return found
-
-
-def measure(
-    config: TrainConfig, num_problems: int, num_samples: int, say: Say = lambda text: None
-) -> tuple[Facts, Any]:
-    """Open what a configuration names and measure it; returns the facts, and what memory and time need.
-
-    Second: a `Measured`, or None where there is no model to open. Raises UserError for what cannot be
-    opened.
-    """
-    from assay.plan.machine import measure_machine
-    from assay.training.api import settled
-    from assay.training.assemble import fit_problems, open_bench, open_verifiers, read_problems
-
-    config = settled(config)
-    facts = facts_of_config(config)
-    facts = replace(facts, **count_rows(config))
-    started = time.perf_counter()
-    with ExitStack() as stack:
-        verifiers = open_verifiers(config, stack)
-        rows = read_problems(config, verifiers) if config.rl is not None else None
-        say("loading the model")
-        bench = open_bench(config, verifiers)
-        bench.generator.watch = SamplingWatch(lambda how_far: say(str(how_far)))
-        sampled = Sampled()
-        problems: Sequence[Problem] = ()
-        num_heldout = 0
-        if rows is not None:
-            opened = fit_problems(rows, bench)
-            problems, num_heldout = opened.train, len(opened.heldout)
-            facts = replace(facts, num_problems=len(problems))
-            if num_problems:
-                say(f"sampling {min(num_problems, len(problems))} problems x {num_samples}")
-                sampled = sample_problems(bench, problems, num_problems, num_samples)
-                facts = replace(facts, **sampled.facts())
-                say("trying the verifier")
-                facts = replace(facts, **try_verifier(config.data.verifier, config))
-        measured = measure_machine(config, bench, problems, num_heldout, sampled, say)
-    say(f"measured in {time.perf_counter() - started:.0f} s")
-    facts = replace(
-        facts,
-        num_weights=measured.num_weights,
-        experts=measured.experts,
-        base_mib=measured.base_mib,
-        reference_mib=measured.reference_mib,
-        critic_mib=measured.critic_mib,
-        memory_mib=measured.memory_mib or facts.memory_mib,
-        seconds_per_step=measured.seconds_per_step,
-    )
-    return facts, measured
+    return {**found, "attacks": sum(team.tried.values()), "attacks_accepted": team.num_accepted}

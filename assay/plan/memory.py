@@ -91,40 +91,29 @@ def plan_memory(
     libraries_mib: float | None = None,
     num_heldout: int = 0,
 ) -> MemoryPlan:
-    """Estimate the memory of ``config`` on a loaded model.
+    """Estimate the memory of ``config`` on a loaded model, by the parts that docs/planning.md lists.
 
-    Throughout: the interpreter with its libraries (None: what this process holds beside the model);
-    weights; what float32 master weights need beside narrower ones (the lower half of bfloat16's, the
-    whole for others and for the 8-bit optimizer); two moments of the optimizer; the reference, for the
-    method (``has_reference``) or for ``guard.max_kl``; a critic of its own, with its state, which is taken
-    to be of the policy's size wherever it starts. In a generation: keys and values of all slots, packed copies of
-    the linear maps, the logits of a step. In an update: float32 gradients, the activations of one
-    micro-batch (`kept_bytes`) and of its padding, the logits that are held at one time with the head's gradient, and what
-    one layer's backward pass works with. At the start: packed copies, and the keys and values of the
-    engine's proof. ``prompt_tokens``: of a long prompt. num_heldout: problems of an evaluation.
+    prompt_tokens: of a long prompt. has_reference: the method needs one, if ``guard.max_kl`` does not.
+    has_critic: it has one, which is taken to be of the policy's size. libraries_mib: the interpreter
+    with its libraries; None: what this process holds beside the model. num_heldout: problems of an
+    evaluation.
     """
     if libraries_mib is None:
         libraries_mib = measure_libraries(model)
-    trained = [p for p in model.parameters() if p.requires_grad]
+    trained = _trained(model)
     num_trained = sum(p.numel() for p in trained)
-    weights = weight_bytes(model)
-    state = {
-        "master": _master_bytes(config, trained),
-        "optimizer": num_trained * 2 * _moment_size(config),
-    }
     has_copy = has_critic and config.critic.backbone == "copy"
     has_reference = has_reference or config.guard.max_kl is not None
-    num_gradients = max(
-        num_trained, sum(p.numel() for p in _critic_layers(model)) if has_copy else 0
-    )
+    num_critic = sum(p.numel() for p in _critic_layers(model)) if has_copy else 0
     parts = {
         "libraries": libraries_mib * MIB,
-        "weights": weights,
+        "weights": weight_bytes(model),
         "reference": reference_bytes(model) if has_reference else 0,
         "critic": critic_bytes(config, model) if has_copy else 0,
-        **state,
+        "master": _master_bytes(config, trained),
+        "optimizer": num_trained * 2 * _moment_size(config),
         "slack": SLACK_MIB * MIB,
-        "gradients": num_gradients * FLOAT32,
+        "gradients": max(num_trained, num_critic) * FLOAT32,
         **_update_parts(config, model, prompt_tokens),
         **_generation_parts(config, model, prompt_tokens, num_heldout),
     }
@@ -134,20 +123,27 @@ def plan_memory(
 
 def weight_bytes(model: Any) -> int:
     """Return the bytes of a model's parameters, shared ones once."""
-    return sum(p.numel() * p.element_size() for p in model.parameters())
+    return _bytes(list(model.parameters()))
 
 
 def reference_bytes(model: Any) -> int:
     """Return what a reference takes: a copy of what is trained."""
-    return sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    return _bytes(_trained(model))
 
 
 def critic_bytes(config: TrainConfig, model: Any) -> int:
-    """Return what a critic with layers of its own takes: the policy's, all of them trained, and their state."""
+    """Return what a critic with layers of its own takes: they are all trained, and have state."""
     layers = _critic_layers(model)
-    weights = sum(p.numel() * p.element_size() for p in layers)
     moments = sum(p.numel() for p in layers) * 2 * _moment_size(config)
-    return weights + _master_bytes(config, layers) + moments
+    return _bytes(layers) + _master_bytes(config, layers) + moments
+
+
+def _bytes(parameters: Sequence[Any]) -> int:
+    return sum(p.numel() * p.element_size() for p in parameters)
+
+
+def _trained(model: Any) -> list[Any]:
+    return [p for p in model.parameters() if p.requires_grad]
 
 
 def _critic_layers(model: Any) -> list[Any]:
@@ -159,7 +155,7 @@ def _critic_layers(model: Any) -> list[Any]:
 
 
 def measure_libraries(model: Any) -> float:
-    """Return what this process holds beside the model's weights, in MiB; 0 where the system does not tell.
+    """Return what this process holds beside the model's weights, in MiB; 0 where nobody tells.
 
     Once the engine has proved its way through the model all that a run imports is loaded.
     """
@@ -169,35 +165,25 @@ def measure_libraries(model: Any) -> float:
 
 
 def _settings(config: TrainConfig) -> dict[str, str]:
-    section = config.stage
-    micro_batch = f"{section}.max_tokens_per_micro_batch"
+    """Return what each part answers to."""
+    micro_batch = f"{config.stage}.max_tokens_per_micro_batch"
+    slots = "engine.max_kv_mib, engine.num_slots"
+    needs_none = "simpo and orpo need none"
+    if config.rl is not None:
+        needs_none = "algorithm.kl_weight = 0 without guard.max_kl needs none"
     return {
-        "reference": (
-            "algorithm.kl_weight = 0 without guard.max_kl needs none; model.lora copies adapters alone"
-            if section == "rl"
-            else "simpo and orpo need none; model.lora copies adapters alone"
-        ),
+        "reference": f"{needs_none}; model.lora copies adapters alone",
         "critic": 'critic.backbone = "shared"',
         "optimizer": (
-            'optimizer.state_dtype = "bfloat16", or name = "adamw_8bit"; model.lora trains far fewer'
-            " weights"
+            'optimizer.state_dtype = "bfloat16", or name = "adamw_8bit"; model.lora trains far'
+            " fewer weights"
         ),
-        "kv_cache": "engine.max_kv_mib, engine.num_slots",
-        "proof": "engine.max_kv_mib, engine.num_slots",
+        "kv_cache": slots,
+        "proof": slots,
         "activations": f"{micro_batch}, model.activation_checkpointing",
         "padding": micro_batch,
         "scratch": micro_batch,
     }
-
-
-def _batch_tokens(config: TrainConfig, prompt_tokens: int) -> float:
-    """Return the tokens of a step at the most; infinite where only a micro-batch bounds them."""
-    if config.rl is not None:
-        completions = config.rl.group_size * config.sampling.max_tokens
-        return config.rl.num_prompts * (prompt_tokens + completions)
-    if config.sft is not None:  # of completions: a trace brings its prompt along
-        return float("inf")
-    return float("inf")
 
 
 def _update_parts(config: TrainConfig, model: Any, prompt_tokens: int) -> dict[str, float]:
@@ -205,10 +191,10 @@ def _update_parts(config: TrainConfig, model: Any, prompt_tokens: int) -> dict[s
     stage: Any = getattr(config, config.stage)
     parameter = next(model.parameters())
     device, size = parameter.device.type, parameter.element_size()
-    most = micro_batch_tokens(stage.max_tokens_per_micro_batch, device)
-    tokens = int(min(_batch_tokens(config, prompt_tokens), most))
-    if not tokens:
-        return {}
+    tokens = micro_batch_tokens(stage.max_tokens_per_micro_batch, device)
+    if config.rl is not None:  # a step may have fewer than a micro-batch
+        group = prompt_tokens + config.rl.group_size * config.sampling.max_tokens
+        tokens = min(tokens, config.rl.num_prompts * group)
     shape = model.config.get_text_config()
     width, layers, vocabulary = shape.hidden_size, shape.num_hidden_layers, shape.vocab_size
     layer_bytes = kept_bytes(model)
@@ -246,15 +232,14 @@ def _generation_parts(
     if config.data.heldout:
         count = min(num_heldout or MAX_PROBLEMS_AT_ONCE, MAX_PROBLEMS_AT_ONCE)
         rooms += [Room(extent, count, config.evaluation.num_samples)]
-    beyond, steps = PROBE_BEYOND, PROBE_STEPS
-    length = PROBE_PROMPT + steps
-    far = Extent(length + beyond, length - steps + beyond, steps + beyond)
+    far = PROBE_PROMPT + PROBE_BEYOND, PROBE_STEPS + PROBE_BEYOND
+    proof = Room(Extent(far[0] + PROBE_STEPS, *far), 1, slots)
     vocabulary = model.config.get_text_config().vocab_size
     return {
         "packed": _packed_bytes(model),
         "kv_cache": max((_cache_bytes(cache, room, slots, budget) for room in rooms), default=0.0),
         "decoding": 2 * slots * vocabulary * parameter.element_size() if rooms else 0,
-        "proof": _cache_bytes(cache, Room(far, 1, slots), slots, budget),
+        "proof": _cache_bytes(cache, proof, slots, budget),
     }
 
 

@@ -4,63 +4,45 @@ from __future__ import annotations
 
 import difflib
 import sys
-import types
-import typing
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, get_args
 
 from assay.errors import UserError, message
-from assay.plan.facts import LEARNED, ONLINE, Facts, Reward
+from assay.plan.facts import Facts, Reward
+from assay.plan.table import QUESTIONS, REWARDS, holds, known_of
 
-Ask = Callable[..., Any]
-
-HELP = {
-    "answer": "a known answer is compared with the completion's",
-    "tests": "programs are run against tests",
-    "judge": "a language model judges",
-    "reward_model": "a trained model scores",
-    "pairs": "pairs of a better and a worse completion",
-    "unpaired": "completions marked good or bad",
-    "demonstrations": "completions to imitate, and nothing else",
-    "nothing": "nothing yet",
-}
+TYPES = {field.name: str(field.type) for field in fields(Facts) if field.name != "passes"}
 
 
 def read_facts(given: Sequence[str]) -> dict[str, Any]:
     """Return ``name=value`` pairs as facts; raises UserError for a name or a value that is none."""
-    hints = typing.get_type_hints(Facts)
-    known = [field.name for field in fields(Facts) if field.name != "passes"]
     found: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")
         name = name.strip().replace("-", "_")
-        if not equals or name not in known:
-            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        if not equals or name not in TYPES:
+            nearest = difflib.get_close_matches(name, TYPES, n=1, cutoff=0.5)
             remedy = f"did you mean {nearest[0]}?" if nearest else ""
-            raise UserError(
-                message("--fact", repr(text), f"NAME=VALUE of {', '.join(known)}", remedy)
-            )
-        found[name] = _value(name, value.strip(), hints[name])
+            accepted = f"NAME=VALUE of {', '.join(TYPES)}"
+            raise UserError(message("--fact", repr(text), accepted, remedy))
+        found[name] = _value(name, value.strip())
     return found
 
 
-def _value(name: str, text: str, hint: Any) -> Any:
-    if name == "reward":
-        if text not in get_args(Reward):
-            accepted = " | ".join(get_args(Reward))
-            raise UserError(message("--fact reward", repr(text), accepted))
-        return text
-    kinds = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if bool in kinds:
-        if text.lower() not in ("true", "false", "yes", "no"):
-            raise UserError(message(f"--fact {name}", repr(text), "true or false"))
-        return text.lower() in ("true", "yes")
-    kind = int if int in kinds else float
+def _value(name: str, text: str) -> Any:
+    kind = TYPES[name].removesuffix(" | None")
+    words = {"true": True, "yes": True, "false": False, "no": False}
     try:
-        return kind(text)
-    except ValueError as error:
-        accepted = "a whole number" if kind is int else "a number"
+        if kind == "Reward":
+            accepted = " | ".join(get_args(Reward))
+            return {one: one for one in get_args(Reward)}[text]
+        if kind == "bool":
+            accepted = "true or false"
+            return words[text.lower()]
+        accepted = "a whole number" if kind == "int" else "a number"
+        return int(text) if kind == "int" else float(text)
+    except (KeyError, ValueError) as error:
         raise UserError(message(f"--fact {name}", repr(text), accepted)) from error
 
 
@@ -69,50 +51,27 @@ def can_ask() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def ask_all(ask: Ask, say: Callable[[str], None]) -> Facts:
-    """Ask for what decides, each question with a default that means "not known" where it can be.
+def ask_all(ask: Callable[..., Any], say: Callable[[str], None]) -> Facts:
+    """Ask for what decides; a question that may stay open proposes "?", which is "not known".
 
     ask: as `typer.prompt`. Only what matters after the answers so far is asked.
     """
     say("Where does the reward come from?")
-    for name, words in HELP.items():
+    for name, (_, words) in REWARDS.items():
         say(f"  {name:<15} {words}")
     found: dict[str, Any] = {}
-
-    def put(name: str, question: str, default: str) -> None:
-        while True:
-            answer = str(ask(question, default=default, err=True)).strip()
-            if answer == "?":
-                return
+    for question in QUESTIONS:
+        name = question["fact"]
+        if not holds(question.get("when", ""), known_of(Facts(**found))):
+            continue
+        words, default = question["ask"], question.get("default", "?")
+        while (text := str(ask(words, default=default, err=True)).strip()) != "?":
             try:
-                found.update(read_facts([f"{name}={answer}"]))
-                Facts(**found)
-                return
+                answer = read_facts([f"{name}={text}"])
+                Facts(**{**found, **answer})
             except UserError as error:
-                found.pop(name, None)
                 say(str(error))
-
-    put("reward", "Reward", "answer")
-    reward = found.get("reward", "nothing")
-    if reward in ("pairs", "unpaired"):
-        put("num_pairs", "How many of them", "1000")
-        put("can_sample", "Can the policy be sampled while it trains", "yes")
-    put("num_demonstrations", "Demonstrations to imitate", "0")
-    if reward in ONLINE:
-        put("num_problems", "Problems to train on", "?")
-        put("pass_at_1", "Share of single attempts that are right, 0..1 (? = not known)", "?")
-        if "pass_at_1" in found:
-            put("num_samples", "Attempts a problem, for the next question", "8")
-            put(
-                "pass_at_k", "Share of problems with a right one among so many (? = not known)", "?"
-            )
-        put("group_size", "Completions a prompt that you can afford", "8")
-        put("attacks_accepted", "Known tricks that the verifier pays for (assay redteam)", "0")
-        put("step_labels", "Are single steps judged", "no")
-        put("keep_close", "Must what the model can do now be kept", "no")
-        put("truncated", "Share of completions cut at the longest length (? = not known)", "?")
-    if reward in LEARNED:
-        put("reward_accuracy", "How often it agrees with people, 0..1 (? = not known)", "?")
-        put("verifier_seconds", "Seconds a verdict (? = not known)", "?")
-    put("hours", "Hours of this machine to spend (? = not known)", "?")
+            else:
+                found |= answer
+                break
     return Facts(**found)

@@ -16,6 +16,7 @@ from assay.errors import ConfigError, UserError
 from assay.plan.configured import facts_of_config, known_rows
 from assay.plan.decision import Decision, decide
 from assay.plan.facts import Facts
+from assay.plan.table import number
 
 FILE = "decision.md"
 MARK = "<!-- assay plan facts: "
@@ -25,7 +26,7 @@ PILOT_OF = "# The pilot, by assay plan, of "
 
 
 def chosen_by(config: TrainConfig) -> str:
-    """Return the candidate's name that a configuration amounts to."""
+    """Return the method's name that a configuration amounts to."""
     if config.rl is not None:
         return config.algorithm.name
     if config.preference is not None:
@@ -42,7 +43,7 @@ def decision_text(
     learning_rate: str | None = None,
     sections: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """Return the page. chosen: what a run does, where there is one; sections: (heading, text) to add."""
+    """Return the page. chosen: what a run does, if there is one; sections: (heading, text) to add."""
     best = decision.recommended
     lines = [f"{PAGE_OF}{title}", "", f"{MARK}{json.dumps(decision.facts.as_dict())} -->", ""]
     if chosen is not None:
@@ -50,55 +51,34 @@ def decision_text(
         lines += ["## Chosen", "", f"`{chosen}`, {agrees}; the reward: `{reward}`.", ""]
         if learning_rate is not None:
             lines += [f"Peak learning rate: {learning_rate}.", ""]
-    lines += [
-        "## Recommended",
-        "",
-        f"**{best.candidate.title}** (`{decision.name}`): {best.because}.",
-    ]
-    lines += ["", f"Rule `{best.rule}`; {best.source}.", ""]
+    lines += ["## Recommended", "", f"**{best.title}** (`{best.name}`): {best.because}.", ""]
+    lines += [f"Rule `{best.rule}`; {best.source}.", ""]
     if decision.settings:
         lines += ["| set | to | because |", "|---|---|---|"]
         for one in decision.settings:
             lines.append(f"| `{one.key}` | `{json.dumps(one.value)}` | {one.because} |")
         lines.append("")
     lines += ["## Rejected", "", "| method | why not | source |", "|---|---|---|"]
-    same: dict[
-        tuple[str, str], list[str]
-    ] = {}  # a reason is told once, of all that it speaks against
+    same: dict[tuple[str, str], list[str]] = {}  # a reason is told once, of all it speaks against
     for one in decision.rejected:
-        name = f"{one.candidate.title} (`{one.candidate.name}`)"
-        same.setdefault((one.because, one.source), []).append(name)
+        same.setdefault((one.because, one.source), []).append(f"{one.title} (`{one.name}`)")
     for (because, source), names in same.items():
         lines.append(f"| {', '.join(names)} | {because} | {source} |")
     lines += ["", "## Facts", "", "| fact | value |", "|---|---|"]
-    lines += [f"| {name} | {value} |" for name, value in shown_facts(decision.facts).items()]
+    for name, value in decision.facts.as_dict().items():
+        if name != "passes":
+            lines.append(f"| {name.replace('_', ' ')} | {number(value)} |")
+    if (mixed := decision.facts.mixed) is not None:
+        size = decision.facts.group_size
+        lines.append(f"| mixed groups of {size}, expected | {number(mixed)} |")
     for heading, text in sections:
         lines += ["", f"## {heading}", "", text]
     return "\n".join([*lines, "", OUTCOME, "", ""])
 
 
-def shown_facts(facts: Facts) -> dict[str, str]:
-    """Return the known facts as text."""
-    found: dict[str, str] = {}
-    for name, value in facts.as_dict().items():
-        if name == "passes":
-            continue
-        text = str(value)
-        if isinstance(value, float):
-            text = f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
-        found[name.replace("_", " ")] = text
-    if (share := facts.mixed_share()) is not None:
-        found[f"mixed groups of {facts.group_size}, expected"] = f"{share:.4g}"
-    return found
-
-
 def read_facts(path: Path) -> Facts | None:
     """Return the facts of a page that `decision_text` made; None for anything else."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return None
-    for line in lines:
+    for line in text_of(path).splitlines():
         if line.startswith(MARK):
             try:
                 return Facts.from_dict(json.loads(line.removeprefix(MARK).removesuffix(" -->")))
@@ -112,37 +92,35 @@ def run_decision(
 ) -> str:
     """Return the page of a run that begins: by the facts of its plan, or by its own.
 
-    Its plan is the page beside its file that was made of this file, or of the one whose pilot it is, and
-    that is of the same reward, or recommended the stage that is run. The configuration's own values
-    stand over what was planned.
+    Its plan is the page beside its file that was made of this file, or of the one whose pilot it is,
+    and that is of the same reward, or recommended the stage that is run. The configuration's own
+    values stand over what was planned.
     """
     own = facts_of_config(config)
-    own = replace(own, **known_rows(config))
-    facts, source, chosen = own, "as the configuration says", chosen_by(config)
+    facts = own = replace(own, **known_rows(config))
+    source, chosen = "as the configuration says", chosen_by(config)
     planned = _plan_of(config_path) if config_path is not None else None
     recommends = planned is not None and config.rl is None and decide(planned).name == chosen
     if planned is not None and (planned.reward == own.reward or recommends):
-        source = "measured by `assay plan`"
-        tree = planned.as_dict()
+        source, facts = "measured by `assay plan`", planned
         if config.rl is not None:
             names = ("group_size", "max_tokens", "updates_per_batch")
-            tree |= {name: getattr(own, name) for name in names}
-        facts = Facts.from_dict(tree)
-    reward = config.data.verifier if config.rl is not None else facts.reward
+            facts = replace(planned, **{name: getattr(own, name) for name in names})
+    name = config.run.name or (config_path.stem if config_path else "run")
     return decision_text(
         decide(facts),
-        title=f"{config.run.name or (config_path.stem if config_path else 'run')} ({source})",
+        title=f"{name} ({source})",
         chosen=chosen,
-        reward=reward,
+        reward=config.data.verifier if config.rl is not None else facts.reward,
         learning_rate=learning_rate,
     )
 
 
 def _plan_of(config_path: Path) -> Facts | None:
-    """Return the facts of the plan of a configuration file, or of the one that it is the pilot of."""
+    """Return the facts of a configuration file's plan, or of the file's whose pilot it is."""
     page = config_path.parent / FILE
-    known = {config_path.name, owner(config_path)}
-    return read_facts(page) if owner(page) in known - {None} else None
+    known = {config_path.name, owner(text_of(config_path))}
+    return read_facts(page) if owner(text_of(page)) in known - {None} else None
 
 
 def write_page(path: Path, text: str, overwrite: bool = False) -> None:
@@ -150,31 +128,29 @@ def write_page(path: Path, text: str, overwrite: bool = False) -> None:
 
     Raises UserError.
     """
-    found = owner(path)
-    if path.exists() and not overwrite and (found is None or found != _owner_of(text)):
+    found = owner(text_of(path))
+    if path.exists() and not overwrite and (found is None or found != owner(text)):
         whose = "a file that assay plan did not write" if found is None else f"that of {found}"
-        raise UserError(
-            f"--out {path}: found {whose}; accepted: a new place; give another --out, or --overwrite"
-        )
+        accepted = "accepted: a new place; give another --out, or --overwrite"
+        raise UserError(f"--out {path}: found {whose}; {accepted}")
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(
-            f"--out {path}: cannot be written ({error.strerror}); give another"
-        ) from error
+        reason = f"cannot be written ({error.strerror}); give another"
+        raise UserError(f"--out {path}: {reason}") from error
 
 
-def owner(path: Path) -> str | None:
-    """Return what a page or a pilot that was written here is of; None for any other file."""
-    try:
-        return _owner_of(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError):
-        return None
-
-
-def _owner_of(text: str) -> str | None:
+def owner(text: str) -> str | None:
+    """Return what a page or a pilot that was written here is of; None for any other text."""
     first = text.partition("\n")[0]
     if first.startswith(PILOT_OF):
         return first.removeprefix(PILOT_OF)
-    is_page = first.startswith(PAGE_OF) and MARK in text
-    return first.removeprefix(PAGE_OF) if is_page else None
+    return first.removeprefix(PAGE_OF) if first.startswith(PAGE_OF) and MARK in text else None
+
+
+def text_of(path: Path) -> str:
+    """Return a file's text; nothing where it has none that can be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -7,42 +7,30 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-MIB = 2**20
-
 
 def resident_mib() -> float | None:
-    """Return this process's resident memory, what it has freed given back first; None where not told."""
+    """Return this process's resident memory, what it freed given back first; None if not told."""
     with suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
-    return _of_status("self", "VmRSS:")
+    return _line_mib(Path("/proc/self/status"), "VmRSS:")
 
 
-def children_mib(pid: int | None = None) -> float:
+def children_mib() -> float:
     """Return what all processes that this one started hold, pages that they share shared out."""
-    return sum(_proportional_mib(child) for child in _descendants(pid or os.getpid()))
+    return sum(_line_mib(Path(f"/proc/{n}/smaps_rollup"), "Pss:") or 0 for n in _below(os.getpid()))
 
 
-def _of_status(pid: str, key: str) -> float | None:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(key)), None)
-
-
-def _descendants(pid: int) -> list[int]:
+def _below(pid: int) -> list[int]:
     found: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
+        with suppress(OSError):  # the thread has ended
             found += [int(text) for text in path.read_text(encoding="utf-8").split()]
-        except OSError:  # the thread has ended
-            continue
-    return [*found, *(one for child in found for one in _descendants(child))]
+    return [*found, *(one for child in found for one in _below(child))]
 
 
-def _proportional_mib(pid: int) -> float:
+def _line_mib(path: Path, key: str) -> float | None:
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
-    except OSError:  # it has ended
-        return 0.0
-    return sum(int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss:"))
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:  # another system, or the process has ended
+        return None
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(key)), None)

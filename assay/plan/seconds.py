@@ -1,8 +1,8 @@
-"""Seconds of a step, from a small calibration on this machine with this model; nothing of it is kept.
+"""Seconds of a step, from a small calibration on this machine with this model.
 
-A generation is one prompt at a time and then steps of all slots together, each of one cost; an update is
-linear in its tokens with a part (the optimizer's) that does not grow. Two short generations' worth of
-steps and two small updates say both.
+A generation is one prompt at a time and then steps of all slots together, each of one cost. An update
+is linear in its tokens, with a part (the optimizer's) that does not grow. Two short generations and two
+small updates say both.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import heapq
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from assay.config import TrainConfig
-from assay.types import Completion, Group, Problem, Prompt, Verdict
+from assay.config import SamplingConfig, TrainConfig
+from assay.testing import ScriptedGenerator
+from assay.types import Group, Problem, Verdict
 
 if TYPE_CHECKING:
     from assay.training.assemble import Bench
@@ -30,6 +31,9 @@ SHORT = 32  # tokens of a prompt, and of a completion, in the smaller update
 ENOUGH_TOKENS, MOST_TOKENS = 1024, 2048  # of the larger, and of one group's completions
 DRAWS = 20
 
+Learn = Callable[[Sequence[Group]], Any]
+"""What makes one update from groups."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
@@ -41,8 +45,8 @@ class StepSeconds:
 
     @property
     def total(self) -> float:
-        """Seconds of the step: verifiers work while others still generate, but for the last group."""
-        return self.generation + self.verification + self.update
+        """Seconds of the step."""
+        return sum(astuple(self))
 
     def as_dict(self) -> dict[str, float]:
         """Return plain values, for JSON."""
@@ -55,8 +59,11 @@ class StepSeconds:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was measured: seconds of a generation's begin, of a prompt token, of a step of all slots;
-    of an update's fixed part, and of a token in it."""
+    """What was measured, in seconds.
+
+    Of a generation: its begin, a prompt token, a step of all slots. Of an update: its fixed part, and
+    a token in it.
+    """
 
     begin: float
     prompt_token: float
@@ -128,48 +135,38 @@ def calibrate(
     problems: Sequence[Problem],
     prompt_tokens: int,
     completion_tokens: int,
-    learn: Callable[[Sequence[Group]], Any],
-    group_size: int = 8,
+    learn: Learn,
+    group_size: int,
 ) -> Calibration:
-    """Measure on the loaded model. learn: makes one update from groups, which are all of one reward's spread."""
-    begin = prompt_token = decode = 0.0
-    if problems:
-        begin, prompt_token, decode = _time_generation(bench, problems)
-    fixed, per_token = _time_update(learn, prompt_tokens, completion_tokens, group_size)
-    return Calibration(begin, prompt_token, decode, fixed, per_token)
+    """Measure on the loaded model; without problems nothing is generated."""
+    generation = _time_generation(bench, problems) if problems else (0.0, 0.0, 0.0)
+    update = _time_update(learn, prompt_tokens, completion_tokens, group_size)
+    return Calibration(*generation, *update)
 
 
 def _time_generation(bench: Bench, problems: Sequence[Problem]) -> tuple[float, float, float]:
-    """Return seconds of a generation's begin, of a prompt token and of a decoding step, all slots full."""
-    slots = bench.config.engine.slots
+    """Return seconds of a begin, of a prompt token and of a decoding step, all slots full."""
+    slots, sampling = bench.config.engine.slots, bench.config.sampling
     group_size = max(1, -(-slots // min(len(problems), 4)))
-    chosen = [
-        replace(one, draw=CALIBRATION_DRAW) for one in list(problems[: -(-slots // group_size)])
-    ]
-    sampling = bench.config.sampling.model_copy(
-        update={"max_tokens": min(DECODED_STEPS, bench.config.sampling.max_tokens), "stop": ()}
-    )
-    found: list[tuple[float, float, float]] = []
+    count = min(len(problems), -(-slots // group_size))
+    chosen = [replace(problems[n], draw=CALIBRATION_DRAW) for n in range(count)]
+    most = min(DECODED_STEPS, sampling.max_tokens)
+    sampling = sampling.model_copy(update={"max_tokens": most, "stop": ()})
+    found = (0.0, 0.0, 0.0)
     for _ in range(2):  # the first meets shapes that no kernel has been made for
         started = time.perf_counter()
         bench.generator.generate(chosen, sampling, group_size)
         seconds, stats = time.perf_counter() - started, bench.generator.stats
-        begin = max(0.0, seconds - stats.seconds)
-        found.append(
-            (
-                begin,
-                stats.prefill_seconds / max(1, stats.prompt_tokens),
-                (stats.decode_seconds + stats.postprocess_seconds) / max(1, stats.num_steps),
-            )
+        found = (
+            max(0.0, seconds - stats.seconds),
+            stats.prefill_seconds / max(1, stats.prompt_tokens),
+            (stats.decode_seconds + stats.postprocess_seconds) / max(1, stats.num_steps),
         )
-    return found[-1]
+    return found
 
 
 def _time_update(
-    learn: Callable[[Sequence[Group]], Any],
-    prompt_tokens: int,
-    completion_tokens: int,
-    group_size: int,
+    learn: Learn, prompt_tokens: int, completion_tokens: int, group_size: int
 ) -> tuple[float, float]:
     """Return an update's fixed seconds, and those of a token, from two small ones.
 
@@ -178,8 +175,8 @@ def _time_update(
     """
     siblings = min(group_size, max(2, MOST_TOKENS // completion_tokens))
     short = _groups(1, min(prompt_tokens, SHORT), min(completion_tokens, SHORT), siblings)
-    count = round(ENOUGH_TOKENS / (prompt_tokens + siblings * completion_tokens))
-    long = _groups(max(2, count), prompt_tokens, completion_tokens, siblings)
+    count = max(2, round(ENOUGH_TOKENS / (prompt_tokens + siblings * completion_tokens)))
+    long = _groups(count, prompt_tokens, completion_tokens, siblings)
     learn(short)
     seconds: list[float] = []
     for groups in (short, long):
@@ -194,40 +191,18 @@ def _time_update(
 
 
 def _num_tokens(groups: Sequence[Group]) -> int:
-    return sum(
-        len(one.prompt.tokens) + sum(len(row.tokens) for row in one.completions) for one in groups
-    )
+    parts = [(one.prompt, *one.completions) for one in groups]
+    return sum(len(one.tokens) for group in parts for one in group)
 
 
-def _groups(count: int, prompt_tokens: int, completion_tokens: int, group_size: int) -> list[Group]:
-    """Return groups of tokens that any model has."""
-    return [_group(number, prompt_tokens, completion_tokens, group_size) for number in range(count)]
-
-
-def _group(number: int, prompt_tokens: int, completion_tokens: int, siblings: int) -> Group:
-    rng = np.random.default_rng((number, siblings))
-    nothing = np.zeros(completion_tokens, np.float32)
-    completions = tuple(
-        Completion(
-            id=f"calibration-{number}/{index}",
-            text="",
-            tokens=rng.integers(3, 100, completion_tokens).astype(np.int32),
-            behavior_logprobs=nothing,
-            model_logprobs=nothing,
-            sampled=np.ones(completion_tokens, np.bool_),
-        )
-        for index in range(siblings)
-    )
-    prompt = Prompt("calibration", rng.integers(3, 100, prompt_tokens).astype(np.int32))
-    return Group(Problem(f"calibration-{number}", "calibration"), prompt, completions)
+def _groups(count: int, prompt_tokens: int, completion_tokens: int, siblings: int) -> list[Group]:
+    """Return made-up groups, of a token that any model has."""
+    problems = [Problem(f"calibration-{n}", " " * prompt_tokens) for n in range(count)]
+    made_up = ScriptedGenerator(lambda problem, sibling: " " * completion_tokens)
+    return made_up.generate(problems, SamplingConfig(), siblings)
 
 
 def spread_verdicts(groups: Sequence[Group]) -> list[list[Verdict]]:
     """Return verdicts of which every other is right, so that each group carries gradient."""
-    return [
-        [
-            Verdict.of_score(float(index % 2), "calibration@1")
-            for index in range(len(one.completions))
-        ]
-        for one in groups
-    ]
+    one = [Verdict.of_score(score, "calibration@1") for score in (0.0, 1.0)]
+    return [[one[n % 2] for n in range(len(group.completions))] for group in groups]

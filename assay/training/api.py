@@ -19,7 +19,7 @@ from assay.data.traces import load_traces
 from assay.errors import ConfigError, RunError, VerifierError
 from assay.learn.algorithms import describe
 from assay.model.probe import prove_lean
-from assay.plan import plan_memory
+from assay.plan.memory import plan_memory
 from assay.run.files import check_folder, check_output
 from assay.run.names import find_checkpoint
 from assay.run.summary import summarize

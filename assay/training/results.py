@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from assay.plan import MemoryPlan
+from assay.plan.memory import MemoryPlan
 from assay.run.files import read_events, read_step_rows
 from assay.run.metrics import Gain, error_words, gain_between, kind_of
 from assay.run.patience import FINISHED_EARLY

@@ -11,7 +11,7 @@ from model_batches import make_batch
 from assay.config import parse
 from assay.learn.memory import RecomputedActivations
 from assay.model.decoder import hidden_states
-from assay.plan import MIB, plan_memory
+from assay.plan.memory import MIB, plan_memory
 from assay.testing import tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,11 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.errors import ConfigError
-from assay.plan.candidates import CANDIDATES
 from assay.plan.decision import decide
 from assay.plan.facts import Facts, Reward
-from assay.plan.objections import OBJECTIONS
-from assay.plan.rules import RULES
+from assay.plan.table import (
+    KINDS,
+    LIMITS,
+    OBJECTIONS,
+    REWARDS,
+    RULES,
+    SETTINGS,
+    figures_of,
+    holds,
+    known_of,
+    told,
+)
 
 SOUND = Facts(
     reward="answer",
@@ -128,7 +137,7 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", [rule.name for rule in RULES])
+@pytest.mark.parametrize("name", dict.fromkeys(row.rule for row in RULES))
 def test_each_rule_recommends_in_its_case_and_not_over_its_edge(name: str) -> None:
     facts, verdict, over = CASES[name]
     inside = decide(replace(SOUND, **facts))
@@ -155,35 +164,38 @@ def test_reasons_carry_the_figure_that_decided() -> None:
     easy = decide(replace(SOUND, pass_at_1=0.97))
     assert "97.0%" in easy.recommended.because and "22% of groups" in easy.recommended.because
     tight = decide(replace(SOUND, group_size=1, critic_mib=7001.0))
-    (ppo,) = [one for one in tight.rejected if one.candidate.name == "ppo"]
+    (ppo,) = [one for one in tight.rejected if one.name == "ppo"]
     assert ppo.because == "a critic takes 7001 MiB, and 7000 MiB are left"
     noted = decide(replace(SOUND, attacks_accepted=3)).rejected
-    (grpo,) = [one for one in noted if one.candidate.name == "grpo"]
+    (grpo,) = [one for one in noted if one.name == "grpo"]
     assert "not before this" in grpo.because and "3 of 40" in grpo.because
 
 
 def test_the_last_objection_to_each_candidate_always_applies() -> None:
-    for name in CANDIDATES:
-        of_it = [one for one in OBJECTIONS if one.candidate == name]
+    for name in KINDS:
+        of_it = [row.when for row in OBJECTIONS if row.method == name]
         assert of_it, f"nothing ever speaks against {name}"
-        assert of_it[-1].when(Facts()) and of_it[-1].when(SOUND)
+        assert "" not in of_it[:-1] and not of_it[-1], f"of {name} the last row alone has no when"
 
 
 def test_rows_of_both_tables_are_candidates() -> None:
     from assay.learn.algorithms import ALGORITHMS
     from assay.learn.preference_table import PREFERENCES
 
-    assert {*ALGORITHMS, *PREFERENCES} <= CANDIDATES.keys()
-    methods = {one.name for one in CANDIDATES.values() if one.kind in ("online", "preference")}
+    assert {*ALGORITHMS, *PREFERENCES} <= KINDS.keys()
+    methods = {name for name, kind in KINDS.items() if kind in ("online", "preference")}
     assert methods <= {*ALGORITHMS, *PREFERENCES}
 
 
-def test_the_cold_start_floor_is_the_one_that_a_run_warns_below() -> None:
-    from assay.plan.rules import COLD_START_FLOOR, MAX_NOT_JUDGED
+def test_the_tables_figures_are_those_that_stand_elsewhere() -> None:
+    from assay.config import GuardConfig
+    from assay.learn.algorithms import IMPORTANCE_CAP
     from assay.training import stage
 
-    assert stage.COLD_START_FLOOR == COLD_START_FLOOR
-    assert Facts().max_tokens == 256 and MAX_NOT_JUDGED == 0.25
+    assert LIMITS["COLD_START_FLOOR"] == stage.COLD_START_FLOOR
+    assert Facts().max_tokens == 256 and LIMITS["MAX_NOT_JUDGED"] == GuardConfig().max_not_judged
+    caps = {row.value for row in SETTINGS if row.key == "algorithm.importance_cap"}
+    assert caps == {IMPORTANCE_CAP} and [*REWARDS] == [*get_args(Reward)]
 
 
 shares = st.none() | st.floats(0, 1)
@@ -234,16 +246,56 @@ any_facts = st.builds(
 @given(any_facts)
 def test_every_candidate_is_recommended_or_rejected_with_a_reason(facts: Facts) -> None:
     decision = decide(facts)
-    names = [decision.name, *(one.candidate.name for one in decision.rejected)]
-    assert sorted(names) == sorted(CANDIDATES)
+    names = [decision.name, *(one.name for one in decision.rejected)]
+    assert sorted(names) == sorted(KINDS)
     reasons = [decision.recommended.because, *(one.because for one in decision.rejected)]
     assert all(reasons) and not any("?" in one or "None" in one or "  " in one for one in reasons)
     assert decide(facts).as_dict() == decision.as_dict()
     assert Facts.from_dict(facts.as_dict()) == facts
 
 
+@given(any_facts)
+def test_every_row_of_the_table_can_be_read(facts: Facts) -> None:
+    """Conditions and texts name facts that there are; a text that applies knows its figures."""
+    known = known_of(facts)
+    figures = figures_of(known)
+    for row in (*RULES, *OBJECTIONS):
+        text = told(row.because, figures)
+        assert "{" not in text and "[" not in text
+        assert not holds(row.when, known) or "None" not in text, (row, text)
+
+
+def test_a_fact_that_is_not_known_decides_nothing() -> None:
+    known = known_of(Facts(reward="judge", pass_at_1=0.2))
+    for when in ("truncated > 0.1", "truncated <= 0.1", "mixed > 0 and truncated > 0.1"):
+        assert not holds(when, known)
+    for when in ("", "pass_at_1 > 0.1", "pass_at_1 < FEW_MIXED and not experts", "can_sample"):
+        assert holds(when, known)
+    assert holds("reward in LEARNED and reward in judge|pairs and reward not in CHECKED", known)
+    assert not holds("reward in pairs", known) and not holds("experts", known)
+    with pytest.raises(ValueError, match="is no comparison"):
+        holds("pass_at_1 is about 0.2", known)
+
+
+def test_a_text_leaves_out_what_is_not_known() -> None:
+    figures = {"a": "1", "b": None}
+    assert told("x {a}[, y {b}][, z {a}]", figures) == "x 1, z 1"
+    assert told("[{b} known|{a} instead|nothing]; [{b}|nobody knows]", figures) == (
+        "1 instead; nobody knows"
+    )
+
+
+def test_figures_are_read_as_people_write_them() -> None:
+    facts = replace(SOUND, verifier_seconds=9.96, hours=3.0, reference_mib=0.0, keep_close=True)
+    figures = figures_of(known_of(facts))
+    assert figures["pass_at_1"] == "30%" and figures["false_rejects"] == "1.0%"
+    assert figures["verifier_seconds"] == "9.96" and figures["hours"] == "3"
+    assert figures["base_mib"] == "1000 MiB" and figures["reference_mib"] is None
+    assert figures["keep_close"] == "yes" and figures["reward"] == "a checked answer"
+
+
 def reason(facts: Facts, name: str) -> str:
-    (found,) = [one.because for one in decide(facts).rejected if one.candidate.name == name]
+    (found,) = [one.because for one in decide(facts).rejected if one.name == name]
     return found
 
 

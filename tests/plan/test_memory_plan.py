@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from assay.config import LoraConfig, TrainConfig, parse
-from assay.plan import MIB, plan_memory
-from assay.plan.memory import measure_libraries
+from assay.plan.memory import MIB, measure_libraries, plan_memory
 from assay.testing import tiny_model
 
 MEASURE = """
@@ -21,7 +20,7 @@ import json, sys
 from pathlib import Path
 import torch, transformers
 from assay.config import build
-from assay.plan import plan_memory
+from assay.plan.memory import plan_memory
 from assay.testing import save_tiny_model
 from assay.training.api import train
 from assay.model.load import load_model
