@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
-from assay.verify.answers.marked import clipped, last_marks, retraction, unwrapped
+from assay.verify.answers.commitment import clipped, last_marks, retraction, unwrapped
 from assay.verify.base import Field, Part, Verifier, known_errors
 
 MAX_CHOICE = 400  # characters of a label with its option's text
@@ -457,5 +457,5 @@ CHOICE = Verifier(
     known_errors=known_errors("choice"),
     text_only=True,
     cached=True,
-    modules=("assay.verify.answers.choice", "assay.verify.answers.marked", "assay.types"),
+    modules=("assay.verify.answers", "assay.types"),
 )

@@ -1,6 +1,7 @@
-"""Which answer a text commits to: boxes, answer tags, phrases, or a text that only is an answer.
+"""Which mathematical answer a text commits to: a box, a tag, a phrase, or a reply that is one.
 
-The last commitment counts. Boxes or tags that stand together are one commitment of several parts.
+The last commitment counts. What follows it at once may take it back, correct it, or add an
+alternative, which makes it one of several parts.
 """
 
 from __future__ import annotations
@@ -10,27 +11,35 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from assay.verify.answers.math_phrases import (
-    ANCHOR,
-    CONNECTIVE,
-    MAX_ANSWER,
+from assay.verify.answers.commitment import (
+    MAX_TEXT,
+    Mark,
+    last_run,
+    marks,
+    meant,
+    phrases,
+    shown,
+)
+from assay.verify.answers.latex_text import canonical
+from assay.verify.answers.math_policy import Fallback
+from assay.verify.answers.phrases import opens, pattern, says
+from assay.verify.answers.plain_numbers import read_number
+from assay.verify.answers.sentences import (
+    DISPLAY,
+    MATH_PHRASES,
+    MAX_SENTENCE,
     MAX_SHORT,
-    find_phrase,
     is_answer_alone,
+    is_phrase,
     numbers_of,
     of_final_emphasis,
     of_last_line,
     of_last_sentence,
     of_one_sentence,
+    value_of,
 )
-from assay.verify.answers.math_policy import Fallback
-from assay.verify.answers.math_retract import is_disowned, second_thought
-from assay.verify.answers.math_shown import in_symbols, shown_text
-from assay.verify.answers.plain_numbers import read_number
 
-MAX_SCANNED = 100_000  # characters at the end of a text in which an answer is looked for
-MAX_NESTED = 8  # boxes inside one another
-MAX_MARKS = 2000  # boxes and tags that are looked at, the last ones
+MAX_ANSWER = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,35 +58,22 @@ class Commitment:
     how: str = ""
 
 
-_HOPE = re.compile(r"\bI hope (?:it|this) (?:is correct|helps)[.!]*$", re.IGNORECASE)
-_BOX = re.compile(r"(?:\\|\x08|(?<![A-Za-z\\]))(?:d?boxed|oxed|fbox|framebox)\s*(\{|\\?[\w.]+)")
 _SPACES = re.compile(r"[ \t]{3,}|\n{3,}")
-_ANSWER_TAG = re.compile(r"<\s*(/?)\s*(?:final[_ ]?)?answer\s*>", re.IGNORECASE)
-_JOINING = re.compile(
-    r"^(?:[\s,;.&$]|\\[\[\]()]|\\q?quad|\\[,;:! n]|\\\\|\\text\s*\{\s*(?:and|or|,)\s*\}|\(?[a-z\d]{1,3}[).:]|[-*•]"
-    r"|(?:and|or|alternatively|maybe|perhaps)\b|[A-Za-z]\w*(?:_\{?\w+\}?)?\s*(?:\(\w\))?\s*=)*$",
-    re.IGNORECASE,
-)
-_OR = re.compile(
-    r"\b(?:or|alternatively|maybe|perhaps|possibl\w*|possibilit\w*|either|could|might|guess\w*|option\w*|another|else"
-    r"|otherwise|choice|candidate\w*|try)\b",
-    re.IGNORECASE,
-)
-_DERIVING = re.compile(
-    r"\b(?:so|thus|hence|therefore|then|wait|actually|no|nope|oops|sorry|mean|meant|scratch|correct\w*|mistake\w*|wrong|instead|rather|final\w*|which|gives?"
-    r"|becomes?|simplif\w*|impl\w+|check\w*|verif\w*|because|since|now|after|next|using|from|is)\b|=",
+_LEAD_IN = re.compile(
+    r"\\(?:text|mbox|textbf|mathrm)\s{0,4}\{(\s{0,4}(?:(?:so|thus|hence|therefore),?\s)?(?:the\s|my\s)?"
+    r"(?:final\s|correct\s)?(?:answer|result)s?\s{0,4}(?:is|are|:|=)?:?\s{0,4})\}",
     re.IGNORECASE,
 )
 _SPOKEN_BOX = re.compile(r"\\(?:text|mbox|textbf|mathrm)\s*\{([^{}]*)\}")
 _SIGN = re.compile(r"(?:(?<=[=$(\s])|^)-(?:\\!|\\,)?$")
 _TAIL = re.compile(
-    r"\s?\\(?:cdot|times)\s?\d[^\s$.,;)]{0,20}|\^(?!\{?\s?\\(?:circ|text))(?:\{[^{}]{0,20}\}|\d)|\.\d{1,20}(?!\d)"
+    r"\s?\\(?:cdot|times)\s?\d[^\s$.,;)]{0,20}|\^(?!\{?\s?\\(?:circ|text))(?:\{[^{}]{0,20}\}|\d)"
+    r"|\.\d{1,20}(?!\d)"
     r"|\s(?:hundred|thousand|million|billion|trillion|dozen|squared|cubed|factorial)\b",
     re.IGNORECASE,
 )
-_ABOUT = re.compile(r"\b(?:approximately|about|around|roughly|approx)\b|≈|\\approx", re.IGNORECASE)
 _ARROW = re.compile(
-    r"^(?:(?:=+>|-+>|→|⇒|⟹|∴|=|\\(?:Rightarrow|implies|therefore|to|rightarrow)\b)\s*)+"
+    r"(?:(?:=+>|-+>|[→⇒⟹∴=]|\\(?:Rightarrow|implies|therefore|to|rightarrow)\b)\s*)+"
 )
 _OBJECT = re.compile(
     r"\{\s*\"(?:final[_ ]?)?(?:answer|result)\"\s*:[^{}\[\]]{1,200}\}", re.IGNORECASE
@@ -85,9 +81,16 @@ _OBJECT = re.compile(
 _QUOTED = re.compile(
     r"```\w*\n([^`]{1,300})\n?```|>\s*([^>\n]{1,300})|[\"“']([^\"“”\n]{1,300})[\"”']"
 )
-_CUT_OFF = re.compile(
-    r"(?:[=+/^({\\-]|(?<!\*)\*)\s*$|\\f?boxed\b|<answer>"
-)  # inside a formula, a box or a tag
+_CUT_OFF = re.compile(r"(?:[=+/^({\\-]|(?<!\*)\*)\s*$|\\f?boxed\b|<answer>")
+_EDGES = re.compile(r"^(?:[\s,\"“‘…]|\.{2,5}(?=\s))+|[\s\"”✅✔☑🎉👍\ufe0f]+$")
+_WORKED = re.compile(
+    r"(?:,\s(?:which\s(?:is|equals)|that\sis,?|i\.e\.,?|namely)|\s=)\s(-?\d[\d.,/]*)$"
+)
+_LOOKS_LIKE_A_VALUE = re.compile(r"^\W{0,4}\\?[$\d(\[.-]|[\\^]")
+_STOP = re.compile(
+    r"(?<!\b[A-Z])\.\s+(?=[A-Z\W]|\d+\s(?:would\sbe|is|was)\s(?:too|not|wrong|impossible)\b)"
+    r"|[。！？]|(?<=[a-z]{2})!(?=\s|$)|\s+####"
+)
 
 
 def find_answer(
@@ -101,86 +104,225 @@ def find_answer(
     only a mark that is closed counts.
     """
     truncated = truncated and not text.endswith("\n")
-    text = _SPACES.sub(lambda m: m[0][:2], shown_text(text[-MAX_SCANNED:]).strip())
-    plain = _HOPE.sub("", text.rstrip()).strip()
-    hoped, text = len(plain) < len(text.strip()), plain
+    text = _SPACES.sub(lambda m: m[0][:2], shown(text[-MAX_TEXT:]))
+    text = _LEAD_IN.sub(r"\1", text) if "\\" in text else text
+    plain = pattern("hope").sub("", text).strip()
+    hoped, text = len(plain) < len(text), plain
     if not text:
         return None
-    marked = boxes_of(text) if "oxed" in text or "box" in text else []
-    marked += _tags(text) if ">" in text else []
-    marked = [_with_operators(text, mark) for mark in sorted(marked)[-MAX_MARKS:]]
-    found, end = _last_run(text, marked)
-    phrase = find_phrase(text, end, only_values=found is not None, truncated=truncated)
-    if phrase is not None and not _is_approximation(phrase[0], text[end : phrase[2]], found):
-        values, words, end = phrase
-        found = Commitment(values, phrase=words, how="phrase")
+    every = [_with_operators(text, mark) for mark in marks(text)]
+    found = _marked(text, every)
+    end = every[-1].end if every else 0
+    said = find_phrase(text, end, beside_box=found is not None, truncated=truncated)
+    if said is not None and not _is_approximation(said, text[end : said.end], found):
+        found, end = Commitment(said.values, phrase=said.phrase, how="phrase"), said.end
     if found is not None:
         found = _with_second_thought(found, text[end:], truncated)
-    elif not marked and not truncated:
+    elif not every and not truncated:
         found = _unmarked(text, fallback, hoped)
     if found is None or any(len(part) > MAX_ANSWER for part in found.parts):
         return None
-    return replace(found, parts=tuple(in_symbols(part) for part in found.parts))
+    return found
+
+
+def _marked(text: str, every: list[Mark]) -> Commitment | None:
+    """Return the last boxes or tags that stand together."""
+    every = meant(text, every)
+    run = last_run(text, every)
+    parts = _unique(run)
+    if not parts:
+        return None
+    earlier = tuple(part for part in _unique(every[: -len(run)]) if part not in parts)
+    how = "tag" if text[run[-1].start] == "<" else "box"
+    return Commitment(parts, earlier, how=how)
+
+
+def _with_operators(text: str, mark: Mark) -> Mark:
+    """Return a box with what makes its value another one outside it: a minus, a power, million."""
+    if text[mark.start] == "<" or not mark.content.strip():
+        return mark
+    start, end, content = mark.start, mark.end, mark.content
+    if sign := _SIGN.search(text[max(0, start - 4) : start]):
+        start, content = start - len(sign[0]), f"-({content})" if "+" in content else f"-{content}"
+    if tail := _TAIL.match(text[end : end + 60]):
+        end, content = end + tail.end(), content + tail[0]
+    return Mark(start, mark.inside, end, content)
+
+
+def _unique(found: Iterable[Mark]) -> tuple[str, ...]:
+    parts = dict.fromkeys(_inner(mark.content.strip()) for mark in found)
+    return tuple(part for part in parts if part)
+
+
+def _inner(content: str) -> str:
+    """Return the answer inside a box or tag, which may hold a phrase of its own."""
+    if (spoken := _SPOKEN_BOX.fullmatch(content)) and is_phrase(spoken[1]):
+        content = spoken[1].strip().rstrip(".")
+    if len(content) > MAX_SHORT or "\n" in content or is_phrase(content):
+        said = find_phrase(content, 0)
+        if said is not None:
+            return ", ".join(said.values)
+    return content if len(content) <= MAX_ANSWER else ""
 
 
 def _with_second_thought(found: Commitment, rest: str, truncated: bool) -> Commitment | None:
-    """Add what follows at once as an alternative, 5 (or maybe 6), or put it in its place: 5. No, 6."""
-    thought = second_thought(rest)
-    if thought is None:
+    """Take back, replace or complete an answer by what follows at once: 5. No, 6; 5 (or maybe 6)."""
+    rest = rest[:200]
+    thought = opens("beside", rest)
+    if thought is None or not thought["line"]:
+        if corrected := opens("corrected", rest):
+            value = corrected["value"].strip(" $(*\\")
+            cut_off = truncated and len(rest) < 200
+            return Commitment((value,), how="correction") if value and not cut_off else None
+        if opens("taken_back", rest):
+            return None
+    if thought is None or (
+        re.match(r"\W*but\b", rest)
+        and not re.search(r"\b(?:could|might|may|maybe|perhaps)\b", thought[0])
+    ):
         return found
-    value, replaces = thought
-    if replaces:
-        cut_off = truncated and len(rest) < 200
-        return Commitment((value,), how="correction") if value and not cut_off else None
-    if value is None or value in found.parts:
-        return found
-    return Commitment((*found.parts, value), how=found.how)
+    value = next(filter(None, thought.groups()))
+    return found if value in found.parts else Commitment((*found.parts, value), how=found.how)
 
 
-def _is_approximation(values: tuple[str, ...], said: str, box: Commitment | None) -> bool:
-    """Whether a phrase only says about how much the box before it is, which it does not overrule."""
-    if box is None or len(values) != 1 or len(box.parts) != 1 or not _ABOUT.search(said):
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a phrase says: its values, the whole phrase where that may be the answer, its end."""
+
+    values: tuple[str, ...]
+    phrase: str
+    end: int
+
+
+def _is_approximation(said: Said, words: str, box: Commitment | None) -> bool:
+    """Whether a phrase only says about how much the box before it is, which it cannot overrule."""
+    if box is None or len(said.values) != 1 or len(box.parts) != 1 or not says("about", words):
         return False
-    about, exact = read_number(values[0].strip("$ ")), read_number(box.parts[0].strip("$ "))
+    about, exact = (read_number(each.strip("$ ")) for each in (said.values[0], box.parts[0]))
     if about is None or exact is None:
         return about is not None
     return abs(about.value - exact.value) * 100 <= abs(exact.value)
 
 
-def _with_operators(text: str, mark: tuple[int, int, str]) -> tuple[int, int, str]:
-    """Return a mark with what makes its value another one outside it: a minus, a power, million."""
-    start, end, content = mark
-    if text[start] == "<" or not content.strip():
-        return mark
-    if sign := _SIGN.search(text[max(0, start - 4) : start]):
-        start, content = start - len(sign[0]), f"-({content})" if "+" in content else f"-{content}"
-    if tail := _TAIL.match(text[end : end + 60]):
-        end, content = end + tail.end(), content + tail[0]
-    return start, end, content
+def find_phrase(
+    text: str, start: int, beside_box: bool = False, truncated: bool = False
+) -> Said | None:
+    """Return what the last phrase such as "the answer is" after ``start`` says.
+
+    beside_box: the phrase may overrule a box before it only by a number or a formula. Phrases that
+    follow one another at once, or that and, or and the like join, are one commitment of several
+    values; where one corrects or denies what is before it, the last one counts.
+    """
+    found = phrases(text, start, *MATH_PHRASES, beside_box=beside_box)
+    for index in range(len(found) - 1, -1, -1):
+        said = _said(text, found[index], beside_box, truncated)
+        if said is None:
+            continue
+        values = list(said.values)
+        later = found[index]
+        for match in reversed(found[:index]):
+            before = _said(text, match, beside_box, truncated)
+            if before is None or not _are_joined(text, match, before, later):
+                break
+            values[:0] = before.values
+            later = match
+        return replace(said, values=tuple(dict.fromkeys(values)))
+    return None
+
+
+def _are_joined(text: str, first: re.Match[str], said: Said, later: re.Match[str]) -> bool:
+    """Whether two phrases are one commitment: nothing but and, or or the like stands between."""
+    if said.end > later.start():  # the later phrase stands inside what the first one says
+        return bool(says("joins", text, first.end(), later.start()))
+    if opens("lead", later[0]) or re.match(r"not\b", said.values[0]):
+        return False
+    return bool(pattern("between").fullmatch(text, said.end, later.start()))
+
+
+def _said(text: str, match: re.Match[str], beside_box: bool, truncated: bool) -> Said | None:
+    """Return what follows a phrase, or None where it says nothing."""
+    if (beside_box and _is_weak(text, match)) or says("given", match[0]):
+        return None
+    content, end = _content_after(text, match.end())
+    if truncated and end >= len(text.rstrip()):
+        return None  # the rest of it was cut off
+    content = _EDGES.sub("", pattern("approximate").sub("", _EDGES.sub("", content))).rstrip(".")
+    content = _balanced(pattern("not_that").sub("", pattern("not_but").sub("", content)))
+    if (worked := _WORKED.search(content)) and says("changed", content, 0, worked.start()):
+        content = worked[1]  # the square root of 36, which is 6
+    if not content or says("false", content):
+        return None
+    reason = says("reason", content)
+    if reason and reason.start() and not says("by_case", reason[0]):
+        head = content[: reason.start()].strip()
+        content = content if value_of(head) is None else head
+    if beside_box and not (_LOOKS_LIKE_A_VALUE.search(content) and is_answer_alone(content)):
+        return None
+    value = value_of(content)
+    if value is not None and not _names_another(content):
+        return Said((value,), content, end)
+    return Said((content,), "", end) if len(content) <= MAX_SENTENCE and not beside_box else None
+
+
+def _names_another(content: str) -> bool:
+    """Whether a phrase that begins with a number goes on to another one: 5 even though 6."""
+    if not re.match(r"[-$\\(*]{0,3}\d", content) or "=" in content or is_answer_alone(content):
+        return False
+    return len({canonical(number) for _, _, number in numbers_of(content)}) > 1
+
+
+def _balanced(content: str) -> str:
+    """Drop a closing bracket or dollar at the end that was opened before the phrase."""
+    content = re.sub(r"\*{1,2}!+$", "", content)
+    if content.count("**") == 1:
+        content = content.replace("**", "")
+    if content.endswith(")") and content.count(")") > content.count("("):
+        content = content[:-1].rstrip(". ")
+    if content.endswith("$") and content.count("$") == 1 and content[:-1].strip():
+        content = f"${content[:-1].strip()}$"
+    return content
+
+
+def _is_weak(text: str, match: re.Match[str]) -> bool:
+    """Whether a phrase is too vague to overrule a box: neither at a line's start nor final or is."""
+    opens_line = not text[: match.start()].rpartition("\n")[2].strip()
+    return not opens_line and not re.search(r"####|final|\bis\b", match[0], re.IGNORECASE)
+
+
+def _content_after(text: str, position: int) -> tuple[str, int]:
+    """Return the sentence or the displayed formula that begins at ``position``, and its end."""
+    rest = text[position : position + 4 * MAX_ANSWER]
+    stripped = rest.lstrip(" \t:*_")
+    if stripped.startswith("\n"):
+        stripped = stripped.lstrip()
+    position += len(rest) - len(stripped)
+    if display := re.match(DISPLAY, stripped, re.DOTALL):
+        return display[0], position + display.end()
+    sentence = _STOP.split(stripped.partition("\n")[0], maxsplit=1)[0]
+    return sentence.strip().strip("*").rstrip(".。").strip(), position + len(sentence)
 
 
 def _unmarked(text: str, fallback: Fallback, hoped: bool) -> Commitment | None:
     """Return the answer of a text in which nothing marks one."""
     if _CUT_OFF.search(text):
-        return None
-    if (quoted := _QUOTED.fullmatch(text)) is not None:
+        return None  # inside a formula, a box or a tag
+    if quoted := _QUOTED.fullmatch(text):
         text = next(filter(None, quoted.groups())).strip()
     if _OBJECT.fullmatch(text):
         return _of_object(text)
-    text = _ARROW.sub("", text)
-    said = CONNECTIVE.sub("", text)
+    if arrow := _ARROW.match(text):
+        text = text[arrow.end() :]
+    said = pattern("connective").sub("", text)
     if said and is_answer_alone(said):
         return Commitment((said,), phrase=said if said != text else "", how="whole")
     for rule in (of_one_sentence, of_last_line, of_final_emphasis):
         if (value := rule(text)) is not None:
             return Commitment((value,), how=rule.__name__.removeprefix("of_"))
     if fallback == "sentence" or hoped:
-        said = of_last_sentence(text)
-        return Commitment((said[0],), phrase=said[1], how="sentence") if said else None
-    if fallback == "last_number":
-        numbers = numbers_of(text)
-        return Commitment((numbers[-1][2],), how="last_number") if numbers else None
-    return None
+        last = of_last_sentence(text)
+        return Commitment((last[0],), phrase=last[1], how="sentence") if last else None
+    numbers = numbers_of(text) if fallback == "last_number" else []
+    return Commitment((numbers[-1][2],), how="last_number") if numbers else None
 
 
 def _of_object(text: str) -> Commitment | None:
@@ -192,93 +334,3 @@ def _of_object(text: str) -> Commitment | None:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)) or not str(value):
         return None
     return Commitment((str(value).strip(),), how="object")
-
-
-def _tags(text: str) -> list[tuple[int, int, str]]:
-    """Return (start, end, content) of every closed pair of answer tags, innermost only."""
-    found: list[tuple[int, int, str]] = []
-    opened: tuple[int, int] | None = None
-    for match in _ANSWER_TAG.finditer(text):
-        if not match[1]:
-            opened = match.span()
-        elif opened is not None:
-            found.append((opened[0], match.end(), text[opened[1] : match.start()]))
-            opened = None
-    return found
-
-
-def boxes_of(text: str) -> list[tuple[int, int, str]]:
-    """Return (start, end, content) of every closed box, outermost only."""
-    found: list[tuple[int, int, str]] = []
-    position = 0
-    while match := _BOX.search(text, position):
-        if match[1] != "{":
-            if match[0].startswith(("\\", "\x08")):
-                found.append((match.start(), match.end(), match[1]))
-            position = match.end()
-            continue
-        depth, end = 1, match.end()
-        while end < len(text) and depth:
-            if text[end] == "\\":
-                end += 2
-                continue
-            depth += (text[end] == "{") - (text[end] == "}")
-            end += 1
-        if depth or end > len(text):
-            break  # cut off inside the box: nothing was committed
-        found.append((match.start(), end, text[match.end() : end - 1]))
-        position = end
-    return found
-
-
-def _last_run(text: str, marked: list[tuple[int, int, str]]) -> tuple[Commitment | None, int]:
-    """Return the last boxes or tags that stand together, and where they end."""
-    marked = [mark for n, mark in enumerate(marked) if n == 0 or mark[0] >= marked[n - 1][1]]
-    filled = [mark for mark in marked if mark[2].strip() and not is_disowned(text, *mark[:2])]
-    if not filled:
-        return None, marked[-1][1] if marked else 0
-    run = [filled[-1]]
-    for mark in reversed(filled[:-1]):
-        if not _stand_together(text[mark[1] : run[0][0]]):
-            break
-        run.insert(0, mark)
-    parts = _unique(_inner(content) for _, _, content in run)
-    if not parts:
-        return None, filled[-1][1]
-    earlier = _unique(_inner(content) for _, _, content in filled[: -len(run)])
-    earlier = tuple(part for part in earlier if part not in parts)
-    how = "tag" if text[run[-1][0]] == "<" else "box"
-    return Commitment(parts, earlier, how=how), filled[-1][1]
-
-
-def _stand_together(between: str) -> bool:
-    """Whether what stands between two marks makes them one commitment, or alternatives."""
-    if len(between) <= 60 and _JOINING.match(between):
-        return True
-    if len(between) <= 120 and _OR.search(between):
-        return True
-    return len(between) <= 40 and not _DERIVING.search(between)
-
-
-def _inner(content: str, depth: int = 0) -> str:
-    """Return the answer inside a box or tag, which may hold a box or a phrase of its own."""
-    content = content.strip()
-    if (spoken := _SPOKEN_BOX.fullmatch(content)) and ANCHOR.search(spoken[1]):
-        content = spoken[1].strip().rstrip(".")
-    if "boxed" in content or "<answer>" in content:
-        nested = boxes_of(content)
-        if len(nested) > 1:
-            run, _ = _last_run(content, nested)
-            return ", ".join(run.parts) if run else content
-        if depth >= MAX_NESTED:
-            return ""
-        return _inner(nested[-1][2], depth + 1) if nested else content
-    if len(content) > MAX_SHORT or "\n" in content or ANCHOR.search(content):
-        phrase = find_phrase(content, 0, only_values=False)
-        if phrase is not None:
-            return ", ".join(phrase[0])
-    return content if len(content) <= MAX_ANSWER else ""
-
-
-def _unique(parts: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(part for part in parts if part))

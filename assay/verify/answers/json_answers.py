@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
-from assay.verify.answers.marked import MAX_TEXT, clipped, marks
+from assay.verify.answers.commitment import MAX_TEXT, clipped, marks
 from assay.verify.base import Field, Part, Verifier, known_errors
 from assay.verify.loading import slow_import
 
@@ -76,7 +76,7 @@ def find_json(text: str, surrounding: bool = True) -> tuple[str, Any]:
     An answer tag holds it, else the last fenced block, else it is the whole text; else, where text
     may surround it, the last object or list outside of any other.
     """
-    tagged = [mark for mark in marks(text) if text[mark.start] == "<"]
+    tagged = [mark for mark in marks(text) if text[mark.start] == "<" and mark.content.strip()]
     if tagged and surrounding:
         text = tagged[-1].content
     fences = list(_FENCE.finditer(text))
@@ -298,7 +298,7 @@ JSON_SCHEMA = Verifier(
     known_errors=known_errors("json_schema"),
     text_only=True,
     cached=True,
-    modules=("assay.verify.answers.json_answers", "assay.verify.answers.marked", "assay.types"),
+    modules=("assay.verify.answers", "assay.types"),
     packages=("jsonschema", "regex"),
     extra="schema",
 )  # fmt: skip

@@ -13,7 +13,6 @@ from assay.verify.answers.equality import equivalent, is_single
 from assay.verify.answers.extraction import Commitment, find_answer
 from assay.verify.answers.latex_text import brackets_of, canonical, split_top
 from assay.verify.answers.math_forms import is_altered
-from assay.verify.answers.math_phrases import MAX_SHORT, of_one_sentence
 from assay.verify.answers.math_policy import (
     ANSWER,
     DEFAULT,
@@ -23,6 +22,7 @@ from assay.verify.answers.math_policy import (
     read_policy,
 )
 from assay.verify.answers.plain_numbers import read_number
+from assay.verify.answers.sentences import MAX_SHORT, of_one_sentence
 from assay.verify.base import Limits, Part, Verifier, known_errors
 
 _WRAPPED = re.compile(r"\\(?:text|mbox|mathrm)\s*\{([^{}]*)\}")
@@ -137,22 +137,7 @@ MATH = Verifier(
     known_errors=known_errors("math"),
     text_only=True,
     cached=True,
-    modules=(
-        "assay.verify.answers.math_answer",
-        "assay.verify.answers.math_policy",
-        "assay.verify.answers.extraction",
-        "assay.verify.answers.math_phrases",
-        "assay.verify.answers.math_retract",
-        "assay.verify.answers.math_shown",
-        "assay.verify.answers.math_forms",
-        "assay.verify.answers.equality",
-        "assay.verify.answers.plain_numbers",
-        "assay.verify.answers.number_words",
-        "assay.verify.answers.units",
-        "assay.verify.answers.latex_text",
-        "assay.verify.answers.symbolic",
-        "assay.types",
-    ),
+    modules=("assay.verify.answers", "assay.types"),
     packages=("math-verify", "latex2sympy2-extended", "sympy"),
 )
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
-from assay.verify.answers.marked import MAX_TEXT, bare, clipped, committed, unwrapped
+from assay.verify.answers.commitment import MAX_TEXT, bare, clipped, committed, unwrapped
 from assay.verify.base import Field, Limits, Part, Verifier, known_errors
 
 PLACES = ("auto", "whole", "last_line", "marked")
@@ -176,7 +176,7 @@ EXACT = Verifier(
     known_errors=known_errors("exact"),
     text_only=True,
     cached=True,
-    modules=("assay.verify.answers.short_answers", "assay.verify.answers.marked", "assay.types"),
+    modules=("assay.verify.answers", "assay.types"),
 )  # fmt: skip
 
 REGEX = Verifier(
@@ -196,6 +196,6 @@ REGEX = Verifier(
     limits=Limits(cpu_seconds=MATCH_SECONDS),
     text_only=True,
     cached=True,
-    modules=("assay.verify.answers.short_answers", "assay.verify.answers.marked", "assay.types"),
+    modules=("assay.verify.answers", "assay.types"),
     packages=("regex",),
 )  # fmt: skip

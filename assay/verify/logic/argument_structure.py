@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
-from assay.verify.answers.marked import MAX_TEXT
+from assay.verify.answers.commitment import MAX_TEXT
 from assay.verify.base import Field, Part, Verifier, known_errors
 
 PARTS = ("answer", "reasoning")
@@ -157,5 +157,5 @@ ARGUMENT_STRUCTURE = Verifier(
     known_errors=known_errors("argument_structure"),
     text_only=True,
     cached=True,
-    modules=("assay.verify.logic.argument_structure", "assay.verify.answers.marked", "assay.types"),
+    modules=("assay.verify.logic.argument_structure", "assay.verify.answers", "assay.types"),
 )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
-from assay.verify.answers.marked import bare, clipped, committed, unwrapped
+from assay.verify.answers.commitment import bare, clipped, committed, unwrapped
 from assay.verify.base import Field, Part, Verifier, known_errors
 
 USES = ("all", "subset")
@@ -244,5 +244,5 @@ COUNTDOWN = Verifier(
     known_errors=known_errors("countdown"),
     text_only=True,
     cached=True,
-    modules=("assay.verify.logic.countdown", "assay.verify.answers.marked", "assay.types"),
+    modules=("assay.verify.logic.countdown", "assay.verify.answers", "assay.types"),
 )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
-from assay.verify.answers.marked import bare, clipped, last_marks, last_phrase, unwrapped
+from assay.verify.answers.commitment import bare, clipped, last_marks, last_phrase, unwrapped
 from assay.verify.base import Field, Part, Verifier, known_errors
 from assay.verify.loading import slow_import
 from assay.verify.logic.gym_scorers import EVALUATES, GATES, STRICT
@@ -239,7 +239,7 @@ GYM = Verifier(
         "assay.verify.logic.gym_tasks",
         "assay.verify.logic.gym_scorers",
         "assay.verify.logic.countdown",
-        "assay.verify.answers.marked",
+        "assay.verify.answers",
         "assay.types",
     ),
     packages=("reasoning-gym",),

@@ -10,7 +10,14 @@ from typing import Any, cast
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
-from assay.verify.answers.marked import bare, clipped, commitment, committed, retraction, unwrapped
+from assay.verify.answers.commitment import (
+    bare,
+    clipped,
+    commitment,
+    committed,
+    retraction,
+    unwrapped,
+)
 from assay.verify.base import Field, Limits, Part, Verifier, known_errors
 from assay.verify.logic.formulas import (
     MAX_FORMULA,
@@ -373,7 +380,7 @@ _MODULES = (
     "assay.verify.logic.verifiers",
     "assay.verify.logic.formulas",
     "assay.verify.logic.solver",
-    "assay.verify.answers.marked",
+    "assay.verify.answers",
     "assay.types",
 )
 _SIZES = f"formulas of at most {MAX_FORMULA} characters and {MAX_NODES} connectives"

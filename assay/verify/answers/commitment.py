@@ -1,0 +1,347 @@
+"""What a text commits itself to as its answer: boxes, answer tags and phrases such as "the answer is".
+
+The last mark counts, and marks that stand together are one commitment of several parts. Words
+before a mark may deny it; words after it may take it back or put another answer in its place. All
+these words stand in phrases.toml. Each verifier reads the content of a mark by its own rules.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from assay.verify.answers.phrases import opens, pattern, says
+
+MAX_TEXT = 100_000  # characters at the end of a text that are looked at
+MAX_MARKS = 2000  # boxes and tags that are looked at, the last ones
+MAX_PHRASES = 100  # likewise
+MAX_NESTED = 8  # boxes inside one another
+MAX_REPLACED = 40  # characters of what a retraction puts in an answer's place
+
+_SPECIAL = re.compile(r"<\|[^|<>]{1,40}\|>|</s>|<eos>|<end_of_turn>|<｜[^｜]{1,40}｜>")
+_OPENING = re.compile(
+    r"(?:\s*(?:<\|[^|<>]{1,40}\|>|<s>|<bos>|<start_of_turn>|<｜[^｜]{1,40}｜>)"
+    r"\s{0,4}(?:(?:assistant|model|final|user|system)\b)?)+",
+    re.IGNORECASE,
+)
+_OTHER_ROLE = re.compile(r"\b(?:user|system)\b[^|]*$", re.IGNORECASE)
+_COMMENT = re.compile(
+    r"<!--.*?(?:-->|\Z)|\\iffalse\b.*?(?:\\fi\b|\Z)"
+    r"|\\begin\{comment\}.*?(?:\\end\{comment\}|\Z)"
+    r"|^[ \t]*(?<!\\)%[^\n]*|^\[[^\]\n]{1,40}\]:\s?\#[^\n]*",
+    re.DOTALL | re.MULTILINE,
+)
+_STRUCK = re.compile(
+    r"~~[^~]{1,1000}~~|<(?P<tag>del|s|strike)>[^<]{1,1000}</(?P=tag)>", re.IGNORECASE
+)
+_STRIKING = re.compile(
+    r"\\(?:[bx]?cancel|cancelto\{[^{}]{0,40}\}|sout|xout|st|[hv]?phantom"
+    r"|(?:text)?color\s{0,4}\{\s{0,4}white\s{0,4}\})\s{0,4}(?=\{)"
+)
+_MARK = re.compile(r"box|oxed|answer|####", re.IGNORECASE)
+_SIGNS = ("%", "<!--", "\\iffalse", "]: #", "{comment}", "~~", "</")
+_BOX = re.compile(
+    r"(?P<command>\\|\x08|(?<![A-Za-z\\]))(?:d?boxed|oxed|fbox|framebox)\s*"
+    r"(?:\{|(?P<bare>\\?[\w.]+))"
+)
+_TAG = re.compile(r"<\s*(/?)\s*(?:final[_ ]?)?answer\s*>", re.IGNORECASE)
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_OTHER_LETTER = re.compile(r"^[^\w\n]{0,6}B\**[ \t]{0,3}[:：]", re.MULTILINE)  # A: is then a label
+_EXPLAINS = re.compile(r"\s{0,9}[^\n]{0,300}[:：][ \t]{0,3}$", re.MULTILINE)
+_BEFORE = re.compile(r"[*_ \t]{0,9}\n\s*+(?:[*-][ \t]+)?|\*{1,3}[ \t]+")
+_ENOUGH = re.compile(r"[.!?;](?:\s|$)|,?\s(?:because|since|as|so|not)\b")
+_ASIDE = re.compile(r"(?:an?|the|for|about|if|that|to|let)\s")  # "sorry for", "it is a city"
+_PAIRS = (("**", "**"), ("__", "__"), ("*", "*"), ("`", "`"), ('"', '"'), ("“", "”"), ("«", "»"))
+_QUOTES = (*_PAIRS[4:], ("'", "'"), ("‘", "’"), ("「", "」"))
+_STOPS = ".。!！"
+_FENCE = re.compile(r"\A```[\w+-]*[ \t]*\n(.*?)\n?```\Z", re.DOTALL)
+_BLOCK = re.compile(r"[ \t]*```[^\n]*\n(?=\s*\S)(.*?)\n```", re.DOTALL)
+_WRAPS = tuple(
+    re.compile(rf"{wrap}\Z", re.DOTALL)
+    for wrap in (
+        r"\\(?:text|textbf|textit|mathrm|mathbf|mathit|textrm|textsf|mbox)\s*\{(.*)\}",
+        r"\{\\(?:bf|rm|it|sf)\s+(.*)\}",
+        r"\\[(\[](.*)\\[)\]]",
+        r"\$\$?([^$]*)\$\$?",
+        r"\*\*(.*?)\*\*",
+        r"__(.*?)__",
+        r"`([^`]*)`",
+        r"\*([^*]*)\*",
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place that marks an answer: where it begins, where its content does, where it ends."""
+
+    start: int
+    inside: int
+    end: int
+    content: str
+
+
+def clipped(text: str) -> str:
+    """Return the end of a text: one turn, without a template's special tokens."""
+    text = text[-MAX_TEXT:].strip()
+    if "<" not in text:
+        return text
+    text = text.rpartition("<|begin_of_solution|>")[2]
+    if opening := _OPENING.match(text):
+        if _OTHER_ROLE.search(opening[0]):
+            return ""  # another speaker's turn
+        text = text[opening.end() :]
+    return _SPECIAL.split(text, maxsplit=1)[0].strip()
+
+
+def shown(text: str) -> str:
+    """Return a text as a reader sees it: one turn, without comments and struck-out marks."""
+    text = clipped(text)
+    if any(sign in text for sign in _SIGNS):
+        text = _COMMENT.sub(" ", text)
+        text = _STRUCK.sub(lambda m: " " if _MARK.search(m[0]) else m[0], text)
+    if "\\" not in text or not _STRIKING.search(text):
+        return text
+    closing = _closings(text, 0)
+    kept: list[str] = []
+    start = 0
+    for match in _STRIKING.finditer(text):
+        end = closing.get(match.end(), 0)
+        if match.start() >= start and end and _MARK.search(text, match.end(), end):
+            kept.append(text[start : match.start()])
+            start = end
+    return " ".join((*kept, text[start:]))
+
+
+def _closings(text: str, start: int) -> dict[int, int]:
+    """Return behind which position each brace closes that opens after ``start``."""
+    found: dict[int, int] = {}
+    opened: list[int] = []
+    for match in _BRACE.finditer(text, start):
+        if match[0] == "{":
+            opened.append(match.start())
+        elif match[0] == "}" and opened:
+            found[opened.pop()] = match.end()
+    return found
+
+
+def marks(text: str, depth: int = 0) -> list[Mark]:
+    """Return the closed answer tags and boxes in order; of those inside one another the inner ones.
+
+    One that names alternatives beside an inner one stays whole.
+    """
+    found: list[Mark] = []
+    every = (*(_boxes(text) if "ox" in text else ()), *(_tags(text) if "<" in text else ()))
+    for mark in sorted(every, key=lambda mark: mark.start)[-MAX_MARKS:]:
+        if found and mark.start < found[-1].end:
+            continue
+        nested = depth < MAX_NESTED and _MARK.search(mark.content)
+        inner = marks(mark.content, depth + 1) if nested else []
+        beside = "".join(text_between(mark.content, inner))
+        if not inner or says("alternatives", beside):
+            found.append(mark)
+            continue
+        found += [
+            Mark(mark.inside + m.start, mark.inside + m.inside, mark.inside + m.end, m.content)
+            for m in inner
+        ]
+        found[-1] = replace(found[-1], end=mark.end)
+    return found
+
+
+def text_between(text: str, found: Iterable[Mark]) -> Iterator[str]:
+    """Yield what stands before, between and after some marks."""
+    start = 0
+    for mark in found:
+        yield text[start : mark.start]
+        start = mark.end
+    yield text[start:]
+
+
+def _boxes(text: str) -> Iterator[Mark]:
+    position, closing = 0, None
+    while match := _BOX.search(text, position):
+        position = match.end()
+        if match["bare"]:
+            if match["command"]:
+                yield Mark(match.start(), match.start("bare"), position, match["bare"])
+            continue
+        closing = _closings(text, position - 1) if closing is None else closing
+        if position - 1 not in closing:
+            return  # cut off inside the box: nothing was committed
+        inside, position = position, closing[position - 1]
+        yield Mark(match.start(), inside, position, text[inside : position - 1])
+
+
+def _tags(text: str) -> Iterator[Mark]:
+    opened: re.Match[str] | None = None
+    for match in _TAG.finditer(text):
+        if not match[1]:
+            opened = match
+        elif opened is not None:
+            content = text[opened.end() : match.start()]
+            yield Mark(opened.start(), opened.end(), match.end(), content)
+            opened = None
+
+
+def meant(text: str, found: Iterable[Mark]) -> list[Mark]:
+    """Return the marks that hold something and that the words around them do not disown."""
+    return [mark for mark in found if mark.content.strip() and not _is_disowned(text, mark)]
+
+
+def _is_disowned(text: str, mark: Mark) -> bool:
+    before = text[max(0, mark.start - 40) : mark.start]
+    if says("unmeant", before) or _say_others(before.rstrip(" $\\([*:") + " "):
+        return True
+    after = text[mark.end : mark.end + 160]
+    return bool(opens("disowned", after) or opens("taken_back", after))
+
+
+def _say_others(before: str) -> bool:
+    said = says("says", before)
+    return said is not None and not says("own", before, 0, said.start())
+
+
+def last_run(text: str, found: list[Mark]) -> list[Mark]:
+    """Return the last marks that stand together: usually one."""
+    run = found[-1:]
+    for mark in reversed(found[:-1]):
+        between = text[mark.end : run[0].start]
+        if not (
+            (len(between) <= 60 and opens("joining", between))
+            or (len(between) <= 120 and says("alternatives", between))
+            or (len(between) <= 40 and not says("deriving", between))
+        ):
+            break
+        run.insert(0, mark)
+    return run
+
+
+def last_marks(text: str) -> list[Mark]:
+    """Return the last tags or boxes that stand together and are meant."""
+    return last_run(text, meant(text, marks(text)))
+
+
+def phrases(text: str, start: int, *names: str, beside_box: bool = False) -> list[re.Match[str]]:
+    """Return the last phrases after ``start`` that mark an answer and that nothing denies."""
+    lettered = None
+    found: list[re.Match[str]] = []
+    for match in list(pattern(*names).finditer(text, start))[-MAX_PHRASES:]:
+        if match["letter"]:  # "A:" is the label of an option where there is a "B:"
+            lettered = bool(_OTHER_LETTER.search(text)) if lettered is None else lettered
+        is_label = bool(match["letter"] and lettered)
+        explains = bool(match["heading"] and _EXPLAINS.match(text, match.end()))
+        if not is_label and not explains and not is_denied(text, match.start(), beside_box):
+            found.append(match)
+    return found
+
+
+def is_denied(text: str, position: int, beside_box: bool = False) -> bool:
+    """Whether the words before a phrase take it back or leave it to others: if, she says.
+
+    beside_box: a box stands before, which "the expected answer is" does not overrule.
+    """
+    before = text[max(0, position - 80) : position]
+    if says("denied", before) or _say_others(before) or (beside_box and says("another", before)):
+        return True
+    closing = says("unquote", text, position, position + 400) if says("quote", before) else None
+    return closing is not None and bool(re.search(r"[A-Za-z]", closing[1]))
+
+
+def last_phrase(text: str, start: int = 0) -> Mark | None:
+    """Return the line after the last phrase behind ``start``, or what is put in its place.
+
+    What takes an answer back ("no wait: Rome") also replaces a tag or box before ``start``.
+    """
+    found = [match for match in phrases(text, start, "answer") if not _is_asked(text, match)]
+    phrase = _line_after(text, found[-1]) if found else None
+    begin = found[-1].end() if phrase else start
+    return (retraction(text, begin) if begin else None) or phrase
+
+
+def _is_asked(text: str, match: re.Match[str]) -> bool:
+    return bool(says("asked", text[max(0, match.start() - 60) : match.start()]))
+
+
+def retraction(text: str, start: int) -> Mark | None:
+    """Return what the last "no wait: Rome" after ``start`` puts in an answer's place."""
+    found: Mark | None = None
+    for match in pattern("retracted").finditer(text, start):
+        rest = text[match.end() : match.end() + 4 * MAX_REPLACED].partition("\n")[0]
+        content = _ENOUGH.split(rest, maxsplit=1)[0].strip(" \t:,").removesuffix("**")
+        short = content and len(content) <= MAX_REPLACED and len(content.split()) <= 3
+        if short and not _ASIDE.match(content):
+            found = Mark(match.start(), match.end(), match.end() + len(rest), content)
+    return found
+
+
+def _line_after(text: str, phrase: re.Match[str]) -> Mark | None:
+    """Return the line or the fenced block after a phrase, without half an emphasis or quotation."""
+    inside = phrase.end()
+    if before := _BEFORE.match(text, inside):
+        inside = before.end()
+    if fence := _BLOCK.match(text, inside):
+        return Mark(phrase.start(), fence.start(1), fence.end(1), fence[1].strip())
+    content = text[inside:].partition("\n")[0]
+    end = inside + len(content)
+    content = content.strip()
+    for opening, closing in _PAIRS:
+        content = _without_half(content, opening, closing)
+    return Mark(phrase.start(), inside, end, content) if content else None
+
+
+def _without_half(content: str, opening: str, closing: str) -> str:
+    """Drop a sign at an edge of a line whose partner stands before or after the line."""
+    alone = (
+        content.count(opening) == 1
+        if opening == closing
+        else (content.count(closing) > content.count(opening))
+    )
+    bare = content.rstrip(_STOPS)
+    if alone and content.startswith(closing):
+        return content.removeprefix(closing).strip()
+    return bare.removesuffix(closing).rstrip() if alone and bare.endswith(closing) else content
+
+
+def commitment(text: str) -> tuple[tuple[str, ...], int]:
+    """Return the contents of the last commitment, and where it ends (0: there is none).
+
+    A phrase after the last tag or box overrules it. Several contents: marks that stand together.
+    """
+    run = last_marks(text)
+    end = run[-1].end if run else 0
+    if phrase := last_phrase(text, end):
+        return (phrase.content,), phrase.end
+    return tuple(dict.fromkeys(mark.content.strip() for mark in run)), end
+
+
+def committed(text: str) -> tuple[str, ...]:
+    """Return the contents of the last commitment of a text, () where nothing marks one."""
+    return commitment(text)[0]
+
+
+def bare(text: str) -> str:
+    """Return an answer without the quotes and the wrapping around it, and without a stop."""
+    for _ in range(4):
+        before = text
+        text = unwrapped(text.strip().rstrip(_STOPS))
+        for opening, closing in _QUOTES:
+            inside = text[1:-1]
+            quoted = len(text) > 2 and text[0] == opening and text[-1] == closing
+            if quoted and opening not in inside and closing not in inside:
+                text = inside.strip()
+        if text == before:
+            break
+    return text
+
+
+def unwrapped(text: str) -> str:
+    r"""Return a text without the fence, ``$``, ``\text{}`` or emphasis that wraps all of it."""
+    text = text.strip()
+    for _ in range(8):
+        match = _FENCE.match(text) or next((m for w in _WRAPS if (m := w.match(text))), None)
+        if match is None or (match[1].count("{") != match[1].count("}") and "\\" in match[0][:2]):
+            return text
+        text = match[1].strip()
+    return text

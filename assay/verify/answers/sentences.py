@@ -1,0 +1,269 @@
+"""The value that a sentence is about, and the values of replies in which nothing marks an answer."""
+
+from __future__ import annotations
+
+import re
+
+from assay.verify.answers.commitment import is_denied
+from assay.verify.answers.latex_text import canonical
+from assay.verify.answers.number_words import NUMBER_WORDS
+from assay.verify.answers.phrases import opens, pattern, says
+from assay.verify.answers.plain_numbers import read_number
+from assay.verify.answers.units import read_unit
+
+MAX_SHORT = 80
+MAX_SENTENCE = 200
+MAX_ENDING = 4000  # characters in which the last line or sentence of a reply is looked for
+MATH_PHRASES = ("result", "answer", "language")
+
+DISPLAY = r"\$\$.{1,1000}?\$\$|\\\[.{1,1000}?\\\]"
+_INLINE = r"(?<![\\\d])\$(?!\s*\d[\d.,]*\s+[a-z]{2})[^$\n]{1,1000}?(?<!\\)\$|\\\(.{1,1000}?\\\)"
+_MATH = re.compile(f"{DISPLAY}|{_INLINE}", re.DOTALL)
+_JOINED_MATH = re.compile(
+    rf"(?:{DISPLAY}|{_INLINE})(?:\s*(?:,|and|or|, and)\s*(?:{DISPLAY}|{_INLINE}))*", re.DOTALL
+)
+_BOLD = re.compile(r"\*\*(.+?)\*\*", re.DOTALL)
+_BARE = re.compile(
+    r"-?\\[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}|(?:(?<!\d)-?\d{1,20})?\\sqrt\s*\{[^{}]*\}"
+)
+_NUMBER = re.compile(
+    r"(?<![A-Za-z0-9_.^{/\\])(?:[€£¥₹]|\\?\$)?\s?[-−]?(?:\\?\$)?"
+    r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,3}(?: \d{3})+(?!\d)|\d+[.,]\d+|\.\d+|\d+)"
+    r"(?:\s*/\s*\d+|\s+\d+\s*[/⁄]\s*\d+|\s*⁄\s*\d+)?(?:[eE][+-]?\d+)?"
+    r"(?:\s*(?:\\?%|percent\b)|\s?[€£¥₹$]|(?:m|cm|km|mm)[²³]|°)?"
+)
+_COPULA = re.compile(r"\b(?:is|are|was|were)\s+\**([A-Za-z][A-Za-z -]{0,60})$")
+_FOLLOWING = re.compile(r"(?:[ ]?[/°]?[ ]?[A-Za-z°]+(?:[²³]|\^\{?-?\d\}?)?){1,5}")
+_LISTED = re.compile(r"[\s,;]*(?:and|or)?[\s,;]*")
+_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=\D|\d+\.\s)|(?<=[。！？؟।])\s*|\n+")
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+_SPOKEN = re.compile(
+    r"\\(?:begin|end|text|mbox|mathrm|textbf|mathbf|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+"
+)
+_MATH_WORDS = {
+    *["and", "or", "pi", "sqrt", "sin", "cos", "tan", "log", "ln", "exp", "infinity", "inf", "mod"]
+}
+_SPELLED = re.compile(
+    rf"\b(?:{'|'.join(sorted(NUMBER_WORDS - {'one', 'first', 'second', 'dozen'}))})\b",
+    re.IGNORECASE,
+)
+_EXCLAMATION = re.compile(r"(?<=[a-z]{2})!+$")  # n! is a factorial
+_BULLET = re.compile(r"\s*(?:\d{1,2}[.)]|\(?[a-z]\)|[-*•])\s+")
+_SUM = re.compile(
+    r"(?:^|\s)\d[\d.,]*(?:\s?[+*/×÷·-]\s?\d[\d.,]{0,30}){1,8}\s?=\s?(-?\d[\d,]*(?:\.\d+)?)[\s.!]*$"
+)
+_ARITHMETIC = re.compile(r"[\d\s.]*\d(?:\s*[+*×·]\s*|\s+[-/]\s+)[\d\s.+*×·/-]*\d")
+_OPEN_BEFORE = re.compile(r"[\\{}\[\]+*/^_&|~…(]\s*$|\.\.$|\d")
+_OPEN_AFTER = re.compile(r"\s*(?:\\|[+&|~^_{}\[\]*/…]|\.\.)")
+
+
+def is_answer_alone(text: str) -> bool:
+    """Whether a text is only an answer: a value, a formula or a few words, without prose."""
+    text = text.strip().strip("*").strip()
+    if "\n" in text or len(text) > 300:
+        return False
+    if read_number(text.rstrip(".")) is not None:
+        return True
+    spoken = _WORD.findall(_SPOKEN.sub(" ", text))
+    words = [word for word in spoken if word.lower() not in _MATH_WORDS]
+    if not re.search(r"[\d=+^\\$]", text):
+        return len(words) <= 4 and len(text) <= MAX_SHORT
+    if len(words) > 1 or (words and len(text) > MAX_SHORT):
+        return False
+    return not re.search(r"[^\W\d_a-zA-Z]{2,}|[?؟]|[A-Za-z][.!]\s", text)
+
+
+def is_phrase(text: str) -> bool:
+    """Whether a phrase in a text marks an answer."""
+    return bool(pattern(*MATH_PHRASES).search(text))
+
+
+def value_of(sentence: str) -> str | None:
+    """Return the one value that a sentence ends in or is about, or None where that is not clear."""
+    sentence = _EXCLAMATION.sub("", sentence.strip().rstrip(".。").strip())
+    if not sentence or is_answer_alone(sentence):
+        return sentence.strip("*").strip() or None
+    if any(says(name, sentence) for name in ("hedge", "bound", "changed")):
+        return None
+    for each in (_BOLD, _JOINED_MATH):
+        found = list(each.finditer(sentence))
+        if found and re.search(r"\w", sentence[found[-1].end() :]):
+            found = [match for match in found if re.search(r"[\d\\=]", match[0])]  # no mere names
+        if not found:
+            continue
+        first, last = found[0], found[-1]
+        if not re.search(r"\w", sentence[last.end() :]) or len(found) == 1:
+            return last[each.groups].strip()
+        if not re.search(r"\w", sentence[: first.start()]):
+            return first[each.groups].strip()
+    bare = _BARE.findall(sentence)
+    return bare[-1] if bare else _number_of(sentence)
+
+
+def _number_of(sentence: str) -> str | None:
+    """Return the number a sentence is about: after its last equals sign, the only one, at its end,
+    or money."""
+    equals = sentence.rpartition("=")[2] if "=" in sentence else ""
+    if equals and (after := numbers_of(equals)):
+        return after[0][2]
+    numbers = numbers_of(sentence)
+    if not numbers:
+        return None
+    if len({canonical(text) for _, _, text in numbers}) == 1:
+        return with_unit(sentence, *numbers[-1])
+    if not re.search(r"\w", sentence[numbers[-1][1] :]):
+        first = len(numbers) - 1
+        while first and _LISTED.fullmatch(sentence[numbers[first - 1][1] : numbers[first][0]]):
+            first -= 1
+        return sentence[numbers[first][0] : numbers[-1][1]].strip()
+    money = [text for _, _, text in numbers if re.search(r"[$€£¥₹%]", text)]
+    return money[0] if len(money) == 1 else None
+
+
+def numbers_of(text: str) -> list[tuple[int, int, str]]:
+    """Return (start, end, number) of each number in a text."""
+    found: list[tuple[int, int, str]] = []
+    for match in _NUMBER.finditer(text):
+        number = match[0].strip()
+        before = text[: match.start()].rstrip()
+        if number[0] in "-−" and before and (before[-1].isalnum() or before[-1] in ")]}"):
+            number = number[1:]  # a subtraction, not a sign
+        following = text[match.end() : match.end() + 1]
+        if not (following.isascii() and following.isalnum()):
+            found.append((match.start(), match.end(), number))
+    return found
+
+
+def with_unit(text: str, start: int, end: int, number: str) -> str:
+    """Return a number with the unit of measurement after it; other words are no part of it."""
+    following = _FOLLOWING.match(text, end)
+    words = following[0] if following else ""
+    while words:
+        unit = read_unit(words.strip())
+        if unit and (unit.factors or unit.scale) and not unit.nouns:
+            return number + words
+        shorter = re.match(r"(.*\S)[\s/]+\S+$", words, re.DOTALL)
+        words = shorter[1] if shorter else ""
+    return number
+
+
+def of_one_sentence(text: str) -> str | None:
+    """Return the one value of a reply that is a single short sentence, or None.
+
+    A number that the sentence denies is none of its values; one that hedges has no value at all.
+    """
+    if "\n" in text or len(text) > MAX_SENTENCE or says("hedge", text) or says("supposed", text):
+        return None
+    if is_anothers(text):
+        return None
+    named = pattern("connective").sub("", pattern("the_answer").sub("", text))
+    if named != text and is_answer_alone(named) and re.search(r"\d", named):
+        return named
+    text = pattern("place").sub(" ", pattern("negated").sub(" ", text))
+    if says("changed", text) or says("bound", text) or _SPELLED.search(text):
+        return None
+    if len([each for each in _SENTENCE.split(_protected(text)) if each.strip()]) != 1:
+        return None
+    if (total := _SUM.search(text)) and text.count("=") == 1 and not opens("first", text):
+        return total[1]
+    bold = _BOLD.findall(text)
+    if len(bold) == 1 and read_number(bold[0]) is not None:
+        text = text.replace("**", "")
+    formulas = [m[0] for m in _MATH.finditer(text) if re.search(r"[\d\\=]", m[0])]
+    rest = _MATH.sub(" ", text)
+    numbers = numbers_of(rest)
+    if formulas and numbers:
+        return None
+    formulas = formulas or _BARE.findall(rest)
+    if formulas:
+        return formulas[0] if len(formulas) == 1 else None
+    one = len({canonical(number) for _, _, number in numbers}) == 1
+    if one and "=" not in rest and _stands_alone(rest):
+        return with_unit(rest, *numbers[-1])
+    return None
+
+
+def is_anothers(sentence: str) -> bool:
+    """Whether a sentence only reports what another says, or denies what its phrases mark."""
+    said = says("says_so", sentence)
+    if said is not None and not says("own", sentence, 0, said.start()):
+        return True
+    found = pattern(*MATH_PHRASES).finditer(sentence)
+    return any(is_denied(sentence, match.start()) or says("given", match[0]) for match in found)
+
+
+def _stands_alone(text: str) -> bool:
+    """Whether the numbers of a sentence are whole: no digits or signs go on with them."""
+    start = 0
+    for first, end, _ in numbers_of(text):
+        if _OPEN_BEFORE.search(text[start:first]) or _OPEN_AFTER.match(text, end):
+            return False
+        start = end
+    return not re.search(r"\d", text[start:])
+
+
+def of_last_line(text: str) -> str | None:
+    """Return the last line, or the formula that ends a reply, where it is only an answer.
+
+    A line of an enumeration is none: one with a bullet, or one of several that are values alike.
+    """
+    lines = [line.strip() for line in _protected(text[-MAX_ENDING:]).split("\n") if line.strip()]
+    if len(lines) < 2:
+        return None
+    before, last = (line.replace("\0", "\n") for line in lines[-2:])
+    if (len(before) < 40 and says("hedge", before)) or says("hedge", last) or _BULLET.match(last):
+        return None
+    if read_number(last.rstrip(".")) is not None and re.fullmatch(r"[^=]{0,39}\d[^\w.]*", before):
+        return None
+    displayed = bool(_MATH.fullmatch(last))
+    if not re.search(r"[\d\\]", last) or not (displayed or is_answer_alone(last)):
+        return None
+    if _MATH.fullmatch(before) or (re.search(r"[\d\\]", before) and is_answer_alone(before)):
+        names = [re.split(r"[=<>]", canonical(line), maxsplit=1) for line in (before, last)]
+        worked_out = _ARITHMETIC.fullmatch(before.rpartition("=")[2].strip(" .$"))
+        if (len(names[0]) == 1 or not worked_out) and (
+            min(map(len, names)) == 1 or names[0][0].strip() == names[1][0].strip()
+        ):
+            return None
+    return last if displayed else last.rstrip(".").strip("*").strip()
+
+
+def of_final_emphasis(text: str) -> str | None:
+    """Return the bold value that the last sentence ends in, where it is the only one."""
+    sentences = _sentences(text)
+    sentence = sentences[-1] if sentences else ""
+    bold = list(_BOLD.finditer(sentence))
+    if len(bold) != 1 or not re.search(r"\w", sentence[: bold[0].start()]):
+        return None
+    if re.search(r"\w", sentence[bold[0].end() :]) or len(sentence) > 2 * MAX_SENTENCE:
+        return None
+    if any(says(name, sentence) for name in ("hedge", "bound", "supposed")):
+        return None
+    return bold[0][1] if is_answer_alone(bold[0][1]) and re.search(r"[\d\\]", bold[0][1]) else None
+
+
+def of_last_sentence(text: str) -> tuple[str, str] | None:
+    """Return (value, sentence) of the last sentence, or of the one before where it has no number."""
+    for sentence in reversed(_sentences(text)[-2:]):
+        if any(is_denied(sentence, m.start()) for m in pattern(*MATH_PHRASES).finditer(sentence)):
+            return None
+        sentence = _BULLET.sub("", sentence, count=1)
+        value = value_of(sentence)
+        if value is not None and re.search(r"[\d\\$]", value):
+            return value, sentence.strip().rstrip(".")
+        if re.search(r"\d", sentence):
+            return None
+        if copula := _COPULA.search(sentence.rstrip(".!。* ")):
+            return copula[1], ""
+    return None
+
+
+def _sentences(text: str) -> list[str]:
+    """Return the sentences at the end of a text that have words or numbers."""
+    found = _SENTENCE.split(_protected(text[-MAX_ENDING:]))
+    return [each.replace("\0", "\n") for each in found if re.search(r"\w", each)]
+
+
+def _protected(text: str) -> str:
+    """Keep displayed formulas in one line, so that a sentence may hold one."""
+    return _MATH.sub(lambda m: m[0].replace("\n", "\0"), text)
