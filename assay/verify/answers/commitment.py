@@ -7,9 +7,11 @@ these words stand in phrases.toml. Each verifier reads the content of a mark by 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from assay.verify.answers.phrases import opens, pattern, says
 
@@ -17,6 +19,7 @@ MAX_TEXT = 100_000  # characters at the end of a text that are looked at
 MAX_MARKS = 2000  # boxes and tags that are looked at, the last ones
 MAX_PHRASES = 100  # likewise
 MAX_NESTED = 8  # boxes inside one another
+MAX_OBJECT = 2000  # characters of a reply in JSON
 MAX_REPLACED = 40  # characters of what a retraction puts in an answer's place
 
 _SPECIAL = re.compile(r"<\|[^|<>]{1,40}\|>|</s>|<eos>|<end_of_turn>|<｜[^｜]{1,40}｜>")
@@ -319,6 +322,21 @@ def commitment(text: str) -> tuple[tuple[str, ...], int]:
 def committed(text: str) -> tuple[str, ...]:
     """Return the contents of the last commitment of a text, () where nothing marks one."""
     return commitment(text)[0]
+
+
+def object_answers(text: str) -> list[str | float]:
+    """Return what a reply that is a JSON object names as its answer: one value, or a list."""
+    text = unwrapped(text) if len(text) <= MAX_OBJECT else ""
+    if not (text.startswith("{") and text.endswith("}")):
+        return []
+    try:
+        values: dict[str, Any] = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    named = [value for key, value in values.items() if pattern("answer_key").fullmatch(key)]
+    listed = named[0] if len(named) == 1 and isinstance(named[0], list) else named
+    plain = all(isinstance(each, (str, int, float)) for each in listed)
+    return listed if plain and len(named) == 1 and True not in listed else []
 
 
 def bare(text: str) -> str:
