@@ -57,7 +57,7 @@ _ENOUGH = re.compile(r"[.!?;](?:\s|$)|,?\s(?:because|since|as|so|not)\b")
 _ASIDE = re.compile(r"(?:an?|the|for|about|if|that|to|let)\s")  # "sorry for", "it is a city"
 _PAIRS = (("**", "**"), ("__", "__"), ("*", "*"), ("`", "`"), ('"', '"'), ("“", "”"), ("«", "»"))
 _QUOTES = (*_PAIRS[4:], ("'", "'"), ("‘", "’"), ("「", "」"))
-_STOPS = ".。!！"
+STOPS = ".。!！"
 _FENCE = re.compile(r"\A```[\w+-]*[ \t]*\n(.*?)\n?```\Z", re.DOTALL)
 _BLOCK = re.compile(r"[ \t]*```[^\n]*\n(?=\s*\S)(.*?)\n```", re.DOTALL)
 _WRAPS = tuple(
@@ -301,7 +301,7 @@ def _without_half(content: str, opening: str, closing: str) -> str:
         if opening == closing
         else (content.count(closing) > content.count(opening))
     )
-    bare = content.rstrip(_STOPS)
+    bare = content.rstrip(STOPS)
     if alone and content.startswith(closing):
         return content.removeprefix(closing).strip()
     return bare.removesuffix(closing).rstrip() if alone and bare.endswith(closing) else content
@@ -343,7 +343,7 @@ def bare(text: str) -> str:
     """Return an answer without the quotes and the wrapping around it, and without a stop."""
     for _ in range(4):
         before = text
-        text = unwrapped(text.strip().rstrip(_STOPS))
+        text = unwrapped(text.strip().rstrip(STOPS))
         for opening, closing in _QUOTES:
             inside = text[1:-1]
             quoted = len(text) > 2 and text[0] == opening and text[-1] == closing

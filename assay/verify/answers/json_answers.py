@@ -12,6 +12,7 @@ from typing import Any, cast
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.answers.commitment import MAX_TEXT, clipped, marks
+from assay.verify.answers.phrases import says
 from assay.verify.base import Field, Part, Verifier, known_errors
 from assay.verify.loading import slow_import
 
@@ -23,9 +24,6 @@ PATTERN_SECONDS = 0.5  # of CPU time for one string and one pattern
 _SCHEMA = "a JSON schema (an object, or true or false) without references to other documents"
 _INSTALL = "needs jsonschema; install it with: pip install 'assay-rl[schema]'"
 _FENCE = re.compile(r"```[ \t]*(?:json\w*)?[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL | re.IGNORECASE)
-_NOT = re.compile(
-    r"(?:\b(?:not|never)|n['’]t(?:\sbe)?)\s{0,3}[:：]?[\s`*\"'$]{0,6}\Z", re.IGNORECASE
-)
 _START = re.compile(r"[\[{]")
 _MAX_STARTS = 2000  # brackets at which no value begins
 
@@ -85,13 +83,21 @@ def find_json(text: str, surrounding: bool = True) -> tuple[str, Any]:
             return _last_of(text[fences[-1].end() :])
         except NoJson:
             _check_affirmed(text[: fences[-1].start()])
-            return fences[-1][1].strip(), _parse(fences[-1][1])
+            return fences[-1][1].strip(), _whole(fences[-1][1])
     try:
-        return text, _parse(text)
+        return text, _whole(text)
     except NoJson:
         if not surrounding:
             raise
     return _last_of(text)
+
+
+def _whole(text: str) -> Any:
+    text = text.strip()
+    value, end = _decoded(text, 0)
+    if end != len(text):
+        raise NoJson("no JSON value: text after it")
+    return value
 
 
 def _last_of(text: str) -> tuple[str, Any]:
@@ -99,18 +105,15 @@ def _last_of(text: str) -> tuple[str, Any]:
     found: tuple[str, Any] | None = None
     position, failed = 0, 0
     while start := _START.search(text, position):
-        begin = start.start()
         try:
-            value, end = _decoder().raw_decode(text, begin)
-        except BadJson:
-            raise  # a duplicate key, NaN or a number too long: nothing inside counts either
-        except (ValueError, RecursionError):
+            value, end = _decoded(text, start.start())
+        except NoJson:
             failed += 1
             if failed > _MAX_STARTS:
                 raise NoJson("no JSON value: too many brackets that open none") from None
-            position = begin + 1
+            position = start.end()
             continue
-        found, position = (text[begin:end], value), end
+        found, position = (text[start.start() : end], value), end
     if found is None:
         raise NoJson("no JSON value")
     _check_affirmed(text[: position - len(found[0])])
@@ -119,30 +122,33 @@ def _last_of(text: str) -> tuple[str, Any]:
 
 def _check_affirmed(before: str) -> None:
     """Raise BadJson where what stands before a value denies it: "the answer is not"."""
-    if _NOT.search(before[-40:]):
+    if says("denied_json", before[-40:]):
         raise BadJson("a value that the text denies")
 
 
-def _parse(text: str) -> Any:
-    text = text.strip()
-    if not text:
-        raise NoJson("no JSON value")
+def _decoded(text: str, position: int) -> tuple[Any, int]:
+    """Return the value that begins at a position and its end.
+
+    A key twice, NaN or a number too long is bad JSON: nothing inside such a value counts either.
+    """
     try:
-        value, end = _decoder().raw_decode(text)
+        return _decoder().raw_decode(text, position)
     except BadJson:
         raise
     except RecursionError:
         raise BadJson(f"nested deeper than {MAX_DEPTH} levels") from None
     except ValueError:
         raise NoJson("no JSON value") from None
-    if end != len(text):
-        raise NoJson("no JSON value: text after it")
-    return value
 
 
 @lru_cache(maxsize=1)
 def _decoder() -> json.JSONDecoder:
-    return json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_int=_integer, parse_float=_float)  # fmt: skip
+    return json.JSONDecoder(
+        object_pairs_hook=_object,
+        parse_constant=_constant,
+        parse_int=_integer,
+        parse_float=_float,
+    )
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -194,7 +200,8 @@ def _first_fault(validator: Any, value: Any, where: str) -> str:
     except BadJson:
         raise
     except Exception as trouble:  # a reference that leads nowhere, or round in a circle
-        raise VerifierError(message(where, f"{type(trouble).__name__}: {trouble}"[:200].replace("\n", " "), _SCHEMA)) from trouble  # fmt: skip
+        found = f"{type(trouble).__name__}: {trouble}"[:200].replace("\n", " ")
+        raise VerifierError(message(where, found, _SCHEMA)) from trouble
     if error is None:
         return ""
     return f"{_path(error.absolute_path)}: violates {error.validator}"
@@ -291,14 +298,20 @@ JSON_SCHEMA = Verifier(
     domain="structured output: JSON by a schema",
     fields=(
         Field("schema", _SCHEMA, needed=True, check=is_schema),
-        Field("allow_surrounding_text", "true, or false: the reply is the value alone, fenced or not", default=True, check=lambda value: isinstance(value, bool)),
+        Field(
+            "allow_surrounding_text",
+            "true, or false: the reply is the value alone, fenced or not",
+            default=True,
+            check=lambda value: isinstance(value, bool),
+        ),
     ),
-    accepts="the JSON value in the last answer tag or ```json block, the whole reply, or the last object or list in it; at most "
-    f"{MAX_VALUES} values, {MAX_DEPTH} levels, no key twice, no NaN or Infinity",
+    accepts="the JSON value in the last answer tag or ```json block, the whole reply, or the last "
+    f"object or list in it; at most {MAX_VALUES} values, {MAX_DEPTH} levels, no key twice, no NaN "
+    "or Infinity",
     known_errors=known_errors("json_schema"),
     text_only=True,
     cached=True,
     modules=("assay.verify.answers", "assay.types"),
     packages=("jsonschema", "regex"),
     extra="schema",
-)  # fmt: skip
+)
