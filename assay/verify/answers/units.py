@@ -7,77 +7,16 @@ converted, and two different ones never agree.
 from __future__ import annotations
 
 import re
+import tomllib
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
+from importlib.resources import files
 
-# Of each dimension (its factors, by base and power): names of a unit = its size.
-_TABLE = {
-    "length": "m meter metre=1|nm nanometer nanometre=1/1000000000|um micrometer micron=1/1000000|mm millimeter"
-    " millimetre=1/1000|cm centimeter centimetre=1/100|dm decimeter decimetre=1/10|km kilometer kilometre=1000"
-    "|in inch inches=127/5000|ft foot feet=381/1250|yd yard=1143/1250|mi mile=201168/125"
-    "|nauticalmile=1852|furlong=25146/125",
-    "mass": "g gram gramme=1|mg milligram=1/1000|ug microgram=1/1000000|kg kilogram kilo=1000|t ton tonne=1000000"
-    "|lb pound=45359237/100000|oz ounce=45359237/1600000|stone=317514659/50000",
-    "time": "s sec second=1|ms millisecond=1/1000|min minute=60|h hr hour=3600|day=86400|week wk=604800"
-    "|fortnight=1209600",
-    "months": "month=1|year yr=12|decade=120|century=1200",
-    "length^3": "L l liter litre=1/1000|ml mL milliliter millilitre cc=1/1000000|cl cL centiliter=1/100000"
-    "|dl dL deciliter=1/10000|gal gallon=473176473/125000000000|qt quart=473176473/500000000000"
-    "|pt pint=473176473/1000000000000|cup=473176473/2000000000000",
-    "length^2": "acre=316160658/78125|ha hectare=10000",
-    "angle": "° deg degree=1|arcminute=1/60|arcsecond=1/3600|revolution rev turn=360",
-    "radian": "rad radian=1",
-    "usd": "$ dollar usd buck=1|¢ cent=1/100|dime=1/10|nickel=1/20|quarter=1/4",
-    "eur": "€ euro eur=1",
-    "gbp": "£ gbp quid=1|pence penny=1/100",
-    "jpy": "¥ yen=1",
-    "inr": "₹ rupee rs inr=1|paise=1/100",
-    "rub": "₽ ruble rouble=1",
-    "krw": "₩ won=1",
-    "information": "bit=1|byte=8|kB KB kilobyte=8000|MB megabyte=8000000|GB gigabyte=8000000000"
-    "|TB terabyte=8000000000000",
-    "current": "A amp ampere=1|mA milliamp=1/1000",
-    "amount": "mol mole=1|mmol=1/1000",
-    "kelvin": "K kelvin=1",
-    "time^-1": "Hz hz hertz=1|kHz=1000|MHz=1000000|GHz=1000000000|rpm=1/60",
-    "length^1 time^-1": "mph=1397/3125|kph kmh kmph=5/18|knot kn=463/900",
-    "mass^1 length^1 time^-2": "N newton=1000|kN=1000000",
-    "mass^1 length^2 time^-2": "J joule=1000|kJ kilojoule=1000000|MJ=1000000000|cal calorie=4184|kcal=4184000"
-    "|kWh kilowatthour=3600000000|Wh watthour=3600000|eV=801088317/5000000000000000000000000",
-    "mass^1 length^2 time^-3": "W watt=1000|kW kilowatt=1000000|MW megawatt=1000000000|mW=1",
-    "mass^1 length^-1 time^-2": "Pa pascal=1000|kPa=1000000|bar=100000000|atm atmosphere=101325000",
-    "mass^1 length^2 time^-3 current^-1": "V volt=1000|mV=1|kV=1000000",
-    "mass^1 length^2 time^-3 current^-2": "ohm Ω=1000",
-    "current^1 time^1": "C coulomb=1",
-    "unit": "unit=1",
-}
 _SINGLE = set("mghsLlNJWVCAKt°$€£¥₹₽₩¢Ω")
-_PLURALS = {"feet", "inches", "hertz", "kelvin", "knots"}
-
-# Words that say how much, how, or something else again: no units. Hedges above all.
-_NOT_UNITS_WORDS = (
-    "pi sin cos tan sec csc cot arcsin arccos arctan log ln exp sqrt mod choose to times plus "
-    "minus over divided and or abs max gcd lcm det xyz abc abcd xyzw thousand million billion "
-    "trillion hundred half not is are was be maybe perhaps possibly probably alternatively "
-    "else otherwise either neither nor but versus unless if when where whether could might "
-    "may guess unsure unknown wrong incorrect instead rather no never cannot isn wait "
-    "actually any all every zero one two three four five six seven eight nine ten eleven "
-    "twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty thirty forty "
-    "fifty sixty seventy eighty ninety less more than least most between approximately about "
-    "around nearly almost until through vs equals equal gives infinity inf base dozen lakh "
-    "crore answer correct option choice possible dx dy dt etc others error factorial root"
-)
-_NOT_UNITS = {*_NOT_UNITS_WORDS.split()}
 _OR_ELSEWHERE = re.compile(
     r"或|也许|可能|または|もしくは|또는|أو|या|или|либо|^(?:ou|oder|oppure|o|eller|ya|atau)$"
 )
-_FILLERS_WORDS = (
-    "a an the of in total left altogether remaining long wide tall high deep old away apart "
-    "extra additional exactly only sold used for on at from with by so far now different "
-    "distinct such these those possible this that there"
-)
-_FILLERS = {*_FILLERS_WORDS.split()}
 _PER = {"per", "a", "an", "each", "every"}
 _POWER_BEFORE = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _POWER_AFTER = {"squared": 2, "cubed": 3}
@@ -108,40 +47,27 @@ class Unit:
 NO_UNIT = Unit()
 
 
-def _build() -> dict[str, tuple[dict[str, int], Fraction]]:
-    found: dict[str, tuple[dict[str, int], Fraction]] = {}
-    for dimension, entries in _TABLE.items():
-        factors: dict[str, int] = {}
-        for part in dimension.split():
-            base, _, power = part.partition("^")
-            factors[base] = int(power or 1)
+Known = tuple[dict[str, int], Fraction]
+
+
+def _read_table() -> tuple[dict[str, Known], frozenset[str], frozenset[str]]:
+    """Return the units by name, the words that are none, and those beside one."""
+    table = tomllib.loads((files(__package__) / "units.toml").read_text(encoding="utf-8"))
+    found: dict[str, Known] = {}
+    for dimension, entries in table["units"].items():
+        powers = (part.partition("^") for part in dimension.split())
+        factors = {base: int(power or 1) for base, _, power in powers}
         for entry in entries.split("|"):
             names, _, size = entry.partition("=")
             for name in names.split():
                 found[name] = (factors, Fraction(size))
                 if len(name) > 3 and name.isalpha():
-                    found[name + "s"] = (factors, Fraction(size))
-    for short in (
-        "lb",
-        "oz",
-        "hr",
-        "sec",
-        "min",
-        "yr",
-        "yd",
-        "wk",
-        "gal",
-        "amp",
-        "cup",
-        "day",
-        "bit",
-    ):
-        found[short + "s"] = found[short]
-    found["centuries"], found["pennies"] = found["century"], found["penny"]
-    return found
+                    found[name + "s"] = found[name]
+    words = table["words"]
+    return found, frozenset(words["no_units"].split()), frozenset(words["fillers"].split())
 
 
-_UNITS = _build()
+_UNITS, _NOT_UNITS, _FILLERS = _read_table()
 
 
 @lru_cache(maxsize=4096)
