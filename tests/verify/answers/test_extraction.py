@@ -276,7 +276,7 @@ def test_a_box_that_is_not_shown_or_not_meant_is_no_answer(text: str) -> None:
         ("x = 3 + 11\nx = 14", "x = 14"),
         ("=> 14", "14"),
         ('{"answer": 72}', "72"),
-        ("The answer is 5 squared", "5^2"),
+        ("The answer is 5 squared", "5 squared"),
         ("\\boxed{\\frac{\\pi}{2}}\n\nSo the answer is approximately 1.57.", r"\frac{\pi}{2}"),
         ("\\boxed{5}\n\nSo the answer is approximately 6.", "6"),
     ],

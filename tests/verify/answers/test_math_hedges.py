@@ -164,8 +164,6 @@ def test_words_beside_a_number_make_it_another_value(place: str) -> None:
 
 
 def test_words_that_make_another_value_may_be_the_answer() -> None:
-    assert passes("25", "The answer is 5 squared.")
-    assert passes("\\sqrt{5}", "The answer is the square root of 5.")
     assert passes("6", "The answer is the square root of 36, which is 6.")
 
 
