@@ -68,7 +68,7 @@ BUDGETS = {
     "run": 3750,
     "training": 4850,
     "verify/*.py": 1400,
-    "verify/answers": 4950,
+    "verify/answers": 4300,
     "verify/instructions": 1100,
     "verify/judge": 2350,
     "verify/logic": 1870,

@@ -19,7 +19,7 @@ from assay.verify.answers.commitment import (
     retraction,
     unwrapped,
 )
-from assay.verify.answers.phrases import opens, pattern, says
+from assay.verify.answers.tables import opens, pattern, says
 from assay.verify.base import Field, Part, Verifier, known_errors
 
 MAX_CHOICE = 400  # characters of a label with its option's text
@@ -329,7 +329,7 @@ def is_options(value: Any) -> bool:
 
 CHOICE = Verifier(
     name="choice",
-    version=1,
+    version=2,
     judge=judge_choice,
     check_spec=check_choice,
     domain="multiple choice: one option, or a set of them",

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from assay.verify.answers.phrases import opens, pattern, says
+from assay.verify.answers.tables import opens, pattern, says
 
 MAX_TEXT = 100_000  # characters at the end of a text that are looked at
 MAX_MARKS = 2000  # boxes and tags that are looked at, the last ones

@@ -22,7 +22,6 @@ from assay.verify.answers.commitment import (
 )
 from assay.verify.answers.latex_text import canonical
 from assay.verify.answers.math_policy import Fallback
-from assay.verify.answers.phrases import opens, pattern, says
 from assay.verify.answers.plain_numbers import read_number
 from assay.verify.answers.sentences import (
     DISPLAY,
@@ -38,6 +37,7 @@ from assay.verify.answers.sentences import (
     of_one_sentence,
     value_of,
 )
+from assay.verify.answers.tables import opens, pattern, says
 
 MAX_ANSWER = 1000
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.answers.commitment import MAX_TEXT, clipped, marks
-from assay.verify.answers.phrases import says
+from assay.verify.answers.tables import says
 from assay.verify.base import Field, Part, Verifier, known_errors
 from assay.verify.loading import slow_import
 
@@ -292,7 +292,7 @@ def _remote(schema: Any) -> Iterator[bool]:
 
 JSON_SCHEMA = Verifier(
     name="json_schema",
-    version=1,
+    version=2,
     judge=judge_json,
     check_spec=check_json,
     domain="structured output: JSON by a schema",

@@ -6,10 +6,10 @@ Nothing here computes: these are string operations in front of the number and sy
 from __future__ import annotations
 
 import re
-import tomllib
 import unicodedata
 from functools import lru_cache
-from importlib.resources import files
+
+from assay.verify.answers.tables import read_table
 
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ", "0123456789-n")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉ₙ", "0123456789n")
@@ -18,7 +18,7 @@ _TEXT = re.compile(
     r"\\(?:text(?:normal|bf|it|rm|sf|tt|up)?|mbox|hbox|math(?:rm|bf|it|sf|tt)|boldsymbol|bm"
     r"|operatorname\*?|emph|underline|textnormal)\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
 )
-_TABLE = tomllib.loads((files(__package__) / "latex.toml").read_text(encoding="utf-8"))
+_TABLE = read_table("latex.toml")
 _CHARACTERS = str.maketrans(
     {one: latex for ones, latex in _TABLE["characters"].items() for one in ones}
 )

@@ -126,7 +126,7 @@ def _same_text(gold: str, phrase: str) -> bool:
 
 MATH = Verifier(
     name="math",
-    version=3,
+    version=4,
     judge=judge_math,
     domain="mathematical answers: numbers with units, formulas, sets, tuples, intervals, matrices, relations",
     fields=(ANSWER, *OPTIONS),

@@ -7,8 +7,8 @@ import re
 from assay.verify.answers.commitment import is_denied
 from assay.verify.answers.latex_text import canonical
 from assay.verify.answers.number_words import NUMBER_WORDS
-from assay.verify.answers.phrases import opens, pattern, says
 from assay.verify.answers.plain_numbers import read_number
+from assay.verify.answers.tables import opens, pattern, says
 from assay.verify.answers.units import read_unit
 
 MAX_SHORT = 80

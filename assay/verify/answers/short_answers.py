@@ -11,7 +11,7 @@ from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.answers.commitment import MAX_TEXT, STOPS, bare, clipped, committed, unwrapped
 from assay.verify.answers.math_policy import TEXT_ANSWER, is_answer
-from assay.verify.answers.phrases import says
+from assay.verify.answers.tables import says
 from assay.verify.base import Field, Limits, Part, Verifier, known_errors
 
 PLACES = ("auto", "whole", "last_line", "marked")
@@ -160,7 +160,7 @@ def _switch(name: str, default: bool, accepts: str = "true or false") -> Field:
 
 EXACT = Verifier(
     name="exact",
-    version=1,
+    version=2,
     judge=judge_exact,
     domain="answers that are one text: a name, a word, a line",
     fields=(
@@ -181,7 +181,7 @@ EXACT = Verifier(
 
 REGEX = Verifier(
     name="regex",
-    version=1,
+    version=2,
     judge=judge_regex,
     domain="answers whose form a pattern describes",
     fields=(

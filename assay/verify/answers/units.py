@@ -7,11 +7,11 @@ converted, and two different ones never agree.
 from __future__ import annotations
 
 import re
-import tomllib
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
-from importlib.resources import files
+
+from assay.verify.answers.tables import read_table
 
 _SINGLE = set("mghsLlNJWVCAKt°$€£¥₹₽₩¢Ω")
 _OR_ELSEWHERE = re.compile(
@@ -52,7 +52,7 @@ Known = tuple[dict[str, int], Fraction]
 
 def _read_table() -> tuple[dict[str, Known], frozenset[str], frozenset[str]]:
     """Return the units by name, the words that are none, and those beside one."""
-    table = tomllib.loads((files(__package__) / "units.toml").read_text(encoding="utf-8"))
+    table = read_table("units.toml")
     found: dict[str, Known] = {}
     for dimension, entries in table["units"].items():
         powers = (part.partition("^") for part in dimension.split())

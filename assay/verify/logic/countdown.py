@@ -229,7 +229,7 @@ def _shown(value: Fraction) -> str:
 
 COUNTDOWN = Verifier(
     name="countdown",
-    version=1,
+    version=2,
     judge=judge_countdown,
     check_spec=check_countdown,
     domain="arithmetic puzzles: reach a target from given numbers",

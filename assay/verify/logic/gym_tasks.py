@@ -217,7 +217,7 @@ def _read_spec(problem: Problem) -> tuple[str, str | None, Mapping[str, Any]]:
 
 GYM = Verifier(
     name="gym",
-    version=1,
+    version=2,
     judge=judge_gym,
     check_spec=check_gym,
     domain="the tasks of reasoning-gym: puzzles, logic, algorithms, games, arithmetic",

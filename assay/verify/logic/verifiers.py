@@ -388,7 +388,7 @@ _is_count: Callable[[Any], bool] = lambda value: type(value) is int and value >=
 
 BOOLEAN_EQUIVALENCE = Verifier(
     name="boolean_equivalence",
-    version=1,
+    version=2,
     judge=judge_boolean,
     check_spec=check_boolean,
     domain="propositional formulas: equivalence, normal forms, simplification",
@@ -411,7 +411,7 @@ BOOLEAN_EQUIVALENCE = Verifier(
 
 ENTAILMENT = Verifier(
     name="entailment",
-    version=1,
+    version=2,
     judge=judge_entailment,
     check_spec=check_entailment,
     domain="what follows from premises: a label (True, False, Uncertain), or a formula that follows",

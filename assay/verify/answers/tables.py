@@ -1,4 +1,4 @@
-"""The words of answers: the expressions of phrases.toml, compiled when they are first asked for."""
+"""The tables of this room (toml), and the phrases of answers, compiled when first asked for."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ import sys
 import tomllib
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 _FRAGMENT = re.compile("<([A-Z_]+)>")
+
+
+def read_table(name: str) -> dict[str, dict[str, Any]]:
+    """Return a data file of this room."""
+    return tomllib.loads((files("assay.verify.answers") / name).read_text(encoding="utf-8"))
 
 
 @cache
 def _entries() -> dict[str, str]:
     """Return each entry as one expression; fragments have their names in capitals."""
-    text = (files(__package__) / "phrases.toml").read_text(encoding="utf-8")
     found: dict[str, str] = {}
-    for table in tomllib.loads(text).values():
+    for table in read_table("phrases.toml").values():
         for name, entry in table.items():
             found[name] = entry if isinstance(entry, str) else "|".join(entry)
     return found
