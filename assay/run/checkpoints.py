@@ -24,7 +24,7 @@ MANIFEST = "manifest.json"
 _PREFIX = "step-"
 
 
-class Part(Protocol):
+class Stateful(Protocol):
     """Anything whose state belongs into a checkpoint."""
 
     def save_state(self, folder: Path) -> None: ...
@@ -55,7 +55,7 @@ class Checkpoints:
         folders = (path for path in self.folder.glob(f"{_PREFIX}*") if path.is_dir())
         return sorted(step for path in folders if (step := step_of(path)) is not None)
 
-    def save(self, step: int, parts: Mapping[str, Part], best: int | None = None) -> Path:
+    def save(self, step: int, parts: Mapping[str, Stateful], best: int | None = None) -> Path:
         """Write all parts as the checkpoint of a step, then drop what retention no longer wants.
 
         best: the step that did best on held-out problems so far. Raises DiskFull, which says what
@@ -94,7 +94,7 @@ class Checkpoints:
             complaints.append(f"checkpoint {self.path(step).name}: {wrong}")
         return None, complaints
 
-    def restore(self, step: int, parts: Mapping[str, Part]) -> None:
+    def restore(self, step: int, parts: Mapping[str, Stateful]) -> None:
         """Load every part from the checkpoint of a step."""
         folder = self.path(step)
         manifest = read_json(folder / MANIFEST) or {}
@@ -131,7 +131,7 @@ class Checkpoints:
         for leftover in self.folder.glob(".*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
-    def _write(self, folder: Path, step: int, parts: Mapping[str, Part]) -> None:
+    def _write(self, folder: Path, step: int, parts: Mapping[str, Stateful]) -> None:
         folder.mkdir()
         for name, part in parts.items():
             target = part_folder(folder, name)

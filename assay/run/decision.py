@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from assay.run.metrics import accuracy_of, gain_between, kind_of
+from assay.run.evaluations import lifts_of
 
 DECISION = "decision.md"
 
@@ -25,23 +25,20 @@ def add_outcome(
     try:
         with (folder / DECISION).open("r+", encoding="utf-8") as file:
             file.seek(0, 2)
-            file.write(f"{line}{_accuracies(evaluations)}\n")
+            file.write(f"{line}; {_accuracies(evaluations)}\n")
     except OSError:  # it has none, or the disk is full, which the run itself says
         return
 
 
 def _accuracies(evaluations: Sequence[Mapping[str, Any]]) -> str:
-    """Return the held-out accuracy of the first and the last evaluation of the first kind."""
-    known = [row for row in evaluations if accuracy_of(row) is not None]
-    same = [row for row in known if kind_of(row) == kind_of(known[0])]
-    if not same:
-        return "; nothing was held out"
-    first, last = same[0], same[-1]
-    before, after = accuracy_of(first), accuracy_of(last)
-    if first is last:
-        return f"; held-out accuracy {before:.3f} at step {first['step']} ({kind_of(first)})"
-    gain = gain_between(first, last)
-    gained = (
-        "" if gain is None else f", gained {gain} over {gain.num_problems} problems, one by one"
-    )
-    return f"; held-out accuracy {before:.3f} before, {after:.3f} after ({kind_of(first)}){gained}"
+    lifts = lifts_of(evaluations)
+    if not lifts:
+        return "nothing was held out"
+    lift, accuracy = lifts[0], "held-out accuracy"
+    if lift.first is lift.last:
+        return f"{accuracy} {lift.before:.3f} at step {lift.first['step']} ({lift.kind})"
+    told = f"{accuracy} {lift.before:.3f} before, {lift.after:.3f} after ({lift.kind})"
+    gain = lift.gain
+    if gain is None:
+        return told
+    return f"{told}, gained {gain} over {gain.num_problems} problems, one by one"

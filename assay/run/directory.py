@@ -12,50 +12,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 from assay.config import SamplingConfig, TrainConfig, dump, load
 from assay.errors import DiskFull, RunError, RunStopped, message
-from assay.run.changes import stretched_schedule
-from assay.run.checkpoints import Checkpoints, Part
+from assay.run import environment as surroundings
+from assay.run import files
+from assay.run.checkpoints import Checkpoints, Stateful
 from assay.run.decision import DECISION, add_outcome
-from assay.run.environment import (
-    collect_environment,
-    find_changed_reward,
-    find_changed_verifiers,
-    find_config_changes,
-    find_differences,
-    is_harmful,
-    read_environment,
-    reward_of,
-)
-from assay.run.files import (
-    DirectoryLock,
-    Journal,
-    disk_full_as,
-    make_folder,
-    read_events,
-    read_step_rows,
-    write_atomic,
-    write_json,
-)
+from assay.run.evaluations import FINISHED_EARLY, best_step, why_settled
+from assay.run.listeners import Journals, Listener
 from assay.run.metrics import (
-    accuracy_of,
-    best_step,
     find_non_finite,
-    kind_of,
     memory_metrics,
     most_common_reason,
     rollout_metrics,
     timing_metrics,
 )
-from assay.run.patience import FINISHED_EARLY, why_settled
-from assay.run.progress import Progress, evaluation_seconds_left, format_seconds
+from assay.run.progress import Progress, format_seconds
 from assay.run.random_state import GlobalRandomState
-from assay.run.resume import check_beginning, check_has_use
+from assay.run.resume import check_beginning, check_has_use, stretched_schedule
 from assay.run.rollout_log import RolloutLog
 from assay.run.signature import write_config
 from assay.run.stop import StopSignal
@@ -66,13 +45,20 @@ Verifiers = Mapping[str, Mapping[str, Any]]
 """Name to facts of each verifier; ``version`` and ``hash`` are compared on resume."""
 
 
-class Update(Protocol):
-    """What `finish_step` reads of a learner's update; without a batch no rollouts are completed."""
+class StepUpdate(Protocol):
+    """What `Run.finish_step` reads of a learner's update.
+
+    batch, advantages_T: what was learned from, for the rollout log; None where nothing was sampled.
+    """
 
     @property
     def metrics(self) -> Mapping[str, float]: ...
     @property
     def policy_version(self) -> int: ...
+    @property
+    def batch(self) -> Any: ...
+    @property
+    def advantages_T(self) -> Any: ...
 
 
 class Run:
@@ -94,26 +80,28 @@ class Run:
         self.metrics: dict[str, float] = {}
         self.clock = PhaseClock()
         self.verifiers: dict[str, dict[str, Any]] = {}
-        self._reward = reward_of(config)
+        self._reward = surroundings.reward_of(config)
         self.why_not_judged = ""
         self.checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint)
         self.rollouts = RolloutLog(folder / "rollouts")
-        self._lock = DirectoryLock(folder)
-        self._metrics = Journal(folder / "metrics.jsonl")
-        self._evaluations = Journal(folder / "evaluations.jsonl")
-        self._events = Journal(folder / "events.jsonl")
-        self._parts: dict[str, Part] = {"random": GlobalRandomState()}
+        self._lock = files.DirectoryLock(folder)
+        self._journals = Journals(folder, self._listener_failed)
+        self._parts: dict[str, Stateful] = {"random": GlobalRandomState()}
         self._rollout_metrics: dict[str, float] = {}
         self._sources: list[Callable[[], Mapping[str, float]]] = []
         self._evaluated: list[dict[str, Any]] = []
-        self._seconds_evaluating = 0.0
         self._resumed: dict[str, Any] | None = None
         self._config_before = config
         self._stop = StopSignal()
         self._started = self._step_started = time.perf_counter()
         self._elapsed_before = 0.0
         GlobalRandomState.seed(config.run.seed)
-        self.progress = Progress(folder.name, self.num_steps, quiet)
+        every, limit = config.evaluation.every, config.run.max_minutes
+        self.progress = Progress(
+            folder.name, self.num_steps, quiet, evaluate_every=every, max_minutes=limit
+        )
+        if not quiet:
+            self.listen(self.progress)
 
     @classmethod
     def create(
@@ -135,12 +123,12 @@ class Run:
         name = config.run.name or (Path(config_path).stem if config_path else "run")
         parent = Path(config.run.directory)
         try:
-            folder = make_folder(parent, name)
+            folder = files.make_folder(parent, name)
             write_config(folder / "config.toml", dump(_without_limit(config)))
             if decision is not None:
-                write_atomic(folder / DECISION, decision.encode())
+                files.write_atomic(folder / DECISION, decision.encode())
             run = cls(folder, config, num_steps, quiet)
-            run._write_environment(collect_environment(config))
+            run._write_environment(surroundings.collect_environment(config))
         except OSError as error:
             reason = error.strerror or str(error)
             raise RunError(
@@ -181,7 +169,7 @@ class Run:
             raise
         return run
 
-    def attach(self, **parts: Part) -> None:
+    def attach(self, **parts: Stateful) -> None:
         """Name the objects whose state makes a checkpoint, and on resume load it into them.
 
         The part called ``model`` is saved to the checkpoint's own folder, all others to one of
@@ -217,6 +205,8 @@ class Run:
             self._rollout_metrics = rollout_metrics(groups, verdicts)
             self._rollout_metrics["sampling/temperature"] = settings.temperature
             self.why_not_judged = most_common_reason(verdicts)
+        told = {"step": self.step + 1, "path": str(self.rollouts.path(self.step + 1))}
+        self._journals.tell("rollouts", {**told, "groups": groups, "verdicts": verdicts})
 
     def recorded(
         self, step: int, problem_of: Callable[[str], Problem] | None = None
@@ -228,9 +218,7 @@ class Run:
         found = self.rollouts.read(step, problem_of)
         return (found.groups, found.verdicts) if found else None
 
-    def finish_step(
-        self, update: Update, extra_metrics: Mapping[str, float] | None = None
-    ) -> dict[str, float]:
+    def finish_step(self, update: StepUpdate) -> dict[str, float]:
         """Write the step's metrics, complete its rollouts, and save a checkpoint when one is due.
 
         Returns the row. Raises DiskFull.
@@ -238,32 +226,23 @@ class Run:
         step = self.step + 1
         now = time.perf_counter()
         with self.clock.phase("record"):
-            if getattr(update, "batch", None) is not None and self._rollout_metrics:
-                self.rollouts.complete(step, update.batch, update.advantages_T)  # pyright: ignore
+            if update.batch is not None and self._rollout_metrics:
+                self.rollouts.complete(step, update.batch, update.advantages_T)
         row: dict[str, float] = {"step": step, "policy_version": update.policy_version}
-        row |= {**self._rollout_metrics, **update.metrics, **(extra_metrics or {})}
+        row |= {**self._rollout_metrics, **update.metrics}
         elapsed = self._elapsed_before + now - self._started
         num_tokens = row.get("tokens/generated") or row.get("tokens/trained") or 0.0
         row |= timing_metrics(self.clock.drain(), now - self._step_started, elapsed, num_tokens)
         row |= memory_metrics()
         for source in self._sources:
             row |= source()
-        with disk_full_as(self._disk_full):
-            self._metrics.append(row)
+        self._append("metrics", row)
         self.step, self.metrics = step, row
         self._rollout_metrics = {}
-        self._show(row)
         if step % self.config.checkpoint.every == 0 or step == self.num_steps:
             self.save_checkpoint()
         self._step_started = time.perf_counter()
         return row
-
-    def _show(self, row: Mapping[str, float]) -> None:
-        every, limit = self.config.evaluation.every, self._max_minutes
-        to_evaluate = evaluation_seconds_left(self._evaluated, every, self.step, self.num_steps)
-        spent = time.perf_counter() - self._started
-        most = float("inf") if limit is None else 60 * limit - spent
-        self.progress.step(self.step, row, self._seconds_evaluating, to_evaluate, most)
 
     def begin_step(self) -> None:
         """Start the clock of the coming step: what came before is no part of it."""
@@ -275,16 +254,8 @@ class Run:
         A new best is worth a checkpoint, where the configuration keeps the best.
         """
         row = {"step": self.step if step is None else step, **result}
-        with disk_full_as(self._disk_full):
-            self._evaluations.append(row)
+        self._append("evaluations", row)
         self._evaluated.append(row)
-        self._seconds_evaluating += result.get("eval/seconds") or 0.0
-        accuracy, stderr = accuracy_of(row), row.get("eval/stderr")
-        if accuracy is not None:
-            spread = f" ± {stderr:.3f}" if stderr else ""
-            self.progress.note(
-                f"step {row['step']}: held-out {accuracy:.3f}{spread} ({kind_of(row)})"
-            )
         best = best_step(self._evaluated)
         if self.config.checkpoint.keep_best and self.step and best == self.step:
             self.save_checkpoint()
@@ -298,12 +269,24 @@ class Run:
     def event(self, kind: str, **facts: Any) -> None:
         """Write down that something happened; safe from any thread."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        with disk_full_as(self._disk_full):
-            self._events.append({"time": now, "step": self.step, "kind": kind, **facts})
+        self._append("events", {"time": now, "step": self.step, "kind": kind, **facts})
 
     def note(self, text: str) -> None:
-        """Show a line to whoever watches, without breaking the live display."""
-        self.progress.note(text)
+        """Tell whoever listens a line for people."""
+        self._journals.tell("notes", {"text": text})
+
+    def listen(self, listener: Listener) -> None:
+        """Tell a listener of every row from now on, behind the run directory; see `Listener`."""
+        self._journals.listen(listener)
+
+    def _listener_failed(self, name: str, why: str) -> None:
+        with suppress(DiskFull):  # which the run itself meets, and says
+            self.event("listener_failed", listener=name, error=why)
+        self.note(f"warning: {name} hears no more of {self.folder}: {why}")
+
+    def _append(self, journal: str, row: Mapping[str, Any]) -> None:
+        with files.disk_full_as(self._disk_full):
+            self._journals.append(journal, row)
 
     def add_metrics(self, source: Callable[[], Mapping[str, float]]) -> None:
         """Ask ``source`` for more metrics whenever a step is finished."""
@@ -322,8 +305,7 @@ class Run:
             return None
         with self.clock.phase("checkpoint"):
             self.rollouts.flush()
-            for journal in (self._metrics, self._evaluations, self._events):
-                journal.sync()
+            self._journals.sync()
             self.checkpoints.save(self.step, self._parts, best_step(self._evaluated))
         return path
 
@@ -334,9 +316,9 @@ class Run:
         reward, unless that is accepted, which is recorded: rollouts that were judged before but not
         yet saved as learned are then dropped.
         """
-        reward = reward_of(self.config)
-        changed = find_changed_verifiers(self.verifiers, verifiers)
-        changed += find_changed_reward(self._reward, reward)
+        reward = surroundings.reward_of(self.config)
+        changed = surroundings.find_changed_verifiers(self.verifiers, verifiers)
+        changed += surroundings.find_changed_reward(self._reward, reward)
         if changed and not accept_changed:
             raise RunError(
                 f"{self.folder}: the reward has changed since this run began ({'; '.join(changed)}); "
@@ -401,86 +383,85 @@ class Run:
                 raise
 
     def _release(self) -> None:
-        self.progress.close()
         try:
             self.rollouts.close()
         finally:
-            for journal in (self._metrics, self._evaluations, self._events):
-                journal.close()
+            self._journals.close()
+            self.progress.close()
             self._lock.release()
 
     def _find_checkpoint(self, before: TrainConfig) -> None:
         """Choose the checkpoint to go on from; nothing is changed yet."""
         step, damaged = self.checkpoints.newest_valid()
         if step is None:
-            rows, events = self._metrics.rows(), self._events.rows()
+            rows, events = self._journals.rows("metrics"), self._journals.rows("events")
             check_beginning(self.folder, rows, events, before.checkpoint.every, damaged)
         self.step = self._first_step = step or 0
-        read_step_rows(self.folder / "metrics.jsonl")
-        read_events(self.folder / "events.jsonl")
-        evaluations = read_step_rows(self.folder / "evaluations.jsonl")
+        files.read_step_rows(self.folder / "metrics.jsonl")
+        files.read_events(self.folder / "events.jsonl")
+        evaluations = files.read_step_rows(self.folder / "evaluations.jsonl")
         self._evaluated = [dict(row) for row in evaluations if row["step"] <= self.step]
         for folder in (self.checkpoints.folder, self.rollouts.folder):
             if folder.exists() and not folder.is_dir():
                 raise RunError(message(str(folder), "a file", "a folder", "move it away"))
-        changes = find_config_changes(before, self.config)
+        changes = surroundings.find_config_changes(before, self.config)
+        harmful = [*filter(surroundings.is_harmful, changes)]
         early = self.stop_reason == FINISHED_EARLY
-        check_has_use(self.folder, self.step, self.num_steps, [*filter(is_harmful, changes)], early)
-        now = collect_environment(self.config)
-        environment = read_environment(self.folder)
+        check_has_use(self.folder, self.step, self.num_steps, harmful, early)
+        now = surroundings.collect_environment(self.config)
+        environment = surroundings.read_environment(self.folder)
         if environment is None:  # killed while the run was being created
             environment = now
             self._write_environment(now)
         self.verifiers = environment.get("verifiers") or {}
-        self._reward = environment.get("reward") or reward_of(before)
+        self._reward = environment.get("reward") or surroundings.reward_of(before)
         self._config_before = before
         self._resumed = {
             "damaged": damaged,
-            "differences": find_differences(environment, now),
+            "differences": surroundings.find_differences(environment, now),
             "config_changes": changes,
         }
 
     def _roll_back(self, facts: dict[str, Any]) -> None:
         """Take out of the directory what lies beyond the checkpoint and will be made again."""
         last = self.step
-        with disk_full_as(self._disk_full):
+        with files.disk_full_as(self._disk_full):
             facts["set_aside"] = self.checkpoints.set_aside_after(last)
             self.checkpoints.clean()
             for leftover in [*self.folder.glob(".*.tmp"), *self.rollouts.folder.glob(".*.tmp")]:
                 leftover.unlink(missing_ok=True)
-            self._metrics.keep(lambda row: row.get("step", last + 1) <= last)
-            self._evaluations.keep(lambda row: row.get("step", last + 1) <= last)
-            self._events.keep(lambda row: True)
-            changes = facts["config_changes"]
-            if any(map(is_harmful, changes)):
+            for name in ("metrics", "evaluations"):
+                self._journals.keep(name, lambda row: row.get("step", last + 1) <= last)
+            self._journals.keep("events", lambda row: True)
+            if any(map(surroundings.is_harmful, facts["config_changes"])):
                 facts["dropped_rollouts"] = self.rollouts.discard_after(last)
             write_config(self.folder / "config.toml", dump(self.config))
-        rows = self._metrics.rows()
-        newest = rows[-1] if rows else {}
+        newest = [{}, *self._journals.rows("metrics")][-1]
         self.metrics = {key: value for key, value in newest.items() if value is not None}
-        self._evaluated = self._evaluations.rows()
+        self._evaluated = self._journals.rows("evaluations")
+        self.progress.evaluations = [*self._evaluated]
         self.checkpoints.prune(best_step(self._evaluated))
         self._elapsed_before = self.metrics.get("time/elapsed", 0.0)
         rate = self.metrics.get("optimizer/learning_rate")
         stretched = stretched_schedule(self._config_before, self.config, rate) if last else None
         facts["schedule"] = stretched
         self.event("resumed", **{key: value for key, value in facts.items() if value})
-        for complaint in facts["damaged"]:
-            self.note(f"warning: {complaint}; going on from an older one")
-        for name in facts["set_aside"]:
-            self.note(f"the damaged checkpoint is kept as {self.checkpoints.folder / name}")
-        for difference in facts["differences"]:
-            self.note(f"warning: {difference}; the result may differ in the last bits")
-        if stretched:
-            self.note(f"warning: {stretched}")
+        kept, bits = self.checkpoints.folder, "the result may differ in the last bits"
+        notes = [f"warning: {one}; going on from an older one" for one in facts["damaged"]]
+        notes += [f"the damaged checkpoint is kept as {kept / one}" for one in facts["set_aside"]]
+        notes += [f"warning: {difference}; {bits}" for difference in facts["differences"]]
+        notes += [f"warning: {stretched}"] if stretched else []
+        for note in notes:
+            self.note(note)
         at = f"after step {last}" if last else "at the start (no checkpoint)"
         self.note(f"{self.folder}: going on {at}, {format_seconds(self._elapsed_before)} in")
 
     def _write_environment(self, facts: Mapping[str, Any] | None = None) -> None:
-        path = self.folder / "environment.json"
-        facts = facts or read_environment(self.folder) or collect_environment(self.config)
-        with disk_full_as(self._disk_full):
-            write_json(path, {**facts, "verifiers": self.verifiers, "reward": self._reward})
+        known = facts or surroundings.read_environment(self.folder)
+        facts = known or surroundings.collect_environment(self.config)
+        with files.disk_full_as(self._disk_full):
+            path = self.folder / "environment.json"
+            files.write_json(path, {**facts, "verifiers": self.verifiers, "reward": self._reward})
 
     def _disk_full(self) -> str:
         steps = self.checkpoints.steps()

@@ -14,7 +14,7 @@ from assay.run.metrics import find_non_finite
 if TYPE_CHECKING:
     from assay.run.directory import Run
 
-Rule = Callable[["Run"], str | None]
+GuardRule = Callable[["Run"], str | None]
 
 
 class Guard:
@@ -84,12 +84,12 @@ def find_breaches(
             )
 
 
-def load_rule(name: str) -> Rule:
+def load_rule(name: str) -> GuardRule:
     """Import ``package.module:function``; raises ConfigError."""
     rule = import_object(name, f"guard.rules {name}", ConfigError)
     if not callable(rule):
         raise ConfigError(message(f"guard.rules {name}", repr(rule), "a function"))
-    return cast(Rule, rule)
+    return cast(GuardRule, rule)
 
 
 def _measured(metrics: Mapping[str, float], name: str, setting: str, needs: str) -> float:

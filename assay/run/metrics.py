@@ -11,8 +11,6 @@ import resource
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -169,69 +167,6 @@ def memory_metrics() -> dict[str, float]:
         peaks = [torch.cuda.max_memory_allocated(n) for n in devices]
         metrics["memory/cuda_peak_mib"] = max(peaks) / 2**20
     return metrics
-
-
-def accuracy_of(evaluation: Mapping[str, Any]) -> float | None:
-    """Return the accuracy (pass@1) of an evaluation row."""
-    value = evaluation.get("eval/pass_at_1")
-    return float(value) if value is not None else None
-
-
-def kind_of(evaluation: Mapping[str, Any]) -> str:
-    """Return which series an evaluation row belongs to: greedy, its temperature, or what it counts."""
-    if "eval/kind" in evaluation:
-        return str(evaluation["eval/kind"])
-    temperature = evaluation.get("eval/temperature")
-    return "greedy" if not temperature else f"temperature {temperature:g}"
-
-
-def of_deciding_kind(evaluations: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the evaluations with an accuracy that are of the kind of the first of them."""
-    rows = [row for row in evaluations if accuracy_of(row) is not None]
-    return [row for row in rows if kind_of(row) == kind_of(rows[0])]
-
-
-def best_step(evaluations: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the step after 0 that did best on held-out problems; among equals the earliest."""
-    rows = [row for row in of_deciding_kind(evaluations) if row["step"] > 0]
-    return max(rows, key=lambda row: (accuracy_of(row), -row["step"]))["step"] if rows else None
-
-
-@dataclass(frozen=True, slots=True)
-class Gain:
-    """What accuracy gained between two evaluations, over the problems that both judged.
-
-    stderr: of the mean of the problems' differences: both met the same problems with the same random
-    numbers. None of a single problem.
-    """
-
-    value: float
-    stderr: float | None
-    num_problems: int
-
-    def __str__(self) -> str:
-        return f"{self.value:+.1%}{error_words(self.stderr)}"
-
-
-def gain_between(first: Mapping[str, Any], last: Mapping[str, Any]) -> Gain | None:
-    """Return the paired difference of two evaluation rows; None where they do not say it by problem."""
-    before, after = (row.get("eval/by_problem") or {} for row in (first, last))
-    differences = [after[id] - before[id] for id in before if id in after]
-    if first is last or not differences:
-        return None
-    return Gain(float(np.mean(differences)), stderr_of(differences), len(differences))
-
-
-def stderr_of(values: Sequence[float]) -> float | None:
-    """Return the standard error of the mean of independent values; None of fewer than two."""
-    if len(values) < 2:
-        return None
-    return float(np.std(values, ddof=1)) / len(values) ** 0.5
-
-
-def error_words(stderr: float | None) -> str:
-    """Return ` ± 1.2%`; of a single problem, that it has no error."""
-    return " (no standard error)" if stderr is None else f" ± {stderr:.1%}"
 
 
 def find_non_finite(metrics: Mapping[str, float]) -> str | None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from assay.config import CheckpointConfig
 from assay.errors import RunError
 from assay.run.checkpoints import MANIFEST, Checkpoints, find_damage, step_of
+from assay.run.evaluations import best_step
 from assay.run.files import read_json, read_rows
-from assay.run.metrics import best_step
 
 
 def find_checkpoint(name: str) -> Path | None:

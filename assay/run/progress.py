@@ -15,8 +15,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from assay.run.evaluations import accuracy_of, kind_of
 from assay.terminal import escaped
 
+Row = Mapping[str, Any]
 _BARS = "▁▂▃▄▅▆▇█"
 _PLAIN_EVERY = 5.0
 _SAMPLING_EVERY = 30.0  # seconds of silence after which a line says how far a generation is
@@ -35,7 +37,7 @@ _SHOWN = (
 _WINDOW = 32
 
 
-class Sampled(Protocol):
+class SamplingCall(Protocol):
     """What a generator tells at each decoding step, of one of its calls."""
 
     @property
@@ -80,11 +82,11 @@ class SamplingWatch:
         self._every = every
         self._last = time.monotonic()
         self._what, self._num_wanted = "sampling", 0
-        self._call: Sampled | None = None
-        self._shown: Sampled | None = None
+        self._call: SamplingCall | None = None
+        self._shown: SamplingCall | None = None
         self._num_before = 0
 
-    def __call__(self, call: Sampled) -> None:
+    def __call__(self, call: SamplingCall) -> None:
         """Take in how far a call of the generator is."""
         if call is not self._call:
             if self._call is not None and self._num_wanted:
@@ -114,13 +116,14 @@ class SamplingWatch:
 
 
 class Progress:
-    """The display of one run, on standard error so that standard output stays clean.
+    """The display of one run, on standard error so that standard output stays clean; a `Listener`.
 
     On a terminal: a bar, the last numbers and how the reward went, and how far the generation is.
     Elsewhere: a line a step, at most one every few seconds, and one where a generation has been
-    silent for long. Quiet: nothing but notes that matter.
+    silent for long. Quiet: nothing.
 
-    sampling: takes what the generator tells.
+    evaluate_every, max_minutes: as configured, for the time that is left. evaluations: those there
+    are. sampling: takes what the generator tells.
     """
 
     def __init__(
@@ -129,14 +132,18 @@ class Progress:
         num_steps: int | None = None,
         quiet: bool = False,
         console: Console | None = None,
+        evaluate_every: int | None = None,
+        max_minutes: float | None = None,
     ) -> None:
         self.name = name
         self.num_steps = num_steps
         self.quiet = quiet
         self.console = console or Console(stderr=True, highlight=False)
+        self.evaluations: list[Row] = []
+        self._evaluate_every = evaluate_every
+        self._ends = float("inf") if max_minutes is None else time.monotonic() + 60 * max_minutes
+        self._seconds_evaluating = 0.0
         self._pace: deque[tuple[int, float]] = deque(maxlen=_WINDOW)
-        self._to_evaluate = 0.0
-        self._most = float("inf")
         self._rewards: deque[float] = deque(maxlen=_WINDOW)
         self._last_line = float("-inf")
         self._live: Live | None = None
@@ -147,21 +154,18 @@ class Progress:
             self._live = Live(console=self.console, refresh_per_second=4, transient=True)
             self._live.start()
 
-    def step(
-        self,
-        step: int,
-        metrics: Mapping[str, float],
-        evaluated: float = 0.0,
-        to_evaluate: float = 0.0,
-        most: float = float("inf"),
-    ) -> None:
-        """Show a finished step.
+    def __call__(self, kind: str, row: Row) -> None:
+        """Show a finished step, an evaluation, or a line that stays."""
+        if kind == "metrics":
+            self._step(row["step"], row)
+        elif kind == "evaluations":
+            self._evaluated(row)
+        elif kind == "notes" and not self.quiet:
+            self._print(row["text"])
 
-        evaluated, to_evaluate: seconds that went, and are still to go, into evaluations; they are
-        no part of the pace. most: seconds after which the run stops by itself.
-        """
-        self._pace.append((step, metrics.get("time/elapsed", 0.0) - evaluated))
-        self._to_evaluate, self._most = to_evaluate, most
+    def _step(self, step: int, metrics: Row) -> None:
+        elapsed = metrics.get("time/elapsed", 0.0)
+        self._pace.append((step, elapsed - self._seconds_evaluating))
         if "reward/mean" in metrics:
             self._rewards.append(metrics["reward/mean"])
         if self._live is not None:
@@ -173,10 +177,13 @@ class Progress:
                 self._last_line = now
                 self._print(self._line(step, metrics))
 
-    def note(self, text: str) -> None:
-        """Show a line that stays: an evaluation, a checkpoint, a warning."""
-        if not self.quiet:
-            self._print(text)
+    def _evaluated(self, row: Row) -> None:
+        self.evaluations.append(row)
+        self._seconds_evaluating += row.get("eval/seconds") or 0.0
+        accuracy, stderr = accuracy_of(row), row.get("eval/stderr")
+        if accuracy is not None and not self.quiet:
+            spread = f" ± {stderr:.3f}" if stderr else ""
+            self._print(f"step {row['step']}: held-out {accuracy:.3f}{spread} ({kind_of(row)})")
 
     def close(self) -> None:
         """Leave the terminal as it was."""
@@ -185,12 +192,19 @@ class Progress:
             self._live = None
 
     def eta(self, step: int) -> float | None:
-        """Return the seconds to the end of the run: steps at the recent pace, and evaluations."""
+        """Return the seconds to the end of the run: steps at the recent pace, and evaluations.
+
+        Evaluations that went are no part of the pace.
+        """
         if self.num_steps is None or len(self._pace) < 2:
             return None
         (first, started), (last, now) = self._pace[0], self._pace[-1]
         pace = (now - started) / (last - first)
-        return max(0.0, min((self.num_steps - step) * pace + self._to_evaluate, self._most))
+        left = (self.num_steps - step) * pace
+        left += evaluation_seconds_left(
+            self.evaluations, self._evaluate_every, step, self.num_steps
+        )
+        return max(0.0, min(left, self._ends - time.monotonic()))
 
     def _show_sampling(self, how_far: HowFar) -> None:
         if self._live is not None:
@@ -205,17 +219,17 @@ class Progress:
         self.sampling.showed()
         self.console.print(Text(escaped(text)), soft_wrap=True)
 
-    def _line(self, step: int, metrics: Mapping[str, float]) -> str:
+    def _line(self, step: int, metrics: Row) -> str:
         of = f"/{self.num_steps}" if self.num_steps else ""
         pairs = [f"{label} {value}" for label, value in _shown(metrics)]
         return "  ".join([f"step {step}{of}", *pairs, *self._times(step, metrics)])
 
-    def _times(self, step: int, metrics: Mapping[str, float]) -> list[str]:
+    def _times(self, step: int, metrics: Row) -> list[str]:
         eta = self.eta(step)
         times = [f"{metrics.get('time/step', 0.0):.2f} s/step"]
         return [*times, f"ETA {format_seconds(eta)}"] if eta is not None else times
 
-    def _display(self, step: int, metrics: Mapping[str, float]) -> Group:
+    def _display(self, step: int, metrics: Row) -> Group:
         head = Table.grid(padding=(0, 2))
         bar = ProgressBar(total=self.num_steps, completed=step, width=30, pulse=not self.num_steps)
         of = f"{step}/{self.num_steps}" if self.num_steps else f"{step}"
@@ -229,12 +243,12 @@ class Progress:
         return Group(head, numbers)
 
 
-def _shown(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+def _shown(metrics: Row) -> list[tuple[str, str]]:
     return [(label, form.format(metrics[key])) for key, label, form in _SHOWN if key in metrics]
 
 
 def evaluation_seconds_left(
-    evaluations: Sequence[Mapping[str, Any]], every: int | None, step: int, num_steps: int | None
+    evaluations: Sequence[Row], every: int | None, step: int, num_steps: int | None
 ) -> float:
     """Return what the evaluations from ``step`` on will take, if each is as long as the newest."""
     if num_steps is None or not evaluations:

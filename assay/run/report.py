@@ -16,12 +16,12 @@ from pydantic import BaseModel
 
 from assay.config import TrainConfig, dump
 from assay.run.environment import verifier_text
+from assay.run.evaluations import Lift, error_words, lifts_of
 from assay.run.files import disk_full_as, write_atomic
-from assay.run.metrics import error_words
 from assay.run.progress import format_seconds
 from assay.run.report_charts import Chart, make_charts
 from assay.run.report_rollouts import reader_html, safe
-from assay.run.summary import Lift, Summary, summarize
+from assay.run.summary import Summary, summarize
 
 REWARD_MODEL_KINDS = ("pairs", "completions", "steps")
 """What the evaluations of reward models count."""
@@ -122,15 +122,16 @@ def _stage(config: TrainConfig) -> tuple[str, Sequence[str]]:
 
 
 def _hero_html(summary: Summary) -> str:
-    lifts = "\n".join(map(_lift_html, summary.lifts()))
+    lifts = "\n".join(map(_lift_html, lifts_of(summary.evaluations)))
     return lifts or '<p class="empty">No held-out evaluation yet.</p>'
 
 
 def _lift_html(lift: Lift) -> str:
     what = "" if lift.kind in REWARD_MODEL_KINDS else "problems, "
-    problems = f"{lift.num_problems:,} held-out {what}" if lift.num_problems else ""
-    bars = _bar_html("before", lift.before, lift.before_stderr)
-    if lift.step == 0:
+    count = int(lift.last.get("eval/num_problems") or 0)
+    problems = f"{count:,} held-out {what}" if count else ""
+    bars = _bar_html("before", lift.before, lift.first.get("eval/stderr"))
+    if lift.last["step"] == 0:
         numbers = f'<span class="after">{lift.before:.1%}</span>'
         gain = '<span class="gain">before the first step</span>'
     else:
@@ -138,11 +139,11 @@ def _lift_html(lift: Lift) -> str:
             f'<span class="before">{lift.before:.1%}</span><span class="arrow">→</span>'
             f'<span class="after">{lift.after:.1%}</span>'
         )
-        error = lift.gain.stderr if lift.gain is not None else None
+        points, error = 100 * (lift.after - lift.before), lift.gain.stderr if lift.gain else None
         spread = "" if error is None else f" ± {100 * error:.1f}"
-        direction = "up" if lift.points >= 0 else "down"
-        gain = f'<span class="gain {direction}">{lift.points:+.1f}{spread} points</span>'
-        bars += _bar_html("after", lift.after, lift.after_stderr)
+        direction = "up" if points >= 0 else "down"
+        gain = f'<span class="gain {direction}">{points:+.1f}{spread} points</span>'
+        bars += _bar_html("after", lift.after, lift.last.get("eval/stderr"))
     return (
         f'<section class="lift"><h2>Held-out accuracy <small>{problems}{safe(lift.kind)}</small></h2>'
         f'<p class="numbers">{numbers}{gain}</p>{bars}</section>'

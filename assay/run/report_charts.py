@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.run.metrics import accuracy_of, kind_of
+from assay.run.evaluations import accuracy_of, by_kind
 from assay.run.summary import Summary
 
 Row = Mapping[str, Any]
@@ -75,13 +75,9 @@ def _lines(rows: Sequence[Row], chart: Chart) -> Chart:
 
 
 def _accuracy(rows: Sequence[Row], chart: Chart) -> Chart:
-    kinds: dict[str, list[Row]] = {}
-    for row in rows:
-        if accuracy_of(row) is not None:
-            kinds.setdefault(kind_of(row), []).append(row)
     traces: list[Trace] = []
     what = "problems answered correctly"
-    for (kind, of_kind), color in zip(kinds.items(), _COLORS, strict=False):
+    for (kind, of_kind), color in zip(by_kind(rows).items(), _COLORS, strict=False):
         errors = {"type": "data", "array": [row.get("eval/stderr") for row in of_kind]}
         steps = [row["step"] for row in of_kind]
         trace = _line(kind, steps, map(accuracy_of, of_kind), color)

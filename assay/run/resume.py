@@ -1,4 +1,4 @@
-"""Whether a run may be gone on with as asked: not where that makes again what is lost, or changes nothing but its record."""
+"""What a run may be gone on with, and what a changed configuration does to it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from assay.config import TrainConfig
 from assay.errors import RunError, message
 
 Row = Mapping[str, Any]
+LENGTHS = [
+    "steps",
+    "epochs",
+    "num_minibatches",
+    "tokens_per_step",
+    "pairs_per_step",
+    "rows_per_step",
+]
+"""Keys of a stage that say how many optimizer steps it takes."""
 
 
 def check_beginning(
@@ -50,3 +60,25 @@ def check_has_use(
     if early:
         accepted = "also --set evaluation.patience= (no early end), or a larger one"
     raise RunError(message(str(folder), found, accepted, "or start a new run"))
+
+
+def stretched_schedule(before: TrainConfig, now: TrainConfig, rate: float | None) -> str | None:
+    """Return a line where the learning rate's schedule no longer spans what it did; None otherwise.
+
+    rate: of the last step that was taken. Schedules that are given as points stay where they are.
+    """
+    kind, stage = now.optimizer.schedule, now.stage
+    old, new = getattr(before, stage), getattr(now, stage)
+    if kind == "constant" or kind != before.optimizer.schedule or old is None:
+        return None
+    changes = ", ".join(
+        f"{stage}.{key}: {getattr(old, key)} before, {getattr(new, key)} now"
+        for key in LENGTHS
+        if getattr(old, key, None) != getattr(new, key, None)
+    )
+    if not changes:
+        return None
+    last = "" if rate is None else f", not at the last step's {rate:.3g}"
+    return (
+        f"{changes}: the {kind} learning rate goes on where a run of the new length would be{last}"
+    )

@@ -11,31 +11,8 @@ from assay.config import TrainConfig, load
 from assay.errors import RunError
 from assay.run.environment import read_environment
 from assay.run.files import read_events, read_step_rows
-from assay.run.metrics import Gain, accuracy_of, gain_between, kind_of
 
 Row = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Lift:
-    """Held-out accuracy of one kind of evaluation: before the first step, and at the last look.
-
-    gain: the difference problem by problem; None where that is not known.
-    """
-
-    kind: str
-    before: float
-    before_stderr: float | None
-    after: float
-    after_stderr: float | None
-    step: int
-    num_problems: int
-    gain: Gain | None = None
-
-    @property
-    def points(self) -> float:
-        """Percentage points gained."""
-        return 100.0 * (self.after - self.before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,27 +51,6 @@ class Summary:
             if event.get("kind") in ("created", "resumed"):
                 return None
         return None
-
-    def lifts(self) -> list[Lift]:
-        """Return before and after of each kind of evaluation, in the order of their first rows."""
-        kinds: dict[str, list[Row]] = {}
-        for row in self.evaluations:
-            if accuracy_of(row) is not None:
-                kinds.setdefault(kind_of(row), []).append(row)
-        return [_lift(kind, rows[0], rows[-1]) for kind, rows in kinds.items()]
-
-
-def _lift(kind: str, first: Row, last: Row) -> Lift:
-    return Lift(
-        kind=kind,
-        before=accuracy_of(first) or 0.0,
-        before_stderr=first.get("eval/stderr"),
-        after=accuracy_of(last) or 0.0,
-        after_stderr=last.get("eval/stderr"),
-        step=int(last["step"]),
-        num_problems=int(last.get("eval/num_problems") or 0),
-        gain=gain_between(first, last),
-    )
 
 
 def summarize(folder: Path | str) -> Summary:

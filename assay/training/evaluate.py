@@ -14,7 +14,7 @@ import numpy as np
 
 from assay.config import SamplingConfig
 from assay.generate.base import Generator
-from assay.run.metrics import stderr_of
+from assay.run.evaluations import stderr_of
 from assay.training.voting import Compared, candidates
 from assay.types import Group, Problem, Verdict
 

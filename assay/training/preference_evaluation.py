@@ -8,7 +8,7 @@ from typing import Any
 
 from assay.learn.preference_update import PreferenceBatch, PreferenceLearner
 from assay.run.directory import Run
-from assay.run.metrics import kind_of
+from assay.run.evaluations import kind_of
 
 
 def record_pairs(run: Run, learner: PreferenceLearner, pairs: PreferenceBatch) -> None:

@@ -14,8 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from assay import config as configuration
 from assay.errors import RunError
 from assay.model.load import silence_transformers
+from assay.run.evaluations import Gain
 from assay.run.files import check_folder
-from assay.run.metrics import Gain
 from assay.training import api
 from assay.training.stage import Stage
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from assay.plan.memory import MemoryPlan
+from assay.run.evaluations import FINISHED_EARLY, Gain, error_words, gain_between, kind_of
 from assay.run.files import read_events, read_step_rows
-from assay.run.metrics import Gain, error_words, gain_between, kind_of
-from assay.run.patience import FINISHED_EARLY
 from assay.terminal import escaped
 from assay.types import Group, Verdict
 

@@ -16,7 +16,7 @@ from assay.model.probe import LayoutChoice
 from assay.plan.record import run_decision
 from assay.run.directory import Run
 from assay.run.environment import read_environment
-from assay.run.metrics import kind_of
+from assay.run.evaluations import kind_of
 from assay.run.report import write_report
 from assay.training.assemble import Bench, Problems, rate_words
 from assay.training.evaluate import evaluate

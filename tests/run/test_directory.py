@@ -475,12 +475,6 @@ def test_a_stage_without_rollouts_writes_metrics_alone(tmp_path: Path) -> None:
     assert not (run.folder / "rollouts").exists()
 
 
-def test_extra_metrics_join_the_row(tmp_path: Path) -> None:
-    with Run.create(make_config(tmp_path), quiet=True) as run:
-        row = run.finish_step(FakeUpdate(), {"batch/refills": 2.0})
-    assert row["batch/refills"] == 2.0 and rows_of(run.folder, "metrics")[0]["batch/refills"] == 2.0
-
-
 def test_metrics_of_others_join_every_row(tmp_path: Path) -> None:
     learner = FakeLearner()
     with Run.create(make_config(tmp_path), quiet=True) as run:

@@ -19,7 +19,7 @@ METRICS = {"reward/mean": 0.5, "time/step": 0.5, "speed/step": 1234.5, "loss/tot
 
 
 def row(step: int) -> dict[str, float]:
-    return {**METRICS, "time/elapsed": 2.0 * step}
+    return {**METRICS, "step": step, "time/elapsed": 2.0 * step}
 
 
 def make(terminal: bool, **settings: object) -> tuple[Progress, io.StringIO]:
@@ -28,10 +28,18 @@ def make(terminal: bool, **settings: object) -> tuple[Progress, io.StringIO]:
     return Progress("demo", 10, console=console, **settings), out  # type: ignore[arg-type]
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that the display believes in."""
+    now = [0.0]
+    monkeypatch.setattr("assay.run.progress.time.monotonic", lambda: now[0])
+    return now
+
+
 def test_plain_lines_are_few_and_end_with_the_last_step() -> None:
     progress, out = make(terminal=False)
     for step in range(1, 11):
-        progress.step(step, row(step))
+        progress("metrics", row(step))
     progress.close()
     lines = out.getvalue().splitlines()
     assert [line.split("  ")[0] for line in lines] == ["step 1/10", "step 10/10"]
@@ -43,17 +51,19 @@ def test_the_pace_includes_what_lies_between_steps() -> None:
     progress, _ = make(terminal=False)
     assert progress.eta(0) is None
     for step in (1, 2, 3):
-        progress.step(step, row(step))
+        progress("metrics", row(step))
     assert progress.eta(3) == pytest.approx(14.0)
 
 
-def test_evaluations_are_counted_apart_from_the_pace() -> None:
-    progress, _ = make(terminal=False)
-    progress.step(1, row(1))
-    progress.step(2, {**row(2), "time/elapsed": 104.0}, evaluated=100.0, to_evaluate=50.0)
-    assert progress.eta(2) == pytest.approx(8 * 2.0 + 50.0)
-    progress.step(3, {**row(3), "time/elapsed": 106.0}, evaluated=100.0, most=5.0)
-    assert progress.eta(3) == 5.0
+def test_evaluations_are_counted_apart_from_the_pace(clock: list[float]) -> None:
+    progress, _ = make(terminal=False, max_minutes=1.0, evaluate_every=5)
+    progress("metrics", row(1))
+    progress("evaluations", {"step": 1, "eval/seconds": 100.0})
+    progress("metrics", {**row(2), "time/elapsed": 104.0})
+    progress.evaluations = [{"step": 1, "eval/seconds": 10.0}]
+    assert progress.eta(2) == pytest.approx(8 * 2.0 + 2 * 10.0)
+    clock[0] = 55.0
+    assert progress.eta(2) == 5.0, "the run stops by itself after a minute"
 
 
 @pytest.mark.parametrize(
@@ -74,8 +84,8 @@ def test_seconds_of_evaluations_to_come(
 def test_a_terminal_gets_a_live_display_that_leaves_notes() -> None:
     progress, out = make(terminal=True)
     for step in (1, 2):
-        progress.step(step, row(step))
-    progress.note("held-out 0.5 [not markup]")
+        progress("metrics", row(step))
+    progress("notes", {"text": "held-out 0.5 [not markup]"})
     progress.close()
     assert "2/10" in out.getvalue() and "held-out 0.5 [not markup]" in out.getvalue()
 
@@ -83,8 +93,8 @@ def test_a_terminal_gets_a_live_display_that_leaves_notes() -> None:
 def test_quiet_shows_nothing() -> None:
     for terminal in (True, False):
         progress, out = make(terminal=terminal, quiet=True)
-        progress.step(10, row(10))
-        progress.note("x")
+        progress("metrics", row(10))
+        progress("notes", {"text": "x"})
         progress.close()
         assert out.getvalue() == ""
 
@@ -157,14 +167,6 @@ class Call:
     tokens_per_second: float = 1234.5
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds that the display believes in."""
-    now = [0.0]
-    monkeypatch.setattr("assay.run.progress.time.monotonic", lambda: now[0])
-    return now
-
-
 def test_a_long_generation_says_how_far_it_is_where_nothing_else_is_said(
     clock: list[float],
 ) -> None:
@@ -175,7 +177,7 @@ def test_a_long_generation_says_how_far_it_is_where_nothing_else_is_said(
         call.num_completions = second // 20
         progress.sampling(call)
         if second == 10:
-            progress.note("a note")
+            progress("notes", {"text": "a note"})
     assert out.getvalue().splitlines() == [
         "a note",
         "sampling: 2 of 8 completions, 4,000 tokens, 1,234 tokens/s",
@@ -212,13 +214,13 @@ def test_short_steps_leave_no_lines_of_generations(clock: list[float]) -> None:
     for step in range(1, 10):
         clock[0] = 20.0 * step
         progress.sampling(Call())
-        progress.step(step, row(step))
+        progress("metrics", row(step))
     assert "sampling" not in out.getvalue()
 
 
 def test_a_terminal_shows_a_bar_below_that_of_the_steps(clock: list[float]) -> None:
     progress, out = make(terminal=True)
-    progress.step(3, row(3))
+    progress("metrics", row(3))
     for second in (1.0, 2.0):
         clock[0] = second
         progress.sampling(Call(num_completions=5, tokens=99))

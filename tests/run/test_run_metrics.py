@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 from run_fakes import make_problem, make_rollouts
 
+from assay.run.evaluations import best_step, gain_between, kind_of
 from assay.run.metrics import (
-    best_step,
-    gain_between,
     is_timing,
-    kind_of,
     memory_metrics,
     rollout_metrics,
     timing_metrics,

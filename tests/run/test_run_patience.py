@@ -12,7 +12,7 @@ from run_fakes import make_config
 from assay.config import EvaluationConfig
 from assay.errors import ConfigError, RunError
 from assay.run.directory import Run
-from assay.run.patience import FINISHED_EARLY, why_settled
+from assay.run.evaluations import FINISHED_EARLY, why_settled
 from assay.run.resume import check_has_use
 
 HELDOUT = {"train": ["problems.jsonl"], "heldout": ["heldout.jsonl"]}

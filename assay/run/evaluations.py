@@ -1,0 +1,146 @@
+"""What rows of evaluations say: accuracy, the best step, what was gained, and whether it has settled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from assay.config import EvaluationConfig
+
+Row = Mapping[str, Any]
+FINISHED_EARLY = "finished early"
+"""How a run has ended whose accuracy settled."""
+
+
+def accuracy_of(evaluation: Row) -> float | None:
+    """Return the accuracy (pass@1) of an evaluation row."""
+    value = evaluation.get("eval/pass_at_1")
+    return float(value) if value is not None else None
+
+
+def kind_of(evaluation: Row) -> str:
+    """Return which series an evaluation row belongs to: greedy, its temperature, or what it counts."""
+    if "eval/kind" in evaluation:
+        return str(evaluation["eval/kind"])
+    temperature = evaluation.get("eval/temperature")
+    return "greedy" if not temperature else f"temperature {temperature:g}"
+
+
+def by_kind(evaluations: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the evaluations with an accuracy, by their kind; the kind of the first row decides."""
+    kinds: dict[str, list[Row]] = {}
+    for row in evaluations:
+        if accuracy_of(row) is not None:
+            kinds.setdefault(kind_of(row), []).append(row)
+    return kinds
+
+
+def of_deciding_kind(evaluations: Sequence[Row]) -> list[Row]:
+    """Return the evaluations by which a step is best, or accuracy has settled."""
+    return next(iter(by_kind(evaluations).values()), [])
+
+
+def best_step(evaluations: Sequence[Row]) -> int | None:
+    """Return the step after 0 that did best on held-out problems; among equals the earliest."""
+    rows = [row for row in of_deciding_kind(evaluations) if row["step"] > 0]
+    return max(rows, key=lambda row: (accuracy_of(row), -row["step"]))["step"] if rows else None
+
+
+def why_settled(evaluations: Sequence[Row], settings: EvaluationConfig) -> str | None:
+    """Return why no further step is worth its time, as ``evaluation.patience`` says; None where it is.
+
+    An evaluation is an improvement where its accuracy lies above that of the last improvement by more
+    than the standard error of that one; the first evaluation is one. Only evaluations that are due by
+    ``evaluation.every`` count: what a time limit adds at another step would make a resumed run end
+    elsewhere than one that was never stopped.
+    """
+    every, patience = settings.every, settings.patience
+    if every is None or patience is None:
+        return None
+    best, at, bar, since = -1.0, 0, -1.0, 0
+    for row in of_deciding_kind(evaluations):
+        if row["step"] % every:
+            continue
+        accuracy, since = accuracy_of(row) or 0.0, since + 1
+        if accuracy > bar:
+            best, at, since = accuracy, row["step"], 0
+            bar = best + (row.get("eval/stderr") or 0.0)
+    if since < patience:
+        return None
+    return (
+        f"held-out accuracy has settled: {since} evaluations in a row were not above {best:.3f} of step"
+        f" {at} by more than its standard error (evaluation.patience = {patience})"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What accuracy gained between two evaluations, over the problems that both judged.
+
+    stderr: of the mean of the problems' differences: both met the same problems with the same random
+    numbers. None of a single problem.
+    """
+
+    value: float
+    stderr: float | None
+    num_problems: int
+
+    def __str__(self) -> str:
+        return f"{self.value:+.1%}{error_words(self.stderr)}"
+
+
+def gain_between(first: Row, last: Row) -> Gain | None:
+    """Return the paired difference of two evaluation rows; None where they do not say it by problem."""
+    before, after = (row.get("eval/by_problem") or {} for row in (first, last))
+    differences = [after[id] - before[id] for id in before if id in after]
+    if first is last or not differences:
+        return None
+    return Gain(float(np.mean(differences)), stderr_of(differences), len(differences))
+
+
+@dataclass(frozen=True, slots=True)
+class Lift:
+    """The first and the last evaluation of one kind, by which a run is known."""
+
+    first: Row
+    last: Row
+
+    @property
+    def kind(self) -> str:
+        """Which series of evaluations it is."""
+        return kind_of(self.last)
+
+    @property
+    def before(self) -> float:
+        """Accuracy at the first look."""
+        return accuracy_of(self.first) or 0.0
+
+    @property
+    def after(self) -> float:
+        """Accuracy at the last look."""
+        return accuracy_of(self.last) or 0.0
+
+    @property
+    def gain(self) -> Gain | None:
+        """The difference problem by problem; None where that is not known."""
+        return gain_between(self.first, self.last)
+
+
+def lifts_of(evaluations: Sequence[Row]) -> list[Lift]:
+    """Return before and after of each kind of evaluation, in the order of their first rows."""
+    return [Lift(rows[0], rows[-1]) for rows in by_kind(evaluations).values()]
+
+
+def stderr_of(values: Sequence[float]) -> float | None:
+    """Return the standard error of the mean of independent values; None of fewer than two."""
+    if len(values) < 2:
+        return None
+    return float(np.std(values, ddof=1)) / len(values) ** 0.5
+
+
+def error_words(stderr: float | None) -> str:
+    """Return ` ± 1.2%`; of a single problem, that it has no error."""
+    return " (no standard error)" if stderr is None else f" ± {stderr:.1%}"

@@ -1,0 +1,110 @@
+"""A run's journals, and who listens to them: the run directory has every row before a listener does."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from assay.run.files import Journal
+
+Listener = Callable[[str, Mapping[str, Any]], None]
+"""Is told of a run: ``(kind, row)``.
+
+kind: ``metrics``, ``evaluations`` and ``events``, with the row of the file of that name;
+``rollouts``, with ``step``, ``path``, ``groups`` and ``verdicts``; ``notes``, with ``text``.
+"""
+
+MOST_WAITING = 10_000
+"""Rows that a listener may be behind."""
+CLOSE_SECONDS = 5.0
+"""How long the end of a run waits for a listener."""
+
+
+class Journals:
+    """The metrics, evaluations and events of a run; safe to use from any thread.
+
+    Each listener has a thread of its own, so one that hangs holds up nothing. One that raises, or
+    is too far behind, hears no more, and an event says so.
+    """
+
+    def __init__(self, folder: Path, failed: Callable[[str, str], None]) -> None:
+        names = ("metrics", "evaluations", "events")
+        self._files = {name: Journal(folder / f"{name}.jsonl") for name in names}
+        self._ears: list[_Ear] = []
+        self._failed = failed
+
+    def listen(self, listener: Listener) -> None:
+        """Tell a listener of everything from now on."""
+        ear = _Ear(listener, self._failed)
+        ear.start()
+        self._ears.append(ear)
+
+    def append(self, name: str, row: Mapping[str, Any]) -> None:
+        """Append a row to a journal, then tell the listeners."""
+        self._files[name].append(row)
+        self.tell(name, dict(row))
+
+    def tell(self, kind: str, row: Mapping[str, Any]) -> None:
+        """Tell the listeners of something that is in the directory already, or in no journal."""
+        for ear in self._ears:
+            ear.tell(kind, row)
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """Return all rows of a journal."""
+        return self._files[name].rows()
+
+    def keep(self, name: str, wanted: Callable[[dict[str, Any]], bool]) -> None:
+        """Rewrite a journal with the rows that are wanted."""
+        self._files[name].keep(wanted)
+
+    def sync(self) -> None:
+        """Make all rows survive a power failure."""
+        for file in self._files.values():
+            file.sync()
+
+    def close(self) -> None:
+        """Wait a little for the listeners, then close the files."""
+        ears, self._ears = self._ears, []
+        for ear in ears:
+            ear.close()
+        for file in self._files.values():
+            file.close()
+
+
+class _Ear(threading.Thread):
+    """What one listener still has to hear."""
+
+    def __init__(self, listener: Listener, failed: Callable[[str, str], None]) -> None:
+        super().__init__(name="run-listener", daemon=True)
+        self._listener, self._failed = listener, failed
+        self._waiting: queue.Queue[tuple[str, Mapping[str, Any]] | None] = queue.Queue(MOST_WAITING)
+        self._deaf = False
+
+    def tell(self, kind: str, row: Mapping[str, Any]) -> None:
+        if not self._deaf:
+            try:
+                self._waiting.put_nowait((kind, row))
+            except queue.Full:
+                self._give_up(f"it is {MOST_WAITING} rows behind")
+
+    def run(self) -> None:
+        while not self._deaf and (told := self._waiting.get()) is not None:
+            try:
+                self._listener(*told)
+            except (Exception, SystemExit) as error:  # a user's code, or a terminal that is gone
+                self._give_up(f"{type(error).__name__}: {error}".rstrip(": "))
+
+    def close(self) -> None:
+        if not self._deaf and not self._waiting.full():
+            self._waiting.put_nowait(None)
+            self.join(CLOSE_SECONDS)
+        if self.is_alive() and not self._deaf:
+            self._give_up(f"it did not end within {CLOSE_SECONDS:g} s")
+
+    def _give_up(self, why: str) -> None:
+        self._deaf = True
+        name = getattr(self._listener, "__name__", type(self._listener).__name__)
+        self._failed(name, why)
