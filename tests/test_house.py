@@ -65,7 +65,7 @@ BUDGETS = {
     "learn": 4500,
     "model": 3250,
     "plan": 2050,
-    "run": 3750,
+    "run": 3800,
     "training": 4850,
     "verify/*.py": 1400,
     "verify/answers": 4300,
