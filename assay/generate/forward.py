@@ -15,6 +15,7 @@ from transformers import AttentionInterface
 
 from assay.errors import ModelError
 from assay.generate.captured import CapturedForward
+from assay.generate.compiled import CompiledForward
 from assay.generate.kv_cache import (
     BLOCK,
     Extent,
@@ -24,8 +25,8 @@ from assay.generate.kv_cache import (
     blocked_bias,
 )
 from assay.generate.lean import LeanForward, kv_mib_of_a_block
-from assay.generate.memory import num_that_fit
-from assay.generate.shared_prompt import PROMPT_BLOCK, SharedPromptCache
+from assay.generate.memory import AnyCache, num_that_fit
+from assay.generate.shared_prompt import PROMPT_BLOCK
 
 SLOT_ATTENTION = "assay_slots"
 ROW_MULTIPLES = (8, 16, 64)
@@ -50,7 +51,7 @@ class Forward(Protocol):
     by_blocks: bool
 
     @property
-    def cache(self) -> SlotCache | SharedPromptCache:
+    def cache(self) -> AnyCache:
         """Where keys and values stand."""
         ...
 
@@ -283,6 +284,8 @@ def ways_through(model: nn.Module, num_slots: int) -> tuple[Callable[[], Forward
     shared = kv_mib_of_a_block(model) * num_slots >= SHARED_FROM_MIB
     on_cuda = next(model.parameters()).device.type == "cuda"
     fast: list[Callable[[], Forward]] = []
+    if not on_cuda:
+        fast += [lambda packed=packed: CompiledForward(model, packed) for packed in (True, False)]
     for sharing in (True, False) if shared else (False,):
         if on_cuda:
             fast.append(lambda sharing=sharing: CapturedForward(LeanForward(model, shared=sharing)))

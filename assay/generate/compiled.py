@@ -1,0 +1,172 @@
+"""The lean way with its small operations compiled: norms, gates and attention of a step in C.
+
+``decode_step.c`` beside this file is built once for a machine, by its C compiler, and kept in the
+user's state folder. Attention then reads each slot's own tokens and no more, and siblings read one
+copy of their prompt. Without a compiler this way is refused, and tensor operations do the work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from assay.generate.compiled_cache import LANES, CompiledCache
+from assay.generate.kv_cache import Extent
+from assay.generate.lean import LeanForward
+from assay.model.family import Layer, NotLean
+from assay.run.files import state_folder
+
+SOURCE = Path(__file__).with_name("decode_step.c")
+MARCH = {"AVX2": ("-march=x86-64-v3",), "AVX512": ("-march=x86-64-v4",)}
+FLAGS = ("-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-w")
+KINDS = {torch.float32: (), torch.bfloat16: ("-DBFLOAT16",)}
+
+
+@cache
+def library(dtype: torch.dtype) -> ctypes.CDLL:
+    """Return the compiled functions for numbers of this type; raise NotLean where there are none.
+
+    The instruction set is the one that PyTorch uses here, so that variables which hold PyTorch to
+    an older one hold this too.
+    """
+    compiler = shutil.which(os.environ.get("CC") or "cc")
+    if compiler is None or dtype not in KINDS:
+        raise NotLean(f"no C compiler (cc), or no compiled functions for {dtype}")
+    march = MARCH.get(torch.backends.cpu.get_cpu_capability(), ())
+    try:
+        made = _built([compiler, *march, *FLAGS, *KINDS[dtype]])
+        found = ctypes.CDLL(str(made))
+    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+        raise NotLean(f"{compiler}: {error}") from error
+    number, pointer = ctypes.c_int64, ctypes.c_void_p
+    found.add_norm.argtypes = (pointer, pointer, pointer, ctypes.c_double, number, number, pointer)
+    found.silu_product.argtypes = (pointer, number, number, pointer)
+    found.attend.argtypes = (pointer, number, *[pointer] * 7)
+    return found
+
+
+def _built(command: list[str]) -> Path:
+    """Return the library that the command makes, made now unless it is kept."""
+    asked = ["--version"]
+    version = subprocess.run([command[0], *asked], capture_output=True, check=True).stdout
+    key = hashlib.sha256(b"\0".join([SOURCE.read_bytes(), version, *map(str.encode, command)]))
+    path = state_folder() / f"decode-step-{key.hexdigest()[:16]}.so"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        subprocess.run([*command, "-o", str(partial), str(SOURCE)], capture_output=True, check=True)
+        partial.replace(path)
+    return path
+
+
+class _Layer(ctypes.Structure):
+    """A layer as the source declares it."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("heads", "queries", "width", "capacity", "reach")),
+        *((name, ctypes.c_double) for name in ("scale", "query_epsilon", "key_epsilon")),
+        *((name, ctypes.c_void_p) for name in ("query_norm", "key_norm", "cosine", "sine")),
+    )
+
+
+class CompiledForward(LeanForward):
+    """Decoding through a Llama-like model's parameters, with products by a library and the rest in C."""
+
+    name = "compiled"
+
+    def __init__(self, model: nn.Module, packed: bool = False) -> None:
+        super().__init__(model, packed)
+        weight, width = self._decoder.embedding, self._decoder.width
+        sizes = {len(layer.gate[0]) for layer in self._decoder.layers} | {weight.shape[1]}
+        if weight.device.type != "cpu" or width % (2 * LANES) or any(n % LANES for n in sizes):
+            raise NotLean(f"no compiled step on {weight.device.type} for heads of {width} numbers")
+        for norm in self._norms():
+            if norm[0].dtype != weight.dtype or not norm[0].is_contiguous():
+                raise NotLean("a norm of another type than its embedding")
+        self._functions = library(weight.dtype)
+        heads = [len(layer.key[0]) // width for layer in self._decoder.layers]
+        self.cache = CompiledCache(heads, width, weight.dtype)
+        self._told: list[_Layer] = []
+        self._told_of: tuple[int, ...] = ()
+
+    def refresh(self, num_rows: int) -> None:
+        """Read the parameters of the live model again."""
+        super().refresh(num_rows)
+        self._told_of = ()
+
+    def decode(self, tokens_S: Tensor, positions_S: Tensor, extent: Extent) -> Tensor:
+        """Feed one token a slot and return the logits [S, V] of the next."""
+        self.reach(extent)
+        if self._told_of != (memory := self.memory()):
+            self._told, self._told_of = (
+                [self._tell(layer) for layer in self._decoder.layers],
+                memory,
+            )
+        self.cache.begin_step(positions_S)
+        hidden_SD = F.embedding(tokens_S, self._decoder.embedding)
+        added_SD = None
+        for index, (layer, products) in enumerate(self._layers()):
+            normed_SD = self._add_norm(hidden_SD, added_SD, layer.attention_norm)
+            attended = self._attend(index, products.query_key_value(normed_SD))
+            normed_SD = self._add_norm(hidden_SD, products.output(attended), layer.mlp_norm)
+            added_SD = products.down(self._silu_product(products.gate_up(normed_SD)))
+        assert self._products is not None, "refresh() comes first"
+        return self._products.head(self._add_norm(hidden_SD, added_SD, self._decoder.final_norm))
+
+    def _tell(self, layer: Layer) -> _Layer:
+        width, scale = self._decoder.width, self._decoder.scale
+        heads, queries = len(layer.key[0]) // width, len(layer.query[0]) // len(layer.key[0])
+        norms = (layer.query_norm, layer.key_norm)
+        return _Layer(
+            *(heads, queries, width, self.cache.capacity, len(self._cos_KD)),
+            *(scale, *(norm[1] if norm else 0.0 for norm in norms)),
+            *(norm[0].data_ptr() if norm else None for norm in norms),
+            *(self._cos_KD.data_ptr(), self._sin_KD.data_ptr()),
+        )
+
+    def _add_norm(self, hidden: Tensor, added: Tensor | None, norm: tuple[Tensor, float]) -> Tensor:
+        """Add to ``hidden`` in place, and return its root-mean-square norm."""
+        weight, epsilon = norm
+        normed = torch.empty_like(hidden)
+        self._functions.add_norm(
+            hidden.data_ptr(),
+            None if added is None else added.data_ptr(),
+            weight.data_ptr(),
+            epsilon,
+            *hidden.shape,
+            normed.data_ptr(),
+        )
+        return normed
+
+    def _silu_product(self, gate_up: Tensor) -> Tensor:
+        """Return silu(gate) * up of rows that hold both, one behind the other."""
+        rows, both = gate_up.shape
+        result = gate_up.new_empty(rows, both // 2)
+        self._functions.silu_product(gate_up.data_ptr(), rows, both // 2, result.data_ptr())
+        return result
+
+    def _attend(self, index: int, fused: Tensor) -> Tensor:
+        """Rotate queries and keys, store keys and values, and return what each row attends to."""
+        told, rows = self._told[index], fused.shape[0]
+        result = fused.new_empty(rows, told.heads * told.queries * told.width)
+        parts = (self.cache.positions_S, *self.cache.stores(index), result)
+        addresses = [part.data_ptr() for part in parts]
+        outside = self._functions.attend(ctypes.byref(told), rows, fused.data_ptr(), *addresses)
+        assert not outside, "a position beyond the room that was made"
+        return result
+
+    def _norms(self) -> Iterator[tuple[Tensor, float]]:
+        yield self._decoder.final_norm
+        for layer in self._decoder.layers:
+            norms = (layer.attention_norm, layer.mlp_norm, layer.query_norm, layer.key_norm)
+            yield from (norm for norm in norms if norm)
