@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from functools import cache
@@ -24,6 +23,7 @@ from assay.generate.compiled_cache import LANES, CompiledCache
 from assay.generate.kv_cache import Extent
 from assay.generate.lean import LeanForward
 from assay.model.family import Layer, NotLean
+from assay.run.environment import c_compiler
 from assay.run.files import state_folder
 
 SOURCE = Path(__file__).with_name("decode_step.c")
@@ -39,15 +39,16 @@ def library(dtype: torch.dtype) -> ctypes.CDLL:
     The instruction set is the one that PyTorch uses here, so that variables which hold PyTorch to
     an older one hold this too.
     """
-    compiler = shutil.which(os.environ.get("CC") or "cc")
+    compiler = c_compiler()
     if compiler is None or dtype not in KINDS:
         raise NotLean(f"no C compiler (cc), or no compiled functions for {dtype}")
+    path, version = compiler
     march = MARCH.get(torch.backends.cpu.get_cpu_capability(), ())
     try:
-        made = _built([compiler, *march, *FLAGS, *KINDS[dtype]])
+        made = _built([path, *march, *FLAGS, *KINDS[dtype]], version)
         found = ctypes.CDLL(str(made))
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
-        raise NotLean(f"{compiler}: {error}") from error
+        raise NotLean(f"{path}: {error}") from error
     number, pointer = ctypes.c_int64, ctypes.c_void_p
     found.add_norm.argtypes = (pointer, pointer, pointer, ctypes.c_double, number, number, pointer)
     found.silu_product.argtypes = (pointer, number, number, pointer)
@@ -55,11 +56,10 @@ def library(dtype: torch.dtype) -> ctypes.CDLL:
     return found
 
 
-def _built(command: list[str]) -> Path:
+def _built(command: list[str], version: str) -> Path:
     """Return the library that the command makes, made now unless it is kept."""
-    asked = ["--version"]
-    version = subprocess.run([command[0], *asked], capture_output=True, check=True).stdout
-    key = hashlib.sha256(b"\0".join([SOURCE.read_bytes(), version, *map(str.encode, command)]))
+    parts = [SOURCE.read_bytes(), *map(str.encode, (version, *command))]
+    key = hashlib.sha256(b"\0".join(parts))
     path = state_folder() / f"decode-step-{key.hexdigest()[:16]}.so"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)

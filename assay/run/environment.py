@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +162,24 @@ def _versions() -> dict[str, str | None]:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             versions[package] = None
-    return versions
+    compiler = c_compiler()
+    return versions | {"cc": compiler and compiler[1]}
+
+
+@cache
+def c_compiler() -> tuple[str, str] | None:
+    """Return the C compiler's path and what it says of its version; None where there is none.
+
+    It is ``CC`` of the environment, else ``cc``.
+    """
+    path = shutil.which(os.environ.get("CC") or "cc")
+    if path is None:
+        return None
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return path, done.stdout.partition("\n")[0]
 
 
 def _hardware() -> dict[str, Any]:

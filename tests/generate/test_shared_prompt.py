@@ -259,7 +259,9 @@ def test_a_wrong_sharing_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     original = shared_module.block_scores
     monkeypatch.setattr(shared_module, "block_scores", lambda *inputs: original(*inputs).mul_(1.1))
     engine = engine_of()
-    assert engine.path == "lean" and "differ from a plain pass" in engine._choice.reasons[0]
+    assert engine.path == "lean" and any(
+        "differ from a plain pass" in why for why in engine._choice.reasons
+    )
     assert not isinstance(engine._choice.forward.cache, SharedPromptCache)
     (group,) = engine.generate([problem_of(12)], GREEDY, 1)
     expected = plain_logprobs(engine._model, group, group.completions[0]).argmax(-1)
