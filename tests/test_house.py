@@ -44,7 +44,7 @@ RANKS = {
     "model": 3,
     "run": 3,
     "verify": 4,
-    "generate": 4,
+    "generate": 2600,  # 300 more: a decoding step in C, 1.7 times as fast on the demo
     "learn": 4,
     "training": 5,
     "plan": 5,
@@ -61,7 +61,7 @@ BUDGETS = {
     "cli": 700,
     "config": 1100,
     "data": 2600,
-    "generate": 2300,
+    "generate": 2600,  # 300 more: a decoding step in C, 1.7 times as fast on the demo
     "learn": 4500,
     "model": 3250,
     "plan": 2050,
