@@ -58,16 +58,16 @@ APART = {"verify", "generate", "learn"}
 # Lines that a room may have. A room that shrinks takes its budget with it; who raises one says why, behind it.
 BUDGETS = {
     "*.py": 1650,
-    "cli": 700,
+    "cli": 820,  # `assay verify FILE` came from verify, which stands alone
     "config": 1100,
-    "data": 2600,
+    "data": 2650,  # so did the reader of its rows
     "generate": 2600,  # 300 more: a decoding step in C, 1.7 times as fast on the demo
     "learn": 4500,
     "model": 3250,
     "plan": 2050,
     "run": 3800,
     "training": 4850,
-    "verify/*.py": 1400,
+    "verify/*.py": 1300,
     "verify/answers": 4300,
     "verify/instructions": 1100,
     "verify/judge": 2350,

@@ -9,9 +9,9 @@ from types import ModuleType
 
 import pytest
 
+from assay.cli.rows import judge_file
 from assay.types import Completion, Group, Problem, Prompt
 from assay.verify.base import resolve
-from assay.verify.batch import judge_file
 from assay.verify.expression import BUILT_IN
 from assay.verify.service import VerifierService
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from assay.config import SamplingConfig, TrainConfig, at_temperature, check_siblings
 from assay.data.chat import PromptRenderer
+from assay.data.completions import read_row
 from assay.data.rows import copy_row, prompt_key
 from assay.data.rowset import RowSet, load_rows
 from assay.data.traces import Trace
@@ -33,7 +34,6 @@ from assay.training.consent import open_config
 from assay.training.evaluate import Judge
 from assay.training.rescore import logged_problems
 from assay.types import Completion, Group, Problem, Prompt, Verdict
-from assay.verify.batch import read_row
 from assay.verify.reward_model.steps import Places, Step, split_steps
 
 Estimate = Literal["hard", "soft"]

@@ -355,6 +355,27 @@ class VerifierService:
             notice.cancel()
 
 
+def checker(expression: str = "math", **settings: Any) -> Callable[..., Verdict]:
+    """Return a verifier as a plain function ``(text, gold=None, **spec)`` that gives a `Verdict`.
+
+    gold: the accepted answer; it stands under the key of the spec by which the verifier compares
+    answers, or else ``answer``. settings: of `VerifierService`. The function keeps its deadlines,
+    may be called from any thread, and ends its workers when it is no longer used.
+    Raises VerifierError for an expression, a setting or a spec that is wrong.
+    """
+    service = VerifierService(expression, **settings)
+    service.check([expression])
+    compares = service.compares(Problem("problem", ""))
+    key = compares[1] if compares else "answer"
+
+    def check(text: str, gold: Any = None, **spec: Any) -> Verdict:
+        problem = Problem("problem", "", {key: gold, **spec} if gold is not None else spec)
+        service.check_problem(problem)
+        return next(service.judge_text([(problem, text)]))
+
+    return check
+
+
 def _bare(name: str) -> str:
     return name.partition("@")[0]
 

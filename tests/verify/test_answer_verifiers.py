@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from growth import LINEAR, growth
 
+from assay.data.completions import read_row
 from assay.errors import VerifierError
 from assay.types import Completion, Problem, ThinkFormat
 from assay.verify.answers.commitment import bare, committed
 from assay.verify.base import Part, Verifier, resolve
-from assay.verify.batch import read_row
 from assay.verify.selftest import labelled_rows
 
 NAMES = (

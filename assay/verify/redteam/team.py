@@ -13,10 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
-from assay.data.problems import load_problems
 from assay.errors import DataError, VerifierError, message
 from assay.types import Completion, Problem, ThinkFormat, Verdict
 from assay.verify.base import resolve
@@ -144,7 +142,7 @@ def suites() -> dict[str, Suite]:
 
 def red_team(
     verifier: str,
-    problems: Sequence[Problem] | Path | str | None = None,
+    problems: Sequence[Problem] | None = None,
     *,
     suite: str | None = None,
     num_workers: int | None = None,
@@ -158,8 +156,6 @@ def red_team(
     verifier's first term, else the one that fits the problems, else ``math``. Raises VerifierError
     or DataError for what cannot be used.
     """
-    if isinstance(problems, (str, Path)):
-        problems = load_problems([str(problems)])
     chosen = choose_suite(verifier, problems, suite)
     with ExitStack() as stack:
         if service is None:

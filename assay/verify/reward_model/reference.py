@@ -104,7 +104,7 @@ def _measure(raws: Sequence[float]) -> dict[str, float]:
 
 
 def _pairs(content: bytes, file: Path) -> list[tuple[Problem, Completion]]:
-    from assay.verify.batch import read_row
+    from assay.verify.selftest import read_pair
 
     pairs: list[tuple[Problem, Completion]] = []
     for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), 1):
@@ -112,7 +112,7 @@ def _pairs(content: bytes, file: Path) -> list[tuple[Problem, Completion]]:
             continue
         where = f"{file}:{number}"
         try:
-            pairs.append(read_row(json.loads(line), where, f"reference {number}"))
+            pairs.append(read_pair(json.loads(line), where, f"reference {number}"))
         except (DataError, json.JSONDecodeError) as error:
             raise VerifierError(f"{_WHERE}: {where}: {str(error).removeprefix(where)}") from error
     return pairs

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from assay.data.completions import read_row
 from assay.errors import VerifierError
 from assay.types import Completion, Problem, ThinkFormat
 from assay.verify.base import Part, resolve
-from assay.verify.batch import read_row
 from assay.verify.instructions.instructions import INSTRUCTIONS, judge_instructions
 from assay.verify.instructions.rules import RULES
 from assay.verify.selftest import labelled_rows

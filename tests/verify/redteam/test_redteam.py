@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from assay.data.problems import load_problems
 from assay.errors import DataError, VerifierError
 from assay.types import Completion, Problem, Verdict
 from assay.verify.expression import BUILT_IN
@@ -75,7 +76,7 @@ def test_attacks_that_are_not_judged_are_told_apart() -> None:
 def test_problems_of_the_users(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text(json.dumps({"id": "mine", "prompt": "What is 3 + 4?", "answer": "7"}) + "\n")
-    result = red_team(f"{HERE}:contains", path, num_workers=1)
+    result = red_team(f"{HERE}:contains", load_problems([str(path)]), num_workers=1)
     assert {one.problem for one in result.findings} == {"mine"}
     assert result.tried["nearly"] == 4
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from growth import LINEAR, growth
 
+from assay.data.completions import read_row
 from assay.types import Completion, Problem
 from assay.verify.base import Part, as_part, resolve
-from assay.verify.batch import read_row
 from assay.verify.selftest import labelled_rows
 
 NAMES = ("think_format", "answer_tags", "language", "repetition", "length_target", "overlong")

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from assay.cli import rows
+from assay.cli.rows import judge_file, verify_file
 from assay.errors import DataError, VerifierError
 from assay.types import Completion, Problem
-from assay.verify import batch
-from assay.verify.batch import judge_file, verify_file
 from assay.verify.service import VerifierService
 
 KEYS = [
@@ -40,7 +40,7 @@ def row(n: int, completion: str, **rest: Any) -> dict[str, Any]:
     return {"id": f"r{n}", "prompt": "q", "answer": str(n), "completion": completion, **rest}
 
 
-NEVER = "test_verify_batch:never"
+NEVER = "test_cli_rows:never"
 
 
 def never(problem: Problem, completion: Completion) -> float:
@@ -60,7 +60,7 @@ def test_one_verdict_a_row_in_order(tmp_path: Path) -> None:
         row(6, "6", verifier=NEVER),
         row(7, "7", verifier="think_format", think="opened"),
     )
-    found = list(judge_file(path, num_workers=1, allow=["test_verify_batch"]))
+    found = list(judge_file(path, num_workers=1, allow=["test_cli_rows"]))
     assert [list(each) for each in found] == [KEYS] * 7
     assert [each["status"] for each in found] == [
         "passed",
@@ -161,7 +161,7 @@ def test_broken_unicode_in_a_completion_is_judged(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_many_rows_take_constant_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the cache of verdicts, which fills up to its own limit: here it is full long before the first look."""
-    monkeypatch.setattr(batch, "VerifierService", partial(VerifierService, cache_mib=1.0))
+    monkeypatch.setattr(rows, "VerifierService", partial(VerifierService, cache_mib=1.0))
     path = tmp_path / "rows.jsonl"
     with path.open("w") as file:
         for n in range(100_000):

@@ -1,0 +1,122 @@
+"""Judge completions that stand in a file, as they are read: a file may have any number of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from assay.data.completions import read_completions
+from assay.data.problems import check_spec
+from assay.errors import DataError
+from assay.terminal import escaped
+from assay.types import Completion, Problem
+from assay.verify.service import Options, VerifierService
+
+
+def judge_file(
+    path: Path | str,
+    verifier: str = "math",
+    service: VerifierService | None = None,
+    **settings: Any,
+) -> Iterator[dict[str, Any]]:
+    """Yield one verdict a row, in order.
+
+    Keys: id, score, reward, components, status, reason, extracted, detail, verifier, seconds.
+    verifier: for rows that name none. settings: of the service, where none is given. Raises DataError
+    (``file.jsonl:12 key: ...``) at the first malformed row, after the verdicts of the rows before it.
+    """
+    ids: dict[int, str] = {}
+    failure: list[DataError] = []
+
+    def pairs(check: Callable[[Problem], None]) -> Iterator[tuple[Problem, Completion]]:
+        """Read ahead of the verdicts; the first malformed row ends it and is kept."""
+        try:
+            for number, (problem, completion) in enumerate(read_completions(Path(path))):
+                check_spec(problem, check)
+                ids[number] = problem.id
+                yield problem, completion
+        except DataError as error:
+            failure.append(error)
+
+    with ExitStack() as stack:
+        if service is None:
+            service = stack.enter_context(VerifierService(verifier, **settings))
+        service.check([verifier])
+        for number, verdict in enumerate(service.judge_text(pairs(service.check_problem))):
+            yield {
+                "id": ids.pop(number),
+                "score": verdict.score,
+                "reward": verdict.reward,
+                "components": dict(verdict.components),
+                "status": verdict.status,
+                "reason": verdict.reason,
+                "extracted": verdict.extracted,
+                "detail": verdict.detail,
+                "verifier": verdict.verifier,
+                "seconds": round(verdict.seconds, 6),
+            }
+        if failure:
+            raise failure[0]
+
+
+def verify_file(
+    path: Path | str,
+    *,
+    verifier: str = "math",
+    out: Path | str | None = None,
+    num_workers: int | None = None,
+    deadline: float = 5.0,
+    options: Options | None = None,
+    allow: Sequence[str] = (),
+    say: Callable[[str], None] | None = None,
+    warn: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Judge a file into ``out``, or to standard output; return how many rows passed and failed."""
+    started = said = time.monotonic()
+    path, out = Path(path), None if out is None else Path(out)
+    if out is not None and out.exists() and path.exists() and out.samefile(path):
+        raise DataError(f"{out}: is the file that is read; choose another --out")
+    counts: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    with ExitStack() as stack:
+        file = sys.stdout if out is None else stack.enter_context(_open_target(out))
+        settings = {"num_workers": num_workers, "deadline": deadline}
+        service = VerifierService(verifier, options=options, allow=allow, **settings)
+        stack.enter_context(service)
+        for text in service.warnings(verifier) if warn is not None else ():
+            warn(text)
+        for row in judge_file(path, verifier, service):
+            file.write(escaped(json.dumps(row, ensure_ascii=False)) + "\n")
+            counts[row["status"]] += 1
+            if row["reason"]:
+                reasons[row["reason"]] += 1
+            if say is not None and time.monotonic() - said > 1.0:
+                said = time.monotonic()
+                say(f"{counts.total()} rows judged")
+        file.flush()
+    judged = counts["passed"] + counts["failed"]
+    return {
+        "rows": counts.total(),
+        "passed": counts["passed"],
+        "failed": counts["failed"],
+        "not_judged": counts["not_judged"],
+        "not_judged_by_reason": dict(reasons),
+        "pass_rate": round(counts["passed"] / judged, 6) if judged else None,
+        "seconds": round(time.monotonic() - started, 3),
+        "out": None if out is None else str(out),
+    }
+
+
+def _open_target(target: Path) -> Any:
+    try:
+        return target.open("w", encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise DataError(
+            f"{target}: cannot be written ({error.strerror}); choose another --out"
+        ) from error
