@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from assay.verify.instructions.rules import RULES, Instruction, read_instruction
+from assay.verify.instructions.reading import Instruction, read_instruction
+from assay.verify.instructions.rules import RULES
 from bench import DATA
 from bench.instruction_responses import (
     FOREIGN,

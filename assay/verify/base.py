@@ -75,7 +75,7 @@ class Field:
         if value is None and not self.needed:
             return self.default
         if value is None or (self.check is not None and not self.check(value)):
-            found = "nothing" if value is None else repr(value)[:80]
+            found = "missing" if value is None else repr(value)[:80]
             where = f"problem {problem.id}: spec.{self.name}"
             raise VerifierError(message(where, found, self.accepts))
         return value

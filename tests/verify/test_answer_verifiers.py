@@ -109,7 +109,7 @@ def test_labelled_specs_are_accepted(name: str) -> None:
         ("countdown", {"metadata": {"numbers": [1]}}, "target: found missing"),
         ("gym", {"task": "countdwn", "metadata": {}}, "task: found 'countdwn'; accepted: a reasoning-gym task, as countdown"),
         ("gym", {"task": "knights_knaves", "metadata": {}}, "metadata: found no knight_knave_terms, names, solution"),
-        ("gym", {"task": "composite", "metadata": {}}, "task: found None"),
+        ("gym", {"task": "composite", "metadata": {}}, "metadata: found no source_dataset"),
         ("json_schema", {"schema": {"type": "foo"}}, "schema: found"),
         ("boolean_equivalence", {"formula": "A & ("}, "formula: found 'A & ('"),
         ("boolean_equivalence", {"formula": "forall x P(x)"}, "formula: found quantifiers"),

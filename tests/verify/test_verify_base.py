@@ -220,7 +220,7 @@ def test_what_cannot_be_used_is_one_line(module: str, place: str) -> None:
 def test_the_content_hash_covers_modules_that_exist(name: str) -> None:
     verifier = resolve(name)
     place = verifier.judge.__module__
-    assert place in verifier.modules
+    assert {place, place.rpartition(".")[0]} & {*verifier.modules}
     missing = [module for module in verifier.modules if importlib.util.find_spec(module) is None]
     assert not missing
 
@@ -232,12 +232,12 @@ def test_a_field_is_read_from_a_problem() -> None:
     for value in ("most", 1):
         with pytest.raises(VerifierError, match=r"problem p: spec.mode: found .*; accepted: str"):
             mode.read(Problem("p", "q", {"mode": value}))
-    with pytest.raises(VerifierError, match=r"spec.task: found nothing; accepted: a name"):
+    with pytest.raises(VerifierError, match=r"spec.task: found missing; accepted: a name"):
         Field("task", "a name", needed=True).read(Problem("p", "q"))
 
 
 def test_a_reader_checks_specs_and_its_complaint_begins_with_the_key() -> None:
     check = spec_check(Field("task", "a name", needed=True).read)
     check({"task": "lcm"})
-    with pytest.raises(VerifierError, match=r"\Atask: found nothing"):
+    with pytest.raises(VerifierError, match=r"\Atask: found missing"):
         check({})

@@ -11,17 +11,51 @@ character is no word.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
-from assay.verify.base import Field, Part, Verifier, known_errors
-from assay.verify.instructions.rules import RULES, Instruction, read_instruction
+from assay.verify.base import Field, Part, Verifier, known_errors, one_of, spec_check
+from assay.verify.instructions.reading import Instruction, read_instruction
+from assay.verify.instructions.rules import RULES
 
-MODES = ("strict", "loose")
-CREDITS = ("all_or_nothing", "fraction")
 MAX_INSTRUCTIONS = 60
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _are_ids(value: Any) -> bool:
+    known = _is_list(value) and all(isinstance(name, str) and name in RULES for name in value)
+    return known and 1 <= len(value) <= MAX_INSTRUCTIONS
+
+
+def _are_tables(value: Any) -> bool:
+    return _is_list(value) and all(each is None or isinstance(each, dict) for each in value)
+
+
+IDS = Field(
+    "instruction_id_list",
+    "a list of 1 to 60 of the 25 instruction ids, such as punctuation:no_comma",
+    True,
+    check=_are_ids,
+)
+TABLES = Field("kwargs", "a list of tables, one for each instruction", True, check=_are_tables)
+MODE = Field("mode", "strict, loose", default="strict", check=one_of("strict", "loose"))
+CREDIT = Field(
+    "credit",
+    "all_or_nothing, fraction",
+    default="all_or_nothing",
+    check=one_of("all_or_nothing", "fraction"),
+)
+STRICTER = Field(
+    "stricter",
+    "false, true: also demand what the instruction means beyond the public scorer's rule",
+    default=False,
+    check=lambda value: isinstance(value, bool),
+)
 
 
 def judge_instructions(problem: Problem, completion: Completion) -> Part:
@@ -32,9 +66,8 @@ def judge_instructions(problem: Problem, completion: Completion) -> Part:
     each instruction's id (0 or 1), the last two in the mode asked for.
     """
     instructions = read_instructions(problem)
-    loosely = _option(problem, "mode", MODES) == "loose"
-    in_part = _option(problem, "credit", CREDITS) == "fraction"
-    stricter = _option(problem, "stricter", (False, True))
+    loosely, in_part = MODE.read(problem) == "loose", CREDIT.read(problem) == "fraction"
+    stricter = STRICTER.read(problem)
     text = _answer(completion)
     strict = [each.is_followed(text, stricter) for each in instructions]
     loose = [
@@ -75,112 +108,39 @@ def _by_name(instructions: Sequence[Instruction], followed: Sequence[bool]) -> d
 
 
 def read_instructions(problem: Problem) -> tuple[Instruction, ...]:
-    """Return the instructions of a problem; raises VerifierError, whose message says which and where."""
+    """Return the instructions of a problem; raises VerifierError, which says which and where."""
     where = f"problem {problem.id}: spec"
-    names, arguments = problem.spec.get("instruction_id_list"), problem.spec.get("kwargs")
-    for key, value, accepts in (
-        ("instruction_id_list", names, "a list of 1 to 60 instruction ids"),
-        ("kwargs", arguments, "a list of tables, one for each instruction"),
-    ):
+    for field, accepts in ((IDS, "a list of 1 to 60 instruction ids"), (TABLES, TABLES.accepts)):
+        value = problem.spec.get(field.name)
         if not _is_list(value):
-            raise VerifierError(message(f"{where}.{key}", _shown(value), accepts))
-    names, arguments = cast("Sequence[Any]", names), cast("Sequence[Any]", arguments)
+            shown = "nothing" if value is None else repr(value)[:80]
+            raise VerifierError(message(f"{where}.{field.name}", shown, accepts))
+    names, tables = problem.spec["instruction_id_list"], problem.spec["kwargs"]
     if not 1 <= len(names) <= MAX_INSTRUCTIONS:
+        found = f"{len(names)} ids"
         raise VerifierError(
-            message(f"{where}.instruction_id_list", f"{len(names)} ids", f"1 to {MAX_INSTRUCTIONS}")
+            message(f"{where}.instruction_id_list", found, f"1 to {MAX_INSTRUCTIONS}")
         )
-    if len(names) != len(arguments):
-        raise VerifierError(
-            message(
-                f"{where}.kwargs",
-                f"{len(arguments)} tables",
-                f"{len(names)}, one for each of instruction_id_list",
-            )
-        )
-    pairs = zip(names, arguments, strict=True)
+    if len(names) != len(tables):
+        accepts = f"{len(names)}, one for each of instruction_id_list"
+        raise VerifierError(message(f"{where}.kwargs", f"{len(tables)} tables", accepts))
+    pairs = zip(names, tables, strict=True)
     return tuple(read_instruction(name, each, where, i) for i, (name, each) in enumerate(pairs))
-
-
-def check_instructions(spec: Mapping[str, Any]) -> None:
-    """Raise VerifierError, which begins with the key, for a spec that holds a malformed instruction."""
-    try:
-        read_instructions(Problem("", "", spec))
-    except VerifierError as error:
-        raise VerifierError(str(error).removeprefix("problem : spec.")) from error
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
-
-
-def _shown(value: Any) -> str:
-    return "nothing" if value is None else repr(value)[:80]
-
-
-def _option(problem: Problem, key: str, accepted: Sequence[Any]) -> Any:
-    value = problem.spec.get(key, accepted[0])
-    if not any(value is each or (isinstance(value, str) and value == each) for each in accepted):
-        shown = ", ".join(str(each).lower() for each in accepted)
-        raise VerifierError(message(f"problem {problem.id}: spec.{key}", _shown(value), shown))
-    return value
-
-
-def _are_ids(value: Any) -> bool:
-    return (
-        _is_list(value)
-        and 1 <= len(value) <= MAX_INSTRUCTIONS
-        and all(isinstance(name, str) and name in RULES for name in value)
-    )
-
-
-def _are_tables(value: Any) -> bool:
-    return _is_list(value) and all(each is None or isinstance(each, dict) for each in value)
 
 
 INSTRUCTIONS = Verifier(
     name="instructions",
     version=1,
     judge=judge_instructions,
-    check_spec=check_instructions,
+    check_spec=spec_check(read_instructions),
     domain="instructions that a program can check: IFEval's 25 types, strict and loose",
-    fields=(
-        Field(
-            "instruction_id_list",
-            "a list of 1 to 60 of the 25 instruction ids, such as punctuation:no_comma",
-            True,
-            check=_are_ids,
-        ),
-        Field("kwargs", "a list of tables, one for each instruction", True, check=_are_tables),
-        Field("mode", "strict or loose", default="strict", check=lambda x: x in MODES),
-        Field(
-            "credit",
-            "all_or_nothing or fraction",
-            default="all_or_nothing",
-            check=lambda x: x in CREDITS,
-        ),
-        Field(
-            "stricter",
-            "true or false: also demand what the instruction means beyond the public scorer's rule",
-            default=False,
-            check=lambda x: isinstance(x, bool),
-        ),
-    ),
+    fields=(IDS, TABLES, MODE, CREDIT, STRICTER),
     accepts="any text; only what stands outside the think block counts",
     partial_credit="credit = fraction: the share of instructions that are followed",
     known_errors=known_errors("instructions"),
     text_only=True,
     cached=True,
-    modules=(
-        "assay.verify.instructions.instructions",
-        "assay.verify.instructions.rules",
-        "assay.verify.instructions.arguments",
-        "assay.verify.instructions.content",
-        "assay.verify.instructions.format",
-        "assay.verify.instructions.sentences",
-        "assay.verify.instructions.words",
-        "assay.verify.instructions.languages",
-        "assay.types",
-    ),
+    modules=("assay.verify.instructions", "assay.types"),
     packages=("langdetect",),
     extra="language",
 )

@@ -1,158 +1,273 @@
-"""The table of the 25 instruction types: their arguments, their rule, and what ``stricter`` adds."""
+"""The 25 instruction types, each a function of the text and the instruction's arguments.
+
+A rule reads a text as the public scorer does (Zhou et al., "Instruction-Following Evaluation for Large
+Language Models", arXiv:2311.07911). With ``strict`` it asks for what the instruction means: words in
+place of marks, content in place of empty constructs. All take time linear in the text. Keywords are
+plain text. `RULES` has the rules by their ids, whose second half is the function's name.
+"""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 
-from assay.errors import VerifierError, message
-from assay.verify.instructions import content as content
-from assay.verify.instructions import format as form
-from assay.verify.instructions.arguments import Kind, read_arguments
-from assay.verify.instructions.words import visible
+from assay.verify.instructions.languages import detect_language, is_language
+from assay.verify.instructions.sentences import sentences
+from assay.verify.instructions.words import has_content, num_capital_words
+from assay.verify.instructions.words import num_words as count_words
+
+OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
+
+_OTHER_COMMAS = re.compile("[،、，﹐﹑､՝߸⸲⸴]")
+_LONG_CAPITALS = re.compile(r"\b[^\W\d_]{2,}\b")
+_PARAGRAPH_MARK = re.compile(r"\s?\*\*\*\s?")
+_BULLET = re.compile(r"^[^\S\n]*(?:\*[^*].*|-.*)$", re.MULTILINE)
+_FULL_BULLET = re.compile(r"^[^\S\n]*[*-][^\S\n]+(?=\S).*[^\W_].*$", re.MULTILINE)
+_HIGHLIGHT = re.compile(r"\*[^\n*]*\*")
+_DOUBLE_HIGHLIGHT = re.compile(r"\*\*[^\n*]*\*\*")
+_TIGHT_HIGHLIGHT = re.compile(r"(\*{1,3})(?=[^\s*])([^\n*]*[^\s*])\1")
+_FENCES = ("```json", "```Json", "```JSON", "```")
+_FIRST_WORD_ENDS = re.compile(r"""[.,?!'"]""")
+_LINE_START = r"^[^\S\n]*[*_>#\"'(]*[^\S\n]*"
+_POSTSCRIPTS = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One instruction type.
-
-    follows: ``(text, **arguments) -> bool``, as the public scorer decides. stricter: a further demand
-    on the visible text, of the same arguments; None: there is none. as_written: the language is told
-    from the text itself, in which characters of no width may be letters' joints.
-    """
-
-    follows: Callable[..., bool]
-    stricter: Callable[..., bool] | None = None
-    arguments: Mapping[str, Kind] = field(default_factory=dict[str, Kind])
-    as_written: bool = False
+def existence(text: str, strict: bool, keywords: tuple[str, ...]) -> bool:
+    if strict:
+        return all(_whole(keyword.strip()).search(text) for keyword in keywords)
+    return all(_plain(keyword).search(text) for keyword in keywords)
 
 
-_WORD_COUNT: Mapping[str, Kind] = {"num_words": "count", "relation": "relation"}
-_SENTENCE_COUNT: Mapping[str, Kind] = {"num_sentences": "count", "relation": "relation"}
+def frequency(text: str, strict: bool, keyword: str, frequency: int, relation: str) -> bool:
+    pattern = (_whole if strict else _plain)(keyword.strip())
+    return _holds(relation, len(pattern.findall(text)), frequency)
 
-RULES: Mapping[str, Rule] = {
-    "keywords:existence": Rule(
-        content.existence, content.existence_of_words, {"keywords": "texts"}
-    ),
-    "keywords:frequency": Rule(
-        content.frequency,
-        content.frequency_of_words,
-        {"keyword": "text", "frequency": "count", "relation": "relation"},
-    ),
-    "keywords:forbidden_words": Rule(
-        content.forbidden_words, content.forbidden_words, {"forbidden_words": "texts"}
-    ),
-    "keywords:letter_frequency": Rule(
-        content.letter_frequency,
-        content.letter_frequency,
-        {"letter": "letter", "let_frequency": "count", "let_relation": "relation"},
-    ),
-    "language:response_language": Rule(
-        content.response_language, content.is_surely_language, {"language": "language"}, True
-    ),
-    "length_constraints:number_sentences": Rule(
-        content.number_sentences, content.number_full_sentences, _SENTENCE_COUNT
-    ),
-    "length_constraints:number_paragraphs": Rule(
-        form.number_paragraphs, form.full_paragraphs, {"num_paragraphs": "count"}
-    ),
-    "length_constraints:number_words": Rule(
-        content.number_words, content.number_real_words, _WORD_COUNT
-    ),
-    "length_constraints:nth_paragraph_first_word": Rule(
-        form.nth_paragraph_first_word,
-        form.nth_paragraph_first_word,
-        {"num_paragraphs": "count", "nth_paragraph": "count", "first_word": "text"},
-    ),
-    "detectable_content:number_placeholders": Rule(
-        form.number_placeholders, form.full_placeholders, {"num_placeholders": "count"}
-    ),
-    "detectable_content:postscript": Rule(
-        form.postscript, form.postscript_on_its_own_line, {"postscript_marker": "text"}
-    ),
-    "detectable_format:number_bullet_lists": Rule(
-        form.number_bullet_lists, form.full_bullets, {"num_bullets": "count"}
-    ),
-    "detectable_format:constrained_response": Rule(
-        form.constrained_response, form.one_constrained_response
-    ),
-    "detectable_format:number_highlighted_sections": Rule(
-        form.number_highlighted_sections, form.full_highlights, {"num_highlights": "count"}
-    ),
-    "detectable_format:multiple_sections": Rule(
-        form.multiple_sections,
-        form.full_sections,
-        {"section_spliter": "text", "num_sections": "count"},
-    ),
-    "detectable_format:json_format": Rule(form.json_format, form.json_collection),
-    "detectable_format:title": Rule(form.title, form.full_title),
-    "combination:two_responses": Rule(form.two_responses, form.two_full_responses),
-    "combination:repeat_prompt": Rule(
-        form.repeat_prompt, form.repeat_prompt_and_answer, {"prompt_to_repeat": "text"}
-    ),
-    "startend:end_checker": Rule(
-        form.end_checker, form.end_checker_exactly, {"end_phrase": "text"}
-    ),
-    "startend:quotation": Rule(form.quotation, form.quotation_of_something),
-    "change_case:capital_word_frequency": Rule(
-        content.capital_word_frequency,
-        content.long_capital_word_frequency,
-        {"capital_frequency": "count", "capital_relation": "relation"},
-    ),
-    "change_case:english_capital": Rule(content.english_capital, content.is_english),
-    "change_case:english_lowercase": Rule(content.english_lowercase, content.is_english),
-    "punctuation:no_comma": Rule(content.no_comma, content.no_other_comma),
+
+def forbidden_words(text: str, strict: bool, forbidden_words: tuple[str, ...]) -> bool:
+    return not any(_whole(word).search(text) for word in forbidden_words)
+
+
+def letter_frequency(
+    text: str, strict: bool, letter: str, let_frequency: int, let_relation: str
+) -> bool:
+    return _holds(let_relation, text.lower().count(letter.lower()), let_frequency)
+
+
+def response_language(text: str, strict: bool, language: str) -> bool:
+    # A text of which no language can be told (only digits) breaks no rule, says the public scorer.
+    found = is_language(text, language)
+    return found is True if strict else found is not False
+
+
+def number_sentences(text: str, strict: bool, num_sentences: int, relation: str) -> bool:
+    return _holds(relation, _num(sentences(text), strict), num_sentences)
+
+
+def number_paragraphs(text: str, strict: bool, num_paragraphs: int) -> bool:
+    paragraphs = _PARAGRAPH_MARK.split(text)
+    if strict:
+        return _num(paragraphs, strict) == num_paragraphs
+    found = _between_marks(paragraphs)
+    return found is not None and len(found) == num_paragraphs
+
+
+def number_words(text: str, strict: bool, num_words: int, relation: str) -> bool:
+    return _holds(relation, count_words(text.replace("_", " ") if strict else text), num_words)
+
+
+def nth_paragraph_first_word(
+    text: str, strict: bool, num_paragraphs: int, nth_paragraph: int, first_word: str
+) -> bool:
+    paragraphs = text.split("\n\n")
+    if sum(bool(paragraph.strip()) for paragraph in paragraphs) != num_paragraphs:
+        return False
+    # Empty paragraphs do not count towards the number, and yet towards n.
+    paragraph = paragraphs[nth_paragraph - 1].strip() if nth_paragraph <= num_paragraphs else ""
+    if not paragraph:
+        return False
+    word = paragraph.split()[0].lstrip("'").lstrip('"')
+    return _FIRST_WORD_ENDS.split(word)[0].lower() == first_word.lower()
+
+
+def number_placeholders(text: str, strict: bool, num_placeholders: int) -> bool:
+    return _num(_placeholders(text), strict) >= num_placeholders
+
+
+def postscript(text: str, strict: bool, postscript_marker: str) -> bool:
+    marker, text = postscript_marker.strip(), text.lower()
+    pattern = _POSTSCRIPTS.get(marker) or re.escape(marker.lower())
+    if not strict:
+        return re.search(pattern, text) is not None
+    marks = list(re.finditer(_LINE_START + pattern, text, re.MULTILINE))
+    return bool(marks) and has_content(text[marks[-1].end() :])
+
+
+def number_bullet_lists(text: str, strict: bool, num_bullets: int) -> bool:
+    return len((_FULL_BULLET if strict else _BULLET).findall(text)) == num_bullets
+
+
+def constrained_response(text: str, strict: bool) -> bool:
+    count = sum(text.count(option) for option in OPTIONS)
+    return count == 1 if strict else count > 0
+
+
+def number_highlighted_sections(text: str, strict: bool, num_highlights: int) -> bool:
+    if strict:
+        return _num((m[2] for m in _TIGHT_HIGHLIGHT.finditer(text)), strict) >= num_highlights
+    single = sum(bool(each.strip("*").strip()) for each in _HIGHLIGHT.findall(text))
+    double = sum(bool(each[2:-2].strip()) for each in _DOUBLE_HIGHLIGHT.findall(text))
+    return single + double >= num_highlights
+
+
+def multiple_sections(text: str, strict: bool, section_spliter: str, num_sections: int) -> bool:
+    heading = re.escape(section_spliter.strip()) + r"\s?\d+"
+    if not strict:
+        return len(re.findall(heading, text)) >= num_sections
+    sections = re.split(_LINE_START + heading, text, flags=re.MULTILINE)[1:]
+    return _num(sections, strict) >= num_sections
+
+
+def json_format(text: str, strict: bool) -> bool:
+    text = text.strip()
+    for fence in _FENCES:
+        text = text.removeprefix(fence)
+    try:
+        value = json.loads(text.removesuffix("```").strip())
+    except (ValueError, RecursionError):
+        return False
+    return not strict or isinstance(value, dict | list)
+
+
+def title(text: str, strict: bool) -> bool:
+    return any(has_content(inner) if strict else inner.strip() for inner in _titles(text))
+
+
+def two_responses(text: str, strict: bool) -> bool:
+    responses = text.split("******")
+    if strict:
+        found = [" ".join(each.split()).casefold() for each in responses if has_content(each)]
+    else:
+        found = [each.strip() for each in _between_marks(responses) or ()]
+    return len(found) == 2 and found[0] != found[1]
+
+
+def repeat_prompt(text: str, strict: bool, prompt_to_repeat: str) -> bool:
+    text, prompt = text.strip(), prompt_to_repeat.strip()
+    if strict:
+        return text.startswith(prompt) and has_content(text[len(prompt) :])
+    return text.lower().startswith(prompt.lower())
+
+
+def end_checker(text: str, strict: bool, end_phrase: str) -> bool:
+    end, phrase = text.strip().strip('"'), end_phrase.strip()
+    return end.endswith(phrase) if strict else end.lower().endswith(phrase.lower())
+
+
+def quotation(text: str, strict: bool) -> bool:
+    text = text.strip()
+    if strict:
+        return has_content(text[1:-1])
+    return len(text) > 1 and text[0] == text[-1] == '"'
+
+
+def capital_word_frequency(
+    text: str, strict: bool, capital_frequency: int, capital_relation: str
+) -> bool:
+    longer = (word.isupper() for word in _LONG_CAPITALS.findall(text))
+    return _holds(
+        capital_relation, sum(longer) if strict else num_capital_words(text), capital_frequency
+    )
+
+
+def english_capital(text: str, strict: bool) -> bool:
+    return _is_english(text) if strict else text.isupper() and detect_language(text) in ("en", None)
+
+
+def english_lowercase(text: str, strict: bool) -> bool:
+    return _is_english(text) if strict else text.islower() and detect_language(text) in ("en", None)
+
+
+def no_comma(text: str, strict: bool) -> bool:
+    return not _OTHER_COMMAS.search(text) if strict else "," not in text
+
+
+RULES: Mapping[str, Callable[..., bool]] = {
+    f"{group}:{rule.__name__}": rule
+    for group, rules in {
+        "keywords": (existence, frequency, forbidden_words, letter_frequency),
+        "language": (response_language,),
+        "length_constraints": (
+            number_sentences,
+            number_paragraphs,
+            number_words,
+            nth_paragraph_first_word,
+        ),
+        "detectable_content": (number_placeholders, postscript),
+        "detectable_format": (
+            number_bullet_lists,
+            constrained_response,
+            number_highlighted_sections,
+            multiple_sections,
+            json_format,
+            title,
+        ),
+        "combination": (two_responses, repeat_prompt),
+        "startend": (end_checker, quotation),
+        "change_case": (capital_word_frequency, english_capital, english_lowercase),
+        "punctuation": (no_comma,),
+    }.items()
+    for rule in rules
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Instruction:
-    """One instruction of a problem, its arguments read and checked."""
-
-    name: str
-    rule: Rule
-    arguments: Mapping[str, Any]
-
-    def is_followed(self, text: str, stricter: bool = False) -> bool:
-        """Whether a text follows it. An empty text follows nothing."""
-        if not text.strip() or not self.rule.follows(text, **self.arguments):
-            return False
-        if not stricter or self.rule.stricter is None:
-            return True
-        seen = text if self.rule.as_written else visible(text)
-        return bool(seen.strip()) and self.rule.stricter(seen, **self.arguments)
-
-    def is_followed_loosely(self, text: str, stricter: bool = False) -> bool:
-        """Whether a text follows it, or would without its first or last line or its asterisks."""
-        return any(self.is_followed(variant, stricter) for variant in loose_variants(text))
+def _holds(relation: str, count: int, bound: int) -> bool:
+    return count < bound if relation == "less than" else count >= bound
 
 
-def loose_variants(text: str) -> tuple[str, ...]:
-    """Return the text and what is left without its first line, its last, both, and any asterisk."""
-    lines = text.split("\n")
-    cut = [text, *("\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1]))]
-    return tuple(dict.fromkeys([*cut, *(each.replace("*", "") for each in cut)]))
+@lru_cache(maxsize=2048)
+def _plain(text: str) -> re.Pattern[str]:
+    return re.compile(re.escape(text), re.IGNORECASE)
 
 
-def read_instruction(name: Any, given: Any, where: str, index: int) -> Instruction:
-    """Return instruction number ``index`` of a problem; raises VerifierError where it is malformed."""
-    rule = RULES.get(name) if isinstance(name, str) else None
-    if rule is None:
-        nearest = difflib.get_close_matches(str(name), RULES, n=1, cutoff=0.5)
-        remedy = f"did you mean {nearest[0]}?" if nearest else ""
-        accepted = "one of the 25 instruction ids, such as punctuation:no_comma"
-        raise VerifierError(
-            message(f"{where}.instruction_id_list[{index}]", repr(name), accepted, remedy)
-        )
-    arguments = read_arguments(rule.arguments, given, f"{where}.kwargs[{index}]", name)
-    if arguments.get("nth_paragraph", 1) not in range(1, arguments.get("num_paragraphs", 1) + 1):
-        raise VerifierError(
-            message(
-                f"{where}.kwargs[{index}].nth_paragraph",
-                arguments["nth_paragraph"],
-                f"1 to num_paragraphs ({arguments['num_paragraphs']})",
-            )
-        )
-    return Instruction(name, rule, arguments)
+@lru_cache(maxsize=2048)
+def _whole(text: str) -> re.Pattern[str]:
+    return re.compile(rf"\b{re.escape(text)}\b", re.IGNORECASE)
+
+
+def _num(pieces: Iterable[str], strict: bool) -> int:
+    """Return how many pieces there are; if ``strict``, of those with a letter or a digit."""
+    return sum(1 for piece in pieces if not strict or has_content(piece))
+
+
+def _between_marks(pieces: list[str]) -> list[str] | None:
+    """Return what stands between marks; None where two marks have nothing between them.
+
+    An empty first or last piece is only a mark at the edge of the text.
+    """
+    if not all(piece.strip() for piece in pieces[1:-1]):
+        return None
+    return [piece for piece in pieces if piece.strip()]
+
+
+def _placeholders(text: str) -> Iterator[str]:
+    """Yield what stands in square brackets, each within one line."""
+    for line in text.split("\n"):
+        start = line.find("[")
+        while start >= 0 and (end := line.find("]", start)) >= 0:
+            yield line[start + 1 : end]
+            start = line.find("[", end)
+
+
+def _titles(text: str) -> Iterator[str]:
+    """Yield what stands between the first << and the last >> of each line."""
+    for line in text.split("\n"):
+        start, end = line.find("<<"), line.rfind(">>")
+        if start >= 0 and start + 2 < end:
+            yield line[start:end].lstrip("<").rstrip(">")
+
+
+def _is_english(text: str) -> bool:
+    # The case tells nothing of the language, and text all in capitals is hard to tell.
+    return "en" in (detect_language(text), detect_language(text.lower()))

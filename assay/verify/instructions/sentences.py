@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import re
 import string
+import tomllib
+from importlib.resources import files
 
 # A mark ends a sentence only before one of these, or before white space and something more.
 _INSIDE_NO_WORD = r"""[)"';}\]*:@({\[!?‘’“”«»]"""
@@ -24,58 +26,26 @@ _NO_WORD_STARTS_WITH = "#&`,-"
 _PUNCTUATION = tuple(";:,.!?")
 _LONGEST = 200  # characters of a word that are looked at: a longer one is no abbreviation
 
-# "etc", "e.g", "i.e" and "p.s" are not among them: behind those a sentence ends.
-_ABBREVIATIONS = """
-    dr gen jr lt maj messrs mr mrs ms prof rep reps sen sr adm col ph.d m.b.a
-    jan feb aug sept sep oct nov dec tues wed fri a.m p.m a.d yr
-    bros cie co corp cos inc ltd n.v s.p.a s.a a.g b.v chg vs v ok ct mg ft st ave sw
-    u.k u.n u.s u.s.a u.s.s.r n.y l.a d.c n.c n.d n.h n.j n.m s.c r.i w.va
-    ala ariz calif colo conn fla ga ill kan ky mich minn nev okla ore pa tenn va vt wash wis
-    a.a a.c a.h a.s a.t b.f c.v d.h d.w e.f e.h e.l e.m f.g f.j g.d g.f g.k h.c h.f h.m j.b j.c j.j j.k
-    j.p j.r l.f l.p m.j r.a r.h r.j r.k r.t s.g s.s t.j w.c w.r w.w
-    c d e f g h k l m n p r s t w
-"""
-
-# Behind an abbreviation or an ellipsis, one of these with a capital letter starts a sentence.
-_STARTERS = """
-    according although among both but despite even he however i if in indeed instead it many
-    meanwhile moreover most nevertheless nonetheless nor separately similarly since so some the there
-    these they this though thus under when while yet
-    allow anyway appear ask assuming become begin being believe between build calculate call check
-    choose combined consider considering convert create currently depending determine die different
-    does done doors double example except explain final finally follow furthermore given guests happen
-    hear hence her here him hold imagine include including kill learn lose lunch mine normally note
-    nothing okay originally otherwise overall play please provide put question regards remain remember
-    same section send serve simply sincerely sit solve someone sometimes sorry speak specifically spend
-    stand starting step such suddenly suppose thank thanks them therefore think through throughout title
-    together tomorrow try typically ultimately understand unfortunately upon us using very visitors wait
-    walk were whether which win without yes yesterday your
-"""
-
-# Behind an initial ("plan B. We"), these too: words that are usually written small.
-_COMMON = """
-    a add after all also am an and another answer any are at be because been before best breakfast
-    bring buy by can change chapter children come continue could cut day did dinner do during each every
-    everybody everyone everything expect fall feel few find first for from get give go grow had half has
-    have help his how is its just keep know last later lead leave less let like live look love make may
-    maybe me meet might more move much must my next no nobody not now of offer on once one only open or
-    other our out over own part pay people perhaps reach read run say second see set several she should
-    show start stay stop students take tell that their then third those three today too two until use
-    want was watch we well what where who why will with would write you
-"""
-
-ABBREVIATIONS = frozenset(_ABBREVIATIONS.split())
-STARTERS = frozenset(_STARTERS.split())
-COMMON = (STARTERS | frozenset(_COMMON.split())) - {"i"}  # which is never written small
+_WORDS = {
+    name: frozenset(words.split())
+    for name, words in tomllib.loads(
+        (files("assay.verify.instructions") / "sentence_words.toml").read_text(encoding="utf-8")
+    ).items()
+}
+ABBREVIATIONS, STARTERS = _WORDS["abbreviations"], _WORDS["starters"]
+COMMON = (STARTERS | _WORDS["common"]) - {"i"}  # which is never written small
 
 
 def num_sentences(text: str) -> int:
-    """Return the number of sentences of a text; a closing quote or bracket belongs to its sentence."""
-    return sum(1 for _ in sentences(text))
+    """Return the number of sentences of a text."""
+    return len(sentences(text))
 
 
 def sentences(text: str) -> list[str]:
-    """Return the sentences of a text, in order, without the white space between them."""
+    """Return the sentences of a text, in order, without the white space between them.
+
+    A closing quote or bracket belongs to its sentence.
+    """
     found: list[str] = []
     start = 0
     for end, next_start in [*_ends(text), (len(text.rstrip()), len(text))]:

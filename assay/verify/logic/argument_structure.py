@@ -1,7 +1,7 @@
-"""Verifier ``argument_structure``: how much of an argument's form is there, as a small shaping term.
+"""Verifier ``argument_structure``: how much of an argument's form is there: a small shaping term.
 
-It sees form, not truth: steps that say what they rest on, that add something, and a conclusion at the
-end. The value is a share of the steps, so that more of them earn nothing.
+It sees form, not truth: steps that say what they rest on, that add something, and a conclusion at
+the end. The value is a share of the steps, so that more of them earn nothing.
 """
 
 from __future__ import annotations
@@ -10,34 +10,64 @@ import re
 from collections.abc import Sequence
 from typing import Any, cast
 
-from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.answers.commitment import MAX_TEXT
-from assay.verify.base import Field, Part, Verifier, known_errors
+from assay.verify.base import Field, Part, Verifier, known_errors, one_of
 
-PARTS = ("answer", "reasoning")
 MAX_STEPS = 200
 MIN_STEPS = 2
 SAME = 0.8  # share of common words from which one step restates another
 PASSES = 0.5
 
-_PREMISES = "a list of texts: what the argument may start from"
-_NUMBERED = re.compile(r"^[\s>#*_-]{0,6}(?:step\s*)?[(\[]?(\d{1,3})[.):\]](?!\d)\**\s*(.+)$", re.IGNORECASE)  # fmt: skip
+_NUMBERED = re.compile(
+    r"^[\s>#*_-]{0,6}(?:step\s*)?[(\[]?(\d{1,3})[.):\]](?!\d)\**\s*(.+)$", re.IGNORECASE
+)
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(\[])|\n+")
+_THEREFORE = r"therefore|thus|hence|so|consequently|follows"
 _CONNECTIVE = re.compile(
-    r"\b(?:therefore|thus|hence|so|consequently|because|since|implies|follows|follow|given\s+that|accordingly|which\s+means|we\s+(?:get|conclude|infer|deduce|obtain)|by\s+(?:modus|contradiction|assumption))\b|∴|⇒|→",
+    rf"\b(?:{_THEREFORE}|because|since|implies|follow|given\s+that|accordingly|which\s+means"
+    r"|we\s+(?:get|conclude|infer|deduce|obtain)|by\s+(?:modus|contradiction|assumption))\b|∴|⇒|→",
     re.IGNORECASE,
 )
-_REFERENCE = re.compile(r"\b(?:from|by|using|with|steps?|premises?|lines?|facts?|see|and|of|to)\s+(?:steps?\s+|premises?\s+|lines?\s+|facts?\s+)?[(\[]?(\d{1,3})\b[)\]]?|[(\[](\d{1,3})[)\]]", re.IGNORECASE)  # fmt: skip
-_CONCLUSION = re.compile(r"\b(?:therefore|thus|hence|so|consequently|conclude|conclusion|follows|finally|answer|proves?|proven|shown?|q\.?e\.?d)\b|∴|\\boxed|<answer>", re.IGNORECASE)  # fmt: skip
+_PLACES = r"steps?|premises?|lines?|facts?"
+_REFERENCE = re.compile(
+    rf"\b(?:from|by|using|with|{_PLACES}|see|and|of|to)\s+(?:(?:{_PLACES})\s+)?[(\[]?(\d{{1,3}})\b"
+    r"[)\]]?|[(\[](\d{1,3})[)\]]",
+    re.IGNORECASE,
+)
+_CONCLUSION = re.compile(
+    rf"\b(?:{_THEREFORE}|conclude|conclusion|finally|answer|proves?|proven|shown?|q\.?e\.?d)\b"
+    r"|∴|\\boxed|<answer>",
+    re.IGNORECASE,
+)
 _WORD = re.compile(r"[^\W_]+")
-_EMPTY = frozenset(
-    _WORD.findall(
-        "a an the and or not of to in on at by for from with as is are was were be been it its this that these those we i you he she they "
-        "therefore thus hence so consequently because since implies follows follow given which means mean get conclude conclusion infer deduce "
-        "step steps premise premises line fact also then now if then must has have had do does can will all every each any some there here us "
-        "let know"
-    )
+_NUMBERS = frozenset(str(n) for n in range(MAX_STEPS + 1))
+_EMPTY_WORDS = """
+    a an the and or not of to in on at by for from with as is are was were be been it its this that
+    these those we i you he she they therefore thus hence so consequently because since implies
+    follows follow given which means mean get conclude conclusion infer deduce step steps premise
+    premises line fact also then now if must has have had do does did can will all every each any
+    some there here us let know
+"""
+_EMPTY = frozenset(_EMPTY_WORDS.split())
+
+
+def is_texts(value: Any) -> bool:
+    """Whether a value is a list of texts."""
+    if not isinstance(value, list | tuple):
+        return False
+    listed = cast("Sequence[Any]", value)
+    return len(listed) <= MAX_STEPS and all(isinstance(each, str) for each in listed)
+
+
+PREMISES = Field(
+    "premises", "a list of texts: what the argument may start from", default=(), check=is_texts
+)
+PART = Field(
+    "part",
+    "answer, or reasoning: the think block",
+    default="answer",
+    check=one_of("answer", "reasoning"),
 )
 
 
@@ -47,16 +77,11 @@ def judge_argument(problem: Problem, completion: Completion) -> Part:
     Reads ``premises`` and ``part``. Half of the value is lost where the last step is no conclusion,
     all of it where the conclusion stands at the beginning already, or where there are no two steps.
     """
-    part = problem.spec.get("part", "answer")
-    if part not in PARTS:
-        raise VerifierError(message(f"problem {problem.id}: spec.part", repr(part), ", ".join(PARTS)))  # fmt: skip
-    premises: Any = problem.spec.get("premises", [])
-    if not is_texts(premises):
-        raise VerifierError(message(f"problem {problem.id}: spec.premises", repr(premises)[:80], _PREMISES))  # fmt: skip
-    text = completion.answer_text if part == "answer" else completion.reasoning_text
+    in_answer, premises = PART.read(problem) == "answer", PREMISES.read(problem)
+    text = completion.answer_text if in_answer else completion.reasoning_text
     if len(text) > MAX_TEXT:
         return Part(0.0, score=0.0, passed=False, detail=f"more than {MAX_TEXT} characters")
-    return of_steps(steps_of(text), [words_of(each) for each in cast("Sequence[str]", premises)])
+    return of_steps(steps_of(text), [words_of(each) for each in premises])
 
 
 def of_steps(steps: Sequence[tuple[int, str]], premises: Sequence[frozenset[str]]) -> Part:
@@ -86,21 +111,21 @@ def of_steps(steps: Sequence[tuple[int, str]], premises: Sequence[frozenset[str]
     circular = repeated > 0 and any(_same(last, each) for each in said[: max(1, starts)])
     counted = len(steps) - min(starts, max(len(premises), len(steps) // 2))
     share = supported / counted if counted else 0.0
-    concluded = _CONCLUSION.search(fresh) is not None
-    value = 0.0 if circular else round(min(1.0, share) * (1.0 if concluded else 0.5), 6)
-    components = {"supported": float(supported), "repeated": float(repeated), "steps": float(len(steps))}  # fmt: skip
-    detail = "the conclusion stands at the beginning" if circular else "" if concluded else "no conclusion at the end"  # fmt: skip
+    detail, factor = "", 1.0
+    if circular:
+        detail, factor = "the conclusion stands at the beginning", 0.0
+    elif not _CONCLUSION.search(fresh):
+        detail, factor = "no conclusion at the end", 0.5
+    value = round(min(1.0, share) * factor, 6)
+    counts = {"supported": supported, "repeated": repeated, "steps": len(steps)}
+    components = {name: float(count) for name, count in counts.items()}
     return Part(value, score=value, passed=value >= PASSES, detail=detail, components=components)
-
-
-_NUMBERS = frozenset(str(n) for n in range(MAX_STEPS + 1))
 
 
 def steps_of(text: str) -> list[tuple[int, str]]:
     """Return (number, text) of each step: numbered lines where there are two, else sentences."""
-    lines = [line for line in text.splitlines() if line.strip()]
     numbered: list[tuple[int, str]] = []
-    for line in lines:
+    for line in filter(str.strip, text.splitlines()):
         if match := _NUMBERED.match(line):
             numbered.append((int(match[1]), match[2].strip()))
         elif numbered and not line[:1].isspace() and _CONCLUSION.search(line):
@@ -116,12 +141,13 @@ def steps_of(text: str) -> list[tuple[int, str]]:
 
 def words_of(text: str) -> frozenset[str]:
     """Return the words of a text that carry meaning, without the plural's s."""
-    found = (word.casefold() for word in _WORD.findall(text))
-    return frozenset(word.removesuffix("s") if len(word) > 3 else word for word in found if word not in _EMPTY)  # fmt: skip
+    words = (word.casefold() for word in _WORD.findall(text))
+    telling = (word for word in words if word not in _EMPTY)
+    return frozenset(word.removesuffix("s") if len(word) > 3 else word for word in telling)
 
 
 def _rests_on(text: str, number: int, numbers: set[int]) -> bool:
-    """Whether a step has a connective, or refers to a step or premise that there is, and that is not itself."""
+    """Whether a step has a connective, or refers to another step or premise that there is."""
     if _CONNECTIVE.search(text):
         return True
     referred = {int(one or other) for one, other in _REFERENCE.findall(text)}
@@ -133,29 +159,20 @@ def _same(one: frozenset[str], other: frozenset[str]) -> bool:
     return len(one & other) >= SAME * max(1, len(one | other)) or (not one and not other)
 
 
-def is_texts(value: Any) -> bool:
-    """Whether a value is a list of texts."""
-    if not isinstance(value, (list, tuple)):
-        return False
-    listed = cast("Sequence[Any]", value)
-    return len(listed) <= MAX_STEPS and all(isinstance(each, str) for each in listed)
-
-
 ARGUMENT_STRUCTURE = Verifier(
     name="argument_structure",
     version=2,
     judge=judge_argument,
     domain="the form of an argument in English; a shaping term, never the correctness",
-    fields=(
-        Field("premises", _PREMISES, default=(), check=is_texts),
-        Field("part", "answer, or reasoning: the think block", default="answer", check=lambda value: value in PARTS),
-    ),
-    accepts="numbered lines, else sentences; a step is supported by a connective (so, since, therefore, ...) or a "
-    "reference to an earlier step or premise, must share words with what came before and say something new",
-    partial_credit=f"the share of supported steps, halved where the last is no conclusion; passes from {PASSES}",
+    fields=(PREMISES, PART),
+    accepts="numbered lines, else sentences; a step is supported by a connective (so, since, "
+    "therefore, ...) or a reference to an earlier step or premise, must share words with what came "
+    "before and say something new",
+    partial_credit="the share of supported steps, halved where the last is no conclusion; passes "
+    f"from {PASSES}",
     weight=0.1,
     known_errors=known_errors("argument_structure"),
     text_only=True,
     cached=True,
     modules=("assay.verify.logic.argument_structure", "assay.verify.answers", "assay.types"),
-)  # fmt: skip
+)

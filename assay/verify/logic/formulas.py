@@ -1,12 +1,12 @@
-r"""Formulas of propositional and simple first-order logic, read from ASCII, words, Unicode and LaTeX.
+r"""Formulas of propositional and simple first-order logic: ASCII, words, Unicode, LaTeX.
 
     not A, ~A, !A, ¬A, \neg A, A'          A and B, A & B, A && B, A /\ B, A ∧ B, A * B, A · B
     A or B, A | B, A || B, A \/ B, A + B   A xor B, A ^ B, A ⊕ B
     A implies B, A -> B, A => B, A → B     A iff B, A <-> B, A <=> B, A ↔ B, A ≡ B
     forall x (P(x) -> Q(x)), ∀x ∃y R(x, y), a = b, a != b, true, false
 
-From the tightest: not and quantifiers, and, xor, or, implies (to the right), iff. A quantifier followed
-by a dot or a colon reaches as far as it can.
+From the tightest: not and quantifiers, and, xor, or, implies (to the right), iff. A quantifier
+followed by a dot or a colon reaches as far as it can.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 from typing import Literal
 
 MAX_FORMULA = 4000  # characters
 MAX_DEPTH = 60
 
-Kind = Literal["atom", "equal", "constant", "not", "and", "or", "xor", "implies", "iff", "forall", "exists"]  # fmt: skip
+Connective = Literal["not", "and", "or", "xor", "implies", "iff", "forall", "exists"]
+Kind = Literal["atom", "equal", "constant"] | Connective
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,51 +67,50 @@ class NotAFormula(ValueError):
     """The text is no formula; the message says why, without quoting it."""
 
 
-_SYMBOLS: dict[str, str] = {
-    **dict.fromkeys(("∧", "⋀", "&&", "&", "\\&", "/\\", "*", "·", "⋅", "∙", "and", "\\land", "\\wedge", "\\cdot"), "and"),
-    **dict.fromkeys(("∨", "⋁", "||", "|", "\\/", "+", "or", "\\lor", "\\vee"), "or"),
-    **dict.fromkeys(("⊕", "⊻", "^", "xor", "\\oplus", "\\veebar"), "xor"),
-    **dict.fromkeys(("¬", "~", "!", "∼", "not", "\\neg", "\\lnot", "\\sim"), "not"),
-    **dict.fromkeys(("→", "⇒", "⊃", "⟶", "⟹", "->", "=>", "-->", "==>", "implies", "\\to", "\\rightarrow", "\\Rightarrow", "\\implies", "\\supset", "\\longrightarrow"), "implies"),
-    **dict.fromkeys(("↔", "⇔", "⟷", "⟺", "≡", "<->", "<=>", "<-->", "<==>", "iff", "\\leftrightarrow", "\\Leftrightarrow", "\\iff", "\\equiv"), "iff"),
-    **dict.fromkeys(("∀", "forall", "\\forall"), "forall"),
-    **dict.fromkeys(("∃", "exists", "\\exists"), "exists"),
-    **dict.fromkeys(("⊤", "true", "\\top"), "true"),
-    **dict.fromkeys(("⊥", "false", "\\bot"), "false"),
-    **dict.fromkeys(("=", "=="), "="),
-    **dict.fromkeys(("≠", "!=", "\\neq", "\\ne"), "!="),
-    "'": "'", "′": "'", "’": "'", "(": "(", ")": ")", ",": ",", ".": ".", ":": ":",
-}  # fmt: skip
+_SPELLINGS = {
+    "and": r"∧ ⋀ && & \& /\ * · ⋅ ∙ and \land \wedge \cdot",
+    "or": r"∨ ⋁ || | \/ + or \lor \vee",
+    "xor": r"⊕ ⊻ ^ xor \oplus \veebar",
+    "not": r"¬ ~ ! ∼ not \neg \lnot \sim",
+    "implies": r"→ ⇒ ⊃ ⟶ ⟹ -> => --> ==> implies \to \rightarrow \Rightarrow \implies \supset "
+    r"\longrightarrow",
+    "iff": r"↔ ⇔ ⟷ ⟺ ≡ <-> <=> <--> <==> iff \leftrightarrow \Leftrightarrow \iff \equiv",
+    "forall": r"∀ forall \forall",
+    "exists": r"∃ exists \exists",
+    "true": r"⊤ true \top",
+    "false": r"⊥ false \bot",
+    "=": "= ==",
+    "!=": r"≠ != \neq \ne",
+    "'": "' ′ ’",
+    **{each: each for each in "(),.:"},
+}
+_SYMBOLS = {each: symbol for symbol, those in _SPELLINGS.items() for each in those.split()}
 _SIGNS = sorted(
-    (s for s in _SYMBOLS if not s[0].isalpha() and s[1:2].isalpha() is False), key=len, reverse=True
+    (each for each in _SYMBOLS if not re.search("[A-Za-z]", each)), key=len, reverse=True
 )
-_TOKEN = re.compile(
-    rf"\s*(?:(?P<latex>\\[A-Za-z]+)|(?P<name>\w+(?:-\w+)*)|(?P<sign>{'|'.join(map(re.escape, _SIGNS))}))"
-)
-_BINARY = (("iff",), ("implies",), ("or",), ("xor",), ("and",))
+_ANY_SIGN = "|".join(map(re.escape, _SIGNS))
+_TOKEN = re.compile(rf"\s*(?:(?P<latex>\\[A-Za-z]+)|(?P<name>\w+(?:-\w+)*)|(?P<sign>{_ANY_SIGN}))")
+_BINARY: tuple[Kind, ...] = ("iff", "implies", "or", "xor", "and")
 _SPACING = re.compile(
     r"(?<!/)\\(?:left|right|big|Big|bigl|bigr|quad|qquad|;|,|!|:| )(?![a-zA-Z])|[$]"
 )
 _WORDS = re.compile(r"\\(?:text|mathrm|mathit|mathsf|operatorname|mathbf)\s*\{([^{}]*)\}")
+_BRACKETS = str.maketrans("[]{}（），", "()()(),")
 _OVER = re.compile(r"\\(?:overline|bar)\s*\{([^{}]*)\}|\\bar\s*([A-Za-z])")
 
 
 def parse_formula(text: str) -> Formula:
     """Return the formula that a text is; raises NotAFormula."""
-    if len(text) > MAX_FORMULA:
-        raise NotAFormula(f"more than {MAX_FORMULA} characters")
-    return _Parser(_tokens(_plain(text))).formula()
+    return _Parser(_tokens(text)).formula()
 
 
 def parse_letters(text: str, letters: frozenset[str]) -> Formula:
-    """Return a formula whose variables are single letters, so that AB, A.B and A(B + C) are conjunctions.
+    """Return a formula of single letters, in which AB, A.B and A(B + C) are conjunctions.
 
     letters: the variables, in lower case; a name of other letters stays one. Raises NotAFormula.
     """
-    if len(text) > MAX_FORMULA:
-        raise NotAFormula(f"more than {MAX_FORMULA} characters")
     found: list[tuple[str, str]] = []
-    for symbol, name in _tokens(_plain(text)):
+    for symbol, name in _tokens(text):
         if symbol == "." and found:
             found.append(("and", ""))
             continue
@@ -131,14 +132,15 @@ def _plain(text: str) -> str:
         text, count = _OVER.subn(lambda m: f" ~({m[1] or m[2]}) ", text)
         if not count:
             break
-    text = text.replace("\\{", "(").replace("\\}", ")")
-    return text.translate(str.maketrans({"[": "(", "]": ")", "{": "(", "}": ")", "（": "(", "）": ")", "，": ","}))  # fmt: skip
+    return text.replace("\\{", "(").replace("\\}", ")").translate(_BRACKETS)
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:
     """Return (symbol, name) pairs; a name has the symbol ``name``."""
+    if len(text) > MAX_FORMULA:
+        raise NotAFormula(f"more than {MAX_FORMULA} characters")
     found: list[tuple[str, str]] = []
-    position, text = 0, text.strip().rstrip(".。;")
+    position, text = 0, _plain(text).strip().rstrip(".。;")
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:
@@ -201,19 +203,13 @@ class _Parser:
     def _binary(self, level: int) -> Formula:
         if level == len(_BINARY):
             return self._unary()
-        (kind,) = _BINARY[level]
+        kind = _BINARY[level]
         parts = [self._binary(level + 1)]
         while self._take(kind):
             parts.append(self._binary(level + 1))
         if kind == "implies":  # to the right
-            formula = parts.pop()
-            while parts:
-                formula = Formula("implies", parts=(parts.pop(), formula))
-            return formula
-        formula = parts[0]
-        for part in parts[1:]:
-            formula = Formula(kind, parts=(formula, part))  # type: ignore[arg-type]
-        return formula
+            return reduce(lambda right, left: Formula(kind, parts=(left, right)), reversed(parts))
+        return reduce(lambda left, right: Formula(kind, parts=(left, right)), parts)
 
     def _unary(self) -> Formula:
         self.depth += 1

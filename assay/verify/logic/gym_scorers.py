@@ -1,8 +1,9 @@
-"""What reasoning-gym's own scorers are not to be trusted with, and what stands in their place.
+"""Guards and checks beside reasoning-gym's own scorers, for where these are not to be trusted.
 
-Read in version 0.1.25, where a scorer is a method of its task. Three faults are met here: it evaluates
-the model's text (`EVALUATES`), it gives full marks for something that is not the answer (`STRICT`),
-or a short text makes it run for minutes (`GATES`).
+They were read in version 0.1.25, where a scorer is a method of its task. Three faults are met here.
+A scorer evaluates the model's text, or a short text makes it run for minutes: `GATES` keep such
+texts away from it. A scorer gives full marks for something that is not the answer: a check in
+`STRICT` must agree, or stands in the scorer's place.
 """
 
 from __future__ import annotations
@@ -12,31 +13,20 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any, cast
 
 from assay.verify.logic.countdown import NotArithmetic, evaluate, fault_of
 
 Entry = Mapping[str, Any]
 
-# Tasks whose scorer evaluates the model's text, and how it is kept from doing so.
-EVALUATES: Mapping[str, str] = {
-    "binary_matrix": "eval, for partial credit: only a plain Python literal reaches it",
-    "n_queens": "eval, for partial credit: only a plain Python literal reaches it",
-    "spiral_matrix": "eval, for partial credit: only a plain Python literal reaches it",
-    "string_insertion": "eval, for partial credit: only a plain Python literal reaches it",
-    "countdown": "sympy.parse_expr, which calls eval: replaced by the verifier countdown's parser",
-    "puzzle24": "sympy.parse_expr, which calls eval: replaced by the verifier countdown's parser",
-    "intermediate_integration": "sympy.parse_expr, which calls eval: only plain algebra reaches it",
-    "polynomial_multiplication": "sympy.parse_expr, which calls eval: only plain algebra reaches it",
-    "simple_integration": "sympy.parse_expr, which calls eval: only plain algebra reaches it",
-}
-
 MAX_LITERAL = 2000
 MAX_ALGEBRA = 400
 MAX_POWER = 60
 
-_ALGEBRA = re.compile(r"\s*(?:(?P<number>\d+(?:\.\d+)?)|(?P<name>[A-Za-z]+)|(?P<sign>\*\*|[-+*/^(),]))")  # fmt: skip
-_FUNCTIONS = {"sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos", "atan", "sinh", "cosh", "tanh", "exp", "log", "ln", "sqrt", "Abs", "pi", "E", "C"}  # fmt: skip
+_ALGEBRA = re.compile(r"\s*(?:(?P<number>\d+(?:\.\d+)?)|(?P<name>[A-Za-z]+)|\*\*|[-+*/^(),])")
+_NAMES = "sin cos tan sec csc cot asin acos atan sinh cosh tanh exp log ln sqrt Abs pi E C"
+_FUNCTIONS = frozenset(_NAMES.split())
 
 
 def is_literal(text: str, entry: Entry) -> bool:
@@ -58,75 +48,43 @@ def is_algebra(text: str, entry: Entry) -> bool:
     """
     if len(text) > MAX_ALGEBRA or "\n" in text:
         return False
-    tokens: list[str] = []
-    position = 0
-    text = text.strip()
+    text, position = text.strip(), 0
     while position < len(text):
         match = _ALGEBRA.match(text, position)
-        if match is None:
+        if match is None or len(match["number"] or "") > 12:
             return False
-        name, number = match["name"], match["number"]
-        if (name and len(name) > 1 and name not in _FUNCTIONS) or (number and len(number) > 12):
+        if len(name := match["name"] or "") > 1 and name not in _FUNCTIONS:
             return False
-        tokens.append(match[0].strip())
         position = match.end()
-    return _powers_are_small(tokens)
+    try:
+        tree = ast.parse(text.replace("^", "**"), mode="eval")
+    except (SyntaxError, RecursionError, MemoryError):
+        return False
+    powers = _powers(tree)
+    return len(powers) <= 24 and all(map(_is_small, powers))
 
 
-def _powers_are_small(tokens: list[str]) -> bool:
-    powers = [n for n, token in enumerate(tokens) if token in ("**", "^")]
-    for start in powers:
-        exponent = _operand(tokens, start + 1)
-        if any(token in ("**", "^", "exp") for token in exponent):
-            return False
-        numbers = [float(token) for token in exponent if token[0].isdigit()]
-        if any(number > MAX_POWER for number in numbers) or len(numbers) > 3:
-            return False
-        after = start + 1 + len(exponent)
-        if after < len(tokens) and tokens[after] in ("**", "^"):
-            return False
-        before = _closed_before(tokens, start)
-        inner = sum(token in ("**", "^") for token in before)
-        if inner > 1 or (inner and not any(token.isalpha() for token in before)):
-            return False
-    return len(powers) <= 24
+def _powers(tree: ast.AST) -> list[ast.BinOp]:
+    nodes = ast.walk(tree)
+    return [node for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)]
 
 
-def _operand(tokens: list[str], start: int) -> list[str]:
-    """Return the tokens of the operand at ``start``: a sign, then an atom or a parenthesis."""
-    end, depth = start, 0
-    while end < len(tokens):
-        token = tokens[end]
-        depth += (token == "(") - (token == ")")
-        end += 1
-        if depth == 0 and token not in ("-", "+") and not (
-            token in _FUNCTIONS and end < len(tokens) and tokens[end] == "("
-        ):  # fmt: skip
-            break
-    return tokens[start:end]
-
-
-def _closed_before(tokens: list[str], end: int) -> list[str]:
-    """Return the parenthesis that closes right before ``end``, if one does."""
-    if not end or tokens[end - 1] != ")":
-        return tokens[max(0, end - 1) : end]
-    start, depth = end, 0
-    while start:
-        start -= 1
-        depth += (tokens[start] == ")") - (tokens[start] == "(")
-        if depth == 0:
-            break
-    return tokens[start:end]
-
-
-def _short_numbers(text: str, entry: Entry) -> bool:
-    return not re.search(r"\d{3}", text)
+def _is_small(power: ast.BinOp) -> bool:
+    names = {each.id for each in ast.walk(power.right) if isinstance(each, ast.Name)}
+    numbers: list[Any] = [e.value for e in ast.walk(power.right) if isinstance(e, ast.Constant)]
+    if _powers(power.right) or "exp" in names or len(numbers) > 3:
+        return False
+    if any(isinstance(number, complex) or number > MAX_POWER for number in numbers):
+        return False
+    inner = len(_powers(power.left))
+    has_name = any(isinstance(each, ast.Name) for each in ast.walk(power.left))
+    return inner == 0 or (inner == 1 and has_name)
 
 
 def is_antiderivative(text: str, entry: Entry) -> bool:
     """Whether plain algebra has the right slope at a few points, so far as floats can tell.
 
-    The library simplifies the difference of derivatives, which takes minutes for what is far from 0.
+    The library simplifies the difference of derivatives: minutes, for what is far from 0.
     """
     if not is_algebra(text, entry):
         return False
@@ -154,41 +112,42 @@ def is_antiderivative(text: str, entry: Entry) -> bool:
     return True
 
 
-def _no_letters(text: str, entry: Entry) -> bool:
-    return re.search(r"[^\W\d_]", text) is None
+def _form(pattern: str) -> Callable[[str, Entry], bool]:
+    """Return a gate for texts that match a pattern as a whole."""
+    compiled = re.compile(pattern, re.DOTALL | re.IGNORECASE)
+    return lambda text, entry: compiled.fullmatch(text) is not None
 
 
-def _moves(text: str, entry: Entry) -> bool:
-    return re.fullmatch(r"[UDLRudlr\s,]*", text) is not None
+# Tasks whose scorer calls eval on the model's text: only a plain Python literal reaches it.
+LITERALS = ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion")
+# Tasks whose scorer calls sympy.parse_expr, and so eval: only plain algebra reaches it, and of the
+# last two nothing does, since a check stands in its place.
+ALGEBRA = ("intermediate_integration", "polynomial_multiplication", "simple_integration")
+EVALUATES = (*LITERALS, *ALGEBRA, "countdown", "puzzle24")
 
-
-def _letters_only(text: str, entry: Entry) -> bool:
-    return re.fullmatch(r"[ABCabc\s,>→\[\]'\"-]*", text) is not None
-
-
-def _finite(text: str, entry: Entry) -> bool:
-    return re.search(r"nan|inf", text, re.IGNORECASE) is None
-
+_SHORT_NUMBERS = _form(r"(?!.*\d{3}).*")
+_NO_LETTERS = _form(r"[\W\d_]*")
+_FINITE = _form(r"(?!.*(?:nan|inf)).*")
 
 # A text that does not pass its gate scores 0 without the library's scorer.
 GATES: Mapping[str, Callable[[str, Entry], bool]] = {
-    **dict.fromkeys(("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"), is_literal),
-    **dict.fromkeys(("intermediate_integration", "simple_integration"), is_antiderivative),
+    **dict.fromkeys(LITERALS, is_literal),
+    "intermediate_integration": is_antiderivative,
+    "simple_integration": is_antiderivative,
     "polynomial_multiplication": is_algebra,
-    "rubiks_cube": _short_numbers,  # "F999999999" is spelled out before it is turned
-    "rush_hour": _short_numbers,
-    "quantum_lock": _letters_only,  # it reads the letters A, B, C out of any prose
-    "sokoban": _moves,  # it skips what is no move
-    "kakurasu": _no_letters,  # they skip what is no number
-    "survo": _no_letters,
-    "number_sorting": _finite,  # NaN is within any tolerance of anything
-    "complex_arithmetic": _finite,  # min(1, exp(-NaN)) is 1
+    "rubiks_cube": _SHORT_NUMBERS,  # "F999999999" is spelled out before it is turned
+    "rush_hour": _SHORT_NUMBERS,
+    "quantum_lock": _form(r"[ABC\s,>→\[\]'\"-]*"),  # it reads the letters A, B, C out of any prose
+    "sokoban": _form(r"[UDLR\s,]*"),  # it skips what is no move
+    "kakurasu": _NO_LETTERS,  # they skip what is no number
+    "survo": _NO_LETTERS,
+    "number_sorting": _FINITE,  # NaN is within any tolerance of anything
+    "complex_arithmetic": _FINITE,  # min(1, exp(-NaN)) is 1
 }
 
 
 def _countdown(text: str, entry: Entry) -> bool:
-    metadata = cast("Mapping[str, Any]", entry["metadata"])
-    return not fault_of(text, metadata["numbers"], metadata["target"])
+    return not fault_of(text, entry["metadata"]["numbers"], entry["metadata"]["target"])
 
 
 def _puzzle24(text: str, entry: Entry) -> bool:
@@ -206,10 +165,8 @@ def _same_text(text: str, entry: Entry) -> bool:
 
 
 def _same_words(text: str, entry: Entry) -> bool:
-    def listed(words: str) -> list[str]:
-        return [word for word in re.split(r"[\s,]+", words.strip()) if word]
-
-    return listed(text) == listed(str(entry["answer"]))
+    given, expected = (each.replace(",", " ").split() for each in (text, str(entry["answer"])))
+    return given == expected
 
 
 def _one_number(text: str, entry: Entry) -> bool:
@@ -226,8 +183,6 @@ def _same_numbers(text: str, entry: Entry) -> bool:
 
 def _coin_flip(text: str, entry: Entry) -> bool:
     """The library gives full marks for the first digits of the answer alone."""
-    from fractions import Fraction
-
     if re.search(r"[eE]", text) or len(text) > 100:
         return False
     given, expected = (Fraction(each.replace(",", "").strip()) for each in (text, entry["answer"]))
@@ -243,9 +198,9 @@ def _new_conclusion(text: str, entry: Entry) -> bool:
 def _fits_shape(text: str, entry: Entry) -> bool:
     """The library compares as many cells as the answer has, and ignores the rest."""
     given, expected = json.loads(text), json.loads(str(entry["answer"]))
-    return len(given) == len(expected) and (
-        not expected or not isinstance(expected[0], list) or [*map(len, given)] == [*map(len, expected)]
-    )  # fmt: skip
+    is_grid = bool(expected) and isinstance(expected[0], list)
+    same = len(given) == len(expected)
+    return same and (not is_grid or [*map(len, given)] == [*map(len, expected)])
 
 
 def _interval(text: str, entry: Entry) -> bool:
@@ -263,18 +218,50 @@ def _one_fraction(text: str, entry: Entry) -> bool:
     return re.fullmatch(form, text) is not None
 
 
-def _knights(text: str, entry: Entry) -> bool:
-    return knights_knaves(text, entry["metadata"])
-
-
 def _zebra(text: str, entry: Entry) -> bool:
     return text.strip(" \n.*!\"'").casefold() == str(entry["answer"]).strip().casefold()
+
+
+def _knights_knaves(text: str, entry: Entry) -> bool:
+    """Whether a text gives every inhabitant exactly one role, and the right one."""
+    names, solution = entry["metadata"]["names"], entry["metadata"]["solution"]
+    right = {str(name).casefold(): bool(truth) for name, truth in zip(names, solution, strict=True)}
+    return role_claims(text, entry["metadata"]) == right
+
+
+def role_claims(text: str, metadata: Mapping[str, Any]) -> dict[str, bool] | None:
+    """Return who is said to be truthful, None where the text says anything twice or unclearly.
+
+    "David is a knave", "David: knave", "David (knave)", "knaves: David and Ella" and "David and
+    Ella are knaves" all say so; a role that belongs to no one, a denial and a second role do not.
+    """
+    terms = cast("Mapping[str, str]", metadata["knight_knave_terms"])
+    knight, knave = (rf"{re.escape(terms[key].casefold())}(?:e?s)?" for key in ("knight", "knave"))
+    names = sorted((str(name).casefold() for name in metadata["names"]), key=len, reverse=True)
+    name = rf"\b(?:{'|'.join(map(re.escape, names))})\b"
+    who = rf"{name}(?:\s*(?:,|and|&)\s*(?:and\s+)?{name})*"
+    link = (
+        r"\s*(?:\b(?:is|are|was)\b|:|=|-+>?|→|–|—|\()?\s*(?:\b(?:both|all|indeed)\b)?"
+        r"\s*(?:\b(?:an?|the)\b)?\s*"
+    )
+    said, named = (rf"\b(?:(?P<{group}>{knight})|{knave})\b" for group in ("said", "named"))
+    claim = re.compile(rf"(?P<who>{who}){link}{said}|{named}\s*[:=]\s*(?P<those>{who})")
+    plain = re.sub(r"[*_`$|]|\\(?:text\w*|mathrm|boxed)\b|[{}\\]", " ", text.casefold())
+    claims: dict[str, bool] = {}
+    for match in claim.finditer(plain):
+        truth = bool(match["said"] or match["named"])
+        for each in re.findall(name, match["who"] or match["those"]):
+            if claims.setdefault(each, truth) != truth:
+                return None
+    words = "not|neither|or|either|maybe|perhaps|alternatively"
+    unclear = rf"\b(?:{knight}|{knave}|{words})\b|n't\b|{name}"
+    return None if re.search(unclear, claim.sub(" ", plain)) else claims
 
 
 # (check, whether it replaces the library's scorer): a replaced one has no partial credit; otherwise
 # the library's full marks stand only where the check agrees.
 STRICT: Mapping[str, tuple[Callable[[str, Entry], bool], bool]] = {
-    "knights_knaves": (_knights, True),
+    "knights_knaves": (_knights_knaves, True),
     "zebra_puzzles": (_zebra, True),
     "countdown": (_countdown, True),
     "puzzle24": (_puzzle24, True),
@@ -291,48 +278,3 @@ STRICT: Mapping[str, tuple[Callable[[str, Entry], bool], bool]] = {
     "game_of_life": (_fits_shape, False),
     "time_intervals": (_interval, False),
 }
-
-
-def knights_knaves(text: str, metadata: Mapping[str, Any]) -> bool:
-    """Whether a text gives every inhabitant exactly one role, and the right one.
-
-    "David is a knave", "David: knave", "David (knave)", "knaves: David and Ella" and "David and Ella
-    are knaves" all say so; a role that belongs to no one, a denial and a second role do not.
-    """
-    claims = role_claims(text, metadata)
-    if claims is None:
-        return False
-    solution = dict(zip(metadata["names"], metadata["solution"], strict=True))
-    return claims == {name.casefold(): bool(truth) for name, truth in solution.items()}
-
-
-def role_claims(text: str, metadata: Mapping[str, Any]) -> dict[str, bool] | None:
-    """Return who is said to be truthful, None where the text says anything twice or unclearly."""
-    terms = cast("Mapping[str, str]", metadata["knight_knave_terms"])
-    roles = {terms["knight"].casefold(): True, terms["knave"].casefold(): False}
-    names = [str(name).casefold() for name in metadata["names"]]
-    plain = re.sub(r"[*_`$|]|\\(?:text\w*|mathrm|boxed)\b|[{}\\]", " ", text.casefold())
-    some = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
-    role = "|".join(rf"{re.escape(word)}(?:e?s)?" for word in sorted(roles, key=len, reverse=True))
-    several = rf"(?:{some})(?:\s*(?:,|and|&)\s*(?:and\s+)?(?:{some}))*"
-    link = r"\s*(?:\bis\b|\bare\b|\bwas\b|:|=|-+>?|→|–|—|\()?\s*(?:\bboth\b|\ball\b|\bindeed\b)?\s*(?:\b(?:an?|the)\b)?\s*"
-    forms = rf"(?P<who>\b{several}\b){link}(?P<role>\b(?:{role})\b)|(?P<roles>\b(?:{role})\b)\s*[:=]\s*(?P<those>{several})\b"
-    claims: dict[str, bool] = {}
-    rest: list[str] = []
-    position = 0
-    for match in re.finditer(forms, plain):
-        truth = _truth(match["role"] or match["roles"], roles)
-        for name in re.findall(rf"\b(?:{some})\b", match["who"] or match["those"]):
-            if claims.setdefault(name, truth) != truth:
-                return None
-        rest.append(plain[position : match.start()])
-        position = match.end()
-    rest.append(plain[position:])
-    left = " ".join(rest)
-    if re.search(rf"\b(?:{role}|not|neither|or|either|maybe|perhaps|alternatively)\b|n't\b", left):
-        return None
-    return None if re.search(rf"\b(?:{some})\b", left) else claims
-
-
-def _truth(word: str, roles: Mapping[str, bool]) -> bool:
-    return next(truth for role, truth in roles.items() if word in (role, f"{role}s", f"{role}es"))

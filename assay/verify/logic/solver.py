@@ -1,11 +1,12 @@
-"""Questions about formulas: truth tables of big integers where they are small, z3 where they are not.
+"""Questions about formulas: truth tables where they are small, else z3.
 
 z3 works under a limit that it counts itself, not under a clock, so that its answers repeat.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from assay.errors import VerifierError
@@ -15,6 +16,14 @@ from assay.verify.logic.formulas import Formula, NotAFormula, Term
 MAX_TABLE = 16  # variables of a truth table
 RLIMIT = 4_000_000  # z3's own units: some seconds
 
+_BITS: Mapping[str, Callable[..., int]] = {
+    "not": lambda part: ~part,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    "implies": lambda left, right: ~left | right,
+    "iff": lambda left, right: ~(left ^ right),
+}
 _INSTALL = "needs z3; install it with: pip install 'assay-rl[logic]'"
 
 
@@ -61,18 +70,7 @@ def _column(formula: Formula, columns: Mapping[str, int], everything: int) -> in
     if formula.kind == "constant":
         return everything if formula.name == "true" else 0
     parts = [_column(part, columns, everything) for part in formula.parts]
-    if formula.kind == "not":
-        return everything ^ parts[0]
-    left, right = parts
-    if formula.kind == "and":
-        return left & right
-    if formula.kind == "or":
-        return left | right
-    if formula.kind == "xor":
-        return left ^ right
-    if formula.kind == "implies":
-        return (everything ^ left) | right
-    return everything ^ left ^ right  # iff
+    return everything & _BITS[formula.kind](*parts)
 
 
 def _z3_satisfiable(formulas: Sequence[Formula]) -> bool:
@@ -109,9 +107,8 @@ class _Translation:
         if kind == "atom":
             if formula.name in bound:
                 raise NotAFormula("a quantified variable that stands as a formula")
-            return self._apply(
-                f"is {formula.name}", formula.terms, z3.BoolSort(self.context), bound
-            )
+            truth = z3.BoolSort(self.context)
+            return self._apply(f"is {formula.name}", formula.terms, truth, bound)
         if kind == "equal":
             left, right = (self._term(term, bound) for term in formula.terms)
             return left == right
@@ -155,6 +152,3 @@ def is_normal(formula: Formula, form: str) -> bool:
 def num_connectives(formula: Formula) -> int:
     """Return how many connectives and quantifiers a formula has."""
     return sum(each.kind not in ("atom", "equal", "constant") for each in formula.walk())
-
-
-__all__ = ["MAX_TABLE", "Unknown", "entails", "equivalent", "is_normal", "num_connectives", "satisfiable"]  # fmt: skip

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.errors import VerifierError
-from assay.verify.instructions.rules import RULES, loose_variants, read_instruction
+from assay.verify.instructions.reading import loose_variants, read_instruction
+from assay.verify.instructions.rules import RULES
 
 
 def follows(name: str, kwargs: dict[str, Any], text: str, stricter: bool = False) -> bool:
