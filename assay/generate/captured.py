@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from assay.generate.kv_cache import Extent
+from assay.generate.kv_cache import Extent, SlotCache
 from assay.generate.lean import LeanForward
-from assay.generate.memory import AnyCache
+from assay.generate.shared_prompt import SharedPromptCache
 
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 
@@ -46,7 +46,7 @@ class CapturedForward:
         self._memory: tuple[int, ...] = ()
 
     @property
-    def cache(self) -> AnyCache:
+    def cache(self) -> SlotCache | SharedPromptCache:
         """Where keys and values stand."""
         return self._lean.cache
 
