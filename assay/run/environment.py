@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,7 @@ from assay.config import TrainConfig
 from assay.errors import RunError, message
 from assay.run.files import read_facts
 
-_PACKAGES = (
+_PACKAGES = [
     "torch",
     "transformers",
     "tokenizers",
@@ -29,7 +30,7 @@ _PACKAGES = (
     "sympy",
     "reasoning-gym",
     "peft",
-)
+]
 
 CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
@@ -66,12 +67,11 @@ def read_environment(folder: Path) -> dict[str, Any] | None:
     facts = read_facts(path)
     if facts is None:
         return None
-    verifiers = facts.get("verifiers") or {}
     tables = {
         key: facts.get(key) or {} for key in ("versions", "hardware", "git", "reward", "verifiers")
     }
-    if isinstance(verifiers, dict):
-        tables |= {f"verifiers.{name}": each for name, each in verifiers.items()}
+    if isinstance(tables["verifiers"], dict):
+        tables |= {f"verifiers.{name}": each for name, each in tables["verifiers"].items()}
     for key, table in tables.items():
         if not isinstance(table, dict):
             found = f"{key}: {table!r:.60}"
@@ -81,20 +81,22 @@ def read_environment(folder: Path) -> dict[str, Any] | None:
 
 def find_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return what differs between two environments and can change a result, one phrase each."""
-    differences: list[str] = []
-    for key in ("threads", "platform"):
-        if before.get(key) != now.get(key):
-            differences.append(f"{key}: {before.get(key)} before, {now.get(key)} now")
-    for key in ("versions", "hardware"):
-        old, new = before.get(key) or {}, now.get(key) or {}
-        for name in sorted({*old, *new}):
-            if old.get(name) != new.get(name):
-                differences.append(f"{name}: {old.get(name)} before, {new.get(name)} now")
-    old_commit = (before.get("git") or {}).get("commit")
-    new_commit = (now.get("git") or {}).get("commit")
-    if old_commit != new_commit:
-        differences.append(f"git commit: {old_commit} before, {new_commit} now")
-    return differences
+
+    def telling(facts: Mapping[str, Any]) -> dict[str, Any]:
+        found = {key: facts.get(key) for key in ("threads", "platform")}
+        for key in ("versions", "hardware"):
+            found |= facts.get(key) or {}
+        return {**found, "git commit": (facts.get("git") or {}).get("commit")}
+
+    return _differences(telling(before), telling(now))
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    return [
+        f"{prefix}{key}: {before.get(key)} before, {now.get(key)} now"
+        for key in dict.fromkeys([*before, *now])
+        if before.get(key) != now.get(key)
+    ]
 
 
 def find_changed_verifiers(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -112,13 +114,11 @@ def find_changed_verifiers(before: Mapping[str, Any], now: Mapping[str, Any]) ->
 
 def find_config_changes(before: TrainConfig, now: TrainConfig) -> list[str]:
     """Return each key whose value differs, as ``rl.steps: 100 before, 200 now``."""
-    changes: list[str] = []
     old_tree, new_tree = before.model_dump(mode="json"), now.model_dump(mode="json")
+    changes: list[str] = []
     for section in new_tree:
         old, new = old_tree[section] or {}, new_tree[section] or {}
-        for key in sorted({*old, *new}):
-            if old.get(key) != new.get(key):
-                changes.append(f"{section}.{key}: {old.get(key)} before, {new.get(key)} now")
+        changes += sorted(_differences(old, new, f"{section}."))
     return changes
 
 
@@ -139,8 +139,11 @@ def reward_of(config: TrainConfig) -> dict[str, Any]:
 
 def find_changed_reward(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the keys of `reward_of` that differ, one phrase each."""
-    keys = [key for key in now if key in before and before[key] != now[key]]
-    return [f"{key}: {before[key]} before, {now[key]} now" for key in keys]
+    return _differences(
+        before,
+        {key: now[key] for key in now if key in before}
+        | {key: before[key] for key in before if key not in now},
+    )
 
 
 def verifier_text(facts: Mapping[str, Any]) -> str:
@@ -158,10 +161,9 @@ def _versions() -> dict[str, str | None]:
     versions: dict[str, str | None] = {"python": platform.python_version()}
     versions["assay"] = sys.modules["assay"].__version__
     for package in _PACKAGES:
-        try:
+        versions[package] = None
+        with suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
     compiler = c_compiler()
     return versions | {"cc": compiler and compiler[1]}
 
@@ -198,7 +200,12 @@ def _hardware() -> dict[str, Any]:
 
 def processor() -> str:
     """Return the processor's name; "" where it is not told."""
-    return _from_proc("/proc/cpuinfo", "model name") or platform.processor()
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor()
 
 
 def memory_mib() -> float | None:
@@ -222,17 +229,6 @@ def _physical_mib() -> float | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**20
     except (AttributeError, OSError, ValueError):
         return None
-
-
-def _from_proc(path: str, key: str) -> str | None:
-    try:
-        for line in Path(path).read_text(encoding="utf-8").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == key:
-                return value.strip()
-    except OSError:
-        pass
-    return None
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from assay.types import Group, Verdict
+from assay.types import Completion, Group, Verdict
 
 TIMING_PREFIXES = ("time/", "speed/", "memory/", "verify/")
 _NO_SPEED = ("checkpoint", "evaluate", "record", "load_policy")
@@ -29,50 +29,33 @@ def rollout_metrics(
     groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]]
 ) -> dict[str, float]:
     """Return what a step's rollouts say; a metric without a single value is left out, never a 0."""
-    flat = [verdict for group_verdicts in verdicts for verdict in group_verdicts]
-    return {
-        **_reward_metrics(groups, flat),
-        **_family_metrics(groups, verdicts),
-        **_group_metrics(verdicts),
-        **_verdict_metrics(flat),
-        **_length_metrics(groups),
-    }
-
-
-def _reward_metrics(groups: Sequence[Group], flat: Sequence[Verdict]) -> dict[str, float]:
-    completions = [completion for group in groups for completion in group.completions]
-    rewards: list[float] = []
-    parts: dict[str, list[float]] = defaultdict(list)
+    found: dict[str, list[float]] = defaultdict(list)  # values whose mean is the metric
+    rewarded: list[float] = []
     num_sampled = 0
-    for completion, verdict in zip(completions, flat, strict=True):
-        if verdict.judged and verdict.reward is not None:
-            rewards.append(verdict.reward)
-            num_sampled += int(np.count_nonzero(completion.sampled))
-            for name, value in verdict.components.items():
-                parts[name].append(value)
-    if not rewards:
-        return {}
-    metrics = {"reward/mean": float(np.mean(rewards)), "reward/std": float(np.std(rewards))}
-    if num_sampled:
-        metrics["reward/per_token"] = float(np.sum(rewards)) / num_sampled
-    for name, values in sorted(parts.items()):
-        metrics.setdefault(f"reward/{name}", float(np.mean(values)))
+    for group, judged in zip(groups, verdicts, strict=True):
+        for completion, verdict in zip(group.completions, judged, strict=True):
+            if verdict.judged and verdict.reward is not None:
+                rewarded.append(verdict.reward)
+                num_sampled += int(np.count_nonzero(completion.sampled))
+                for name, value in verdict.components.items():
+                    found[f"reward/{name}"].append(value)
+                for tag in group.problem.tags:
+                    found[f"family/{tag}"].append(verdict.reward)
+    metrics: dict[str, float] = {}
+    if rewarded:
+        metrics = {"reward/mean": float(np.mean(rewarded)), "reward/std": float(np.std(rewarded))}
+        if num_sampled:
+            metrics["reward/per_token"] = float(np.sum(rewarded)) / num_sampled
+    for prefix in ("reward/", "family/"):
+        for name in sorted(name for name in found if name.startswith(prefix)):
+            metrics.setdefault(name, float(np.mean(found[name])))
+    flat = [verdict for group_verdicts in verdicts for verdict in group_verdicts]
+    completions = [completion for group in groups for completion in group.completions]
+    metrics |= {**_group_metrics(verdicts), **_verdict_metrics(flat)}
+    if completions:
+        metrics |= _length_metrics(completions)
+        metrics["tokens/prompt"] = float(sum(len(group.prompt.tokens) for group in groups))
     return metrics
-
-
-def _family_metrics(
-    groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]]
-) -> dict[str, float]:
-    families: dict[str, list[float]] = defaultdict(list)
-    for group, group_verdicts in zip(groups, verdicts, strict=True):
-        rewards = [one.reward for one in group_verdicts if one.judged and one.reward is not None]
-        for tag in group.problem.tags:
-            families[tag].extend(rewards)
-    return {
-        f"family/{tag}": float(np.mean(rewards))
-        for tag, rewards in sorted(families.items())
-        if rewards
-    }
 
 
 def _group_metrics(verdicts: Sequence[Sequence[Verdict]]) -> dict[str, float]:
@@ -109,24 +92,17 @@ def _verdict_metrics(flat: Sequence[Verdict]) -> dict[str, float]:
     if judged:
         metrics["verdict/passed"] = sum(one.correct for one in judged) / len(judged)
         metrics["verdict/score"] = float(np.mean([one.score or 0.0 for one in judged]))
-    for verdict in flat:
-        if verdict.reason:
-            key = f"verdict/{verdict.reason}"
-            metrics[key] = metrics.get(key, 0.0) + 1.0
-    return metrics
+    reasons = Counter(verdict.reason for verdict in flat if verdict.reason)
+    return metrics | {f"verdict/{reason}": float(count) for reason, count in reasons.items()}
 
 
-def _length_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    completions = [completion for group in groups for completion in group.completions]
-    if not completions:
-        return {}
+def _length_metrics(completions: Sequence[Completion]) -> dict[str, float]:
     lengths_R = np.array([len(completion.tokens) for completion in completions])
     metrics = {
         "length/mean": float(lengths_R.mean()),
         "length/p95": float(np.percentile(lengths_R, 95)),
         "length/truncated": sum(one.truncated for one in completions) / len(completions),
         "tokens/generated": float(lengths_R.sum()),
-        "tokens/prompt": float(sum(len(group.prompt.tokens) for group in groups)),
     }
     if any(completion.think.mode != "off" for completion in completions):
         metrics["length/think"] = float(np.mean([one.num_think_tokens for one in completions]))

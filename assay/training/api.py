@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from assay import config as configuration
 from assay.config import TrainConfig
@@ -142,43 +142,44 @@ def _runner(config: TrainConfig) -> Callable[[Stage], Path]:
     return run_reward_model
 
 
+class HowToSample(TypedDict, total=False):
+    """How a command samples from a model, and judges; what is left out is as the model's run had it.
+
+    max_tokens: the longest completion. verifier: of rows that name none. overrides: of the
+    configuration, as ``rl.steps=20``. allow: Python code that rows may name as their verifier.
+    trust_run: import what a run from elsewhere names. seed: 0 where it is left out. device: ``cpu``,
+    ``cuda`` or ``cuda:1``.
+    """
+
+    max_tokens: int | None
+    verifier: str | None
+    overrides: Sequence[str]
+    allow: Sequence[str]
+    trust_run: bool
+    seed: int
+    device: str | None
+
+
 def evaluate_model(
     model: str,
     problems: Sequence[str],
     *,
     num_samples: int = 1,
     temperature: float = 0.0,
-    max_tokens: int | None = None,
     max_problems: int | None = None,
-    verifier: str | None = None,
-    overrides: Sequence[str] = (),
-    allow: Sequence[str] = (),
-    trust_run: bool = False,
     out: Path | None = None,
-    seed: int = 0,
-    device: str | None = None,
     quiet: bool = False,
+    **how: Unpack[HowToSample],
 ) -> Evaluation:
     """Measure a model (a folder, a hub name, or a checkpoint as `find_checkpoint` names it) on problems.
 
-    A run's own configuration says how prompts are rendered; ``overrides`` change it. allow: Python code
-    that rows may name as their verifier. trust_run: import what a run from elsewhere names. out: a JSONL
-    file that gets every completion with its verdict. quiet: do not show how far it is.
+    A run's own configuration says how prompts are rendered. out: a JSONL file that gets every
+    completion with its verdict. quiet: do not show how far it is. how: see `HowToSample`.
     """
     configuration.check_siblings(num_samples, temperature)
     if out is not None:
         check_output(out)
-    config = sampling_config(
-        model,
-        problems,
-        overrides,
-        max_tokens,
-        verifier,
-        seed,
-        device,
-        allow=allow,
-        trust_run=trust_run,
-    )
+    config = sampling_config(model, problems, **how)
     with ExitStack() as stack:
         verifiers = open_verifiers(config, stack)
         opened = _problems(config, verifiers, problems, max_problems)
@@ -204,33 +205,17 @@ def sample(
     num_samples: int = 4,
     max_problems: int = 1,
     temperature: float = 1.0,
-    max_tokens: int | None = None,
-    verifier: str | None = None,
-    overrides: Sequence[str] = (),
-    allow: Sequence[str] = (),
-    trust_run: bool = False,
-    seed: int = 0,
-    device: str | None = None,
     quiet: bool = False,
+    **how: Unpack[HowToSample],
 ) -> SampleResult:
     """Return completions of one prompt, or of the first problems of a source, with their verdicts.
 
-    verifier, allow, trust_run, quiet: as in `evaluate_model`.
+    how: see `HowToSample`.
     """
     if (prompt is None) == (not problems):
         raise ConfigError("sample: give --prompt or --problems, and not both")
     configuration.check_siblings(num_samples, temperature or 1.0)
-    config = sampling_config(
-        model,
-        problems,
-        overrides,
-        max_tokens,
-        verifier,
-        seed,
-        device,
-        allow=allow,
-        trust_run=trust_run,
-    )
+    config = sampling_config(model, problems, **how)
     with ExitStack() as stack:
         verifiers = open_verifiers(config, stack)
         if prompt is None:
@@ -347,30 +332,21 @@ def with_checkpoint(config: TrainConfig) -> TrainConfig:
     return config.model_copy(update=changed)
 
 
-def sampling_config(
-    model: str,
-    problems: Sequence[str],
-    overrides: Sequence[str],
-    max_tokens: int | None,
-    verifier: str | None,
-    seed: int,
-    device: str | None,
-    *,
-    allow: Sequence[str] = (),
-    trust_run: bool = False,
-) -> TrainConfig:
+def sampling_config(model: str, problems: Sequence[str], **how: Unpack[HowToSample]) -> TrainConfig:
     """Return how to sample from a model: as its run did, or by the defaults.
 
     Raises RunError where the run's configuration needs consent (`assay.training.consent`).
     """
+    overrides, verifier = how.get("overrides", ()), how.get("verifier")
+    allow, max_tokens, device = how.get("allow", ()), how.get("max_tokens"), how.get("device")
     checkpoint = checkpoint_of(model)
     tree: dict[str, Any] = {"model": {"path": model}, "rl": {}}
     if checkpoint is not None:
         run = checkpoint.parent.parent
         if (run / "config.toml").is_file():
             given = [*overrides, *(["data.verifier="] if verifier is not None else [])]
-            consent: Any = {"allow": allow, "trust_run": trust_run}
-            kept = open_config(run, TO_SAMPLE, overrides=given, **consent)
+            trust = how.get("trust_run", False)
+            kept = open_config(run, TO_SAMPLE, overrides=given, allow=allow, trust_run=trust)
             tree = kept.model_dump(exclude_none=True)
         tree["model"] = {**tree["model"], "path": str(checkpoint)}
     data = {**tree.get("data", {}), "train": list(problems) or ["prompt"], "heldout": []}
@@ -383,7 +359,7 @@ def sampling_config(
         tree["verification"] = {**tree.get("verification", {}), "allow": [*kept_allow, *allow]}
     if max_tokens is not None:
         tree["sampling"] = {**tree.get("sampling", {}), "max_tokens": max_tokens}
-    tree["run"] = {**tree.get("run", {}), "seed": seed}
+    tree["run"] = {**tree.get("run", {}), "seed": how.get("seed", 0)}
     if device is not None:
         tree["run"]["device"] = device
     return configuration.build(tree, overrides)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,36 +64,17 @@ class RescoreResult:
         examples = self.examples.setdefault(flip, [])
         if len(examples) < NUM_EXAMPLES:
             completion = group.completions[index]
-            examples.append(
-                {
-                    "id": completion.id,
-                    "step": step,
-                    "answer": group.problem.spec.get("answer"),
-                    "extracted": [before.extracted, after.extracted],
-                    "detail": [before.detail, after.detail],
-                    "text": completion.text[-SHOWN_TEXT:],
-                }
-            )
+            example = {"id": completion.id, "step": step, "text": completion.text[-SHOWN_TEXT:]}
+            example["answer"] = group.problem.spec.get("answer")
+            both = {
+                key: [getattr(before, key), getattr(after, key)] for key in ("extracted", "detail")
+            }
+            examples.append({**example, **both})
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
-        rest = {name: dict(getattr(self, name)) for name in ("flips", "before", "after")}
-        same = (
-            "run",
-            "verifier",
-            "recorded_verifier",
-            "completions",
-            "unchanged",
-            "missing",
-            "unreadable",
-            "reward_changes",
-        )
-        return {
-            **{name: getattr(self, name) for name in same},
-            **rest,
-            "examples": self.examples,
-            "seconds": round(self.seconds, 3),
-        }
+        counts = {name: dict(getattr(self, name)) for name in ("flips", "before", "after")}
+        return {**vars(self), **counts, "seconds": round(self.seconds, 3)}
 
     def __str__(self) -> str:
         judged = self.completions
@@ -137,11 +118,11 @@ def rescore(
 ) -> RescoreResult:
     """Judge every recorded completion of a run again and return what changed.
 
-    options: of verifiers, in place of the run's where they name the same. A judge's stored replies are
-    used again, and new ones are not kept. verifier: in place of the run's ``data.verifier``; rows that name their own keep theirs.
-    allow: Python code that rows may name as their verifier. trust_run: import what a run from elsewhere
-    names. out: a
-    JSONL file with one row a completion. Raises RunError where the run holds no rollouts.
+    verifier: in place of the run's ``data.verifier``; rows that name their own keep theirs. options: of
+    verifiers, in place of the run's where they name the same. A judge's stored replies are used again,
+    and new ones are not kept. allow: Python code that rows may name as their verifier. trust_run: import
+    what a run from elsewhere names. out: a JSONL file with one row a completion. Raises RunError where
+    the run holds no rollouts.
     """
     folder = Path(run)
     given = [f"verification.options.{name}=" for name in options or ()]
@@ -153,24 +134,36 @@ def rescore(
             raise RunError(
                 f"{folder}: holds no rollouts to judge again; name a run that has sampled"
             )
+        settings = config.verification
         service = stack.enter_context(
-            open_service(config, verifier, num_workers, deadline, options or {}, allow)
+            VerifierService(
+                verifier or config.data.verifier,
+                num_workers=num_workers or settings.num_workers,
+                deadline=deadline or settings.deadline,
+                options={**settings.options, **(options or {})},
+                schedule=settings.schedule,
+                allow=[*settings.allow, *allow],
+            )
         )
         if (replies := folder / "judge_replies.jsonl").is_file():
-            stack.callback(reuse_replies(replies))
+            from assay.verify.judge.panel import close_judges, keep_replies
+
+            keep_replies(replies, read_only=True)
+            stack.callback(close_judges)
         service.check([None])
-        known = logged_problems(config, log)
+        recorded = recorded_groups(config, log)
         file = stack.enter_context(open_out(out)) if out is not None else None
         result = RescoreResult(str(folder), verifier or config.data.verifier, config.data.verifier)
         started = time.monotonic()
-        for step in log.steps():
-            recorded = recorded_groups(log, step, known, result)
-            if recorded is None:
+        for step, groups in recorded:
+            if groups is None:
                 result.unreadable.append(step)
                 result.missing += num_completions(folder, step)
                 continue
-            judged = service.judge([group for group, _ in recorded])
-            for (group, before), after in zip(recorded, judged, strict=True):
+            known = [one for one in groups if one[0].problem.id]
+            result.missing += sum(len(judged) for group, judged in groups if not group.problem.id)
+            judged_again = service.judge([group for group, _ in known])
+            for (group, before), after in zip(known, judged_again, strict=True):
                 for index, pair in enumerate(zip(before, after, strict=True)):
                     result.add(group, index, *pair, step)
                     if file is not None:
@@ -183,44 +176,28 @@ def rescore(
     return result
 
 
-def open_service(
-    config: TrainConfig,
-    verifier: str | None,
-    num_workers: int | None,
-    deadline: float | None,
-    options: Options,
-    allow: Sequence[str],
-) -> VerifierService:
-    """Return the service that the run had, with another default expression."""
-    return VerifierService(
-        verifier or config.data.verifier,
-        num_workers=num_workers or config.verification.num_workers,
-        deadline=deadline or config.verification.deadline,
-        options={**config.verification.options, **options},
-        schedule=config.verification.schedule,
-        allow=[*config.verification.allow, *allow],
-    )
+def recorded_groups(
+    config: TrainConfig, log: RolloutLog
+) -> Iterator[tuple[int, list[tuple[Group, Sequence[Verdict]]] | None]]:
+    """Yield each step with its groups and verdicts; None where they cannot be read.
 
-
-def reuse_replies(path: Path) -> Callable[[], None]:
-    """Let judges look into a run's replies first; returns what undoes it. The file is not written."""
-    from assay.verify.judge.panel import close_judges, keep_replies
-
-    keep_replies(path, read_only=True)
-    return close_judges
-
-
-def logged_problems(config: TrainConfig, log: RolloutLog) -> dict[str, Problem]:
-    """Return, by id, the problems that the log speaks of and the run's sources still hold."""
-    wanted = {row["problem_id"] for step in log.steps() for row in ids_of(log, step)}
+    The log holds no answers: problems are those of the run's sources. A problem that is no longer
+    there has no id.
+    """
+    wanted: set[str] = set()
+    for step in log.steps():
+        wanted |= {row["problem_id"] for row in read_columns(log.path(step), ["problem_id"]) or ()}
     problems = load_problems(config.data.train, on_bad_row=config.data.on_bad_row)
     rows = (problems[number] for number in range(len(problems)))
-    return {problem.id: problem for problem in rows if problem.id in wanted}
+    known = {problem.id: problem for problem in rows if problem.id in wanted}
+    gone = Problem("", "")
 
+    def read() -> Iterator[tuple[int, list[tuple[Group, Sequence[Verdict]]] | None]]:
+        for step in log.steps():
+            found = log.read(step, lambda id: known.get(id, gone))
+            yield step, found and list(zip(found.groups, found.verdicts, strict=True))
 
-def ids_of(log: RolloutLog, step: int) -> Sequence[dict[str, Any]]:
-    """Return the problem ids of a step's rows."""
-    return read_columns(log.path(step), ["problem_id"]) or ()
+    return read()
 
 
 def num_completions(folder: Path, step: int) -> int:
@@ -231,37 +208,15 @@ def num_completions(folder: Path, step: int) -> int:
     return 0
 
 
-def recorded_groups(
-    log: RolloutLog, step: int, known: dict[str, Problem], result: RescoreResult
-) -> list[tuple[Group, Sequence[Verdict]]] | None:
-    """Return a step's groups with their specs, and the verdicts that were recorded; None where they cannot be read."""
-    gone = Problem("", "")
-    recorded = log.read(step, lambda id: known.get(id, gone))
-    found: list[tuple[Group, Sequence[Verdict]]] = []
-    if recorded is None:
-        return None
-    for group, verdicts in zip(recorded.groups, recorded.verdicts, strict=True):
-        if group.problem.id:
-            found.append((group, verdicts))
-        else:
-            result.missing += len(verdicts)
-    return found
-
-
 def as_row(group: Group, index: int, before: Verdict, after: Verdict, step: int) -> dict[str, Any]:
     """Return one completion's two verdicts as plain values."""
+    same = ("status", "score", "reward", "verifier")
     return {
         "id": group.completions[index].id,
         "step": step,
-        "status": after.status,
-        "score": after.score,
-        "reward": after.reward,
+        **{key: getattr(after, key) for key in (*same, "extracted", "detail")},
         "components": dict(after.components),
-        "extracted": after.extracted,
-        "detail": after.detail,
-        "verifier": after.verifier,
-        "before": {"status": before.status, "score": before.score, "reward": before.reward}
-        | {"verifier": before.verifier},
+        "before": {key: getattr(before, key) for key in same},
     }
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 
@@ -28,11 +28,11 @@ from assay.generate.base import Generator
 from assay.run.files import Journal, check_output
 from assay.run.progress import SamplingWatch
 from assay.run.rollout_log import RolloutLog
-from assay.training.api import sampling_config
+from assay.training.api import HowToSample, sampling_config
 from assay.training.assemble import open_bench, open_verifiers
 from assay.training.consent import open_config
 from assay.training.evaluate import Judge
-from assay.training.rescore import logged_problems
+from assay.training.rescore import recorded_groups
 from assay.types import Completion, Group, Problem, Prompt, Verdict
 from assay.verify.reward_model.steps import Places, Step, split_steps
 
@@ -77,14 +77,14 @@ class StepLabels:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class ToLabel:
     """A completion whose steps are to be labelled."""
 
     problem: Problem
     completion: Completion
 
 
-class JudgedSet(RowSet[Judged]):
+class ToLabelSet(RowSet[ToLabel]):
     """Completions in the order of their sources."""
 
     noun = "completions"
@@ -101,13 +101,13 @@ class StepLabeller:
     estimate: Estimate = "hard"
     split: str = "newline"
 
-    def steps_of(self, item: Judged) -> list[Step]:
+    def steps_of(self, item: ToLabel) -> list[Step]:
         """Return a completion's steps, by `split`; none where its row is wrong."""
         completion = Completion.from_text(item.completion.text, think=item.completion.think)
         problem = replace(item.problem, spec={})
         return split_steps(problem, completion, Places(completion, None), self.split, "all")
 
-    def label(self, items: Sequence[Judged]) -> list[dict[str, Any] | None]:
+    def label(self, items: Sequence[ToLabel]) -> list[dict[str, Any] | None]:
         """Return a row for each completion; None where it has no step, or one that nothing judges.
 
         A step's soft label is the share of its judged rollouts that pass (eq. 4 of Math-Shepherd),
@@ -131,7 +131,7 @@ class StepLabeller:
         return rows
 
     def _row(
-        self, item: Judged, steps: Sequence[Step], judged: Sequence[Sequence[Verdict]], tokens: int
+        self, item: ToLabel, steps: Sequence[Step], judged: Sequence[Sequence[Verdict]], tokens: int
     ) -> dict[str, Any] | None:
         counts = [sum(one.judged for one in verdicts) for verdicts in judged]
         passed = [sum(one.correct for one in verdicts) for verdicts in judged]
@@ -185,23 +185,16 @@ def label_steps(
     estimate: Estimate = "hard",
     split: str = "newline",
     temperature: float = 1.0,
-    max_tokens: int | None = None,
     max_completions: int | None = None,
-    verifier: str | None = None,
-    overrides: Sequence[str] = (),
-    allow: Sequence[str] = (),
-    trust_run: bool = False,
-    seed: int = 0,
-    device: str | None = None,
     say: Callable[[str], None] | None = None,
+    **how: Unpack[HowToSample],
 ) -> StepLabels:
     """Label every step of some completions by rollouts of a model, and append the rows to ``out``.
 
     completions: JSONL files in the form of ``assay verify`` (prompt, completion and what the verifier
     needs), or run directories, whose recorded rollouts are taken. A killed labelling goes on where it
-    was, called again: completions that ``out`` holds are not labelled again. allow: Python code that rows
-    may name as their verifier. trust_run: import what runs from elsewhere name. say: is told the budget and
-    how far it is. Raises UserError where the input is wrong.
+    was, called again: completions that ``out`` holds are not labelled again. say: is told the budget and
+    how far it is. how: see `HowToSample`. Raises UserError where the input is wrong.
     """
     target = Path(out)
     if not split:
@@ -209,17 +202,7 @@ def label_steps(
     check_siblings(num_rollouts, temperature or 1.0)
     check_output(target)
     with ExitStack() as stack:
-        config = sampling_config(
-            model,
-            ["prompt"],
-            overrides,
-            max_tokens,
-            verifier,
-            seed,
-            device,
-            allow=allow,
-            trust_run=trust_run,
-        )
+        config = sampling_config(model, ["prompt"], **how)
         sampling = at_temperature(config.sampling, temperature)
         settings = {
             "model": model,
@@ -228,18 +211,13 @@ def label_steps(
             "split": split,
             "verifier": config.data.verifier,
             "sampling": sampling.model_dump(mode="json"),
-            "seed": seed,
+            "seed": config.run.seed,
         }
         journal = stack.enter_context(closing(Journal(target)))
         labelled_before(journal, settings)
         verifiers = open_verifiers(config, stack)
-        items = load_judged(
-            completions,
-            verifiers.check_problem,
-            max_completions,
-            allow=allow,
-            trust_run=trust_run,
-        )
+        consent = {"allow": how.get("allow", ()), "trust_run": how.get("trust_run", False)}
+        items = load_judged(completions, verifiers.check_problem, max_completions, **consent)
         bench = open_bench(config, verifiers)
         bench.generator.render = PrefixRenderer(bench.renderer)
         if say is not None:
@@ -257,7 +235,7 @@ def label_steps(
 
 def append_labels(
     labeller: StepLabeller,
-    items: Sequence[Judged],
+    items: Sequence[ToLabel],
     journal: Journal,
     settings: dict[str, Any],
     say: Callable[[str], None] | None = None,
@@ -322,12 +300,12 @@ def load_judged(
     check: Callable[[Problem], None] | None = None,
     limit: int | None = None,
     **consent: Any,
-) -> Sequence[Judged]:
+) -> Sequence[ToLabel]:
     """Open files of completions, or run directories; raises DataError, RunError.
 
     consent: to what the runs name, for `assay.training.consent.open_config`.
     """
-    found: list[Judged] = []
+    found: list[ToLabel] = []
     files: list[str] = []
     for source in sources:
         if (Path(source) / "config.toml").is_file():
@@ -336,7 +314,7 @@ def load_judged(
             files.append(source)
     if files:
 
-        def read(row: Any, where: str, default_id: str) -> Judged:
+        def read(row: Any, where: str, default_id: str) -> ToLabel:
             prompt_key(copy_row(row, where), where)
             problem, completion = read_row(dict(row), where, default_id)
             if check is not None:
@@ -344,29 +322,26 @@ def load_judged(
                     check(problem)
                 except VerifierError as error:
                     raise DataError(f"{where} verifier: {error}") from error
-            return Judged(problem, completion)
+            return ToLabel(problem, completion)
 
-        found += load_rows(JudgedSet, read, files, key=lambda item: item.completion.id)
+        found += load_rows(ToLabelSet, read, files, key=lambda item: item.completion.id)
     return found if limit is None else found[:limit]
 
 
-def _recorded(run: Path, config: TrainConfig) -> Iterator[Judged]:
+def _recorded(run: Path, config: TrainConfig) -> Iterator[ToLabel]:
     """Yield the completions that a run has recorded, with the problems that its sources still hold."""
     with closing(RolloutLog(run / "rollouts")) as log:
-        known = logged_problems(config, log)
-        for step in log.steps():
-            recorded = log.read(step, lambda id: known.get(id, Problem("", "")))
-            if recorded is None:
-                remedy = "bring it back from a copy, or move it away to label the others"
-                raise RunError(
-                    message(str(log.path(step)), "a damaged file", "a whole one", remedy)
-                )
-            for group in recorded.groups:
+        for step, groups in recorded_groups(config, log):
+            if groups is None:
+                where, remedy = str(log.path(step)), "bring it back from a copy, or move it away"
+                remedy += " to label the others"
+                raise RunError(message(where, "a damaged file", "a whole one", remedy))
+            for group, _ in groups:
                 for completion in group.completions if group.problem.id else ():
-                    yield Judged(group.problem, completion)
+                    yield ToLabel(group.problem, completion)
 
 
-def _continued(item: Judged, steps: Sequence[Step]) -> list[Problem]:
+def _continued(item: ToLabel, steps: Sequence[Step]) -> list[Problem]:
     """Return a problem for each step but the last, whose completions go on from the step's end."""
     found: list[Problem] = []
     for number, following in enumerate(steps[1:], 1):
@@ -391,13 +366,13 @@ def _whole(group: Group) -> Group:
     return replace(group, problem=replace(group.problem, spec=spec), completions=completions)
 
 
-def _alone(item: Judged) -> Group:
+def _alone(item: ToLabel) -> Group:
     return Group(
         item.problem, Prompt(item.problem.question, np.zeros(1, np.int32)), (item.completion,)
     )
 
 
-def _budget(labeller: StepLabeller, items: Sequence[Judged]) -> str:
+def _budget(labeller: StepLabeller, items: Sequence[ToLabel]) -> str:
     """Say before anything is sampled what it may take."""
     tried = sum(max(0, len(labeller.steps_of(item)) - 1) for item in items)
     rollouts = tried * labeller.num_rollouts

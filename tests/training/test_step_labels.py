@@ -19,9 +19,9 @@ from assay.testing import CHAT_TEMPLATE, ScriptedGenerator, byte_tokenizer
 from assay.training.reward_rows import LOADERS, RowReader
 from assay.training.step_labels import (
     PREFIX,
-    Judged,
     PrefixRenderer,
     StepLabeller,
+    ToLabel,
     append_labels,
     label_steps,
     labelled_before,
@@ -50,8 +50,8 @@ def ends_in_answer(problem: Problem, completion: Completion) -> Verdict:
     return Verdict.of_score(float(last == f"So {problem.spec['answer']}"), "fake@1")
 
 
-def item(text: str, name: str) -> Judged:
-    return Judged(Problem(name, "2+3+4?", {"answer": "9"}), Completion.from_text(text, name))
+def item(text: str, name: str) -> ToLabel:
+    return ToLabel(Problem(name, "2+3+4?", {"answer": "9"}), Completion.from_text(text, name))
 
 
 def labeller(**changes: Any) -> StepLabeller:
