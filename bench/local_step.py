@@ -17,9 +17,8 @@ from assay.config import EngineConfig, OptimizerConfig, SamplingConfig
 from assay.generate.engine import Engine
 from assay.learn.advantages import compute_advantages
 from assay.learn.algorithms import algorithm
-from assay.learn.meter import Update
-from assay.learn.update import Learner
-from assay.model.packing import pack
+from assay.learn.base import Update
+from assay.learn.update import PolicyLearner
 from assay.model.probe import probe_layouts
 from assay.types import Group, Problem, Prompt, Verdict
 from bench.flops import ModelShape, Work
@@ -62,7 +61,7 @@ class LocalStep:
         lengths = sorted(map(len, prompts))
         self.layout = probe_layouts(model, lengths[len(lengths) // 2], max_tokens // 2, group_size)
         self.algorithm = algorithm("dr_grpo", max_tokens=max_tokens)
-        self.learner = Learner(
+        self.learner = PolicyLearner(
             model,
             self.algorithm,
             OptimizerConfig.model_validate({"state_dtype": state_dtype}),
@@ -84,7 +83,7 @@ class LocalStep:
             ]
             for group in groups
         ]
-        batch = self.learner.score(pack(groups, verdicts, self.learner.device))
+        batch = self.learner.score(groups, verdicts)
         update = self.learner.update(batch, compute_advantages(batch, self.algorithm))
         self.engine.load_policy(self.learner.policy, update.policy_version)
         return update

@@ -1,11 +1,13 @@
 """Advantages: from the rewards of a batch to one number a token.
 
-Which completions are learned from at all is decided here too (`loss_mask`): those that were judged,
-in groups that have enough judged siblings, and, where the algorithm says so, that were not truncated,
-or that passed; and how much each of them counts (`loss_weights`).
+Which completions are learned from at all is decided here too: those that were judged, in groups that
+have enough judged siblings, and, where the algorithm says so, that were not truncated, or that passed;
+and how much each of them counts (`loss_weights`).
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,8 +23,23 @@ from assay.learn.whitening import whiten
 from assay.model.packing import Batch
 
 
-def compute_advantages(batch: Batch, algorithm: Algorithm) -> Tensor:
-    """Return the advantage of each token, [T] float32; 0 wherever no gradient is carried.
+@dataclass(frozen=True, slots=True, eq=False)
+class Advantages:
+    """What each token of a batch is learned from with, and which tokens are.
+
+    advantages_T: float32; 0 wherever no gradient is carried. mask_T: the tokens that are trained on.
+    counted_T: those that count in the normalizers of the loss, which may be more. returns_T: what a
+    critic is to predict, float32; None where the algorithm has none.
+    """
+
+    advantages_T: Tensor
+    mask_T: Tensor
+    counted_T: Tensor
+    returns_T: Tensor | None = None
+
+
+def compute_advantages(batch: Batch, algorithm: Algorithm) -> Advantages:
+    """Return the advantage of each token.
 
         completion  a completion is one action: its advantage fills its row. A KL in the reward is that
                     of the whole completion (Ahmadian et al. 2024, section 2), and enters the baseline
@@ -30,12 +47,14 @@ def compute_advantages(batch: Batch, algorithm: Algorithm) -> Tensor:
                     token (DeepSeekMath, section 4.1.3), less a KL in the reward from the token on
         to_go       the discounted sum of the token rewards from the token on, less the siblings' baseline
                     of that sum from their first token on
-        gae         generalized advantage estimates from token rewards and values (Schulman et al. 2016)
+        gae         generalized advantage estimates from token rewards and values (Schulman et al. 2016);
+                    a critic's returns are these estimates, not whitened, plus the values
 
     Whitened over the tokens that are trained on, where the algorithm says so. Needs a batch that
     `Learner.score` has filled where there is a KL in the reward or a critic.
     """
-    mask_T = loss_mask(batch, algorithm)
+    mask_T, counted_T = loss_masks(batch, algorithm)
+    returns_T = None
     match algorithm.credit:
         case "completion":
             advantages_T = _of_completions(batch, algorithm)
@@ -44,60 +63,51 @@ def compute_advantages(batch: Batch, algorithm: Algorithm) -> Tensor:
         case "to_go":
             advantages_T = _to_go(batch, algorithm)
         case "gae":
-            advantages_T = _by_critic(batch, algorithm)
+            advantages_T, returns_T = _by_critic(batch, algorithm)
     if algorithm.whiten_advantages:
         advantages_T = whiten(advantages_T, mask_T)
-    return torch.where(mask_T, advantages_T, 0.0).float()
+    advantages_T = torch.where(mask_T, advantages_T, 0.0).float()
+    return Advantages(advantages_T, mask_T, counted_T, returns_T)
 
 
-def compute_returns(batch: Batch, algorithm: Algorithm) -> Tensor:
-    """Return what the critic is to predict, [T] float32: generalized advantages before whitening + values.
+def loss_masks(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
+    """Return which tokens are trained on, and which count in the normalizers of the loss, [T] bool each.
 
-    With gae_lambda 1 that is the discounted sum of the token rewards. 0 at tokens that were not sampled
-    and in completions that were not judged.
-    """
-    advantages_T = _by_critic(batch, algorithm)
-    assert batch.values_T is not None
-    acts_T = batch.sampled_T & judged_rows(batch)[batch.row_T]
-    return torch.where(acts_T, advantages_T + batch.values_T.double(), 0.0).float()
-
-
-def loss_mask(batch: Batch, algorithm: Algorithm) -> Tensor:
-    """Return which tokens are trained on, [T] bool: of what `counted_mask` counts, what is kept.
-
-    Completions that did not pass are left out where `Algorithm.keep` is ``correct``.
-    """
-    mask_T = counted_mask(batch, algorithm)
-    if algorithm.keep == "correct":
-        mask_T = mask_T & (batch.correct_R == 1)[batch.row_T]
-    return mask_T
-
-
-def counted_mask(batch: Batch, algorithm: Algorithm) -> Tensor:
-    """Return which tokens count in the normalizers of the loss, [T] bool.
-
-    Left out: tokens that the policy did not choose; completions that were not judged; groups with
+    Trained on is what counts, but for completions that did not pass where `Algorithm.keep` is
+    ``correct``. Left out of both: tokens that the policy did not choose; completions that were not judged; groups with
     fewer than `Algorithm.min_siblings` judged completions; truncated completions where
-    `Algorithm.mask_truncated` (they still count in the baseline).
+    `Algorithm.mask_truncated` (they still count in the baseline). Under `Algorithm.dynamic_sampling`
+    everything, where no group of the batch has both right and wrong completions: DAPO learns from
+    such groups alone (eq. 11), and the sum over none is 0 whatever a loss adds up in it.
     """
     judged_R = judged_rows(batch)
     num_judged_P = row_sums(judged_R.long(), batch.group_R, batch.num_groups)
     counted_R = judged_R & (num_judged_P >= algorithm.min_siblings)[batch.group_R]
     if algorithm.mask_truncated:
         counted_R = counted_R & ~batch.truncated_R
-    return batch.sampled_T & counted_R[batch.row_T]
+    if algorithm.dynamic_sampling and not _has_mixed_group(batch):
+        counted_R = torch.zeros_like(counted_R)
+    counted_T = batch.sampled_T & counted_R[batch.row_T]
+    if algorithm.keep == "all":
+        return counted_T, counted_T
+    return counted_T & (batch.correct_R == 1)[batch.row_T], counted_T
 
 
-def loss_weights(batch: Batch, algorithm: Algorithm, step_T: Tensor | None = None) -> Tensor:
+def _has_mixed_group(batch: Batch) -> bool:
+    right_P, wrong_P = (
+        row_sums((batch.judged_R & chosen_R).long(), batch.group_R, batch.num_groups)
+        for chosen_R in (batch.correct_R == 1, batch.correct_R == 0)
+    )
+    return bool(((right_P > 0) & (wrong_P > 0)).any())
+
+
+def loss_weights(batch: Batch, algorithm: Algorithm, mask_T: Tensor, counted_T: Tensor) -> Tensor:
     """Return the weight of each token in the loss of an optimizer step, [T] float64: `token_weights`.
 
-    A completion has a share of 1 over the number of its siblings, itself among them, so that each prompt counts
-    alike where groups differ in size (``rl.max_group_size``); where they do not, all shares are 1. step_T: the
-    tokens of the step. None: all.
+    mask_T, counted_T: as in `Advantages`, of the tokens of the step. A completion has a share of 1 over the
+    number of its siblings, itself among them, so that each prompt counts alike where groups differ in size
+    (``rl.max_group_size``); where they do not, all shares are 1.
     """
-    mask_T, counted_T = loss_mask(batch, algorithm), counted_mask(batch, algorithm)
-    if step_T is not None:
-        mask_T, counted_T = mask_T & step_T, counted_T & step_T
     constant = 1.0
     if algorithm.aggregation == "constant_length":
         constant = algorithm.constant_length()
@@ -160,19 +170,16 @@ def _to_go(batch: Batch, algorithm: Algorithm) -> Tensor:
     return advantages_R[row_T] + since_T
 
 
-def _by_critic(batch: Batch, algorithm: Algorithm) -> Tensor:
-    if batch.values_T is None:
+def _by_critic(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
+    """Return generalized advantage estimates [T], and the returns [T] that a critic learns: 0 where nothing acts."""
+    values_T = batch.values_T
+    if values_T is None:
         raise ValueError("credit 'gae' needs a batch with a critic's values")
     acts_T, rewards_T = _episodes(batch, algorithm)
-    return gae_advantages(
-        rewards_T,
-        batch.values_T,
-        batch.row_T,
-        batch.num_rows,
-        acts_T,
-        algorithm.gamma,
-        algorithm.gae_lambda,
-    )
+    rates = (algorithm.gamma, algorithm.gae_lambda)
+    advantages_T = gae_advantages(rewards_T, values_T, batch.row_T, batch.num_rows, acts_T, *rates)
+    returns_T = torch.where(acts_T, advantages_T + values_T.double(), 0.0).float()
+    return advantages_T, returns_T
 
 
 def _episodes(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:

@@ -14,12 +14,15 @@ import torch
 from torch import Tensor
 
 from assay.config import CriticConfig, OptimizerConfig
+from assay.learn.advantages import Advantages
+from assay.learn.algorithms import Algorithm
+from assay.learn.base import to_floats
 from assay.learn.losses import token_weights
-from assay.learn.meter import to_floats
 from assay.learn.minibatches import groups_with, tokens_of
 from assay.learn.optimizer import Optimizer, StepReport
 from assay.learn.passes import Passes
-from assay.model.packing import Batch
+from assay.model.logprobs import TokenStats
+from assay.model.packing import Batch, MicroBatch
 from assay.model.value_head import ValueHead, ValueModel, width_of
 
 FOLDER = "critic"
@@ -59,83 +62,6 @@ def explained_variance(values_N: Tensor, returns_N: Tensor) -> float | None:
     if not variance > 0:
         return None
     return 1.0 - ((returns_N - values_N).var(correction=0) / variance).item()
-
-
-class Lesson:
-    """What a critic learns from one batch, and what came of it.
-
-    returns_T: what it is to predict. mask_T: the tokens that it learns from. groups: those of the
-    coming optimizer step that have any. Values before the update are the batch's. is_known: there is
-    nothing to learn, so that no step has groups.
-    """
-
-    def __init__(
-        self, batch: Batch, returns_T: Tensor, mask_T: Tensor, value_clip: float | None
-    ) -> None:
-        assert batch.values_T is not None, "a critic learns from a batch that it has scored"
-        self.batch = batch
-        self.old_values_T = batch.values_T
-        self.returns_T = returns_T
-        self.mask_T = mask_T
-        self.value_clip = value_clip
-        self.groups: list[int] = []
-        self.is_known = False
-        self._weights_T = torch.zeros_like(returns_T)
-        self._losses: list[Tensor] = []
-        self._clipped: list[Tensor] = []
-        self._reports: list[StepReport] = []
-
-    def turn_to(self, groups: Sequence[int]) -> None:
-        """Set the groups of the coming optimizer step: its loss is the mean over their tokens."""
-        batch = self.batch
-        mask_T = self.mask_T & tokens_of(batch, groups)
-        self.groups = [] if self.is_known else sorted(groups_with(batch, mask_T))
-        weights_T = token_weights(mask_T, batch.row_T, batch.num_rows, "token_mean")
-        self._weights_T = weights_T.float()
-
-    @property
-    def foreseen(self) -> bool:
-        """Whether the values before the update are the returns, so that the loss has no gradient there."""
-        return not bool((self.mask_T & (self.returns_T != self.old_values_T)).any())
-
-    def loss(self, values_T: Tensor, index_T: Tensor) -> Tensor:
-        """Return the share of the tokens at ``index_T`` in the step's loss, with gradient."""
-        weights_T = self._weights_T[index_T]
-        loss, clipped_T = value_loss(
-            values_T,
-            self.old_values_T[index_T],
-            self.returns_T[index_T],
-            weights_T,
-            self.value_clip,
-        )
-        self._losses.append(loss.detach())
-        self._clipped.append(clipped_T[weights_T > 0])
-        return loss
-
-    def add_step(self, report: StepReport) -> None:
-        """Take in one optimizer step of the critic."""
-        self._reports.append(report)
-
-    def metrics(self) -> dict[str, float]:
-        """Return the metrics of the update; values and what they explain are those before it."""
-        values_N, returns_N = self.old_values_T[self.mask_T], self.returns_T[self.mask_T]
-        found: dict[str, Tensor] = {}
-        if len(values_N):
-            found["critic/value_mean"] = values_N.double().mean()
-            found["critic/return_mean"] = returns_N.double().mean()
-        if self._losses:
-            found["critic/loss"] = torch.stack(self._losses).sum() / max(1, len(self._reports))
-            clipped_N = torch.cat(self._clipped)
-            if len(clipped_N):
-                found["critic/clip_fraction"] = clipped_N.double().mean()
-        metrics = to_floats(found)
-        explained = explained_variance(values_N, returns_N)
-        if explained is not None:
-            metrics["critic/explained_variance"] = explained
-        taken = [report for report in self._reports if not report.skipped]
-        if taken:
-            metrics["critic/grad_norm"] = sum(report.grad_norm for report in taken) / len(taken)
-        return metrics
 
 
 class Critic:
@@ -205,24 +131,6 @@ class Critic:
             values_T[micro_batch.token_index_T] = self.head(self.passes.hidden(micro_batch)).float()
         return values_T
 
-    def learn(self, lesson: Lesson) -> None:
-        """Take one optimizer step on the lesson's groups, by passes of its own.
-
-        A head on the policy's layers learns alone here: the layers are left as they are.
-        """
-        if not lesson.groups:
-            return
-        for micro_batch in self.passes.split(lesson.batch, lesson.groups):
-            with self.passes.recomputed():
-                with torch.set_grad_enabled(not self.shared):
-                    hidden_TD = self.passes.hidden(micro_batch)
-                lesson.loss(self.head(hidden_TD), micro_batch.token_index_T).backward()
-        self.step(lesson)
-
-    def step(self, lesson: Lesson) -> None:
-        """Take one optimizer step on the gradients at hand."""
-        lesson.add_step(self.optimizer.step())
-
     def save_state(self, folder: Path) -> None:
         """Write ``critic/``: head and optimizer, and its own model in Hugging Face layout."""
         place = folder / FOLDER
@@ -242,3 +150,99 @@ class Critic:
         else:
             self.optimizer.load_state(place)
         self.head.load(place)
+
+
+class Lesson:
+    """What a critic learns from one batch, and what came of it.
+
+    pulled: the policy learns from the batch too. joins: the critic reads the policy's layers and learns
+    with it: its loss is added to the policy's. is_known: there is nothing to learn, so that no step has
+    groups: values before the update, which are the batch's, are the returns already.
+    """
+
+    def __init__(
+        self,
+        critic: Critic,
+        batch: Batch,
+        advantages: Advantages,
+        algorithm: Algorithm,
+        pulled: bool,
+    ) -> None:
+        assert batch.values_T is not None and advantages.returns_T is not None
+        self.critic = critic
+        self.batch = batch
+        self.algorithm = algorithm
+        self.old_values_T = batch.values_T
+        self.returns_T = advantages.returns_T
+        self.mask_T = advantages.mask_T
+        shared = critic.shared and not critic.warms_up
+        foreseen = not bool((self.mask_T & (self.returns_T != self.old_values_T)).any())
+        self.is_known = foreseen and not (shared and pulled)
+        self.joins = shared and not self.is_known
+        self._groups: list[int] = []
+        self._weights_T = torch.zeros_like(self.returns_T)
+        self._losses: list[Tensor] = []
+        self._clipped: list[Tensor] = []
+        self._reports: list[StepReport] = []
+
+    def turn_to(self, groups: Sequence[int]) -> None:
+        """Set the groups of the coming optimizer step: its loss is the mean over their tokens."""
+        batch = self.batch
+        mask_T = self.mask_T & tokens_of(batch, groups)
+        self._groups = [] if self.is_known else sorted(groups_with(batch, mask_T))
+        weights_T = token_weights(mask_T, batch.row_T, batch.num_rows, "token_mean")
+        self._weights_T = weights_T.float()
+
+    def joint_loss(self, micro_batch: MicroBatch, stats: TokenStats) -> Tensor | float:
+        """Return what is added to the policy's loss of a micro-batch: 0 where the critic learns apart."""
+        if not self.joins:
+            return 0.0
+        loss = self._loss(self.critic.head(stats.hidden_TD), micro_batch.token_index_T)
+        return self.algorithm.value_weight * loss
+
+    def step(self, policy_stepped: bool) -> None:
+        """Take one optimizer step: on the gradients of the policy's passes, or by passes of its own.
+
+        A head on the policy's layers that learns apart leaves the layers as they are.
+        """
+        critic, passes = self.critic, self.critic.passes
+        if not self.joins:
+            for micro_batch in passes.split(self.batch, self._groups) if self._groups else []:
+                with passes.recomputed():
+                    with torch.set_grad_enabled(not critic.shared):
+                        hidden_TD = passes.hidden(micro_batch)
+                    self._loss(critic.head(hidden_TD), micro_batch.token_index_T).backward()
+        if policy_stepped if self.joins else self._groups:
+            self._reports.append(critic.optimizer.step())
+
+    def finish(self) -> dict[str, float]:
+        """End the lesson; return its metrics: values and what they explain are those before it."""
+        self.critic.optimizer.zero_grad()  # of a step that the policy did not take
+        self.critic.num_updates += not self.is_known
+        values_N, returns_N = self.old_values_T[self.mask_T], self.returns_T[self.mask_T]
+        found: dict[str, Tensor] = {}
+        if len(values_N):
+            found["critic/value_mean"] = values_N.double().mean()
+            found["critic/return_mean"] = returns_N.double().mean()
+        if self._losses:
+            found["critic/loss"] = torch.stack(self._losses).sum() / max(1, len(self._reports))
+            clipped_N = torch.cat(self._clipped)
+            if len(clipped_N):
+                found["critic/clip_fraction"] = clipped_N.double().mean()
+        metrics = to_floats(found)
+        explained = explained_variance(values_N, returns_N)
+        if explained is not None:
+            metrics["critic/explained_variance"] = explained
+        taken = [report for report in self._reports if not report.skipped]
+        if taken:
+            metrics["critic/grad_norm"] = sum(report.grad_norm for report in taken) / len(taken)
+        return metrics
+
+    def _loss(self, values_T: Tensor, index_T: Tensor) -> Tensor:
+        """Return the share of the tokens at ``index_T`` in the step's loss, with gradient."""
+        weights_T = self._weights_T[index_T]
+        old = (self.old_values_T[index_T], self.returns_T[index_T], weights_T)
+        loss, clipped_T = value_loss(values_T, *old, self.algorithm.value_clip)
+        self._losses.append(loss.detach())
+        self._clipped.append(clipped_T[weights_T > 0])
+        return loss

@@ -21,7 +21,7 @@ from assay.model.load import save_model
 from assay.model.logprobs import TokenStats, token_logprobs
 from assay.model.memory import out_of_memory_names
 from assay.model.packing import Batch, Layout, MicroBatch
-from assay.run.timing import Clocked
+from assay.run.timing import PhaseClock
 
 
 class Passes:
@@ -149,12 +149,15 @@ class Passes:
         self.optimizer.load_state(folder)
 
 
-class PassesLearner(Clocked):
-    """What learners on passes have in common: the live model, its version, and its state."""
+class PassesLearner:
+    """What learners on passes have in common: the live model, its version, and its state.
+
+    clock: counts the seconds of scoring and updates; a run's, once there is one.
+    """
 
     def __init__(self, passes: Passes) -> None:
-        super().__init__()
         self.passes = passes
+        self.clock = PhaseClock()
 
     @property
     def policy(self) -> Any:

@@ -1,46 +1,53 @@
-"""The policy's part in one update: gradients of each optimizer step, and the step itself."""
+"""The tokens of one update: what the policy said of them before it, and what each optimizer step does."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from assay.learn.advantages import loss_weights
-from assay.learn.critic import Critic, Lesson
+from assay.learn.advantages import Advantages, loss_weights
+from assay.learn.algorithms import Algorithm
 from assay.learn.losses import LossParts, gains_where_first_met, policy_loss
-from assay.learn.meter import UpdateMeter
 from assay.learn.minibatches import groups_with, tokens_of
 from assay.learn.optimizer import StepReport
 from assay.learn.passes import Passes
-from assay.learn.row import Algorithm
 from assay.learn.surrogates import log_ratio
-from assay.learn.trust_region import TokenKL, natural_step
+from assay.learn.trust_region import NaturalStep, TokenKL, natural_step
+from assay.model.head import Gains
 from assay.model.logprobs import TokenStats
 from assay.model.packing import Batch, MicroBatch
 
 
-def carriers(algorithm: Algorithm, advantages_T: Tensor, mask_T: Tensor) -> Tensor:
+def carriers(algorithm: Algorithm, advantages: Advantages) -> Tensor:
     """Return which of the tokens that are trained on carry gradient, [T] bool.
 
     Those with an advantage; all of them where the KL to a reference or the entropy is in the loss.
     What holds the policy to the one before the update (a penalty, ``tau``, a trust region) has no
     gradient until that one is left, which takes an advantage somewhere in the batch: then it counts.
     """
-    has_T = mask_T & (advantages_T != 0)
+    has_T = advantages.mask_T & (advantages.advantages_T != 0)
     row = algorithm
     holds_back = any((row.penalty_weight, row.tau, row.trust_region))
     if row.kl_in_loss or row.entropy_weight or (holds_back and bool(has_T.any())):
-        return mask_T
+        return advantages.mask_T
     return has_T
 
 
 class PolicyUpdate:
-    """What the optimizer steps of one update have in common.
+    """What is known of each token in one update of the policy.
 
-    mask_T: the tokens that are trained on. learns: False where the policy is only looked at. joint: a
-    critic on the policy's layers and what it learns here; its loss is added to the policy's.
+    carries_T: the tokens that carry gradient. learns: False where the policy is only looked at.
+
+    old_logprobs_T: of the policy before the update, as it was scored, or as each token was first met;
+    first_logprobs_T, entropy_T: as first met; met_T: which were. old_kl_T: estimates of KL(old || new),
+    each where the token was last met in a loss, or after the update (``kl_after``); not a number before.
+    losses: of each micro-batch, with the tokens that it has of ``carries_T``. steps: of the optimizer,
+    those that were skipped among them. natural_steps: of TRPO. stopped_at: the steps after which the
+    update was ended early; None: it was not.
     """
 
     def __init__(
@@ -48,129 +55,130 @@ class PolicyUpdate:
         passes: Passes,
         algorithm: Algorithm,
         batch: Batch,
-        advantages_T: Tensor,
-        mask_T: Tensor,
-        *,
+        advantages: Advantages,
+        carries_T: Tensor,
         learns: bool = True,
-        joint: tuple[Critic, Lesson] | None = None,
     ) -> None:
         self.passes = passes
         self.algorithm = algorithm
         self.batch = batch
-        self.advantages_T = advantages_T
-        self.mask_T = mask_T
-        self.joint = joint
-        carries_T = carriers(algorithm, advantages_T, mask_T) if joint is None else mask_T
-        self.meter = UpdateMeter(batch, advantages_T, mask_T, carries_T)
+        self.advantages = advantages
+        self.carries_T = carries_T
+        nothing_T = torch.zeros_like(batch.behavior_logprobs_T)
+        scored_T = batch.old_logprobs_T
+        self.first_logprobs_T = nothing_T.clone()
+        self.old_logprobs_T = self.first_logprobs_T if scored_T is None else scored_T
+        self.entropy_T = nothing_T.clone()
+        self.met_T = torch.zeros_like(batch.sampled_T)
+        self.old_kl_T = torch.full_like(nothing_T, torch.nan)
+        self.kl_after = False
+        self.losses: list[tuple[LossParts, Tensor]] = []
+        self.steps: list[StepReport] = []
+        self.natural_steps: list[NaturalStep] = []
+        self.stopped_at: int | None = None
         self._carriers = groups_with(batch, carries_T) if learns else set[int]()
-        self._weights_T = torch.zeros_like(advantages_T)
-        self._learned: list[int] = []
+        self._weights_T = nothing_T
+        self._groups: list[int] = []
 
-    def accumulate(self, groups: Sequence[int], epoch: int) -> bool:
-        """Add up the gradient of an optimizer step on these groups; False where there is none.
+    def begin_step(self, groups: Sequence[int], epoch: int) -> list[MicroBatch]:
+        """Return what an optimizer step on these groups learns from; none: there is no such step.
 
         Groups in which nothing carries gradient are passed over: in the first epoch they are looked at.
         """
         if epoch == 0:
             self._look_at(sorted(set(groups) - self._carriers))
-        self._learned = sorted(set(groups) & self._carriers)
-        if not self._learned:
-            return False
-        step_T = tokens_of(self.batch, groups)
-        self._weights_T = loss_weights(self.batch, self.algorithm, step_T).float()
-        for micro_batch in self.passes.split(self.batch, self._learned):
-            self._add(micro_batch, epoch)
-        return True
+        self._groups = sorted(set(groups) & self._carriers)
+        if not self._groups:
+            return []
+        step_T, masks = tokens_of(self.batch, groups), self.advantages
+        chosen = (masks.mask_T & step_T, masks.counted_T & step_T)
+        self._weights_T = loss_weights(self.batch, self.algorithm, *chosen).float()
+        return self.passes.split(self.batch, self._groups)
 
-    def went_too_far(self) -> bool:
-        """Whether KL(old || new), as just accumulated, exceeds `Algorithm.stop_kl`.
-
-        Never before the first step: the policy has not moved.
-        """
-        if self.algorithm.stop_kl is None or not self.meter.num_steps:
-            return False
-        chosen_T = self.mask_T & tokens_of(self.batch, self._learned)
-        return self.meter.old_kl(chosen_T) > self.algorithm.stop_kl
-
-    def step(self) -> None:
-        """Take the step whose gradient was accumulated: the optimizer's, or a natural one."""
-        bound = self.algorithm.trust_region
-        if bound is None:
-            self.meter.add_step(self.passes.optimizer.step())
-        else:
-            self.meter.add_step(self._natural_step(bound))
-        if self.joint is not None:
-            critic, lesson = self.joint
-            critic.step(lesson)
-
-    def drop(self) -> None:
-        """Drop the gradient that was accumulated, and note that the update ends before this step."""
-        self.passes.optimizer.zero_grad()
-        if self.joint is not None:
-            self.joint[0].optimizer.zero_grad()
-        self.meter.stopped_at = self.meter.num_steps
-
-    def measure_old_kl(self) -> None:
-        """Measure KL(old || new) after the update, by a forward pass."""
-        difference_T = log_ratio(self.passes.logprobs(self.batch), self.meter.old_logprobs())
-        self.meter.see_old_kl(torch.expm1(difference_T) - difference_T)
-
-    @torch.no_grad()
-    def _look_at(self, groups: Sequence[int]) -> None:
-        """Measure groups that carry no gradient: a forward pass, without the backward one."""
-        for micro_batch in self.passes.split(self.batch, groups) if groups else []:
-            stats = self.passes.stats(micro_batch)
-            self.meter.see(micro_batch.token_index_T, stats.logprobs_T, stats.entropy_T)
-
-    def _add(self, micro_batch: MicroBatch, epoch: int) -> None:
-        """Add one micro-batch's share to the gradient of an optimizer step."""
+    def gains(self, micro_batch: MicroBatch) -> Gains | None:
+        """Return the loss's gradients by each token, where they are known before it is first met."""
+        if self.batch.old_logprobs_T is not None:
+            return None
         index_T, part = micro_batch.token_index_T, micro_batch.batch
-        expected = None
-        if epoch == 0 and part.old_logprobs_T is None:
-            expected = gains_where_first_met(
-                self.advantages_T[index_T],
-                self._weights_T[index_T],
-                self.algorithm,
-                row_T=part.row_T,
-                num_rows=part.num_rows,
-                sampled_T=part.sampled_T,
-            )
-        with self.passes.recomputed():
-            stats = self.passes.stats(micro_batch, expected=expected)
-            if epoch == 0:
-                self.meter.see(index_T, stats.logprobs_T, stats.entropy_T)
-            parts = self._loss(micro_batch, stats.logprobs_T, stats.entropy_T)
-            (parts.loss + self._value_loss(stats, index_T)).backward()
-        self.meter.add_loss(index_T, parts)
-
-    def _loss(self, micro_batch: MicroBatch, logprobs_T: Tensor, entropy_T: Tensor) -> LossParts:
-        index_T, part = micro_batch.token_index_T, micro_batch.batch
-        return policy_loss(
-            logprobs_T,
-            self.meter.old_logprobs()[index_T],
-            self.advantages_T[index_T],
+        return gains_where_first_met(
+            self.advantages.advantages_T[index_T],
             self._weights_T[index_T],
             self.algorithm,
             row_T=part.row_T,
             num_rows=part.num_rows,
             sampled_T=part.sampled_T,
-            behavior_logprobs_T=part.behavior_logprobs_T,
-            ref_logprobs_T=part.ref_logprobs_T,
-            entropy_T=entropy_T,
         )
 
-    def _value_loss(self, stats: TokenStats, index_T: Tensor) -> Tensor | float:
-        """Return the loss of a critic on the policy's layers, weighed; 0 where there is none."""
-        if self.joint is None:
-            return 0.0
-        critic, lesson = self.joint
-        return self.algorithm.value_weight * lesson.loss(critic.head(stats.hidden_TD), index_T)
+    def see(self, micro_batch: MicroBatch, stats: TokenStats) -> None:
+        """Keep what the policy gave for tokens where the update first meets them."""
+        index_T = micro_batch.token_index_T
+        self.first_logprobs_T[index_T] = stats.logprobs_T.detach().float()
+        self.entropy_T[index_T] = stats.entropy_T.detach().float()
+        self.met_T[index_T] = True
+
+    def loss_of(self, micro_batch: MicroBatch) -> Callable[..., LossParts]:
+        """Return `policy_loss` as a function of the policy's log-probabilities and entropies alone."""
+        index_T, part = micro_batch.token_index_T, micro_batch.batch
+        return partial(
+            policy_loss,
+            old_logprobs_T=self.old_logprobs_T[index_T],
+            advantages_T=self.advantages.advantages_T[index_T],
+            weights_T=self._weights_T[index_T],
+            algorithm=self.algorithm,
+            row_T=part.row_T,
+            num_rows=part.num_rows,
+            sampled_T=part.sampled_T,
+            behavior_logprobs_T=part.behavior_logprobs_T,
+            ref_logprobs_T=part.ref_logprobs_T,
+        )
+
+    def add_loss(self, micro_batch: MicroBatch, parts: LossParts) -> None:
+        """Keep the loss of one micro-batch, without its gradient."""
+        index_T = micro_batch.token_index_T
+        parts = replace(parts, loss=parts.loss.detach())
+        self.losses.append((parts, self.carries_T[index_T]))
+        self.old_kl_T[index_T] = parts.old_kl_T.float()
+
+    def went_too_far(self) -> bool:
+        """Whether KL(old || new), as just accumulated, exceeds `Algorithm.stop_kl`; then drop the gradient.
+
+        Never before the first step: the policy has not moved.
+        """
+        limit = self.algorithm.stop_kl
+        if limit is None or not self.steps or self.step_kl() <= limit:
+            return False
+        self.passes.optimizer.zero_grad()
+        self.stopped_at = len(self.steps)
+        return True
+
+    def step_kl(self) -> float:
+        """Return the mean KL(old || new) over the tokens of the step at hand."""
+        chosen_T = self.advantages.mask_T & tokens_of(self.batch, self._groups)
+        return self.old_kl_T[chosen_T].double().mean().item()
+
+    def step(self) -> None:
+        """Take the step whose gradient was accumulated: the optimizer's, or a natural one."""
+        bound = self.algorithm.trust_region
+        optimizer = self.passes.optimizer
+        self.steps.append(optimizer.step() if bound is None else self._natural_step(bound))
+
+    def measure_old_kl(self) -> None:
+        """Measure KL(old || new) after the update, by a forward pass."""
+        difference_T = log_ratio(self.passes.logprobs(self.batch), self.old_logprobs_T)
+        self.old_kl_T = torch.expm1(difference_T) - difference_T
+        self.kl_after = True
+
+    @torch.no_grad()
+    def _look_at(self, groups: Sequence[int]) -> None:
+        """Measure groups that carry no gradient: a forward pass, without the backward one."""
+        for micro_batch in self.passes.split(self.batch, groups) if groups else []:
+            self.see(micro_batch, self.passes.stats(micro_batch))
 
     def _natural_step(self, max_kl: float) -> StepReport:
         """Take one step of TRPO on the gradient that was accumulated."""
         optimizer = self.passes.optimizer
-        micro_batches = self.passes.split(self.batch, self._learned)
-        masks = [self.mask_T[micro_batch.token_index_T] for micro_batch in micro_batches]
+        micro_batches = self.passes.split(self.batch, self._groups)
+        masks = [self.advantages.mask_T[one.token_index_T] for one in micro_batches]
         kl = TokenKL(self.passes.policy, micro_batches, masks, self.passes.temperature)
         found = optimizer.gradients
         gradients = [found.get(name, torch.zeros_like(p)) for name, p in optimizer.trained.items()]
@@ -180,10 +188,12 @@ class PolicyUpdate:
         def evaluate() -> tuple[float, float]:
             logprobs, entropies, distance = kl.look()
             looks = zip(micro_batches, logprobs, entropies, strict=True)
-            return sum(self._loss(*look).loss.item() for look in looks), distance
+            return sum(
+                self.loss_of(m)(new, entropy_T=e).loss.item() for m, new, e in looks
+            ), distance
 
         taken = natural_step(kl.parameters, gradients, kl.fisher, evaluate, max_kl)
-        self.meter.natural_steps.append(taken)
+        self.natural_steps.append(taken)
         optimizer.zero_grad()
         optimizer.num_steps += taken.taken
         return StepReport(norm, taken.length, skipped=not taken.taken)

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from assay.learn.base import Update, step_metrics, to_floats
 from assay.learn.losses import row_sums
-from assay.learn.meter import Update, step_metrics, to_floats
 from assay.learn.passes import Passes, PassesLearner
 from assay.learn.preference_losses import preference_loss, reference_point
 from assay.learn.preference_meter import preference_metrics
@@ -17,7 +17,6 @@ from assay.learn.preference_table import Preference
 from assay.model.head import Gains
 from assay.model.layouts import fill
 from assay.model.packing import Batch, MicroBatch
-from assay.run.timing import phase
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,16 +58,15 @@ class PreferenceLearner(PassesLearner):
         with self.passes.open():
             return sequence_logprobs(batch, self.passes.logprobs(batch, model))
 
-    @phase("update")
     def update(self, pairs: PreferenceBatch, beta: float | None = None) -> Update:
         """Make one optimizer step on the mean loss of these pairs; beta: of this step. None: the row's.
 
         Raises OutOfMemory.
         """
         batch, passes = pairs.batch, self.passes
-        task = _Task(pairs, self.row, beta or self.row.beta, self._reference_point(pairs))
-        whole, apart = self._plan(batch)
-        with passes.open():
+        with self.clock.phase("update"), passes.open():
+            task = _Task(pairs, self.row, beta or self.row.beta, self._reference_point(pairs))
+            whole, apart = self._plan(batch)
             for micro_batch in whole:
                 with passes.recomputed():
                     stats = passes.stats(micro_batch)
@@ -77,7 +75,7 @@ class PreferenceLearner(PassesLearner):
                     task.loss(logprobs_R, micro_batch.row_index_R).backward()
             if apart:
                 self._learn_apart(batch, apart, task)
-        report = passes.optimizer.step()
+            report = passes.optimizer.step()
         return Update(task.metrics() | step_metrics([report]), self.policy_version)
 
     def look(self, pairs: PreferenceBatch, beta: float | None = None) -> dict[str, float]:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.learn.meter import Update, step_metrics, to_floats
+from assay.learn.base import Update, step_metrics, to_floats
 from assay.learn.passes import Passes, PassesLearner
 from assay.learn.reward_losses import (
     RIGHT,
@@ -20,7 +20,6 @@ from assay.learn.reward_losses import (
 )
 from assay.model.score_batch import ScoreBatch, ScoredGroup, micro_batches, pack_scores
 from assay.model.score_head import read_scores
-from assay.run.timing import phase
 from assay.types import Floats
 
 
@@ -31,7 +30,6 @@ class RewardLearner(PassesLearner):
         super().__init__(passes)
         self.objective = objective
 
-    @phase("update")
     def update(self, groups: Sequence[ScoredGroup]) -> Update:
         """Make one optimizer step on the mean loss of these groups' pairs, texts or steps.
 
@@ -42,7 +40,7 @@ class RewardLearner(PassesLearner):
         num_units = self._num_units(groups)
         seen: list[tuple[Tensor, Tensor]] = []
         losses: list[Tensor] = []
-        with passes.open():
+        with self.clock.phase("update"), passes.open():
             for part in micro_batches(groups, passes.max_tokens, passes.layout):
                 batch = pack_scores(part, self.device)
                 with passes.recomputed():
@@ -51,7 +49,7 @@ class RewardLearner(PassesLearner):
                     loss.backward()
                 losses.append(loss.detach())
                 seen.append((scores_S.detach(), batch.labels_S))
-        report = passes.optimizer.step()
+            report = passes.optimizer.step()
         metrics = to_floats({"loss/total": torch.stack(losses).sum(), **self._facts(seen)})
         metrics["tokens/trained"] = float(sum(group.num_tokens(passes.layout) for group in groups))
         return Update(metrics | step_metrics([report]), self.policy_version)

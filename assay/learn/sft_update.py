@@ -5,18 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from assay.learn.base import Update, step_metrics, to_floats
 from assay.learn.losses import token_weights
-from assay.learn.meter import Update, step_metrics, to_floats
 from assay.learn.passes import PassesLearner
 from assay.model.head import Gains
 from assay.model.packing import Batch
-from assay.run.timing import phase
 
 
 class SFTLearner(PassesLearner):
     """Trains a policy on traces."""
 
-    @phase("update")
     def update(self, batch: Batch) -> Update:
         """Make one optimizer step on -sum_t log p(token_t) / T over the completions' sampled tokens.
 
@@ -27,7 +25,7 @@ class SFTLearner(PassesLearner):
             batch.sampled_T, batch.row_T, batch.num_rows, "token_mean"
         ).float()
         losses: list[Tensor] = []
-        with passes.open():
+        with self.clock.phase("update"), passes.open():
             for micro_batch in passes.split(batch):
                 index_T = micro_batch.token_index_T
                 with passes.recomputed():
@@ -36,7 +34,7 @@ class SFTLearner(PassesLearner):
                     loss.backward()
                 entropy = (weights_T[index_T] * stats.entropy_T.detach()).sum()
                 losses.append(torch.stack([loss.detach(), entropy]))
-        report = passes.optimizer.step()
+            report = passes.optimizer.step()
         nll, entropy = torch.stack(losses).sum(0)
         metrics = to_floats({"loss/nll": nll, "entropy/mean": entropy})
         metrics["tokens/trained"] = float(batch.sampled_T.sum())

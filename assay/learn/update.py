@@ -1,38 +1,39 @@
-"""The learner: scores a packed batch, and makes one update of the policy from it."""
+"""The learner of one machine: scores a packed batch, and makes one update of the policy from it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from assay.config import CriticConfig, OptimizerConfig
 from assay.errors import ConfigError, RunError, message
-from assay.learn.advantages import compute_returns, loss_mask
+from assay.learn.advantages import Advantages
 from assay.learn.algorithms import Algorithm
+from assay.learn.base import Update
 from assay.learn.controllers import steer
 from assay.learn.critic import Critic, Lesson
-from assay.learn.meter import Update, reward_metrics
+from assay.learn.meter import reward_metrics, update_metrics
 from assay.learn.minibatches import minibatches
 from assay.learn.optimizer import Optimizer
 from assay.learn.passes import Passes, PassesLearner
 from assay.learn.policy_update import PolicyUpdate, carriers
 from assay.learn.reference import Reference
-from assay.model.packing import Batch, Layout
+from assay.model.packing import Batch, Layout, pack
 from assay.model.value_head import ValueModel
-from assay.run.timing import phase
+from assay.types import Group, Verdict
 
 STATE_FILE = "learner.json"
 DYNAMIC = {"kl_weight": "kl_target", "penalty_weight": "penalty_target"}
 """Weights of the algorithm that updates move, each towards its target, where it has one."""
 
 
-class Learner(PassesLearner):
+class PolicyLearner(PassesLearner):
     """Trains a policy by an algorithm's row.
 
     policy: the live model. policy_version: +1 per optimizer step taken. epochs: passes over a batch;
@@ -107,16 +108,24 @@ class Learner(PassesLearner):
         """
         return self.num_minibatches > 1 or self.algorithm.kl_in_reward
 
+    def score(
+        self,
+        groups: Sequence[Group],
+        verdicts: Sequence[Sequence[Verdict]],
+        temperature: float | None = None,
+    ) -> Batch:
+        """Pack groups and their verdicts to where the policy is, and return them as `score_batch` does."""
+        return self.score_batch(pack(groups, verdicts, self.device), temperature)
+
     @torch.no_grad()
-    @phase("score")
-    def score(self, batch: Batch, temperature: float | None = None) -> Batch:
+    def score_batch(self, batch: Batch, temperature: float | None = None) -> Batch:
         """Return the batch with what is needed now: old and reference log-probabilities, and values.
 
         temperature: that of the batch, from here on; None: as before.
         """
         if temperature is not None:
             self.passes.temperature = temperature
-        with self.passes.open():
+        with self.clock.phase("score"), self.passes.open():
             if self.critic is not None and self.critic.shared:
                 logprobs_T, values_T = self.passes.logprobs_and(self.critic.head, batch)
                 batch = replace(batch, old_logprobs_T=logprobs_T, values_T=values_T)
@@ -130,8 +139,7 @@ class Learner(PassesLearner):
                     batch = replace(batch, ref_logprobs_T=self.passes.logprobs(batch, reference))
         return batch
 
-    @phase("update")
-    def update(self, batch: Batch, advantages_T: Tensor, learns: bool = True) -> Update:
+    def update(self, batch: Batch, advantages: Advantages) -> Update:
         """Learn from a scored batch and its advantages: ``epochs`` passes, some optimizer steps each.
 
         Normalizers are those of all tokens of an optimizer step, however it is split into micro-batches.
@@ -141,47 +149,42 @@ class Learner(PassesLearner):
         the returns, and its warm-up goes on. The first step before which the policy has gone further
         than `Algorithm.stop_kl` is the end. A critic learns beside the policy, and in its first batches
         alone. Dynamic weights of the algorithm are moved at the end. Raises OutOfMemory.
-
-        learns: False: nothing in the batch carries gradient, whatever the algorithm adds up in it.
         """
-        row, critic = self.algorithm, self.critic
-        mask_T = loss_mask(batch, row) if learns else torch.zeros_like(batch.sampled_T)
-        advantages_T = torch.where(mask_T, advantages_T, 0.0)
-        lesson = joint = None
-        if critic is not None:
-            lesson = Lesson(batch, compute_returns(batch, row), mask_T, row.value_clip)
-            joins = critic.shared and not critic.warms_up
-            pulled = joins and bool(carriers(row, advantages_T, mask_T).any())
-            lesson.is_known = lesson.foreseen and not pulled
-            joint = (critic, lesson) if joins and not lesson.is_known else None
-        policy = PolicyUpdate(
-            self.passes,
-            row,
-            batch,
-            advantages_T,
-            mask_T,
-            learns=critic is None or not critic.warms_up,
-            joint=joint,
-        )
-        with self.passes.open():
+        row, passes, lesson = self.algorithm, self.passes, None
+        carries_T = carriers(row, advantages)
+        if self.critic is not None:
+            lesson = Lesson(self.critic, batch, advantages, row, pulled=bool(carries_T.any()))
+            carries_T = advantages.mask_T if lesson.joins else carries_T
+        learns = self.critic is None or not self.critic.warms_up
+        policy = PolicyUpdate(passes, row, batch, advantages, carries_T, learns)
+        with self.clock.phase("update"), passes.open():
             for epoch, groups in self._minibatches(batch):
                 if lesson is not None:
                     lesson.turn_to(groups)
-                if policy.accumulate(groups, epoch):
-                    if policy.went_too_far():
-                        policy.drop()
-                        break
+                micro_batches = policy.begin_step(groups, epoch)
+                for micro_batch in micro_batches:
+                    gains = policy.gains(micro_batch) if epoch == 0 else None
+                    with passes.recomputed():
+                        stats = passes.stats(micro_batch, expected=gains)
+                        if epoch == 0:
+                            policy.see(micro_batch, stats)
+                        loss_of = policy.loss_of(micro_batch)
+                        parts = loss_of(stats.logprobs_T, entropy_T=stats.entropy_T)
+                        joint = lesson.joint_loss(micro_batch, stats) if lesson else 0.0
+                        (parts.loss + joint).backward()
+                    policy.add_loss(micro_batch, parts)
+                if micro_batches and policy.went_too_far():
+                    break
+                if micro_batches:
                     policy.step()
-                if critic is not None and lesson is not None and joint is None:
-                    critic.learn(lesson)
-            if row.penalty_target is not None and policy.meter.num_steps:
+                if lesson is not None:
+                    lesson.step(bool(micro_batches))
+            if row.penalty_target is not None and policy.steps:
                 policy.measure_old_kl()
-        metrics = policy.meter.metrics() | (lesson.metrics() if lesson else {})
-        if critic is not None and lesson is not None:
-            critic.num_updates += not lesson.is_known
+        metrics = update_metrics(policy) | (lesson.finish() if lesson else {})
         metrics |= self._finish(metrics, batch.num_rows) | reward_metrics(batch, row)
-        batch = policy.meter.batch_as_seen()
-        return Update(metrics, self.policy_version, batch, advantages_T)
+        batch = replace(batch, old_logprobs_T=policy.old_logprobs_T)
+        return Update(metrics, self.policy_version, batch, advantages.advantages_T)
 
     def save_state(self, folder: Path) -> None:
         """Write the policy in Hugging Face layout, and beside it the state of optimizer and algorithm.

@@ -120,13 +120,12 @@ def _rl_seconds(
 ) -> StepSeconds:
     """Time a learner that scores made-up groups and makes one update from them."""
     from assay.learn.advantages import compute_advantages
-    from assay.model.packing import pack
     from assay.training.assemble import choose_layout, make_learner
 
     learner = make_learner(config, bench, row, choose_layout(config, bench, problems))
 
     def learn(groups: Sequence[Group]) -> None:
-        batch = learner.score(pack(groups, spread_verdicts(groups), learner.device))
+        batch = learner.score(groups, spread_verdicts(groups))
         learner.update(batch, compute_advantages(batch, row))
 
     completion = round(facts.mean_tokens or config.sampling.max_tokens)

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Concatenate, ParamSpec, TypeVar
-
-P = ParamSpec("P")
-Result = TypeVar("Result")
-Self = TypeVar("Self", bound="Clocked")
 
 
 class PhaseClock:
@@ -43,28 +37,3 @@ class PhaseClock:
         with self._lock:
             seconds, self._seconds = self._seconds, {}
         return seconds
-
-
-class Clocked:
-    """What counts the seconds of its own work: on a clock of its own, until it is given a run's."""
-
-    def __init__(self) -> None:
-        self.clock = PhaseClock()
-
-
-def phase(
-    name: str,
-) -> Callable[[Callable[Concatenate[Self, P], Result]], Callable[Concatenate[Self, P], Result]]:
-    """Count every call of a `Clocked` object's method as a phase."""
-
-    def decorate(
-        method: Callable[Concatenate[Self, P], Result],
-    ) -> Callable[Concatenate[Self, P], Result]:
-        @functools.wraps(method)
-        def wrapper(self: Self, *args: P.args, **kwargs: P.kwargs) -> Result:
-            with self.clock.phase(name):
-                return method(self, *args, **kwargs)
-
-        return wrapper
-
-    return decorate

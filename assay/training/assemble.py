@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from assay.generate.engine import Engine
 from assay.learn.algorithms import Algorithm, algorithm, check_group_size, for_generator
 from assay.learn.optimizer import Optimizer, peak_learning_rate
 from assay.learn.passes import Passes
-from assay.learn.update import Learner
+from assay.learn.update import PolicyLearner
 from assay.model.load import LoadedModel, choose_device, load_model
 from assay.model.packing import Layout
 from assay.model.probe import LayoutChoice, probe_layouts
@@ -273,6 +273,8 @@ def choose_algorithm(config: TrainConfig) -> Algorithm:
         if row.credit == "steps" and (complaint := dropped_parts(config.data.verifier)):
             raise ConfigError(message("data.verifier", config.data.verifier, *complaint))
         _check_critic(config, config.rl, row)
+        if not config.rl.max_refills:  # what is not replaced is learned from
+            row = replace(row, dynamic_sampling=False)
     if row.trust_region is not None and config.model.dtype == "bfloat16":
         found, accepted = (
             '"bfloat16", with a trust region',
@@ -326,7 +328,7 @@ def choose_layout(config: TrainConfig, bench: Bench, problems: Sequence[Problem]
 
 def make_learner(
     config: TrainConfig, bench: Bench, row: Algorithm, layout: LayoutChoice
-) -> Learner:
+) -> PolicyLearner:
     """Return the learner of the reinforcement learning stage, weighing what another generator samples."""
     row = for_generator(row, bench.generator.exact)
     rl, loaded = config.rl, bench.loaded
@@ -334,7 +336,7 @@ def make_learner(
     start = None
     if row.has_critic and config.critic.path is not None:
         start = ValueModel.load(config.critic.path, loaded.dtype, loaded.device, loaded.tokenizer)
-    return Learner(
+    return PolicyLearner(
         loaded.model,
         row,
         config.optimizer,

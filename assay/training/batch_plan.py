@@ -39,14 +39,6 @@ class BatchPlan:
         temperature = float(np.interp(step, steps, temperatures))
         return self.sampling.model_copy(update={"temperature": temperature})
 
-    def learns_from(self, verdicts: Sequence[Sequence[Verdict]]) -> bool:
-        """Return whether these groups are learned from; False where dynamic sampling found none mixed.
-
-        The sum over no groups is zero whatever the method adds up in them: no punishment of length, no
-        part of a reward, no KL and no entropy bonus counts.
-        """
-        return not self.max_refills or any(map(is_mixed, verdicts))
-
 
 def sample_groups(
     generator: Generator,

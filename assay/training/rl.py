@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from assay.data.curriculum import Curriculum
 from assay.generate.base import Generator
 from assay.learn.advantages import compute_advantages
-from assay.learn.update import Learner
-from assay.model.packing import pack
+from assay.learn.base import Learner
 from assay.run.directory import Run
 from assay.run.guard import Guard
 from assay.training.batch_plan import BatchPlan, Judged, is_mixed, sample_groups, unzip
@@ -34,9 +33,9 @@ def train_step(loop: Loop) -> None:
     """Collect one batch, learn from it, write it all down."""
     groups, verdicts = collect(loop.curriculum, loop.generator, loop.verifiers, loop.run, loop.plan)
     temperature = loop.plan.sampling_at(loop.run.step).temperature
-    batch = loop.learner.score(pack(groups, verdicts, loop.learner.device), temperature)
-    advantages_T = compute_advantages(batch, loop.learner.algorithm)
-    update = loop.learner.update(batch, advantages_T, loop.plan.learns_from(verdicts))
+    batch = loop.learner.score(groups, verdicts, temperature)
+    advantages = compute_advantages(batch, loop.learner.algorithm)
+    update = loop.learner.update(batch, advantages)
     loop.generator.load_policy(loop.learner.policy, update.policy_version)
     loop.run.finish_step(update)
     loop.guard.check(loop.run)
@@ -62,7 +61,7 @@ def collect(
             (kept if not plan.max_refills or is_mixed(judged[1]) else passed_over).append(judged)
         if len(kept) == plan.num_prompts:
             break
-    if not kept:  # see BatchPlan.learns_from
+    if not kept:
         kept, passed_over = passed_over, []
     generator.sleep()  # an update needs the memory
     run.record(*unzip([*kept, *passed_over]), sampling=sampling)

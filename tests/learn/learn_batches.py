@@ -7,7 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from assay.learn.advantages import compute_advantages, loss_masks, loss_weights
+from assay.learn.algorithms import Algorithm
 from assay.model.packing import Batch, pack
 from assay.types import Completion, Group, Problem, Prompt, Verdict
 
@@ -92,3 +95,21 @@ def scored(batch: Batch, seed: int = 0) -> Batch:
         old_logprobs_T=-torch.rand(size, generator=generator) * 3,
         ref_logprobs_T=-torch.rand(size, generator=generator) * 3,
     )
+
+
+def advantages_of(batch: Batch, row: Algorithm) -> Tensor:
+    return compute_advantages(batch, row).advantages_T
+
+
+def returns_of(batch: Batch, row: Algorithm) -> Tensor:
+    returns_T = compute_advantages(batch, row).returns_T
+    assert returns_T is not None
+    return returns_T
+
+
+def loss_mask(batch: Batch, row: Algorithm) -> Tensor:
+    return loss_masks(batch, row)[0]
+
+
+def weights_of(batch: Batch, row: Algorithm) -> Tensor:
+    return loss_weights(batch, row, *loss_masks(batch, row))

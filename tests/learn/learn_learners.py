@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from assay.config import OptimizerConfig
 from assay.learn.advantages import compute_advantages
 from assay.learn.algorithms import Algorithm
-from assay.learn.meter import Update
+from assay.learn.base import Update
 from assay.learn.optimizer import Optimizer, StepReport
 from assay.learn.passes import Passes
 from assay.learn.sft_update import SFTLearner
-from assay.learn.update import Learner
+from assay.learn.update import PolicyLearner
 from assay.model.packing import Batch
 from assay.testing import tiny_model
 
@@ -36,9 +36,9 @@ def a_batch(seed: int = 0) -> Batch:
     )
 
 
-def a_learner(row: Algorithm, model: Any = None, **settings: Any) -> Learner:
+def a_learner(row: Algorithm, model: Any = None, **settings: Any) -> PolicyLearner:
     settings = {"total_steps": 100, "layout": "plain", **settings}
-    return Learner(model or a_model(), row, settings.pop("optimizer", RATE), **settings)
+    return PolicyLearner(model or a_model(), row, settings.pop("optimizer", RATE), **settings)
 
 
 def an_sft_learner(model: Any = None, **settings: Any) -> SFTLearner:
@@ -47,8 +47,8 @@ def an_sft_learner(model: Any = None, **settings: Any) -> SFTLearner:
     return SFTLearner(Passes(model, optimizer, section="sft", layout="plain", **settings))
 
 
-def learn(learner: Learner, batch: Batch) -> Update:
-    batch = learner.score(batch)
+def learn(learner: PolicyLearner, batch: Batch) -> Update:
+    batch = learner.score_batch(batch)
     return learner.update(batch, compute_advantages(batch, learner.algorithm))
 
 
@@ -56,7 +56,7 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
-def collect_gradients(learner: Learner, batch: Batch) -> list[dict[str, Tensor]]:
+def collect_gradients(learner: PolicyLearner, batch: Batch) -> list[dict[str, Tensor]]:
     """The gradient of each optimizer step, none of which is taken."""
     collected: list[dict[str, Tensor]] = []
 

@@ -17,7 +17,7 @@ from assay.config import OptimizerConfig
 from assay.learn.advantages import compute_advantages
 from assay.learn.algorithms import Algorithm, algorithm
 from assay.learn.optimizer import StepReport
-from assay.learn.update import Learner
+from assay.learn.update import PolicyLearner
 from assay.model.packing import Batch
 from assay.testing import byte_tokenizer, save_tiny_model, tiny_model
 
@@ -45,7 +45,7 @@ def peer_batch(
     last_T[batch.length_R.cumsum(0) - 1] = True
     ends_T = last_T & ~batch.truncated_R[batch.row_T]
     batch = replace(batch, tokens_T=torch.where(ends_T, EOS, batch.tokens_T))
-    scorer = Learner(tiny_model(), algorithm("dapo"), OptimizerConfig(), total_steps=1)
+    scorer = PolicyLearner(tiny_model(), algorithm("dapo"), OptimizerConfig(), total_steps=1)
     logprobs_T = scorer.passes.logprobs(batch)
     noise = torch.Generator().manual_seed(0)
     size = batch.num_tokens
@@ -66,7 +66,9 @@ def ours(
     **settings: Any,
 ) -> tuple[float, Gradients]:
     """Return the loss and the gradients of one optimizer step on the whole batch, not taken."""
-    learner = Learner(model or tiny_model(), row, OptimizerConfig(), total_steps=1, **settings)
+    learner = PolicyLearner(
+        model or tiny_model(), row, OptimizerConfig(), total_steps=1, **settings
+    )
     gradients: Gradients = {}
 
     def keep() -> StepReport:
@@ -74,9 +76,10 @@ def ours(
         return StepReport(0.0, 0.0, skipped=True)
 
     learner.optimizer.step = keep  # type: ignore[method-assign]
-    if advantages_T is None:
-        advantages_T = compute_advantages(batch, row)
-    update = learner.update(batch, advantages_T)
+    advantages = compute_advantages(batch, row)
+    if advantages_T is not None:
+        advantages = replace(advantages, advantages_T=advantages_T)
+    update = learner.update(batch, advantages)
     return update.metrics["loss/total"], gradients
 
 

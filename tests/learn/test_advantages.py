@@ -7,11 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learn_batches import make_batch, scored
+from learn_batches import advantages_of, loss_mask, make_batch, returns_of, scored
 from torch import Tensor
 
 from assay.errors import ConfigError
-from assay.learn.advantages import compute_advantages, compute_returns, loss_mask
 from assay.learn.algorithms import ALGORITHMS, algorithm
 from assay.learn.baselines import group_advantages
 from assay.learn.gae import discounted_to_go, gae_advantages
@@ -72,7 +71,7 @@ def test_group_advantages_equal_the_slow_ones(
 
 def test_grpo_standardizes() -> None:
     batch = make_batch([[1.0, 0.0, 0.0, 1.0]])
-    row_advantages = compute_advantages(batch, algorithm("grpo"))
+    row_advantages = advantages_of(batch, algorithm("grpo"))
     std = math.sqrt(4 * 0.25 / 3)  # ddof 1
     for row, sign in enumerate([1, -1, -1, 1]):
         filled = row_advantages[batch.row_T == row]
@@ -82,8 +81,8 @@ def test_grpo_standardizes() -> None:
 def test_rloo_is_dr_grpo_scaled() -> None:
     """A - mean of the others = G/(G-1) (A - mean of all)."""
     batch = make_batch([[1.0, 0.25, 0.0], [0.0, 0.0, 0.5]])
-    rloo = compute_advantages(batch, algorithm("rloo"))
-    dr_grpo = compute_advantages(batch, algorithm("dr_grpo"))
+    rloo = advantages_of(batch, algorithm("rloo"))
+    dr_grpo = advantages_of(batch, algorithm("dr_grpo"))
     torch.testing.assert_close(rloo, dr_grpo * 3 / 2)
 
 
@@ -130,7 +129,7 @@ RELATIVE = [name for name, row in ALGORITHMS.items() if row.group_relative]
 def test_equal_rewards_are_exact_zeros(name: str, reward: float) -> None:
     batch = full(make_batch([[reward] * 7]), share=1.0)
     batch = replace(batch, step_scores_T=torch.full((batch.num_tokens,), reward))
-    assert not compute_advantages(batch, algorithm(name, max_tokens=100)).any()
+    assert not advantages_of(batch, algorithm(name, max_tokens=100)).any()
 
 
 @pytest.mark.parametrize("credit", ["completion", "to_go"])
@@ -142,7 +141,7 @@ def test_equal_rewards_are_exact_zeros_under_any_baseline(
     row = algorithm("dr_grpo", credit=credit, baseline=baseline, scale=scale)
     for whiten in (False, True):
         batch = make_batch([[0.7] * 5, [1 / 3] * 4])
-        assert not compute_advantages(batch, replace(row, whiten_advantages=whiten)).any()
+        assert not advantages_of(batch, replace(row, whiten_advantages=whiten)).any()
 
 
 @pytest.mark.parametrize("whiten_rewards", ["none", "scale", "shift_and_scale"])
@@ -159,11 +158,11 @@ def test_what_is_not_judged_enters_nothing(name: str, gate: bool, whiten_rewards
         for name in ("values_T", "old_logprobs_T", "step_scores_T")
     }
     batch = replace(batch, step_ends_T=batch.step_ends_T | unjudged_T, **wild)
-    advantages_T = compute_advantages(batch, row)
+    advantages_T = advantages_of(batch, row)
     assert not advantages_T[unjudged_T].any()
     assert not loss_mask(batch, row)[unjudged_T].any()
     judged = without_row(without_row(batch, 6), 1)
-    torch.testing.assert_close(advantages_T[~unjudged_T], compute_advantages(judged, row))
+    torch.testing.assert_close(advantages_T[~unjudged_T], advantages_of(judged, row))
     assert torch.equal(loss_mask(batch, row)[~unjudged_T], loss_mask(judged, row))
     assert advantages_T.any()
 
@@ -172,7 +171,7 @@ def test_one_judged_sibling_carries_no_gradient() -> None:
     batch = make_batch([[1.0, None, None], [1.0, 0.0, None], [None, None]])
     mask_T = loss_mask(batch, algorithm("rloo"))
     assert sorted(set(batch.row_T[mask_T].tolist())) == [3, 4]
-    assert not compute_advantages(batch, algorithm("rloo"))[~mask_T].any()
+    assert not advantages_of(batch, algorithm("rloo"))[~mask_T].any()
     lonely = algorithm("rloo", baseline="none")
     assert sorted(set(batch.row_T[loss_mask(batch, lonely)].tolist())) == [0, 3, 4]
 
@@ -182,7 +181,7 @@ def test_reward_that_is_not_finite_counts_as_not_judged() -> None:
     rewards_R = batch.rewards_R.clone()
     rewards_R[3] = math.inf
     batch = replace(batch, rewards_R=rewards_R)
-    advantages_T = compute_advantages(batch, algorithm("grpo"))
+    advantages_T = advantages_of(batch, algorithm("grpo"))
     assert advantages_T.isfinite().all()
     assert not advantages_T[batch.row_T == 3].any()
 
@@ -190,7 +189,7 @@ def test_reward_that_is_not_finite_counts_as_not_judged() -> None:
 def test_truncated_counts_in_the_baseline_only() -> None:
     batch = make_batch([[1.0, 0.0, 0.0]], [[2, 3, 4]], truncated=[(0, 2)])
     row = algorithm("dapo", max_tokens=100, scale="none")
-    advantages_T = compute_advantages(batch, row)
+    advantages_T = advantages_of(batch, row)
     assert advantages_T[0].item() == pytest.approx(1 - 1 / 3)
     assert not advantages_T[batch.row_T == 2].any()
     assert not loss_mask(batch, row)[batch.row_T == 2].any()
@@ -200,7 +199,7 @@ def test_truncated_counts_in_the_baseline_only() -> None:
 def test_tokens_that_were_not_sampled_carry_nothing() -> None:
     batch = make_batch([[1.0, 0.0]], [[4, 3]], unsampled=[(0, 0, 2)])
     assert loss_mask(batch, algorithm("grpo")).tolist() == [True, True, False] + [True] * 4
-    assert compute_advantages(batch, algorithm("grpo"))[2] == 0
+    assert advantages_of(batch, algorithm("grpo"))[2] == 0
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
@@ -216,7 +215,7 @@ def test_kl_in_the_reward_is_the_whole_completions(estimator: str) -> None:
         kl = {"k1": d, "k2": d * d / 2, "k3": math.exp(-d) - 1 + d}[estimator]
         returns[int(batch.row_T[token])] -= 0.1 * kl
     want = slow_group(list(returns), "leave_one_out", "none", 1)
-    got = compute_advantages(batch, row)
+    got = advantages_of(batch, row)
     for token in range(batch.num_tokens):
         expected = want[int(batch.row_T[token])] if batch.sampled_T[token] else 0.0
         assert float(got[token]) == pytest.approx(expected, abs=1e-6)
@@ -241,7 +240,7 @@ def test_credit_to_go_equals_the_loop(gamma: float, baseline: str, scale: str) -
         sum(r * gamma**k for k, r in enumerate(rewards_after(batch, t, rewards_T)))
         for t in range(batch.num_tokens)
     ]
-    got = compute_advantages(batch, row)
+    got = advantages_of(batch, row)
     for number in range(batch.num_groups):
         tokens = [t for t in range(batch.num_tokens) if batch.group_R[batch.row_T[t]] == number]
         members = sorted({int(batch.row_T[t]) for t in tokens})
@@ -266,7 +265,7 @@ def test_credit_by_steps_equals_the_loop(baseline: str, scale: str) -> None:
     row = algorithm(
         "grpo_process", baseline=baseline, scale=scale, kl_place="reward", kl_estimator="k1"
     )
-    got = compute_advantages(batch, row)
+    got = advantages_of(batch, row)
     assert batch.old_logprobs_T is not None and batch.ref_logprobs_T is not None
     k1_T = (batch.old_logprobs_T.double() - batch.ref_logprobs_T.double()).tolist()
     assert batch.step_ends_T is not None and batch.step_scores_T is not None
@@ -304,13 +303,13 @@ def test_steps_by_hand() -> None:
         step_ends_T=torch.tensor([False, True, True, False, False, True]),
         step_scores_T=torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0, 0.5]),
     )
-    got = compute_advantages(batch, algorithm("grpo_process", std_epsilon=0.0))
+    got = advantages_of(batch, algorithm("grpo_process", std_epsilon=0.0))
     assert got.tolist() == [0.0, 0.0, -1.0, 0.0, 0.0, 0.0]
 
 
 def test_credit_by_steps_needs_judged_steps() -> None:
     with pytest.raises(ConfigError, match="a verifier that judges steps"):
-        compute_advantages(make_batch([[1.0, 0.0]]), algorithm("grpo_process"))
+        advantages_of(make_batch([[1.0, 0.0]]), algorithm("grpo_process"))
 
 
 @pytest.mark.parametrize("gae_lambda", [0.95, 1.0])
@@ -329,11 +328,11 @@ def test_ppo_is_its_parts(gae_lambda: float) -> None:
         1.0,
         gae_lambda,
     )
-    got = compute_advantages(batch, row)
+    got = advantages_of(batch, row)
     want = (raw_T[acts_T] - raw_T[acts_T].mean()) / raw_T[acts_T].std()
     torch.testing.assert_close(got[acts_T].double(), want, rtol=1e-5, atol=1e-6)
     assert not got[~acts_T].any()
-    returns_T = compute_returns(batch, row)
+    returns_T = returns_of(batch, row)
     want = torch.where(acts_T, raw_T + batch.values_T, 0.0).float()
     torch.testing.assert_close(returns_T, want)
     if gae_lambda == 1.0:
@@ -346,7 +345,7 @@ def test_ppo_is_its_parts(gae_lambda: float) -> None:
 def test_a_critic_s_values_are_needed() -> None:
     batch = scored(make_batch([[1.0, 0.0]]))
     with pytest.raises(ValueError, match="critic"):
-        compute_advantages(batch, algorithm("ppo"))
+        advantages_of(batch, algorithm("ppo"))
 
 
 @pytest.mark.parametrize("name", ["rloo", "ppo"])
@@ -357,7 +356,7 @@ def test_whitened_rewards_keep_or_lose_their_mean(name: str) -> None:
     rewards_R = batch.rewards_R.double()
     deviation_R = rewards_R - rewards_R.mean()
     for mode, mean in (("scale", rewards_R.mean()), ("shift_and_scale", 0.0)):
-        got = compute_advantages(batch, replace(plain, whiten_rewards=mode))
+        got = advantages_of(batch, replace(plain, whiten_rewards=mode))
         want = (deviation_R / rewards_R.std() + mean)[batch.row_T]
         torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-6)
 
@@ -366,10 +365,10 @@ def test_only_what_passed_is_kept() -> None:
     batch = make_batch([[1.0, 0.0, 1.0], [0.5, None, 0.0]])
     mask_T = loss_mask(batch, algorithm("rft"))
     assert sorted(set(batch.row_T[mask_T].tolist())) == [0, 2]
-    advantages_T = compute_advantages(batch, algorithm("rft"))
+    advantages_T = advantages_of(batch, algorithm("rft"))
     assert advantages_T[mask_T].eq(1.0).all() and not advantages_T[~mask_T].any()
     relative = algorithm("rft", baseline="mean")
-    assert compute_advantages(batch, relative)[mask_T].tolist() == pytest.approx(
+    assert advantages_of(batch, relative)[mask_T].tolist() == pytest.approx(
         [1 / 3] * int(mask_T.sum())
     )
 
@@ -383,5 +382,21 @@ def test_steps_without_steps_of_siblings_have_no_baseline_and_no_advantage() -> 
         step_scores_T=torch.tensor([0.2, 0.9, 0.0, 0.0]),
     )
     row = algorithm("grpo_process", baseline="leave_one_out", scale="none")
-    assert not compute_advantages(batch, row).any()
-    assert compute_advantages(batch, replace(row, baseline="mean")).any()
+    assert not advantages_of(batch, row).any()
+    assert advantages_of(batch, replace(row, baseline="mean")).any()
+
+
+@pytest.mark.parametrize(
+    ("rewards", "dynamic", "learns"),
+    [
+        ([[1.0, 1.0], [0.0, 0.0]], True, False),
+        ([[1.0, None], [None, None]], True, False),
+        ([[1.0, 1.0], [1.0, 0.0]], True, True),
+        ([[1.0, 1.0], [0.0, 0.0]], False, True),
+    ],
+)
+def test_dynamic_sampling_learns_from_mixed_groups_alone(
+    rewards: list[list[float | None]], dynamic: bool, learns: bool
+) -> None:
+    row = algorithm("dr_grpo", max_tokens=9, dynamic_sampling=dynamic)
+    assert loss_mask(make_batch(rewards), row).any() == learns

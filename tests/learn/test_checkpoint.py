@@ -13,8 +13,8 @@ from assay.config import LoraConfig, ModelConfig, OptimizerConfig
 from assay.errors import RunError
 from assay.learn.advantages import compute_advantages
 from assay.learn.algorithms import algorithm
-from assay.learn.meter import Update
-from assay.learn.update import Learner
+from assay.learn.base import Update
+from assay.learn.update import PolicyLearner
 from assay.model.load import add_adapter, load_model
 from assay.testing import byte_tokenizer, tiny_model
 
@@ -32,9 +32,9 @@ def a_policy(kind: str) -> Any:
     return model.to(torch.bfloat16) if kind == "bf16" else model
 
 
-def a_learner(kind: str) -> Learner:
+def a_learner(kind: str) -> PolicyLearner:
     config = OptimizerConfig(learning_rate=1e-3, warmup_steps=2, schedule="cosine")
-    return Learner(
+    return PolicyLearner(
         a_policy(kind),
         algorithm("grpo"),
         config,
@@ -46,12 +46,12 @@ def a_learner(kind: str) -> Learner:
     )
 
 
-def learn(learner: Learner, seed: int) -> Update:
-    batch = learner.score(make_batch([[1.0, 0.0, 0.5]] * 4, seed=seed, vocab_size=256))
+def learn(learner: PolicyLearner, seed: int) -> Update:
+    batch = learner.score_batch(make_batch([[1.0, 0.0, 0.5]] * 4, seed=seed, vocab_size=256))
     return learner.update(batch, compute_advantages(batch, learner.algorithm))
 
 
-def state(learner: Learner) -> dict[str, Tensor]:
+def state(learner: PolicyLearner) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in learner.policy.state_dict().items()}
 
 
@@ -117,7 +117,7 @@ def test_a_save_that_lacks_a_weight_is_refused(tmp_path: Path) -> None:
 def test_a_save_of_another_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="a save of this LlamaForCausalLM"):
         a_learner("float32").load_state(tmp_path)
-    other = Learner(
+    other = PolicyLearner(
         tiny_model(hidden_size=32),
         algorithm("rloo"),
         OptimizerConfig(),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from learn_batches import make_batch
+from learn_batches import advantages_of, loss_mask, make_batch, returns_of, weights_of
 from learn_learners import (
     VOCAB,
     a_batch,
@@ -22,10 +22,11 @@ from torch import Tensor
 
 from assay.config import CriticConfig, LoraConfig, OptimizerConfig
 from assay.errors import ConfigError
-from assay.learn.advantages import compute_advantages, compute_returns, loss_mask, loss_weights
+from assay.learn.advantages import compute_advantages
 from assay.learn.algorithms import algorithm
-from assay.learn.critic import Lesson, explained_variance, value_loss
-from assay.learn.update import Learner
+from assay.learn.critic import explained_variance, value_loss
+from assay.learn.optimizer import StepReport
+from assay.learn.update import PolicyLearner
 from assay.model.load import add_adapter
 from assay.model.packing import Batch
 
@@ -40,7 +41,7 @@ BACKBONES = ["copy", "shared"]
 
 def a_critic_learner(
     backbone: Any = "copy", row: Any = PPO, critic: Any = None, **settings: Any
-) -> Learner:
+) -> PolicyLearner:
     config = CriticConfig(backbone=backbone, **{"learning_rate": 0.01, **(critic or {})})
     return a_learner(row, critic=config, **settings)
 
@@ -104,12 +105,12 @@ def test_scores_are_values_of_the_states(backbone: Any, layout: str) -> None:
     learner, batch = a_critic_learner(backbone, layout=layout), a_batch()
     critic = learner.critic
     assert critic is not None
-    first = learner.score(batch).values_T
+    first = learner.score_batch(batch).values_T
     assert first is not None and not first.any()
     with torch.no_grad():
         critic.head.weight.copy_(torch.sin(torch.arange(16.0)))
         critic.head.bias.fill_(0.3)
-    scored = learner.score(batch)
+    scored = learner.score_batch(batch)
     assert (scored.old_logprobs_T is not None) == (backbone == "shared")
     want: list[Tensor] = []
     with torch.no_grad():
@@ -139,13 +140,14 @@ def test_on_shared_layers_one_backward_pass_serves_both(num_micro: int) -> None:
         with torch.no_grad():
             model.critic.head.weight.copy_(0.3 * torch.sin(torch.arange(16.0)))
     assert (len(learner.passes.split(batch)) > 1) == (num_micro > 1)
-    filled = learner.score(batch)
+    filled = learner.score_batch(batch)
     heads: list[dict[str, Tensor]] = []
 
-    def step(lesson: Lesson) -> None:
+    def step() -> StepReport:
         heads.append({n: g.clone() for n, g in critic.optimizer.gradients.items()})
+        return StepReport(0.0, 0.0, skipped=True)
 
-    critic.step = step  # type: ignore[method-assign]
+    critic.optimizer.step = step  # type: ignore[method-assign]
     (got,) = collect_gradients(learner, batch)
 
     from assay.learn.losses import policy_loss, token_weights
@@ -157,13 +159,13 @@ def test_on_shared_layers_one_backward_pass_serves_both(num_micro: int) -> None:
     parts = policy_loss(
         stats.logprobs_T,
         stats.logprobs_T.detach(),
-        compute_advantages(filled, row),
-        loss_weights(batch, row),
+        advantages_of(filled, row),
+        weights_of(batch, row),
         row,
     )
     values_T = twin.critic.head(stats.hidden_TD)
     value, _ = value_loss(
-        values_T, filled.values_T, compute_returns(filled, row), weights_T, row.value_clip
+        values_T, filled.values_T, returns_of(filled, row), weights_T, row.value_clip
     )
     (parts.loss + 0.7 * value).backward()
     assert_same(got, twin.optimizer.gradients, rtol=1e-4, atol=1e-6)
@@ -265,9 +267,9 @@ def test_metrics_of_the_critic_by_hand(backbone: Any) -> None:
     assert critic is not None
     with torch.no_grad():
         critic.head.weight.copy_(torch.sin(torch.arange(16.0)))
-    scored = learner.score(batch)
+    scored = learner.score_batch(batch)
     mask_T = loss_mask(batch, PPO)
-    returns_T = compute_returns(scored, PPO)
+    returns_T = returns_of(scored, PPO)
     assert scored.values_T is not None
     values_N, returns_N = scored.values_T[mask_T], returns_T[mask_T]
     metrics = learner.update(scored, compute_advantages(scored, PPO)).metrics
@@ -331,7 +333,7 @@ def test_a_batch_of_which_nothing_was_judged_teaches_nothing() -> None:
         assert "critic/loss" not in metrics and "critic/value_mean" not in metrics
 
 
-def moments(learner: Learner) -> list[Tensor]:
+def moments(learner: PolicyLearner) -> list[Tensor]:
     assert learner.critic is not None
     held = [one.optimizer.rule.save()[0] for one in (learner, learner.critic)]
     return [t.clone() for part in held for state in part.values() for t in state.values()]

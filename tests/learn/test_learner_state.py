@@ -6,16 +6,25 @@ from typing import Any
 
 import pytest
 import torch
-from learn_batches import make_batch
-from learn_learners import VOCAB, a_batch, a_learner, a_model, assert_same, learn, weights
+from learn_batches import advantages_of, loss_mask, make_batch
+from learn_learners import (
+    VOCAB,
+    a_batch,
+    a_learner,
+    a_model,
+    assert_same,
+    collect_gradients,
+    learn,
+    weights,
+)
 from torch import Tensor
 
 from assay.config import CriticConfig, OptimizerConfig
 from assay.errors import RunError
-from assay.learn.advantages import compute_advantages, loss_mask
+from assay.learn.advantages import compute_advantages
 from assay.learn.algorithms import algorithm
 from assay.learn.policy_update import PolicyUpdate
-from assay.learn.update import Learner
+from assay.learn.update import PolicyLearner
 from assay.testing import byte_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -26,7 +35,7 @@ DYNAMIC = algorithm(
 SETTINGS = {"epochs": 2, "num_minibatches": 2, "seed": 3}
 
 
-def a_resumable(backbone: Any, dtype: torch.dtype = torch.float32) -> Learner:
+def a_resumable(backbone: Any, dtype: torch.dtype = torch.float32) -> PolicyLearner:
     config = OptimizerConfig(learning_rate=1e-3, warmup_steps=2, schedule="cosine")
     return a_learner(
         DYNAMIC,
@@ -38,7 +47,7 @@ def a_resumable(backbone: Any, dtype: torch.dtype = torch.float32) -> Learner:
     )
 
 
-def state(learner: Learner) -> dict[str, Tensor]:
+def state(learner: PolicyLearner) -> dict[str, Tensor]:
     critic = learner.critic
     assert critic is not None
     parts = {"policy": learner.policy, "head": critic.head}
@@ -116,7 +125,7 @@ def test_the_kl_that_moves_the_penalty_is_that_after_the_last_step() -> None:
     """One step on a batch: in its loss the policy has not moved yet, after it it has."""
     learner = a_learner(replace(DYNAMIC, credit="completion", kl_target=None))
     batch = a_batch()
-    scored = learner.score(batch)
+    scored = learner.score_batch(batch)
     assert scored.old_logprobs_T is not None
     metrics = learner.update(scored, compute_advantages(scored, learner.algorithm)).metrics
     difference_T = (learner.passes.logprobs(batch) - scored.old_logprobs_T).double()
@@ -199,12 +208,12 @@ def test_the_kl_that_stops_is_that_of_the_minibatch_at_hand(monkeypatch: Any) ->
 
     def look(self: PolicyUpdate) -> bool:
         outcome = went_too_far(self)
-        chosen = self.mask_T & (self._weights_T > 0)
+        chosen = self.advantages.mask_T & (self._weights_T > 0)
         now_T = self.passes.logprobs(self.batch)
-        difference_T = (now_T - self.meter.old_logprobs()).double()[chosen]
+        difference_T = (now_T - self.old_logprobs_T).double()[chosen]
         seen.append((difference_T.expm1() - difference_T).mean().item())
-        if self.meter.num_steps:
-            assert self.meter.old_kl(chosen) == pytest.approx(seen[-1], rel=1e-3, abs=1e-9)
+        if self.steps:
+            assert self.step_kl() == pytest.approx(seen[-1], rel=1e-3, abs=1e-9)
         return outcome
 
     monkeypatch.setattr(PolicyUpdate, "went_too_far", look)
@@ -250,13 +259,10 @@ def test_a_natural_step_gains_more_than_a_gradient_step_of_the_same_kl() -> None
     natural, reached = metrics["trust_region/improvement"], metrics["trust_region/kl"]
 
     plain = a_learner(TRPO)
-    scored = plain.score(batch)
-    advantages_T = compute_advantages(scored, TRPO)
-    update = PolicyUpdate(plain.passes, TRPO, scored, advantages_T, loss_mask(scored, TRPO))
-    update.accumulate(range(batch.num_groups), 0)
-    gradients = plain.optimizer.gradients
-    old_T = update.meter.old_logprobs().clone()
-    mask_T = loss_mask(scored, TRPO)
+    scored = plain.score_batch(batch)
+    advantages_T, mask_T = advantages_of(scored, TRPO), loss_mask(scored, TRPO)
+    gradients = collect_gradients(a_learner(replace(TRPO, trust_region=None)), batch)[0]
+    old_T = plain.passes.logprobs(batch)
 
     def move(length: float) -> tuple[float, float]:
         with torch.no_grad():

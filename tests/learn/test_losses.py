@@ -6,10 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learn_batches import make_batch, scored
+from learn_batches import advantages_of, loss_mask, make_batch, scored, weights_of
 from torch import Tensor
 
-from assay.learn.advantages import compute_advantages, loss_mask, loss_weights
 from assay.learn.algorithms import ALGORITHMS, Algorithm, algorithm
 from assay.learn.losses import (
     LossParts,
@@ -138,13 +137,13 @@ OPTIONS: list[dict[str, Any]] = [
 def assert_equal_to_the_loop(row: Algorithm, seed: int = 7) -> None:
     """Loss, and gradients by log-probabilities and entropy, off-policy, in float64."""
     batch = a_batch()
-    advantages = compute_advantages(batch, row)
+    advantages = advantages_of(batch, row)
     generator = torch.Generator().manual_seed(seed)
     assert batch.old_logprobs_T is not None and batch.ref_logprobs_T is not None
     noise = torch.randn(batch.num_tokens, generator=generator, dtype=torch.float64)
     start = batch.old_logprobs_T.double() + noise
     entropy = torch.rand(batch.num_tokens, generator=generator, dtype=torch.float64)
-    weights = loss_weights(batch, row)
+    weights = weights_of(batch, row)
     results: list[tuple[Tensor, ...]] = []
     for slow in (False, True):
         logprobs = start.clone().requires_grad_()
@@ -208,11 +207,11 @@ def test_every_surrogate_equals_the_loop_on_any_ratios(
 def test_loss_parts_add_up() -> None:
     batch = a_batch()
     row = algorithm("grpo", entropy_weight=0.1)
-    weights = loss_weights(batch, row)
+    weights = weights_of(batch, row)
     parts = policy_loss(
         batch.old_logprobs_T + 0.05,  # type: ignore[operator]
         batch.old_logprobs_T,  # type: ignore[arg-type]
-        compute_advantages(batch, row),
+        advantages_of(batch, row),
         weights,
         row,
         ref_logprobs_T=batch.ref_logprobs_T,
@@ -370,8 +369,8 @@ def test_gains_are_the_gradients_of_the_first_pass(
         **({"kl_weight": 0.0} if ALGORITHMS[name].kl_in_loss else {}),
     )
     batch = a_batch()
-    advantages_T = compute_advantages(batch, row)
-    weights_T = loss_weights(batch, row).float()
+    advantages_T = advantages_of(batch, row)
+    weights_T = weights_of(batch, row).float()
     rows: dict[str, Any] = {
         "row_T": batch.row_T,
         "num_rows": batch.num_rows,

@@ -66,7 +66,7 @@ def test_out_of_memory_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(passes_module, "token_logprobs", run_out)
     learner = a_learner(algorithm("grpo"))
     with pytest.raises(OutOfMemory, match=r"rl\.max_tokens_per_micro_batch"):
-        learner.score(a_batch())
+        learner.score_batch(a_batch())
     with pytest.raises(OutOfMemory, match=r"rl\.max_tokens_per_micro_batch"):
         learn(a_learner(algorithm("rloo")), a_batch())
     with pytest.raises(OutOfMemory, match=r"sft\.max_tokens_per_micro_batch"):

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from learn_batches import make_batch
+from learn_batches import advantages_of, loss_mask, make_batch
 from learn_learners import (
     VOCAB,
     a_batch,
@@ -12,7 +12,6 @@ from learn_learners import (
     plain_logprobs,
 )
 
-from assay.learn.advantages import compute_advantages, loss_mask
 from assay.learn.algorithms import algorithm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -52,7 +51,7 @@ def test_metrics_by_hand() -> None:
     row, batch = algorithm("dr_grpo", max_tokens=9), a_batch()
     metrics = learn(a_learner(row), batch).metrics
     mask_T = loss_mask(batch, row)
-    advantages_T = compute_advantages(batch, row)
+    advantages_T = advantages_of(batch, row)
     assert metrics["tokens/trained"] == mask_T.sum()
     assert metrics["advantage/mean"] == pytest.approx(advantages_T[mask_T].mean().item())
     std = advantages_T[mask_T].std(correction=0).item()

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from learn_batches import advantages_of
 from learn_trl import (
     assert_equal,
     assert_gradients_equal,
@@ -31,7 +32,7 @@ from learn_trl import (
 from assay.config import OptimizerConfig
 from assay.learn.advantages import compute_advantages
 from assay.learn.algorithms import Algorithm
-from assay.learn.update import Learner
+from assay.learn.update import PolicyLearner
 from assay.model.packing import Batch
 from assay.testing import tiny_model
 
@@ -47,7 +48,7 @@ SEQUENCE = {"importance_sampling_level": "sequence"}
 def grpo_loss(batch: Batch, row: Algorithm, folder: Path, **settings: Any) -> Any:
     settings = {"beta": 0.0, "use_bias_correction_kl": False, **settings}
     trainer = make_trainer("GRPO", folder, **settings)
-    return trl_loss(trainer, trl_inputs(batch, compute_advantages(batch, row)))
+    return trl_loss(trainer, trl_inputs(batch, advantages_of(batch, row)))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_the_batch_meets_every_clip() -> None:
     fresh = peer_batch(moved=0.0)
     assert fresh.old_logprobs_T is not None
     ratio_T = (fresh.old_logprobs_T - batch.old_logprobs_T).exp()
-    better_T = compute_advantages(batch, row) > 0
+    better_T = advantages_of(batch, row) > 0
     assert (better_T & (ratio_T > 1.28)).any() and (~better_T & (ratio_T > 1.4)).any()
     assert (better_T & (ratio_T < 0.8)).any() and (~better_T & (ratio_T < 0.8)).any()
 
@@ -250,7 +251,7 @@ def in_two_parts(batch: Batch, row: Algorithm, folder: Path, **settings: Any) ->
         **{"beta": 0.0, **settings},
     )
     trainer.current_gradient_accumulation_steps = 2
-    whole = trl_inputs(batch, compute_advantages(batch, row))
+    whole = trl_inputs(batch, advantages_of(batch, row))
     size = batch.num_rows // 2
     parts = [
         {name: tensor if tensor.ndim == 0 else tensor[rows] for name, tensor in whole.items()}
@@ -262,9 +263,9 @@ def in_two_parts(batch: Batch, row: Algorithm, folder: Path, **settings: Any) ->
 def test_the_share_of_clipped_tokens_is_trls(tmp_path: Path) -> None:
     batch, row = peer_batch(), row_of("dapo")
     trainer = make_trainer("GRPO", tmp_path, beta=0.0, loss_type="dapo", epsilon_high=0.28)
-    trl_loss(trainer, trl_inputs(batch, compute_advantages(batch, row)))
+    trl_loss(trainer, trl_inputs(batch, advantages_of(batch, row)))
     theirs = trainer._metrics["train"]["clip_ratio/region_mean"][0]
-    learner = Learner(tiny_model(), row, OptimizerConfig(), total_steps=1)
+    learner = PolicyLearner(tiny_model(), row, OptimizerConfig(), total_steps=1)
     update = learner.update(batch, compute_advantages(batch, row))
     assert 0.1 < theirs < 0.9
     assert update.metrics["loss/clip_fraction"] == pytest.approx(theirs)
@@ -283,7 +284,7 @@ def test_trls_dapo_divides_by_the_mean_tokens_of_the_optimizer_steps(tmp_path: P
     )
     for group in range(2):
         half = batch.select_groups([group])
-        inputs = trl_inputs(half, compute_advantages(half, row))
+        inputs = trl_inputs(half, advantages_of(half, row))
         inputs["num_items_in_batch"] = torch.tensor(batch.num_tokens)
         factor = batch.num_tokens / 2 / half.num_tokens
         assert abs(factor - 1) > 0.05

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from learn_batches import advantages_of, loss_mask
 from learn_trl import (
     MAX_TOKENS,
     REWARDS,
@@ -30,10 +31,9 @@ from learn_trl import (
 from torch import Tensor
 
 from assay.config import OptimizerConfig
-from assay.learn.advantages import compute_advantages, loss_mask
 from assay.learn.algorithms import Algorithm
 from assay.learn.rewards import overlong_penalty
-from assay.learn.update import Learner
+from assay.learn.update import PolicyLearner
 from assay.model.packing import Batch
 from assay.testing import tiny_model
 
@@ -53,11 +53,11 @@ def flat(rewards: Any) -> list[float | None]:
 
 def scored_by_us(batch: Batch, row: Algorithm, reference: Any = None) -> Batch:
     """Old and reference log-probabilities of real models; the reference is another than the policy."""
-    learner = Learner(
+    learner = PolicyLearner(
         reference or tiny_model(), row, OptimizerConfig(), total_steps=1, num_minibatches=2
     )
     learner.passes.policy.load_state_dict(tiny_model().state_dict())
-    return learner.score(batch)
+    return learner.score_batch(batch)
 
 
 def whole(trainer: Any, batch: Batch, rewards: Any) -> tuple[dict[str, Tensor], Any]:
@@ -93,7 +93,7 @@ def test_from_rewards_to_the_gradient(
     batch, row = peer_batch(), row_of(name, **changes)
     trainer = make_trainer("GRPO", tmp_path, beta=0.0, **settings)
     inputs, theirs = whole(trainer, batch, REWARDS)
-    assert_advantages_equal(compute_advantages(batch, row), batch, inputs["advantages"])
+    assert_advantages_equal(advantages_of(batch, row), batch, inputs["advantages"])
     assert_equal(ours(scored_by_us(batch, row), row), theirs)
 
 
@@ -117,7 +117,7 @@ def test_whitened_rewards_are_a_deviation_of_the_batch_but_for_epsilon(tmp_path:
     std = batch.rewards_R.double().std()
     factor = (std + 1e-4) / (std.square() + 1e-8).sqrt()
     assert factor - 1 > 1e-4
-    mine_T = compute_advantages(batch, row)
+    mine_T = advantages_of(batch, row)
     assert_advantages_equal(mine_T, batch, factor * inputs["advantages"])
 
 
@@ -146,7 +146,7 @@ def test_the_truncated_are_out_of_the_mean_over_completions(loss_type: str, tmp_
     inputs, theirs = whole(trainer, batch, REWARDS)
     kept_R = ~batch.truncated_R
     theirs_R = inputs["advantages"] * kept_R
-    assert_advantages_equal(compute_advantages(batch, row), batch, theirs_R)
+    assert_advantages_equal(advantages_of(batch, row), batch, theirs_R)
     factor = 1.0 if loss_type == "dapo" else batch.num_rows / int(kept_R.sum())
     assert_equal(ours(batch_fresh(batch), row), theirs, factor=factor)
 
@@ -166,7 +166,7 @@ def test_what_was_not_judged_is_out_of_every_normalizer(loss_type: str, tmp_path
         per_device_train_batch_size=12,
     )
     inputs, theirs = whole(trainer, batch, UNJUDGED)
-    assert_advantages_equal(compute_advantages(batch, row), batch, inputs["advantages"])
+    assert_advantages_equal(advantages_of(batch, row), batch, inputs["advantages"])
     in_loss_T = loss_mask(batch, row)
     rows_in_loss = len(batch.row_T[in_loss_T].unique())
     assert rows_in_loss == 5
@@ -183,8 +183,10 @@ def test_later_iterations_keep_the_first_policys_log_probabilities(tmp_path: Pat
     inputs = trl_scores(trainer, batch, flat(REWARDS))
     trainer.model.load_state_dict(second.state_dict())
     theirs = trl_loss(trainer, inputs)
-    learner = Learner(first, row, OptimizerConfig(), total_steps=2, epochs=2, num_minibatches=2)
-    scored = learner.score(batch)
+    learner = PolicyLearner(
+        first, row, OptimizerConfig(), total_steps=2, epochs=2, num_minibatches=2
+    )
+    scored = learner.score_batch(batch)
     clipped = ours(scored, row, model=second)
     assert_equal(clipped, theirs)
 
@@ -234,7 +236,7 @@ def test_rloos_advantages(beta: float, rewards: Any, tmp_path: Path) -> None:
         trainer.ref_model.load_state_dict(reference.state_dict())
     inputs, theirs = whole(trainer, batch, rewards)
     scored = scored_by_us(batch, row, reference)
-    advantages_T = compute_advantages(scored, row)
+    advantages_T = advantages_of(scored, row)
     assert_advantages_equal(advantages_T, batch, inputs["advantages"])
     rows_in_loss = len(batch.row_T[loss_mask(batch, row)].unique())
     # The value: a sum over tokens against one a row.
@@ -248,12 +250,12 @@ def test_rloo_normalizes_over_completions_and_whitening_is_over_tokens(tmp_path:
     row = row_of("rloo", whiten_advantages=True)
     trainer = make_trainer("RLOO", tmp_path, beta=0.0, normalize_advantages=True)
     inputs, _ = whole(trainer, batch, REWARDS)
-    plain_R = of_rows(batch, compute_advantages(batch, row_of("rloo"))).double()
+    plain_R = of_rows(batch, advantages_of(batch, row_of("rloo"))).double()
     theirs_deviation = plain_R.std() + 1e-4
     over_tokens = plain_R.repeat_interleave(length).var() + 1e-8
     factor = float(theirs_deviation / over_tokens.sqrt())
     assert factor == pytest.approx(((8 * length - 1) / (7 * length)) ** 0.5, rel=1e-3)
-    mine_T = compute_advantages(batch, row)
+    mine_T = advantages_of(batch, row)
     assert_advantages_equal(mine_T, batch, factor * inputs["advantages"])
 
 

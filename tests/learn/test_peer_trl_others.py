@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import torch
+from learn_batches import advantages_of, loss_mask
 from learn_trl import (
     REWARDS,
     assert_equal,
@@ -32,7 +33,6 @@ from learn_trl import (
     trl_loss,
 )
 
-from assay.learn.advantages import compute_advantages, loss_mask
 from assay.learn.losses import policy_loss, token_weights
 
 pytestmark = [
@@ -56,21 +56,21 @@ def test_rloos_surrogate_is_that_of_whole_completions(
         clip_high=clip,
     )
     trainer = make_trainer("RLOO", tmp_path, beta=0.0, epsilon=clip)
-    theirs = trl_loss(trainer, trl_inputs(batch, compute_advantages(batch, row)))
+    theirs = trl_loss(trainer, trl_inputs(batch, advantages_of(batch, row)))
     assert_equal(ours(batch, row), theirs)
 
 
 def test_the_rloo_row_is_trls_where_completions_have_one_token(tmp_path: Path) -> None:
     batch, row = peer_batch(lengths=[[1] * 4] * 2), row_of("rloo")
     trainer = make_trainer("RLOO", tmp_path, beta=0.0)
-    theirs = trl_loss(trainer, trl_inputs(batch, compute_advantages(batch, row)))
+    theirs = trl_loss(trainer, trl_inputs(batch, advantages_of(batch, row)))
     assert_equal(ours(batch, row), theirs)
 
 
 def test_reinforce_is_rloo_without_a_baseline(tmp_path: Path) -> None:
     batch, row = peer_batch(moved=0.0), row_of("reinforce")
     trainer = make_trainer("RLOO", tmp_path, beta=0.0)
-    inputs = trl_inputs(batch, compute_advantages(batch, row))
+    inputs = trl_inputs(batch, advantages_of(batch, row))
     torch.testing.assert_close(inputs["advantages"], batch.rewards_R)
     assert_equal(ours(batch, row), trl_loss(trainer, inputs), value=False)
 
@@ -87,7 +87,7 @@ def test_rft_is_grpo_with_an_advantage_of_1_for_what_passed(tmp_path: Path) -> N
 def test_trpos_surrogate_is_grpos_unclipped(tmp_path: Path) -> None:
     batch, row = peer_batch(), replace(row_of("trpo"), trust_region=None)
     trainer = make_trainer("GRPO", tmp_path, beta=0.0, loss_type="dapo", epsilon=100.0)
-    theirs = trl_loss(trainer, trl_inputs(batch, compute_advantages(batch, row)))
+    theirs = trl_loss(trainer, trl_inputs(batch, advantages_of(batch, row)))
     assert_equal(ours(batch, row), theirs)
 
 
@@ -101,7 +101,7 @@ def test_kimis_gradient_is_that_of_a_regression_on_the_advantage(
     trainer = make_trainer(
         "A2PO", tmp_path, module="trl.experimental.a2po", num_generations=None, beta2=beta
     )
-    advantages_T = compute_advantages(batch, row)
+    advantages_T = advantages_of(batch, row)
     given = trl_inputs(batch, advantages_T)
     advantages_R = given["advantages"]
     theirs = trl_loss(
@@ -128,7 +128,7 @@ def test_gspo_unclipped_is_gmpo_unclipped(beta: float, tmp_path: Path) -> None:
     trainer = make_trainer(
         "GMPO", tmp_path, module="trl.experimental.gmpo", epsilon=50.0, beta=beta
     )
-    theirs = trl_loss(trainer, trl_inputs(batch, compute_advantages(batch, row)))
+    theirs = trl_loss(trainer, trl_inputs(batch, advantages_of(batch, row)))
     assert_equal(ours(batch, row), theirs)
 
 
@@ -138,7 +138,7 @@ def test_soft_bounds_are_the_same_gradient_where_the_policy_has_not_moved(
 ) -> None:
     batch, row = peer_batch(moved=0.0), row_of(name, kl_weight=0.0)
     trainer = make_trainer("GRPO", tmp_path, beta=0.0, loss_type=loss_type)
-    theirs = trl_loss(trainer, trl_inputs(batch, compute_advantages(batch, row)))
+    theirs = trl_loss(trainer, trl_inputs(batch, advantages_of(batch, row)))
     assert_equal(ours(batch, row), theirs, value=False)
 
 
@@ -148,7 +148,7 @@ def test_asynchronous_grpos_advantages() -> None:
     rewards = ((1.0, 0.0, 0.5, None), (0.0, 1.0, 1.0, 0.25))
     batch, row = peer_batch(rewards), row_of("dapo", std_ddof=0, std_epsilon=1e-8)
     theirs = [asyncio.run(of_group(worker, group)) for group in rewards]
-    mine_R = of_rows(batch, compute_advantages(batch, row))
+    mine_R = of_rows(batch, advantages_of(batch, row))
     torch.testing.assert_close(mine_R, torch.tensor(theirs).flatten(), rtol=1e-5, atol=1e-5)
 
 
@@ -186,7 +186,7 @@ def test_asynchronous_grpos_loss_is_a_clipped_token_mean() -> None:
     assert batch.old_logprobs_T is not None
     fresh = peer_batch(moved=0.0)
     assert fresh.old_logprobs_T is not None
-    advantages_T, mask_T = compute_advantages(batch, row), loss_mask(batch, row)
+    advantages_T, mask_T = advantages_of(batch, row), loss_mask(batch, row)
     size = batch.num_tokens
 
     theirs_T = fresh.old_logprobs_T.clone().requires_grad_()

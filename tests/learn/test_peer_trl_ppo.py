@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import torch
+from learn_batches import advantages_of
 from learn_trl import (
     MAX_TOKENS,
     Gradients,
@@ -36,7 +37,7 @@ from assay.config import CriticConfig, OptimizerConfig
 from assay.learn.advantages import compute_advantages
 from assay.learn.algorithms import Algorithm
 from assay.learn.optimizer import StepReport
-from assay.learn.update import Learner
+from assay.learn.update import PolicyLearner
 from assay.learn.whitening import whiten
 from assay.model.packing import Batch
 from assay.model.value_head import ValueModel
@@ -187,9 +188,9 @@ def trl_update(batch: Batch, folder: Path, patch: pytest.MonkeyPatch, **settings
     return seen
 
 
-def a_learner(row: Algorithm) -> Learner:
+def a_learner(row: Algorithm) -> PolicyLearner:
     """A learner whose reference is another model than its policy, and whose critic is a third."""
-    learner = Learner(
+    learner = PolicyLearner(
         tiny_model(seed=1),
         row,
         OptimizerConfig(),
@@ -223,7 +224,8 @@ def our_step(
 
     watch(learner.optimizer)
     watch(critic.optimizer)
-    metrics = learner.update(batch, advantages_T).metrics
+    advantages = replace(compute_advantages(batch, row), advantages_T=advantages_T)
+    metrics = learner.update(batch, advantages).metrics
     names = ("loss/total", "critic/loss", "loss/clip_fraction", "critic/clip_fraction")
     return [metrics[name] for name in names], seen[0], seen[1]
 
@@ -259,8 +261,8 @@ def test_policy_and_critic_learn_what_trls_do(
     settings = {"kl_coef": 0.05, "num_ppo_epochs": 3, "gamma": 1.0, "lam": 0.95, **settings}
     theirs = trl_update(batch, tmp_path, monkeypatch, **settings)
     _, theirs_T = theirs.advantages(batch)
-    scored = a_learner(row).score(batch)
-    advantages_T = compute_advantages(scored, row)
+    scored = a_learner(row).score_batch(batch)
+    advantages_T = advantages_of(scored, row)
     torch.testing.assert_close(advantages_T, theirs_T, rtol=1e-5, atol=1e-5)
     if row.clip_low < 0.2:  # a narrow clip holds in both
         assert theirs.of_epoch(2)[2] > 0 and theirs.of_epoch(2)[3] > 0
@@ -284,11 +286,11 @@ def test_trls_completions_end_one_state_later(
     theirs = trl_update(batch, tmp_path, monkeypatch, **settings)
     theirs_T, whitened_T = theirs.advantages(batch)
 
-    longer, kept_T = one_longer(a_learner(row).score(batch))
+    longer, kept_T = one_longer(a_learner(row).score_batch(batch))
     critic = a_learner(row).critic
     assert critic is not None
     longer = replace(longer, values_T=critic.values(longer))
-    mine_T = compute_advantages(longer, row)[kept_T]
+    mine_T = advantages_of(longer, row)[kept_T]
     torch.testing.assert_close(mine_T, theirs_T, rtol=1e-5, atol=1e-5)
     everywhere_T = torch.ones_like(mine_T, dtype=torch.bool)
     torch.testing.assert_close(

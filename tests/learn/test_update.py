@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from learn_batches import make_batch
+from learn_batches import advantages_of, make_batch, weights_of
 from learn_learners import (
     VOCAB,
     a_batch,
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import assay.learn.passes as passes_module
 from assay.config import OptimizerConfig
-from assay.learn.advantages import compute_advantages, loss_mask, loss_weights
+from assay.learn.advantages import compute_advantages
 from assay.learn.algorithms import ALGORITHMS, Algorithm, algorithm
 from assay.learn.losses import policy_loss
 from assay.model.head import Gains
@@ -35,11 +35,11 @@ def plain_gradient(model: Any, reference: Any, batch: Batch, row: Algorithm) -> 
     with torch.no_grad():
         ref_T, _ = plain_logprobs(reference, batch, temperature=0.7)
     filled = replace(batch, old_logprobs_T=logprobs_T.detach(), ref_logprobs_T=ref_T)
-    weights_T = loss_weights(batch, row)
+    weights_T = weights_of(batch, row)
     parts = policy_loss(
         logprobs_T,
         logprobs_T.detach(),
-        compute_advantages(filled, row),
+        advantages_of(filled, row),
         weights_T,
         row,
         ref_logprobs_T=ref_T,
@@ -86,8 +86,11 @@ def test_any_split_into_micro_batches_gives_the_same_gradient(name: str, max_tok
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_batch_that_is_only_measured_changes_nothing(name: str, tmp_path: Path) -> None:
-    """Whatever the row adds up: a punishment of length, the KL in its place, an entropy bonus, a critic."""
-    extras = {"kl_weight": 0.1, "entropy_weight": 0.1}
+    """Whatever the row adds up: a punishment of length, the KL in its place, an entropy bonus, a critic.
+
+    DAPO's dynamic sampling found no group with both right and wrong completions.
+    """
+    extras = {"kl_weight": 0.1, "entropy_weight": 0.1, "dynamic_sampling": True}
     if name != "grpo_process":
         extras["overlong_buffer"] = 4
     row = algorithm(name, max_tokens=9, **extras)
@@ -98,8 +101,8 @@ def test_a_batch_that_is_only_measured_changes_nothing(name: str, tmp_path: Path
     learner = a_learner(row, optimizer=decays, keep_reference=True)
     learn(learner, batch)  # the moments are no longer zero
     learner.save_state(tmp_path / "before")
-    scored = learner.score(batch)
-    update = learner.update(scored, compute_advantages(scored, learner.algorithm), learns=False)
+    all_right_R = torch.where(batch.judged_R, 1.0, torch.nan)
+    update = learn(learner, replace(batch, correct_R=all_right_R))
     learner.save_state(tmp_path / "after")
     for file in sorted((tmp_path / "before").rglob("*.*")):
         again = tmp_path / "after" / file.relative_to(tmp_path / "before")
@@ -123,7 +126,7 @@ def test_an_update_is_repeatable_to_the_bit() -> None:
 def test_first_pass_stands_in_for_scoring() -> None:
     row, batch = algorithm("dr_grpo", max_tokens=9), a_batch()
     learner = a_learner(row)
-    assert learner.score(batch) is batch  # no forward pass at all
+    assert learner.score_batch(batch) is batch  # no forward pass at all
     before, _ = plain_logprobs(learner.policy, batch)
     update = learn(learner, batch)
     assert update.batch is not None
@@ -139,7 +142,7 @@ def test_several_minibatches_and_a_kl_in_the_reward_score_first() -> None:
         a_learner(algorithm("rloo", kl_weight=0.1)),
     ):
         before, _ = plain_logprobs(learner.policy, batch)
-        torch.testing.assert_close(learner.score(batch).old_logprobs_T, before.detach())
+        torch.testing.assert_close(learner.score_batch(batch).old_logprobs_T, before.detach())
 
 
 @pytest.mark.parametrize("num_minibatches", [1, 2])
@@ -165,9 +168,9 @@ def test_second_epoch_by_hand() -> None:
     batch, row = a_batch(), algorithm("grpo", kl_weight=0.0)
     learner = a_learner(row, epochs=2)
     update = learn(learner, batch)
-    model, advantages_T = a_model(), compute_advantages(batch, row)
+    model, advantages_T = a_model(), advantages_of(batch, row)
     adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0)
-    weights_T = loss_weights(batch, row)
+    weights_T = weights_of(batch, row)
     old_T = plain_logprobs(model, batch)[0].detach()
     for _ in range(2):
         logprobs_T, _ = plain_logprobs(model, batch)
@@ -256,9 +259,9 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted() -> None:
     learner = a_learner(algorithm("rloo"))
     before = weights(learner.policy)
     batch = a_batch()
-    advantages_T = compute_advantages(batch, learner.algorithm)
-    advantages_T[loss_mask(batch, learner.algorithm)] = float("nan")
-    update = learner.update(batch, advantages_T)
+    advantages = compute_advantages(batch, learner.algorithm)
+    advantages.advantages_T[advantages.mask_T] = float("nan")
+    update = learner.update(batch, advantages)
     assert update.metrics["optimizer/skipped"] == 1 and update.policy_version == 0
     assert_same(before, weights(learner.policy), rtol=0, atol=0)
 
@@ -317,7 +320,7 @@ def test_gradients_are_known_beforehand_where_the_policy_has_not_moved(
     for settings in ({}, {"entropy_weight": 0.1}):
         row = algorithm(name, max_tokens=64, **settings)
         learner = a_learner(row, max_tokens_per_micro_batch=60, epochs=2)
-        batch = learner.score(a_batch())
+        batch = learner.score_batch(a_batch())
         learner.update(batch, compute_advantages(batch, row))
     if row.kl_in_loss:
         assert not compared

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from learn_batches import advantages_of, weights_of
 from torch import Tensor
 
-from assay.learn.advantages import compute_advantages, loss_weights
 from assay.learn.algorithms import Algorithm
 from assay.learn.losses import policy_loss
 from assay.model.packing import Batch
@@ -155,8 +155,8 @@ def loss_of(batch: Batch, row: Algorithm, logprobs_T: Tensor) -> Tensor:
     parts = policy_loss(
         logprobs_T,
         batch.old_logprobs_T,
-        compute_advantages(batch, row).double(),
-        loss_weights(batch, row),
+        advantages_of(batch, row).double(),
+        weights_of(batch, row),
         row,
         row_T=batch.row_T,
         num_rows=batch.num_rows,

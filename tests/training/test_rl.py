@@ -97,22 +97,6 @@ def test_refills_are_bounded() -> None:
     assert run.recorded == [f"{name}#0" for name in "abcdef"]
 
 
-@pytest.mark.parametrize(
-    ("right", "max_refills", "learns"),
-    [
-        ([PASS, FAIL], 1, False),
-        ([[True, None], [None, None]], 1, False),
-        ([PASS, MIXED], 1, True),
-        ([PASS, FAIL], 0, True),
-    ],
-)
-def test_dynamic_sampling_learns_from_mixed_groups_alone(
-    right: list[Any], max_refills: int, learns: bool
-) -> None:
-    plan = BatchPlan(2, 2, SamplingConfig(), max_refills)
-    assert plan.learns_from([[verdict(one) for one in group] for group in right]) is learns
-
-
 def test_a_batch_that_stays_short_is_learned_from_as_it_is() -> None:
     right = {"a": FAIL, "b": MIXED, "c": PASS, "d": FAIL}
     groups, _ = collect(*make_parts(right, max_refills=1))

@@ -1,0 +1,86 @@
+"""What the learner of the training step is: groups, verdicts and advantages in, an update out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from assay.learn.advantages import Advantages
+from assay.learn.algorithms import Algorithm
+from assay.learn.optimizer import StepReport
+from assay.model.packing import Batch
+from assay.types import Group, Verdict
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    """What an update did. batch, advantages_T: what was learned from, as the rollout log keeps it."""
+
+    metrics: dict[str, float]
+    policy_version: int
+    batch: Batch | None = None
+    advantages_T: Tensor | None = None
+
+
+class Learner(Protocol):
+    """Anything that trains a policy by an algorithm's row; it packs batches, and puts them where it learns."""
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The row in effect: its dynamic weights move from batch to batch."""
+        ...
+
+    @property
+    def policy(self) -> Any:
+        """The live model."""
+        ...
+
+    def score(
+        self,
+        groups: Sequence[Group],
+        verdicts: Sequence[Sequence[Verdict]],
+        temperature: float | None = None,
+    ) -> Batch:
+        """Return the batch of these groups, with what advantages need of the policy before the update.
+
+        temperature: the one that the groups were sampled at.
+        """
+        ...
+
+    def update(self, batch: Batch, advantages: Advantages) -> Update:
+        """Learn from a scored batch and its advantages."""
+        ...
+
+    def save_state(self, folder: Path) -> None:
+        """Write the policy and all that learning goes on from."""
+        ...
+
+    def load_state(self, folder: Path) -> None:
+        """Restore what `save_state` wrote, bit for bit. Raises RunError."""
+        ...
+
+
+def step_metrics(steps: Sequence[StepReport]) -> dict[str, float]:
+    """Return the optimizer's metrics over the steps of one update; grad_norm before clipping."""
+    metrics: dict[str, float] = {}
+    taken = [report for report in steps if not report.skipped]
+    if taken:
+        metrics["optimizer/grad_norm"] = sum(report.grad_norm for report in taken) / len(taken)
+        metrics["optimizer/learning_rate"] = taken[-1].learning_rate
+    metrics["optimizer/steps"] = float(len(taken))
+    metrics["optimizer/skipped"] = float(len(steps) - len(taken))
+    return metrics
+
+
+def to_floats(values: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return scalars as floats, sorted by name, in one transfer."""
+    if not values:
+        return {}
+    names = sorted(values)
+    numbers = torch.stack([values[name].double() for name in names]).tolist()
+    return dict(zip(names, numbers, strict=True))
