@@ -201,8 +201,13 @@ def _sides(first: Of, second: Of, as_ratio: bool) -> str:
 
 
 def number(value: float) -> str:
-    """Return three significant digits, without an exponent where one can do without."""
-    if value == 0 or math.isnan(value) or math.isinf(value):
+    """Return three significant digits, without an exponent where one can do without.
+
+    What only rounding left of a difference is 0.
+    """
+    if abs(value) < 1e-12:
+        return "0"
+    if math.isnan(value) or math.isinf(value):
         return f"{value:g}"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
     return f"{value:.{digits}f}" if digits <= 6 else f"{value:.2e}"

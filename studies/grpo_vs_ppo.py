@@ -65,8 +65,9 @@ STUDY = Study(
         " critic has the policy's learning rate and no warm-up."
     ),
     reading=(
-        "In short: PPO takes 1.7 times the processor for a result that is three points better here, within the five that were allowed;"
-        " the critic's memory is as large as it should be and does not show beside the rest of the process."
+        "In short: GRPO and PPO end equally accurate here, within three points in both runs, and PPO takes 1.8 times the"
+        " processor. The critic is seen in memory too (some 30 MiB), but beside a process of 670 MiB it is just the five"
+        " percent that were asked for, so that this claim is not decided at 0.7M parameters."
     ),
 )
 

@@ -65,9 +65,10 @@ STUDY = Study(
         " hardly depend on it."
     ),
     reading=(
-        "In short: on this task the three are hardly apart. Outcome GRPO is, if anything, behind rejection sampling; a reward a"
-        " step is worth about three points over an outcome reward, and none over rejection sampling. Where a completion"
-        " either reasons well or slips once, and half of the groups' samples pass, what failed has little to add to what passed."
+        "In short: a reward a step is worth about three points over an outcome reward, in both runs. Outcome GRPO and"
+        " rejection sampling are not told apart: one run has GRPO 2.7 points behind, the other 1.4 ahead, and both"
+        " intervals hold 0. Where a completion either reasons well or slips once, and half of the samples pass, what"
+        " failed has little to add to what passed. Three seeds had once decided two of these claims the other way."
     ),
 )
 
