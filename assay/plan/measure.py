@@ -6,8 +6,8 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
 from assay.config import TrainConfig
 from assay.errors import VerifierError
@@ -17,33 +17,53 @@ from assay.run.progress import SamplingWatch
 from assay.verify.expression import BUILT_IN, parse_expression
 
 if TYPE_CHECKING:
+    from assay.plan.memory import MemoryPlan
+    from assay.plan.seconds import StepSeconds
+    from assay.training.assemble import Bench
     from assay.types import Group, Problem, Verdict
+
+    Judged = list[tuple[Group, Sequence[Verdict]]]
 
 MEASURED_PROBLEMS, MEASURED_SAMPLES = 16, 8
 MEASURED_DRAW = -2  # the number of the draw: no curriculum's
 SELF_TEST_ROWS = 40
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+LOOKED_AT = 64  # prompts, for their lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A configuration's estimated memory, and seconds of a step; None: of a stage not timed."""
+
+    memory: MemoryPlan
+    seconds: StepSeconds | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {
+            "memory_mib": {**self.memory.parts, "total": self.memory.total_mib},
+            "workers_mib": self.memory.workers_mib,
+            "seconds": self.seconds.as_dict() if self.seconds is not None else None,
+        }
+
+    def __str__(self) -> str:
+        seconds = "  a step     not timed in this stage" if self.seconds is None else self.seconds
+        return f"{self.memory}\n{seconds}"
 
 
 def measure(
     config: TrainConfig, num_problems: int, say: Callable[[str], None]
-) -> tuple[Facts, Any]:
-    """Open what a configuration names and measure it; return the facts, and a `Measured`.
+) -> tuple[Facts, Measured]:
+    """Open what a configuration names and measure it.
 
     Problems are sampled at the training temperature. Raises UserError for what cannot be opened.
     """
-    from assay.plan.machine import measure_machine
     from assay.training.api import settled
     from assay.training.assemble import fit_problems, open_bench, open_verifiers, read_problems
-    from assay.training.evaluate import evaluate
 
     config = settled(config)
     facts = replace(facts_of_config(config), **count_rows(config))
     started = time.perf_counter()
-    groups: list[tuple[Group, Sequence[Verdict]]] = []
-
-    def take(group: Group, verdicts: Sequence[Verdict]) -> None:
-        groups.append((group, verdicts))
-
     with ExitStack() as stack:
         verifiers = open_verifiers(config, stack)
         rows = read_problems(config, verifiers) if config.rl is not None else None
@@ -51,7 +71,7 @@ def measure(
         bench = open_bench(config, verifiers)
         bench.generator.watch = SamplingWatch(lambda how_far: say(str(how_far)))
         problems: Sequence[Problem] = ()
-        num_heldout = 0
+        num_heldout, lengths = 0, list[int]()
         if rows is not None:
             opened = fit_problems(rows, bench)
             problems, num_heldout = opened.train, len(opened.heldout)
@@ -59,19 +79,34 @@ def measure(
         count = min(num_problems, len(problems))
         if count:
             say(f"sampling {count} problems x {MEASURED_SAMPLES}")
-            drawn = [replace(problems[n], draw=MEASURED_DRAW) for n in range(count)]
-            samples, sampling = MEASURED_SAMPLES, config.sampling
-            evaluate(bench.generator, verifiers, drawn, sampling, samples, take)
+            groups = sample_problems(bench, problems, count)
+            lengths = [len(one.tokens) for group, _ in groups for one in group.completions]
             say("trying the verifier")
             tried = try_verifier(config.data.verifier, config.run.seed)
             facts = replace(facts, **facts_of_groups(groups), **tried)
-        lengths = [len(one.tokens) for group, _ in groups for one in group.completions]
-        found, measured = measure_machine(config, bench, problems, num_heldout, facts, lengths, say)
+        found, measured = measure_machine(bench, problems, num_heldout, facts, lengths, say)
     say(f"measured in {time.perf_counter() - started:.0f} s")
     return replace(facts, **found), measured
 
 
-def facts_of_groups(groups: Sequence[tuple[Group, Sequence[Verdict]]]) -> dict[str, Any]:
+def sample_problems(bench: Bench, problems: Sequence[Problem], count: int) -> Judged:
+    """Sample the first problems and judge what comes."""
+    from assay.training.evaluate import evaluate
+
+    groups: Judged = []
+    drawn = [replace(problems[n], draw=MEASURED_DRAW) for n in range(count)]
+    evaluate(
+        bench.generator,
+        bench.verifiers,
+        drawn,
+        bench.config.sampling,
+        MEASURED_SAMPLES,
+        lambda group, verdicts: groups.append((group, verdicts)),
+    )
+    return groups
+
+
+def facts_of_groups(groups: Judged) -> dict[str, Any]:
     """Return what judged completions of the base model tell."""
     completions = [one for group, _ in groups for one in group.completions]
     verdicts = [one for _, of_it in groups for one in of_it]
@@ -118,3 +153,56 @@ def try_verifier(expression: str, seed: int) -> dict[str, Any]:
         except VerifierError:  # it has no suite
             return found
     return {**found, "attacks": sum(team.tried.values()), "attacks_accepted": team.num_accepted}
+
+
+def measure_machine(
+    bench: Bench,
+    problems: Sequence[Problem],
+    num_heldout: int,
+    facts: Facts,
+    lengths: Sequence[int],
+    say: Callable[[str], None],
+) -> tuple[dict[str, Any], Measured]:
+    """Return the facts of the loaded model, and what a configuration takes with it.
+
+    lengths: of sampled completions. The model learns from a few made-up completions, and is of no use
+    afterwards.
+    """
+    import torch
+
+    from assay.plan.memory import MIB, critic_bytes, plan_memory, reference_bytes
+    from assay.plan.seconds import time_rl, time_sft
+    from assay.training.assemble import choose_algorithm
+
+    config, model = bench.config, cast("Any", bench.loaded.model)
+    row = choose_algorithm(config) if config.rl is not None else None
+    looked_at = [problems[n] for n in range(min(LOOKED_AT, len(problems)))]
+    prompts = sorted(len(bench.renderer.render(one).tokens) for one in looked_at) or [64]
+    memory = plan_memory(
+        config,
+        model,
+        prompts[-1],
+        row is not None and row.kl_weight > 0,
+        row is not None and row.has_critic,
+        num_heldout=num_heldout,
+    )
+    say("timing a few products and decoding steps")
+    seconds = None
+    if row is not None:
+        typical = prompts[len(prompts) // 2]
+        seconds = time_rl(bench, problems, typical, facts, lengths, row)
+    elif config.sft is not None:
+        seconds = time_sft(bench)
+    own = sum(memory.parts.get(name, 0.0) for name in ("reference", "critic"))
+    found: dict[str, Any] = {
+        "num_weights": sum(one.numel() for one in model.parameters()),
+        "experts": any(getattr(model.config, name, 0) for name in EXPERTS),
+        "base_mib": memory.total_mib - own,
+        "reference_mib": reference_bytes(model) / MIB,
+        "critic_mib": critic_bytes(config, model) / MIB,
+        "seconds_per_step": seconds.total if seconds is not None else None,
+    }
+    if bench.loaded.device.type == "cuda":
+        total = torch.cuda.get_device_properties(bench.loaded.device).total_memory
+        found["memory_mib"] = total / MIB
+    return found, Measured(memory, seconds)

@@ -21,15 +21,19 @@ from assay.testing import ScriptedGenerator
 from assay.types import Group, Problem, Verdict
 
 if TYPE_CHECKING:
+    from assay.learn.algorithms import Algorithm
+    from assay.plan.facts import Facts
     from assay.training.assemble import Bench
 
 DECODED_STEPS = 8
 CALIBRATION_DRAW = -3
 FORWARD_SHARE = 1 / 3
-"""Of a forward and a backward pass, what the forward one takes: groups without gradient get no other."""
+"""What the forward pass takes of both; groups without gradient get no other."""
 SHORT = 32  # tokens of a prompt, and of a completion, in the smaller update
 ENOUGH_TOKENS, MOST_TOKENS = 1024, 2048  # of the larger, and of one group's completions
 DRAWS = 20
+LOOKED_AT = 64  # traces, for their lengths
+TRACE_LENGTHS = (64, 64)  # of a prompt and a completion, where no row says
 
 Learn = Callable[[Sequence[Group]], Any]
 """What makes one update from groups."""
@@ -128,6 +132,55 @@ def estimate_sft(config: TrainConfig, measured: Calibration, row_tokens: float) 
     assert config.sft is not None
     tokens = config.sft.tokens_per_step * (1 + row_tokens)
     return StepSeconds(0.0, 0.0, measured.update_fixed + tokens * measured.update_token)
+
+
+def time_rl(
+    bench: Bench,
+    problems: Sequence[Problem],
+    prompt: int,
+    facts: Facts,
+    lengths: Sequence[int],
+    row: Algorithm,
+) -> StepSeconds:
+    """Time a learner that scores made-up groups and makes one update from them."""
+    from assay.learn.advantages import compute_advantages
+    from assay.training.assemble import choose_layout, make_learner
+
+    config = bench.config
+    learner = make_learner(config, bench, row, choose_layout(config, bench, problems))
+
+    def learn(groups: Sequence[Group]) -> None:
+        batch = learner.score(groups, spread_verdicts(groups))
+        learner.update(batch, compute_advantages(batch, row))
+
+    completion = round(facts.mean_tokens or config.sampling.max_tokens)
+    measured = calibrate(bench, problems, prompt, completion, learn, facts.group_size)
+    slots, verdict = config.engine.slots, facts.verifier_seconds
+    return estimate_rl(config, measured, prompt, lengths, verdict, facts.mixed, slots)
+
+
+def time_sft(bench: Bench) -> StepSeconds:
+    """Time a supervised learner on made-up rows of the traces' mean length."""
+    from assay.data.traces import load_traces
+    from assay.learn.sft_update import SFTLearner
+    from assay.model.packing import pack
+    from assay.model.probe import prove_lean
+    from assay.training.assemble import make_passes
+
+    config, sft = bench.config, bench.config.sft
+    assert sft is not None
+    most, (lean, _) = sft.max_tokens_per_micro_batch, prove_lean(bench.loaded.model)
+    learner = SFTLearner(make_passes(config, bench, 1000, "sft", most, "plain", lean))
+
+    def learn(groups: Sequence[Group]) -> None:
+        learner.update(pack(groups, spread_verdicts(groups), learner.device))
+
+    rows = load_traces(sft.traces, on_bad_row=config.data.on_bad_row, limit=LOOKED_AT)
+    sizes = [[len(part) for part in bench.renderer.render_trace(row)] for row in rows]
+    columns = zip(*(sizes or [TRACE_LENGTHS]), strict=True)
+    prompt, completion = (max(1, round(sum(column) / len(column))) for column in columns)
+    measured = calibrate(bench, (), prompt, completion, learn, 1)
+    return estimate_sft(config, measured, prompt / completion)
 
 
 def calibrate(
