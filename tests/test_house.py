@@ -64,7 +64,7 @@ BUDGETS = {
     "generate": 2600,  # 300 more: a decoding step in C, 1.7 times as fast on the demo
     "learn": 4500,
     "model": 3250,
-    "plan": 2050,
+    "plan": 1980,
     "run": 3850,
     "training": 4750,
     "verify/*.py": 1300,

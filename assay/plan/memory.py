@@ -6,11 +6,16 @@ model; a generation; and an update. What one of them takes is given back before 
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from assay.config import TrainConfig
 from assay.generate.forward import PROBE_BEYOND, PROBE_PROMPT, PROBE_STEPS, SHARED_FROM_MIB
@@ -24,8 +29,6 @@ from assay.model.decoder import decoder_of
 from assay.model.family import Decoder, NotLean
 from assay.model.head import LOGITS_AT_ONCE, LOGITS_IN_CACHE
 from assay.model.layouts import MUCH_SHORTER, micro_batch_tokens
-from assay.plan.activations import kept_bytes
-from assay.plan.resident import children_mib, resident_mib
 
 MIB = 2**20
 FLOAT32, HALF = 4, 2
@@ -33,6 +36,7 @@ ROW_MULTIPLE = 8  # slots are padded to it (or more, where a product needs it)
 MAX_PROBLEMS_AT_ONCE = 512  # of an evaluation
 PADDING = (1 - MUCH_SHORTER) / 2  # of a rectangle whose rows' lengths are spread as far as it takes
 SLACK_MIB = 48.0  # what the allocator keeps between blocks, and libraries for their kernels
+SMALL, LARGE = 32, 96  # tokens of two passes: what does not grow with them cancels
 
 ALWAYS = ("libraries", "weights", "reference", "critic", "master", "optimizer", "slack")
 START = ("libraries", "weights", "packed", "proof")
@@ -101,6 +105,7 @@ def plan_memory(
     if libraries_mib is None:
         libraries_mib = measure_libraries(model)
     trained = _trained(model)
+    master, moments = _state_bytes(config, trained)
     num_trained = sum(p.numel() for p in trained)
     has_copy = has_critic and config.critic.backbone == "copy"
     has_reference = has_reference or config.guard.max_kl is not None
@@ -110,8 +115,8 @@ def plan_memory(
         "weights": weight_bytes(model),
         "reference": reference_bytes(model) if has_reference else 0,
         "critic": critic_bytes(config, model) if has_copy else 0,
-        "master": _master_bytes(config, trained),
-        "optimizer": num_trained * 2 * _moment_size(config),
+        "master": master,
+        "optimizer": moments,
         "slack": SLACK_MIB * MIB,
         "gradients": max(num_trained, num_critic) * FLOAT32,
         **_update_parts(config, model, prompt_tokens),
@@ -134,8 +139,7 @@ def reference_bytes(model: Any) -> int:
 def critic_bytes(config: TrainConfig, model: Any) -> int:
     """Return what a critic with layers of its own takes: they are all trained, and have state."""
     layers = _critic_layers(model)
-    moments = sum(p.numel() for p in layers) * 2 * _moment_size(config)
-    return _bytes(layers) + _master_bytes(config, layers) + moments
+    return _bytes(layers) + sum(_state_bytes(config, layers))
 
 
 def _bytes(parameters: Sequence[Any]) -> int:
@@ -216,6 +220,49 @@ def _update_parts(config: TrainConfig, model: Any, prompt_tokens: int) -> dict[s
     }
 
 
+def kept_bytes(model: Any) -> float:
+    """Return the bytes a token that a layer keeps for its backward pass.
+
+    The lean way keeps the layer's input, heads, what attention gave, the residual after it, gate and
+    up (`assay.model.lean_decoder`). What modules keep, adapters included, is measured on two short
+    passes through all layers.
+    """
+    try:
+        layer = Decoder.of(model).layers[0]
+    except NotLean:
+        layers = model.config.get_text_config().num_hidden_layers
+        return (_kept(model, LARGE) - _kept(model, SMALL)) / (LARGE - SMALL) / layers
+    width = layer.output[0].shape[0]
+    keys = layer.key[0].shape[0] + layer.value[0].shape[0]
+    queries = layer.query[0].shape[0]
+    heads = queries + keys
+    if layer.query_norm:  # before the norms too
+        heads *= 2
+    numbers = 2 * width + heads + queries + 2 * layer.gate[0].shape[0]
+    return numbers * layer.key[0].element_size()
+
+
+def _kept(model: Any, num_tokens: int) -> float:
+    """Return the bytes of all tensors that autograd keeps of one row, weights left out."""
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    parameters = list(model.parameters())
+    hooks: AbstractContextManager[Any] = torch.autograd.graph.saved_tensors_hooks(
+        note, lambda tensor: tensor
+    )
+    tokens = torch.arange(num_tokens, device=parameters[0].device)[None]
+    with torch.enable_grad(), hooks:
+        output = decoder_of(model)(input_ids=tokens, use_cache=False).last_hidden_state
+    own = {one.untyped_storage().data_ptr() for one in parameters}
+    found = sum(size for address, size in kept.items() if address not in own)
+    del output
+    return found
+
+
 def _generation_parts(
     config: TrainConfig, model: Any, prompt_tokens: int, num_heldout: int
 ) -> dict[str, float]:
@@ -280,18 +327,41 @@ def _packed_bytes(model: Any) -> float:
     return size * MIB if can_pack(decoder.embedding) and size <= default_kv_mib(device) else 0.0
 
 
-def _master_bytes(config: TrainConfig, trained: Sequence[Any]) -> int:
-    """Return what is kept beside trained weights that are not float32."""
-    has_halves = config.optimizer.name == "adamw"
-    return sum(
-        parameter.numel() * (HALF if has_halves and "bfloat16" in str(parameter.dtype) else FLOAT32)
-        for parameter in trained
-        if parameter.element_size() < FLOAT32
+def _state_bytes(config: TrainConfig, trained: Sequence[Any]) -> tuple[int, int]:
+    """Return what is kept beside weights that are not float32, and what the two moments take."""
+    name, halves = config.optimizer.name, config.optimizer.state_dtype == "bfloat16"
+    moment = 1 if name == "adamw_8bit" else HALF if halves else FLOAT32
+    master = sum(
+        p.numel() * (HALF if name == "adamw" and p.dtype == torch.bfloat16 else FLOAT32)
+        for p in trained
+        if p.element_size() < FLOAT32
     )
+    return master, 2 * moment * sum(p.numel() for p in trained)
 
 
-def _moment_size(config: TrainConfig) -> int:
-    """Return the bytes of one moment of one weight."""
-    if config.optimizer.name == "adamw_8bit":
-        return 1
-    return HALF if config.optimizer.state_dtype == "bfloat16" else FLOAT32
+def resident_mib() -> float | None:
+    """Return this process's resident memory, what it freed given back first; None if not told."""
+    with suppress(AttributeError, OSError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+    return _line_mib(Path("/proc/self/status"), "VmRSS:")
+
+
+def children_mib() -> float:
+    """Return what all processes that this one started hold, pages that they share shared out."""
+    return sum(_line_mib(Path(f"/proc/{n}/smaps_rollup"), "Pss:") or 0 for n in _below(os.getpid()))
+
+
+def _below(pid: int) -> list[int]:
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # the thread has ended
+            found += [int(text) for text in path.read_text(encoding="utf-8").split()]
+    return [*found, *(one for child in found for one in _below(child))]
+
+
+def _line_mib(path: Path, key: str) -> float | None:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:  # another system, or the process has ended
+        return None
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(key)), None)
