@@ -1,4 +1,4 @@
-"""The command line: parse, one call, exit code. Nothing heavy is imported before a command needs it."""
+"""The command line: parse, one call, exit code. Heavy imports wait until a command needs them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 class Interruption(KeyboardInterrupt):
-    """A signal to end. Python ends itself by SIGINT after a plain one that left an `exec`, caught or not."""
+    """A signal to end.
+
+    Python ends itself by SIGINT after a plain KeyboardInterrupt that left an `exec`, caught or not.
+    """
 
 
 def main() -> None:
@@ -24,8 +27,8 @@ def main() -> None:
 
     A user's ``my_rewards:reward`` is found in the working directory, after everything installed.
     """
-    # Idle tensor threads spin for some microseconds, then sleep. OpenMP reads it once, when torch is
-    # first imported. By default they spin for long, which makes steps several times slower on a
+    # Idle tensor threads spin for some microseconds, then sleep. OpenMP reads this once, when torch
+    # is first imported. By default they spin for long, which makes steps several times slower on a
     # machine that does anything else at the same time; never to spin is slower on an idle one.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     if not {"", os.getcwd()} & set(sys.path):

@@ -52,7 +52,7 @@ Unsafe = Annotated[
 def verifier_options(
     overrides: list[str] | None, unsafe_no_sandbox: bool
 ) -> dict[str, dict[str, Any]]:
-    """Return the options of verifiers that ``--set NAME.KEY=VALUE`` gives, as a run's file would."""
+    """Return the options of verifiers that ``--set NAME.KEY=VALUE`` gives."""
     from assay import config
 
     changes = [*(overrides or []), *(["code.unsafe_no_sandbox=true"] if unsafe_no_sandbox else [])]
@@ -75,7 +75,7 @@ def say_progress(text: str) -> None:
 
 
 def show(result: Any, as_json: bool) -> None:
-    """Print a result: its ``as_dict`` as one line of JSON, or its text, in which others' is escaped."""
+    """Print a result as one line of JSON (its ``as_dict``), or as text, escaped."""
     text = json.dumps(result.as_dict(), allow_nan=False) if as_json else escaped(str(result))
     print(text, flush=True)
 

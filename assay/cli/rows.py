@@ -28,8 +28,9 @@ def judge_file(
     """Yield one verdict a row, in order.
 
     Keys: id, score, reward, components, status, reason, extracted, detail, verifier, seconds.
-    verifier: for rows that name none. settings: of the service, where none is given. Raises DataError
-    (``file.jsonl:12 key: ...``) at the first malformed row, after the verdicts of the rows before it.
+    verifier: for rows that name none. settings: of the service, where none is given. Raises
+    DataError (``file.jsonl:12 key: ...``) at the first malformed row, after the verdicts of the
+    rows before it.
     """
     ids: dict[int, str] = {}
     failure: list[DataError] = []

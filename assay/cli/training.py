@@ -71,7 +71,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of the whole demo.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """The R1 recipe in miniature: make a model, cold-start it, reinforce it, prove it. Minutes on a CPU."""
+    """The R1 recipe in miniature: make, cold-start, reinforce and measure a model, on a CPU."""
     from assay.training import recipes
 
     show(recipes.demo(directory, seed=seed, quiet=as_json), as_json)

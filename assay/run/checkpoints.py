@@ -11,8 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,14 +28,6 @@ class Stateful(Protocol):
 
     def save_state(self, folder: Path) -> None: ...
     def load_state(self, folder: Path) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A checkpoint on disk: its step and the bytes it takes."""
-
-    step: int
-    num_bytes: int
 
 
 class Checkpoints:
@@ -81,11 +72,11 @@ class Checkpoints:
 
     def prune(self, best: int | None) -> None:
         """Drop what retention does not want; the newest always stays."""
-        for dropped in to_drop(self._kept(), self.config, best):
+        for dropped in to_drop(self._sizes(), self.config, best):
             self._discard(self.path(dropped))
 
     def newest_valid(self) -> tuple[int | None, list[str]]:
-        """Return the newest step whose files are all as they were written, and what is wrong with newer ones."""
+        """Return the newest step whose files are whole, and what is wrong with later ones."""
         complaints: list[str] = []
         for step in reversed(self.steps()):
             wrong = find_damage(self.path(step))
@@ -111,7 +102,7 @@ class Checkpoints:
                 raise RunError(f"{what}; restore it, or move this checkpoint away") from error
 
     def set_aside_after(self, step: int) -> list[str]:
-        """Rename the checkpoints that are newer than a step, which are damaged; returns the new names.
+        """Rename the damaged checkpoints that are newer than a step; returns the new names.
 
         They are not removed: some of their files may be whole.
         """
@@ -144,15 +135,17 @@ class Checkpoints:
         manifest = {"step": step, "parts": sorted(parts), "files": described}
         write_json(folder / MANIFEST, manifest)
 
-    def _kept(self) -> list[Kept]:
-        return [Kept(step, _size(self.path(step))) for step in self.steps()]
+    def _sizes(self) -> dict[int, int]:
+        """Return the bytes that each step's checkpoint takes."""
+        files = {step: _files_of(self.path(step)) for step in self.steps()}
+        return {step: sum(path.stat().st_size for path in some) for step, some in files.items()}
 
     def _make_room(self, best: int | None) -> None:
         """Drop what the next checkpoint will push out of the disk budget, but never the newest."""
-        kept = self._kept()
-        if kept and self.config.max_disk_gib is not None:
-            budget = self.config.max_disk_gib * 2**30 - kept[-1].num_bytes
-            for step in _over_budget(kept, budget, best):
+        sizes = self._sizes()
+        if sizes and self.config.max_disk_gib is not None:
+            budget = self.config.max_disk_gib * 2**30 - sizes[max(sizes)]
+            for step in _over_budget(sizes, budget, best):
                 self._discard(self.path(step))
 
     def _discard(self, folder: Path) -> None:
@@ -169,8 +162,8 @@ class Checkpoints:
             f"the last one, {self.path(steps[-1])}, is usable" if steps else "there is none yet"
         )
         return (
-            f"{self.path(step)}: the disk is full, so this checkpoint was not saved; {usable}; free some "
-            f"space and go on with: assay train --resume {self.folder.parent}"
+            f"{self.path(step)}: the disk is full, so this checkpoint was not saved; {usable}; "
+            f"free some space and go on with: assay train --resume {self.folder.parent}"
         )
 
 
@@ -186,32 +179,29 @@ def part_folder(checkpoint: Path, name: str) -> Path:
     return checkpoint if name == "model" else checkpoint / name
 
 
-def to_drop(kept: Sequence[Kept], config: CheckpointConfig, best: int | None) -> list[int]:
-    """Return the steps that retention removes: beyond the last k, save the best, then over the budget.
+def to_drop(sizes: Mapping[int, int], config: CheckpointConfig, best: int | None) -> list[int]:
+    """Return the steps that retention removes.
 
-    The newest always stays, whatever the budget says; the best goes last.
+    First those beyond the last k, but for the best; then what is over the disk budget. sizes: bytes
+    by step. The newest always stays, whatever the budget says; the best goes last.
     """
-    if not kept:
-        return []
-    newest_first = sorted(kept, key=lambda one: -one.step)
-    stays = {one.step for one in newest_first[: config.keep_last]}
+    newest_first = sorted(sizes, reverse=True)
+    stays = {*newest_first[: config.keep_last], *newest_first[:1]}
     if config.keep_best and best is not None:
         stays.add(best)
-    dropped = [one.step for one in newest_first if one.step not in stays]
+    dropped = [step for step in sizes if step not in stays]
     if config.max_disk_gib is not None:
-        rest = [one for one in kept if one.step in stays]
+        rest = {step: size for step, size in sizes.items() if step in stays}
         dropped += _over_budget(rest, config.max_disk_gib * 2**30, best)
     return sorted(dropped)
 
 
-def _over_budget(kept: Sequence[Kept], max_bytes: float, best: int | None) -> list[int]:
-    newest = max(one.step for one in kept)
-    total = sum(one.num_bytes for one in kept)
-    dropped: list[int] = []
-    for one in sorted(kept, key=lambda one: (one.step == best, one.step)):
-        if total > max_bytes and one.step != newest:
-            dropped.append(one.step)
-            total -= one.num_bytes
+def _over_budget(sizes: Mapping[int, int], max_bytes: float, best: int | None) -> list[int]:
+    total, dropped = sum(sizes.values()), list[int]()
+    for step in sorted(sizes, key=lambda step: (step == best, step)):
+        if total > max_bytes and step != max(sizes):
+            dropped.append(step)
+            total -= sizes[step]
     return dropped
 
 
@@ -238,7 +228,3 @@ def _describe(path: Path) -> dict[str, Any]:
 
 def _files_of(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
-
-
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in _files_of(folder))

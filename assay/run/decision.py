@@ -1,4 +1,4 @@
-"""``decision.md`` of a run: written as it begins (by `assay.plan`), with a line more for each of its ends."""
+"""``decision.md`` of a run: `assay.plan` writes it as the run begins; each end adds a line."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Run:
     step: how many steps are finished. metrics: the row of the last one. config: as it was written,
     without the time limit of this start. why_not_judged: what was said most often of the newest
     completions that were not judged.
-    Made by `create` or `resume`, never directly. Opening a run seeds the process-wide random generators.
+    Made by `create` or `resume`, never directly. Opening one seeds the global random generators.
     """
 
     def __init__(
@@ -117,8 +117,7 @@ class Run:
         """Make the directory of a new run; a name that is taken gets a number.
 
         num_steps: steps in all, where ``rl.steps`` does not say so. decision: the text of its
-        ``decision.md``, to which each end of the run adds a line. Raises RunError where the directory
-        cannot be made.
+        ``decision.md``. Raises RunError where the directory cannot be made.
         """
         name = config.run.name or (Path(config_path).stem if config_path else "run")
         parent = Path(config.run.directory)
@@ -149,11 +148,11 @@ class Run:
         num_steps: int | None = None,
         quiet: bool = False,
     ) -> Run:
-        """Open a run to go on from its newest whole checkpoint, or from the start where it never had one.
+        """Open a run to go on from its newest whole checkpoint, or from the start without any.
 
-        Its rows and rollouts are as they were until `attach` has loaded the checkpoint. overrides: changes of its
-        configuration, as ``rl.steps=500`` to extend a finished run. Raises RunError: also where none of
-        its checkpoints is whole, and when a verifier has changed and `accept_changed_verifiers` is not set.
+        Its files are as they were until `attach` has loaded the checkpoint. overrides: changes of
+        its configuration, as ``rl.steps=500`` to extend a finished run. Raises RunError, also where
+        none of its checkpoints is whole, or where a verifier has changed and that is not accepted.
         """
         folder = Path(path)
         if not (folder / "config.toml").is_file():
@@ -297,7 +296,7 @@ class Run:
         return self.clock.phase(name)
 
     def save_checkpoint(self) -> Path | None:
-        """Save the state after the last finished step, unless it is saved or its loss is not finite."""
+        """Save the state after the last step, unless it is saved or its loss is not finite."""
         path = self.checkpoints.path(self.step)
         if self.step in self.checkpoints.steps():
             return path
@@ -312,17 +311,18 @@ class Run:
     def check_verifiers(self, verifiers: Verifiers, *, accept_changed: bool = False) -> None:
         """Hold verifiers against those that this run has used; new ones are written down.
 
-        Raises RunError where one's version or hash has changed, or what the configuration says of the
-        reward, unless that is accepted, which is recorded: rollouts that were judged before but not
-        yet saved as learned are then dropped.
+        Raises RunError where a version or hash has changed, or the reward of the configuration.
+        A change that is accepted is recorded; rollouts that were judged before it, and are not yet
+        saved as learned, are dropped.
         """
         reward = surroundings.reward_of(self.config)
         changed = surroundings.find_changed_verifiers(self.verifiers, verifiers)
         changed += surroundings.find_changed_reward(self._reward, reward)
         if changed and not accept_changed:
             raise RunError(
-                f"{self.folder}: the reward has changed since this run began ({'; '.join(changed)}); "
-                "rewards would not be comparable; resume with --accept-changed-verifiers if they are"
+                f"{self.folder}: the reward has changed since this run began "
+                f"({'; '.join(changed)}); rewards would not be comparable; resume with "
+                "--accept-changed-verifiers if they are"
             )
         now = {name: dict(facts) for name, facts in verifiers.items()}
         if changed or any(self.verifiers.get(name) != facts for name, facts in now.items()):
@@ -335,9 +335,10 @@ class Run:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why no further step should begin: ``interrupted``, ``finished early``, ``max_minutes``, or None.
+        """Why no further step should begin; None where one should.
 
-        The time limit lets each start take one step, so that whoever goes on again and again gets on.
+        One of ``interrupted``, ``finished early`` and ``max_minutes``. The time limit lets each
+        start take one step, so that a run that is started again and again goes forward.
         """
         if self._stop.requested:
             return "interrupted"
@@ -469,8 +470,8 @@ class Run:
             f"its last checkpoint, step {steps[-1]}, is usable" if steps else "it has no checkpoint"
         )
         return (
-            f"{self.folder}: the disk is full after step {self.step}; {usable}; free some space and "
-            f"go on with: assay train --resume {self.folder}"
+            f"{self.folder}: the disk is full after step {self.step}; {usable}; free some space "
+            f"and go on with: assay train --resume {self.folder}"
         )
 
 

@@ -1,4 +1,4 @@
-"""What a run ran on: versions, hardware, threads, git state; and what differs when it is resumed."""
+"""What a run ran on (versions, hardware, threads, git), and what differs when it is resumed."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def collect_environment(config: TrainConfig) -> dict[str, Any]:
 
 
 def read_environment(folder: Path) -> dict[str, Any] | None:
-    """Return what `collect_environment` found for a run; None where it is absent. Raises RunError."""
+    """Return what `collect_environment` found for a run; None: nothing. Raises RunError."""
     path = folder / "environment.json"
     facts = read_facts(path)
     if facts is None:
@@ -102,7 +102,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str 
 def find_changed_verifiers(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the verifiers known to both of which a fact differs, one phrase each.
 
-    Facts: version, content hash, and where they apply the digest of the options and of a checkpoint.
+    Facts: version, content hash, and where they apply digests of the options and of a checkpoint.
     """
     changed: list[str] = []
     for name in sorted({*before} & {*now}):
@@ -232,7 +232,7 @@ def _physical_mib() -> float | None:
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Return commit, branch and whether there are uncommitted changes; None outside a repository."""
+    """Return commit, branch and whether something is uncommitted; None outside a repository."""
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None

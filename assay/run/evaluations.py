@@ -1,4 +1,4 @@
-"""What rows of evaluations say: accuracy, the best step, what was gained, and whether it has settled."""
+"""What rows of evaluations say: accuracy, the best step, the gain, and whether it has settled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def accuracy_of(evaluation: Row) -> float | None:
 
 
 def kind_of(evaluation: Row) -> str:
-    """Return which series an evaluation row belongs to: greedy, its temperature, or what it counts."""
+    """Return the series of an evaluation row: greedy, its temperature, or what it counts."""
     if "eval/kind" in evaluation:
         return str(evaluation["eval/kind"])
     temperature = evaluation.get("eval/temperature")
@@ -50,12 +50,12 @@ def best_step(evaluations: Sequence[Row]) -> int | None:
 
 
 def why_settled(evaluations: Sequence[Row], settings: EvaluationConfig) -> str | None:
-    """Return why no further step is worth its time, as ``evaluation.patience`` says; None where it is.
+    """Return why a run may end by ``evaluation.patience``; None where it goes on.
 
-    An evaluation is an improvement where its accuracy lies above that of the last improvement by more
-    than the standard error of that one; the first evaluation is one. Only evaluations that are due by
-    ``evaluation.every`` count: what a time limit adds at another step would make a resumed run end
-    elsewhere than one that was never stopped.
+    The first evaluation is an improvement. A later one is where its accuracy lies above that of the
+    last improvement by more than the standard error of that one. Only evaluations that are due by
+    ``evaluation.every`` count: a time limit adds one at another step, and a resumed run would then
+    end elsewhere than one that was never stopped.
     """
     every, patience = settings.every, settings.patience
     if every is None or patience is None:
@@ -71,8 +71,8 @@ def why_settled(evaluations: Sequence[Row], settings: EvaluationConfig) -> str |
     if since < patience:
         return None
     return (
-        f"held-out accuracy has settled: {since} evaluations in a row were not above {best:.3f} of step"
-        f" {at} by more than its standard error (evaluation.patience = {patience})"
+        f"held-out accuracy has settled: {since} evaluations in a row were not above {best:.3f} of"
+        f" step {at} by more than its standard error (evaluation.patience = {patience})"
     )
 
 
@@ -80,8 +80,8 @@ def why_settled(evaluations: Sequence[Row], settings: EvaluationConfig) -> str |
 class Gain:
     """What accuracy gained between two evaluations, over the problems that both judged.
 
-    stderr: of the mean of the problems' differences: both met the same problems with the same random
-    numbers. None of a single problem.
+    stderr: of the mean of the problems' differences, since both met the same problems with the same
+    random numbers. None of a single problem.
     """
 
     value: float
@@ -93,7 +93,7 @@ class Gain:
 
 
 def gain_between(first: Row, last: Row) -> Gain | None:
-    """Return the paired difference of two evaluation rows; None where they do not say it by problem."""
+    """Return the paired difference of two rows; None where they do not tell it by problem."""
     before, after = (row.get("eval/by_problem") or {} for row in (first, last))
     differences = [after[id] - before[id] for id in before if id in after]
     if first is last or not differences:

@@ -10,7 +10,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,14 +28,12 @@ def is_disk_full(error: BaseException) -> bool:
 
     Where a library wraps the system's error, only its text is left; see also `has_room`.
     """
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, OSError) and seen.errno in _FULL:
-            return True
-        if any(text in str(seen) for text in _FULL_TEXTS):
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return False
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return True
+    if any(text in str(error) for text in _FULL_TEXTS):
+        return True
+    cause = error.__cause__ or error.__context__
+    return cause is not None and is_disk_full(cause)
 
 
 def has_room(folder: Path) -> bool:
@@ -65,17 +64,14 @@ def disk_full_as(complaint: Callable[[], str]) -> Iterator[None]:
 def make_folder(parent: Path, name: str) -> Path:
     """Make a new folder; a name that is taken gets a number."""
     parent.mkdir(parents=True, exist_ok=True)
-    number = 1
-    while True:
+    for number in count(1):
         folder = parent / (name if number == 1 else f"{name}-{number}")
-        try:
+        with suppress(FileExistsError):
             folder.mkdir()
-        except FileExistsError:
-            number += 1
-            continue
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(13, "Permission denied")
-        return folder
+            break
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(13, "Permission denied")
+    return folder
 
 
 def sync_file(path: Path) -> None:
@@ -125,7 +121,7 @@ def check_folder(path: Path, where: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a value that strict JSON can hold: numpy scalars unwrapped, no NaN or infinity (None)."""
+    """Return a value for strict JSON: numpy scalars unwrapped; None for NaN and infinity."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -141,21 +137,20 @@ def plain(value: Any) -> Any:
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return a JSON object from a file, or None where it is absent or not one."""
-    try:
+    with suppress(OSError):
         return _as_object(path.read_bytes())
-    except OSError:
-        return None
+    return None
 
 
 def state_folder() -> Path:
-    """Return where what Assay keeps for this user stands; raises RuntimeError where there is no home."""
+    """Return the folder of what Assay keeps for this user; RuntimeError where there is no home."""
     state = os.environ.get("XDG_STATE_HOME", "")
     home = Path(state) if os.path.isabs(state) else Path("~/.local/state").expanduser()
     return home / "assay"
 
 
 def read_facts(path: Path) -> dict[str, Any] | None:
-    """Return a JSON object from a file, or None where it is absent; raises RunError where it is damaged."""
+    """Return a JSON object from a file, None where it is absent; RunError where it is damaged."""
     if not path.exists():
         return None
     facts = _as_object(path.read_bytes())
@@ -217,7 +212,7 @@ class Journal:
             self._close()
 
     def _end_last_line(self) -> bytes:
-        """Take a torn last line away, so that the next row is not lost with it; return what ends a whole one."""
+        """Remove a torn last line, which would spoil the next row; return what ends a whole one."""
         if self._file.seek(0, os.SEEK_END) == 0:
             return b""
         self._file.seek(-1, os.SEEK_END)
@@ -238,7 +233,7 @@ class Journal:
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a JSON Lines file; raises RunError for a line that is none.
 
-    A last line that was torn, since its writer was killed, is passed over: no part of an object is one.
+    A last line that is cut off, since its writer was killed, is passed over.
     """
     if not path.exists():
         return
@@ -259,15 +254,13 @@ def _is_torn(line: bytes) -> bool:
 
 
 def read_step_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file of metrics or evaluations; raises RunError for one that cannot be."""
-    rows: list[dict[str, Any]] = []
-    for number, row in enumerate(read_rows(path), 1):
+    """Return the rows of a file of metrics or evaluations; raises RunError for a wrong one."""
+    rows = list(read_rows(path))
+    for number, row in enumerate(rows, 1):
         for key, value in row.items():
-            right = type(value) is int if key == "step" else _is_measured(key, value)
-            if not right or "step" not in row:
+            if not _is_measured(key, value) or "step" not in row:
                 where, found = f"{path} row {number} {key}", f"{value!r:.60}"
                 raise RunError(message(where, found, "a step and its measures", "mend it"))
-        rows.append(row)
     return rows
 
 
@@ -282,6 +275,8 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 def _is_measured(key: str, value: Any) -> bool:
+    if key == "step":
+        return type(value) is int
     if key == "eval/kind":
         return isinstance(value, str)
     if key in ("eval/by_tag", "eval/reliability"):

@@ -57,12 +57,14 @@ def find_breaches(
 ) -> Iterator[str]:
     """Yield why a step's metrics must stop the run: the value, the limit, and the setting."""
     if broken := find_non_finite(metrics):
-        yield f"{broken} is {metrics[broken]}; lower optimizer.learning_rate, or look at the last rollouts"
+        value, remedy = metrics[broken], "lower optimizer.learning_rate"
+        yield f"{broken} is {value}; {remedy}, or look at the last rollouts"
     share = metrics.get("verdict/not_judged_share", 0.0)
     if share > config.max_not_judged:
         yield (
             f"{share:.0%} of the completions were not judged, above guard.max_not_judged "
-            f"({config.max_not_judged:.0%}), most often for this reason: {why_not_judged or 'none given'}"
+            f"({config.max_not_judged:.0%}), most often for this reason: "
+            f"{why_not_judged or 'none given'}"
         )
     mismatch = metrics.get("mismatch/mean", 0.0)
     if not mismatch <= config.max_mismatch:

@@ -1,4 +1,4 @@
-"""A run's journals, and who listens to them: the run directory has every row before a listener does."""
+"""A run's journals and its listeners: the run directory has every row before a listener does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint is called: ``RUN``, ``RUN@last``, ``RUN@best``, ``RUN@120``, or its own folder."""
+"""Names of checkpoints: ``RUN``, ``RUN@last``, ``RUN@best``, ``RUN@120``, or the folder itself."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from assay.run.files import read_json, read_rows
 
 
 def find_checkpoint(name: str) -> Path | None:
-    """Return the folder of the checkpoint that a name stands for; None where it names neither run nor checkpoint.
+    """Return the folder of the checkpoint that a name stands for; None where it names none.
 
-    ``RUN@120`` is that of a step, ``RUN@best`` the one that did best on held-out problems, ``RUN@last``
-    the newest. Plain ``RUN`` is the newest too, but not where a guard stopped the run: what it
-    condemned is taken only by name.
+    ``RUN@120`` is that of a step, ``RUN@best`` the one that did best on held-out problems,
+    ``RUN@last`` the newest. Plain ``RUN`` is the newest too; where a guard stopped the run, the
+    checkpoint must be named.
 
-    All its files are held against the manifest, the optimizer's too, so every byte is read and hashed:
-    a second or two for each GiB, once a start. Raises RunError where one differs, or where there is no
-    such checkpoint.
+    Every file is read and held against the manifest: a second or two for each GiB. Raises RunError
+    where one differs, or where there is no such checkpoint.
     """
     folder = Path(name).expanduser()
     if _is_checkpoint(folder):

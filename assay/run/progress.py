@@ -52,19 +52,18 @@ class SamplingCall(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HowFar:
-    """How far a generation is. tokens: of the generator's newest call, as are those a second."""
+    """How far a generation is. call: the generator's newest."""
 
     what: str
     num_completions: int
     num_wanted: int
-    tokens: int
-    tokens_per_second: float
+    call: SamplingCall
 
     @property
     def numbers(self) -> str:
         """The numbers without what they are of."""
         of = f"{self.num_completions:,} of {self.num_wanted:,} completions"
-        return f"{of}, {self.tokens:,} tokens, {self.tokens_per_second:,.0f} tokens/s"
+        return f"{of}, {self.call.tokens:,} tokens, {self.call.tokens_per_second:,.0f} tokens/s"
 
     def __str__(self) -> str:
         return f"{self.what}: {self.numbers}"
@@ -81,10 +80,9 @@ class SamplingWatch:
         self._show = show
         self._every = every
         self._last = time.monotonic()
-        self._what, self._num_wanted = "sampling", 0
+        self._what, self._num_wanted, self._num_before = "sampling", 0, 0
         self._call: SamplingCall | None = None
         self._shown: SamplingCall | None = None
-        self._num_before = 0
 
     def __call__(self, call: SamplingCall) -> None:
         """Take in how far a call of the generator is."""
@@ -97,8 +95,7 @@ class SamplingWatch:
             self._shown = call
             self.showed()
             done = self._num_before + call.num_completions
-            wanted = self._num_wanted or call.num_wanted
-            self._show(HowFar(self._what, done, wanted, call.tokens, call.tokens_per_second))
+            self._show(HowFar(self._what, done, self._num_wanted or call.num_wanted, call))
 
     def showed(self) -> None:
         """Begin the wait for the next line anew."""
@@ -107,8 +104,8 @@ class SamplingWatch:
     @contextmanager
     def doing(self, what: str, num_wanted: int) -> Iterator[None]:
         """Count all calls inside as one piece of work, of so many completions."""
-        self._what, self._num_wanted = what, num_wanted
-        self._call, self._num_before = None, 0
+        self._what, self._num_wanted, self._num_before = what, num_wanted, 0
+        self._call = None
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""The report of a run: one HTML file that needs nothing else, and that no model text can turn on you."""
+"""The report of a run: one HTML file that needs nothing else, and no model text can act in it."""
 
 from __future__ import annotations
 
@@ -145,7 +145,8 @@ def _lift_html(lift: Lift) -> str:
         gain = f'<span class="gain {direction}">{points:+.1f}{spread} points</span>'
         bars += _bar_html("after", lift.after, lift.last.get("eval/stderr"))
     return (
-        f'<section class="lift"><h2>Held-out accuracy <small>{problems}{safe(lift.kind)}</small></h2>'
+        f'<section class="lift"><h2>Held-out accuracy <small>{problems}{safe(lift.kind)}</small>'
+        "</h2>"
         f'<p class="numbers">{numbers}{gain}</p>{bars}</section>'
     )
 
@@ -188,7 +189,8 @@ def _short(number: float) -> str:
 
 def _chart_html(number: int, chart: Chart) -> str:
     return (
-        f'<figure class="chart{" wide" if chart.wide else ""}"><figcaption><h3>{safe(chart.title)}</h3>'
+        f'<figure class="chart{" wide" if chart.wide else ""}"><figcaption>'
+        f"<h3>{safe(chart.title)}</h3>"
         f"<p>{safe(chart.note)}</p></figcaption>"
         f'<div class="plot" data-chart="{number}"></div></figure>'
     )

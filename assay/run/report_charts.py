@@ -229,7 +229,7 @@ def _line(name: str, steps: Sequence[int], values: Iterable[Any], color: str) ->
 
 
 def _label(name: str) -> str:
-    """A name as plotly shows it literally: it would read tags and TeX in names of parts and tags."""
+    """Escape a name, in which plotly would read tags and TeX."""
     name = name if len(name) <= _MAX_LABEL else f"{name[:_MAX_LABEL]}…"
     return html.escape(name, quote=False).replace("$", "\N{FULLWIDTH DOLLAR SIGN}")
 

@@ -46,14 +46,12 @@ _LABELS = {"passed": "passed", "failed": "failed", "not_judged": "not judged"}
 
 
 def choose_steps(steps: Sequence[int], metrics: Sequence[Row]) -> dict[int, str]:
-    """Return steps whose rollouts are worth reading, and why: first, last, best, worst, and between."""
+    """Return steps worth reading, and why: first, last, best, worst, and between."""
     if not steps:
         return {}
     chosen = {steps[0]: "first", steps[-1]: "last"}
-    rewards = {
-        row["step"]: row["reward/mean"] for row in metrics if row.get("reward/mean") is not None
-    }
-    known = [step for step in steps if step in rewards]
+    rewards: dict[int, Any] = {row["step"]: row.get("reward/mean") for row in metrics}
+    known = [step for step in steps if rewards.get(step) is not None]
     if known:
         chosen.setdefault(max(known, key=lambda step: rewards[step]), "best reward")
         chosen.setdefault(min(known, key=lambda step: rewards[step]), "worst reward")
@@ -64,9 +62,9 @@ def choose_steps(steps: Sequence[int], metrics: Sequence[Row]) -> dict[int, str]
 
 
 def choose_groups(rows: Sequence[Row]) -> list[list[Row]]:
-    """Return some of a step's groups, each as the siblings to show: every kind of group, widest first.
+    """Return some of a step's groups, of every kind, those first whose rewards lie far apart.
 
-    Of more siblings than fit, those at the ends of the group's ranking and those not judged.
+    Of siblings that do not fit, those at the ends of the ranking and those not judged are shown.
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -134,7 +132,8 @@ def _filters_html(steps: Mapping[int, str], rows: Sequence[Row]) -> str:
     )
     return (
         f'<div class="filters" id="filters"><div class="choice" role="group" aria-label="Status">'
-        f'{buttons}</div><select aria-label="Step"><option value="">all steps</option>{options}</select>'
+        f'{buttons}</div><select aria-label="Step"><option value="">all steps</option>{options}'
+        "</select>"
         f'<input type="search" placeholder="search the text" aria-label="Search the text"></div>'
     )
 
@@ -148,8 +147,9 @@ def _step_html(step: int, why: str, reward: float | None, groups: Sequence[Seque
         for siblings in groups
     )
     return (
-        f'<section class="step" data-step="{step}"><h3>Step {step:,} <small>{" · ".join(facts)}</small>'
-        f'</h3><div class="groups">{cards}</div></section>'
+        f'<section class="step" data-step="{step}"><h3>Step {step:,} '
+        f"<small>{' · '.join(facts)}</small></h3>"
+        f'<div class="groups">{cards}</div></section>'
     )
 
 
@@ -164,7 +164,8 @@ def _rollout_html(row: Row) -> str:
     return (
         f'<article class="rollout {status}" data-status="{status}">'
         f'<header><span class="badge">{_LABELS[status]}</span>{reward}'
-        f'<span class="facts" title="{safe(row["completion_id"] or "")}">{" · ".join(facts)}</span></header>'
+        f'<span class="facts" title="{safe(row["completion_id"] or "")}">{" · ".join(facts)}'
+        "</span></header>"
         f'<div class="completion">{_completion_html(row)}</div>{_verdict_html(row)}</article>'
     )
 
@@ -203,7 +204,7 @@ _HIDDEN = re.compile(
 
 
 def safe(text: str) -> str:
-    """Return text as HTML that shows it and can do nothing: escaped, hidden characters spelled out."""
+    """Return text as HTML that can only show it: escaped, hidden characters spelled out."""
     return _HIDDEN.sub(_spell_out, html.escape(text))
 
 

@@ -26,8 +26,8 @@ def check_beginning(
 ) -> None:
     """Raise RunError where a run without a whole checkpoint must have had one.
 
-    Killed before its first checkpoint, it begins again and nothing is lost. Otherwise its steps would
-    be trained a second time, over weights that may be there.
+    A run that was killed before its first checkpoint begins again, and nothing is lost. Otherwise
+    its steps would be trained a second time, over weights that may be there.
 
     rows, events: its metrics and events. every: steps between its checkpoints. damaged: what is
     wrong with those that are there.
@@ -38,15 +38,16 @@ def check_beginning(
         return
     found = "; ".join(damaged) or "its checkpoints are gone"
     raise RunError(
-        f"{folder}: {done} steps are done, and no checkpoint is whole ({found}); nothing was changed; "
-        f"bring the files back from a copy, or start a new run: assay train {folder / 'config.toml'}"
+        f"{folder}: {done} steps are done, and no checkpoint is whole ({found}); nothing was "
+        f"changed; bring the files back from a copy, or start a new run: "
+        f"assay train {folder / 'config.toml'}"
     )
 
 
 def check_has_use(
     folder: Path, step: int, num_steps: int | None, changes: Sequence[str], early: bool = False
 ) -> None:
-    """Raise RunError where a run that is done is resumed with other settings, which no step would use.
+    """Raise RunError where a run that is done is resumed with settings that no step would use.
 
     Its configuration would then say what no step has done. changes: those that a step would notice.
     early: that it is done by ``evaluation.patience``.

@@ -29,7 +29,7 @@ from assay.types import Group, Problem, Verdict
 
 _FACTS, _VERSION = b"assay", b"assay.version"
 _DAMAGE = (OSError, pa.ArrowException, ValueError, TypeError, LookupError)
-"""What a shard raises whose bytes are not as they were written: first its checksums, then its decoders."""
+"""What a damaged shard raises: its checksums first, then its decoders."""
 _REPEATING = [field.name for field in SCHEMA if field.type in (pa.string(), pa.int32(), pa.int64())]
 
 

@@ -25,7 +25,7 @@ _DTYPES = {_INTS: np.int32, _FLOATS: np.float32, _BOOLS: np.bool_}
 SCHEMA_VERSION = 1
 """One more whenever a column is added."""
 ADDED_IN: Mapping[str, int] = {}
-"""Columns that the first version did not have, with the version that brought each: in older shards they are null."""
+"""Columns that came after version 1, with their version; in older shards they are null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def _whole(value: Any) -> Any:
 
 
 def _hash_of(label: str, known: Mapping[str, str]) -> str | None:
-    """The content hash of ``math@1``; of a sum ``math@1*1 + think_format@1*0.1`` those of its terms."""
+    """The content hash of ``math@1``; of ``math@1*1 + think_format@1*0.1`` those of its terms."""
     terms = [label] if label in known else label.split(" + ")
     names = [name for term in terms for name in (term.rpartition("*")[0] or term).split("|")]
     hashes = [known.get(name, "?") for name in names]
@@ -172,7 +172,7 @@ def learned_columns(batch: Any, advantages_T: Any, tokens: pa.ChunkedArray) -> d
 
 
 def restore(table: pa.Table) -> tuple[list[Group], list[tuple[Verdict, ...]]]:
-    """Return the groups and verdicts that `recorded_columns` was given; problems lack their spec."""
+    """Return the groups and verdicts that were recorded; their problems have no spec."""
     names = [name for name in table.column_names if name not in LEARNED_COLUMNS]
     columns = [_values_of(table.column(name), name in _ARRAYS) for name in names]
     rows = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]

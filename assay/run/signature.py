@@ -1,4 +1,4 @@
-"""Which runs are this user's own: a run's configuration is signed with a key that never leaves the machine.
+"""Which runs are this user's own: configurations are signed with a key that stays on the machine.
 
 The first line of a run's ``config.toml`` is a comment that holds an HMAC over the rest. The key is
 the user's, made at random when it is first needed. So a run from elsewhere has no valid signature,
@@ -34,7 +34,7 @@ def write_config(path: Path, text: str) -> None:
 
 
 def why_not_own(path: Path) -> str:
-    """Return why a configuration is not known as one that this user's runs wrote; "" where it is."""
+    """Return why a configuration is not known to be this user's own; "" where it is."""
     try:
         key = _user_key()
     except NoKey as error:

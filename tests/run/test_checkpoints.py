@@ -18,7 +18,7 @@ from run_fakes import FakeLearner
 
 from assay.config import CheckpointConfig
 from assay.errors import DiskFull, RunError
-from assay.run.checkpoints import Checkpoints, Kept, find_damage, to_drop
+from assay.run.checkpoints import Checkpoints, find_damage, to_drop
 from assay.run.random_state import GlobalRandomState
 
 
@@ -117,18 +117,18 @@ sizes = st.lists(st.integers(0, 100), min_size=1, max_size=12)
 def test_retention(
     num_bytes: list[int], keep_last: int, best: int, budget: int | None, keep_best: bool
 ) -> None:
-    kept = [Kept(step, size) for step, size in enumerate(num_bytes)]
+    sizes = dict(enumerate(num_bytes))
     gib = budget and budget / 2**30
     config = CheckpointConfig(keep_last=keep_last, keep_best=keep_best, max_disk_gib=gib)
-    dropped = to_drop(kept, config, best)
-    left = [one for one in kept if one.step not in dropped]
-    assert kept[-1] in left
-    wanted = {one.step for one in kept[-keep_last:]} | ({best} if keep_best else set())
-    assert {one.step for one in left} <= wanted
+    left = sizes.keys() - {*to_drop(sizes, config, best)}
+    newest = max(sizes)
+    assert newest in left
+    wanted = {*list(sizes)[-keep_last:]} | ({best} if keep_best else set())
+    assert left <= wanted
     if budget is None:
-        assert {one.step for one in left} == wanted & {one.step for one in kept}
+        assert left == wanted & sizes.keys()
     else:
-        assert sum(one.num_bytes for one in left) <= budget or left == [kept[-1]]
+        assert sum(sizes[step] for step in left) <= budget or left == {newest}
 
 
 @pytest.mark.parametrize(
