@@ -379,7 +379,7 @@ def eager_imports(tree: ast.Module) -> Iterator[str]:
 
 
 # Files that travel into the process of a test program, where they know one another by their bare names.
-SENT = {"crossing", "stand_ins", "test_process"}
+SENT = {"stand_ins", "test_process", "tools"}
 
 
 def test_only_core_dependencies_are_imported_at_load() -> None:

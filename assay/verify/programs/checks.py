@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
-from assay.verify.programs.names import tree_of
+from assay.verify.programs.setup import tree_of
 from assay.verify.programs.spec import CodeTest
 
 UNSAFE_NAMES = frozenset(("eval", "exec", "compile", "__import__", "breakpoint", "__builtins__"))

@@ -23,32 +23,13 @@ from assay.verify.programs.spec import FIELDS, CodeSpec, read_spec
 from assay.verify.sandbox import Sandbox, SandboxUnavailable
 
 MODULES = tuple(
-    f"assay.verify.{name}"
-    for name in (
-        "programs.code_tests",
-        "programs.bench",
-        "programs.callbacks",
-        "programs.checks",
-        "programs.compare",
-        "programs.crossing",
-        "programs.direct",
-        "programs.known_errors",
-        "programs.names",
-        "programs.program",
-        "programs.results",
-        "programs.running",
-        "programs.setup",
-        "programs.spec",
-        "programs.stand_ins",
-        "programs.test_process",
-        "sandbox.agent",
-        "sandbox.decoder",
-        "sandbox.encoder",
-        "sandbox.foreign",
-        "sandbox.process",
-        "sandbox.session",
-        "sandbox.values",
-    )
+    f"assay.verify.{room}.{name}"
+    for room, names in {
+        "programs": "code_tests bench checks compare direct known_errors program results running setup spec "
+        "stand_ins test_process tools",
+        "sandbox": "agent codec process session values",
+    }.items()
+    for name in names.split()
 )
 
 _sandboxes: dict[tuple[int, bool], Sandbox] = {}
@@ -63,7 +44,7 @@ def judge_code(problem: Problem, completion: Completion) -> Part:
     """
     spec = read_spec(problem)
     if not spec.prompt_code:
-        spec = replace(spec, prompt_code=prompt_code_of(problem.question, spec.entry_point))
+        spec = replace(spec, prompt_code=prompt_code_of(problem.question, spec.entry))
     head = for_program(spec.setup, spec.prompt_code, completion.text)
     program = find_program(completion, spec.entry_point, head)
     if program is None:

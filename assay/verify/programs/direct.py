@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from assay.verify.programs.names import tree_of, wanted_names
+from assay.verify.programs.setup import tree_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,27 +25,25 @@ class DirectCall:
 
 
 @lru_cache(maxsize=4096)
-def direct_call(source: str, entry_point: str, trusted: frozenset[str]) -> DirectCall | None:
+def direct_call(source: str) -> DirectCall | None:
     """Return the call that an assert makes, or None where it does anything besides."""
-    body = tree_of(source).body
-    if len(body) != 1 or not isinstance(body[0], ast.Assert):
-        return None
-    test = body[0].test
-    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
-        return None
-    call = test.left
-    if not isinstance(test.ops[0], ast.Eq) or not isinstance(call, ast.Call):
-        return None
-    if not isinstance(call.func, ast.Name):
-        return None
-    name = call.func.id
-    if name in trusted or name not in wanted_names((source,), trusted, entry_point):
-        return None
-    if any(keyword.arg is None for keyword in call.keywords):
-        return None
+    match tree_of(source).body:
+        case [
+            ast.Assert(
+                ast.Compare(
+                    ast.Call(ast.Name(name), args, keywords), [ast.Eq()], [ast.expr() as expected]
+                )
+            )
+        ] if all(each.arg for each in keywords):
+            pass
+        case _:
+            return None
     try:
-        args = tuple(ast.literal_eval(each) for each in call.args)
-        kwargs = {f"{keyword.arg}": ast.literal_eval(keyword.value) for keyword in call.keywords}
-        return DirectCall(name, args, kwargs, ast.literal_eval(test.comparators[0]))
+        return DirectCall(
+            name,
+            tuple(map(ast.literal_eval, args)),
+            {f"{each.arg}": ast.literal_eval(each.value) for each in keywords},
+            ast.literal_eval(expected),
+        )
     except (ValueError, TypeError, RecursionError, MemoryError):
         return None

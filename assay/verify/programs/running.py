@@ -14,16 +14,8 @@ from typing import Any, cast
 from assay.errors import VerifierError, message
 from assay.verify.base import Limits
 from assay.verify.programs.bench import START, bench_code
-from assay.verify.programs.callbacks import (
-    Conversation,
-    Question,
-    holds_objects_of,
-    rehashed,
-    unhashed,
-)
 from assay.verify.programs.compare import compare, equal, same_output
 from assay.verify.programs.direct import DirectCall, direct_call
-from assay.verify.programs.names import exception_bases, kinds_of, rules, tree_of, wanted_names
 from assay.verify.programs.program import Program, last_function
 from assay.verify.programs.results import (
     FATAL,
@@ -35,9 +27,10 @@ from assay.verify.programs.results import (
     shown,
     words,
 )
-from assay.verify.programs.setup import for_tests
+from assay.verify.programs.setup import TestCode, asked_for, for_tests, is_given, tree_of
 from assay.verify.programs.spec import CodeSpec, CodeTest
 from assay.verify.sandbox import (
+    Answer,
     Handle,
     Outcome,
     Sandbox,
@@ -45,7 +38,7 @@ from assay.verify.sandbox import (
     Session,
     SubmissionError,
 )
-from assay.verify.sandbox.values import EXCEPTIONS, Unsupported
+from assay.verify.sandbox.values import Unsupported
 
 MAX_RELOADS = 3  # fresh processes for the tests after one that ended its process
 MAX_TIMEOUTS = 2  # tests that may run out of time before the rest is not run
@@ -85,10 +78,14 @@ class Run:
     test_cpu: float = 0.0
     num_timeouts: int = 0
     num_printed: int = 0
-    conversation: Conversation | None = None
-    lent: bool = False  # whether the submission got an object of the test
-    fault: Fault | None = None
+    calling: bool = False  # whether the submission does what a test asked for
+    asked: bool = False  # whether it uses a function of the test meanwhile
     load_fault: Fault | None = None
+    own: TestCode = field(init=False)
+
+    def __post_init__(self) -> None:
+        spec = self.spec
+        self.own = for_tests(spec.setup, spec.prompt_code, spec.entry, self.program.written)
 
     def results(self) -> list[Result]:
         """Run every test. Raises SandboxTrouble, and VerifierError for tests that cannot be run."""
@@ -106,7 +103,7 @@ class Run:
             return Result(False, "not run: the tests before it waited for too long", "timeout")
         if self.num_timeouts >= MAX_TIMEOUTS:
             return Result(False, "not run: tests before it ran out of time", "timeout")
-        self.fault, self.test_cpu, self.num_calls, self.lent = None, 0.0, 0, False
+        self.test_cpu, self.num_calls = 0.0, 0
         try:
             if test.kind == "stdin":
                 result = self._stdin(test)
@@ -137,7 +134,7 @@ class Run:
         self.test_cpu += outcome.cpu_seconds
         self.total_cpu += outcome.cpu_seconds
         idle = outcome.wall_seconds - outcome.cpu_seconds
-        if self.conversation is None and outcome.cpu_seconds < IDLE_SHARE * outcome.wall_seconds:
+        if not self.asked and outcome.cpu_seconds < IDLE_SHARE * outcome.wall_seconds:
             self.total_idle += idle if idle > MIN_COUNTED else 0.0
         self.total_wall += outcome.wall_seconds
         return outcome
@@ -155,7 +152,8 @@ class Run:
             self.submission.close()
         self.num_loads += 1
         text, limits = self.program.text, self._limits()
-        self.submission = self.sandbox.load(text, limits, on_call=self._asked)
+        shared = self.own.shared
+        self.submission = self.sandbox.load(text, limits, on_call=self._lent, shared=shared)
         loaded = self._spend(self.submission.loaded)
         if loaded.status != "ok":
             self.submission.close()
@@ -165,36 +163,36 @@ class Run:
             raise self.load_fault
 
     def _call(
-        self, what: str, place: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        verb: str,
+        target: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Outcome:
         """Ask the submission's process; what it may not survive is a Fault."""
         session = self.submission
         assert session is not None
-        self.num_calls += 1
-        if self.num_calls > MAX_CALLS:
-            raise Fault("timeout", f"more than {MAX_CALLS} calls in a test")
+        if verb != "get" or args:  # to look up a name is no use of it
+            self._count_call()
         if self.test_cpu >= self.spec.time_limit:
             raise Fault("timeout", f"more than {self.spec.time_limit:g} s of CPU time in a test")
-        limits = self._limits()
+        self.calling, self.asked = True, False
         try:
-            if what == "call":
-                outcome = session.call(place, args, kwargs, limits)
-            elif what == "method":
-                outcome = session.call_method(place, args[0], args[1:], kwargs, limits)
-            elif what == "get" and isinstance(place, str):
-                outcome = session.get(self._call("value", place, (), {}).value, args[0], limits)
-            elif what == "get":
-                outcome = session.get(place, args[0], limits)
-            else:
-                outcome = session.get(place, "", limits)
+            outcome = self._spend(session.call(target, args, kwargs, self._limits(), verb))
         except Unsupported as error:
             raise Unsendable("unsupported", f"its arguments cannot be sent: {error}") from None
-        self._spend(outcome)
+        finally:
+            self.calling = False
         if self.spec.check_determinism:
             self.seen.append((outcome.status, outcome.value, outcome.stdout))
         if outcome.status in FATAL or outcome.error_type == "SystemExit":
             raise Fault(kind_of(outcome), self._words(outcome))
         return outcome
+
+    def _count_call(self) -> None:
+        self.num_calls += 1
+        if self.num_calls > MAX_CALLS:
+            raise Fault("timeout", f"more than {MAX_CALLS} calls in a test")
 
     def _words(self, outcome: Outcome) -> str:
         if outcome.status == "timeout" and "CPU" in outcome.error:
@@ -207,10 +205,10 @@ class Run:
         if not rest:
             return self._call("call", first, args, kwargs)
         name = first.removesuffix("()")
-        place = self._call("call" if name != first else "value", name, (), {})
+        place = self._call("call" if name != first else "get", name)
         for part in rest[:-1]:
             if place.status == "ok":
-                place = self._call("get", place.value, (part,), {})
+                place = self._call("get", place.value, (part,))
         if place.status != "ok" or not isinstance(place.value, Handle):
             return place
         return self._call("method", place.value, (rest[-1], *args), kwargs)
@@ -242,16 +240,15 @@ class Run:
             return Result(False, words(outcome))
         match = compare(expected, outcome.value, self.spec.float_tolerance, from_json=from_json)
         if match == "same":
-            return self._changed(outcome, after)
+            return self._changed(outcome.args_after, after)
         found = f"returned {shown(outcome.value)}; expected {shown(expected)}"
         if match == "type":
             return Result(False, f"{found}: the type is wrong", "type")
         return Result(False, found)
 
-    def _changed(self, outcome: Outcome, after: tuple[Any, ...] | None) -> Result:
+    def _changed(self, found: Sequence[Any] | None, after: tuple[Any, ...] | None) -> Result:
         """Compare the arguments after the call, where that is what the reference is for."""
         tolerance = self.spec.float_tolerance
-        found = outcome.args_after
         if after is None or compare(after, found, tolerance, from_json=False) == "same":
             return Result(True)
         return Result(False, f"left the arguments {shown(found)}; expected {shown(after)}")
@@ -318,51 +315,33 @@ class Run:
         return self.bench
 
     def _tested(self, test: CodeTest) -> Result:
-        own = for_tests(self.spec, self.program)
-        if test.kind == "assert" and self.direct and not own.setup:
-            call = direct_call(test.source, self.spec.entry_point, own.trusted)
-            if call is not None:
-                return self._direct(call, test.source)
-        entry = self._entry() if test.kind != "assert" else self.spec.entry_point
-        assert self.submission is not None
-        wanted = wanted_names((test.source, own.setup), own.trusted, entry)
+        own, entry = self.own, self.spec.entry
+        if test.kind != "assert":
+            entry = self._entry().partition(".")[0].removesuffix("()")
+        entry = entry or asked_for(test.source, own.names)
+        call = direct_call(test.source) if test.kind == "assert" and self.direct else None
+        if call and call.name not in own.names and (call.name == entry or not is_given(call.name)):
+            return self._direct(call, test.source)
         plan = {
             "kind": test.kind,
             "source": test.source,
-            "setup": own.setup,
-            "prompt": own.prompt,
-            "names": rules(wanted, entry, self.submission.names(), cast("Any", self.program.tree)),
-            "wanted": wanted,
-            "row": own.row,
-            "row_classes": own.row_classes,
-            "entry_point": entry,
+            "parts": own.parts,
+            "shared": own.shared,
+            "entry": "" if entry in own.names else entry,
+            "candidate": "" if test.kind == "assert" else self._entry(),
             "cases": test.cases,
             "seed": test.seed,
         }
         try:
             outcome = self._bench().call("run_test", (plan,))
         except Unsupported as error:
-            if self.num_calls == 0:
-                raise VerifierError(message("spec tests", str(error), "smaller tests")) from None
-            raise Fault("unsupported", f"it returned what cannot be sent: {error}") from None
-        finally:
-            if self.conversation is not None:
-                self.conversation.abandon()
-                self.conversation = None
-        if self.fault is not None:
-            raise self.fault
+            raise VerifierError(message("spec tests", str(error), "smaller tests")) from None
         if outcome.status != "ok":
             raise Fault(kind_of(outcome), f"the test's own code: {words(outcome)}")
         said, why = outcome.value
-        if said == "broken":
-            raise VerifierError(
-                message(
-                    "spec tests",
-                    why,
-                    "tests that call the program and need the standard library only",
-                )
-            )
-        return Result(said == "passed", why)
+        if said == "broken" or (said == "unsent" and (self.num_calls == 0 or NOT_SUPPORTED in why)):
+            raise VerifierError(message("spec tests", why, ACCEPTED_TESTS))
+        return Result(said == "passed", why, "unsupported" if said == "unsent" else "")
 
     def _direct(self, call: DirectCall, source: str) -> Result:
         outcome = self._call("call", call.name, call.args, call.kwargs)
@@ -372,84 +351,28 @@ class Run:
             return Result(True)
         return Result(False, f"returned {shown(outcome.value)}: {source[:SHOWN]}")
 
-    def _conversed(self, what: str, place: Any, args: Any, kwargs: Any) -> Outcome | Question:
-        """Do what the tests ask: the outcome, or a question that the submission has first."""
-        if what == "resume":
-            assert self.conversation is not None
-            return self._turn(self.conversation.resume(rehashed(args)))
-        if self.conversation is not None:
+    def _answer(self, verb: str, target: Any, args: Any, kwargs: Any) -> Answer:
+        """Answer a question of the tests' process: the submission does what it asks for."""
+        if self.calling:
             text = "a function that a test passes on cannot call the program"
-            return Outcome("exception", error_type="RuntimeError", error=f"RuntimeError: {text}")
-        assert self.bench is not None
-        try:
-            self.lent = holds_objects_of(self.bench.origin, (args, kwargs)) or self.lent
-        except VerifierError as error:
-            if self.num_calls == 0:
-                raise
-            raise Fault("unsupported", str(error)) from None  # it gave the test what holds it
-        if not self.lent:
-            return self._call(what, place, rehashed(args), rehashed(kwargs))
-        args, kwargs = rehashed(args), rehashed(kwargs)
-        self.conversation = Conversation(lambda: self._call(what, place, args, kwargs))
-        return self._turn(self.conversation.start())
-
-    def _turn(self, turn: Outcome | Question) -> Outcome | Question:
-        if isinstance(turn, Outcome):
-            self.conversation = None
-        return turn
-
-    def _asked(self, name: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Answer a question of the submission's process: only about what a test passed to it."""
-        if self.conversation is None:
-            raise SubmissionError("NameError", "NameError: name 'call_out' is not defined")
-        target = args[0] if isinstance(name, str) and args else name
-        if (
-            not isinstance(target, Handle)
-            or self.bench is None
-            or target.origin != self.bench.origin
-        ):
-            raise SubmissionError("TypeError", "TypeError: no object of the test")
-        self.num_calls += 1
-        if self.num_calls > MAX_CALLS:
-            raise Fault("timeout", f"more than {MAX_CALLS} calls in a test")
-        return self.conversation.ask((name, args, kwargs))
-
-    def _answer(self, what: Any, asked: tuple[Any, ...], none: dict[str, Any]) -> dict[str, Any]:
-        """Answer a question of the tests' process."""
-        if what not in ("call", "method", "get", "value", "resume") or len(asked) != 3:
-            raise SubmissionError("TypeError", "TypeError: an object of the program's own")
-        place, args, kwargs = asked
-        reply = dict(_STOPPED)
-        if self.fault is not None:
-            return reply
-        try:
-            outcome = self._conversed(what, place, args, kwargs)
-        except Fault as fault:
-            self.fault, self.conversation = fault, None
-            return reply
-        if not isinstance(outcome, Outcome):
-            return reply | {"status": "question", "value": unhashed(outcome)}
+            raise SubmissionError(("RuntimeError",), text)
+        outcome = self._call(verb, target, args, kwargs)
         printed = outcome.stdout[: MAX_PRINTED - self.num_printed]
         self.num_printed += len(printed)
-        reply |= {"status": outcome.status, "printed": printed}
-        if outcome.status == "ok":
-            reply["value"] = unhashed(outcome.value)
-            reply["args"] = unhashed(outcome.args_after)
-            reply["kwargs"] = unhashed(outcome.kwargs_after)
-        else:
-            name = outcome.error_type
-            tree = cast("Any", self.program.tree)
-            own = name not in EXCEPTIONS or kinds_of(tree).get(name) == "class"
-            bases = exception_bases(name, tree) if own else (name,)
-            reply["error"] = (name, bases, outcome.error.removeprefix(f"{name}: "), own)
-        return reply
+        if outcome.status != "ok":
+            raise SubmissionError(outcome.error_names, outcome.error, printed)
+        return Answer(outcome.value, outcome.args_after, outcome.kwargs_after, printed)
+
+    def _lent(self, verb: str, target: Any, args: Any, kwargs: Any) -> Answer:
+        """Answer a question of the submission's process: it may call functions that a test gave it."""
+        if not self.calling or self.bench is None or type(target) is not Handle:
+            raise SubmissionError(("NameError",), "NameError: name 'call_out' is not defined")
+        if verb != "call" or target.origin != self.bench.origin or target.kind != "function":
+            raise SubmissionError(("TypeError",), "TypeError: no function of the test")
+        self._count_call()
+        self.asked = True
+        return self.bench.ask(target, args, kwargs)
 
 
-_STOPPED: dict[str, Any] = {
-    "status": "stopped",
-    "value": None,
-    "args": None,
-    "kwargs": None,
-    "printed": "",
-    "error": None,
-}
+NOT_SUPPORTED = "not supported"
+ACCEPTED_TESTS = "tests that call the program, pass plain data, and need the standard library only"

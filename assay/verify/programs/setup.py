@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from assay.verify.programs.names import bound_names, tree_of
-from assay.verify.programs.program import Program, find_block, parse
-from assay.verify.programs.spec import CodeSpec
+from assay.verify.programs.program import find_block, parse
+from assay.verify.programs.tools import is_tool
 
 
 @dataclass(frozen=True, slots=True)
 class TestCode:
-    """Code for the tests' process, and the names that it defines there.
+    """Code that runs before a test, in the tests' process: the prompt's and the setup.
 
-    row_classes: classes of the row's that the program has copies of; row: the code that defines them.
+    names: what they define there. shared: its classes that the program has, too: their objects travel
+    with their attributes.
     """
 
     __test__ = False
 
-    setup: str
-    prompt: str
-    trusted: frozenset[str]
-    row: str = ""
-    row_classes: tuple[str, ...] = ()
+    parts: tuple[str, str]
+    names: frozenset[str]
+    shared: tuple[str, ...]
+
+
+@lru_cache(maxsize=4096)
+def tree_of(source: str) -> ast.Module:
+    """Return the syntax tree of a row's code, which nobody may change; warnings are its author's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(source)
 
 
 def for_program(setup: str, prompt_code: str, text: str) -> str:
@@ -34,58 +43,54 @@ def for_program(setup: str, prompt_code: str, text: str) -> str:
     Of the setup that is imports, and classes that the program names; the rest may tell what a
     test expects.
     """
-    return "\n".join(each for each in (_shared(setup, text), prompt_code) if each)
+    return "\n".join(each for each in (_known_setup(setup, text), prompt_code) if each)
 
 
-def for_tests(spec: CodeSpec, program: Program) -> TestCode:
-    """Return the code that runs before a test: the setup and the prompt's, without what the program has.
+def for_tests(setup: str, prompt_code: str, entry: str, text: str) -> TestCode:
+    """Return the code that runs before a test: the prompt's and the setup, but for the program's part.
 
-    Classes that the program has are its own; functions of the prompt come from the prompt, so that a
-    program that replaces a helper of the test replaces it for itself only.
+    That is the entry point, classes that the program completes, and those that it has and that are no
+    plain classes. Functions of the prompt come from the prompt, so that a program that replaces a
+    helper of the test replaces it for itself only.
     """
-    return _for_tests(
-        spec.setup, spec.prompt_code, spec.entry_point, _shared(spec.setup, program.written)
-    )
+    return _for_tests(setup, prompt_code, entry, _known_setup(setup, text))
 
 
 @lru_cache(maxsize=1024)
-def _for_tests(setup: str, prompt_code: str, entry_point: str, shared: str) -> TestCode:
-    entry = entry_point.partition(".")[0].removesuffix("()")
-    classes = {node.name for node in tree_of(shared).body if isinstance(node, ast.ClassDef)}
-    body = [node for node in tree_of(setup).body if getattr(node, "name", "") not in classes]
-    setup_tree = ast.Module(body, [])
-    prompt_tree = parse(closed(prompt_code))[0] or ast.Module([], [])
-    theirs = [n for n in (*tree_of(shared).body, *prompt_tree.body) if isinstance(n, ast.ClassDef)]
-    row_classes = tuple(n.name for n in theirs if n.name != entry and not _is_unfinished(n))
-    kept = [n for n in prompt_tree.body if getattr(n, "name", "") != entry]
-    row = f"{setup}\n{ast.unparse(ast.Module(kept, []))}" if row_classes else ""
-    prompt_tree.body = [
-        node
-        for node in prompt_tree.body
-        if not isinstance(node, ast.ClassDef) and getattr(node, "name", "") != entry
+def _for_tests(setup: str, prompt_code: str, entry: str, known: str) -> TestCode:
+    theirs = tree_of(known).body
+    prompt = parse(closed(prompt_code))[0] or ast.Module([], [])
+    classes = [each for each in (*theirs, *prompt.body) if isinstance(each, ast.ClassDef)]
+    shared: list[str] = []
+    for node in classes:
+        if node.name != entry and _is_plain(node, shared):
+            shared.append(node.name)
+    left_out = {entry, *(each.name for each in classes)} - {"", *shared}
+    kept = [
+        ast.Module([n for n in part.body if getattr(n, "name", "") not in left_out], [])
+        for part in (prompt, tree_of(setup))
     ]
-    trusted = frozenset((*bound_names(setup_tree), *bound_names(prompt_tree)))
-    return TestCode(ast.unparse(setup_tree), ast.unparse(prompt_tree), trusted, row, row_classes)
+    names = frozenset(name for part in kept for name in bound_names(part))
+    return TestCode((ast.unparse(kept[0]), ast.unparse(kept[1])), names, tuple(shared))
 
 
-def _is_unfinished(node: ast.ClassDef) -> bool:
-    """Whether a class leaves a method for the program to write."""
-    return any(
+def _is_plain(node: ast.ClassDef, plain: list[str]) -> bool:
+    """Whether a class leaves nothing for the program to write, and inherits only such classes."""
+    functions = [each for each in node.body if isinstance(each, ast.FunctionDef)]
+    unfinished = any(
         is_open(each) or (len(each.body) < 3 and isinstance(each.body[-1], ast.Raise))
-        for each in node.body
-        if isinstance(each, ast.FunctionDef)
+        for each in functions
     )
+    bases = [each.id if isinstance(each, ast.Name) else "" for each in node.bases]
+    return not unfinished and not node.keywords and set(bases) <= {"object", *plain}
 
 
 @lru_cache(maxsize=1024)
-def _shared(setup: str, text: str) -> str:
+def _known_setup(setup: str, text: str) -> str:
     """Return the imports of a setup, and its classes that a program's text names."""
-    if not setup:
-        return ""
-    tree = tree_of(setup)
-    words = set(re.findall(r"\w+", text))
+    words = set(re.findall(r"\w+", text)) if setup else set[str]()
     kept: list[str] = []
-    for node in tree.body:
+    for node in tree_of(setup).body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):  # where it is missing, the tests say so
             kept.append(f"try:\n    {ast.unparse(node)}\nexcept ImportError:\n    pass")
         elif isinstance(node, ast.ClassDef) and node.name in words:
@@ -103,13 +108,12 @@ def closed(prompt_code: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def prompt_code_of(prompt: str, entry_point: str) -> str:
+def prompt_code_of(prompt: str, entry: str) -> str:
     """Return the code that a prompt asks to continue, or "".
 
     That is the whole prompt, or its last fenced block, where it is Python that ends with the entry
     point as a function without a body of its own (HumanEval's form).
     """
-    entry = entry_point.partition(".")[0].removesuffix("()")
     if not entry or entry not in prompt:
         return ""
     for code in (prompt, find_block(prompt) or ""):
@@ -129,3 +133,46 @@ def is_open(node: ast.FunctionDef) -> bool:
         or (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
         for each in node.body
     )
+
+
+def bound_names(node: ast.AST) -> Iterator[str]:
+    """Yield the names that the top level of a module binds."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        yield node.name
+        return
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    if isinstance(node, ast.ExceptHandler) and node.name:
+        yield node.name
+    if not isinstance(node, ast.Lambda):
+        for child in ast.iter_child_nodes(node):
+            yield from bound_names(child)
+
+
+@lru_cache(maxsize=4096)
+def asked_for(source: str, own: frozenset[str]) -> str:
+    """Return the tool or built-in function that a test without an entry point asks the program for.
+
+    That is the first that it calls, where it names nothing else of the program: in
+    ``assert sum(2, 3) == 5``, sum. own: names that the row's code defines.
+    """
+    tree = tree_of(source)
+    own |= set(bound_names(tree))
+    names = [node for node in _in_order(tree) if isinstance(node, ast.Name) and node.id not in own]
+    if not all(is_given(each.id) for each in names if isinstance(each.ctx, ast.Load)):
+        return ""
+    calls = (node.func for node in _in_order(tree) if isinstance(node, ast.Call))
+    return next((each.id for each in calls if isinstance(each, ast.Name) and each in names), "")
+
+
+def is_given(name: str) -> bool:
+    """Whether a test has what this name means without the program."""
+    return hasattr(builtins, name) or is_tool(name)
+
+
+def _in_order(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    for child in ast.iter_child_nodes(node):
+        yield from _in_order(child)

@@ -12,7 +12,7 @@ from assay.errors import VerifierError, message
 from assay.types import Problem
 from assay.verify.base import Field
 from assay.verify.programs.compare import FLOAT_TOLERANCE, STDOUT_RULES
-from assay.verify.programs.names import bound_names, tree_of
+from assay.verify.programs.setup import bound_names, tree_of
 
 Kind: TypeAlias = Literal["assert", "check", "args", "stdin", "property", "generate"]
 
@@ -69,6 +69,11 @@ class CodeSpec:
     max_program: int
     check_determinism: bool
     unsafe_no_sandbox: bool
+
+    @property
+    def entry(self) -> str:
+        """The global name that `entry_point` begins with."""
+        return self.entry_point.partition(".")[0].removesuffix("()")
 
 
 def read_spec(problem: Problem) -> CodeSpec:

@@ -1,13 +1,13 @@
 """The program of the process that runs tests; its source is sent there, and it imports no part of Assay.
 
-Nothing of the submission runs here: its names are those of `assay.verify.programs.stand_ins`.
+Nothing of the submission runs here. A name that neither the test, nor its setup, nor Python defines is a
+tool (`tools`) or else the submission's, for which a stand-in comes (`stand_ins`).
 """
 
 from __future__ import annotations
 
 import ast
-import importlib
-import math
+import builtins
 import random
 import sys
 import traceback
@@ -15,121 +15,34 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from stand_ins import (  # pyright: ignore[reportMissingImports]
-    ASKED,
-    ROW_CLASSES,
-    TEST_MODULE,
-    Opaque,
-    OpaqueClass,
-    Stopped,
-    ask,
-    exception_class,
-    function,
-)
+from stand_ins import ASKED, TEST_MODULE, Opaque, agent  # pyright: ignore[reportMissingImports]
+
+from tools import is_tool, tool  # pyright: ignore[reportMissingImports]
 
 
-class Approximately:
-    """What `approx` gives: equal to plain numbers near the expected ones, alone or in collections."""
+class Names(dict[str, Any]):
+    """Python's built-in names, and behind them the tools and the submission's names."""
 
-    def __init__(
-        self, expected: Any, rel: Any = None, abs: Any = None, nan_ok: bool = False
-    ) -> None:
-        self.expected, self.relative, self.absolute, self.nan_ok = expected, rel, abs, nan_ok
-
-    def __eq__(self, other: object) -> bool:
-        return self._near(other, self.expected)
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __bool__(self) -> bool:
-        raise AssertionError("approx on its own compares nothing")
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def _near(self, found: Any, expected: Any) -> bool:
-        if isinstance(expected, dict):
-            return (
-                isinstance(found, dict)
-                and found.keys() == expected.keys()
-                and all(self._near(found[key], each) for key, each in expected.items())
-            )
-        if isinstance(expected, (list, tuple)):
-            return (
-                isinstance(found, type(expected))
-                and len(found) == len(expected)
-                and all(map(self._near, found, expected))
-            )
-        if not isinstance(expected, (int, float)) or not isinstance(found, (int, float)):
-            return not isinstance(found, Opaque) and found == expected
-        if math.isnan(expected):
-            return self.nan_ok and math.isnan(found)
-        relative = self.relative if self.relative is not None else 0.0 if self.absolute else 1e-6
-        return math.isclose(
-            found,
-            expected,
-            rel_tol=0.0,
-            abs_tol=max(
-                0.0 if math.isinf(expected) else relative * abs(expected),
-                1e-12 if self.absolute is None else self.absolute,
-            ),
-        )
+    def __missing__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise KeyError(name)
+        self[name] = found = tool(name) if is_tool(name) else submitted(name)
+        return found
 
 
-def allclose(found: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-8, **_: Any) -> bool:
-    """As numpy's, for plain numbers and nested lists of them."""
-    if isinstance(expected, (list, tuple)):
-        return (
-            isinstance(found, (list, tuple))
-            and len(found) == len(expected)
-            and all(allclose(*pair, rtol, atol) for pair in zip(found, expected, strict=True))
-        )
-    if not isinstance(found, (int, float, complex)) or not isinstance(
-        expected, (int, float, complex)
-    ):
-        raise TypeError("allclose of what is no number")
-    return found == expected or abs(found - expected) <= atol + rtol * abs(expected)
+def submitted(name: str) -> Any:
+    """Return a global of the submission's. Raises NameError."""
+    found = agent.call_out("get", name)
+    if not isinstance(found, (Opaque, type)):  # a value, which a test may judge
+        ASKED["calls"] += 1
+    return found
 
 
-def assert_allclose(
-    found: Any, expected: Any, rtol: float = 1e-7, atol: float = 0.0, **_: Any
-) -> None:
-    """As numpy.testing's."""
-    if not allclose(found, expected, rtol, atol):
-        raise AssertionError(f"not close to {expected!r}")
-
-
-TOOLS: dict[str, Callable[..., Any]] = {
-    "approx": Approximately,
-    "allclose": allclose,
-    "assert_allclose": assert_allclose,
-}
-
-
-def bind(name: str, rule: Any) -> Any:
-    """Return what a name of the submission is in a test; see `assay.verify.programs.names`."""
-    kind, *rest = rule
-    if kind == "class":
-        return OpaqueClass(name, rest[0])
-    if kind == "exception":
-        return exception_class(name, rest[0])
-    if kind == "tool":
-        return TOOLS[name]
-    if kind == "import":
-        found = importlib.import_module(rest[0])
-        return getattr(found, rest[1]) if rest[1] else found
-    if kind == "value":
-        return ask("value", name, ())
-    return function(name)
-
-
-def entry(path: str, space: dict[str, Any]) -> Any:
-    """Return the candidate: a name, ``Class.method``, or ``Class().method``."""
+def candidate(path: str, space: dict[str, Any]) -> Any:
+    """Return what is tested: a name, ``Class.method``, or ``Class().method``."""
     first, *rest = path.split(".")
     name = first.removesuffix("()")
-    if name not in space:
-        raise NameError(f"name {name!r} is not defined")
-    found = space[name]
+    found = space[name] if name in space else submitted(name)
     if first.endswith("()"):
         found = found()
     for part in rest:
@@ -137,18 +50,12 @@ def entry(path: str, space: dict[str, Any]) -> Any:
     return found
 
 
-class _Counted(ast.NodeTransformer):
-    """Count the asserts that run; an expression that compares, on its own, is one."""
-
-    def visit_Assert(self, node: ast.Assert) -> Any:
-        counted = ast.Expr(ast.Call(ast.Name("__asserted__", ast.Load()), [], []))
-        return [ast.fix_missing_locations(ast.copy_location(counted, node)), node]
-
-    def visit_Module(self, node: ast.Module) -> Any:
-        for place, each in enumerate(node.body):
-            if isinstance(each, ast.Expr) and _compares(each.value):
-                node.body[place] = ast.copy_location(ast.Assert(each.value, None), each)
-        return self.generic_visit(node)
+def asserting(tree: ast.Module) -> ast.Module:
+    """Make each expression that compares, and stands on its own, an assert."""
+    for place, each in enumerate(tree.body):
+        if isinstance(each, ast.Expr) and _compares(each.value):
+            tree.body[place] = ast.copy_location(ast.Assert(each.value, None), each)
+    return tree
 
 
 def _compares(node: ast.expr) -> bool:
@@ -158,16 +65,11 @@ def _compares(node: ast.expr) -> bool:
     return isinstance(node, (ast.Compare, ast.BoolOp)) or negated
 
 
-def _loaded(tree: ast.Module) -> set[str]:
-    """Return the names that a test reads, and the attributes: what it calls itself is among them."""
-    nodes = list(ast.walk(tree))
-    names = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-    return names | {n.attr for n in nodes if isinstance(n, ast.Attribute)}
-
-
-def _left_over(tree: ast.Module, space: dict[str, Any]) -> Iterator[Callable[[], Any]]:
+def left_over(tree: ast.Module, space: dict[str, Any]) -> Iterator[Callable[[], Any]]:
     """Yield the tests that a test's code defines and does not itself run."""
-    loaded = _loaded(tree)
+    nodes = list(ast.walk(tree))
+    loaded = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    loaded |= {n.attr for n in nodes if isinstance(n, ast.Attribute)}
     unittest: Any = sys.modules.get("unittest")
     for node in tree.body:
         found = space.get(getattr(node, "name", ""))
@@ -186,15 +88,13 @@ def _left_over(tree: ast.Module, space: dict[str, Any]) -> Iterator[Callable[[],
                         yield lambda case=found, name=name: getattr(case(), name)()
 
 
-def _run_case(case: Any) -> bool:
+def _run_case(case: Any) -> None:
     import unittest  # slow, and the test has done it
 
     result = unittest.TestResult()
     unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)
-    ASKED["asserts"] += result.testsRun
     for _, text in (*result.failures, *result.errors):
         raise AssertionError(text.strip().rpartition("\n")[2])
-    return result.wasSuccessful()
 
 
 def _checked(result: Any) -> None:
@@ -202,75 +102,48 @@ def _checked(result: Any) -> None:
         raise AssertionError("it returned False")
 
 
-def _row_classes(source: str, names: Any) -> None:
-    """Execute the row's own code once more, for its classes that the submission has a copy of."""
-    ROW_CLASSES.clear()
-    if not names:
-        return
-    space: dict[str, Any] = {"__name__": TEST_MODULE}
-    try:
-        exec(source, space)
-    except Exception:  # it may need what only the submission has
-        return
-    for name in names:
-        found = space.get(name)
-        if isinstance(found, type) and all(
-            each is object or each.__module__ == TEST_MODULE for each in found.__mro__
-        ):
-            ROW_CLASSES[name] = found
-
-
 def run_test(plan: dict[str, Any]) -> tuple[str, str]:
-    """Run one test and return ("passed", ""), ("failed", why), or ("broken", why): the row's own fault."""
+    """Run one test: ("passed", ""), ("failed", why), ("unsent", why), or ("broken", why): the row's fault."""
     random.seed(0)
-    ASKED.update(calls=0, import_errors=0, asserts=0)
+    ASKED["calls"] = 0
+    agent.refused = ""
     module = types.ModuleType(TEST_MODULE)
     sys.modules[TEST_MODULE] = module
     sys.argv = ["test"]
-    space = vars(module)
+    said, why = "passed", ""
     try:
-        _run(plan, space)
-    except Stopped:
-        return "failed", "the program ended"
+        _run(plan, vars(module))
     except BaseException as error:  # whatever a test does
-        if isinstance(error, SystemExit) and not error.code and ASKED["calls"]:
-            return "passed", ""  # of unittest.main, say: none of the submission's comes here
-        own = isinstance(error, ImportError) and not ASKED["import_errors"]
-        return "broken" if own else "failed", _told(error, plan["source"])
-    if not ASKED["calls"] and not ASKED["asserts"]:
-        if set(plan["wanted"]) <= plan["names"].keys():
-            return "broken", "a test that neither calls the program nor asserts anything"
-        return "failed", "the program has not what the test calls"
-    return "passed", ""
-
-
-def _asserted() -> None:
-    ASKED["asserts"] += 1
+        if not isinstance(error, SystemExit) or error.code or not ASKED["calls"]:
+            own = isinstance(error, ImportError) and not isinstance(error, agent.error)
+            said, why = "broken" if own else "failed", _told(error, plan["source"])
+    if agent.refused:
+        return "unsent", agent.refused
+    if said == "passed" and not ASKED["calls"]:
+        return "broken", "a test that neither calls the program nor asks for a value of it"
+    return said, why
 
 
 def _run(plan: dict[str, Any], space: dict[str, Any]) -> None:
-    _row_classes(plan["row"], plan["row_classes"])
-    for name, rule in plan["names"].items():
-        space[name] = bind(name, rule)
-    values = ASKED["calls"]  # of names that are values: reading those judges nothing
-    exec(plan["prompt"], space)
-    exec(plan["setup"], space)
-    space["__asserted__"] = _asserted
+    space["__builtins__"] = Names(vars(builtins))
+    agent.shared, agent.classes = frozenset(plan["shared"]), space
+    if plan["entry"]:
+        space[plan["entry"]] = submitted(plan["entry"])
+    for part in plan["parts"]:
+        exec(part, space)
     tree = ast.parse(plan["source"])
     if plan["kind"] == "assert":
-        exec(compile(_Counted().visit(tree), "<test>", "exec"), space)
-        for left in _left_over(ast.parse(plan["source"]), space):
+        exec(compile(asserting(tree), "<test>", "exec"), space)
+        for left in left_over(tree, space):
             _checked(left())
-    else:
-        _Counted().generic_visit(tree)
-        exec(compile(tree, "<test>", "exec"), space)
+        return
+    exec(compile(tree, "<test>", "exec"), space)
     if plan["kind"] == "check":
-        _checked(space["check"](entry(plan["entry_point"], space)))
-    elif plan["kind"] == "property":
-        for case in range(plan["cases"]):
-            rng = random.Random(f"{plan['seed']}/{case}")
-            _checked(space["check"](entry(plan["entry_point"], space), rng))
-    ASKED["calls"] -= values
+        _checked(space["check"](candidate(plan["candidate"], space)))
+        return
+    for case in range(plan["cases"]):
+        rng = random.Random(f"{plan['seed']}/{case}")
+        _checked(space["check"](candidate(plan["candidate"], space), rng))
 
 
 def generate(plan: dict[str, Any]) -> list[Any]:

@@ -6,7 +6,7 @@
                 `- one process a submission (`agent`)   executes it, answers requests
 
 A process is forked from the zygote, walls itself in, and only then reads what to execute. Requests and
-replies are frames of typed plain data (`values`, `encoder`, `decoder`) over a socket pair.
+replies are frames of typed plain data (`values`, `codec`) over a socket pair.
 
 What is believed: nothing that a process says. The submission shares its interpreter with the agent, so it
 can find the socket, the frames and the objects of the agent, and may answer in its place. That gains it
@@ -31,17 +31,16 @@ be written ahead. The kernel's words (CPU clock, wait status, sizes of files) de
     endless loops                                 the process's CPU clock, read here; SIGKILL;       process.check
                                                   RLIMIT_CPU, should the worker be gone
     sleeping, waiting, dripping                   time neither run nor waited for a processor, so    process.count_idle
-                                                  that load on the machine changes no verdict; an
-                                                  IdleBudget bounds it over many processes
+                                                  that load on the machine changes no verdict
     memory, threads, maps                         RLIMIT_AS of the one process; tmpfs and files of   isolation.confine
                                                   bounded size; no memfd, System V IPC, locks
     output                                        files in memory, RLIMIT_FSIZE; nobody has to read  process.memory_file
     catching signals, closing descriptors         SIGKILL through a pidfd; no waiting for an end     process.kill
                                                   of file
-    forged, early, endless or broken replies      nonce, one reply a request, the shape of its       session, decoder
+    forged, early, endless or broken replies      nonce, one reply a request, the shape of its       session, codec
                                                   question, capped frames and values, a cap on all
                                                   replies of a session, one open question
-    values that run code or stall the reader      exact types, subclasses as their plain base,       values, decoder
+    values that run code or stall the reader      exact types, subclasses as their plain base,       values, codec
                                                   bounded depth, digits and equal hashes; what
                                                   reading costs is counted as values
     patched built-ins and modules                 the agent has its own built-in names               zygote.load
@@ -53,10 +52,6 @@ be written ahead. The kernel's words (CPU clock, wait status, sizes of files) de
 Not answered: bugs of the kernel in what is allowed; reading time and the processor's side channels; what
 several submissions at once may learn from each other's use of the machine.
 
-One completion may need many processes: make one ``IdleBudget(seconds)`` for it and give it to each
-``Sandbox.run`` and ``Sandbox.load`` as ``idle=``; what they do nothing is taken from it together, and once
-it is used up every request is a timeout. `Session.cpu_seconds` is what its requests have used in all.
-
 It works as root and as an ordinary user where user namespaces are allowed; `probe` tries the walls from
 inside at the first start, and where one does not stand, `SandboxUnavailable` names it. The interpreter must
 be readable for the user that runs. ``unsafe=True`` waives the walls and keeps the limits.
@@ -67,10 +62,8 @@ from assay.verify.sandbox.outcome import (
     Outcome,
     SandboxTrouble,
     SandboxUnavailable,
-    Status,
     SubmissionError,
 )
-from assay.verify.sandbox.process import IdleBudget
 from assay.verify.sandbox.sandbox import Sandbox, sandbox_report
 from assay.verify.sandbox.session import Session
 from assay.verify.sandbox.values import Handle, Iterator, Record
@@ -78,7 +71,6 @@ from assay.verify.sandbox.values import Handle, Iterator, Record
 __all__ = [
     "Answer",
     "Handle",
-    "IdleBudget",
     "Iterator",
     "Outcome",
     "Record",
@@ -86,7 +78,6 @@ __all__ = [
     "SandboxTrouble",
     "SandboxUnavailable",
     "Session",
-    "Status",
     "SubmissionError",
     "sandbox_report",
 ]

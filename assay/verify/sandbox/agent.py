@@ -5,6 +5,12 @@ So nothing that this loop says is believed: a reply holds returned values, which
 anyway, and never a verdict; nothing is here that the submission may not read. What it can do by writing
 to the descriptor itself is to answer a request that it was given, or to end its own session.
 
+Objects stay in their process, and a `Handle` names them in another. What stands for such a handle is
+made by `Agent.stand_in`: a function that asks the object's process to call it. The process that runs
+tests has stand-ins of its own (`assay.verify.programs.stand_ins`). An object of a class that both sides
+have travels with its attributes: each side has a copy of its own class, and every message that holds the
+object brings the other copy up to date.
+
 The zygote loads this file without the package (see there), with a copy of the built-in
 names of its own, so that a submission that replaces `len` breaks itself and not the honest reply.
 """
@@ -15,20 +21,20 @@ import ast
 import atexit
 import builtins
 import contextlib
+import operator
 import os
 import random
 import sys
 import threading
 import time
 import types
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from threading import get_ident
+from functools import lru_cache
 from typing import Any
 
 from . import values
-from .decoder import decode
-from .encoder import encode
-from .foreign import CHANGEABLE, SPECIAL, Foreign, settle_hash, write_back
+from .codec import MRO, Decoder, encode
 
 CHANNEL = 3  # the descriptor of the socket to the parent
 NO_MEMORY = 12  # errno ENOMEM
@@ -40,45 +46,64 @@ read, write, leave = os.read, os.write, os._exit
 
 FUNCTIONS = {types.FunctionType, types.BuiltinFunctionType, types.MethodType, type(str.join)}
 OUTPUT, ERRORS = sys.stdout, sys.stderr
-# Readers of the interpreter's own, which no attribute of a class or metaclass replaces.
-MRO = type.__dict__["__mro__"].__get__
-CLASS_NAMES = type.__dict__["__dict__"].__get__
-METHOD_FUNCTION = types.MethodType.__dict__["__func__"].__get__
+DICTS = (dict, Counter, OrderedDict, defaultdict)
+CHANGEABLE = frozenset((list, deque, set, bytearray, *DICTS))
+# Special methods that are done as Python does them: with the other operand's, and on the type.
+SPECIAL: dict[str, Callable[..., Any]] = {
+    f"__{each.__name__}__": each
+    for each in (len, str, repr, bool, hash, iter, int, float, abs, reversed, round, setattr)
+} | {name: each for name, each in vars(operator).items() if name[:2] == "__" and callable(each)}
+SPECIAL |= {
+    f"__r{name}__": lambda value, other, do=SPECIAL[f"__{name}__"]: do(other, value)
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+    + ("and", "or", "xor")
+}
 
 
 class Gone(BaseException):
     """The parent closed the channel."""
 
 
+class Refused(BaseException):
+    """A question that cannot be asked."""
+
+
 class RemoteError(Exception):
-    """An error of the other side that has no built-in type here."""
+    """An error of the other side whose class is not built in."""
 
 
 class Agent:
     """One submission's process, from its first request to its end."""
 
+    error = RemoteError
+
     def __init__(self, confine: Callable[[dict[str, Any]], None]) -> None:
         self.confine = confine
-        self.objects: dict[int, Any] = {}
-        self.numbers: dict[int, int] = {}
+        self.objects: dict[tuple[int, int], Any] = {}  # and stand-ins, by what their handles say
+        self.handles: dict[int, values.Handle] = {}  # of `objects`, by their addresses
+        self.num_own = 0
         self.namespace: dict[str, Any] = {}
+        self.classes: dict[str, Any] = {}  # where those are that both sides have
+        self.shared: frozenset[str] = frozenset()  # their names
         self.origin = 0
-        self.asks = False
+        self.asks = self.reading = False
+        self.refused = ""  # why a question could not be asked
         self.nonce = b""
-        self.asking = threading.Lock()
-        self.foreign: dict[tuple[int, int], Foreign] = {}
-        self.reading: set[int] = set()  # threads that decode a message, and so cannot ask
+        self.asking = threading.RLock()
 
     # frames: four bytes of length, then one encoded value
 
     def receive(self) -> Any:
         size = values.U32.unpack(self.exactly(4))[0]
-        data = self.exactly(size)
-        self.reading.add(get_ident())
+        decoder = Decoder(self.exactly(size), self.resolve)
+        self.reading = True
         try:
-            return decode(data, self.resolve)
+            message = decoder.message()
         finally:
-            self.reading.discard(get_ident())
+            self.reading = False
+        for handle in decoder.states.values():
+            self.fill(self.objects[handle.key], handle.state)
+        return message
 
     def exactly(self, size: int) -> bytes:
         chunks: list[bytes] = []
@@ -90,40 +115,90 @@ class Agent:
             size -= len(chunk)
         return b"".join(chunks)
 
-    def send(self, *message: Any) -> None:
-        data = encode((self.nonce, *message), self.opaque)
-        data = values.U32.pack(len(data)) + data
+    def frame(self, *message: Any) -> bytes:
+        data = encode((self.nonce, *message), self.handle_of)
+        return values.U32.pack(len(data)) + data
+
+    def send(self, data: bytes) -> None:
         while data:
             data = data[write(CHANNEL, data) :]
 
     # handles
 
-    def opaque(self, value: Any) -> tuple[bytes, values.Handle]:
-        if type(value) is Foreign:
-            return b"G", object.__getattribute__(value, "_parts")
-        number = self.numbers.get(id(value))
-        if number is None:
-            number = len(self.objects) + 1
-            if number > MAX_HANDLES:
+    def handle_of(self, value: Any) -> values.Handle:
+        handle = self.handles.get(id(value))
+        if handle is None:
+            self.num_own += 1
+            if self.num_own > MAX_HANDLES:
                 raise values.Unsupported(f"more than {MAX_HANDLES} objects handed out")
-            self.objects[number] = value  # kept alive: its address stays its own
-            self.numbers[id(value)] = number
-        kind = "object"
-        if any(each is type for each in MRO(type(value))):  # not isinstance: __class__ may lie
-            kind = "class"
-        elif any(type(value) is each for each in FUNCTIONS):
-            kind = "function"
-        name = type(value).__name__ if kind == "object" else getattr(value, "__name__", "")
-        return b"H", values.Handle(self.origin, number, f"{name}", kind, callable(value))
+            kind = self.kind_of(value)
+            named = value if kind in ("class", "exception") else type(value)
+            names = lineage(named) if kind != "function" else (getattr(value, "__name__", ""),)
+            handle = values.Handle(self.origin, self.num_own, kind, tuple(map(str, names)))
+            self.keep(handle, value)
+        if handle.kind == "data":
+            handle.state = self.state_of(value)
+        elif handle.kind == "object" and handle.origin == self.origin:
+            handle.hash = hash_of(value)
+        return handle
 
-    def resolve(self, tag: bytes, handle: values.Handle) -> Any:
-        if tag == b"H":
-            return self.objects[handle.id]
-        key = handle.origin, handle.id
-        if key not in self.foreign and len(self.foreign) < MAX_HANDLES:
-            self.foreign[key] = Foreign(self.call_out, handle)
-        found = self.foreign.get(key)  # one object each: sets then know it by identity
-        return Foreign(self.call_out, handle) if found is None else found
+    def keep(self, handle: values.Handle, value: Any) -> Any:
+        self.objects[handle.key] = value  # kept alive: its address stays its own
+        self.handles[id(value)] = handle
+        return value
+
+    def kind_of(self, value: Any) -> str:
+        lineage = MRO(type(value))
+        if any(each is type for each in lineage):  # not isinstance: __class__ may lie
+            return "exception" if any(each is BaseException for each in MRO(value)) else "class"
+        if any(type(value) is each for each in FUNCTIONS):
+            return "function"
+        return "data" if self.is_shared(type(value)) else "object"
+
+    def is_shared(self, kind: type) -> bool:
+        """Whether the other side has a class of this name."""
+        return kind.__name__ in self.shared and self.classes.get(kind.__name__) is kind
+
+    def state_of(self, value: Any) -> dict[str, Any]:
+        """Return the attributes of an object."""
+        members = [pair for each in MRO(type(value)) for pair in each.__dict__.items()]
+        slots = [name for name, each in members if type(each) is types.MemberDescriptorType]
+        state = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+        return state | getattr(value, "__dict__", {})
+
+    def fill(self, value: Any, state: dict[str, Any]) -> None:
+        """Give an object attributes. No method of its class is replaced."""
+        for name, each in state.items():
+            if not callable(getattr(type(value), name, None)):
+                object.__setattr__(value, name, each)
+
+    def resolve(self, handle: values.Handle) -> Any:
+        """Return the object that a handle names, or what stands for it."""
+        if handle.key in self.objects:
+            return self.objects[handle.key]
+        if handle.origin == self.origin:
+            raise KeyError(handle.key)
+        made = self.copy(handle) if handle.kind == "data" else self.stand_in(handle)
+        return self.keep(handle, made)
+
+    def copy(self, handle: values.Handle) -> Any:
+        """Return an object of our own class of that name; without one, of a class without methods."""
+        name = handle.names[0]
+        try:
+            return object.__new__(self.classes[name])
+        except (KeyError, TypeError):  # none, no class, one that needs more
+            return object.__new__(type(name, (), {}))
+
+    def stand_in(self, handle: values.Handle) -> Any:
+        """Return a function that has an object of another process called there."""
+        if handle.kind == "exception":
+            return error_class(handle.names)
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            return self.call_out("call", function, args, kwargs)
+
+        function.__name__ = function.__qualname__ = handle.names[0]
+        return function
 
     # requests
 
@@ -131,35 +206,37 @@ class Agent:
         """Answer requests until the parent goes."""
         nonce, verb, settings, *rest = self.receive()
         self.origin = settings["origin"]
-        self.confine(
-            settings
-        )  # an error here ends the process before it is ready: no submission's fault
-        self.send("ready", time.process_time())
+        self.confine(settings)  # an error here ends the process, before anything of a submission
+        self.send(self.frame("ready", time.process_time()))
         while True:
             self.nonce = nonce
-            try:
-                reply = getattr(self, f"do_{verb}")(*rest)
-            except Gone:
-                raise
-            except BaseException as error:  # the submission's, whatever it raises
-                reply = failure(error)
-            flush()
-            try:
-                self.send(*reply)
-            except values.Unsupported as error:
-                self.send("unsupported", f"{error}")
-            except BaseException as error:  # raised by an iterator of the submission, when walked
-                self.send(*failure(error))
+            self.serve(verb, rest)
             nonce, verb, *rest = self.receive()
+
+    def serve(self, verb: str, rest: list[Any]) -> None:
+        """Do what was asked, and say what came of it."""
+        try:
+            reply = getattr(self, f"do_{verb}")(*rest)
+        except Gone:
+            raise
+        except BaseException as error:  # the submission's, whatever it raises
+            reply = failure(error)
+        flush()
+        try:
+            frame = self.frame(*reply)
+        except values.Unsupported as error:
+            frame = self.frame("unsupported", f"{error}")
+        except BaseException as error:  # raised by an iterator of the submission, when walked
+            frame = self.frame(*failure(error))
+        self.send(frame)
 
     def do_run(self, source: str) -> tuple[Any, ...]:
         """Execute a script as ``__main__``, to the end of its threads and exit functions."""
         try:
             code = compiled(source, "main.py")
         except BaseException as error:  # the submission's source
-            return "compile_error", type(error).__name__, words(error)
+            return "compile_error", tuple(lineage(type(error))), words(error)
         module = fresh_module("__main__")
-        sys.modules["__main__"] = module
         reply: tuple[Any, ...] = ("ok", None, None, None)
         try:
             exec(code, module.__dict__)
@@ -172,90 +249,119 @@ class Agent:
         atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
         return reply
 
-    def do_load(self, source: str, asks: bool) -> tuple[Any, ...]:
+    def do_load(self, source: str, asks: bool, shared: list[str]) -> tuple[Any, ...]:
         """Execute a module, and keep its names."""
         try:
             code = compiled(source, "submission.py")
         except BaseException as error:  # the submission's source
-            return "compile_error", type(error).__name__, words(error)
-        module = fresh_module("submission")
-        sys.modules["submission"] = module
-        self.namespace = module.__dict__
-        self.asks = asks
+            return "compile_error", tuple(lineage(type(error))), words(error)
+        self.namespace = self.classes = fresh_module("submission").__dict__
+        self.asks, self.shared = asks, frozenset(shared)
         if asks:
             builtins.call_out = self.call_out  # type: ignore[attr-defined]
         exec(code, self.namespace)
         return "ok", None, None, None
 
-    def do_call(
-        self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, ...]:
-        if isinstance(target, str):
-            target = self.named(target)
-        return "ok", target(*args, **kwargs), changeable(args), changeable(kwargs)
+    def do_call(self, target: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+        value = self.named(target)(*args, **kwargs)
+        return "ok", value, self.changed(args), self.changed(kwargs)
 
-    def do_method(
-        self, target: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, ...]:
-        value = SPECIAL[name](target, *args) if name in SPECIAL else None
-        if name not in SPECIAL:
-            value = getattr(target, name)(*args, **kwargs)
-        return "ok", value, changeable(args), changeable(kwargs)
+    def do_method(self, target: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+        """Call the method that the first argument names."""
+        name, *rest = args
+        target = self.named(target)
+        special = SPECIAL.get(name)
+        value = special(target, *rest) if special else getattr(target, name)(*rest, **kwargs)
+        return "ok", value, self.changed(args), self.changed(kwargs)
 
-    def do_get(self, target: Any, name: str) -> tuple[Any, ...]:
-        return "ok", self.named(target) if not name else getattr(target, name), None, None
+    def do_get(self, target: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+        """Return a global, or an attribute of something."""
+        target = self.named(target)
+        return "ok", getattr(target, *args) if args else target, None, None
 
-    def do_names(self) -> tuple[Any, ...]:
-        """Say what its globals are; none of its code runs for that."""
-        # Not a look-up: a key of its own class may equal every name.
-        pairs = [(name, each) for name, each in list(self.namespace.items()) if type(name) is str]
-        module = next((each for name, each in pairs if name == "__name__"), "")
-        if type(module) is not str:
-            module = ""
-        found = {
-            name: kind_of(each, module)
-            for name, each in pairs
-            if name != "__builtins__" and len(name) <= MAX_WORDS
-        }
-        return "ok", found, None, None
+    def do_next(self, target: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+        """Return whether an iterator has another item, and that."""
+        try:
+            return "ok", (True, next(target)), None, None
+        except StopIteration:
+            return "ok", (False, None), None, None
 
-    def named(self, name: str) -> Any:
-        if name not in self.namespace:
-            raise NameError(f"name {name!r} is not defined")
-        return self.namespace[name]
+    def named(self, target: Any) -> Any:
+        if type(target) is not str:
+            return target
+        if target not in self.namespace:
+            raise NameError(f"name {target!r} is not defined")
+        return self.namespace[target]
+
+    def changed(self, arguments: Any) -> Any:
+        """Return the arguments again where one of them may have been changed in place."""
+        each = arguments.values() if type(arguments) is dict else arguments
+        return arguments if any(self.is_changeable(value) for value in each) else None
+
+    def is_changeable(self, value: Any) -> bool:
+        handle = self.handles.get(id(value))
+        return type(value) in CHANGEABLE or (handle is not None and handle.kind == "data")
 
     # questions to the parent
 
-    def call_out(
-        self, name: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Ask the parent to call ``name``; block until it answers. Its error is raised here.
+    def call_out(self, verb: str, target: Any = None, args: Any = (), kwargs: Any = None) -> Any:
+        """Ask the parent; block until it answers. Its error is raised here.
 
-        While a message is decoded nobody can ask: objects then have a hash of their own and equal
-        themselves only (see `Foreign`).
+        Meanwhile it may ask for something here: then the two processes take turns.
         """
-        if get_ident() in self.reading:
-            if name == "__eq__":
-                return args[0] is args[1]
-            if name == "__hash__":
-                return settle_hash(args[0])
-            raise RemoteError("used while a message is read")
         if not self.asks:
             raise RemoteError("an object of another process, which cannot be used here")
+        args, kwargs = tuple(args), dict(kwargs or {})
+        try:
+            question = self.frame("out", verb, target, args, kwargs)  # iterators may ask, too
+        except values.Unsupported as error:
+            self.refused = self.refused or f"{error}"
+            raise Refused(self.refused) from None
         with self.asking:
             flush()
-            self.send("out", name, tuple(args), dict(kwargs or {}))
+            self.send(question)
             kind, *rest = self.receive()
+            while kind == "ask":
+                self.serve(rest[0], rest[1:])
+                kind, *rest = self.receive()
+        printed, *rest = rest
+        if printed:
+            sys.stdout.write(printed)
         if kind == "raise":
-            raise_like(*rest)
-        value, args_after = rest
-        for old, new in zip(args, args_after or (), strict=False):
-            write_back(old, new)
+            raise error_of(*rest)
+        value, args_after, kwargs_after = rest
+        write_back(args, args_after)
+        write_back(kwargs, kwargs_after)
         return value
 
 
+def write_back(old: Any, new: Any) -> Any:
+    """Make ``old`` equal to ``new``, and return it, where it can be changed; else return ``new``."""
+    if type(old) is not type(new):
+        return new
+    if type(old) in DICTS:
+        items = {key: write_back(old.get(key), each) for key, each in new.items()}
+        old.clear()
+        old.update(items)
+    elif type(old) in (list, deque, tuple):
+        items = [write_back(*pair) for pair in zip(old, new, strict=False)]
+        if type(old) is tuple:
+            same = len(old) == len(new) and all(map(operator.is_, items, old))
+            return old if same else tuple(items) + new[len(old) :]
+        items += list(new)[len(old) :]
+        old.clear()
+        old.extend(items)
+    elif type(old) in (set, bytearray):
+        if old != new:
+            old.clear()
+            (old.update if type(old) is set else old.extend)(new)
+    else:
+        return new
+    return old
+
+
 def fresh_module(name: str) -> types.ModuleType:
-    module = types.ModuleType(name)
+    sys.modules[name] = module = types.ModuleType(name)
     module.__dict__["__builtins__"] = builtins  # the real ones: those here are a copy
     return module
 
@@ -264,10 +370,28 @@ def compiled(source: str, name: str) -> types.CodeType:
     return compile(source, name, "exec", dont_inherit=True)
 
 
+def hash_of(value: Any) -> int | None:
+    """Return the hash of an object, by which sets elsewhere will know it; None where it has none."""
+    try:
+        return hash(value)
+    except BaseException:  # of its class
+        return None
+
+
+def lineage(kind: type) -> list[str]:
+    """Return the names of a class and of those that it inherits; of exceptions the first built-in one."""
+    found: list[str] = []
+    for each in MRO(kind)[: values.MAX_NAMES]:
+        found.append(each.__name__[:200])
+        if values.EXCEPTIONS.get(each.__name__) is each:
+            break
+    return found
+
+
 def failure(error: BaseException) -> tuple[Any, ...]:
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == NO_MEMORY):
         return ("memory",)
-    return "exception", type(error).__name__, words(error)
+    return "exception", tuple(lineage(type(error))), words(error)
 
 
 def words(error: BaseException) -> str:
@@ -286,49 +410,36 @@ def flush() -> None:
             continue
 
 
-def changeable(arguments: Any) -> Any:
-    """Return the arguments again where one of them may have been changed in place."""
-    each = arguments.values() if type(arguments) is dict else arguments
-    return arguments if any(type(value) in CHANGEABLE for value in each) else None
+@lru_cache(maxsize=1000)
+def error_class(names: tuple[str, ...]) -> type[Exception]:
+    """Return what stands here for an exception class of the other side, by its lineage.
+
+    Built-in ones are themselves, but for those that would end a loop here, or say that a module is
+    missing here.
+    """
+    name, *rest = names
+    if rest:
+        base = error_class(tuple(rest))
+        bases = (base,) if issubclass(base, RemoteError) else (RemoteError, base)
+        return type(name, bases, {"__str__": BaseException.__str__})
+    kind = values.EXCEPTIONS.get(name, RemoteError)
+    if not issubclass(kind, Exception):
+        return type(name, (RemoteError,), {})
+    if issubclass(kind, StopIteration | StopAsyncIteration):
+        return RuntimeError
+    return type(name, (RemoteError, kind), {}) if issubclass(kind, ImportError) else kind
 
 
-def raise_like(name: str, text: str) -> None:
-    """Raise the built-in exception called ``name``; another one is a `RemoteError`."""
-    kind = values.EXCEPTIONS.get(name)
-    _, _, rest = text.partition(": ")
-    if name == "KeyError":  # its text is the repr of the key
+def error_of(names: tuple[str, ...], text: str) -> Exception:
+    """Return the error of the other side as one of ours."""
+    argument: Any = text.removeprefix(f"{names[0]}: ")
+    if names == ("KeyError",):  # its text is the repr of the key
         with contextlib.suppress(ValueError, SyntaxError):
-            rest = ast.literal_eval(rest)
-    if kind is not None and issubclass(kind, Exception):
-        try:
-            error = kind(rest)
-        except TypeError:
-            error = RemoteError(text)
-        raise error
-    raise type(name, (RemoteError,), {})(rest)
-
-
-def kind_of(value: Any, module: str) -> str:
-    """Return what a global is, without a look that its class or metaclass could answer."""
-    kind = type(value)
-    lineage = MRO(kind)
-    if any(each is types.ModuleType for each in lineage):
-        return "module"
-    if any(each is type for each in lineage):
-        return "class" if same(CLASS_NAMES(value).get("__module__"), module) else "imported"
-    if kind is types.MethodType:  # its attributes are those of any object that it was made of
-        value = METHOD_FUNCTION(value)
-        kind = types.FunctionType if type(value) is types.FunctionType else type(str.join)
-    if kind is types.FunctionType:
-        found = object.__getattribute__(value, "__module__")
-        return "function" if same(found, module) else "imported"
-    if any(kind is each for each in FUNCTIONS):
-        return "imported"
-    return "value"
-
-
-def same(found: Any, text: str) -> bool:
-    return type(found) is str and found == text
+            argument = ast.literal_eval(argument)
+    try:
+        return error_class(names)(argument)
+    except Exception:  # a constructor that needs more, a name that no class can have
+        return RemoteError(text)
 
 
 def main(confine: Callable[[dict[str, Any]], None]) -> None:

@@ -23,21 +23,25 @@ class SandboxTrouble(AssayError, RuntimeError):
 class SubmissionError(Exception):
     """An ``on_call`` raises this to have an error raised inside the process that asked.
 
-    type_name: of a built-in exception, or of a class of the submission (then a plain subclass of Exception
-    with this name is raised).
+    names: the error's class and those that it inherits, up to one that is built in. printed: as in `Answer`.
     """
 
-    def __init__(self, type_name: str, text: str = "") -> None:
-        super().__init__(type_name, text)
-        self.type_name, self.text = type_name, text
+    def __init__(self, names: tuple[str, ...], text: str = "", printed: str = "") -> None:
+        super().__init__(names, text, printed)
+        self.names, self.text, self.printed = names, text, printed
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an ``on_call`` may return in place of a value: also the arguments, changed in place."""
+    """What an ``on_call`` may return in place of a value.
+
+    args_after, kwargs_after: the arguments, changed in place. printed: what the asking process prints.
+    """
 
     value: Any
     args_after: tuple[Any, ...] | None = None
+    kwargs_after: dict[str, Any] | None = None
+    printed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +50,16 @@ class Outcome:
 
     status:
         ok             it returned `value`
-        exception      it raised; `error` is "ValueError: ...", `error_type` "ValueError"
+        exception      it raised; `error` is "ValueError: ...", `error_names` its class and bases
         compile_error  the source does not compile
         timeout        it used up its CPU time, or did nothing for too long
         memory         MemoryError, or the kernel ended it for its memory
         output         it wrote more than allowed
         died           its process ended, or its channel spoke nonsense
         unsupported    the value cannot travel: too large, too deep
-    value: plain data, or a Handle. args_after, kwargs_after: the arguments after the call, where one was of a
-    type that can be changed in place; None: none was. stdout, stderr: what was written during the request,
-    cut at the limit. cpu_seconds, wall_seconds: of the request.
+    value: plain data, or a Handle. args_after, kwargs_after: the arguments after the call, where one
+    was of a type that can be changed in place; None: none was. stdout, stderr: what was written during
+    the request, cut at the limit. cpu_seconds, wall_seconds: of the request.
     alive: whether the process can take another request.
     """
 
@@ -64,9 +68,14 @@ class Outcome:
     args_after: tuple[Any, ...] | None = None
     kwargs_after: dict[str, Any] | None = None
     error: str = ""
-    error_type: str = ""
+    error_names: tuple[str, ...] = ()
     stdout: str = ""
     stderr: str = ""
     cpu_seconds: float = 0.0
     wall_seconds: float = 0.0
     alive: bool = False
+
+    @property
+    def error_type(self) -> str:
+        """The name of the error's class; "" without one."""
+        return self.error_names[0] if self.error_names else ""

@@ -29,16 +29,6 @@ class Ended(Exception):
         self.status, self.text, self.by_itself = status, text, by_itself
 
 
-class IdleBudget:
-    """Seconds that several processes together may do nothing; one for all processes of a completion.
-
-    left: what remains, less than 0 once it was overdrawn; every request after that is a timeout.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = self.left = seconds
-
-
 class Process:
     """A forked process: ``pidfd`` and ``pid`` name it here, ``number`` in its zygote's namespace.
 
@@ -55,7 +45,6 @@ class Process:
         self.at_end = False  # of the channel
         self.clock = _cpu_clock(self.pid)
         self.idle = 0.0
-        self.budget: IdleBudget | None = None  # of this process and others together
         self.mark = (time.monotonic(), 0.0)  # time and CPU seconds at the start of a stretch
         self.waited = [0.0, _waited_here()]  # for a processor: by the process, by us
         self.cpu_limit = self.cpu_start = 0.0
@@ -101,16 +90,11 @@ class Process:
             return
         before, self.waited = sum(self.waited), [self._waited(), _waited_here()]
         quiet -= max(0.0, sum(self.waited) - before)
-        idle = min(max(0.0, quiet), 2 * POLL_SECONDS)  # a machine may have stood still
-        self.idle += idle
-        if self.budget is not None:
-            self.budget.left -= idle
+        self.idle += min(max(0.0, quiet), 2 * POLL_SECONDS)  # a machine may have stood still
 
     def check_idle(self) -> None:
         if self.idle > self.idle_limit:
             raise Ended("timeout", f"did nothing for {self.idle_limit:g} s")
-        if self.budget is not None and self.budget.left < 0.0:
-            raise Ended("timeout", f"did nothing for {self.budget.seconds:g} s in all")
 
     def _waited(self) -> float:
         """Seconds in which a thread of the process waited for a processor."""

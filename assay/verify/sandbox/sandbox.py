@@ -22,41 +22,15 @@ from assay.errors import message
 from assay.verify.base import Limits
 from assay.verify.sandbox import probe
 from assay.verify.sandbox.outcome import Outcome, SandboxTrouble, SandboxUnavailable
-from assay.verify.sandbox.process import IdleBudget, Process, memory_file
+from assay.verify.sandbox.process import Process, memory_file
 from assay.verify.sandbox.session import CPU_SECONDS, MEMORY_MIB, PROCESSES, OnCall, Session
 
-PRELOAD = [
-    "math",
-    "re",
-    "collections",
-    "itertools",
-    "functools",
-    "heapq",
-    "bisect",
-    "random",
-    "string",
-    "json",
-    "datetime",
-    "decimal",
-    "fractions",
-    "statistics",
-    "copy",
-    "typing",
-    "dataclasses",
-    "operator",
-    "sys",
-    "os",
-    "io",
-    "time",
-    "abc",
-    "enum",
-    "cmath",
-    "array",
-    "textwrap",
-    "traceback",
-    "contextlib",
-    "numbers",
-]
+_PRELOAD = """
+    math re collections itertools functools heapq bisect random string json datetime decimal
+    fractions statistics copy typing dataclasses operator sys os io time abc enum cmath array
+    textwrap traceback contextlib numbers
+"""
+PRELOAD = tuple(_PRELOAD.split())
 FILE_BYTES = 16 * 2**20
 ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
@@ -95,7 +69,7 @@ class Sandbox:
 
     facts: dict[str, Any]
 
-    def __init__(self, *, unsafe: bool = False, preload: tuple[str, ...] = tuple(PRELOAD)) -> None:
+    def __init__(self, *, unsafe: bool = False, preload: tuple[str, ...] = PRELOAD) -> None:
         if sys.platform != "linux":
             raise SandboxUnavailable(message("sandbox", sys.platform, "Linux"))
         self.broken = False
@@ -171,22 +145,16 @@ class Sandbox:
         if self.zygote.stderr is not None:
             self.zygote.stderr.close()
 
-    def run(
-        self, source: str, stdin: str, limits: Limits, *, idle: IdleBudget | None = None
-    ) -> Outcome:
+    def run(self, source: str, stdin: str, limits: Limits) -> Outcome:
         """Execute a script as ``__main__`` in a fresh process; what it wrote is in `stdout`.
-
-        idle: what it may do nothing, together with all else that is given the same budget.
 
         A script that ends its process with exit code 0 is ``ok`` like one that comes to its end.
         """
-        session = self._session(limits, stdin.encode("utf-8", "surrogatepass"), None, idle)
+        session = self._session(limits, stdin.encode("utf-8", "surrogatepass"), None)
         with session:
             outcome = session.request(("run", self._settings(session, True), source))
-            if outcome.status == "died" and session.wait_status == 0:
-                return dataclasses.replace(
-                    outcome, status="ok", error=""
-                )  # os._exit(0): its own end
+            if outcome.status == "died" and session.wait_status == 0:  # os._exit(0): its own end
+                return dataclasses.replace(outcome, status="ok", error="")
         return outcome
 
     def load(
@@ -195,16 +163,18 @@ class Sandbox:
         limits: Limits,
         *,
         on_call: OnCall | None = None,
-        idle: IdleBudget | None = None,
+        shared: Sequence[str] = (),
     ) -> Session:
         """Execute a module in a fresh process, and keep it for calls.
 
-        on_call: ``(name, args, kwargs) -> value`` answers ``call_out(name, args, kwargs)``, a built-in
-        function that code in this process then has. idle: as of `run`.
+        on_call: ``(verb, target, args, kwargs) -> value or Answer`` answers ``call_out`` of the same
+        parameters, a built-in function that code in this process then has. shared: names of classes
+        of the module whose objects travel with their attributes.
         """
-        session = self._session(limits, b"", on_call, idle)
-        message = ("load", self._settings(session, False), source, on_call is not None)
-        session.loaded = session.request(message)
+        session = self._session(limits, b"", on_call)
+        settings = self._settings(session, False)
+        asked = ("load", settings, source, on_call is not None, list(shared))
+        session.loaded = session.request(asked)
         return session
 
     def _settings(self, session: Session, stdin: bool) -> dict[str, Any]:
@@ -218,16 +188,14 @@ class Sandbox:
             "total_cpu_seconds": session.total_cpu,
         }
 
-    def _session(
-        self, limits: Limits, stdin: bytes, on_call: OnCall | None, idle: IdleBudget | None
-    ) -> Session:
+    def _session(self, limits: Limits, stdin: bytes, on_call: OnCall | None) -> Session:
         if self.broken:
             self.close()
             self._start()
             self.broken = False
         process = self._fork(stdin)
         total = int(max(60, 200 * (limits.cpu_seconds or CPU_SECONDS)))
-        return Session(process, next(_origins), limits, total, self._reap, on_call, idle)
+        return Session(process, next(_origins), limits, total, self._reap, on_call)
 
     def _fork(self, stdin: bytes) -> Process:
         ours, theirs = socket.socketpair()
@@ -255,9 +223,7 @@ class Sandbox:
             with contextlib.suppress(OSError, SandboxTrouble, ValueError):
                 self.control.send(f"reap {process.number}".encode())
                 return int(self._reply().removeprefix("status "))
-        self.broken = (
-            True  # the zygote is gone, and everything forked from it; the next one starts anew
-        )
+        self.broken = True  # the zygote is gone, with all of its forks; the next one starts anew
         return signal.SIGKILL
 
     def _reply(self) -> str:

@@ -1,20 +1,22 @@
-"""What travels between a worker and a sandboxed process: bounds, markers, and the types known by name.
+"""What travels between a worker and a sandboxed process: bounds, and the types known by name.
 
-Encoded by `encoder`, decoded by `decoder`; not pickle and not eval: a value is a tag of one byte and its
-parts, so decoding builds only the types of this table, whatever the bytes are. Both sides bound the size,
-the depth and the number of values, and also what could make the reader slow: the digits of numbers, and
+`codec` writes and reads it; not pickle and not eval: a value is a tag of one byte and its parts, so
+reading builds only the types of this table, whatever the bytes are. Both sides bound the size, the
+depth and the number of values, and also what could make the reader slow: the digits of numbers, and
 keys of equal hash. The zygote loads these files without the package: standard library only.
 
-    exact types   None bool int float complex str bytes bytearray list tuple set frozenset dict range slice
-                  deque Counter OrderedDict defaultdict Decimal Fraction date time datetime timedelta Ellipsis
+    exact types   None bool int float complex str bytes bytearray list tuple set frozenset dict range
+                  slice deque Counter OrderedDict defaultdict Decimal Fraction date time datetime
+                  timedelta Ellipsis
     by name       built-in types and exceptions, the collections above
-    subclasses    of the above, made by the submission: the plain base value; a namedtuple is a `Record`: a
-                  tuple that also has its fields and its type's name
+    subclasses    of the above, made by the submission: the plain base value; a namedtuple is a
+                  `Record`: a tuple that also has its fields and its type's name
     views         dict keys, values and items arrive as such
     iterators     generators, map, zip, itertools ...: consumed up to `MAX_ITEMS` into an `Iterator`
-    all else      functions, classes, objects of classes of the submission: an opaque `Handle`
+    all else      functions, classes, objects: a `Handle`; one of kind "data" has its attributes along
 
-One object in two places arrives as two equal ones; a datetime's `fold` is lost. A range may be longer than any list: do not walk it.
+One object in two places arrives as two equal ones; a datetime's `fold` is lost. A range may be longer
+than any list: do not walk it.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ MAX_EXPONENT = 20_000  # of a Decimal: it may become an int somewhere
 MAX_DIGITS = 20_000  # of a Decimal
 MAX_ITEMS = 10_000  # taken from an iterator
 MAX_EQUAL_HASHES = 32  # keys of one set or dict: each costs a comparison with all the others
+MAX_NAMES = 32  # of a handle or an error: its class and those that it inherits
 
+KINDS = ("function", "class", "exception", "object", "data")
 EXCEPTIONS: dict[str, type[BaseException]] = {
     each.__name__: each
     for each in vars(builtins).values()
@@ -67,25 +71,34 @@ class Unsupported(ValueError):
 
 
 class Handle:
-    """An opaque object inside a sandboxed process: it can be passed back to where it lives.
+    """The name of an object that lives in a sandboxed process.
 
-    origin: number of its session; id: its number there; kind: function, class or object.
+    origin: the number of its session; id: its number there. kind: one of `KINDS`; ``data`` is an object
+    of a class that both sides have: its attributes, `state`, travel along. names: of its class and of
+    those that this inherits, or the name of the function or class that it is; of an exception class
+    the last one is built in. hash: of an object that has one.
     """
 
-    __slots__ = ("callable", "id", "kind", "origin", "type_name")
+    __slots__ = ("hash", "id", "kind", "names", "origin", "state")
 
-    def __init__(self, origin: int, id: int, type_name: str, kind: str, callable: bool) -> None:
-        self.origin, self.id = origin, id
-        self.type_name, self.kind, self.callable = type_name, kind, callable
+    def __init__(
+        self, origin: int, id: int, kind: str, names: tuple[str, ...], hash: int | None = None
+    ) -> None:
+        self.origin, self.id, self.kind, self.names, self.hash = origin, id, kind, names, hash
+        self.state: dict[str, Any] = {}
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.origin, self.id
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is Handle and (self.origin, self.id) == (other.origin, other.id)
+        return type(other) is Handle and self.key == other.key
 
     def __hash__(self) -> int:
-        return hash((self.origin, self.id))
+        return hash(self.key)
 
     def __repr__(self) -> str:
-        return f"<{self.kind} {self.type_name} #{self.id}>"
+        return f"<{self.kind} {self.names[0]} #{self.id}>"
 
 
 class Iterator:
@@ -148,4 +161,3 @@ def record(type_name: str, fields: Iterable[str], values: Iterable[Any]) -> Reco
 U32 = struct.Struct("<I")
 I64 = struct.Struct("<q")
 F64 = struct.Struct("<d")
-SEQUENCES: dict[type, bytes] = {list: b"l", tuple: b"t", set: b"S", frozenset: b"Z"}

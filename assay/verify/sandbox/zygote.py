@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = "inside"  # the name under which the sibling files know one another here
-SIBLINGS = ("values", "encoder", "decoder", "kernel", "seccomp", "isolation", "foreign", "agent")
+SIBLINGS = ("values", "codec", "kernel", "seccomp", "isolation", "agent")
 # Modules that need shared libraries of the host, which are out of sight later.
 LIBRARIES = ("zlib", "_bz2", "_lzma", "_hashlib", "_sqlite3", "_uuid")
 FIRST_CLOSED = 4  # descriptors from here on are closed in a forked process

@@ -146,8 +146,12 @@ def f(x): return Yes()
             "def f(n):\n    total, first = 0, n\n    while n:\n        total += n.v\n        n = n.next\n    first.v = 0\n    return total",
         ),
         (
-            "class Box:\n    def __len__(self): return 3\n    def __getitem__(self, i): return i\nassert f(Box()) == [0, 1, 2]",
-            "def f(box): return [box[i] for i in range(len(box))]",
+            "class Box:\n    size = 3\n    def __init__(self): self._own, self.items = 5, [1]\nbox = Box()\nassert f(box) == (3, [1], False)\nassert (box.items, box.new) == ([1, 2], 7)",
+            "def f(box):\n    found = box.size, list(box.items), hasattr(box, '_own')\n    box.items.append(2)\n    box.new = 7\n    return found",
+        ),
+        (
+            "class Twice:\n    def __call__(self, x): return 2 * x\nassert f(Twice()) == 10",
+            "def f(g): return g(5)",
         ),
     ],
 )
@@ -232,3 +236,129 @@ def test_sets_of_the_programs_objects_can_be_passed_back() -> None:
     program = f"{P}def make(): return {{P(1), P(2)}}\ndef table(): return {{P(3): [4]}}\ndef f(items): return sum(p.x for p in items)"
     assert judge({"tests": ["assert f(make()) == 3", "assert f(table()) == 3"]}, program).passed
     assert judge({"tests": ["assert f({P(5)} | make()) == 8"]}, program).passed
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "class Log:\n    def visit(self, x): pass\nf(Log())\nassert f(1) == 1",
+        "class Box:\n    def __len__(self): return 3\ntry:\n    f(Box())\nexcept Exception:\n    pass",
+        "class Box:\n    @property\n    def size(self): return 3\nassert f(1) == 1\nf(Box())",
+        "import re\ntry:\n    f(re.compile('x'))\nexcept ValueError:\n    pass",
+        "import io\ntry:\n    f([io.StringIO()])\nexcept:\n    pass",
+    ],
+)
+def test_what_cannot_travel_to_the_program_is_refused_in_words(test: str) -> None:
+    with pytest.raises(VerifierError, match="not supported"):
+        judge({"entry_point": "f", "tests": [test]}, "def f(x): return x")
+
+
+# objects of the row's own classes
+
+POINTS = "from dataclasses import dataclass\n\n\n@dataclass\nclass Point:\n    x: int\n    y: int\n"
+SHIFT = {
+    "entry_point": "shift",
+    "setup": POINTS,
+    "tests": ["assert shift(Point(1, 2)) == Point(2, 3)"],
+}
+NODES = """
+class ListNode:
+    def __init__(self, val=0, next=None): self.val, self.next = val, next
+def nodes(values):
+    first = None
+    for value in reversed(values): first = ListNode(value, first)
+    return first
+def values(node):
+    found = []
+    while node: found.append(node.val); node = node.next
+    return found
+"""
+REVERSED = """
+class Solution:
+    def f(self, head):
+        last = None
+        while head: head.next, last, head = last, head, head.next
+        return last
+"""
+
+
+def of_nodes(body: str) -> dict[str, Any]:
+    lines = "".join(f"    {line}\n" for line in body.split("\n"))
+    check = f"def check(f):\n{lines}"
+    return {"entry_point": "Solution().f", "prompt_code": NODES, "tests": [{"check": check}]}
+
+
+def test_linked_nodes_travel_at_any_length_and_with_cycles() -> None:
+    spec = of_nodes(
+        "head = nodes([1, 2, 3])\nassert values(f(head)) == [3, 2, 1] and values(head) == [1]\n"
+        "assert f(None) is None and values(f(nodes(list(range(300)))))[:2] == [299, 298]"
+    )
+    assert judge(spec, REVERSED).passed
+    assert judge(spec, NODES + REVERSED).passed
+    assert not judge(spec, REVERSED.replace("return last", "return head")).passed
+    spec = of_nodes("a = nodes([1, 2])\nassert f(a) is False\na.next.next = a\nassert f(a) is True")
+    cycle = "class Solution:\n    def f(self, head):\n        seen = set()\n        while head and head not in seen: seen.add(head); head = head.next\n        return head is not None"
+    assert judge(spec, cycle).passed
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "def shift(p: Point): return Point(p.x + 1, p.y + 1)",
+        "def shift(p: Point):\n    p.x, p.y = p.x + 1, p.y + 1\n    return p",
+        f"{POINTS}def shift(p): return Point(p.x + 1, p.y + 1)",
+    ],
+)
+def test_objects_of_the_rows_classes_compare_by_the_rows_class(program: str) -> None:
+    part = judge(SHIFT, program)
+    assert part.passed, part.detail
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "Point.__eq__ = lambda s, o: True\ndef shift(p): return p",
+        "class Same(Point):\n    def __eq__(self, o): return True\ndef shift(p): return Same(0, 0)",
+        "class Point(Point):\n    __class__ = property(lambda s: s)\n    def __eq__(s, o): return True\ndef shift(p): return Point(0, 0)",
+        "made, init = [], Point.__init__\ndef __init__(self, x, y):\n    init(self, x, y)\n    for each in made: each.x, each.y = x, y\n    made.append(self)\nPoint.__init__ = __init__\ndef shift(p):\n    made.append(p)\n    return p",
+        "class Yes:\n    def __eq__(s, o): return True\ndef shift(p):\n    p.x = p.y = Yes()\n    return p\nPoint",
+        "class Yes(int):\n    def __eq__(s, o): return True\n    __hash__ = int.__hash__\ndef shift(p):\n    p.x = p.y = Yes()\n    return p\nPoint",
+        "def shift(p):\n    p.__class__ = p.__eq__ = lambda *a: True\n    return p\nPoint",
+    ],
+)
+def test_no_program_replaces_how_the_rows_objects_compare(program: str) -> None:
+    part = judge(SHIFT, program)
+    assert part.passed is False, part.detail
+
+
+def test_slots_and_trees_changed_in_place() -> None:
+    setup = "class Tree:\n    __slots__ = ('v', 'l', 'r')\n    def __init__(self, v, l=None, r=None): self.v, self.l, self.r = v, l, r\n"
+    test = "t = Tree(1, Tree(2), Tree(3))\nleft = t.l\nswap(t)\nassert (t.l.v, t.r.v) == (3, 2) and t.r is left"
+    spec = {"entry_point": "swap", "setup": setup, "tests": [test]}
+    for head in ("def swap(t)", "def swap(t: 'Tree')"):
+        assert judge(spec, f"{head}:\n    if t: t.l, t.r = t.r, t.l").passed
+        assert not judge(spec, f"{head}: pass").passed
+
+
+def test_enums_and_exceptions_of_the_row_are_the_programs() -> None:
+    setup = "from enum import Enum\nclass Color(Enum):\n    RED = 1\n    BLUE = 2\nclass Late(LookupError): pass\n"
+    tests = [
+        "assert f(Color.RED) is Color.BLUE and Color.RED.value == 1",
+        "try:\n    f(Color.BLUE)\nexcept Late as error:\n    assert str(error) == 'x'\nelse:\n    assert False",
+    ]
+    spec = {"entry_point": "f", "setup": setup, "tests": tests}
+    program = "def f(c):\n    if c is Color.BLUE: raise Late('x')\n    return Color.BLUE"
+    assert judge(spec, program).passed
+    assert not judge(spec, program.replace("Late('x')", "LookupError('x')")).passed
+    bases = "class Base(KeyError): pass\nclass Sub(Base): pass\n"
+    test = "try:\n    f()\nexcept Base as error:\n    assert str(error) == repr('x') and isinstance(error, Sub)\nelse:\n    assert False"
+    assert judge({"tests": [test]}, f"{bases}def f(): raise Sub('x')").passed
+    assert not judge({"tests": [test]}, f"{bases}def f(): raise KeyError('x')").passed
+
+
+def test_an_object_is_not_trusted_later() -> None:
+    """What a function returned is no object that the test made, whatever a class returns afterwards."""
+    program = "class Thing:\n    one = None\n    def __new__(cls, *a):\n        cls.one = cls.one or object.__new__(cls)\n        return cls.one\n    def __contains__(self, x): return True\ndef f(x): return Thing(0)"
+    test = "found = f(1)\nmade = Thing(2)\nassert 5 in found"
+    assert not judge({"entry_point": "f", "tests": [test]}, program).passed
+    assert judge({"entry_point": "f", "tests": ["assert 5 in Thing(2)"]}, program).passed

@@ -16,8 +16,7 @@ from growth import times
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.verify.sandbox.decoder import decode
-from assay.verify.sandbox.encoder import encode
+from assay.verify.sandbox.codec import decode, encode
 from assay.verify.sandbox.values import (
     MAX_BYTES,
     MAX_DEPTH,
@@ -33,14 +32,14 @@ from assay.verify.sandbox.values import (
 )
 
 
-def opaque(value: Any) -> tuple[bytes, Handle]:
+def opaque(value: Any) -> Handle:
     if type(value) is Handle:
-        return b"G", value
-    return b"H", Handle(1, 7, type(value).__name__, "object", callable(value))
+        return value
+    return Handle(1, 7, "object", (type(value).__name__,))
 
 
 def there_and_back(value: Any) -> Any:
-    return decode(encode(value, opaque), lambda tag, handle: handle)
+    return decode(encode(value, opaque), lambda handle: handle)
 
 
 def alike(a: Any, b: Any) -> bool:
@@ -109,7 +108,7 @@ def test_every_plain_value_arrives_as_it_was(value: Any) -> None:
 def is_value_or_malformed(data: bytes) -> bool:
     """Whether bytes are refused, or decode to a value that can be encoded again; nothing else is raised."""
     try:
-        found = decode(data, lambda tag, handle: handle)
+        found = decode(data, lambda handle: handle)
     except Malformed:
         return True
     return bool(encode(found, opaque))
@@ -230,7 +229,7 @@ def test_objects_arrive_as_handles() -> None:
     for value in (Thing(), len, Thing, Fruit.PEAR, lambda: 1, object()):
         assert type(there_and_back([value])[0]) is Handle
     handle = there_and_back(Thing())
-    assert there_and_back(handle) == handle and handle.type_name == "Thing"
+    assert there_and_back(handle) == handle and handle.names == ("Thing",)
 
 
 def test_iterators_are_consumed_up_to_a_bound() -> None:
@@ -270,6 +269,11 @@ def big(value: int) -> bytes:
     return b"I" + U32.pack(len(data)) + data
 
 
+def text(data: bytes) -> bytes:
+    return b"s" + U32.pack(len(data)) + data
+
+
+HANDLE = [b"i" + bytes(8), b"i" + bytes(8), b"N", text(b"data"), counted(b"t", [text(b"A")])]
 COLLIDING = [big(k * (2**61 - 1)) for k in range(1, 60_000)]
 
 
@@ -282,39 +286,44 @@ COLLIDING = [big(k * (2**61 - 1)) for k in range(1, 60_000)]
         b"l\xff\xff\xff\xff",
         b"s\x01\x00\x00\x00\xff",
         b"l\x01\x00\x00\x00" * (MAX_DEPTH + 10) + b"N",
-        counted(b"S", COLLIDING),
-        counted(b"Z", COLLIDING),
+        counted(b"Sl", COLLIDING),
+        counted(b"Zl", COLLIDING),
         counted(b"m", [each + b"N" for each in COLLIDING]),
-        counted(b"C", [each + b"N" for each in COLLIDING]),
-        b"V" + U32.pack(4) + b"keys" + counted(b"l", COLLIDING),
-        counted(b"S", [counted(b"l", [])]),
+        counted(b"Cm", [each + b"N" for each in COLLIDING]),
+        counted(b"Vt", [text(b"keys"), counted(b"l", COLLIDING)]),
+        counted(b"Sl", [counted(b"l", [])]),
         counted(b"l", [b"N"] * (MAX_VALUES + 1)),
-        b"e" + U32.pack(9) + b"1e9999999",
-        b"e" + U32.pack(2 * 10**6) + b"1" * (2 * 10**6),
-        b"f" + big(10**6000) + big(3**12000),
-        b"f" + big(1) + b"i" + bytes(8),
+        b"e" + text(b"1e9999999"),
+        b"e" + text(b"1" * (2 * 10**6)),
+        counted(b"ft", [big(10**6000), big(3**12000)]),
+        counted(b"ft", [big(1), b"i" + bytes(8)]),
         b"I" + U32.pack(MAX_INT_BYTES + 1) + bytes(MAX_INT_BYTES + 1),
-        b"AS" + b"q" + U32.pack(3) + b"abc",
-        b"Ax" + b"q" + U32.pack(0),
-        b"Y" + U32.pack(4) + b"eval",
-        b"Ds" + U32.pack(3) + b"now",
-        b"q" + b"T" + counted(b"l", []) + b"N",
-        b"R" + U32.pack(1) + b"P" + counted(b"t", [b"N"]) + counted(b"t", [b"N"]),
-        b"A" + b"l" + b"q" + U32.pack(MAX_BYTES) + bytes(MAX_BYTES),
+        b"Aq" + U32.pack(3) + b"abc",
+        b"Ax" + U32.pack(0),
+        b"Y" + text(b"eval"),
+        counted(b"Dt", [text(b"datetime"), text(b"now")]),
+        counted(b"qt", [b"T", counted(b"l", []), b"N"]),
+        counted(b"Rt", [text(b"P"), counted(b"t", [b"N"]), counted(b"t", [b"N"])]),
+        counted(b"Ht", HANDLE),
+        counted(b"Ht", HANDLE) + b"m" + U32.pack(1) + b"NN",
+        counted(b"Ht", [*HANDLE[:3], text(b"judge"), HANDLE[4]]) + counted(b"m", []),
+        counted(b"Ht", [*HANDLE[:4], counted(b"t", [])]) + counted(b"m", []),
+        counted(b"ct", [b"T", b"F"]),
+        b"Aq" + U32.pack(MAX_BYTES) + bytes(MAX_BYTES),
     ],
     ids=lambda data: repr(data[:12]),
 )
 def test_hostile_bytes_are_malformed_and_soon(data: bytes) -> None:
     def read() -> None:
         with pytest.raises(Malformed):
-            decode(data, lambda tag, handle: handle)
+            decode(data, lambda handle: handle)
 
     plain = counted(b"l", [counted(b"l", [])] * 60_000)
-    assert times(read, lambda: decode(plain, lambda tag, handle: handle)) < 20
+    assert times(read, lambda: decode(plain, lambda handle: handle)) < 20
 
 
 def test_a_handle_may_be_refused() -> None:
-    def refuse(tag: bytes, handle: Handle) -> Any:
+    def refuse(handle: Handle) -> Any:
         raise KeyError(handle.id)
 
     with pytest.raises(Malformed):

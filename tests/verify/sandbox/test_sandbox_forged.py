@@ -105,7 +105,9 @@ def f(x):
     text = "".join(seen)
     return [word in text for word in map("".join, (["FIR", "ST"], ["EXPE", "CTED"], ["LAT", "ER"]))]
 """
-    program = "assert call_out('f', ('FIRST',)) == 'EXPECTED'\ncall_out('f', ('LATER',))"
+    program = (
+        "assert call_out('call', 'f', ('FIRST',)) == 'EXPECTED'\ncall_out('call', 'f', ('LATER',))"
+    )
     with sandbox.load(spy, Limits(cpu_seconds=20.0)) as submission:
         answers: list[Any] = []
         forward = forward_to(submission)

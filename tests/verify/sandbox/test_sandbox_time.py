@@ -11,7 +11,7 @@ from growth import LINEAR, cost, growth, times
 
 from assay.verify.base import Limits
 from assay.verify.sandbox import Handle, Sandbox
-from assay.verify.sandbox.decoder import decode
+from assay.verify.sandbox.codec import decode
 from assay.verify.sandbox.process import MAX_OUTPUT
 from assay.verify.sandbox.values import MAX_BYTES, U32, Malformed
 
@@ -28,9 +28,10 @@ def text(s): return b"s" + struct.pack("<I", len(s)) + s
 def big(value):
     data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
     return b"I" + struct.pack("<I", len(data)) + data
+def pair(a, b): return b"ft" + struct.pack("<I", 2) + big(a) + big(b)
 def out(nonce, items):
-    body = b"t" + struct.pack("<I", 5) + b"b" + struct.pack("<I", len(nonce)) + nonce + text(b"out")
-    body += text(b"x") + b"t" + struct.pack("<I", len(items)) + b"".join(items)
+    body = b"t" + struct.pack("<I", 6) + b"b" + struct.pack("<I", len(nonce)) + nonce + text(b"out")
+    body += text(b"call") + text(b"x") + b"t" + struct.pack("<I", len(items)) + b"".join(items)
     body += b"m" + struct.pack("<I", 0)
     return struct.pack("<I", len(body)) + body
 """
@@ -48,16 +49,23 @@ def big(value: int) -> bytes:
 
 def decimal(value: int) -> bytes:
     text = str(value).encode()
-    return b"e" + U32.pack(len(text)) + text
+    return b"es" + U32.pack(len(text)) + text
 
 
 def colliding(start: int, depth: int) -> bytes:
     """Sets of 32 sets of 32 ... numbers of one hash, all different."""
     if depth == 0:
         return big((start + 1) * (2**61 - 1))
-    return counted(b"Z", [colliding(32 * start + each, depth - 1) for each in range(32)])
+    return counted(b"Zl", [colliding(32 * start + each, depth - 1) for each in range(32)])
 
 
+def handle(number: int) -> bytes:
+    parts = [b"i" + bytes(8), b"i" + number.to_bytes(8, "little"), b"N"]
+    return counted(b"Ht", [*parts, b"s\x04\x00\x00\x00data", NAMES])
+
+
+NAMES = counted(b"t", [b"s\x01\x00\x00\x00A"])
+RECORD = counted(b"Rt", [b"s\x00\x00\x00\x00", counted(b"t", []), counted(b"t", [])])
 PLAIN = counted(b"l", [b"l\x00\x00\x00\x00"] * 60_000)  # a quarter of what a frame may have
 
 
@@ -68,8 +76,8 @@ def answer_nothing(*_: Any) -> Any:
 @pytest.mark.parametrize(
     "items",
     [
-        "[b'f' + big(3**10300) + big(2**16300 - 1)] * 2000",
-        "[b'f' + big(3**2500) + big(2**4000 - 1)] * 2000",
+        "[pair(3**10300, 2**16300 - 1)] * 2000",
+        "[pair(3**2500, 2**4000 - 1)] * 2000",
         "[text(b'\\xed\\xa0\\x80' * 2_700_000)]",
         "[]",
     ],
@@ -83,7 +91,7 @@ def test_questions_written_ahead_end_the_session_soon(sandbox: Sandbox, items: s
     with sandbox.load(source, LIMITS, on_call=answer_nothing) as session:
         outcomes: list[Any] = []
         seconds = cost(lambda: outcomes.append(session.call("f")))
-        assert seconds < 48 * cost(decode, PLAIN, lambda _, handle: handle)
+        assert seconds < 48 * cost(decode, PLAIN, lambda handle: handle)
         (outcome,) = outcomes
         assert outcome.status in ("died", "output", "timeout") and not outcome.alive
 
@@ -94,28 +102,32 @@ def hostile_frames() -> dict[str, Callable[[], bytes]]:
         "surrogates": lambda: b"s" + U32.pack(3 * 2_700_000) + b"\xed\xa0\x80" * 2_700_000,
         "broken text": lambda: b"s" + U32.pack(MAX_BYTES - 5) + b"\xff" * (MAX_BYTES - 5),
         "bytes": lambda: b"b" + U32.pack(MAX_BYTES - 5) + bytes(MAX_BYTES - 5),
-        "floats": lambda: b"ASd" + U32.pack(MAX_BYTES - 8) + bytes(MAX_BYTES - 8),
+        "floats": lambda: b"Ad" + U32.pack(MAX_BYTES - 7) + bytes(MAX_BYTES - 7),
         "numbers": lambda: counted(b"l", [big(2**200_000)] * 330),
-        "fractions": lambda: counted(b"l", [b"f" + big(3**2500) + big(2**4000 - 1)] * 8000),
-        "decimals": lambda: counted(b"l", [b"e" + U32.pack(20_000) + b"9" * 20_000] * 400),
+        "fractions": lambda: counted(
+            b"l", [counted(b"ft", [big(3**2500), big(2**4000 - 1)])] * 8000
+        ),
+        "decimals": lambda: counted(b"l", [b"es" + U32.pack(20_000) + b"9" * 20_000] * 400),
         "deep": lambda: counted(b"l", [b"l\x01\x00\x00\x00" * 140 + b"N"] * 1700),
         "empty lists": lambda: counted(b"l", [b"l\x00\x00\x00\x00"] * 240_000),
-        "keys": lambda: counted(b"S", [big(n * (2**61 - 1)) for n in range(1, 200_000)]),
-        "sets of sets": lambda: counted(b"S", [colliding(each, 2) for each in range(32)]),
+        "keys": lambda: counted(b"Sl", [big(n * (2**61 - 1)) for n in range(1, 200_000)]),
+        "sets of sets": lambda: counted(b"Sl", [colliding(each, 2) for each in range(32)]),
         "a number and decimals": lambda: counted(
-            b"S",
+            b"Sl",
             [big(n + k * (2**61 - 1) * 2**200_000) for n in range(4) for k in range(10)]
             + [decimal(n + k * (2**61 - 1)) for n in range(4) for k in range(10, 30)],
         ),
-        "records": lambda: counted(
-            b"l", [b"R" + U32.pack(0) + counted(b"t", []) + counted(b"t", [])] * 80_000
+        "records": lambda: counted(b"l", [RECORD] * 60_000),
+        "objects": lambda: (
+            counted(b"l", [handle(number) for number in range(25_000)])
+            + b"m\x00\x00\x00\x00" * 25_000
         ),
     }
 
 
 def read(data: bytes) -> None:
     with contextlib.suppress(Malformed):
-        decode(data, lambda _, handle: handle)
+        decode(data, lambda handle: handle)
 
 
 @pytest.mark.parametrize("name", hostile_frames())
@@ -136,7 +148,7 @@ def test_reading_grows_with_the_frame(depth: int) -> None:
 
 def test_colliding_keys_that_a_program_has_travel() -> None:
     points = [b"t" + U32.pack(2) + b"i" + x + b"i" + y for x in ENDS for y in ENDS]
-    assert len(decode(counted(b"S", points), lambda _, handle: handle)) == 4
+    assert len(decode(counted(b"Sl", points), lambda handle: handle)) == 4
 
 
 ENDS = [(-1).to_bytes(8, "little", signed=True), (-2).to_bytes(8, "little", signed=True)]
@@ -145,25 +157,21 @@ ENDS = [(-1).to_bytes(8, "little", signed=True), (-2).to_bytes(8, "little", sign
 @pytest.mark.parametrize(
     "reply",
     [
-        "('ok', {10**5000: 1}, None, None)",
-        "('ok', {'f': 10**5000}, None, None)",
-        "('ok', {'f': 'function', 1: 'function'}, None, None)",
-        "('ok', {'f': 'judge'}, None, None)",
-        "('ok', {'f' * 9999: 'value'}, None, None)",
-        "('ok', [1], None, None)",
-        "('ok', {}, (1,), None)",
-        "('ok', {})",
+        "('ok', 1, (1,), None)",
+        "('ok', 1)",
         "(1,)",
         "([],)",
         "('exception', 1, 2)",
+        "('exception', (), '')",
+        "('exception', (1,), '')",
         "('memory', 3)",
         "('verdict', 'passed')",
     ],
 )
 def test_a_forged_reply_of_another_shape_ends_the_session(sandbox: Sandbox, reply: str) -> None:
-    source = AGENT + f"type(agent()).do_names = lambda self: {reply}\ndef f(): return 1"
+    source = AGENT + f"type(agent()).do_get = lambda *_: {reply}\ndef f(): return 1"
     with sandbox.load(source, LIMITS) as session:
-        assert session.names() == {}
+        assert session.call("f", verb="get").status == "died"
         assert session.call("f").status == "died"
 
 
@@ -175,14 +183,16 @@ def test_a_forged_reply_of_another_shape_ends_the_session(sandbox: Sandbox, repl
         "('ok', 1, None, {'x': 1})",
         "('ok', 1, None, {1: 1})",
         "('exception', 10**5000, '')",
-        "('out', 'x', (), {1: 2})",
-        "('out', 'x', [], {})",
-        "('out', 5, (), {})",
+        "('out', 'call', 'x', (), {1: 2})",
+        "('out', 'call', 'x', [], {})",
+        "('out', 'run', 'x', (), {})",
+        "('out', 5, 'x', (), {})",
     ],
 )
 def test_arguments_and_questions_have_their_shape(sandbox: Sandbox, reply: str) -> None:
     source = (
-        AGENT + f"def f(xs): type(agent()).do_get = lambda *_: 1; agent().send(*{reply}); return 1"
+        AGENT
+        + f"def f(xs): type(agent()).do_get = lambda *_: 1; agent().send(agent().frame(*{reply})); return 1"
     )
     with sandbox.load(source, LIMITS, on_call=answer_nothing) as session:
         assert session.call("f", ([1],)).status == "died"
@@ -190,7 +200,7 @@ def test_arguments_and_questions_have_their_shape(sandbox: Sandbox, reply: str) 
 
 def test_errors_can_be_printed_and_named(sandbox: Sandbox) -> None:
     source = AGENT + (
-        "def f(): agent().send('exception', 'A\\0\\ud800', 'A: \\ud800')\ndef g(): raise ValueError('\\udfff')"
+        "def f(): agent().send(agent().frame('exception', ('A\\0\\ud800',), 'A: \\ud800'))\ndef g(): raise ValueError('\\udfff')"
     )
     with sandbox.load(source, LIMITS) as session:
         outcome = session.call("g")
@@ -199,70 +209,22 @@ def test_errors_can_be_printed_and_named(sandbox: Sandbox) -> None:
         assert type(outcome.error_type, (Exception,), {}) and outcome.error.encode()
 
 
-def test_names_run_no_code_of_the_submission(sandbox: Sandbox) -> None:
+def test_objects_in_sets_and_keys_are_read_without_a_question(sandbox: Sandbox) -> None:
+    """Their hash comes along: to ask for it while a message is read would stand still for ever."""
     source = """
-class Meta(type):
-    ran = []
-    def __getattribute__(cls, name): Meta.ran.append(name); return type.__getattribute__(cls, name)
-    def __eq__(cls, other): Meta.ran.append("eq"); return True
-    def __hash__(cls): Meta.ran.append("hash"); return 0
-class Sly(metaclass=Meta):
-    @property
-    def __class__(self): Meta.ran.append("class"); return int
-    def __getattr__(self, name): Meta.ran.append(name); return "submission"
-    def __call__(self): pass
-class Text(str):
-    def __eq__(self, other): Meta.ran.append("text"); return True
-    __hash__ = str.__hash__
-import types, math
-sly, bound = Sly(), types.MethodType(Sly(), 1)
-def f(): return list(Meta.ran)
-def g(): pass
-g.__module__ = Text("other")
-globals()[Text("other")] = 1
-def clear(): Meta.ran.clear()
+class A:
+    def __hash__(self): return 7
+class B:
+    __hash__ = None
+a, b = A(), A()
+def many(): return {a, b}, {a: 1}, B()
+def same(x): return x is a
 """
     with sandbox.load(source, LIMITS) as session:
-        assert session.call("clear").status == "ok"
-        names = session.names()
-        assert session.call("f").value == []
-    assert names["Sly"] == names["Meta"] == "class" and names["f"] == "function"
-    assert (names["sly"], names["bound"], names["math"]) == ("value", "imported", "module")
-
-
-def test_names_are_charged(sandbox: Sandbox) -> None:
-    source = AGENT + "def spin(self):\n  while True: pass\ntype(agent()).do_names = spin"
-    with sandbox.load(source, Limits(cpu_seconds=0.3, seconds=2.0)) as session:
-        assert session.names() == {} and session.ended is not None
-        assert session.cpu_seconds > 0.3
-
-
-def test_sets_and_keys_of_foreign_objects_are_read_without_a_question(sandbox: Sandbox) -> None:
-    """To hash one by a call, while the lock of calls is held to read it, would stand still for ever."""
-    program = """
-def run():
-    objects = call_out("objects")
-    a, b = call_out("pair")
-    found = [type(objects).__name__, len(objects), a in objects, b in objects, 3 in objects]
-    return found + [len(call_out("keys")), len({a, b, a})]
-def given(objects): return len(objects)
-"""
-    with sandbox.load("class A: pass\na, b = A(), A()", LIMITS) as other:
-        handles = [other.get("a").value, other.get("b").value]
-
-        def on_call(name: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            assert type(handles[0]) is Handle
-            if name == "objects":
-                return {*handles, hash(handles[0])}
-            if name == "__eq__":  # asked for when it is used, and not when it is read
-                return False
-            assert name in ("pair", "keys"), name
-            return tuple(handles) if name == "pair" else dict.fromkeys(handles, 1)
-
-        with sandbox.load(program, LIMITS, on_call=on_call) as tests:
-            outcome = tests.call("run")
-            assert outcome.value == ["set", 3, True, True, False, 2, 2], outcome
-            assert tests.call("given", (set(handles),)).value == 2
+        members, table, other = session.call("many").value
+        assert len(members) == 2 and {each.hash for each in members} == {7}
+        assert [session.call("same", (each,)).value for each in table] == [True]
+        assert type(other) is Handle and other.hash is None
 
 
 def test_output_that_is_cut_and_written_again_is_not_read_again(sandbox: Sandbox) -> None:

@@ -1,0 +1,533 @@
+"""Plain data to bytes and back; `values` says which.
+
+A value is a tag of one byte and its parts. Most types are a tag in front of a simpler value: a set of
+its list, a Fraction of two integers. Writing meets hostile objects: none of their methods is trusted.
+Reading meets any bytes: it raises `Malformed` and nothing else.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from types import EllipsisType, NoneType
+from typing import Any, cast
+
+from .values import (
+    BYTES_A_VALUE,
+    F64,
+    I64,
+    KINDS,
+    MAX_BYTES,
+    MAX_DEPTH,
+    MAX_DIGITS,
+    MAX_EQUAL_HASHES,
+    MAX_EXPONENT,
+    MAX_FRACTION_BYTES,
+    MAX_INT_BYTES,
+    MAX_ITEMS,
+    MAX_NAMES,
+    MAX_VALUES,
+    NAMES,
+    TYPES,
+    U32,
+    VIEWS,
+    Handle,
+    Iterator,
+    Malformed,
+    Record,
+    Unsupported,
+    record,
+)
+
+Put = Callable[["Encoder", Any, int], None]
+MRO = type.__dict__["__mro__"].__get__
+PACKED_FROM = 17  # items: so many small ints, or floats, are written at once
+MAX_MOMENT = 50  # characters of a date or time
+
+
+class Encoder:
+    """Write one message. ``handle_of(value)`` returns the Handle of what is no plain data."""
+
+    def __init__(self, handle_of: Callable[[Any], Handle]) -> None:
+        self.handle_of = handle_of
+        self.parts: list[bytes] = []
+        self.size = self.values = 0
+        self.sent: set[tuple[int, int]] = set()  # objects whose attributes are in this message
+        self.states: list[dict[str, Any]] = []
+        self.hashed = 0  # sets and keys around the value
+
+    def message(self, value: Any) -> bytes:
+        """Return the bytes of ``value``, then of the attributes of its objects. Raises Unsupported."""
+        self.put(value, 0)
+        for state in self.states:  # it grows: objects have objects
+            self.put(state, 1)
+        return b"".join(self.parts)
+
+    def write(self, *parts: bytes) -> None:
+        self.size += sum(map(len, parts))
+        if self.size > MAX_BYTES:
+            raise Unsupported(f"more than {MAX_BYTES} bytes")
+        self.parts.extend(parts)
+
+    def charge(self, work: int) -> None:
+        """Count what reading it will cost, as the decoder does."""
+        self.values += work
+        if self.values > MAX_VALUES:
+            raise Unsupported(f"more than {MAX_VALUES} values, or what takes as long to read")
+
+    def block(self, tag: bytes, data: bytes) -> None:
+        if len(data) >= BYTES_A_VALUE:
+            self.charge(len(data) // BYTES_A_VALUE)
+        self.write(tag, U32.pack(len(data)), data)
+
+    def put(self, value: Any, depth: int) -> None:
+        self.charge(1)
+        if depth > MAX_DEPTH:
+            raise Unsupported(f"deeper than {MAX_DEPTH}")
+        kind = type(value)
+        if kind in EXACT:
+            EXACT[kind](self, value, depth + 1)
+            return
+        lineage = MRO(kind)
+        base = next((each for each in lineage if each in BASES), None)
+        if type in lineage and value in NAMES:
+            self.tagged(b"Y", NAMES[value], depth)
+        elif Record in lineage:
+            self.tagged(b"R", (value.type_name, value._fields, (*tuple.__iter__(value),)), depth)
+        elif base is tuple and (fields := _fields_of(kind)) is not None:
+            self.tagged(b"R", (kind.__name__, fields, (*tuple.__iter__(value),)), depth)
+        elif base is not None:  # a subclass arrives as its plain base value
+            BASES[base](self, value, depth + 1)
+        elif hasattr(kind, "__next__") and kind.__module__ in ITERATORS:
+            items, complete = _consumed(value)
+            self.tagged(b"X", (kind.__name__, items, complete), depth)
+        else:
+            self.handle(self.handle_of(value), depth)
+
+    def tagged(self, tag: bytes, value: Any, depth: int) -> None:
+        self.write(tag)
+        self.put(value, depth + 1)
+
+    def handle(self, handle: Handle, depth: int) -> None:
+        parts = (handle.origin, handle.id, handle.hash, handle.kind, handle.names)
+        self.tagged(b"H", parts, depth)
+        if handle.kind == "data":
+            if self.hashed:
+                raise Unsupported(
+                    "a set, or keys, of objects of the test; lists of them can travel"
+                )
+            if handle.key not in self.sent:
+                self.sent.add(handle.key)
+                self.states.append(handle.state)
+
+    def text(self, text: str) -> None:
+        try:
+            data = str.encode(text)
+        except UnicodeEncodeError:  # lone surrogates: they are read one by one
+            data = str.encode(text, "utf-8", "surrogatepass")
+            self.charge(len(data) // 32)
+        self.block(b"s", data)
+
+    def integer(self, value: int) -> None:
+        if -(2**63) <= value < 2**63:
+            self.write(b"i", I64.pack(value))
+            return
+        length = value.bit_length() // 8 + 1
+        if length > MAX_INT_BYTES:
+            raise Unsupported(f"an integer of more than {MAX_INT_BYTES} bytes")
+        self.charge(length // 64)
+        self.block(b"I", value.to_bytes(length, "little", signed=True))
+
+    def items(self, tag: bytes, items: Iterable[Any], depth: int) -> None:
+        values = list(items)
+        if len(values) >= PACKED_FROM and tag == b"l" and self.packed(values):
+            return
+        self.write(tag, U32.pack(len(values)))
+        for value in values:
+            self.put(value, depth)
+
+    def packed(self, values: list[Any]) -> bool:
+        """Write many small ints, or many floats, at once: eight bytes each."""
+        kinds = set(map(type, values))
+        if kinds == {int} and min(values) >= -(2**63) and max(values) < 2**63:
+            code = "q"
+        elif kinds == {float}:
+            code = "d"
+        else:
+            return False
+        self.charge(len(values) // 4)
+        self.block(b"A" + code.encode(), array(code, values).tobytes())
+        return True
+
+    def pairs(self, pairs: Iterable[tuple[Any, Any]], depth: int) -> None:
+        flat = list(pairs)
+        self.write(b"m", U32.pack(len(flat)))
+        for key, value in flat:
+            self.hashed += 1
+            self.put(key, depth)
+            self.hashed -= 1
+            self.put(value, depth)
+
+    def members(self, tag: bytes, members: Iterable[Any], depth: int) -> None:
+        self.hashed += 1
+        self.tagged(tag, list(members), depth)
+        self.hashed -= 1
+
+
+def _fields_of(kind: type) -> tuple[str, ...] | None:
+    fields = kind.__dict__.get("_fields")
+    if type(fields) is tuple and all(type(each) is str for each in fields):
+        return fields
+    return None
+
+
+def _consumed(value: Any) -> tuple[list[Any], bool]:
+    items: list[Any] = []
+    for item in value:
+        if len(items) >= MAX_ITEMS:
+            return items, False
+        items.append(item)
+    return items, True
+
+
+def _decimal(encoder: Encoder, value: Decimal, depth: int) -> None:
+    _, digits, exponent = value.as_tuple()
+    if len(digits) > MAX_DIGITS or (type(exponent) is int and abs(exponent) > MAX_EXPONENT):
+        raise Unsupported("a Decimal of too many digits")
+    encoder.charge((len(digits) + 30) // 64)
+    encoder.tagged(b"e", str(value), depth)
+
+
+def _fraction(encoder: Encoder, value: Fraction, depth: int) -> None:
+    sizes = (value.numerator.bit_length(), value.denominator.bit_length())
+    if max(sizes) > 8 * MAX_FRACTION_BYTES:
+        raise Unsupported("a Fraction of too many digits")
+    encoder.charge(2 + (sum(sizes) // 1024) ** 2)
+    encoder.tagged(b"f", (value.numerator, value.denominator), depth)
+
+
+def _moment(encoder: Encoder, value: Any, depth: int) -> None:
+    zone = getattr(value, "tzinfo", None)
+    if zone is not None and type(zone).__module__ != "datetime":
+        encoder.handle(encoder.handle_of(value), depth)
+    else:
+        encoder.tagged(b"D", (type(value).__name__, value.isoformat()), depth)
+
+
+def _factory(value: defaultdict[Any, Any]) -> Any:
+    factory: Any = value.default_factory
+    return factory if isinstance(factory, type) and factory in NAMES else None
+
+
+def _as(tag: bytes, simpler: Callable[[Any], Any]) -> Put:
+    """Write a tag and a simpler value."""
+    return lambda encoder, value, depth: encoder.tagged(tag, simpler(value), depth)
+
+
+# Types that a submission may inherit: unbound methods of the base read them, none of the subclass.
+BASES: dict[type, Put] = {
+    int: lambda encoder, value, _: encoder.integer(int.__pos__(value)),
+    float: lambda encoder, value, _: encoder.write(b"d", F64.pack(float.__pos__(value))),
+    complex: _as(b"c", lambda value: ((+complex.__pos__(value)).real, complex.__pos__(value).imag)),
+    str: lambda encoder, value, _: encoder.text(value),
+    bytes: lambda encoder, value, _: encoder.block(b"b", bytes.__getitem__(value, slice(None))),
+    bytearray: _as(b"y", lambda value: bytes(bytearray.copy(value))),
+    list: lambda encoder, value, depth: encoder.items(b"l", list.__iter__(value), depth),
+    tuple: lambda encoder, value, depth: encoder.items(b"t", tuple.__iter__(value), depth),
+    set: lambda encoder, value, depth: encoder.members(b"S", set.__iter__(value), depth),
+    frozenset: lambda encoder, value, depth: encoder.members(
+        b"Z", frozenset.__iter__(value), depth
+    ),
+    dict: lambda encoder, value, depth: encoder.pairs(dict.items(value), depth),
+    Counter: _as(b"C", lambda value: dict(dict.items(value))),
+    OrderedDict: _as(b"O", lambda value: dict(OrderedDict.items(value))),
+    defaultdict: _as(b"K", lambda value: (_factory(value), dict(dict.items(value)))),
+    deque: _as(b"q", lambda value: (value.maxlen, [*deque.__iter__(value)])),
+}
+EXACT: dict[type, Put] = BASES | {
+    NoneType: lambda encoder, _, __: encoder.write(b"N"),
+    bool: lambda encoder, value, _: encoder.write(b"T" if value else b"F"),
+    EllipsisType: lambda encoder, _, __: encoder.write(b"."),
+    slice: _as(b"j", lambda value: (value.start, value.stop, value.step)),
+    range: _as(b"r", lambda value: (value.start, value.stop, value.step)),
+    timedelta: _as(b"p", lambda value: (value.days, value.seconds, value.microseconds)),
+    Decimal: _decimal,
+    Fraction: _fraction,
+    **dict.fromkeys((date, time, datetime), _moment),
+    **{kind: _as(b"V", lambda value, name=name: (name, [*value])) for kind, name in VIEWS.items()},
+    Iterator: _as(b"X", lambda value: (value.kind, value.items[value.position :], value.complete)),
+    Handle: lambda encoder, value, depth: encoder.handle(encoder.handle_of(value), depth),
+}
+ITERATORS = ("builtins", "itertools", "collections")  # an object with __next__ stays a handle
+
+
+class Decoder:
+    """Read one message. ``stand_in(handle)`` returns what stands for an object; it may refuse.
+
+    states: handles of the message whose attributes came along.
+    """
+
+    def __init__(self, data: bytes, stand_in: Callable[[Handle], Any]) -> None:
+        if len(data) > MAX_BYTES:
+            raise Malformed("too many bytes")
+        self.data, self.position, self.values = data, 0, 0
+        self.stand_in = stand_in
+        self.states: dict[tuple[int, int], Handle] = {}
+
+    def message(self) -> Any:
+        """Return the value. Raises Malformed, and nothing else."""
+        try:
+            value = self.get(0)
+            read = 0
+            while read < len(self.states):
+                for handle in list(self.states.values())[read:]:
+                    handle.state = self.state()
+                    read += 1
+        except Malformed:
+            raise
+        except Exception as error:  # bytes may be anything
+            raise Malformed(f"{type(error).__name__}") from None
+        if self.position != len(self.data):
+            raise Malformed("more bytes than the value")
+        return value
+
+    def state(self) -> dict[str, Any]:
+        state = self.get(1)
+        if type(state) is not dict or not all(type(name) is str for name in cast("Any", state)):
+            raise Malformed("attributes that have no names")
+        return cast("dict[str, Any]", state)
+
+    def charge(self, work: int) -> None:
+        """Count work as so many values. Raises Malformed beyond what one message may cost."""
+        self.values += work
+        if self.values > MAX_VALUES:
+            raise Malformed("too many values")
+
+    def take(self, size: int) -> bytes:
+        end = self.position + size
+        if end > len(self.data):
+            raise Malformed("fewer bytes than the value")
+        taken = self.data[self.position : end]
+        self.position = end
+        return taken
+
+    def count(self) -> int:
+        return U32.unpack(self.take(4))[0]
+
+    def block(self) -> bytes:
+        data = self.take(self.count())
+        if len(data) >= BYTES_A_VALUE:
+            self.charge(len(data) // BYTES_A_VALUE)
+        return data
+
+    def text(self) -> str:
+        data = self.block()
+        try:
+            return data.decode()
+        except UnicodeDecodeError:  # lone surrogates: read one by one
+            self.charge(len(data) // 32)
+            return data.decode("utf-8", "surrogatepass")
+
+    def get(self, depth: int) -> Any:
+        self.values += 1
+        if depth > MAX_DEPTH or self.values > MAX_VALUES:
+            raise Malformed("too deep, or too many values")
+        tag = self.take(1)
+        if tag in READERS:
+            return READERS[tag](self, depth + 1)
+        kinds, build = BUILDERS[tag]  # KeyError: an unknown tag
+        value = self.get(depth + 1)
+        parts, wanted = (value, kinds) if type(kinds) is tuple else ((value,), (kinds,))
+        if type(parts) is not tuple or len(parts) != len(wanted):
+            raise Malformed("other parts than its tag has")
+        if any(one is not type(part) for part, one in zip(parts, wanted, strict=True) if one):
+            raise Malformed("parts of other types than its tag has")
+        return build(self, value)
+
+    def items(self, depth: int) -> list[Any]:
+        count = self.count()
+        if count > len(self.data) - self.position:
+            raise Malformed("fewer bytes than the value")
+        return [self.get(depth) for _ in range(count)]
+
+    def pairs(self, depth: int) -> dict[Any, Any]:
+        count = self.count()
+        if count > len(self.data) - self.position:
+            raise Malformed("fewer bytes than the value")
+        pairs = [(self.get(depth), self.get(depth)) for _ in range(count)]
+        self.distinct([key for key, _ in pairs])
+        return dict(pairs)
+
+    def distinct(self, keys: list[Any]) -> list[Any]:
+        """Return ``keys``, unless so many have one hash that a set of them would take long to build.
+
+        Two of one hash are compared, and two sets of sets by comparing each member with each: the
+        square of their sizes is charged.
+        """
+        hashes = list(map(hash, keys))
+        if len(set(hashes)) == len(keys):
+            return keys
+        groups: dict[int, list[Any]] = {}
+        for number, key in zip(hashes, keys, strict=True):
+            groups.setdefault(number, []).append(key)
+        for group in groups.values():
+            if len(group) > MAX_EQUAL_HASHES:
+                raise Malformed("many keys of one hash")
+            if len(group) > 1:
+                self.charge(len(group) ** 2 * max(map(weight, group)) ** 2 // 2)
+        return keys
+
+    def integer(self) -> int:
+        data = self.block()
+        if len(data) > MAX_INT_BYTES:
+            raise Malformed("too large an integer")
+        self.charge(len(data) // 64)
+        return int.from_bytes(data, "little", signed=True)
+
+    def array(self) -> list[Any]:
+        code, data = self.take(1), self.block()
+        if code not in (b"q", b"d"):
+            raise Malformed("an unknown tag")
+        values = array(code.decode())
+        values.frombytes(data)
+        self.charge(len(values) // 4)
+        return values.tolist()
+
+    def handle(self, parts: tuple[Any, ...]) -> Any:
+        origin, id, hash, kind, names = parts
+        if type(hash) not in (int, NoneType) or kind not in KINDS or not are_names(names):
+            raise Malformed("no handle")
+        handle = Handle(origin, id, kind, names, hash)
+        if kind == "data":
+            handle = self.states.setdefault(handle.key, handle)
+        return self.stand_in(handle)
+
+
+def are_names(value: Any) -> bool:
+    """Whether it is what a Handle has as names."""
+    return (
+        type(value) is tuple
+        and all(type(each) is str for each in value)
+        and (0 < len(cast("tuple[str, ...]", value)) <= MAX_NAMES)
+    )
+
+
+def weight(key: Any) -> int:
+    """About how many values comparing a key looks at."""
+    if isinstance(key, tuple | frozenset):
+        return 1 + sum(map(weight, cast("tuple[Any, ...]", key)))
+    if type(key) is int:
+        return 1 + key.bit_length() // 512
+    if type(key) is Decimal:
+        return 1 + len(key.as_tuple().digits) // 64
+    if type(key) is Fraction:
+        return 1 + (key.numerator.bit_length() + key.denominator.bit_length()) // 256
+    return 1 + len(key) // 4096 if isinstance(key, str | bytes) else 1
+
+
+def _read_decimal(decoder: Decoder, text: str) -> Decimal:
+    if len(text) > MAX_DIGITS + 30 or not text.isascii():
+        raise Malformed("a Decimal of too many digits")
+    decoder.charge(len(text) // 64)
+    value = Decimal(text)
+    _, digits, exponent = value.as_tuple()
+    if len(digits) > MAX_DIGITS or (type(exponent) is int and abs(exponent) > MAX_EXPONENT):
+        raise Malformed("a Decimal of too many digits")
+    return value
+
+
+def _read_fraction(decoder: Decoder, parts: tuple[int, int]) -> Fraction:
+    if max(part.bit_length() for part in parts) > 8 * MAX_FRACTION_BYTES:
+        raise Malformed("a Fraction of too many digits")
+    decoder.charge((sum(part.bit_length() for part in parts) // 1024) ** 2)
+    return Fraction(*parts)
+
+
+def _read_moment(_: Decoder, parts: tuple[str, str]) -> Any:
+    kind, text = parts
+    if len(text) > MAX_MOMENT:
+        raise Malformed("no moment")
+    return {"date": date, "time": time, "datetime": datetime}[kind].fromisoformat(text)
+
+
+def _read_view(decoder: Decoder, parts: tuple[str, list[Any]]) -> Any:
+    kind, items = parts
+    if kind == "items":
+        decoder.distinct([key for key, _ in items])
+        return dict(items).items()
+    if kind == "keys":
+        return dict.fromkeys(decoder.distinct(items)).keys()
+    return dict(enumerate(items)).values()
+
+
+def _read_record(_: Decoder, parts: tuple[str, tuple[Any, ...], tuple[Any, ...]]) -> Record:
+    name, fields, values = parts
+    if len(fields) != len(values) or not all(type(each) is str for each in fields):
+        raise Malformed("fields that are not as many as the values")
+    return record(name, fields, values)
+
+
+def _read_defaultdict(_: Decoder, parts: tuple[Any, ...]) -> defaultdict[Any, Any]:
+    factory, items = parts
+    if factory not in (int, float, list, dict, set, str, tuple, bool):
+        factory = None
+    return defaultdict(factory, items)
+
+
+def _read_counter(_: Decoder, items: dict[Any, Any]) -> Counter[Any]:
+    result: Counter[Any] = Counter()
+    dict.update(result, items)
+    return result
+
+
+READERS: dict[bytes, Callable[[Decoder, int], Any]] = {
+    b"N": lambda _, __: None,
+    b"T": lambda _, __: True,
+    b"F": lambda _, __: False,
+    b".": lambda _, __: Ellipsis,
+    b"i": lambda decoder, _: I64.unpack(decoder.take(8))[0],
+    b"I": lambda decoder, _: decoder.integer(),
+    b"d": lambda decoder, _: F64.unpack(decoder.take(8))[0],
+    b"s": lambda decoder, _: decoder.text(),
+    b"b": lambda decoder, _: decoder.block(),
+    b"A": lambda decoder, _: decoder.array(),
+    b"l": Decoder.items,
+    b"t": lambda decoder, depth: tuple(decoder.items(depth)),
+    b"m": Decoder.pairs,
+}
+# The type of the value behind the tag (of its parts; None: any), and what is built from it.
+BUILDERS: dict[bytes, tuple[Any, Callable[[Decoder, Any], Any]]] = {
+    b"c": ((float, float), lambda _, parts: complex(*parts)),
+    b"y": (bytes, lambda _, data: bytearray(data)),
+    b"S": (list, lambda decoder, items: set(decoder.distinct(items))),
+    b"Z": (list, lambda decoder, items: frozenset(decoder.distinct(items))),
+    b"C": (dict, _read_counter),
+    b"O": (dict, lambda _, items: OrderedDict(items)),
+    b"K": ((None, dict), _read_defaultdict),
+    b"q": ((None, list), lambda _, parts: deque(parts[1], parts[0])),
+    b"j": ((None, None, None), lambda _, parts: slice(*parts)),
+    b"r": ((int, int, int), lambda _, parts: range(*parts)),
+    b"p": ((int, int, int), lambda _, parts: timedelta(*parts)),
+    b"f": ((int, int), _read_fraction),
+    b"e": (str, _read_decimal),
+    b"D": ((str, str), _read_moment),
+    b"R": ((str, tuple, tuple), _read_record),
+    b"V": ((str, list), _read_view),
+    b"X": ((str, list, bool), lambda _, parts: Iterator(*parts)),
+    b"Y": (str, lambda _, name: TYPES[name]),
+    b"H": ((int, int, None, str, tuple), Decoder.handle),
+}
+
+
+def encode(value: Any, handle_of: Callable[[Any], Handle]) -> bytes:
+    """Return the bytes of ``value``. Raises Unsupported."""
+    return Encoder(handle_of).message(value)
+
+
+def decode(data: bytes, stand_in: Callable[[Handle], Any]) -> Any:
+    """Return the value of ``data``. Raises Malformed, and nothing else."""
+    return Decoder(data, stand_in).message()
