@@ -18,7 +18,7 @@ def start(code):
         exec(each, vars(sys.modules[name]))
     exec(main[1], globals())
 """
-_MODULES = ("tools", "stand_ins", "test_process")
+_MODULES = ("given", "stand_ins", "test_process")
 
 
 @cache

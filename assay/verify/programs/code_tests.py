@@ -10,27 +10,16 @@ from dataclasses import replace
 
 from assay.errors import VerifierError
 from assay.types import Completion, Problem
-from assay.verify.base import Limits, Part, Verifier
+from assay.verify.base import Limits, Part, Verifier, known_errors, spec_check
 from assay.verify.loading import slow_import
 from assay.verify.programs.checks import is_hard_coded, unsafe_calls
 from assay.verify.programs.compare import compare
-from assay.verify.programs.known_errors import KNOWN_ERRORS
 from assay.verify.programs.program import Program, find_program
 from assay.verify.programs.results import Result
 from assay.verify.programs.running import Run
 from assay.verify.programs.setup import for_program, prompt_code_of
 from assay.verify.programs.spec import FIELDS, CodeSpec, read_spec
 from assay.verify.sandbox import Sandbox, SandboxUnavailable
-
-MODULES = tuple(
-    f"assay.verify.{room}.{name}"
-    for room, names in {
-        "programs": "code_tests bench checks compare direct known_errors program results running setup spec "
-        "stand_ins test_process tools",
-        "sandbox": "agent codec process session values",
-    }.items()
-    for name in names.split()
-)
 
 _sandboxes: dict[tuple[int, bool], Sandbox] = {}
 _lock = threading.Lock()
@@ -167,8 +156,9 @@ CODE = Verifier(
     hidden_tests="tests may be shown in a prompt; hidden_tests never are. The score counts both, the components "
     "public and hidden tell them apart: a public share far above the hidden one is special-casing",
     limits=Limits(seconds=120.0, cpu_seconds=4.0, memory_mib=512, output_kib=4096, processes=16),
-    known_errors=KNOWN_ERRORS,
+    known_errors=known_errors("code"),
     text_only=True,
     cached=True,
-    modules=MODULES,
+    modules=("assay.verify.programs", "assay.verify.sandbox", "assay.types"),
+    check_spec=spec_check(read_spec),
 )

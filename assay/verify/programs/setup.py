@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from assay.verify.programs.given import is_tool
 from assay.verify.programs.program import find_block, parse
-from assay.verify.programs.tools import is_tool
 
 
 @dataclass(frozen=True, slots=True)

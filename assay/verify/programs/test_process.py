@@ -1,7 +1,7 @@
 """The program of the process that runs tests; its source is sent there, and it imports no part of Assay.
 
 Nothing of the submission runs here. A name that neither the test, nor its setup, nor Python defines is a
-tool (`tools`) or else the submission's, for which a stand-in comes (`stand_ins`).
+tool (`given`) or else the submission's, for which a stand-in comes (`stand_ins`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from given import is_tool, tool  # pyright: ignore[reportMissingImports]
 from stand_ins import ASKED, TEST_MODULE, Opaque, agent  # pyright: ignore[reportMissingImports]
-
-from tools import is_tool, tool  # pyright: ignore[reportMissingImports]
 
 
 class Names(dict[str, Any]):

@@ -53,10 +53,10 @@ SPECIAL: dict[str, Callable[..., Any]] = {
     f"__{each.__name__}__": each
     for each in (len, str, repr, bool, hash, iter, int, float, abs, reversed, round, setattr)
 } | {name: each for name, each in vars(operator).items() if name[:2] == "__" and callable(each)}
+_REFLECTED = "add sub mul truediv floordiv mod pow matmul and or xor"
 SPECIAL |= {
     f"__r{name}__": lambda value, other, do=SPECIAL[f"__{name}__"]: do(other, value)
-    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
-    + ("and", "or", "xor")
+    for name in _REFLECTED.split()
 }
 
 
@@ -101,7 +101,7 @@ class Agent:
             message = decoder.message()
         finally:
             self.reading = False
-        for handle in decoder.states.values():
+        for handle in decoder.states:
             self.fill(self.objects[handle.key], handle.state)
         return message
 

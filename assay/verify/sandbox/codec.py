@@ -25,11 +25,8 @@ from .values import (
     MAX_DEPTH,
     MAX_DIGITS,
     MAX_EQUAL_HASHES,
-    MAX_EXPONENT,
-    MAX_FRACTION_BYTES,
     MAX_INT_BYTES,
     MAX_ITEMS,
-    MAX_NAMES,
     MAX_VALUES,
     NAMES,
     TYPES,
@@ -40,13 +37,17 @@ from .values import (
     Malformed,
     Record,
     Unsupported,
+    are_names,
+    bounded,
     record,
+    small_parts,
 )
 
 Put = Callable[["Encoder", Any, int], None]
 MRO = type.__dict__["__mro__"].__get__
 PACKED_FROM = 17  # items: so many small ints, or floats, are written at once
-MAX_MOMENT = 50  # characters of a date or time
+MOMENTS: dict[str, Any] = {"date": date, "time": time, "datetime": datetime}
+FACTORIES = {kind: kind for kind in (int, float, list, dict, set, str, tuple, bool)}
 
 
 class Encoder:
@@ -73,19 +74,13 @@ class Encoder:
             raise Unsupported(f"more than {MAX_BYTES} bytes")
         self.parts.extend(parts)
 
-    def charge(self, work: int) -> None:
-        """Count what reading it will cost, as the decoder does."""
-        self.values += work
-        if self.values > MAX_VALUES:
-            raise Unsupported(f"more than {MAX_VALUES} values, or what takes as long to read")
-
     def block(self, tag: bytes, data: bytes) -> None:
-        if len(data) >= BYTES_A_VALUE:
-            self.charge(len(data) // BYTES_A_VALUE)
         self.write(tag, U32.pack(len(data)), data)
 
     def put(self, value: Any, depth: int) -> None:
-        self.charge(1)
+        self.values += 1
+        if self.values > MAX_VALUES:
+            raise Unsupported(f"more than {MAX_VALUES} values")
         if depth > MAX_DEPTH:
             raise Unsupported(f"deeper than {MAX_DEPTH}")
         kind = type(value)
@@ -129,7 +124,6 @@ class Encoder:
             data = str.encode(text)
         except UnicodeEncodeError:  # lone surrogates: they are read one by one
             data = str.encode(text, "utf-8", "surrogatepass")
-            self.charge(len(data) // 32)
         self.block(b"s", data)
 
     def integer(self, value: int) -> None:
@@ -139,7 +133,6 @@ class Encoder:
         length = value.bit_length() // 8 + 1
         if length > MAX_INT_BYTES:
             raise Unsupported(f"an integer of more than {MAX_INT_BYTES} bytes")
-        self.charge(length // 64)
         self.block(b"I", value.to_bytes(length, "little", signed=True))
 
     def items(self, tag: bytes, items: Iterable[Any], depth: int) -> None:
@@ -159,7 +152,7 @@ class Encoder:
             code = "d"
         else:
             return False
-        self.charge(len(values) // 4)
+        self.values += len(values) // 4
         self.block(b"A" + code.encode(), array(code, values).tobytes())
         return True
 
@@ -194,22 +187,6 @@ def _consumed(value: Any) -> tuple[list[Any], bool]:
     return items, True
 
 
-def _decimal(encoder: Encoder, value: Decimal, depth: int) -> None:
-    _, digits, exponent = value.as_tuple()
-    if len(digits) > MAX_DIGITS or (type(exponent) is int and abs(exponent) > MAX_EXPONENT):
-        raise Unsupported("a Decimal of too many digits")
-    encoder.charge((len(digits) + 30) // 64)
-    encoder.tagged(b"e", str(value), depth)
-
-
-def _fraction(encoder: Encoder, value: Fraction, depth: int) -> None:
-    sizes = (value.numerator.bit_length(), value.denominator.bit_length())
-    if max(sizes) > 8 * MAX_FRACTION_BYTES:
-        raise Unsupported("a Fraction of too many digits")
-    encoder.charge(2 + (sum(sizes) // 1024) ** 2)
-    encoder.tagged(b"f", (value.numerator, value.denominator), depth)
-
-
 def _moment(encoder: Encoder, value: Any, depth: int) -> None:
     zone = getattr(value, "tzinfo", None)
     if zone is not None and type(zone).__module__ != "datetime":
@@ -218,9 +195,8 @@ def _moment(encoder: Encoder, value: Any, depth: int) -> None:
         encoder.tagged(b"D", (type(value).__name__, value.isoformat()), depth)
 
 
-def _factory(value: defaultdict[Any, Any]) -> Any:
-    factory: Any = value.default_factory
-    return factory if isinstance(factory, type) and factory in NAMES else None
+def _factory(factory: Any) -> Any:
+    return factory if any(factory is each for each in FACTORIES) else None
 
 
 def _as(tag: bytes, simpler: Callable[[Any], Any]) -> Put:
@@ -245,7 +221,9 @@ BASES: dict[type, Put] = {
     dict: lambda encoder, value, depth: encoder.pairs(dict.items(value), depth),
     Counter: _as(b"C", lambda value: dict(dict.items(value))),
     OrderedDict: _as(b"O", lambda value: dict(OrderedDict.items(value))),
-    defaultdict: _as(b"K", lambda value: (_factory(value), dict(dict.items(value)))),
+    defaultdict: _as(
+        b"K", lambda value: (_factory(value.default_factory), dict(dict.items(value)))
+    ),
     deque: _as(b"q", lambda value: (value.maxlen, [*deque.__iter__(value)])),
 }
 EXACT: dict[type, Put] = BASES | {
@@ -255,9 +233,9 @@ EXACT: dict[type, Put] = BASES | {
     slice: _as(b"j", lambda value: (value.start, value.stop, value.step)),
     range: _as(b"r", lambda value: (value.start, value.stop, value.step)),
     timedelta: _as(b"p", lambda value: (value.days, value.seconds, value.microseconds)),
-    Decimal: _decimal,
-    Fraction: _fraction,
-    **dict.fromkeys((date, time, datetime), _moment),
+    Decimal: _as(b"e", lambda value: str(bounded(value))),
+    Fraction: _as(b"f", lambda value: small_parts((value.numerator, value.denominator))),
+    **dict.fromkeys(MOMENTS.values(), _moment),
     **{kind: _as(b"V", lambda value, name=name: (name, [*value])) for kind, name in VIEWS.items()},
     Iterator: _as(b"X", lambda value: (value.kind, value.items[value.position :], value.complete)),
     Handle: lambda encoder, value, depth: encoder.handle(encoder.handle_of(value), depth),
@@ -276,17 +254,15 @@ class Decoder:
             raise Malformed("too many bytes")
         self.data, self.position, self.values = data, 0, 0
         self.stand_in = stand_in
-        self.states: dict[tuple[int, int], Handle] = {}
+        self.states: list[Handle] = []
+        self.handles: dict[tuple[int, int], Handle] = {}
 
     def message(self) -> Any:
         """Return the value. Raises Malformed, and nothing else."""
         try:
             value = self.get(0)
-            read = 0
-            while read < len(self.states):
-                for handle in list(self.states.values())[read:]:
-                    handle.state = self.state()
-                    read += 1
+            for handle in self.states:  # it grows: objects have objects
+                handle.state = self.state()
         except Malformed:
             raise
         except Exception as error:  # bytes may be anything
@@ -401,19 +377,11 @@ class Decoder:
         origin, id, hash, kind, names = parts
         if type(hash) not in (int, NoneType) or kind not in KINDS or not are_names(names):
             raise Malformed("no handle")
-        handle = Handle(origin, id, kind, names, hash)
-        if kind == "data":
-            handle = self.states.setdefault(handle.key, handle)
-        return self.stand_in(handle)
-
-
-def are_names(value: Any) -> bool:
-    """Whether it is what a Handle has as names."""
-    return (
-        type(value) is tuple
-        and all(type(each) is str for each in value)
-        and (0 < len(cast("tuple[str, ...]", value)) <= MAX_NAMES)
-    )
+        if kind == "data" and (origin, id) not in self.handles:
+            self.states.append(Handle(origin, id, kind, names, hash))
+            self.handles[origin, id] = self.states[-1]
+        found = self.handles.get((origin, id))
+        return self.stand_in(found or Handle(origin, id, kind, names, hash))
 
 
 def weight(key: Any) -> int:
@@ -433,25 +401,13 @@ def _read_decimal(decoder: Decoder, text: str) -> Decimal:
     if len(text) > MAX_DIGITS + 30 or not text.isascii():
         raise Malformed("a Decimal of too many digits")
     decoder.charge(len(text) // 64)
-    value = Decimal(text)
-    _, digits, exponent = value.as_tuple()
-    if len(digits) > MAX_DIGITS or (type(exponent) is int and abs(exponent) > MAX_EXPONENT):
-        raise Malformed("a Decimal of too many digits")
-    return value
+    return bounded(Decimal(text))
 
 
 def _read_fraction(decoder: Decoder, parts: tuple[int, int]) -> Fraction:
-    if max(part.bit_length() for part in parts) > 8 * MAX_FRACTION_BYTES:
-        raise Malformed("a Fraction of too many digits")
+    small_parts(parts)
     decoder.charge((sum(part.bit_length() for part in parts) // 1024) ** 2)
     return Fraction(*parts)
-
-
-def _read_moment(_: Decoder, parts: tuple[str, str]) -> Any:
-    kind, text = parts
-    if len(text) > MAX_MOMENT:
-        raise Malformed("no moment")
-    return {"date": date, "time": time, "datetime": datetime}[kind].fromisoformat(text)
 
 
 def _read_view(decoder: Decoder, parts: tuple[str, list[Any]]) -> Any:
@@ -469,13 +425,6 @@ def _read_record(_: Decoder, parts: tuple[str, tuple[Any, ...], tuple[Any, ...]]
     if len(fields) != len(values) or not all(type(each) is str for each in fields):
         raise Malformed("fields that are not as many as the values")
     return record(name, fields, values)
-
-
-def _read_defaultdict(_: Decoder, parts: tuple[Any, ...]) -> defaultdict[Any, Any]:
-    factory, items = parts
-    if factory not in (int, float, list, dict, set, str, tuple, bool):
-        factory = None
-    return defaultdict(factory, items)
 
 
 def _read_counter(_: Decoder, items: dict[Any, Any]) -> Counter[Any]:
@@ -507,14 +456,14 @@ BUILDERS: dict[bytes, tuple[Any, Callable[[Decoder, Any], Any]]] = {
     b"Z": (list, lambda decoder, items: frozenset(decoder.distinct(items))),
     b"C": (dict, _read_counter),
     b"O": (dict, lambda _, items: OrderedDict(items)),
-    b"K": ((None, dict), _read_defaultdict),
+    b"K": ((None, dict), lambda _, parts: defaultdict(FACTORIES.get(parts[0]), parts[1])),
     b"q": ((None, list), lambda _, parts: deque(parts[1], parts[0])),
     b"j": ((None, None, None), lambda _, parts: slice(*parts)),
     b"r": ((int, int, int), lambda _, parts: range(*parts)),
     b"p": ((int, int, int), lambda _, parts: timedelta(*parts)),
     b"f": ((int, int), _read_fraction),
     b"e": (str, _read_decimal),
-    b"D": ((str, str), _read_moment),
+    b"D": ((str, str), lambda _, parts: MOMENTS[parts[0]].fromisoformat(parts[1])),
     b"R": ((str, tuple, tuple), _read_record),
     b"V": ((str, list), _read_view),
     b"X": ((str, list, bool), lambda _, parts: Iterator(*parts)),

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from assay.verify.base import Limits
-from assay.verify.sandbox.codec import Decoder, are_names, encode
+from assay.verify.sandbox.codec import Decoder, encode
 from assay.verify.sandbox.outcome import Answer, Outcome, SandboxTrouble, SubmissionError
 from assay.verify.sandbox.process import Ended, Process
-from assay.verify.sandbox.values import Handle, Malformed, Unsupported
+from assay.verify.sandbox.values import Handle, Malformed, Unsupported, are_names
 
 CPU_SECONDS = 2.0  # this and the next three: where Limits leaves them open
 MEMORY_MIB = 256

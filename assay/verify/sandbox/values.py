@@ -28,7 +28,7 @@ from collections.abc import Iterable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, cast
 
 MAX_BYTES = 8 * 2**20  # of one message
 MAX_VALUES = 250_000  # in one message
@@ -156,6 +156,30 @@ def record(type_name: str, fields: Iterable[str], values: Iterable[Any]) -> Reco
     result = Record(values)
     vars(result).update(type_name=type_name, _fields=tuple(fields))
     return result
+
+
+def bounded(value: Decimal) -> Decimal:
+    """Return a Decimal, unless comparing it would take long. Raises Unsupported."""
+    _, digits, exponent = value.as_tuple()
+    if len(digits) > MAX_DIGITS or (type(exponent) is int and abs(exponent) > MAX_EXPONENT):
+        raise Unsupported("a Decimal of too many digits")
+    return value
+
+
+def small_parts(parts: tuple[int, int]) -> tuple[int, int]:
+    """Return the parts of a Fraction, unless reducing them would take long. Raises Unsupported."""
+    if max(part.bit_length() for part in parts) > 8 * MAX_FRACTION_BYTES:
+        raise Unsupported("a Fraction of too many digits")
+    return parts
+
+
+def are_names(value: Any) -> bool:
+    """Whether it is what a Handle has as names."""
+    return (
+        type(value) is tuple
+        and all(type(each) is str for each in value)
+        and (0 < len(cast("tuple[str, ...]", value)) <= MAX_NAMES)
+    )
 
 
 U32 = struct.Struct("<I")
