@@ -70,7 +70,7 @@ BUDGETS = {
     "verify/*.py": 1300,
     "verify/answers": 4300,
     "verify/instructions": 860,
-    "verify/judge": 2350,
+    "verify/judge": 1900,
     "verify/logic": 1790,
     "verify/programs": 2410,
     "verify/redteam": 500,

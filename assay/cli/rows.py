@@ -90,8 +90,9 @@ def verify_file(
         settings = {"num_workers": num_workers, "deadline": deadline}
         service = VerifierService(verifier, options=options, allow=allow, **settings)
         stack.enter_context(service)
-        for text in service.warnings(verifier) if warn is not None else ():
-            warn(text)
+        if warn is not None:
+            for text in service.warnings(verifier):
+                warn(text)
         for row in judge_file(path, verifier, service):
             file.write(escaped(json.dumps(row, ensure_ascii=False)) + "\n")
             counts[row["status"]] += 1

@@ -33,7 +33,7 @@ def read_row(row: Any, where: str, default_id: str) -> tuple[Problem, Completion
 
 
 def read_completions(path: Path) -> Iterator[tuple[Problem, Completion]]:
-    """Yield what each line of a file holds that is not blank; raises DataError at the first bad one."""
+    """Yield what each line of a file holds that is not blank; raises DataError."""
     source = open_source(str(path))
     if not isinstance(source, JsonLines):
         raise DataError(message(str(path), "another kind of source", "a JSON Lines file"))

@@ -1,7 +1,7 @@
 """Verifiers: whether a completion is right, judged in processes with deadlines and in sandboxes.
 
-This room stands alone: it needs `assay.types` and `assay.errors` and no other part of Assay, so that
-any trainer can use it.
+This room stands alone: it needs `assay.types` and `assay.errors` and no other part of Assay, so
+that any trainer can use it.
 
     is_right = checker("math")                   # a plain function: a text and a gold answer
     is_right("so it is \\\\boxed{5}", "5").reward  # 1.0; None: not judged
@@ -10,8 +10,8 @@ any trainer can use it.
         verdicts = service.judge(groups)         # siblings together, in any number of processes
 
 A verifier of your own is a function of ``(problem, completion)`` or ``(problem, group)``, named as
-``package.module:function``; one that says more of itself is a `Verifier`. What it returns is a number,
-a dict, a `Part`, or None: not judged.
+``package.module:function``; one that says more of itself is a `Verifier`. What it returns is a
+number, a dict, a `Part`, or None: not judged.
 """
 
 from __future__ import annotations

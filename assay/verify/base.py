@@ -43,7 +43,7 @@ class KnownError:
 
 
 def known_errors(verifier: str) -> tuple[KnownError, ...]:
-    """Return the known errors of a built-in verifier that stand in ``labelled/known_errors.jsonl``."""
+    """Return a built-in verifier's known errors, of ``labelled/known_errors.jsonl``."""
     lines = (files("assay.verify") / "labelled" / "known_errors.jsonl").read_text(encoding="utf-8")
     rows = [json.loads(line) for line in lines.splitlines()]
     return tuple(KnownError(**row) for row in rows if row.pop("verifier") == verifier)
@@ -57,8 +57,8 @@ class Field:
     where neither the row nor ``[verification.options.NAME]`` says. check: whether a value is
     accepted; it is called in the trainer's process, so built-in verifiers only. from_row: False
     where only the configuration may set it (an address, a price): in a row such a key is metadata.
-    equates: an answer that was extracted from a completion may stand here as the accepted one, so that
-    the verifier says whether two answers are equal (majority@k asks it).
+    equates: an answer that was extracted from a completion may stand here as the accepted one, so
+    that the verifier says whether two answers are equal (majority@k asks it).
     """
 
     name: str
@@ -87,7 +87,7 @@ def one_of(*accepted: str) -> Callable[[Any], bool]:
 
 
 def spec_check(read: Callable[[Problem], Any]) -> Callable[[Mapping[str, Any]], None]:
-    """Return a `Verifier.check_spec` that complains of what the reader of a problem complains of."""
+    """Return a `Verifier.check_spec` that complains as the reader of a problem does."""
 
     def check(spec: Mapping[str, Any]) -> None:
         try:
@@ -116,9 +116,9 @@ class Limits:
 class Part:
     """What one verifier says of one completion, before weights.
 
-    value: what its weight multiplies, any finite number; None when not judged. score: correctness in
-    [0, 1], needed of the first term only; None: the value serves. passed: whether it passed; None:
-    a score of 1 passes.
+    value: what its weight multiplies, any finite number; None when not judged. score: correctness
+    in [0, 1], needed of the first term only; None: the value serves. passed: whether it passed;
+    None: a score of 1 passes.
     """
 
     value: float | None
@@ -150,15 +150,16 @@ class Verifier:
     - ``batch``: ``(list of (problem, completion)) -> list of results``, of any groups together.
 
     lane: where it runs. ``worker``: in a process that is killed at its deadline; all code of users
-    does. ``thread``: in threads of this process, for waiting on a network. ``device``: in one thread
-    of this process, beside the learner's device. ``inline``: at once, in this process: arithmetic.
-    weight: its weight in a sum where none is written and it is not the first term. bounds: of its
-    value, where known. memory_mib: bound on the worker's data while it judges. limits: for the
-    documentation, and what a sandbox enforces. text_only: it reads a completion's text, think format
-    and finish reason, and neither tokens nor the rendered prompt, so that they need not travel. cached: equal
-    text, spec and version give an equal verdict, so that it may be looked up. modules, packages: what
-    the content hash covers. extra: the optional dependency that it needs. check_options: raises
-    VerifierError where the options together, or this machine, do not let it work; called before a run. check_spec: raises VerifierError, whose text begins with
+    does. ``thread``: in threads of this process, for waiting on a network. ``device``: in one
+    thread of this process, beside the learner's device. ``inline``: at once, in this process:
+    arithmetic. weight: its weight in a sum where none is written and it is not the first term.
+    bounds: of its value, where known. memory_mib: bound on the worker's data while it judges.
+    limits: for the documentation, and what a sandbox enforces. text_only: it reads a completion's
+    text, think format and finish reason, and neither tokens nor the rendered prompt, so that they
+    need not travel. cached: equal text, spec and version give an equal verdict, so that it may be
+    looked up. modules, packages: what the content hash covers. extra: the optional dependency that
+    it needs. check_options: raises VerifierError where the options together, or this machine, do
+    not let it work; called before a run. check_spec: raises VerifierError, whose text begins with
     the key, for a spec that is wrong though each of its keys is right; called as rows are loaded.
 
     The problem that ``judge`` gets holds, in its spec, the configured options under the row's keys.

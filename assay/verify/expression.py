@@ -1,4 +1,4 @@
-"""Verifier expressions: ``math|judge*1.0 + think_format*0.1`` as terms, with complaints that say where.
+"""Verifier expressions: ``math|judge*1.0 + think_format*0.1`` as terms.
 
 ``+`` and ``-`` join terms, ``*`` gives one a weight, and ``|``, which binds tightest, names
 alternatives: the later is asked only for what no earlier one accepted.
@@ -82,22 +82,22 @@ class Term:
 def parse_expression(text: str, where: str = "verifier") -> tuple[Term, ...]:
     """Return the terms of a weighted sum; the first is the correctness.
 
-    A term is ``name``, ``name*number`` or ``number*name``; a name is a built-in verifier, optionally
-    pinned to a version (``math@1``), or ``package.module:object``, or several with ``|`` between
-    them. The first term weighs 1 where no number is written, a later one what its verifier says.
-    Raises VerifierError, whose message names ``where`` and the column.
+    A term is ``name``, ``name*number`` or ``number*name``; a name is a built-in verifier,
+    optionally pinned to a version (``math@1``), or ``package.module:object``, or several with ``|``
+    between them. The first term weighs 1 where no number is written, a later one what its verifier
+    says. Raises VerifierError, whose message names ``where`` and the column.
     """
     return _Parser(text, where).terms()
 
 
 def is_allowed(name: str, allow: Collection[str]) -> bool:
-    """Whether code may be imported by this name: it, or the module that it names, is among ``allow``."""
+    """Whether code may be imported by this name: it or its module is among ``allow``."""
     bare = name.partition("@")[0]
     return bare in BUILT_IN or bare in allow or bare.partition(":")[0] in allow
 
 
 def check_importable(allow: Iterable[str]) -> None:
-    """Raise VerifierError for an allowed name whose package is nowhere; nothing is imported for that."""
+    """Raise VerifierError for an allowed name whose package is nowhere; nothing is imported."""
     for name in allow:
         package = re.split("[.:]", name)[0]
         beside = any(Path(package + end).exists() for end in ("", ".py"))
@@ -193,7 +193,8 @@ class _Parser:
         found = "the end" if kind == "end" else repr(token)
         end = f"; {remedy}" if remedy else ""
         raise VerifierError(
-            f"{self.where} {self.text!r} column {start + 1}: found {found}; accepted: {accepted}{end}"
+            f"{self.where} {self.text!r} column {start + 1}: "
+            f"found {found}; accepted: {accepted}{end}"
         )
 
 

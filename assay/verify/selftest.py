@@ -1,8 +1,9 @@
-"""Measure verifiers on their labelled sets: ``assay verify --self-test``, and a sample before training.
+"""Measure verifiers on their labelled sets: ``assay verify --self-test``, or before training.
 
-A set is ``labelled/NAME.jsonl``: rows as ``assay verify`` reads them, with ``expected`` (``passed`` or
-``failed``) and ``kind`` (``ordinary``, ``odd_style``, ``hack``). A verifier that stands here but not
-on the author's machine (another version of a library, another platform) shows before it has cost a run.
+A set is ``labelled/NAME.jsonl``: rows as ``assay verify`` reads them, with ``expected`` (``passed``
+or ``failed``) and ``kind`` (``ordinary``, ``odd_style``, ``hack``). A verifier that stands here but
+not on the author's machine (another version of a library, another platform) shows before it has
+cost a run.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ def self_test(
 ) -> Iterator[SelfTest]:
     """Measure each named verifier (None: all) on the whole of its labelled set.
 
-    options: as the service has them; labels are those of the defaults. Raises VerifierError for a name that has no set.
+    options: as the service has them; labels are those of the defaults. Raises VerifierError for a
+    name that has no set.
     """
     for name in names or ():
         if name not in labelled_names():
@@ -117,7 +119,7 @@ def self_test(
 def sampled_self_test(
     service: VerifierService, expressions: Iterable[str | None], num_rows: int, seed: int
 ) -> list[SelfTest]:
-    """Measure the built-in verifiers of some expressions on a seeded sample of their labelled rows."""
+    """Measure the built-in verifiers of some expressions on a seeded sample of labelled rows."""
     terms = (
         term
         for expression in dict.fromkeys(expressions)

@@ -1,9 +1,9 @@
 """The verifier service: groups in, verdicts out, whatever the verifiers do.
 
 Verifiers run in lanes: in worker processes, in threads that wait on a network, in one thread beside
-the learner's device, or, where they are arithmetic, at once. A completion that overruns its deadline
-in a worker costs the worker its life and is not judged; so is one whose verifier raises, dies or
-returns nonsense. The rest of the batch is judged all the same.
+the learner's device, or, where they are arithmetic, at once. A completion that overruns its
+deadline in a worker costs the worker its life and is not judged; so is one whose verifier raises,
+dies or returns nonsense. The rest of the batch is judged all the same.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _services: weakref.WeakSet[VerifierService] = weakref.WeakSet()
 
 
 class Judging:
-    """Groups on their way through the verifiers; what is still under way at the context's end is cancelled.
+    """Groups on their way through the verifiers; at the context's end what is left is cancelled.
 
     submit begins to judge a group, finish waits for its verdicts, cancel gives jobs up.
     """
@@ -58,7 +58,7 @@ class Judging:
         self._waiting: deque[Group] = deque()
 
     def add(self, group: Group) -> None:
-        """Begin to judge a group. Raises VerifierError as soon as it is clear that a reward never works."""
+        """Begin to judge a group; raises VerifierError where a reward never works."""
         if group not in self._jobs:
             self._jobs[group] = self._submit(group)
             self._waiting.append(group)
@@ -88,14 +88,14 @@ class VerifierService:
     default_expression: for problems that name none. num_workers: None means one for every two
     cores. deadline: seconds for one completion in a worker, where its verifier has no limit of its
     own. on_event: called as ``on_event(kind, **facts)`` when a worker is killed (``worker_killed``)
-    or dies (``worker_died``) and when a thread's call is given up (``verifier_call_lost``). options:
-    of verifiers, by name, under the keys of rows. schedule: multipliers of terms' weights, by
-    policy version (see `Schedule`). cache_mib: memory for verdicts of verifiers that may be looked
-    up; 0: none. give_up_after: completions of which none was judged, for errors and deadlines, after
-    which judging raises VerifierError in the verifier's own words; None: never. allow: Python
-    modules, or ``module:object``, that a problem may name beside those of the default expression; no
-    other code is imported for it. Raises VerifierError for an expression, an option or a schedule
-    that is wrong.
+    or dies (``worker_died``) and when a thread's call is given up (``verifier_call_lost``).
+    options: of verifiers, by name, under the keys of rows. schedule: multipliers of terms' weights,
+    by policy version (see `Schedule`). cache_mib: memory for verdicts of verifiers that may be
+    looked up; 0: none. give_up_after: completions of which none was judged, for errors and
+    deadlines, after which judging raises VerifierError in the verifier's own words; None: never.
+    allow: Python modules, or ``module:object``, that a problem may name beside those of the default
+    expression; no other code is imported for it. Raises VerifierError for an expression, an option
+    or a schedule that is wrong.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class VerifierService:
         self._engine.on_event = on_event
 
     def after_fork(self) -> None:
-        """In the child of a fork: the threads, locks and workers are the parent's; have new ones."""
+        """In the child of a fork: threads, locks and workers are the parent's; have new ones."""
         self._engine.pool.abandon()
         self._finalizer.detach()
         closed = self._engine.closed
@@ -167,7 +167,7 @@ class VerifierService:
         return Judging(self._submit, self._finish, self._engine.cancel)
 
     async def judge_async(self, groups: Sequence[Group]) -> list[tuple[Verdict, ...]]:
-        """Judge without blocking the event loop; a call that is cancelled leaves nothing under way."""
+        """Judge without blocking the event loop; a cancelled call leaves nothing under way."""
         cancelled = threading.Event()
         future: Future[list[tuple[Verdict, ...]]] = Future()
 
@@ -229,7 +229,8 @@ class VerifierService:
     def _be_patient(self, verdicts: Iterable[Verdict]) -> None:
         """Raise VerifierError where a reward has failed on each of its first completions.
 
-        Errors and deadlines are failures; what is unavailable, or judged None by its verifier, is not.
+        Errors and deadlines are failures; what is unavailable, or judged None by its verifier, is
+        not.
         """
         for verdict in verdicts:
             if verdict.judged or self._give_up_after is None:
@@ -264,7 +265,8 @@ class VerifierService:
     def compares(self, problem: Problem) -> tuple[str, str] | None:
         """Return (verifier, key of the spec) that say whether two answers to a problem are equal.
 
-        Of the first term's first verifier, where one of its fields `equates`; None where there is none.
+        Of the first term's first verifier, where one of its fields `equates`; None where there is
+        none.
         """
         sum = self._sum(problem.verifier)
         first = sum.verifiers[sum.chains[0][0]].verifier.fields

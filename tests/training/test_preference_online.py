@@ -78,7 +78,7 @@ def test_adapters_alone_are_kept_as_the_reference(world: World, every: int | Non
 
 
 def test_a_judge_may_compare(world: World) -> None:
-    from assay.verify.judge.testing import Asked, JudgeServer
+    from judge_server import Asked, JudgeServer
 
     def prefers_longer(asked: Asked) -> str:
         first, second = asked.data["A"][0], asked.data["B"][0]

@@ -85,7 +85,7 @@ def test_kills_are_written_down_in_evaluations_too(world: World) -> None:
 
 
 def test_a_judges_replies_are_kept_in_the_run(world: World) -> None:
-    from assay.verify.judge.testing import JudgeServer
+    from judge_server import JudgeServer
 
     with JudgeServer(
         lambda asked: json.dumps({"reasoning": "no", "verdict": "incorrect"})

@@ -1,4 +1,4 @@
-"""One OpenAI-compatible endpoint: asks, tries again where that may help, and never waits for ever."""
+"""One OpenAI-compatible endpoint: asks, tries again where that may help, and gives up in time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from assay.errors import VerifierError
-from assay.verify.judge.costs import Budget, count_failure
-from assay.verify.judge.replies import JudgeTrouble, Reply, read_body, read_usage, shown
+from assay.verify.judge.costs import Budget, count, count_reply
+from assay.verify.judge.replies import JudgeTrouble, Reply, read_body, shown
 from assay.verify.judge.settings import KEEP_SECRET, NEEDS, Judge, Settings
 from assay.verify.loading import slow_import
 
@@ -32,12 +32,10 @@ TRY_AGAIN = frozenset({408, 409, 425, 429})  # and every 5xx
 REFUSES_A_KEY = frozenset({400, 415, 422, 501})
 REMINDER = "Your reply is read by a program: it must be one JSON object of the form asked for."
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What an endpoint was found to understand; a refused request steps down to the next simpler one.
+    """What an endpoint was found to understand; a refused request is followed by a simpler one.
 
     format: of the reply: ``json_schema``, ``json_object`` or ``text``.
     """
@@ -87,8 +85,8 @@ class Dialect:
 class JudgeClient:
     """Asks one judge; safe from any thread, at most ``concurrency`` requests at a time.
 
-    The API key is read from the environment for each request and stands nowhere else: it is taken out
-    of everything that the endpoint says.
+    The API key is read from the environment for each request and stands nowhere else: it is taken
+    out of everything that the endpoint says.
     """
 
     def __init__(self, judge: Judge, settings: Settings, budget: Budget) -> None:
@@ -105,11 +103,11 @@ class JudgeClient:
         self,
         messages: Sequence[Mapping[str, str]],
         schema: Mapping[str, Any],
-        read: Callable[[str], T],
+        read: Callable[[str], Any],
         deadline: float,
         seed: str,
-    ) -> tuple[T, Reply, dict[str, Any]]:
-        """Return what ``read`` makes of a reply, the reply, and its whole body; raises JudgeTrouble.
+    ) -> tuple[Any, Reply, dict[str, Any]]:
+        """Return what ``read`` makes of a reply, the reply, and its body; raises JudgeTrouble.
 
         deadline: of `time.monotonic`, for all attempts together. seed: of the waits between them.
         """
@@ -129,7 +127,7 @@ class JudgeClient:
                     raise
             except JudgeTrouble as error:
                 trouble = error
-                count_failure(self.judge.model)
+                count(self.judge.model, failures=1)
                 if not error.retry:
                     break
         num = self.settings.retries + 1 if trouble.retry else 1
@@ -149,7 +147,7 @@ class JudgeClient:
         if time.monotonic() + seconds >= deadline:
             raise JudgeTrouble(
                 trouble.reason,
-                f"{self._name}: {trouble.detail} (no time for another attempt after {seconds:.0f} s)",
+                f"{self._name}: {trouble.detail} (no time for another attempt in {seconds:.0f} s)",
                 retry=False,
             )
         time.sleep(seconds)
@@ -161,10 +159,10 @@ class JudgeClient:
             raise JudgeTrouble("timeout", "no request slot came free in time", retry=False)
         try:
             chars = sum(len(turn["content"]) for turn in messages)
-            prices, most = self.judge.prices, self.judge.max_tokens
-            with self.budget.request(self.judge.model, prices, chars, most) as expense:
+            with self.budget.request(self.judge, chars) as expenses:
                 body = self._answer(messages, schema, deadline)
-                expense.count(read_usage(body), len(json.dumps(body)))
+                size = len(json.dumps(body))
+                expenses.append(count_reply(self.judge, body, chars, size))
                 return read_body(body), cast("dict[str, Any]", body)
         finally:
             self._slots.release()
@@ -280,7 +278,7 @@ class _TimeLeft(dict[str, float]):
         super().__init__()
         self._limit = limit
 
-    def get(self, key: str, default: Any = None) -> float:  # type: ignore[override]  # as httpcore2 asks
+    def get(self, key: str, default: Any = None) -> float:  # type: ignore[override]
         """Return the seconds until the limit."""
         return max(0.001, self._limit - time.monotonic())
 
@@ -300,18 +298,15 @@ def _open_client(settings: Settings) -> httpx2.Client:
 
 @cache
 def certificates() -> ssl.SSLContext:
-    """Return what says which servers are to be believed: read once, which takes longer than a reply."""
+    """Return the certificates of those to believe: read once, it takes longer than a reply."""
     import httpx2
 
     return httpx2.create_ssl_context()
 
 
 def _reminded(turn: Mapping[str, str]) -> dict[str, str]:
-    content = turn["content"]
-    return {
-        **turn,
-        "content": content if content.endswith(REMINDER) else f"{content}\n\n{REMINDER}",
-    }
+    content = turn["content"].removesuffix(f"\n\n{REMINDER}")
+    return {**turn, "content": f"{content}\n\n{REMINDER}"}
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

@@ -1,8 +1,8 @@
 """Which of two completions is better: a judge asked in both orders, and the win rate of many.
 
-A judge that prefers a place to a text contradicts itself when the texts change places; such a pair is
-a tie. Win rates count ties as half, with standard errors clustered by problem. The length-controlled
-win rate is what the win rate would be if both texts were equally long.
+A judge that prefers a place to a text contradicts itself when the texts change places; such a pair
+is a tie. Win rates count ties as half, with standard errors clustered by problem. The
+length-controlled win rate is what the win rate would be if both texts were equally long.
 """
 
 from __future__ import annotations
@@ -20,20 +20,23 @@ from assay.verify.judge.panel import Panel, Vote, panel_for
 from assay.verify.judge.quoting import cut_middle
 from assay.verify.judge.rubrics import PAIRWISE, context
 
+Array = NDArray[np.float64]
 Outcome = Literal["first", "second", "tie"]
 
+OUTCOMES: tuple[Outcome, ...] = ("tie", "first", "second")  # by the lead of the first: 0, 1, -1
 POINTS: Mapping[str, float] = {"first": 1.0, "second": 0.0, "tie": 0.5}
 RIDGE = 1e-3  # on both coefficients: keeps a fit finite where one side wins every comparison
 MAX_ITERATIONS = 100
+EPS = 1e-10  # the size of a step that ends a fit
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """What the judges say of two completions of one problem.
 
-    outcome: None where it was not judged, for ``reason``. consistent: whether both orders gave the same
-    outcome; where they did not, the outcome is a tie. lengths: of the texts that were compared, in
-    characters.
+    outcome: None where it was not judged, for ``reason``. consistent: whether both orders gave the
+    same outcome; where they did not, the outcome is a tie. lengths: of the texts that were
+    compared, in characters.
     """
 
     problem_id: str
@@ -64,48 +67,44 @@ def compare(
     option that cannot be used.
     """
     panel = panel_for(options or {})
-    both = (first, second)
-    texts = [each.text if reads == "trace" else each.answer_text for each in both]
+    texts = [each.text if reads == "trace" else each.answer_text for each in (first, second)]
     lengths = len(texts[0]), len(texts[1])
     if texts[0] == texts[1]:
         return Comparison(problem.id, "tie", lengths=lengths)
-    found: list[Outcome] = []
-    for order in ((0, 1), (1, 0)):
-        outcome = _ask(panel, problem, [texts[index] for index in order])
-        if isinstance(outcome, Vote):
-            return Comparison(
-                problem.id, None, False, lengths, reason=outcome.reason, detail=outcome.detail
-            )
-        found.append(_swapped(outcome) if order == (1, 0) else outcome)
-    same = found[0] == found[1]
-    return Comparison(problem.id, found[0] if same else "tie", same, lengths)
+    leads: list[int] = []
+    for order in (texts, texts[::-1]):
+        lead = _ask(panel, problem, order)
+        if isinstance(lead, Vote):
+            return Comparison(problem.id, None, False, lengths, lead.reason, lead.detail)
+        leads.append(lead)
+    same = leads[0] == -leads[1]
+    outcome = OUTCOMES[leads[0] if same else 0]
+    return Comparison(problem.id, outcome, same, lengths)
 
 
-def _ask(panel: Panel, problem: Problem, texts: Sequence[str]) -> Outcome | Vote[str]:
-    """Return the outcome for the texts as A and B: more votes for one of them win, equally many tie."""
+def _ask(panel: Panel, problem: Problem, texts: Sequence[str]) -> int | Vote:
+    """Return 1 where more votes are for the first text, as A, -1 for the second, 0 for a tie.
+
+    Where no majority of the votes is there, one that is missing.
+    """
     most = panel.settings.max_chars
-    quotes = [cut_middle(each.name, each.text, most) for each in context(problem, PAIRWISE)] + [
-        cut_middle(name, text, most) for name, text in zip("AB", texts, strict=True)
-    ]
-    votes = panel.verdicts(PAIRWISE, quotes)
+    shown = [(each.name, each.text) for each in context(problem, PAIRWISE)]
+    quotes = [cut_middle(*each, most) for each in [*shown, *zip("AB", texts, strict=True)]]
+    votes = panel.votes(PAIRWISE, quotes)
     given = [vote.finding for vote in votes if vote.finding is not None]
     if 2 * len(given) <= len(votes):
         return next(vote for vote in votes if vote.finding is None)
     lead = given.count("A") - given.count("B")
-    return "first" if lead > 0 else "second" if lead < 0 else "tie"
-
-
-def _swapped(outcome: Outcome) -> Outcome:
-    return "second" if outcome == "first" else "first" if outcome == "second" else "tie"
+    return (lead > 0) - (lead < 0)
 
 
 @dataclass(frozen=True, slots=True)
 class WinRate:
     """How often the first side is preferred, ties counted half.
 
-    standard_error: None of fewer than two problems. length_effect: what one standard deviation of the
-    length difference adds to the log-odds of the first side; None where length is not controlled.
-    inconsistent: pairs in which the judges followed the place and not the text.
+    standard_error: None of fewer than two problems. length_effect: what one standard deviation of
+    the length difference adds to the log-odds of the first side; None where length is not
+    controlled. inconsistent: pairs in which the judges followed the place and not the text.
     """
 
     rate: float
@@ -128,105 +127,81 @@ def win_rate(comparisons: Sequence[Comparison]) -> WinRate:
     """
     judged, points = _judged(comparisons)
     rate = float(points.mean())
-    scores = _by_problem(judged, (points - rate)[:, None])
-    error = None
-    if len(scores) > 1:
-        error = math.sqrt(_correction(len(scores)) * float((scores**2).sum())) / len(points)
+    spread = _clustered(judged, (points - rate)[:, None])
+    error = None if spread is None else math.sqrt(float(spread[0, 0])) / len(points)
     return _result(comparisons, judged, rate, error)
 
 
 def length_controlled_win_rate(comparisons: Sequence[Comparison]) -> WinRate:
     """Return the win rate at equal lengths, by a logistic regression on the length difference.
 
-    log-odds of the first side = theta + phi * tanh(difference / its standard deviation), fitted to the
-    points; the rate is that of theta alone. Its standard error is by the delta method, from a
-    covariance that is robust and clustered by problem. The generalized linear model of Dubois et al.,
-    arXiv:2404.04475, without its term for the difficulty of an instruction, which is estimated over
-    many models. Raises ValueError where nothing was judged.
+    log-odds of the first side = theta + phi * tanh(difference / its standard deviation), fitted to
+    the points; the rate is that of theta alone. Its standard error is by the delta method, from a
+    covariance that is robust and clustered by problem. The generalized linear model of Dubois et
+    al., arXiv:2404.04475, without its term for the difficulty of an instruction, which is estimated
+    over many models. Raises ValueError where nothing was judged.
     """
     judged, points = _judged(comparisons)
     differences = np.array([one.lengths[0] - one.lengths[1] for one in judged], np.float64)
-    spread = float(differences.std())
-    effect = np.tanh(differences / spread) if spread > 0 else np.zeros_like(differences)
+    effect = np.tanh(differences / (float(differences.std()) or 1.0))
     features = np.stack([np.ones_like(effect), effect], axis=1)
     coefficients = fit_logistic(features, points)
     rates = _sigmoid(features @ coefficients)
-    rate = float(_sigmoid(coefficients[:1])[0])
-    scores = _by_problem(judged, features * (points - rates)[:, None])
+    rate = float(_sigmoid(coefficients[0]))
+    spread = _clustered(judged, features * (points - rates)[:, None])
     error = None
-    if len(scores) > 1:
+    if spread is not None:
         bread = np.linalg.inv(_information(features, rates))
-        covariance = _correction(len(scores)) * bread @ (scores.T @ scores) @ bread
-        error = rate * (1 - rate) * math.sqrt(float(covariance[0, 0]))
+        error = rate * (1 - rate) * math.sqrt(float((bread @ spread @ bread)[0, 0]))
     return _result(comparisons, judged, rate, error, float(coefficients[1]))
 
 
-def fit_logistic(
-    features: NDArray[np.float64], points: NDArray[np.float64], ridge: float = RIDGE
-) -> NDArray[np.float64]:
-    """Return the coefficients of the most likely logistic model, by damped Newton steps.
+def fit_logistic(features: Array, points: Array) -> Array:
+    """Return the coefficients of the most likely logistic model, by Newton steps.
 
     features: (rows, coefficients). points: (rows,), each in [0, 1]; a half is half a win. Maximizes
-    sum of points * log(p) + (1 - points) * log(1 - p) - ridge/2 * |coefficients|^2.
+    sum of points * log(p) + (1 - points) * log(1 - p) - RIDGE/2 * |coefficients|^2. A step is
+    halved until it climbs.
     """
+
+    def likelihood(coefficients: Array) -> float:
+        logits = features @ coefficients
+        fit = points * logits - np.logaddexp(0.0, logits)
+        return float(fit.sum() - RIDGE / 2 * (coefficients**2).sum())
+
     coefficients = np.zeros(features.shape[1])
-    value = _likelihood(features, points, coefficients, ridge)
     for _ in range(MAX_ITERATIONS):
         rates = _sigmoid(features @ coefficients)
-        slope = features.T @ (points - rates) - ridge * coefficients
-        step = np.linalg.solve(_information(features, rates, ridge), slope)
-        size = 1.0
-        while True:  # halved until it climbs
-            moved = coefficients + size * step
-            reached = _likelihood(features, points, moved, ridge)
-            if reached >= value or size < 1e-6:
-                break
-            size /= 2
-        coefficients, value = moved, reached
-        if float(np.abs(size * step).max()) < 1e-10:
+        slope = features.T @ (points - rates) - RIDGE * coefficients
+        step = np.linalg.solve(_information(features, rates), slope)
+        while (
+            likelihood(coefficients + step) < likelihood(coefficients) and np.abs(step).max() > EPS
+        ):
+            step /= 2
+        coefficients = coefficients + step
+        if np.abs(step).max() <= EPS:
             break
     return coefficients
 
 
-def _likelihood(
-    features: NDArray[np.float64],
-    points: NDArray[np.float64],
-    coefficients: NDArray[np.float64],
-    ridge: float,
-) -> float:
-    logits = features @ coefficients
-    fit = points * logits - np.logaddexp(0.0, logits)
-    return float(fit.sum() - ridge / 2 * (coefficients**2).sum())
-
-
-def _information(
-    features: NDArray[np.float64], rates: NDArray[np.float64], ridge: float = RIDGE
-) -> NDArray[np.float64]:
+def _information(features: Array, rates: Array) -> Array:
     weights = rates * (1 - rates)
-    return (features * weights[:, None]).T @ features + ridge * np.eye(features.shape[1])
+    return (features * weights[:, None]).T @ features + RIDGE * np.eye(features.shape[1])
 
 
-def _sigmoid(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+def _sigmoid(logits: Array) -> Array:
     return 0.5 * (1.0 + np.tanh(0.5 * logits))
 
 
-def _correction(num_problems: int) -> float:
-    return num_problems / (num_problems - 1)
-
-
-def _by_problem(judged: Sequence[Comparison], rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the sums of rows of one problem, problems in order of appearance."""
-    index: dict[str, int] = {}
-    for one in judged:
-        index.setdefault(one.problem_id, len(index))
+def _clustered(judged: Sequence[Comparison], rows: Array) -> Array | None:
+    """Return G/(G-1) times the sum of squares of the rows' sums by problem; None of one problem."""
+    index = {name: n for n, name in enumerate(dict.fromkeys(one.problem_id for one in judged))}
     sums = np.zeros((len(index), rows.shape[1]))
     np.add.at(sums, [index[one.problem_id] for one in judged], rows)
-    return sums
+    return len(sums) / (len(sums) - 1) * (sums.T @ sums) if len(sums) > 1 else None
 
 
-def _judged(
-    comparisons: Sequence[Comparison],
-) -> tuple[list[Comparison], NDArray[np.float64]]:
+def _judged(comparisons: Sequence[Comparison]) -> tuple[list[Comparison], Array]:
     judged = [one for one in comparisons if one.outcome is not None]
     if not judged:
         raise ValueError(f"none of {len(comparisons)} comparisons was judged")

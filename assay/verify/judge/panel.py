@@ -7,15 +7,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from assay.types import NotJudgedReason
 from assay.verify.judge.client import JudgeClient
-from assay.verify.judge.costs import Budget, count_reused
+from assay.verify.judge.costs import Budget, count
 from assay.verify.judge.quoting import Quote
 from assay.verify.judge.replies import (
     JudgeTrouble,
+    Reply,
     Usage,
     read_body,
     read_choice,
@@ -24,60 +26,55 @@ from assay.verify.judge.replies import (
     reasoning_of,
 )
 from assay.verify.judge.rubrics import PAIR_CHOICES, Rubric, render
-from assay.verify.judge.settings import Judge, Settings, read_settings
+from assay.verify.judge.settings import Settings, read_settings
 from assay.verify.judge.store import JudgeStore, reply_key
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Vote(Generic[T]):
+class Vote:
     """What one judge said once.
 
-    finding: None where it gave no judgement, for ``reason``. detail: its reasoning, or what is wrong.
+    finding: a verdict, a choice or a score; None where it gave none, for ``reason``. detail: its
+    reasoning, or what is wrong.
     """
 
-    finding: T | None
+    finding: Any
     reason: NotJudgedReason = "error"
     detail: str = ""
     usage: Usage | None = None
+
+    @classmethod
+    def of(cls, finding: Any, reply: Reply) -> Vote:
+        """Return the vote of a reply that was read."""
+        return cls(finding, detail=reasoning_of(reply.text), usage=reply.usage)
 
 
 class Panel:
     """Asks the judges of some settings; safe from any thread."""
 
-    def __init__(self, settings: Settings, store: JudgeStore | None = None) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._store = JudgeStore() if store is None else store
-        self._is_given = store is not None
+        self._store = JudgeStore()
         budget = Budget(settings.budget)
         self.clients = [JudgeClient(judge, settings, budget) for judge in settings.judges]
 
     @property
     def store(self) -> JudgeStore:
         """Where its replies are kept: as the settings say, else where `keep_replies` did."""
-        if self._is_given:
-            return self._store
         if self.settings.replies is not None:
             return _store_at(self.settings.replies)
         return self._store if _default is None else _default
 
-    def verdicts(self, rubric: Rubric, quotes: Sequence[Quote]) -> list[Vote[str]]:
-        """Return every vote on a rubric of verdicts, or of pairs, in the order of the judges."""
-        if rubric.kind == "verdict":
-            return self._votes(rubric, quotes, read_verdict)
-        return self._votes(rubric, quotes, lambda text: read_choice(text, PAIR_CHOICES))
-
-    def scores(self, rubric: Rubric, quotes: Sequence[Quote]) -> list[Vote[float]]:
-        """Return every vote on a rubric of scores, in the units of its scale."""
-        return self._votes(rubric, quotes, lambda text: read_score(text, *rubric.scale))
-
-    def _votes(
-        self, rubric: Rubric, quotes: Sequence[Quote], read: Callable[[str], T]
-    ) -> list[Vote[T]]:
+    def votes(self, rubric: Rubric, quotes: Sequence[Quote]) -> list[Vote]:
+        """Return every vote, in the order of the judges: a verdict, a choice or a score each."""
+        read = {
+            "verdict": read_verdict,
+            "pair": partial(read_choice, choices=PAIR_CHOICES),
+            "score": partial(read_score, low=rubric.scale[0], high=rubric.scale[1]),
+        }[rubric.kind]
         deadline = time.monotonic() + self.settings.patience
         asked: Counter[str] = Counter()  # a model may stand in the list more than once
-        found: list[Vote[T]] = []
+        found: list[Vote] = []
         for client in self.clients:
             for _ in range(self.settings.votes):
                 number = asked[client.judge.model]
@@ -91,49 +88,44 @@ class Panel:
         rubric: Rubric,
         quotes: Sequence[Quote],
         number: int,
-        read: Callable[[str], T],
+        read: Callable[[str], Any],
         deadline: float,
-    ) -> Vote[T]:
+    ) -> Vote:
         messages = render(rubric, quotes, number)
-        key = _key(client.judge, rubric, messages, number)
+        model = client.judge.model
+        key = reply_key(model, rubric.label, messages, client.judge.sampling, number)
         try:
-            if (vote := self._stored(client, key, read)) is not None:
+            if (vote := self._stored(model, key, read)) is not None:
                 return vote
             if self.settings.offline:
                 return Vote(None, "unavailable", f"offline: no stored reply {key[:12]}")
             with self.store.asking(key, deadline) as mine:
                 if not mine:
                     return Vote(None, "timeout", "an equal request took too long")
-                if (vote := self._stored(client, key, read)) is not None:
+                if (vote := self._stored(model, key, read)) is not None:
                     return vote
                 finding, reply, body = client.ask(messages, rubric.schema, read, deadline, key)
-                self.store.put(
-                    key, body, model=client.judge.model, rubric=rubric.label, vote=number
-                )
-                return Vote(finding, detail=reasoning_of(reply.text), usage=reply.usage)
+                self.store.put(key, body, model=model, rubric=rubric.label, vote=number)
+                return Vote.of(finding, reply)
         except JudgeTrouble as error:
             return Vote(None, error.reason, error.detail)
 
-    def _stored(self, client: JudgeClient, key: str, read: Callable[[str], T]) -> Vote[T] | None:
+    def _stored(self, model: str, key: str, read: Callable[[str], Any]) -> Vote | None:
         body = self.store.get(key)
         if body is None:
             return None
         try:
             reply = read_body(body)
-            vote = Vote(read(reply.text), detail=reasoning_of(reply.text), usage=reply.usage)
+            vote = Vote.of(read(reply.text), reply)
         except JudgeTrouble:  # the file was edited: ask again
             return None
-        count_reused(client.judge.model)
+        count(model, reused=1)
         return vote
 
     def close(self) -> None:
         """Close the connections; the next question opens them again."""
         for client in self.clients:
             client.close()
-
-
-def _key(judge: Judge, rubric: Rubric, messages: Sequence[Mapping[str, str]], number: int) -> str:
-    return reply_key(judge.model, rubric.label, messages, judge.sampling, number)
 
 
 _lock = threading.Lock()
@@ -146,12 +138,9 @@ def panel_for(options: Mapping[str, Any]) -> Panel:
     """Return the panel that some options ask for: one for equal settings; raises VerifierError."""
     settings = read_settings(options)
     with _lock:
-        found = _panels.get(settings)
-    if found is None:
-        made = Panel(settings)
-        with _lock:
-            found = _panels.setdefault(settings, made)
-    return found
+        if settings not in _panels:
+            _panels[settings] = Panel(settings)
+        return _panels[settings]
 
 
 def keep_replies(path: Path, read_only: bool = False) -> None:
@@ -173,12 +162,13 @@ def close_judges() -> None:
     """Close every connection and file; panels and their budgets start anew when next used."""
     global _default
     with _lock:
-        panels, stores = list(_panels.values()), list(_stores.values())
-        stores += [_default] if _default is not None else []
+        open_ones = [
+            *_panels.values(),
+            *_stores.values(),
+            *([] if _default is None else [_default]),
+        ]
         _default = None
         _panels.clear()
         _stores.clear()
-    for panel in panels:
-        panel.close()
-    for store in stores:
-        store.close()
+    for each in open_ones:
+        each.close()

@@ -1,10 +1,10 @@
-"""Quote texts as data for a judge: no text can end its block, start a line, or become a control token.
+"""Quote texts as data for a judge: none can end its block, start a line, or become a token.
 
-A quoted text is one JSON string on one line, between two lines that carry a code. The code is a hash
-over everything quoted, made again until no quoted text holds it, so that a text cannot know it; a JSON
-string has no line break, so that a text cannot begin a line; and what chat templates would read as a
-token (``<|im_end|>``, ``[INST]``) or no reader would see (zero width, direction marks) is written as a
-``\\u`` escape. `json.loads` of the line gives back the very text.
+A quoted text is one JSON string on one line, between two lines that carry a code. The code is a
+hash over everything quoted, made again until no quoted text holds it, so that a text cannot know
+it; a JSON string has no line break, so that a text cannot begin a line; and what chat templates
+would read as a token (``<|im_end|>``, ``[INST]``) or no reader would see (zero width, direction
+marks) is written as a ``\\u`` escape. `json.loads` of the line gives back the very text.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ _CONTROL = re.compile(
 )
 # Blank or without width, yet printable for Python: fillers and variation selectors.
 _HIDDEN = re.compile(
-    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f"
+    "\uffa0\U000e0100-\U000e01ef]"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """A text to be quoted, and what it is: ``problem``, ``reference``, ``answer``; note: said of it."""
+    """A text to be quoted; name: what it is, as ``problem``; note: what is said of it."""
 
     name: str
     text: str
@@ -78,8 +79,9 @@ def blocks(quotes: Sequence[Quote], code: str) -> str:
 def cut_middle(name: str, text: str, max_chars: int, note: str = "") -> Quote:
     """Return a quote of at most ``max_chars`` characters of a text: its beginning and its end.
 
-    A longer text loses its middle, because a final answer stands at the end and the question that it
-    answers is taken up at the beginning. The note, outside the block, says how much is missing where.
+    A longer text loses its middle, because a final answer stands at the end and the question that
+    it answers is taken up at the beginning. The note, outside the block, says how much is missing
+    where.
     """
     if len(text) <= max_chars:
         return Quote(name, text, note)

@@ -51,12 +51,16 @@ class Reply:
     usage: Usage = Usage()
 
 
+def _table(value: Any) -> dict[str, Any]:
+    """Return a JSON object as it is, and nothing of anything else."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
 def read_usage(body: Any) -> Usage:
     """Return the usage in the body of a chat completion, whatever else the body holds."""
-    usage: Any = body.get("usage") if isinstance(body, dict) else None
-    if not isinstance(usage, dict):
-        return Usage()
-    return Usage(_count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens")))
+    usage = _table(_table(body).get("usage"))
+    counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
+    return Usage(*(each if type(each) is int and each >= 0 else None for each in counts))
 
 
 def read_body(body: Any) -> Reply:
@@ -66,32 +70,23 @@ def read_body(body: Any) -> Reply:
     """
     if not isinstance(body, dict):
         raise JudgeTrouble("error", "the endpoint's reply is not a JSON object")
-    body = cast("dict[str, Any]", body)
+    body = _table(body)
     if body.get("error"):
         raise JudgeTrouble("unavailable", f"the endpoint said {shown(body['error'])}")
     choices = body.get("choices")
-    if not isinstance(choices, list) or not choices:
-        raise JudgeTrouble("error", "the endpoint's reply holds no choices")
-    choice: Any = cast("list[Any]", choices)[0]
-    message: Any = choice.get("message") if isinstance(choice, dict) else None
-    if not isinstance(message, dict):
+    choice = _table(cast("list[Any]", choices)[0]) if choices and isinstance(choices, list) else {}
+    if not isinstance(choice.get("message"), dict):
         raise JudgeTrouble("error", "the endpoint's reply holds no message")
-    message = cast("dict[str, Any]", message)
-    finish = str(cast("dict[str, Any]", choice).get("finish_reason") or "")
-    text = _without_reasoning(_content(message.get("content")))
+    message = _table(choice["message"])
+    finish = str(choice.get("finish_reason") or "")
+    content = message.get("content")
+    if isinstance(content, list):  # in parts
+        texts = [_table(part).get("text") for part in cast("list[Any]", content)]
+        content = "".join(text for text in texts if isinstance(text, str))
+    text = _without_reasoning(content) if isinstance(content, str) else ""
     if not text.strip():
         raise JudgeTrouble("error", _why_empty(message, finish))
     return Reply(text, finish, read_usage(body))
-
-
-def _content(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        return ""
-    parts: list[Any] = content
-    texts = [part.get("text") for part in parts if isinstance(part, dict)]
-    return "".join(text for text in texts if isinstance(text, str))
 
 
 def _without_reasoning(text: str) -> str:
@@ -118,17 +113,14 @@ def _why_empty(message: Mapping[str, Any], finish: str) -> str:
     return f"the judge's reply is empty (finish reason {finish or 'not given'})"
 
 
-def _count(value: Any) -> int | None:
-    return value if type(value) is int and value >= 0 else None
-
-
 def last_object(text: str) -> dict[str, Any] | None:
     """Return the last JSON object of a text that stands in no other, or None.
 
-    A text that is more than an object is searched from its last `MAX_TRIES` opening braces on.
+    A text that is more than an object is searched from its last `MAX_TRIES` opening braces on. NaN
+    and the infinities are read as nothing, and an object that says a key twice as an empty one.
     """
     text = text[-MAX_REPLY:]
-    decoder = json.JSONDecoder(object_pairs_hook=_unrepeated, parse_constant=_no_number)
+    decoder = json.JSONDecoder(object_pairs_hook=_unrepeated, parse_constant=lambda _: None)
     starts = [0] if text.startswith("{") else []
     starts += [each.start() for each in re.finditer("{", text)][-MAX_TRIES:]
     found: dict[str, Any] | None = None
@@ -141,13 +133,15 @@ def last_object(text: str) -> dict[str, Any] | None:
 
 
 def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an empty object for one that says a key twice: it has no one meaning."""
     found = dict(pairs)
     return found if len(found) == len(pairs) else {}
 
 
-def _no_number(name: str) -> None:
-    """Read NaN and the infinities as nothing."""
+def _object(text: str) -> dict[str, Any]:
+    found = last_object(text)
+    if found is None:
+        raise JudgeTrouble("error", f"the judge's reply holds no JSON object: {shown(text)}")
+    return found
 
 
 def read_verdict(text: str) -> str:
@@ -166,7 +160,7 @@ def read_verdict(text: str) -> str:
 
 
 def read_choice(text: str, choices: tuple[str, ...]) -> str:
-    """Return the ``verdict`` of a reply, one of ``choices``, whatever its case; raises JudgeTrouble."""
+    """Return the ``verdict`` of a reply, one of ``choices`` in any case; raises JudgeTrouble."""
     value = _object(text).get("verdict")
     if isinstance(value, str):
         for choice in choices:
@@ -180,22 +174,14 @@ def read_score(text: str, low: float, high: float) -> float:
     value: Any = _object(text).get("score")
     if type(value) in (int, float) and math.isfinite(value) and low <= value <= high:
         return float(value)
-    raise JudgeTrouble(
-        "error", f"the judge's score is not a number from {low:g} to {high:g}: {shown(text)}"
-    )
+    accepted = f"a number from {low:g} to {high:g}"
+    raise JudgeTrouble("error", f"the judge's score is not {accepted}: {shown(text)}")
 
 
 def reasoning_of(text: str) -> str:
-    """Return the beginning of what a judge gave as its reasons; an empty string where it gave none."""
+    """Return the beginning of a judge's reasons; an empty string where it gave none."""
     reasons = (last_object(text) or {}).get("reasoning")
     return " ".join(reasons.split())[:MAX_REASONING] if isinstance(reasons, str) else ""
-
-
-def _object(text: str) -> dict[str, Any]:
-    found = last_object(text)
-    if found is None:
-        raise JudgeTrouble("error", f"the judge's reply holds no JSON object: {shown(text)}")
-    return found
 
 
 def shown(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The options of judges: ``[verification.options.judge]``, the environment, and what each may hold."""
+"""The options of judges: ``[verification.options.judge]``, the environment, what each may hold."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -16,16 +16,17 @@ from urllib.parse import urlsplit
 
 from assay.errors import VerifierError, message
 from assay.verify.base import Field
-from assay.verify.judge.costs import Prices
 
 URL, MODEL, KEY = "ASSAY_JUDGE_URL", "ASSAY_JUDGE_MODEL", "ASSAY_JUDGE_KEY"
 OPTIONS = "verification.options.judge"
 KEEP_SECRET = 12  # a shorter key is a local server's dummy, and may be a word of a reply
-
 MAX_PATIENCE = 1700.0
 NEEDS = "judge: needs httpx2: install it with  pip install 'assay-rl[judge]'"
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ADDRESS = "an http or https address without user name, password or key"
+_OURS = ("model", "messages", "stream", "response_format", "n", "tools")
+
+Check = Callable[[Any], bool]
 
 
 def is_number(value: Any, low: float = 0.0, high: float = math.inf) -> bool:
@@ -33,19 +34,12 @@ def is_number(value: Any, low: float = 0.0, high: float = math.inf) -> bool:
     return type(value) in (int, float) and math.isfinite(value) and low <= value <= high
 
 
-def _is_count(value: Any, low: int, high: int) -> bool:
-    return type(value) is int and low <= value <= high
+def _number(low: float, high: float) -> Check:
+    return lambda value: is_number(value, low, high)
 
 
-def is_url(value: Any) -> bool:
-    """Whether a value is an address without credentials; a key in it would stand in logs."""
-    try:
-        parts = urlsplit(value)
-        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except (ValueError, TypeError, AttributeError):
-        return False
-    query = re.fullmatch(r"(api-version=[\w.-]+)?", parts.query)
-    return known and "@" not in parts.netloc and bool(query) and not parts.fragment
+def _count(low: int, high: int) -> Check:
+    return lambda value: type(value) is int and low <= value <= high
 
 
 def _is_text(value: Any) -> bool:
@@ -53,96 +47,86 @@ def _is_text(value: Any) -> bool:
 
 
 def _are_judges(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and all(
-        isinstance(each, Mapping) for each in cast("list[Any]", value)
-    )
+    listed = cast("list[Any]", value)
+    return isinstance(value, list | tuple) and all(isinstance(each, Mapping) for each in listed)
 
 
 def _is_request(value: Any) -> bool:
-    return isinstance(value, Mapping) and not {*_OURS.split(", ")} & {
-        *cast("Mapping[str, Any]", value)
-    }
+    return isinstance(value, Mapping) and not {*_OURS} & {*cast("Mapping[str, Any]", value)}
 
 
-_OURS = "model, messages, stream, response_format, n, tools"
-_ADDRESS = "an http or https address without user name, password or key"
+def _option(name: str, accepts: str, check: Check | None = None, default: Any = None) -> Field:
+    return Field(name, accepts, default=default, check=check, from_row=False)
+
 
 # What each judge of a list may say for itself; the rest is said once for all.
 JUDGE_FIELDS = (
-    Field("url", _ADDRESS, from_row=False),  # no check: a complaint would show a password in it
-    Field("model", "the model's name, as the endpoint knows it", check=_is_text, from_row=False),
-    Field("api_key_env", "the name of an environment variable", default=KEY, from_row=False),
-    Field(
-        "temperature", "a number from 0 to 2", default=0.0, check=lambda v: is_number(v, 0, 2),
-        from_row=False,
+    _option("url", _ADDRESS),  # no check: a complaint would show a password in it
+    _option("model", "the model's name, as the endpoint knows it", _is_text),
+    _option("api_key_env", "the name of an environment variable", default=KEY),
+    _option("temperature", "a number from 0 to 2", _number(0, 2), 0.0),
+    _option("max_tokens", "a whole number from 1", _count(1, 10**7), 2048),
+    _option("price_input", "a price per million tokens", is_number, 0.0),
+    _option("price_output", "a price per million tokens", is_number, 0.0),
+    _option(
+        "request",
+        "a table of further keys of the request, such as reasoning_effort; not " + ", ".join(_OURS),
+        _is_request,
     ),
-    Field(
-        "max_tokens", "a whole number from 1", default=2048, check=lambda v: _is_count(v, 1, 10**7),
-        from_row=False,
-    ),
-    Field("price_input", "a price per million tokens", default=0.0, check=is_number, from_row=False),
-    Field("price_output", "a price per million tokens", default=0.0, check=is_number, from_row=False),
-    Field(
-        "request", "a table of further keys of the request, such as reasoning_effort; not " + _OURS,
-        check=_is_request, from_row=False,
-    ),
-)  # fmt: skip
+)
 SHARED_FIELDS = (
-    Field(
-        "judges", "a list of tables, each with url, model and other keys of one judge",
-        check=_are_judges, from_row=False,
+    _option(
+        "judges", "a list of tables, each with url, model and other keys of one judge", _are_judges
     ),
-    Field(
-        "votes", "how often each judge is asked, from 1; at temperature 0 votes hardly differ",
-        default=1,
-        check=lambda v: _is_count(v, 1, 99), from_row=False,
+    _option(
+        "votes",
+        "how often each judge is asked, from 1; at temperature 0 votes hardly differ",
+        _count(1, 99),
+        1,
     ),
-    Field(
-        "timeout", "seconds for one request", default=120.0,
-        check=lambda v: is_number(v, 0.001, MAX_PATIENCE), from_row=False,
+    _option("timeout", "seconds for one request", _number(0.001, MAX_PATIENCE), 120.0),
+    _option(
+        "patience",
+        f"seconds for one judgement with all its requests, to {MAX_PATIENCE:g}",
+        _number(0.001, MAX_PATIENCE),
+        300.0,
     ),
-    Field(
-        "patience", f"seconds for one judgement with all its requests, to {MAX_PATIENCE:g}", default=300.0,
-        check=lambda v: is_number(v, 0.001, MAX_PATIENCE), from_row=False,
+    _option("retries", "how often a request is tried again, from 0", _count(0, 100), 4),
+    _option(
+        "backoff",
+        "seconds before the second attempt; doubled before each further one",
+        _number(0, 3600),
+        0.5,
     ),
-    Field(
-        "retries", "how often a request is tried again, from 0", default=4,
-        check=lambda v: _is_count(v, 0, 100), from_row=False,
+    _option("concurrency", "requests at a time, from 1", _count(1, 1024), 8),
+    _option("budget", "the most that may be spent, in the currency of the prices", is_number),
+    _option("replies", "the path of a JSON Lines file of raw replies", _is_text),
+    _option(
+        "offline",
+        "true: replies come from the file alone",
+        lambda value: isinstance(value, bool),
+        False,
     ),
-    Field(
-        "backoff", "seconds before the second attempt; doubled before each further one",
-        default=0.5, check=lambda v: is_number(v, 0, 3600), from_row=False,
+    _option(
+        "max_chars",
+        "characters of one text that the judge is shown, from 200",
+        _count(200, 10**7),
+        24_000,
     ),
-    Field(
-        "concurrency", "requests at a time, from 1", default=8,
-        check=lambda v: _is_count(v, 1, 1024), from_row=False,
-    ),
-    Field(
-        "budget", "the most that may be spent, in the currency of the prices", check=is_number,
-        from_row=False,
-    ),
-    Field("replies", "the path of a JSON Lines file of raw replies", check=_is_text, from_row=False),
-    Field(
-        "offline", "true: replies come from the file alone", default=False,
-        check=lambda v: isinstance(v, bool), from_row=False,
-    ),
-    Field(
-        "max_chars", "characters of one text that the judge is shown, from 200", default=24_000,
-        check=lambda v: _is_count(v, 200, 10**7), from_row=False,
-    ),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """One model behind one endpoint. request: further keys of the request, as JSON."""
+    """One model behind one endpoint. prices: of a million tokens, read and written; zero: free, or
+    not known. request: further keys of the request, as JSON."""
 
     url: str
     model: str
     api_key_env: str
     temperature: float
     max_tokens: int
-    prices: Prices
+    prices: tuple[float, float]
     request: str
 
     @property
@@ -157,13 +141,17 @@ class Judge:
         extra: dict[str, Any] = json.loads(self.request)
         return {"temperature": self.temperature, "max_tokens": self.max_tokens, **extra}
 
+    def cost(self, input_tokens: float, output_tokens: float) -> float:
+        """Return what some tokens cost."""
+        return (self.prices[0] * input_tokens + self.prices[1] * output_tokens) / 1e6
+
     def key(self) -> str:
-        """Return the API key, or an empty string; raises VerifierError, never with the key in it."""
+        """Return the API key, or an empty string; raises VerifierError without the key in it."""
         key = os.environ.get(self.api_key_env, "").strip()
         if not key.isascii() or not key.isprintable() or " " in key:
             raise VerifierError(
-                f"environment {self.api_key_env}: found a key with blanks, line breaks or characters "
-                "beyond ASCII; accepted: printable ASCII"
+                f"environment {self.api_key_env}: found a key with blanks, line breaks or "
+                "characters beyond ASCII; accepted: printable ASCII"
             )
         return key
 
@@ -186,7 +174,7 @@ class Settings:
 
 
 def check_judge(options: Mapping[str, Any]) -> None:
-    """Raise VerifierError where a judge with these options cannot be asked: at once, before a run."""
+    """Raise VerifierError where a judge with these options cannot be asked: before a run."""
     settings = read_settings(options)
     for judge in settings.judges:
         judge.key()
@@ -212,32 +200,23 @@ def read_settings(spec: Mapping[str, Any]) -> Settings:
 def _read_settings(text: str, environment: tuple[str, ...], folder: str) -> Settings:
     options: dict[str, Any] = json.loads(text)
     shared = {field.name: _value(field, options, OPTIONS) for field in SHARED_FIELDS}
-    listed: list[dict[str, Any]] = shared.pop("judges") or [{}]
-    judges = tuple(
-        _judge({**options, **each}, f"{OPTIONS}.judges[{index}]" if options.get("judges") else OPTIONS,
-               environment)
-        for index, each in enumerate(listed)
-    )  # fmt: skip
-    if options.get("judges"):
-        for index, each in enumerate(listed):
-            _check_names(each, f"{OPTIONS}.judges[{index}]")
-    if shared["budget"] is not None and not all(j.prices.of(1, 1) for j in judges):
+    listed: list[dict[str, Any]] = shared.pop("judges") or []
+    judges: list[Judge] = []
+    for index, table in enumerate(listed or [{}]):
+        where = f"{OPTIONS}.judges[{index}]" if listed else OPTIONS
+        judges.append(_judge({**options, **table}, where, environment))
+        accepted = [field.name for field in JUDGE_FIELDS]
+        for name in {*table} - {*accepted}:  # its value is not shown: it may be a key
+            raise VerifierError(message(where, f"the key {name!r}", ", ".join(accepted)))
+    if shared["budget"] is not None and not all(judge.cost(1, 1) for judge in judges):
         raise VerifierError(
             f"{OPTIONS}.budget: a budget needs price_input and price_output of every judge"
         )
     if shared["offline"] and not shared["replies"]:
-        raise VerifierError(
-            f"{OPTIONS}.offline: found no stored replies; accepted: true together with replies = PATH"
-        )
+        accepted = "accepted: true together with replies = PATH"
+        raise VerifierError(f"{OPTIONS}.offline: found no stored replies; {accepted}")
     path = shared.pop("replies")
-    return Settings(judges=judges, replies=Path(folder, path) if path else None, **shared)
-
-
-def _check_names(table: Mapping[str, Any], where: str) -> None:
-    accepted = [field.name for field in JUDGE_FIELDS]
-    for name in table:
-        if name not in accepted:  # its value is not shown: it may be a key
-            raise VerifierError(message(where, f"the key {name!r}", ", ".join(accepted)))
+    return Settings(tuple(judges), replies=Path(folder, path) if path else None, **shared)
 
 
 def _judge(options: Mapping[str, Any], where: str, environment: tuple[str, ...]) -> Judge:
@@ -245,14 +224,13 @@ def _judge(options: Mapping[str, Any], where: str, environment: tuple[str, ...])
     for name, variable, fallback in zip(("url", "model"), (URL, MODEL), environment, strict=True):
         found[name] = found[name] or fallback
         if not found[name]:
-            raise VerifierError(
-                f"{where}.{name}: the judge has no {name}; set it, or the environment variable {variable}"
-            )
-    if not is_url(found["url"]):  # what was found is not shown: it may hold a password
+            remedy = f"set it, or the environment variable {variable}"
+            raise VerifierError(f"{where}.{name}: the judge has no {name}; {remedy}")
+    if not _is_url(found["url"]):  # what was found is not shown: it may hold a password
         place = f"{where}.url" if options.get("url") else f"environment {URL}"
         raise VerifierError(f"{place}: accepted: {_ADDRESS}")
     variable = found["api_key_env"]
-    if not isinstance(variable, str) or not _VARIABLE.fullmatch(variable):
+    if not isinstance(variable, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
         raise VerifierError(  # what was found is not shown: it may be the key itself
             f"{where}.api_key_env: accepted: the name of an environment variable that holds the key"
         )
@@ -264,7 +242,7 @@ def _judge(options: Mapping[str, Any], where: str, environment: tuple[str, ...])
         api_key_env=variable,
         temperature=float(found["temperature"]),
         max_tokens=found["max_tokens"],
-        prices=Prices(float(found["price_input"]), float(found["price_output"])),
+        prices=(float(found["price_input"]), float(found["price_output"])),
         request=json.dumps(found["request"] or {}, sort_keys=True),
     )
 
@@ -278,8 +256,19 @@ def _value(field: Field, options: Mapping[str, Any], where: str) -> Any:
     return value
 
 
+def _is_url(value: Any) -> bool:
+    """Whether a value is an address without credentials; a key in it would stand in logs."""
+    try:
+        parts = urlsplit(value)
+        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except (ValueError, TypeError, AttributeError):
+        return False
+    query = re.fullmatch(r"(api-version=[\w.-]+)?", parts.query)
+    return known and "@" not in parts.netloc and bool(query) and not parts.fragment
+
+
 def completions_url(url: str) -> str:
-    """Return where completions are asked for: ``/chat/completions`` under ``/v1`` unless it is said."""
+    """Return where completions are asked for: under ``/v1`` unless another version is named."""
     base, mark, query = url.strip().partition("?")
     base = base.rstrip("/")
     if not base.endswith("/chat/completions"):

@@ -37,10 +37,10 @@ def reply_key(
 class JudgeStore:
     """Replies by key: in a JSON Lines file where a path is given, else the last ones in memory.
 
-    A line is one reply, appended by one write, so that threads, and processes on one file system, may
-    share a file; of a file only the places of its lines are held in memory. Lines that cannot be read
-    (the last one, after a crash) are passed over and counted in `num_unreadable`. read_only: new replies
-    stay in memory, and the file as it is. Safe from any thread.
+    A line is one reply, appended by one write, so that threads, and processes on one file system,
+    may share a file; of a file only the places of its lines are held in memory. Lines that cannot
+    be read (the last one, after a crash) are passed over and counted in `num_unreadable`.
+    read_only: new replies stay in memory, and the file as it is. Safe from any thread.
     """
 
     def __init__(self, path: Path | str | None = None, read_only: bool = False) -> None:
@@ -132,7 +132,7 @@ class JudgeStore:
                     self._asking[key] = lock, waiting - 1
 
     def close(self) -> None:
-        """Close the file: what is in it is no longer found, and what comes is kept in memory alone."""
+        """Close the file: what is in it is not found any more; what comes stays in memory."""
         with self._lock:
             if self._file is not None:
                 os.close(self._file)

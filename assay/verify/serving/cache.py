@@ -1,7 +1,7 @@
 """Verdicts that were given before: looked up by everything that a verifier reads.
 
-Only for verifiers that say so (`Verifier.cached`), and only judgements: what was not judged is tried
-again. A hit differs from the first verdict in its `seconds`, which are 0.
+Only for verifiers that say so (`Verifier.cached`), and only judgements: what was not judged is
+tried again. A hit differs from the first verdict in its `seconds`, which are 0.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ Options = Mapping[str, Mapping[str, Any]]
 class Engine:
     """Takes jobs, sends their calls to the lanes, and waits for their parts. Safe from any thread.
 
-    Threads of lanes hand parts over by `deliver`. on_event is called by those who wait for verdicts,
-    so that it need not be safe from other threads. options: of the configuration, by verifier.
-    closed: nobody may judge any more.
+    Threads of lanes hand parts over by `deliver`. on_event is called by those who wait for
+    verdicts, so that it need not be safe from other threads. options: of the configuration, by
+    verifier. closed: nobody may judge any more.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Engine:
         return self.stats.setdefault(name, VerifierStats(fresh=VerifierStats()))
 
     def _advance(self, job: Job) -> None:
-        """Make the calls that a job can make by now: inline ones here, the others in their lanes."""
+        """Make the calls that a job can make by now: inline ones here, others in their lanes."""
         while calls := job.calls():
             by_lane: dict[tuple[str, str], list[Call]] = {}
             for call in calls:

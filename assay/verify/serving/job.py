@@ -101,7 +101,7 @@ class Job:
 
     @cached_property
     def firsts(self) -> list[Part]:
-        """The parts of the first term, for verifiers that take verdicts; asked when all are there."""
+        """The first term's parts, for verifiers that take verdicts; asked when all are there."""
         return [self.sum.first_part(column) for column in self._columns()]
 
     def verdicts(self) -> tuple[Verdict, ...]:

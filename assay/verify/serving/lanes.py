@@ -1,7 +1,7 @@
 """Lanes: calls of verifiers that wait, and the threads that make them.
 
-A call that does not return is given up after the verifier's own limit: what it judged is not judged,
-and its thread, which nobody can kill, is left behind and counted.
+A call that does not return is given up after the verifier's own limit: what it judged is not
+judged, and its thread, which nobody can kill, is left behind and counted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Deliver = Callable[[Call, Any], None]
 
 
 class Lane:
-    """A queue of calls. lock: the service's. deliver: takes the parts of a call, from any thread."""
+    """A queue of calls. lock: the service's. deliver: takes a call's parts, from any thread."""
 
     def __init__(self, lock: threading.RLock, deliver: Deliver) -> None:
         self.changed = threading.Condition(lock)
@@ -72,7 +72,8 @@ class Lane:
 class ThreadLane(Lane):
     """Calls one verifier in a few threads of this process, which start as they are needed.
 
-    The device's lane has one thread, and makes one call of many units where its verifier takes them.
+    The device's lane has one thread, and makes one call of many units where its verifier takes
+    them.
     """
 
     def __init__(self, lock: threading.RLock, deliver: Deliver, one: Configured) -> None:

@@ -69,7 +69,7 @@ class Pool(Lane):
             self.changed.notify(len(calls))
 
     def describe(self, name: str) -> Mapping[str, Any]:
-        """Have a worker import a user's verifier, and return what it tells: `facts_of`, or ``error``.
+        """Have a worker import a user's verifier; return what it tells: `facts_of`, or ``error``.
 
         It is a fresh worker, which stays where the pool has room.
         """
@@ -164,7 +164,7 @@ class Pool(Lane):
         return sent
 
     def _replace(self, worker: Worker, lost: Lost, calls: deque[Call]) -> Worker | None:
-        """Kill a worker, blame the call at the head, and start another; None where none is wanted."""
+        """Kill a worker, blame the call at the head, start another; None where none is wanted."""
         with self.changed:
             if self.closed:
                 return None
@@ -208,7 +208,7 @@ class Pool(Lane):
 
 
 def _request(calls: Sequence[Call]) -> bytes:
-    """Return the request for calls of one job; a worker gets only the completions it is asked about."""
+    """Return the request for calls of one job, with the completions that they are about."""
     job = calls[0].job
     siblings: Sequence[int] = range(len(job.group.completions))
     if all(call.sibling != WHOLE_GROUP for call in calls):

@@ -5,8 +5,8 @@ session it moves to; where /proc tells (Linux), that finds it. The name of its t
 whose it is, so that a later run clears those of one that was killed itself.
 
 Where the parent of the workers is killed, nobody is left to look. So a small process of its own
-session waits for that: ``python remains.py FAMILY PARENT``, which knows the mark that all workers of
-a pool share.
+session waits for that: ``python remains.py FAMILY PARENT``, which knows the mark that all workers
+of a pool share.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def clear(remains: Collection[Remains]) -> None:
 
 
 def start_watcher(family: str) -> subprocess.Popen[bytes]:
-    """Start the process that clears up after this one, should it be killed; it ends with this one."""
+    """Start the process that clears up after this one, should it be killed."""
     return subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, family, str(os.getpid())],
         stdin=subprocess.DEVNULL,

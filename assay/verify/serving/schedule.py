@@ -1,6 +1,7 @@
 """Weights that change while a policy learns, as a function of the policy's version alone.
 
-So a verdict's reward is the same whenever it is computed: after a resume, in a replay, by a re-score.
+So a verdict's reward is the same whenever it is computed: after a resume, in a replay, by a
+re-score.
 """
 
 from __future__ import annotations

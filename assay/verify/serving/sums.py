@@ -122,7 +122,7 @@ class Sum:
         )
 
     def _asked_in_turn(self, parts: Sequence[Part]) -> list[tuple[str, Part]]:
-        """Return the parts of alternatives, each under its own name; a later one says if it rescued."""
+        """Return the parts of alternatives by name; a later one says whether it rescued."""
         found: list[tuple[str, Part]] = []
         for chain in self.chains:
             for place, index in enumerate(chain if len(chain) > 1 else ()):
@@ -136,8 +136,8 @@ class Sum:
     def _part_of(self, chain: Sequence[int], parts: Sequence[Part]) -> Part:
         """Return what alternatives say together: the first that accepts, else the last one's word.
 
-        Where none accepts and the last is not judged, nothing is: the earlier ones' rejection is what
-        the last was to look at. Where all reject, the highest score stands.
+        Where none accepts and the last is not judged, nothing is: the earlier ones' rejection is
+        what the last was to look at. Where all reject, the highest score stands.
         """
         if len(chain) == 1:
             return parts[chain[0]]
@@ -170,9 +170,9 @@ class Sum:
         found: list[str] = []
         if total >= first and len(self.terms) > 1:
             found.append(
-                f"verifier {self.label}: the terms after the first can add up to {total:g}, as much "
-                f"as correctness ({first:g}) or more; lower their weights, or the policy may be paid "
-                "for form in place of answers"
+                f"verifier {self.label}: the terms after the first can add up to {total:g}, as "
+                f"much as correctness ({first:g}) or more; lower their weights, or the policy may "
+                "be paid for form in place of answers"
             )
         found += [
             f"verifier {self.label}: {name} has no bounds, so it can outweigh correctness; "

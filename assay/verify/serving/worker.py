@@ -1,8 +1,8 @@
-"""A worker process: ``python -m assay.verify.serving.worker SOCKET PARENT``, started by the service.
+"""A worker process: ``python -m assay.verify.serving.worker SOCKET PARENT``.
 
-A fresh interpreter without torch. It reads requests from a socket, judges, and answers one unit at a
-time. Standard output goes nowhere, so that a verifier may print what it likes. It ends, with all of
-its process group, when the socket closes, and when a thread of it sees that the parent changed.
+A fresh interpreter without torch. It reads requests from a socket, judges, and answers one unit at
+a time. Standard output goes nowhere, so that a verifier may print what it likes. It ends, with all
+of its process group, when the socket closes, and when a thread of it sees that the parent changed.
 Where a verifier keeps that thread from running, the watcher in `remains` ends it.
 """
 
@@ -71,7 +71,7 @@ class Answering:
     def judge(
         self, names: Sequence[str], units: Sequence[tuple[int, int]], blob: bytes | str
     ) -> None:
-        """Answer the units of one group in turn; a text in its place says why it could not be sent."""
+        """Answer the units of one group in turn; a text in its place says why it is not there."""
         try:
             group, firsts = decode_group(blob) if isinstance(blob, bytes) else (None, None)
         except Exception as error:  # a spec may hold objects of foreign classes

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from judge_server import Answer, Asked, JudgeServer, chat, naive, obedient
 
 from assay.errors import VerifierError
 from assay.types import Completion, Problem, ThinkFormat
 from assay.verify.base import Part, resolve
 from assay.verify.judge.costs import reset_judge_costs
 from assay.verify.judge.judge import JUDGE, close_judges, judge_costs
-from assay.verify.judge.testing import Answer, Asked, JudgeServer, chat, naive, obedient
 from assay.verify.redteam.team import red_team
 from assay.verify.selftest import labelled_rows, self_test
 from assay.verify.service import VerifierService

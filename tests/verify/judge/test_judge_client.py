@@ -15,13 +15,13 @@ from email.utils import formatdate
 from typing import Any
 
 import pytest
+from judge_server import Answer, Asked, JudgeServer, chat, obedient
 
 from assay.types import Completion, Problem
 from assay.verify.base import Part
 from assay.verify.judge.client import certificates
 from assay.verify.judge.costs import reset_judge_costs
 from assay.verify.judge.judge import JUDGE, close_judges, judge_costs
-from assay.verify.judge.testing import Answer, Asked, JudgeServer, chat, obedient
 
 RIGHT = '{"reasoning": "same", "verdict": "correct"}'
 WRONG = '{"reasoning": "other", "verdict": "incorrect"}'

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from judge_server import Answer, Asked, JudgeServer, obedient
 
 from assay.types import Completion, Problem
 from assay.verify.judge.judge import close_judges
@@ -22,7 +23,6 @@ from assay.verify.judge.pairwise import (
     length_controlled_win_rate,
     win_rate,
 )
-from assay.verify.judge.testing import Answer, Asked, JudgeServer, obedient
 
 PROBLEM = Problem("p", "Say something.")
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from judge_server import JudgeServer, obedient
 
 from assay.errors import VerifierError
 from assay.types import Completion, Problem
@@ -20,7 +21,6 @@ from assay.verify.judge import store as judge_store
 from assay.verify.judge.costs import reset_judge_costs
 from assay.verify.judge.judge import JUDGE, close_judges, judge_costs
 from assay.verify.judge.store import JudgeStore, reply_key
-from assay.verify.judge.testing import JudgeServer, obedient
 
 NOWHERE = "http://localhost:9/v1"  # the discard port: nobody answers
 MESSAGES = [{"role": "user", "content": "x"}]

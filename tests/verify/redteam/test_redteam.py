@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from judge_server import JudgeServer, naive
 
 from assay.data.problems import load_problems
 from assay.errors import DataError, VerifierError
 from assay.types import Completion, Problem, Verdict
 from assay.verify.expression import BUILT_IN
 from assay.verify.judge.panel import close_judges
-from assay.verify.judge.testing import JudgeServer, naive
 from assay.verify.redteam.suite import VALUES, Case
 from assay.verify.redteam.team import (
     choose_suite,
