@@ -50,10 +50,10 @@ from assay.training.preference_reference import ReferenceTable, pack_examples
 from assay.training.rl import collect
 from assay.training.stage import (
     Stage,
-    advance,
     attach_sampling,
     evaluate_heldout,
     open_run,
+    steps_of,
     try_verifiers,
 )
 from assay.types import Group, Problem
@@ -123,7 +123,8 @@ def run_preference(stage: Stage) -> Path:
             if loop.evaluate_pairs is not None and run.stop_reason != "interrupted":
                 loop.evaluate_pairs()
 
-        advance(run, lambda: preference_step(loop), evaluate_now)
+        for _ in steps_of(run, evaluate_now):
+            preference_step(loop)
     return run.folder
 
 

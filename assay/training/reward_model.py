@@ -23,7 +23,7 @@ from assay.training.assemble import set_threads, warn_of_slow_type
 from assay.training.given import Schedule
 from assay.training.reward_evaluation import UNITS, RewardEvaluation, evaluate_reward_model
 from assay.training.reward_rows import OpenedRows, RowReader, open_rows
-from assay.training.stage import Stage, advance, evaluation_due, open_run
+from assay.training.stage import Stage, evaluation_due, open_run, steps_of
 from assay.types import Problem
 
 PROBED_ROWS = 4
@@ -51,27 +51,21 @@ def run_reward_model(stage: Stage) -> Path:
         for note in (size, way.reason, *warnings):
             run.note(note)
 
-        def step() -> None:
-            """Learn from one step's rows, evaluate when due, write it down.
-
-            The evaluation comes before the checkpoint, so that the model is saved with what it is worth.
-            """
-            update = learner.update([rows[n] for n in schedule.draw(run.step)])
-            found = None
-            if heldout and evaluation_due(run, run.step + 1):
-                with run.phase("evaluate"):
-                    found = model.evaluate(heldout, run.step + 1)
-            run.finish_step(update)
-            if found is not None:
-                run.record_evaluation(found.as_row())
-            guard.check(run)
-
         def evaluate_now() -> None:
             """Evaluate, unless this step's evaluation is there already."""
             if heldout and not run.evaluations(run.step) and run.stop_reason != "interrupted":
                 run.record_evaluation(model.evaluate(heldout, run.step).as_row())
 
-        advance(run, step, evaluate_now)
+        for step in steps_of(run, evaluate_now):
+            update = learner.update([rows[n] for n in schedule.draw(step)])
+            found = None  # before the checkpoint: the model is saved with what it is worth
+            if heldout and evaluation_due(run, step + 1):
+                with run.phase("evaluate"):
+                    found = model.evaluate(heldout, step + 1)
+            run.finish_step(update)
+            if found is not None:
+                run.record_evaluation(found.as_row())
+            guard.check(run)
     return run.folder
 
 

@@ -20,7 +20,7 @@ from assay.training.assemble import (
     read_heldout,
 )
 from assay.training.given import GOOD, Schedule, check_length, given_completion
-from assay.training.stage import Stage, advance, evaluate_heldout, open_run
+from assay.training.stage import Stage, evaluate_heldout, open_run, steps_of
 from assay.types import Group, Problem, Prompt
 
 
@@ -49,15 +49,11 @@ def run_sft(stage: Stage) -> Path:
         learner.clock = run.clock
         told = [f"{len(groups)} traces, {schedule.num_steps} steps", note]
         run.note("; ".join(filter(None, told)))
-
-        def step() -> None:
-            """Draw one step's traces, learn from them, write it down."""
-            drawn = [groups[n] for n in schedule.draw(run.step)]
+        for step in steps_of(run, lambda: evaluate_heldout(run, bench, heldout)):
+            drawn = [groups[n] for n in schedule.draw(step)]
             update = learner.update(pack(drawn, [[GOOD]] * len(drawn), learner.device))
             run.finish_step(update)
             guard.check(run)
-
-        advance(run, step, lambda: evaluate_heldout(run, bench, heldout))
     return run.folder
 
 

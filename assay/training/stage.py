@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -143,8 +143,11 @@ def report_if_possible(folder: Path) -> None:
         print(f"warning: {folder}: no report ({error}); see assay report", file=sys.stderr)
 
 
-def advance(run: Run, step: Callable[[], None], evaluate_now: Callable[[], None]) -> None:
-    """Take steps until the run is done or must stop; evaluate before, when due, and after."""
+def steps_of(run: Run, evaluate_now: Callable[[], None]) -> Iterator[int]:
+    """Yield the number of each step to take, until the run is done or must stop.
+
+    Evaluates before the first, when it is due, and after the last.
+    """
     assert run.num_steps is not None
     if run.step >= run.num_steps:
         run.note(
@@ -155,7 +158,7 @@ def advance(run: Run, step: Callable[[], None], evaluate_now: Callable[[], None]
         evaluate_now()
     run.begin_step()
     while run.step < run.num_steps and run.stop_reason is None:
-        step()
+        yield run.step
         if run.step == 1:
             warn_of_cold_start(run)
         if evaluation_due(run, run.step):

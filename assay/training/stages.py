@@ -19,10 +19,10 @@ from assay.training.batch_plan import BatchPlan
 from assay.training.rl import Loop, train_step
 from assay.training.stage import (
     Stage,
-    advance,
     attach_sampling,
     evaluate_heldout,
     open_run,
+    steps_of,
     try_verifiers,
 )
 
@@ -60,5 +60,6 @@ def run_rl(stage: Stage) -> Path:
             ),
         )
         heldout = problems.heldout
-        advance(run, lambda: train_step(loop), lambda: evaluate_heldout(run, bench, heldout))
+        for _ in steps_of(run, lambda: evaluate_heldout(run, bench, heldout)):
+            train_step(loop)
     return run.folder
