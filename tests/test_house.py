@@ -74,7 +74,7 @@ BUDGETS = {
     "verify/logic": 1790,
     "verify/programs": 2410,
     "verify/redteam": 500,
-    "verify/reward_model": 1700,
+    "verify/reward_model": 1570,
     "verify/sandbox": 2950,
     "verify/serving": 2200,
     "verify/style": 930,

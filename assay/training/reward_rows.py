@@ -21,8 +21,13 @@ from assay.data.rowset import RowSet
 from assay.errors import DataError, VerifierError, message
 from assay.model.score_batch import ScoredGroup, ScoredText
 from assay.types import Completion, Message, Problem, ThinkFormat
-from assay.verify.reward_model.step_rows import StepWriter, reserved_tag, tag_tokens
-from assay.verify.reward_model.steps import Places, split_steps
+from assay.verify.reward_model.steps import (
+    Places,
+    StepWriter,
+    reserved_tag,
+    split_steps,
+    tag_tokens,
+)
 from assay.verify.reward_model.text import ConversationEncoder
 
 LOADERS: Mapping[str, Callable[..., Any]] = {

@@ -71,13 +71,16 @@ class Field:
 
     def read(self, problem: Problem) -> Any:
         """Return what a problem's spec says, else the default; raises VerifierError."""
-        value = problem.spec.get(self.name)
+        return self.of(problem.spec, f"problem {problem.id}: spec")
+
+    def of(self, given: Mapping[str, Any], where: str) -> Any:
+        """Return what a table says, else the default; raises VerifierError, which says where."""
+        value = given.get(self.name)
         if value is None and not self.needed:
             return self.default
         if value is None or (self.check is not None and not self.check(value)):
             found = "missing" if value is None else repr(value)[:80]
-            where = f"problem {problem.id}: spec.{self.name}"
-            raise VerifierError(message(where, found, self.accepts))
+            raise VerifierError(message(f"{where}.{self.name}", found, self.accepts))
         return value
 
 

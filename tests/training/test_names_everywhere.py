@@ -14,7 +14,7 @@ from train_worlds import World
 from assay.errors import UserError
 from assay.training import api
 from assay.training.step_labels import label_steps
-from assay.verify.reward_model.facts import checkpoint_folder
+from assay.verify.reward_model.options import checkpoint_folder
 
 
 @pytest.fixture

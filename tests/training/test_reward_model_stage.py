@@ -29,8 +29,7 @@ from assay.training.reward_rows import LOADERS, RowReader, open_rows
 from assay.training.stage import Stage
 from assay.types import Completion, Problem
 from assay.verify.base import resolve
-from assay.verify.reward_model.process import close_process_reward_models
-from assay.verify.reward_model.scalar import close_reward_models
+from assay.verify.reward_model.learned import close_reward_models
 from assay.verify.service import VerifierService
 
 Row = dict[str, Any]
@@ -109,7 +108,6 @@ def config_of(
 def forget() -> Any:
     yield
     close_reward_models()
-    close_process_reward_models()
 
 
 @pytest.mark.parametrize("chat", [False, True])

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from assay.verify.loading import slow_import
 from assay.verify.reward_model.checkpoint import Checkpoint
 
 Rows = Sequence[Sequence[int]]
+T = TypeVar("T")
 
 BATCH_TOKENS = 16384  # where the configuration says none
 BATCH_TOKENS_CPU = 4096
@@ -23,14 +24,11 @@ def sequence_logits(
     checkpoint: Checkpoint, rows: Rows, batch_tokens: int | None
 ) -> list[list[float]]:
     """Return the head's logits of each row of tokens, in order."""
-    found: list[list[float]] = [[] for _ in rows]
 
-    def take(chosen: Sequence[int], logits: Any) -> None:
-        for row, values in zip(chosen, logits.float().cpu().tolist(), strict=True):
-            found[row] = values
+    def run(chosen: Sequence[int]) -> list[list[float]]:
+        return _forward(checkpoint, [rows[row] for row in chosen]).float().cpu().tolist()
 
-    _run(checkpoint, rows, batch_tokens, take, lambda chosen: {})
-    return found
+    return _in_batches(checkpoint, rows, batch_tokens, run)
 
 
 def position_logits(
@@ -40,31 +38,30 @@ def position_logits(
     batch_tokens: int | None,
     columns: Sequence[int] | None = None,
 ) -> list[list[list[float]]]:
-    """Return the logits at some positions of each row; of a vocabulary only the given columns."""
-    found: list[list[list[float]]] = [[] for _ in rows]
-    forward = inspect.signature(checkpoint.model.forward).parameters
-    sliced = columns is not None and "logits_to_keep" in forward
+    """Return the logits at some positions of each row; of a vocabulary only the given columns.
 
-    def kept(chosen: Sequence[int]) -> list[int]:
-        return sorted({position for row in chosen for position in positions[row]} or {0})
+    The model is asked for no more than these positions: a vocabulary at every token takes much memory.
+    """
+    parameters = inspect.signature(checkpoint.model.forward).parameters
+    sliced = columns is not None and "logits_to_keep" in parameters
 
-    def options(chosen: Sequence[int]) -> dict[str, Any]:
-        """Ask for no more than these positions: a vocabulary at every token takes much memory."""
-        import torch
-
-        if not sliced:
-            return {}
-        return {"logits_to_keep": torch.tensor(kept(chosen), device=checkpoint.device)}
-
-    def take(chosen: Sequence[int], logits: Any) -> None:
-        places = {position: index for index, position in enumerate(kept(chosen))} if sliced else {}
-        logits = logits if columns is None else logits[..., list(columns)]
+    def run(chosen: Sequence[int]) -> list[list[list[float]]]:
+        inputs = [rows[row] for row in chosen]
+        if sliced:
+            kept = sorted({position for row in chosen for position in positions[row]} or {0})
+            logits = _forward(checkpoint, inputs, kept)
+        else:
+            kept = range(max(map(len, inputs)))
+            logits = _forward(checkpoint, inputs)
+        places = {position: index for index, position in enumerate(kept)}
+        found: list[list[list[float]]] = []
         for index, row in enumerate(chosen):
-            wanted = [places.get(position, position) for position in positions[row]]
-            found[row] = logits[index, wanted].float().cpu().tolist()
+            picked = logits[index, [places[position] for position in positions[row]]]
+            picked = picked if columns is None else picked[:, list(columns)]
+            found.append(picked.float().cpu().tolist())
+        return found
 
-    _run(checkpoint, rows, batch_tokens, take, options)
-    return found
+    return _in_batches(checkpoint, rows, batch_tokens, run)
 
 
 def length_batches(rows: Rows, batch_tokens: int) -> Iterator[list[int]]:
@@ -79,40 +76,43 @@ def length_batches(rows: Rows, batch_tokens: int) -> Iterator[list[int]]:
         yield chosen
 
 
-def _run(
+def _in_batches(
     checkpoint: Checkpoint,
     rows: Rows,
     batch_tokens: int | None,
-    take: Callable[[Sequence[int], Any], None],
-    options: Callable[[Sequence[int]], dict[str, Any]],
-) -> None:
+    run: Callable[[Sequence[int]], list[T]],
+) -> list[T]:
+    """Return what ``run`` makes of each row, in order; a batch that memory does not hold is halved."""
     with slow_import():
         import torch
     if batch_tokens is None:
         batch_tokens = BATCH_TOKENS if checkpoint.device.type == "cuda" else BATCH_TOKENS_CPU
+    found: dict[int, T] = {}
     waiting = list(length_batches(rows, batch_tokens))[::-1]
     while waiting:
         chosen = waiting.pop()
         try:
             with torch.inference_mode():
-                inputs = [rows[row] for row in chosen]
-                take(chosen, _forward(checkpoint, inputs, options(chosen)))
+                found.update(zip(chosen, run(chosen), strict=True))
         except torch.cuda.OutOfMemoryError:
             if len(chosen) == 1:
                 raise
             torch.cuda.empty_cache()
             middle = len(chosen) // 2
             waiting += [chosen[middle:], chosen[:middle]]
+    return [found[row] for row in range(len(rows))]
 
 
-def _forward(checkpoint: Checkpoint, rows: Rows, options: dict[str, Any]) -> Any:
-    """Return the logits of a batch.
+def _forward(checkpoint: Checkpoint, rows: Rows, kept: Sequence[int] | None = None) -> Any:
+    """Return the logits of a batch; kept: at these positions only.
 
     Heads over a sequence look for the last token that is no padding, by the configuration's padding
     token; where it names none, they get one that ends none of these rows.
     """
     import torch
 
+    device = checkpoint.device
+    options = {} if kept is None else {"logits_to_keep": torch.tensor(kept, device=device)}
     shape: Any = checkpoint.model.config.get_text_config()
     given = shape.pad_token_id
     last = {row[-1] for row in rows}
@@ -126,9 +126,7 @@ def _forward(checkpoint: Checkpoint, rows: Rows, options: dict[str, Any]) -> Any
     shape.pad_token_id = pad
     try:
         return checkpoint.model(
-            input_ids=input_ids.to(checkpoint.device),
-            attention_mask=mask.to(checkpoint.device),
-            **options,
+            input_ids=input_ids.to(device), attention_mask=mask.to(device), **options
         ).logits
     finally:
         shape.pad_token_id = given

@@ -1,77 +1,36 @@
-"""What the configuration says of a reward model, checked before a run: shared by both verifiers."""
+"""The options of learned rewards: what the configuration says, over what a checkpoint says of itself.
+
+A checkpoint that Assay trained has a ``reward_model.json``, which tells how it must be read:
+
+    {"kind": "preference", "verifier": "reward_model",
+     "options": {"head": "scalar", "format": "plain", ...}, "trained": {...}, "calibration": {...}}
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any, cast
 
-from assay.errors import VerifierError, message
-from assay.verify.base import Field
+from assay.config.reward_model import FACTS_FILE
+from assay.errors import RunError, VerifierError, message
+from assay.run.names import find_checkpoint
+from assay.verify.base import Field, one_of
 from assay.verify.reward_model.text import FORMATS, PLAIN, READS, TOO_LONG
 
 DTYPES = ("float32", "bfloat16")
 
 
-@dataclass(frozen=True, slots=True)
-class Common:
-    """The options of every reward model. paths: one checkpoint, or the members of an ensemble."""
-
-    paths: tuple[str, ...]
-    device: str | None
-    dtype: str | None
-    max_tokens: int | None
-    batch_tokens: int | None
-    format: str | None
-    plain_template: str
-    reads: str
-    too_long: Any
-    threshold: float
-
-
-def common(options: Mapping[str, Any], name: str) -> Common:
-    """Read the shared options; raises VerifierError for one that is not accepted."""
-    checked(options, COMMON_FIELDS, name)
-    path: Any = options.get("path")
-    if path is None:
-        remedy = "set it in the configuration"
-        raise VerifierError(message(f"{place(name)}.path", "nothing", _PATH, remedy))
-    return Common(
-        paths=(path,) if isinstance(path, str) else tuple(path),
-        device=options.get("device"),
-        dtype=options.get("dtype"),
-        max_tokens=options.get("max_tokens"),
-        batch_tokens=options.get("batch_tokens"),
-        format=options.get("format"),
-        plain_template=options.get("plain_template") or PLAIN,
-        reads=options.get("reads") or "all",
-        too_long=options.get("too_long") or "cut_prompt",
-        threshold=options.get("threshold", 0.5),
-    )
-
-
-def checked(options: Mapping[str, Any], fields: tuple[Field, ...], name: str) -> None:
-    """Raise VerifierError for the first option that its field does not accept."""
-    for field in fields:
-        value = options.get(field.name)
-        if value is not None and field.check is not None and not field.check(value):
-            where = f"{place(name)}.{field.name}"
-            raise VerifierError(message(where, repr(value)[:80], field.accepts))
-
-
-def place(name: str) -> str:
-    """Return where a verifier's options stand in a configuration."""
-    return f"verification.options.{name}"
-
-
-def one_of(*accepted: str) -> Callable[[Any], bool]:
-    """Return a check for one of a few words."""
-    return lambda value: isinstance(value, str) and value in accepted
-
-
 def option(name: str, accepts: str, default: Any, check: Callable[[Any], bool]) -> Field:
     """Return a field that only the configuration may set."""
     return Field(name, accepts, default=default, check=check, from_row=False)
+
+
+def choice(name: str, *accepted: str) -> Field:
+    """Return a field that only the configuration may set, to one of a few words; by default the first."""
+    return option(name, ", ".join(accepted), accepted[0], one_of(*accepted))
 
 
 def is_count(value: Any) -> bool:
@@ -95,10 +54,15 @@ def _is_path(value: Any) -> bool:
     return is_text(value)
 
 
-_PATH = "a run of [reward_model] (or its checkpoint, as RUN@best), a folder in Hugging Face layout, a hub name, or a list of them; a reward_model.json there says the other options, where they are not set"
-
+PATH = option(
+    "path",
+    "a run of [reward_model] (or its checkpoint, as RUN@best), a folder in Hugging Face layout, a hub "
+    "name, or a list of them; a reward_model.json there says the other options, where they are not set",
+    None,
+    _is_path,
+)
 COMMON_FIELDS = (
-    option("path", _PATH, None, _is_path),
+    PATH,
     option("device", "cpu, cuda or cuda:N; null: CUDA where there is one", None, is_text),
     option(
         "dtype",
@@ -126,6 +90,74 @@ COMMON_FIELDS = (
         lambda value: is_text(value) and "{completion}" in value,
     ),
     option("reads", "all, or answer: what stands outside the think block", "all", one_of(*READS)),
-    option("too_long", ", ".join(TOO_LONG), "cut_prompt", one_of(*TOO_LONG)),
+    choice("too_long", *TOO_LONG),
     option("threshold", "a number: from it on a probability passes", 0.5, is_number),
 )
+
+
+def place(name: str) -> str:
+    """Return where a verifier's options stand in a configuration."""
+    return f"verification.options.{name}"
+
+
+def read_options(options: Mapping[str, Any], fields: Sequence[Field], name: str) -> dict[str, Any]:
+    """Return the value of every option; ``path`` becomes a list of folders or hub names.
+
+    A path may name a run's checkpoint, as ``RUN`` or ``RUN@best``. Raises VerifierError for a value
+    that is not accepted, and where members of an ensemble say different things of themselves.
+    """
+    where = place(name)
+    fields = [field for field in fields if not field.from_row]
+    given = {field.name: options.get(field.name) for field in fields}
+    for field in fields:
+        field.of(given, where)
+    if given["path"] is None:
+        remedy = "set it in the configuration"
+        raise VerifierError(message(f"{where}.path", "nothing", PATH.accepts, remedy))
+    paths = [given["path"]] if isinstance(given["path"], str) else given["path"]
+    paths = [checkpoint_folder(path) for path in paths]
+    unset = {key for key, value in given.items() if value is None} - {"path"}
+    told = {path: _says(path, name, unset) for path in paths}
+    first = told[paths[0]]
+    for path, says in told.items():
+        if says != first:
+            key = min(key for key in {*says, *first} if says.get(key) != first.get(key))
+            found = f"{key} = {says.get(key)!r}, another member's is {first.get(key)!r}"
+            remedy = f"set {key} in the configuration"
+            raise VerifierError(
+                message(f"{where}.path {path}", found, "members that agree", remedy)
+            )
+    return {field.name: field.of({**given, **first}, where) for field in fields} | {"path": paths}
+
+
+@cache
+def checkpoint_folder(path: str) -> str:
+    """Return the folder that a run's name stands for (`find_checkpoint`); other paths as they are.
+
+    It is looked for once a process, which then keeps to it. Raises VerifierError.
+    """
+    try:
+        return str(find_checkpoint(path) or path)
+    except RunError as error:
+        raise VerifierError(str(error)) from error
+
+
+def _says(path: str, name: str, keys: set[str]) -> dict[str, Any]:
+    """Return what a checkpoint says of some options; nothing where it has no file of facts."""
+    file = Path(path).expanduser() / FACTS_FILE
+    if not file.is_file():
+        return {}
+    try:
+        facts: Any = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise VerifierError(f"{file}: cannot be read ({error})") from error
+    if not isinstance(facts, dict) or not isinstance(facts.get("options"), dict):
+        raise VerifierError(message(str(file), repr(facts)[:80], 'an object with "options"'))
+    if facts.get("verifier", name) != name:
+        found, remedy = (
+            f"a model of kind {facts.get('kind')}",
+            f"judge with the verifier {facts['verifier']}",
+        )
+        raise VerifierError(message(f"{place(name)}.path {path}", found, "another", remedy))
+    said = cast("dict[str, Any]", facts["options"])
+    return {key: value for key, value in said.items() if key in keys and value is not None}

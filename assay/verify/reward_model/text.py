@@ -7,7 +7,7 @@ Text that the policy or a data row wrote never becomes a control token: a comple
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -21,10 +21,8 @@ FORMATS = ("chat", "plain")
 READS = ("all", "answer")
 PLAIN = PLAIN_TEMPLATE
 
-_OPEN, _CLOSE = (
-    "\ue000",
-    "\ue001",
-)  # private use: they stand for guarded text while a template renders
+# Of private use: they stand around the number of a guarded text while a template renders.
+_OPEN, _CLOSE = "\ue000", "\ue001"
 _HOLE = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 _PROBE = "0Assay0"
 
@@ -81,13 +79,9 @@ class ConversationEncoder:
         turns = self._guarded_turns(problem, guarded, think)
         rendered = self._render(turns, self._guarded(text, guarded, think))
         tokens = [*self._lead, *self._tokens(rendered, guarded, think), *self._trail]
-        limit = self.max_tokens
         if not tokens:
             return Encoded(None, "no tokens")
-        if limit is None or len(tokens) <= limit:
-            return Encoded(tokens)
-        start = self._start(turns, rendered, guarded, think)
-        return self._cut(tokens, start, limit)
+        return self.fit(tokens, lambda: self._start(turns, rendered, guarded, think))
 
     def prompt_tokens(self, problem: Problem, think: ThinkFormat, text: str = "") -> list[int]:
         """Return the tokens in front of a completion, and of the text that it begins with, uncut."""
@@ -110,21 +104,27 @@ class ConversationEncoder:
             return self._tokens(held, guarded, think)
         return both[len(before) :] + self._tokens(held[len(first) :], guarded, think)
 
-    def num_kept(self, tokens: Sequence[int]) -> int:
-        """Return how many first tokens a cut leaves: the BOS, where there is one."""
-        return int(bool(tokens) and tokens[0] == self.tokenizer.bos_token_id)
+    def fit(
+        self, tokens: list[int], num_prompt: Callable[[], int], *, may_cut_completion: bool = True
+    ) -> Encoded:
+        """Cut tokens to the limit: the prompt from the left, behind a leading BOS.
 
-    def _cut(self, tokens: list[int], start: int, limit: int) -> Encoded:
-        """Cut the prompt from the left, behind a leading BOS; the completion only where it is allowed."""
-        kept = self.num_kept(tokens)
-        extra = len(tokens) - limit
-        if self.too_long != "not_judged" and extra <= start - kept:
-            note = f"the first {extra} tokens of the prompt were cut"
+        The completion is cut only where the options allow it. num_prompt: how many leading tokens
+        belong to the prompt; it is asked only where something must be cut.
+        """
+        extra = 0 if self.max_tokens is None else len(tokens) - self.max_tokens
+        if extra <= 0:
+            return Encoded(tokens)
+        kept = int(bool(tokens) and tokens[0] == self.tokenizer.bos_token_id)
+        room = num_prompt() - kept
+        note = f"the first {extra} tokens of the prompt were cut"
+        if extra > room:
+            note = f"the prompt and the completion's first {extra - max(0, room)} tokens were cut"
+        cuts_completion = may_cut_completion and self.too_long == "cut_completion"
+        fits = self.too_long != "not_judged" and extra <= room
+        if fits or (cuts_completion and len(tokens) - extra > kept):
             return Encoded(tokens[:kept] + tokens[kept + extra :], note)
-        if self.too_long == "cut_completion" and limit > kept:
-            note = f"the prompt and the completion's first {extra - max(0, start - kept)} tokens were cut"
-            return Encoded(tokens[:kept] + tokens[kept + extra :], note)
-        return Encoded(None, f"{len(tokens)} tokens; accepted: at most {limit}")
+        return Encoded(None, f"{len(tokens)} tokens; accepted: at most {self.max_tokens}")
 
     def _start(
         self, turns: Sequence[Any], rendered: str, guarded: list[str], think: ThinkFormat

@@ -127,7 +127,7 @@ class Configured:
         if digest := options_digest(self.options):
             facts["options"] = digest
         if self.verifier.lane == "device" and (path := self.options.get("path")):
-            from assay.verify.reward_model.facts import checkpoint_folder  # workers do without it
+            from assay.verify.reward_model.options import checkpoint_folder  # workers do without it
 
             paths = cast("list[str]", path) if isinstance(path, list | tuple) else [str(path)]
             folders = map(checkpoint_folder, paths)

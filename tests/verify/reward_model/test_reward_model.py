@@ -17,12 +17,8 @@ from assay.errors import VerifierError
 from assay.types import Completion, Problem, ThinkFormat
 from assay.verify.base import Part
 from assay.verify.reward_model.checkpoint import checkpoint_hash
-from assay.verify.reward_model.scalar import (
-    check_reward_model,
-    close_reward_models,
-    judge_reward_model,
-    sigmoid,
-)
+from assay.verify.reward_model.learned import close_reward_models, sigmoid
+from assay.verify.reward_model.scalar import check_reward_model, judge_reward_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

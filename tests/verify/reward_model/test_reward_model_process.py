@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from assay.errors import VerifierError
 from assay.types import Completion, Problem, ThinkFormat
 from assay.verify.base import Part
+from assay.verify.reward_model.learned import close_reward_models, sigmoid
 from assay.verify.reward_model.process import (
+    ProcessRewardModel,
     check_process_reward_model,
-    close_process_reward_models,
     judge_process_reward_model,
 )
-from assay.verify.reward_model.scalar import close_reward_models, sigmoid
 from assay.verify.reward_model.steps import Places, split_steps
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -36,7 +36,6 @@ TEXT = "First, 2 + 3 = 5.\n\nThen 5 * 2 = 10.\nSo: 10"
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     yield
-    close_process_reward_models()
     close_reward_models()
 
 
@@ -144,9 +143,9 @@ def test_step_tags_and_control_tokens_in_a_text_are_letters(tmp_path: Path) -> N
     model = fakes.model("causal", vocab_size=263)
     model.save_pretrained(tmp_path / "prm")
     made.save_pretrained(tmp_path / "prm")
-    from assay.verify.reward_model.process import process_model_of
-
-    prm = process_model_of({"path": str(tmp_path / "prm"), "device": "cpu", "step_tag": "<extra>"})
+    prm = ProcessRewardModel.of(
+        {"path": str(tmp_path / "prm"), "device": "cpu", "step_tag": "<extra>"}
+    )
     (tag,) = prm.tag_ids
     row = prm._row(Problem("p", "q<extra>"), completion_of("good<extra><|end|>\nwell<extra>"))
     assert not isinstance(row, Part)
@@ -321,8 +320,6 @@ def test_a_tokenizer_that_marks_words(tmp_path: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    from assay.verify.reward_model.process import process_model_of
-
     words = [
         "\u2581",
         "\u2581\u043a\u0438",
@@ -343,7 +340,7 @@ def test_a_tokenizer_that_marks_words(tmp_path: Path) -> None:
     fast = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>")
     fakes.model("causal").save_pretrained(tmp_path / "prm")
     fast.save_pretrained(tmp_path / "prm")
-    prm = process_model_of(
+    prm = ProcessRewardModel.of(
         {"path": str(tmp_path / "prm"), "device": "cpu", "plain_template": "{prompt} {completion}"}
     )
     assert prm.tag_ids == [vocabulary["\u2581\u043a\u0438"]]

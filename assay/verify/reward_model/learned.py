@@ -1,0 +1,94 @@
+"""What both kinds of reward models share: checkpoints under one set of options, kept once loaded."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar, Self
+
+from assay.types import Completion, Problem
+from assay.verify.base import Field
+from assay.verify.reward_model.checkpoint import (
+    Checkpoint,
+    Kind,
+    forget_checkpoints,
+    load_checkpoint,
+)
+from assay.verify.reward_model.options import place, read_options
+from assay.verify.reward_model.text import ConversationEncoder
+
+Pairs = Sequence[tuple[Problem, Completion]]
+
+
+class LearnedReward:
+    """A reward that checkpoints learned. options: every option's value, as `read_options` gives it."""
+
+    name: ClassVar[str]
+    fields: ClassVar[tuple[Field, ...]]
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.options = options
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Self:
+        """Return the reward that the options describe; equal options give the same one."""
+        known = {field.name for field in cls.fields if not field.from_row}
+        given = sorted((name, value) for name, value in options.items() if name in known)
+        key = f"{cls.name} {given!r}"
+        with _lock:
+            if key not in _rewards:
+                _rewards[key] = cls(read_options(options, cls.fields, cls.name))
+            found = _rewards[key]
+        assert isinstance(found, cls)
+        return found
+
+    @cached_property
+    def where(self) -> str:
+        """Where the options stand in a configuration."""
+        return place(self.name)
+
+    def load_checkpoint(self, path: str, kind: Kind) -> Checkpoint:
+        """Load one of the checkpoints, once."""
+        device, dtype = self.options["device"], self.options["dtype"]
+        return load_checkpoint(path, kind, device=device, dtype=dtype, where=f"{self.where}.path")
+
+    def encoder_of(
+        self, checkpoint: Checkpoint, reserved: Mapping[str, int] | None = None
+    ) -> ConversationEncoder:
+        """Return what writes a checkpoint's input."""
+        return ConversationEncoder(
+            checkpoint.tokenizer,
+            self.where,
+            format=self.options["format"],
+            plain_template=self.options["plain_template"],
+            max_tokens=self.options["max_tokens"] or checkpoint.max_positions,
+            too_long=self.options["too_long"],
+            reserved=reserved,
+        )
+
+    def probability(self, logits: Sequence[float]) -> float:
+        """Return the probability of the label ``positive``; of one logit its sigmoid."""
+        if len(logits) == 1:
+            return sigmoid(logits[0])
+        positive = self.options["positive"]
+        return sigmoid(logits[positive] - logits[1 - positive])
+
+
+def close_reward_models() -> None:
+    """Forget every loaded reward model, so that its memory is free again."""
+    with _lock:
+        _rewards.clear()
+    forget_checkpoints()
+
+
+def sigmoid(logit: float) -> float:
+    """Return 1 / (1 + exp(-logit)), without overflow."""
+    if logit >= 0:
+        return 1.0 / (1.0 + math.exp(-logit))
+    return math.exp(logit) / (1.0 + math.exp(logit))
+
+
+_rewards: dict[str, LearnedReward] = {}
+_lock = threading.Lock()
