@@ -77,7 +77,7 @@ BUDGETS = {
     "verify/reward_model": 1570,
     "verify/sandbox": 2950,
     "verify/serving": 2200,
-    "verify/style": 930,
+    "verify/style": 840,
 }
 LIGHT = ["assay", "assay.types", "assay.errors", "assay.config", "assay.cli"]
 HEAVY = {"torch", "transformers", "tokenizers", "pyarrow", "plotly", "sympy", "math_verify"}

@@ -1,4 +1,4 @@
-"""Verifiers of form: ``think_format`` (the reasoning block) and ``answer_tags`` (the answer's tags)."""
+"""Verifiers of form: ``think_format`` (the reasoning block) and ``answer_tags`` (the answer's)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,25 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from assay.errors import VerifierError, message
 from assay.types import Completion, Problem, ThinkFormat
 from assay.verify.base import Field, Part, Verifier, known_errors
 
-OPEN_TAG, CLOSE_TAG = "<answer>", "</answer>"
-
-# Letters and symbols by their category, yet nothing is seen of them: fillers and the empty braille cell.
+# Letters and symbols by their category, yet nothing is seen of them: fillers, the empty braille cell.
 _UNSEEN = frozenset("\u115f\u1160\u2800\u3164\uffa0\ufffc")
+
+
+def _is_tag(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+OPEN_TAG = Field("open_tag", "text that is not blank", default="<answer>", check=_is_tag)
+CLOSE_TAG = Field("close_tag", "text that is not blank", default="</answer>", check=_is_tag)
+ONLY = Field(
+    "only",
+    "true or false: whether text before the open tag is a fault",
+    default=False,
+    check=lambda value: isinstance(value, bool),
+)
 
 
 def judge_think_format(problem: Problem, completion: Completion) -> Part:
@@ -35,16 +46,19 @@ def judge_answer_tags(problem: Problem, completion: Completion) -> Part:
     space; before the open tag anything may stand, unless ``only`` is true. Reads ``open_tag``,
     ``close_tag`` and ``only`` of the spec.
     """
-    open_tag = _tag(problem, "open_tag", OPEN_TAG)
-    close_tag = _tag(problem, "close_tag", CLOSE_TAG)
-    only: Any = problem.spec.get("only", False)
-    if not isinstance(only, bool):
-        raise VerifierError(message("spec.only", repr(only), "true or false"))
-    outside = completion.answer_text
-    if not has_content(outside):
+    tags, only = (OPEN_TAG.read(problem), CLOSE_TAG.read(problem)), ONLY.read(problem)
+    if not has_content(completion.answer_text):
         return Part(0.0, detail="no text outside the think block")
-    fault, answer = _answer_fault(outside, open_tag, close_tag, only)
-    return Part(0.0 if fault else 1.0, detail=fault, extracted=answer)
+    fault, before, answer, after = _split(completion.answer_text, *tags)
+    if not fault and not has_content(answer):
+        fault = "nothing between the tags"
+    if fault:
+        return Part(0.0, detail=fault)
+    if after.strip():
+        fault = "text after the close tag"
+    elif only and before.strip():
+        fault = "text before the open tag"
+    return Part(0.0 if fault else 1.0, detail=fault, extracted=answer.strip())
 
 
 def has_content(text: str) -> bool:
@@ -57,49 +71,41 @@ def has_content(text: str) -> bool:
 def _think_fault(text: str, think: ThinkFormat) -> str:
     if think.mode == "off":
         return ""
-    opens, closes = text.count(think.open_tag), text.count(think.close_tag)
-    if near := _near_tag(text, think.open_tag, think.close_tag):
-        return f"{near!r} instead of a tag"
     if think.mode == "empty":
-        if opens or closes:
+        if near := _near_tag(text, think.open_tag, think.close_tag):
+            return f"{near!r} instead of a tag"
+        if think.open_tag in text or think.close_tag in text:
             return "a think tag in no-think mode"
         return "" if has_content(text) else "no answer"
-    wanted = 1 if think.mode == "free" else 0
-    if opens != wanted:
-        return f"{opens} open tags; accepted: {wanted}"
-    if closes != 1:
-        return f"{closes} close tags; accepted: 1"
-    before, _, answer = text.partition(think.close_tag)
-    if wanted:
-        ahead, opened, before = before.partition(think.open_tag)
-        if not opened:
-            return "the close tag comes before the open tag"
-        if ahead.strip():
-            return "text before the open tag"
-    if not has_content(before):
-        return "an empty think block"
-    return "" if has_content(answer) else "no answer after the close tag"
+    is_free = think.mode == "free"
+    fault, before, reasoning, answer = _split(text, think.open_tag, think.close_tag, is_free)
+    if not fault and before.strip():
+        fault = "text before the open tag"
+    if not fault and not has_content(reasoning):
+        fault = "an empty think block"
+    if not fault and not has_content(answer):
+        fault = "no answer after the close tag"
+    return fault
 
 
-def _answer_fault(text: str, open_tag: str, close_tag: str, only: bool) -> tuple[str, str | None]:
-    opens, closes = text.count(open_tag), text.count(close_tag)
+def _split(
+    text: str, open_tag: str, close_tag: str, opens: bool = True
+) -> tuple[str, str, str, str]:
+    """Return (fault, text before the open tag, between the tags, after the close tag).
+
+    opens: whether the text must have the open tag, or none of it.
+    """
+    num_open, num_close, before = text.count(open_tag), text.count(close_tag), ""
     if near := _near_tag(text, open_tag, close_tag):
-        return f"{near!r} instead of a tag", None
-    if opens != 1:
-        return f"{opens} open tags; accepted: 1", None
-    if closes != 1:
-        return f"{closes} close tags; accepted: 1", None
-    before, _, rest = text.partition(open_tag)
-    answer, closed, after = rest.partition(close_tag)
-    if not closed:
-        return "the close tag comes before the open tag", None
-    if not has_content(answer):
-        return "nothing between the tags", None
-    if after.strip():
-        return "text after the close tag", answer.strip()
-    if only and before.strip():
-        return "text before the open tag", answer.strip()
-    return "", answer.strip()
+        return f"{near!r} instead of a tag", "", "", ""
+    if num_open != int(opens):
+        return f"{num_open} open tags; accepted: {int(opens)}", "", "", ""
+    if num_close != 1:
+        return f"{num_close} close tags; accepted: 1", "", "", ""
+    if opens:
+        before, _, text = text.partition(open_tag)
+    inside, closed, after = text.partition(close_tag)
+    return "" if closed else "the close tag comes before the open tag", before, inside, after
 
 
 def _near_tag(text: str, open_tag: str, close_tag: str) -> str:
@@ -107,10 +113,8 @@ def _near_tag(text: str, open_tag: str, close_tag: str) -> str:
     pattern = _tag_pattern(open_tag, close_tag)
     if pattern is None or "<" not in text:
         return ""
-    for found in pattern.finditer(text):
-        if found[0] not in (open_tag, close_tag):
-            return found[0]
-    return ""
+    found = (match[0] for match in pattern.finditer(text))
+    return next((tag for tag in found if tag not in (open_tag, close_tag)), "")
 
 
 @lru_cache(maxsize=64)
@@ -119,20 +123,8 @@ def _tag_pattern(open_tag: str, close_tag: str) -> re.Pattern[str] | None:
     name = re.fullmatch(r"<([\w-]+)>", open_tag)
     if name is None or close_tag != f"</{name[1]}>":
         return None
-    return re.compile(
-        rf"<[ \t]{{0,4}}/?[ \t]{{0,4}}{name[1]}[ \t]{{0,4}}/?[ \t]{{0,4}}>", re.IGNORECASE
-    )
-
-
-def _tag(problem: Problem, key: str, default: str) -> str:
-    value: Any = problem.spec.get(key, default)
-    if not _is_tag(value):
-        raise VerifierError(message(f"spec.{key}", repr(value), "text that is not blank"))
-    return value
-
-
-def _is_tag(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
+    space = r"[ \t]{0,4}"
+    return re.compile(rf"<{space}/?{space}{name[1]}{space}/?{space}>", re.IGNORECASE)
 
 
 THINK_FORMAT = Verifier(
@@ -141,7 +133,8 @@ THINK_FORMAT = Verifier(
     judge=judge_think_format,
     lane="inline",
     domain="the form of the reasoning block",
-    accepts="the tags of the prompt's think format, exactly once, in order, spelled exactly, with content",
+    accepts="the tags of the prompt's think format, exactly once, in order, spelled exactly, with "
+    "content",
     weight=0.1,
     known_errors=known_errors("think_format"),
     text_only=True,
@@ -155,21 +148,12 @@ ANSWER_TAGS = Verifier(
     judge=judge_answer_tags,
     lane="inline",
     domain="the form of the answer: between tags, once, at the end",
-    fields=(
-        Field("open_tag", "text that is not blank", default=OPEN_TAG, check=_is_tag),
-        Field("close_tag", "text that is not blank", default=CLOSE_TAG, check=_is_tag),
-        Field(
-            "only",
-            "true or false: whether text before the open tag is a fault",
-            default=False,
-            check=lambda value: isinstance(value, bool),
-        ),
-    ),
+    fields=(OPEN_TAG, CLOSE_TAG, ONLY),
     accepts="outside the think block: the tags exactly once, in order, spelled exactly, with content, "
     "and nothing but white space after them",
     weight=0.1,
     known_errors=known_errors("answer_tags"),
     text_only=True,
     cached=True,
-    modules=("assay.verify.style.format", "assay.verify.base", "assay.types"),
+    modules=("assay.verify.style.format", "assay.types"),
 )

@@ -3,58 +3,32 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from importlib.resources import files
 from importlib.util import find_spec
 from typing import Any
 
-from assay.errors import VerifierError, message
+from assay.errors import VerifierError
 from assay.types import Completion, Problem
-from assay.verify.base import Field, Part, Verifier, known_errors
+from assay.verify.base import Field, Part, Verifier, known_errors, one_of
 from assay.verify.instructions.languages import LANGUAGES, detect_language, script_share
 
-PARTS = ("reasoning", "answer", "all")
 CHUNK = 40  # letters: shorter sentences are taken together, for no detector knows them
-LEAST_LETTERS = (
-    40  # fewer that no common word settles do not count; a text of no more, by its script
-)
+LEAST_LETTERS = 40  # fewer that no common word settles do not count; such a text, by its script
 DETECTED = 2000  # characters that the detector reads
 LEAST_REASONING = 10  # words: with fewer in the think block the whole text is judged
 SURE = 0.18  # share of function words that settles a language
 RIVAL = 0.6  # ... unless another language has so many of them too
 
+_FILE = files("assay.verify.style") / "languages.toml"
+_TABLES = tomllib.loads(_FILE.read_text(encoding="utf-8"))
 # What each language of the detector is written in; all others are in Latin letters.
-_SCRIPTS = {
-    **dict.fromkeys(["bg", "mk", "ru", "uk"], "cyrillic"),
-    **dict.fromkeys(["ar", "fa", "ur"], "arabic"),
-    **dict.fromkeys(["hi", "mr", "ne"], "devanagari"),
-    **dict.fromkeys(["zh", "zh-cn", "zh-tw"], "han"),
-    "bn": "bengali", "el": "greek", "gu": "gujarati", "he": "hebrew", "ja": "kana", "kn": "kannada",
-    "ko": "hangul", "ml": "malayalam", "pa": "gurmukhi", "ta": "tamil", "te": "telugu", "th": "thai",
-}  # fmt: skip
+_SCRIPTS = {code: script for script, codes in _TABLES["scripts"].items() for code in codes.split()}
+_COMMON = {code: frozenset(words.split()) for code, words in _TABLES["words"].items()}
 _SHARED = {"latin", "cyrillic", "arabic", "devanagari"}  # scripts of several languages
 _KANA = {"hiragana", "katakana"}
-
-# The commonest words: they settle a sentence in microseconds, and better than a detector where it is short.
-_FUNCTION_WORDS = {
-    "en": "the of and to in is we that it for so are this be as with by from have has not then if can "
-    "there at on which or an a i let's let since each was what but you their he she they will would "
-    "because must need how now first second next all no these per day total number sum times makes make made "
-    "equals subtract multiply divide both sides answer find value get gets only some many much while about "
-    "cost costs sold spent left same using use into between after before one two three his her its our my do does where when more than",
-    "de": "der die das und ist in zu den wir von mit ein eine einen einem nicht es auf für sich dass als "
-    "auch an so wie dem des sind wird aus bei oder aber wenn also nun dann haben hat kann man er sie",
-    "fr": "le la les de des et est un une du que nous pour dans à en il elle qui ne pas sur par avec ce "
-    "cette au aux se donc si sont on plus nous ou mais alors comme ont ces son sa leur puis",
-    "es": "el la los las de que y en un una es por para con se del al no lo su como más son si pero "
-    "entonces o este esta hay cada tiene ya muy cuando donde nos sus ser está porque",
-    "it": "il la di che e è un una per in del della i le gli non con si da dei come sono nel alla al lo "
-    "quindi se anche ma questo questa più ha abbiamo allora ogni dal delle ci poi",
-    "pt": "o a os as de que e é um uma do da em para não com se por no na dos das mais como são então "
-    "se mas ou ao este esta cada tem temos nos seu sua quando isso pelo pela foi",
-    "nl": "de het een en van is in dat te we op voor met niet zijn aan er die als dus dan om bij ook naar "
-    "uit maar of wordt door heeft hebben kan nu deze dit elk geen moet hoe wat ik",
-}
 
 _FENCE = re.compile(r"[ \t]{0,3}(```|~~~)")
 _FORMULA = re.compile(
@@ -64,7 +38,8 @@ _INLINE_CODE = re.compile(r"`[^`\n]{1,200}`")
 _TEXT_IN_FORMULA = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox)\s{0,3}\{([^{}]{0,400})\}")
 _SENTENCE_IN_FORMULA = re.compile(r"(?<![\\\w])(?:[^\W\d_]{3,}[ ,.]{1,3}){3}")
 _NOT_WORDS = re.compile(
-    r"https?://\S{1,500}|\\[a-zA-Z]+|<[/!]?[a-zA-Z][^<>\n]{0,100}>|(?<![A-Za-z\d_])[A-Za-z]{0,40}[\d_][A-Za-z\d_]*"
+    r"https?://\S{1,500}|\\[a-zA-Z]+|<[/!]?[a-zA-Z][^<>\n]{0,100}>"
+    r"|(?<![A-Za-z\d_])[A-Za-z]{0,40}[\d_][A-Za-z\d_]*"
 )
 _SENTENCE = re.compile(r"[^.!?。！？\n]+[.!?。！？\n]*")
 _SINGLE = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
@@ -77,6 +52,24 @@ _WORD = re.compile(
 )
 
 
+def _is_share(value: Any) -> bool:
+    return type(value) in (int, float) and 0.0 <= value <= 1.0
+
+
+def _is_target(value: Any) -> bool:
+    return isinstance(value, str) and (value.lower() in LANGUAGES or value.lower() == "zh")
+
+
+TARGET = Field("target", "a language code such as en, zh, de", needed=True, check=_is_target)
+PART = Field(
+    "part",
+    "reasoning, answer, all",
+    default="reasoning",
+    check=one_of("reasoning", "answer", "all"),
+)
+THRESHOLD = Field("threshold", "a share: from it on the text passes", default=0.9, check=_is_share)
+
+
 def judge_language(problem: Problem, completion: Completion) -> Part:
     """Return the share of words that are in the language ``target``; passed from ``threshold`` on.
 
@@ -87,10 +80,7 @@ def judge_language(problem: Problem, completion: Completion) -> Part:
     read: the reasoning (the whole text where there are fewer than ten words of it), the answer, or
     all. Source: DeepSeek-R1, arXiv:2501.12948, section 2.3.2.
     """
-    target = _target(problem)
-    threshold: Any = problem.spec.get("threshold", 0.9)
-    if not _is_share(threshold):
-        raise VerifierError(message("spec.threshold", repr(threshold), "a number from 0 to 1"))
+    target, threshold = TARGET.read(problem).lower(), THRESHOLD.read(problem)
     text = _read(completion, problem)
     right = total = 0
     unsettled: list[str] = []
@@ -129,23 +119,12 @@ def check_language(options: Mapping[str, Any]) -> None:
 
 
 def _read(completion: Completion, problem: Problem) -> str:
-    part: Any = problem.spec.get("part", "reasoning")
-    if part not in PARTS:
-        raise VerifierError(message("spec.part", repr(part), ", ".join(PARTS)))
-    reasoning = completion.reasoning_text
+    part, reasoning = PART.read(problem), completion.reasoning_text
     if part == "answer":
         return completion.answer_text
     if part == "reasoning" and len(_WORD.findall(_without_code(reasoning)[0])) >= LEAST_REASONING:
         return reasoning
     return f"{reasoning}\n{completion.answer_text}"
-
-
-def _target(problem: Problem) -> str:
-    target: Any = problem.spec.get("target")
-    if not _is_target(target):
-        where = f"problem {problem.id}: spec.target"
-        raise VerifierError(message(where, repr(target), "a language code such as en, zh, de"))
-    return target.lower()
 
 
 def _without_code(text: str) -> tuple[str, str]:
@@ -260,33 +239,23 @@ def _script_of(char: str) -> str:
     return next(iter(script_share(char)), "")
 
 
-def _is_share(value: Any) -> bool:
-    return type(value) in (int, float) and 0.0 <= value <= 1.0
-
-
-def _is_target(value: Any) -> bool:
-    return isinstance(value, str) and (value.lower() in LANGUAGES or value.lower() == "zh")
-
-
-_COMMON = {code: frozenset(words.split()) for code, words in _FUNCTION_WORDS.items()}
-
 LANGUAGE = Verifier(
     name="language",
     version=2,
     judge=judge_language,
     domain="language consistency: whether a completion keeps to one language",
-    fields=(
-        Field("target", "a language code such as en, zh, de", needed=True, check=_is_target),
-        Field("part", ", ".join(PARTS), default="reasoning", check=lambda value: value in PARTS),
-        Field("threshold", "a share: from it on the text passes", default=0.9, check=_is_share),
-    ),
+    fields=(TARGET, PART, THRESHOLD),
     accepts="any text; code, formulas, numbers, tags and addresses do not count",
     partial_credit="the share of words",
     weight=0.1,
     known_errors=known_errors("language"),
     text_only=True,
     cached=True,
-    modules=("assay.verify.style.language", "assay.verify.instructions.languages", "assay.types"),
+    modules=(
+        "assay.verify.style",  # its words too
+        "assay.verify.instructions.languages",
+        "assay.types",
+    ),
     extra="language",
     check_options=check_language,
 )

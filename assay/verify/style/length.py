@@ -7,15 +7,37 @@ tokens where the completion has tokens, the end-of-sequence token included, as i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Group, Problem
-from assay.verify.base import Field, Part, Verifier, known_errors
+from assay.verify.base import Field, Part, Verifier, known_errors, one_of, spec_check
 
-VARIANTS = ("exact", "max")
 SLACK = 0.5  # L1-Max's delta: what an answer of just the target length has left of its reward
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < float("inf")
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_number(value) and value > 0
+
+
+TARGET = (
+    Field("target_tokens", "a number above 0, in tokens", check=_is_positive),
+    Field("target_words", "a number above 0, in words", check=_is_positive),
+)
+LIMIT = (
+    Field("max_tokens", "a number above 0, in tokens", check=_is_positive),
+    Field("max_words", "a number above 0, in words", check=_is_positive),
+)
+VARIANT = Field("variant", "exact, max", default="exact", check=one_of("exact", "max"))
+ALPHA = Field("alpha", "a number, per token or word; null: 1/target", check=_is_number)
+DELTA = Field("delta", "a number, of variant max", default=SLACK, check=_is_number)
+TOLERANCE = Field("tolerance", "a share of the target", default=0.1, check=_is_number)
+BUFFER = Field("buffer", "a number above 0, at most the limit; null: a fifth", check=_is_positive)
 
 # A word, or one character of a script that is written without spaces.
 _WORD = re.compile(
@@ -38,17 +60,22 @@ def judge_length_target(problem: Problem, completion: Completion) -> Part:
     relative to the target; the paper has 0.0003), ``delta`` and ``tolerance`` of the spec. Source:
     Aggarwal and Welleck 2025, arXiv:2503.04697.
     """
-    measured = _measure(problem, completion, "target")
+    measured = _measure(problem, completion, TARGET)
     if isinstance(measured, Part):
         return measured
     length, target, unit = measured
-    value = _target_value(problem, length, target)
-    tolerance = _number(problem, "tolerance", 0.1)
-    over = length - target if _variant(problem) == "max" else abs(length - target)
+    alpha = ALPHA.read(problem)
+    alpha = 1.0 / target if alpha is None else alpha
+    if VARIANT.read(problem) == "max":
+        over = length - target
+        value = min(1.0, max(0.0, -alpha * over + DELTA.read(problem))) - 1.0
+    else:
+        over = abs(length - target)
+        value = -min(1.0, alpha * over) + 0.0
     return Part(
         value,
         score=1.0 + value,
-        passed=over <= tolerance * target,
+        passed=over <= TOLERANCE.read(problem) * target,
         detail=f"{length} {unit}; target: {target:g}",
         components={"length": float(length)},
     )
@@ -88,15 +115,14 @@ def judge_overlong(problem: Problem, completion: Completion) -> Part:
     reward alone. Use this verifier where the limit is not the sampler's, differs from problem to
     problem, or is to stand in the rollout log; never both, or the punishment counts twice.
     """
-    measured = _measure(problem, completion, "max")
+    measured = _measure(problem, completion, LIMIT)
     if isinstance(measured, Part):
         return measured
     length, limit, unit = measured
-    buffer = _number(problem, "buffer", limit / 5)
-    if not 0 < buffer <= limit:
-        raise VerifierError(
-            message("spec.buffer", f"{buffer:g}", f"more than 0, at most {limit:g}")
-        )
+    buffer = BUFFER.read(problem) or limit / 5
+    if buffer > limit:
+        accepts = f"more than 0, at most {limit:g}"
+        raise VerifierError(message("spec.buffer", f"{buffer:g}", accepts))
     over = length - (limit - buffer)
     value = -min(1.0, max(0.0, over / buffer)) + 0.0
     return Part(
@@ -117,7 +143,9 @@ def judge_kimi_length(problem: Problem, group: Group, parts: Sequence[Part]) -> 
     Lengths are in tokens where every sibling has them, else in characters. Source: Kimi k1.5
     section 2.3.3, arXiv:2501.12599; there its weight is 0 at first, since it slows early training.
     """
-    lengths = _lengths(group.completions)
+    lengths = [len(each.tokens) for each in group.completions]
+    if not all(lengths):
+        lengths = [len(each.text) for each in group.completions]
     judged = [length for length, part in zip(lengths, parts, strict=True) if part.value is not None]
     if not judged:
         return [_NOT_JUDGED] * len(lengths)
@@ -128,7 +156,8 @@ def judge_kimi_length(problem: Problem, group: Group, parts: Sequence[Part]) -> 
             found.append(_NOT_JUDGED)
             continue
         rank = 0.5 - (length - shortest) / spread if spread else 0.0
-        value = rank if _passed(part) else min(0.0, rank)
+        passed = (_score(part) or 0.0) >= 1.0 if part.passed is None else part.passed
+        value = rank if passed else min(0.0, rank)
         found.append(Part(value, components={"length": float(length)}))
     return found
 
@@ -136,142 +165,82 @@ def judge_kimi_length(problem: Problem, group: Group, parts: Sequence[Part]) -> 
 _NOT_JUDGED = Part.not_judged("unavailable", "its correctness was not judged")
 
 
-def _lengths(completions: Sequence[Completion]) -> list[int]:
-    if all(len(completion.tokens) for completion in completions):
-        return [len(completion.tokens) for completion in completions]
-    return [len(completion.text) for completion in completions]
-
-
 def _score(part: Part) -> float | None:
     return part.value if part.score is None else part.score
 
 
-def _passed(part: Part) -> bool:
-    return (_score(part) or 0.0) >= 1.0 if part.passed is None else part.passed
+def _bounds(problem: Problem, fields: Sequence[Field]) -> list[tuple[str, float]]:
+    """Return (unit, bound) of those that are given, in tokens first; raises VerifierError for none."""
+    tokens, words = (field.read(problem) for field in fields)
+    found = [(unit, bound) for unit, bound in (("tokens", tokens), ("words", words)) if bound]
+    if not found:
+        names = [field.name for field in fields]
+        where = f"problem {problem.id}: spec.{names[0]}"
+        raise VerifierError(message(where, "missing", " or ".join(names)))
+    return found
 
 
-def _needs(key: str) -> Callable[[Mapping[str, Any]], None]:
-    """Return the check of a spec that must hold the key in tokens or in words."""
-    tokens, words = f"{key}_tokens", f"{key}_words"
-
-    def check(spec: Mapping[str, Any]) -> None:
-        if spec.get(tokens) is None and spec.get(words) is None:
-            raise VerifierError(f"{tokens}: missing; accepted: {tokens} or {words}")
-
-    return check
-
-
-def _measure(problem: Problem, completion: Completion, key: str) -> tuple[int, float, str] | Part:
+def _measure(
+    problem: Problem, completion: Completion, fields: Sequence[Field]
+) -> tuple[int, float, str] | Part:
     """Return (length, bound, unit), or the part of a completion without tokens."""
-    tokens, words = f"{key}_tokens", f"{key}_words"
-    given = [name for name in (tokens, words) if problem.spec.get(name) is not None]
-    if not given:
-        raise VerifierError(
-            message(f"problem {problem.id}: spec", "neither", f"{tokens} or {words}")
-        )
-    name = given[0] if len(completion.tokens) else given[-1]
-    bound = _number(problem, name, 0.0)
-    if not bound:
-        raise VerifierError(message(f"spec.{name}", "0", "a number above 0"))
-    if name == words:
-        return num_words(completion.text), bound, "words"
-    if not len(completion.tokens):
-        return Part.not_judged("unavailable", f"the completion has no tokens; give {words}")
-    return len(completion.tokens), bound, "tokens"
+    bounds, num_tokens = _bounds(problem, fields), len(completion.tokens)
+    unit, bound = bounds[0] if num_tokens else bounds[-1]
+    if unit == "words":
+        return num_words(completion.text), bound, unit
+    if not num_tokens:
+        detail = f"the completion has no tokens; give {fields[1].name}"
+        return Part.not_judged("unavailable", detail)
+    return num_tokens, bound, unit
 
 
-def _target_value(problem: Problem, length: int, target: float) -> float:
-    alpha = _number(problem, "alpha", 1.0 / target)
-    if _variant(problem) == "exact":
-        return -min(1.0, alpha * abs(target - length)) + 0.0
-    delta = _number(problem, "delta", SLACK)
-    return min(1.0, max(0.0, alpha * (target - length) + delta)) - 1.0
-
-
-def _variant(problem: Problem) -> str:
-    variant: Any = problem.spec.get("variant", "exact")
-    if variant not in VARIANTS:
-        raise VerifierError(message("spec.variant", repr(variant), ", ".join(VARIANTS)))
-    return variant
-
-
-def _number(problem: Problem, key: str, default: float) -> float:
-    value: Any = problem.spec.get(key)
-    if value is None:
-        return default
-    if not _is_number(value):
-        raise VerifierError(message(f"spec.{key}", repr(value), "a number, 0 or more"))
-    return float(value)
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value < float("inf")
-
-
-def _is_positive(value: Any) -> bool:
-    return _is_number(value) and value > 0
-
-
-_TARGET_FIELDS = (
-    Field("target_tokens", "a number above 0, in tokens", check=_is_positive),
-    Field("target_words", "a number above 0, in words", check=_is_positive),
-    Field("variant", ", ".join(VARIANTS), default="exact", check=lambda value: value in VARIANTS),
-    Field("alpha", "a number, per token or word; null: 1/target", check=_is_number),
-    Field("delta", "a number, of variant max", default=SLACK, check=_is_number),
-    Field("tolerance", "a share of the target", default=0.1, check=_is_number),
-)
-_MODULES = ("assay.verify.style.length", "assay.types")
+_IN_UNITS = "any text; its length in tokens ({0}_tokens) or words ({0}_words)"
+_SHARED: Mapping[str, Any] = {
+    "lane": "inline",
+    "weight": 0.1,
+    "modules": ("assay.verify.style.length", "assay.types"),
+}
 
 LENGTH_TARGET = Verifier(
     name="length_target",
     version=1,
     judge=judge_length_target,
-    check_spec=_needs("target"),
-    lane="inline",
+    check_spec=spec_check(lambda problem: _bounds(problem, TARGET)),
     domain="the distance of a completion's length from a target",
-    fields=_TARGET_FIELDS,
-    accepts="any text; its length in tokens (target_tokens) or words (target_words)",
+    fields=(*TARGET, VARIANT, ALPHA, DELTA, TOLERANCE),
+    accepts=_IN_UNITS.format("target"),
     partial_credit="falls linearly with the distance, from 0 to -1",
-    weight=0.1,
     bounds=(-1.0, 0.0),
     known_errors=known_errors("length_target"),
-    modules=_MODULES,
+    **_SHARED,
 )
 
 LENGTH_IF_CORRECT = Verifier(
     name="length_if_correct",
     version=1,
     judge=judge_length_if_correct,
-    check_spec=_needs("target"),
+    check_spec=LENGTH_TARGET.check_spec,
     takes="verdicts",
-    lane="inline",
     domain="the distance of a correct completion's length from a target; 0 for the others",
-    fields=_TARGET_FIELDS,
-    accepts="any text; its length in tokens (target_tokens) or words (target_words)",
+    fields=LENGTH_TARGET.fields,
+    accepts=LENGTH_TARGET.accepts,
     partial_credit="the first term's score times length_target",
-    weight=0.1,
     bounds=(-1.0, 0.0),
-    modules=_MODULES,
+    **_SHARED,
 )
 
 OVERLONG = Verifier(
     name="overlong",
     version=1,
     judge=judge_overlong,
-    check_spec=_needs("max"),
-    lane="inline",
+    check_spec=spec_check(lambda problem: _bounds(problem, LIMIT)),
     domain="how far a completion ran into the last tokens before a limit",
-    fields=(
-        Field("max_tokens", "a number above 0, in tokens", check=_is_positive),
-        Field("max_words", "a number above 0, in words", check=_is_positive),
-        Field("buffer", "a number above 0, at most the limit; null: a fifth", check=_is_positive),
-    ),
-    accepts="any text; its length in tokens (max_tokens) or words (max_words)",
+    fields=(*LIMIT, BUFFER),
+    accepts=_IN_UNITS.format("max"),
     partial_credit="falls linearly over the buffer, from 0 to -1",
-    weight=0.1,
     bounds=(-1.0, 0.0),
     known_errors=known_errors("overlong"),
-    modules=_MODULES,
+    **_SHARED,
 )
 
 KIMI_LENGTH = Verifier(
@@ -279,11 +248,9 @@ KIMI_LENGTH = Verifier(
     version=1,
     judge=judge_kimi_length,
     takes="verdicts",
-    lane="inline",
     domain="how short a completion is among its siblings",
     accepts="any text; lengths in tokens where all siblings have them, else in characters",
     partial_credit="0.5 for the shortest that is correct, falling to -0.5 for the longest",
-    weight=0.1,
     bounds=(-0.5, 0.5),
-    modules=_MODULES,
+    **_SHARED,
 )

@@ -9,7 +9,6 @@ from itertools import accumulate, groupby
 from operator import and_
 from typing import Any
 
-from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.base import Field, Part, Verifier, known_errors
 
@@ -31,6 +30,22 @@ _SENTENCE_END = re.compile(r"[.!?]+(?=\s)|[。！？]|\n+")
 _INVISIBLE = dict.fromkeys([0xAD, 0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF])
 
 
+def _is_share(value: Any) -> bool:
+    return type(value) in (int, float) and 0.0 <= value < 1.0
+
+
+FIELDS = (
+    Field("allowed", "a share of repeated n-grams", default=ALLOWED, check=_is_share),
+    Field(
+        "ngram",
+        f"a whole number from 2 to 64; null: {NGRAM} words, or {NGRAM_CJK} characters of a text "
+        "without spaces",
+        check=lambda value: type(value) is int and 2 <= value <= 64,
+    ),
+    Field("tolerance", "a share: below it the text passes", default=0.1, check=_is_share),
+)
+
+
 def judge_repetition(problem: Problem, completion: Completion) -> Part:
     """Return minus the share of repetition beyond what honest text has, in [-1, 0].
 
@@ -40,10 +55,7 @@ def judge_repetition(problem: Problem, completion: Completion) -> Part:
     is allowed, then rises linearly to 1, block by block of `BLOCK` words. In fewer than
     `LEAST` words only sentences count, in fewer than `LEAST_SENTENCES` nothing does. Reads ``ngram``, ``allowed`` and ``tolerance`` of the spec.
     """
-    allowed = _share(problem, "allowed", ALLOWED)
-    size: Any = problem.spec.get("ngram", None)
-    if size is not None and not _is_size(size):
-        raise VerifierError(message("spec.ngram", repr(size), "a whole number from 2 to 64"))
+    allowed, size, tolerance = (field.read(problem) for field in FIELDS)
     text = completion.text.translate(_INVISIBLE).casefold()
     units = _UNIT.findall(text)
     if len(units) < LEAST_SENTENCES:
@@ -63,7 +75,7 @@ def judge_repetition(problem: Problem, completion: Completion) -> Part:
     return Part(
         value,
         score=1.0 + value,
-        passed=-value <= _share(problem, "tolerance", 0.1),
+        passed=-value <= tolerance,
         detail=f"{worst.replace('_', ' ')}: {-value:.2f} beyond what is allowed" if value else "",
         components=shares,
     )
@@ -125,36 +137,12 @@ def _sentence_excess(text: str) -> float:
     return max(0.0, (share - ALLOWED_SENTENCES) / (1.0 - ALLOWED_SENTENCES))
 
 
-def _share(problem: Problem, key: str, default: float) -> float:
-    value: Any = problem.spec.get(key, default)
-    if not _is_share(value):
-        raise VerifierError(message(f"spec.{key}", repr(value), "a number from 0 to below 1"))
-    return float(value)
-
-
-def _is_share(value: Any) -> bool:
-    return type(value) in (int, float) and 0.0 <= value < 1.0
-
-
-def _is_size(value: Any) -> bool:
-    return type(value) is int and 2 <= value <= 64
-
-
 REPETITION = Verifier(
     name="repetition",
     version=1,
     judge=judge_repetition,
     domain="loops and repeated sentences in any text, code and tables included",
-    fields=(
-        Field(
-            "ngram",
-            f"a whole number from 2 to 64; null: {NGRAM} words, or {NGRAM_CJK} characters of a text "
-            "without spaces",
-            check=_is_size,
-        ),
-        Field("allowed", "a share of repeated n-grams", default=ALLOWED, check=_is_share),
-        Field("tolerance", "a share: below it the text passes", default=0.1, check=_is_share),
-    ),
+    fields=FIELDS,
     accepts="any text; case, punctuation, white space and invisible characters do not count",
     partial_credit="the share of repetition, from 0 to -1",
     weight=0.1,
