@@ -13,83 +13,25 @@ from assay.verify.programs.setup import tree_of
 from assay.verify.programs.spec import CodeTest
 
 UNSAFE_NAMES = frozenset(("eval", "exec", "compile", "__import__", "breakpoint", "__builtins__"))
-UNSAFE_MODULES = frozenset(
-    (
-        "builtins",
-        "code",
-        "ctypes",
-        "faulthandler",
-        "ftplib",
-        "gc",
-        "http",
-        "importlib",
-        "inspect",
-        "marshal",
-        "mmap",
-        "multiprocessing",
-        "pickle",
-        "pty",
-        "requests",
-        "resource",
-        "shutil",
-        "signal",
-        "socket",
-        "ssl",
-        "subprocess",
-        "tempfile",
-        "tracemalloc",
-        "traceback",
-        "urllib",
-        "webbrowser",
-        "_thread",
-        "atexit",
-        "pathlib",
-        "glob",
-    )
-)
+_UNSAFE_MODULES = """
+    builtins code ctypes faulthandler ftplib gc http importlib inspect marshal mmap
+    multiprocessing pickle pty requests resource shutil signal socket ssl subprocess tempfile
+    tracemalloc traceback urllib webbrowser _thread atexit pathlib glob
+"""
 SAFE_OF_OS = frozenset(("path", "linesep", "sep", "read", "write", "fstat", "name"))
-SAFE_OF_SYS = frozenset(
-    (
-        "argv",
-        "byteorder",
-        "exit",
-        "float_info",
-        "getrecursionlimit",
-        "getsizeof",
-        "hash_info",
-        "int_info",
-        "maxsize",
-        "maxunicode",
-        "set_int_max_str_digits",
-        "setrecursionlimit",
-        "stderr",
-        "stdin",
-        "stdout",
-        "version",
-        "version_info",
-    )
+_SAFE_OF_SYS = """
+    argv byteorder exit float_info getrecursionlimit getsizeof hash_info int_info maxsize
+    maxunicode set_int_max_str_digits setrecursionlimit stderr stdin stdout version
+    version_info
+"""
+_UNSAFE_ATTRIBUTES = """
+    __bases__ __builtins__ __closure__ __code__ __globals__ __mro__ __subclasses__ cr_frame
+    f_back f_builtins f_globals f_locals gi_frame tb_frame
+"""
+UNSAFE_MODULES, UNSAFE_ATTRIBUTES, SAFE_OF_SYS = (
+    frozenset(words.split()) for words in (_UNSAFE_MODULES, _UNSAFE_ATTRIBUTES, _SAFE_OF_SYS)
 )
-UNSAFE_ATTRIBUTES = frozenset(
-    (
-        "__bases__",
-        "__builtins__",
-        "__closure__",
-        "__code__",
-        "__globals__",
-        "__mro__",
-        "__subclasses__",
-        "cr_frame",
-        "f_back",
-        "f_builtins",
-        "f_globals",
-        "f_locals",
-        "gi_frame",
-        "tb_frame",
-    )
-)
-MAX_LITERALS = (
-    2_000_000  # characters of literals that are looked at: a nested one counts at each level
-)
+MAX_LITERALS = 2_000_000  # characters of literals that are read: a nested one at each level
 
 
 def unsafe_calls(tree: ast.Module) -> tuple[str, ...]:
