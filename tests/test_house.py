@@ -72,10 +72,10 @@ BUDGETS = {
     "verify/instructions": 860,
     "verify/judge": 1900,
     "verify/logic": 1790,
-    "verify/programs": 2290,
+    "verify/programs": 2240,
     "verify/redteam": 500,
     "verify/reward_model": 1570,
-    "verify/sandbox": 2880,
+    "verify/sandbox": 2850,
     "verify/serving": 2200,
     "verify/style": 840,
 }

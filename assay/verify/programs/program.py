@@ -6,6 +6,7 @@ import ast
 import re
 import textwrap
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from assay.types import Completion
@@ -133,58 +134,27 @@ def parse(text: str) -> tuple[ast.Module | None, str]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(text)  # not compiled: that can take the power of the depth
-        fault = _misplaced(tree)
     except SyntaxError as error:
         return None, f"{type(error).__name__}: {error.msg} (line {error.lineno})"
     except (ValueError, RecursionError, MemoryError, OverflowError) as error:
         return None, f"{type(error).__name__}: {error}"
-    return (tree, "") if not fault else (None, fault)
+    return tree, ""
 
 
-def _misplaced(tree: ast.Module) -> str:
-    """Return what no compiler would take: a return, yield, break or the like outside its place."""
-    first = True
-    for number, node in enumerate(tree.body):
-        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
-            if not first:
-                return f"SyntaxError: __future__ is not imported first (line {node.lineno})"
-        elif number or not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
-            first = False
-    waiting: list[tuple[ast.AST, bool, bool]] = [(node, False, False) for node in tree.body]
-    while waiting:
-        node, in_function, in_loop = waiting.pop()
-        inside = not in_function and isinstance(node, (ast.Return, ast.Yield, ast.YieldFrom))
-        if inside or (not in_loop and isinstance(node, (ast.Break, ast.Continue))):
-            what = type(node).__name__.lower()
-            return f"SyntaxError: {what} outside its place (line {getattr(node, 'lineno', 0)})"
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            in_function, in_loop = True, False
-        elif isinstance(node, ast.ClassDef):
-            in_function = in_loop = False
-        elif isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
-            waiting += [(each, in_function, in_loop) for each in node.orelse]
-            waiting += [(each, in_function, True) for each in node.body]
-            continue
-        waiting += [(each, in_function, in_loop) for each in ast.iter_child_nodes(node)]
-    return ""
-
-
-def defined_names(tree: ast.Module) -> dict[str, str]:
-    """Return {name: class, function, import or value} of what a module's top level binds."""
-    found: dict[str, str] = {}
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef):
-            found[node.name] = "class"
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            found[node.name] = "function"
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            for alias in node.names:
-                found[(alias.asname or alias.name).partition(".")[0]] = "import"
-        else:
-            for each in ast.walk(node):
-                if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
-                    found[each.id] = "value"
-    return found
+def bound_names(node: ast.AST) -> Iterator[str]:
+    """Yield the names that the top level of a module binds."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        yield node.name
+        return
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    if isinstance(node, ast.ExceptHandler) and node.name:
+        yield node.name
+    if not isinstance(node, ast.Lambda):
+        for child in ast.iter_child_nodes(node):
+            yield from bound_names(child)
 
 
 def last_function(tree: ast.Module | None, preferred: str = "") -> str:
@@ -205,10 +175,10 @@ def _program(text: str, written: str, place: str) -> Program:
 
 def _join(written: str, head: str, entry_point: str, place: str) -> Program:
     alone = _program(written, written, place)
-    if not head:
+    if not head or "from __future__" in written:  # which nothing may precede
         return alone
     root = entry_point.partition(".")[0].removesuffix("()")
-    if alone.tree is not None and (not root or root in defined_names(alone.tree)):
+    if alone.tree is not None and (not root or root in bound_names(alone.tree)):
         whole = _program(head.rstrip("\n") + "\n\n\n" + written, written, place)
         return alone if whole.tree is None else whole
     body = textwrap.indent(textwrap.dedent(written), "    ")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from assay.verify.programs.given import is_tool
-from assay.verify.programs.program import find_block, parse
+from assay.verify.programs.program import bound_names, find_block, parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,22 +133,6 @@ def is_open(node: ast.FunctionDef) -> bool:
         or (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
         for each in node.body
     )
-
-
-def bound_names(node: ast.AST) -> Iterator[str]:
-    """Yield the names that the top level of a module binds."""
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        yield node.name
-        return
-    if isinstance(node, (ast.Import, ast.ImportFrom)):
-        yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
-    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-        yield node.id
-    if isinstance(node, ast.ExceptHandler) and node.name:
-        yield node.name
-    if not isinstance(node, ast.Lambda):
-        for child in ast.iter_child_nodes(node):
-            yield from bound_names(child)
 
 
 @lru_cache(maxsize=4096)

@@ -13,7 +13,8 @@ from assay.errors import VerifierError, message
 from assay.types import Problem
 from assay.verify.base import Field
 from assay.verify.programs.compare import FLOAT_TOLERANCE, STDOUT_RULES
-from assay.verify.programs.setup import bound_names, tree_of
+from assay.verify.programs.program import bound_names
+from assay.verify.programs.setup import tree_of
 
 Check: TypeAlias = Callable[[Any], bool]
 Kind: TypeAlias = Literal["assert", "check", "args", "stdin", "property", "generate"]

@@ -16,7 +16,6 @@ import resource
 import shutil
 import signal
 import socket
-import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable
@@ -118,15 +117,13 @@ class Isolation:
         if self.many_users:
             os.setgroups([])
             os.setresgid(SUBMISSION_UID, SUBMISSION_UID, SUBMISSION_UID)
-        if self.many_users:
             os.setresuid(SUBMISSION_UID, SUBMISSION_UID, SUBMISSION_UID)
         kernel.drop_capabilities()
         os.mkdir("/tmp/work")
         os.chdir("/tmp/work")
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-        kernel.prctl(
-            kernel.PR_SET_DUMPABLE, 0
-        )  # no core, not even to a program that the host names
+        # No core, not even to a program that the host names.
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user clears it
         if self.landlock:
             kernel.landlock(self.landlock, "/tmp")
@@ -161,23 +158,10 @@ class Isolation:
 
 
 def readable_folders() -> list[str]:
-    """The standard library, and the packages that are loaded from elsewhere."""
+    """The standard library."""
     library = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
     library |= {os.path.dirname(os.path.realpath(os.__file__))}
-    folders = {os.path.realpath(path) for path in library if path and os.path.isdir(path)}
-    for name, module in list(sys.modules.items()):
-        place = getattr(module, "__file__", None)
-        if not place or "." in name:
-            continue
-        folder = os.path.dirname(os.path.realpath(place))
-        if not os.path.basename(place).startswith("__init__."):
-            continue
-        if (
-            not any(folder.startswith(each + os.sep) for each in folders)
-            or "site-packages" in folder
-        ):
-            folders |= {each for each in (folder, folder + ".libs") if os.path.isdir(each)}
-    return sorted(folders)
+    return sorted({os.path.realpath(path) for path in library if path and os.path.isdir(path)})
 
 
 def build_root(folders: list[str]) -> None:

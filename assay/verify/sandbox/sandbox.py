@@ -59,8 +59,7 @@ class Sandbox:
     """A place where untrusted Python runs; a context manager, used by one thread at a time.
 
     unsafe: run without walls, where the user waived them: limits of CPU time, memory and output only.
-    preload: modules that every process has imported already. facts: how it isolates.
-    Raises SandboxUnavailable.
+    facts: how it isolates. Raises SandboxUnavailable.
 
     Of `Limits`, ``cpu_seconds`` and ``output_kib`` (of each stream, up to 16 MiB) bound each request;
     ``seconds`` what a process may idle in its whole life, neither running nor waiting for a processor or
@@ -69,12 +68,12 @@ class Sandbox:
 
     facts: dict[str, Any]
 
-    def __init__(self, *, unsafe: bool = False, preload: tuple[str, ...] = PRELOAD) -> None:
+    def __init__(self, *, unsafe: bool = False) -> None:
         if sys.platform != "linux":
             raise SandboxUnavailable(message("sandbox", sys.platform, "Linux"))
         self.broken = False
         self.zygote: subprocess.Popen[bytes] | None = None
-        self.unsafe, self.preload = unsafe, preload
+        self.unsafe = unsafe
         self._start()
         self._probe()
 
@@ -82,8 +81,7 @@ class Sandbox:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         settings = {
             "control": theirs.fileno(),
-            "preload": self.preload,
-            "path": _package_folders(self.preload),
+            "preload": PRELOAD,
             "unsafe": self.unsafe,
             "parent": os.getpid(),
             "uid": os.geteuid(),
@@ -261,15 +259,6 @@ def sandbox_report() -> list[tuple[str, bool, str]]:
     text = f"start {before - started:.2f} s, a program {1000 * (now - before):.1f} ms"
     rows = [("sandbox", works, f"{facts.pop('mode')}; {text}")]
     return rows + [(f"sandbox {name}", True, f"{value}") for name, value in facts.items()]
-
-
-def _package_folders(names: Sequence[str]) -> list[str]:
-    """Where modules that are not of the standard library are found, if one is to be loaded."""
-    if all(name.partition(".")[0] in sys.stdlib_module_names for name in names):
-        return []
-    return [
-        path for path in sys.path if path and Path(path).name in ("site-packages", "dist-packages")
-    ]
 
 
 def _map_users(pid: int) -> str:

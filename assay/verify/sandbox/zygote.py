@@ -115,15 +115,13 @@ def main() -> None:
 
     sys.modules[PACKAGE] = types.ModuleType(PACKAGE)
     modules = {name: load(name) for name in SIBLINGS}
-    if modules[
-        "kernel"
-    ].same_addresses():  # sets of objects are walked in the order of their addresses
+    # Sets of objects are walked in the order of their addresses.
+    if modules["kernel"].same_addresses():
         os.execv(sys.executable, sys.orig_argv)
     isolation = modules["isolation"].Isolation(settings, ask)
     isolation.separate()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker decides
     add_site_names()
-    sys.path += settings["path"]
     for name in settings["preload"]:
         importlib.import_module(name)
     for name in LIBRARIES:

@@ -65,6 +65,7 @@ def test_nested_blocks_are_not_compiled_here() -> None:
     assert growth(read, 20) < LINEAR
 
 
+@pytest.mark.usefixtures("sandboxed")
 @pytest.mark.parametrize(
     "text",
     [
@@ -74,8 +75,9 @@ def test_nested_blocks_are_not_compiled_here() -> None:
         "for x in y:\n    def f(): continue",
     ],
 )
-def test_what_stands_outside_its_place_is_no_program(text: str) -> None:
-    assert parse(text)[0] is None
+def test_what_stands_outside_its_place_does_not_compile(text: str) -> None:
+    part = judge({"entry_point": "f", "tests": [{"args": [1], "expected": 1}]}, text)
+    assert part.passed is False and part.components["compile_error"] == 1.0
 
 
 @pytest.mark.usefixtures("sandboxed")

@@ -398,15 +398,6 @@ def test_a_zygote_that_died_is_replaced(limits: Limits, sandbox: Sandbox) -> Non
             pytest.fail("no new zygote")
 
 
-@pytest.mark.parametrize("preload", [("math",), ("numpy",)])
-def test_preloaded_modules_are_there(limits: Limits, sandbox: Sandbox, preload: tuple[str]) -> None:
-    pytest.importorskip(preload[0])
-    source = f"import {preload[0]} as m\nprint(m.sqrt(4.0))"
-    with Sandbox(preload=preload) as own:
-        outcome = own.run(source, "", limits)
-    assert outcome.stdout == "2.0\n", outcome
-
-
 def test_a_worker_that_got_no_processor_does_not_blame_the_submission(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
