@@ -16,12 +16,10 @@ from functools import cache
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from assay.generate.compiled_cache import LANES, CompiledCache
-from assay.generate.kv_cache import Extent
-from assay.generate.lean import LeanForward
+from assay.generate.lean import Attend, LeanForward, Norm
 from assay.model.family import Layer, NotLean
 from assay.run.environment import c_compiler
 from assay.run.files import state_folder
@@ -104,25 +102,6 @@ class CompiledForward(LeanForward):
         super().refresh(num_rows)
         self._told_of = ()
 
-    def decode(self, tokens_S: Tensor, positions_S: Tensor, extent: Extent) -> Tensor:
-        """Feed one token a slot and return the logits [S, V] of the next."""
-        self.reach(extent)
-        if self._told_of != (memory := self.memory()):
-            self._told, self._told_of = (
-                [self._tell(layer) for layer in self._decoder.layers],
-                memory,
-            )
-        self.cache.begin_step(positions_S)
-        hidden_SD = F.embedding(tokens_S, self._decoder.embedding)
-        added_SD = None
-        for index, (layer, products) in enumerate(self._layers()):
-            normed_SD = self._add_norm(hidden_SD, added_SD, layer.attention_norm)
-            attended = self._attend(index, products.query_key_value(normed_SD))
-            normed_SD = self._add_norm(hidden_SD, products.output(attended), layer.mlp_norm)
-            added_SD = products.down(self._silu_product(products.gate_up(normed_SD)))
-        assert self._products is not None, "refresh() comes first"
-        return self._products.head(self._add_norm(hidden_SD, added_SD, self._decoder.final_norm))
-
     def _tell(self, layer: Layer) -> _Layer:
         width, scale = self._decoder.width, self._decoder.scale
         heads, queries = len(layer.key[0]) // width, len(layer.query[0]) // len(layer.key[0])
@@ -134,7 +113,7 @@ class CompiledForward(LeanForward):
             *(self._cos_KD.data_ptr(), self._sin_KD.data_ptr()),
         )
 
-    def _add_norm(self, hidden: Tensor, added: Tensor | None, norm: tuple[Tensor, float]) -> Tensor:
+    def _add_norm(self, hidden: Tensor, added: Tensor | None, norm: Norm) -> Tensor:
         """Add to ``hidden`` in place, and return its root-mean-square norm."""
         weight, epsilon = norm
         normed = torch.empty_like(hidden)
@@ -148,24 +127,33 @@ class CompiledForward(LeanForward):
         )
         return normed
 
-    def _silu_product(self, gate_up: Tensor) -> Tensor:
+    def _gated(self, gate_up: Tensor) -> Tensor:
         """Return silu(gate) * up of rows that hold both, one behind the other."""
         rows, both = gate_up.shape
         result = gate_up.new_empty(rows, both // 2)
         self._functions.silu_product(gate_up.data_ptr(), rows, both // 2, result.data_ptr())
         return result
 
-    def _attend(self, index: int, fused: Tensor) -> Tensor:
-        """Rotate queries and keys, store keys and values, and return what each row attends to."""
-        told, rows = self._told[index], fused.shape[0]
-        result = fused.new_empty(rows, told.heads * told.queries * told.width)
-        parts = (self.cache.positions_S, *self.cache.stores(index), result)
-        addresses = [part.data_ptr() for part in parts]
-        outside = self._functions.attend(ctypes.byref(told), rows, fused.data_ptr(), *addresses)
-        assert not outside, "a position beyond the room that was made"
-        return result
+    def _step_attention(self, positions_S: Tensor) -> Attend:
+        """Return what attends in each layer of a step: rotates, stores, and weighs by row, in C."""
+        if self._told_of != (memory := self.memory()):
+            layers = self._decoder.layers
+            self._told, self._told_of = [self._tell(layer) for layer in layers], memory
+        positions = self.cache.positions_S.data_ptr()
 
-    def _norms(self) -> Iterator[tuple[Tensor, float]]:
+        def attend(index: int, layer: Layer, fused: Tensor) -> Tensor:
+            told, rows = self._told[index], fused.shape[0]
+            result = fused.new_empty(rows, told.heads * told.queries * told.width)
+            addresses = [part.data_ptr() for part in (*self.cache.stores(index), result)]
+            outside = self._functions.attend(
+                ctypes.byref(told), rows, fused.data_ptr(), positions, *addresses
+            )
+            assert not outside, "a position beyond the room that was made"
+            return result
+
+        return attend
+
+    def _norms(self) -> Iterator[Norm]:
         yield self._decoder.final_norm
         for layer in self._decoder.layers:
             norms = (layer.attention_norm, layer.mlp_norm, layer.query_norm, layer.key_norm)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from assay.generate.kv_cache import Prompt, Room
+from assay.generate.kv_cache import Extent, Prompt, Room
 
 LANES = 16  # tokens of a vector in decode_step.c
 
@@ -101,7 +101,7 @@ class CompiledCache:
         self._pointers_LS2 = self._pointers_LS2[:, slots].contiguous()
         self._held = [self._held[slot] for slot in slots.tolist()]
 
-    def begin_step(self, positions_S: Tensor) -> None:
+    def begin_step(self, positions_S: Tensor, extent: Extent) -> None:
         """Expect one token for each slot, at its position; an idle slot's is anywhere."""
         self.positions_S = torch.maximum(positions_S, self.prompt_length_S)
 

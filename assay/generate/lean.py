@@ -7,8 +7,8 @@ unknown part (LoRA, quantization) makes it refuse, and the module's own forward 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,10 @@ from assay.generate.kv_cache import BLOCK, Extent, SlotCache
 from assay.generate.products import LayerProducts, Products, fingerprint
 from assay.generate.shared_prompt import SharedPromptCache
 from assay.model.family import Decoder, Layer, NotLean, rotate
+
+Norm: TypeAlias = tuple[Tensor, float]
+Attend: TypeAlias = Callable[[int, Layer, Tensor], Tensor]
+"""Of a layer's number, the layer, and fused queries, keys and values: what its tokens attend to."""
 
 
 class LeanForward:
@@ -62,43 +66,28 @@ class LeanForward:
 
     def prefill(self, tokens_L: Tensor) -> Tensor:
         """Take a prompt's keys and values down in the cache and return its last logits [V]."""
-        length = len(tokens_L)
+        length, scale = len(tokens_L), self._decoder.scale
         self._grow_rotary(length)
         cos, sin = self._cos_KD[:length, None], self._sin_KD[:length, None]
         self.cache.begin_prompt()
-        hidden_LD = F.embedding(tokens_L, self._decoder.embedding)
-        for index, (layer, products) in enumerate(self._layers()):
-            query, key, value = (
-                t.transpose(0, 1)[None]
-                for t in self._projections(layer, products, hidden_LD, cos, sin)
-            )
+
+        def attend(index: int, layer: Layer, fused: Tensor) -> Tensor:
+            heads = self._rotated(layer, fused, cos, sin)
+            query, key, value = (t.transpose(0, 1)[None] for t in heads)
             self.cache.keep(index, key, value)
             attended = F.scaled_dot_product_attention(
-                query, key, value, is_causal=True, scale=self._decoder.scale, enable_gqa=True
+                query, key, value, is_causal=True, scale=scale, enable_gqa=True
             )
-            attended_LD = attended[0].transpose(0, 1).reshape(length, -1)
-            _finish(layer, products, hidden_LD, attended_LD)
-        return self._logits(hidden_LD[-1:])[0]
+            return attended[0].transpose(0, 1).reshape(length, -1)
+
+        hidden_LD, added_LD = self._through_layers(tokens_L, attend)
+        return self._logits(hidden_LD[-1:], added_LD[-1:])[0]
 
     def decode(self, tokens_S: Tensor, positions_S: Tensor, extent: Extent) -> Tensor:
         """Feed one token a slot and return the logits [S, V] of the next."""
         self.reach(extent)
         self.cache.begin_step(positions_S, extent)
-        cos = self._cos_KD.index_select(0, positions_S)[:, None]
-        sin = self._sin_KD.index_select(0, positions_S)[:, None]
-        hidden_SD = F.embedding(tokens_S, self._decoder.embedding)
-        num_slots, width = len(tokens_S), self._decoder.width
-        for index, (layer, products) in enumerate(self._layers()):
-            query, key, value = self._projections(layer, products, hidden_SD, cos, sin)
-            attended = self.cache.attend(
-                index,
-                query.reshape(num_slots * key.shape[1], -1, width),
-                key.reshape(-1, width),
-                value.reshape(-1, width),
-                self._decoder.scale,
-            )
-            _finish(layer, products, hidden_SD, attended.view(num_slots, -1))
-        return self._logits(hidden_SD)
+        return self._logits(*self._through_layers(tokens_S, self._step_attention(positions_S)))
 
     def reach(self, extent: Extent) -> None:
         """Tabulate what a step of this extent looks up."""
@@ -113,17 +102,53 @@ class LeanForward:
         assert self._products is not None, "refresh() comes first"
         return zip(self._decoder.layers, self._products.layers, strict=True)
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        assert self._products is not None, "refresh() comes first"
-        return self._products.head(_normalize(hidden, self._decoder.final_norm))
+    def _through_layers(self, tokens: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
+        """Return the residual stream before the last layer's MLP, and what that adds to it."""
+        hidden, added = F.embedding(tokens, self._decoder.embedding), None
+        for index, (layer, products) in enumerate(self._layers()):
+            normed = self._add_norm(hidden, added, layer.attention_norm)
+            attended = attend(index, layer, products.query_key_value(normed))
+            normed = self._add_norm(hidden, products.output(attended), layer.mlp_norm)
+            added = products.down(self._gated(products.gate_up(normed)))
+        assert added is not None, "a model without layers"
+        return hidden, added
 
-    def _projections(
-        self, layer: Layer, products: LayerProducts, hidden: Tensor, cos: Tensor, sin: Tensor
+    def _logits(self, hidden: Tensor, added: Tensor) -> Tensor:
+        assert self._products is not None, "refresh() comes first"
+        return self._products.head(self._add_norm(hidden, added, self._decoder.final_norm))
+
+    def _add_norm(self, hidden: Tensor, added: Tensor | None, norm: Norm) -> Tensor:
+        """Add to ``hidden`` in place, and return its norm."""
+        if added is not None:
+            hidden += added
+        return _normalize(hidden, norm)
+
+    def _gated(self, gate_up: Tensor) -> Tensor:
+        """Return silu(gate) * up of rows that hold both, one behind the other."""
+        gate, up = gate_up.chunk(2, -1)
+        return F.silu(gate).mul_(up)
+
+    def _step_attention(self, positions_S: Tensor) -> Attend:
+        """Return what attends in each layer of a step: one token a slot, to what the slot may see."""
+        cos = self._cos_KD.index_select(0, positions_S)[:, None]
+        sin = self._sin_KD.index_select(0, positions_S)[:, None]
+        num_slots, width, scale = len(positions_S), self._decoder.width, self._decoder.scale
+        cache = self.cache
+
+        def attend(index: int, layer: Layer, fused: Tensor) -> Tensor:
+            query, key, value = self._rotated(layer, fused, cos, sin)
+            query = query.reshape(num_slots * key.shape[1], -1, width)
+            key, value = key.reshape(-1, width), value.reshape(-1, width)
+            return cache.attend(index, query, key, value, scale).view(num_slots, -1)
+
+        return attend
+
+    def _rotated(
+        self, layer: Layer, fused: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value of each token as [tokens, heads, D], rotated."""
-        rows, width = len(hidden), self._decoder.width
-        fused = products.query_key_value(_normalize(hidden, layer.attention_norm))
-        fused = fused.view(rows, -1, width)
+        width = self._decoder.width
+        fused = fused.view(len(fused), -1, width)
         num_queries, num_keys = len(layer.query[0]) // width, len(layer.key[0]) // width
         value = fused[:, num_queries + num_keys :]
         if layer.query_norm and layer.key_norm:
@@ -141,18 +166,11 @@ class LeanForward:
         self._cos_KD, self._sin_KD = self._decoder.rotations(size)
 
 
-def _normalize(hidden: Tensor, norm: tuple[Tensor, float]) -> Tensor:
+def _normalize(hidden: Tensor, norm: Norm) -> Tensor:
     """Root-mean-square norm, rounded where the modules round: in bfloat16 the learner's bits matter."""
     weight, epsilon = norm
     normed = F.rms_norm(hidden.float(), (weight.shape[0],), None, epsilon)
     return normed.to(hidden.dtype).mul_(weight)
-
-
-def _finish(layer: Layer, products: LayerProducts, hidden: Tensor, attended: Tensor) -> None:
-    """Add the rest of a layer to ``hidden``, in place: the output map and the gated MLP."""
-    hidden += products.output(attended)
-    gate, up = products.gate_up(_normalize(hidden, layer.mlp_norm)).chunk(2, -1)
-    hidden += products.down(F.silu(gate).mul_(up))
 
 
 def kv_mib_of_a_block(model: Any) -> float:

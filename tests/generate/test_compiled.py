@@ -120,7 +120,7 @@ def test_norms_and_gates_are_those_of_tensor_operations(dtype: torch.dtype) -> N
     )
     gate_up = 20 * torch.randn(700, 160, generator=dice).to(dtype)
     gate, up = gate_up.chunk(2, -1)
-    torch.testing.assert_close(forward._silu_product(gate_up), F.silu(gate) * up)
+    torch.testing.assert_close(forward._gated(gate_up), F.silu(gate) * up)
 
 
 def test_what_is_no_number_stays_none() -> None:
@@ -128,7 +128,7 @@ def test_what_is_no_number_stays_none() -> None:
         forward = CompiledForward(wide_model(dtype=dtype))
         hidden = torch.full((1, 96), float("nan"), dtype=dtype)
         assert forward._add_norm(hidden, None, (hidden[0].clone(), 1e-5)).isnan().all()
-        assert forward._silu_product(torch.full((1, 160), float("nan"), dtype=dtype)).isnan().all()
+        assert forward._gated(torch.full((1, 160), float("nan"), dtype=dtype)).isnan().all()
 
 
 def test_siblings_share_their_prompt_and_nothing_is_rounded_up_far() -> None:
