@@ -58,7 +58,7 @@ def train(
     trust_run: bool = False,
     quiet: bool = False,
 ) -> TrainResult:
-    """Train as ``config`` says (a TOML file, a tree of plain values or a `TrainConfig`), or go on with a run.
+    """Train as ``config`` says (a TOML file, a tree or a `TrainConfig`), or go on with a run.
 
     trust_run: import what the configuration of a run from elsewhere names, on resume.
     Raises UserError where the input is wrong, RunStopped where a guard stopped the run, DiskFull,
@@ -89,7 +89,7 @@ def train(
 
 
 def run_stage(stage: Stage) -> TrainResult:
-    """Run one stage, or go on with its run; returns what it made, and where. Raises as `train` does."""
+    """Run one stage; returns what it made, and where. Raises as `train` does."""
     if stage.resume is None:
         check_folder(Path(stage.config.run.directory), "run.directory")
     stage = replace(stage, config=settled(stage.config))
@@ -103,9 +103,10 @@ def run_stages(
 ) -> list[TrainResult]:
     """Run stages one after the other; returns the result of each that was run.
 
-    A stage that ``follows`` starts from the checkpoint of the stage before it. The list ends behind a
-    stage that was interrupted or ran out of time. runs: directories in which the first stages began
-    before; a finished one is read, any other goes on. say: is told the title of each stage.
+    A stage that ``follows`` starts from the checkpoint of the stage before it. The list ends
+    behind a stage that was interrupted or ran out of time. runs: directories in which the first
+    stages began before; a finished one is read, any other goes on. say: is told the title of each
+    stage.
     """
     results: list[TrainResult] = []
     for number, stage in enumerate(stages):
@@ -143,12 +144,12 @@ def _runner(config: TrainConfig) -> Callable[[Stage], Path]:
 
 
 class HowToSample(TypedDict, total=False):
-    """How a command samples from a model, and judges; what is left out is as the model's run had it.
+    """How a command samples from a model and judges; what is left out is as its run had it.
 
     max_tokens: the longest completion. verifier: of rows that name none. overrides: of the
     configuration, as ``rl.steps=20``. allow: Python code that rows may name as their verifier.
-    trust_run: import what a run from elsewhere names. seed: 0 where it is left out. device: ``cpu``,
-    ``cuda`` or ``cuda:1``.
+    trust_run: import what a run from elsewhere names. seed: 0 where it is left out. device:
+    ``cpu``, ``cuda`` or ``cuda:1``.
     """
 
     max_tokens: int | None
@@ -171,7 +172,7 @@ def evaluate_model(
     quiet: bool = False,
     **how: Unpack[HowToSample],
 ) -> Evaluation:
-    """Measure a model (a folder, a hub name, or a checkpoint as `find_checkpoint` names it) on problems.
+    """Measure a model on problems: a folder, a hub name, or a name for `find_checkpoint`.
 
     A run's own configuration says how prompts are rendered. out: a JSONL file that gets every
     completion with its verdict. quiet: do not show how far it is. how: see `HowToSample`.
@@ -307,7 +308,7 @@ def read_config(config: Configured, overrides: Sequence[str]) -> TrainConfig:
 
 
 def checkpoint_of(model: str) -> Path | None:
-    """Return the checked folder of the checkpoint that a name stands for, and say which it is; None of others.
+    """Return the folder of the checkpoint that a name stands for, and say it; None of other names.
 
     See `find_checkpoint`, whose errors are raised.
     """
@@ -318,12 +319,12 @@ def checkpoint_of(model: str) -> Path | None:
 
 
 def settled(config: TrainConfig) -> TrainConfig:
-    """Return the configuration with what a run settles at its start: checkpoints' folders, the engine's slots."""
+    """Return the configuration with its checkpoints' folders and the engine's slots."""
     return with_slots(with_checkpoint(config), config.completions_a_step)
 
 
 def with_checkpoint(config: TrainConfig) -> TrainConfig:
-    """Return the configuration with names of checkpoints replaced by their folders: ``model.path``, ``critic.path``."""
+    """Return the configuration with folders in place of checkpoints' names."""
     changed: dict[str, Any] = {}
     for name in ("model", "critic"):
         section = getattr(config, name)

@@ -34,7 +34,7 @@ def open_config(
     allow: Sequence[str] = (),
     trust_run: bool = False,
 ) -> TrainConfig:
-    """Return a run's configuration as it was written; raises RunError where it needs consent that it lacks.
+    """Return a run's configuration; raises RunError where it needs consent that it lacks.
 
     used: the keys and sections that the command reads; None: all. overrides: the user's own values,
     which the command reads in their place. allow: Python code that may be imported.
@@ -67,7 +67,7 @@ def open_config(
 
 
 def powers_of(config: TrainConfig) -> Iterator[tuple[str, str]]:
-    """Yield each key by which a configuration can do harm, with the Python name that stands there or ""."""
+    """Yield each key by which a configuration can do harm, with its Python name or ""."""
     for key, source in _sources(config):
         name = python_name(source)
         # What ships with Assay and is not declared as a source is refused when it is opened.

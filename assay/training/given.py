@@ -1,4 +1,4 @@
-"""Data that is learned from as it is given: completions as tokens, and the steps that they are dealt into."""
+"""Data that is learned from as it is given: completions as tokens, and their steps."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ BAD = Verdict.of_score(0.0, "given@1")
 class Schedule:
     """Which rows each step learns from, fixed before the first: the state is the step alone.
 
-    Every pass is a fresh seeded shuffle. A step takes rows until their sizes add up to ``per_step``;
-    without sizes every row counts 1.
+    Every pass is a fresh seeded shuffle. A step takes rows until their sizes add up to
+    ``per_step``; without sizes every row counts 1.
     """
 
     def __init__(

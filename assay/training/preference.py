@@ -1,10 +1,10 @@
-"""Learning from preferences: `preference_step`, and a whole run of it, from given pairs or on-policy."""
+"""Learning from preferences: `preference_step`, and a run of it, from given or sampled pairs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +60,7 @@ from assay.types import Group, Problem
 from assay.verify.service import VerifierService
 
 WEIGHT_RATIOS = (1.0, 1.5)
-"""The weights of all desirable and of all undesirable completions should have a ratio between these (Ethayarajh et al. 2024, on its two weights)."""
+"""KTO asks for this ratio of all desirable to all undesirable weight (Ethayarajh et al. 2024)."""
 
 Draw = Callable[[int], PreferenceBatch | None]
 """Return the pairs of a step, with what the reference says of them; None where there are none."""
@@ -129,7 +129,7 @@ def run_preference(stage: Stage) -> Path:
 
 
 def beta_at(step: int, settings: PreferenceConfig, row: Preference) -> float:
-    """Return beta after ``step`` steps: linear between the points of the schedule, constant outside."""
+    """Return beta after ``step`` steps: linear between the schedule's points, constant outside."""
     if not settings.beta_schedule:
         return row.beta
     steps, betas = zip(*settings.beta_schedule, strict=True)
@@ -137,7 +137,7 @@ def beta_at(step: int, settings: PreferenceConfig, row: Preference) -> float:
 
 
 def nothing_learned(learner: PreferenceLearner) -> Update:
-    """Return the update of a step whose rollouts could not be told apart: no optimizer step is taken."""
+    """Return the update of a step without pairs: no optimizer step is taken."""
     unit = "pairs" if learner.row.paired else "completions"
     return Update({f"preference/{unit}": 0.0, **step_metrics([])}, learner.policy_version)
 
@@ -153,9 +153,9 @@ def warn_of_fall(loop: PreferenceLoop) -> None:
     loop.warned = True
     loop.run.event("chosen_fell", nats_per_token=change)
     loop.run.note(
-        f"warning: chosen completions have lost {-change:.2f} nats a token since the start: the margin is"
-        " learned at their cost; lower optimizer.learning_rate, raise preference.beta, or set"
-        " preference.nll_weight"
+        f"warning: chosen completions have lost {-change:.2f} nats a token since the start: the"
+        " margin is learned at their cost; lower optimizer.learning_rate, raise preference.beta, or"
+        " set preference.nll_weight"
     )
 
 
@@ -174,8 +174,8 @@ class _Opening:
     def given(self) -> PreferenceLoop:
         """Open pairs that are there already, and score them by the policy at the start, once.
 
-        On resume the policy is the one at the start until the run is attached. So what the reference
-        table lacks is scored as it would have been then.
+        On resume the policy is the one at the start until the run is attached. So what the
+        reference table lacks is scored as it would have been then.
         """
         settings, row, bench = self.settings, self.row, self.bench
         examples, notes = open_examples(bench, settings.pairs, settings, row)
@@ -293,14 +293,15 @@ class _Opening:
     def _repeats(
         self, examples: Sequence[Example], heldout: Sequence[Example], problems: Sequence[Problem]
     ) -> Iterator[str]:
-        """Say how many held-out prompts are also learned from; what is found on them is worth less."""
+        """Say how many held-out prompts are also learned from: these measure nothing new."""
         learned = {one.group.prompt.tokens.tobytes() for one in examples}
         pairs = [one.group.prompt.tokens.tobytes() for one in heldout]
         asked = [self.bench.renderer.render(one).tokens.tobytes() for one in problems]
         for noun, prompts in (("pairs", pairs), ("problems", asked)):
             repeated = sum(prompt in learned for prompt in prompts)
             if repeated:
-                yield f"{repeated} of {len(prompts)} held-out {noun} have a prompt that is learned from"
+                of = f"{repeated} of {len(prompts)}"
+                yield f"{of} held-out {noun} have a prompt that is learned from"
 
     def _sampled_layout(self, problems: Problems) -> LayoutChoice:
         """Choose the layout by the lengths of prompts; completions count as half of the longest."""
@@ -324,22 +325,12 @@ def _schedule(num_examples: int, settings: PreferenceConfig, seed: int) -> Sched
 
 def choose_preference(settings: PreferenceConfig) -> Preference:
     """Return the configured row of the table; raises ConfigError where it cannot work."""
-    names = (
-        "beta",
-        "label_smoothing",
-        "robust",
-        "reference_free",
-        "length_normalized",
-        "margin",
-        "nll_weight",
-        "desirable_weight",
-        "undesirable_weight",
-    )
+    names = {field.name for field in fields(Preference)} & type(settings).model_fields.keys()
     return preference(settings.method, **{name: getattr(settings, name) for name in names})
 
 
 def read_rows(config: TrainConfig, verifiers: VerifierService) -> Problems:
-    """Open the problems, and look at every given pair: what is wrong with a row is told before a model is loaded."""
+    """Open the problems or check every given pair, before a model is loaded."""
     settings = config.preference
     assert settings is not None
     if not settings.pairs:
@@ -362,7 +353,7 @@ def pairwise_judge(config: TrainConfig) -> PairwiseVerifiers | None:
 def first_look(
     bench: Bench, settings: PreferenceConfig, rows: Problems
 ) -> tuple[Problem, list[str], bool]:
-    """Open what a run would learn from: its first problem, a line a finding, whether a reference is held."""
+    """Return the first problem, a line for each finding, and whether a reference is held."""
     row = choose_preference(settings)
     told = f"{row.name}: {row.paper}, {row.equation}"
     if not settings.pairs:
@@ -395,7 +386,7 @@ def open_examples(
 def groups_to_score(
     steps: Iterator[Sequence[Example]], examples: Sequence[Example], row: Preference
 ) -> Iterator[Group]:
-    """Yield every group whose reference log-probabilities are needed: examples, then each step's mismatches."""
+    """Yield every group that the reference must score: examples, then each step's mismatches."""
     for example in examples:
         yield example.group
     if not row.paired:
@@ -404,7 +395,7 @@ def groups_to_score(
 
 
 def pair_layout(bench: Bench, examples: Sequence[Example]) -> LayoutChoice:
-    """Prove on the loaded model that shared prompts equal plain ones, and choose for pairs of this length."""
+    """Prove that shared prompts equal plain ones, and choose for pairs of this length."""
     completions = [len(each.tokens) for one in examples for each in one.group.completions]
     group_size = int(np.median([len(one.group.completions) for one in examples]))
     return probe_layouts(

@@ -87,8 +87,9 @@ def chosen_pairs(
 ) -> list[tuple[int, int]]:
     """Return (better, worse) indices, each completion in one pair at most.
 
-    best_worst: the highest reward with the lowest, the second with the second lowest, and so on, as
-    long as they differ. random: completions that passed with others that did not, in a random order.
+    best_worst: the highest reward with the lowest, the second with the second lowest, and so on,
+    as long as they differ. random: completions that passed with others that did not, in a random
+    order.
     """
     if settings.choose == "random":
         right = rng.permutation([n for n in judged if verdicts[n].correct]).astype(int).tolist()
@@ -102,10 +103,10 @@ def chosen_pairs(
 
 
 def mismatched(examples: Sequence[Example]) -> list[Group]:
-    """Return each prompt with the completion of a next example, for KTO's reference point; none of fewer than two.
+    """Return each prompt with the completion of a next example; none of fewer than two examples.
 
-    (x_1, y_2), (x_2, y_3), ..., (x_m, y_1) as KTO has it. Examples of the same prompt are passed over
-    where there are others, since their completions do not mismatch.
+    (x_1, y_2), (x_2, y_3), ..., (x_m, y_1) as KTO has it. Examples of the same prompt are passed
+    over where there are others, since their completions do not mismatch.
     """
     count = len(examples)
     groups: list[Group] = []
@@ -164,7 +165,7 @@ class ExampleReader:
         return found[:limit], notes
 
     def render(self, preferences: Sequence[Pair | Labelled]) -> list[Example]:
-        """Render pairs and labelled completions; a pair is two examples to a method that learns from labels.
+        """Render pairs and labelled completions; a method of labels takes a pair apart.
 
         Raises DataError for one that is too long, for two completions of the same tokens, and for a
         labelled completion where pairs are needed.
@@ -211,8 +212,8 @@ class ExampleReader:
     def read_judged(self, source: str) -> list[Example]:
         """Return what the judged groups of a source teach.
 
-        Raises DataError where it has no rollouts, its tokens are another tokenizer's, a completion is
-        too long, or nothing in it can be told apart.
+        Raises DataError where it has no rollouts, its tokens are another tokenizer's, a completion
+        is too long, or nothing in it can be told apart.
         """
         found: list[Example] = []
         groups = self._of_run(source) if source.startswith(RUN_PREFIX) else self._of_file(source)
@@ -259,7 +260,7 @@ class ExampleReader:
                     yield f"{source} step {step} {group.id}", group, verdicts
 
     def _check_tokenizer(self, group: Group, source: str) -> None:
-        """Raise DataError where the prompt's text gives other tokens here; a BOS may stand before them."""
+        """Raise DataError where the prompt's text gives other tokens here; a BOS may come first."""
         tokenizer: Any = self.renderer.tokenizer
         expected = list(tokenizer.encode(group.prompt.text, add_special_tokens=False))
         found = group.prompt.tokens.tolist()
@@ -286,7 +287,7 @@ class ExampleReader:
 
 
 def _read_row(row: Any, where: str, renderer: PromptRenderer) -> tuple[str, Completion, Verdict]:
-    """Return a rendered prompt, a completion and its verdict from a row that ``assay eval --out`` wrote."""
+    """Return prompt, completion and verdict from a row that ``assay eval --out`` wrote."""
     keys = copy_row(row, where)
     for key in ("prompt", "completion"):
         if not isinstance(keys.get(key), str):

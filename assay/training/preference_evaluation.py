@@ -45,7 +45,7 @@ def evaluate_pairs(learner: PreferenceLearner, pairs: PreferenceBatch, kind: str
 
 
 def accuracy_error(accuracy: float, num_chosen: int, num_rejected: int = 0) -> float:
-    """Return the standard error of a share of pairs, or of the area under a curve where both counts are given."""
+    """Return the standard error of a share; with both counts, of the area under a curve."""
     variance = accuracy * (1 - accuracy)
     if num_rejected:
         above, below = accuracy / (2 - accuracy), 2 * accuracy**2 / (1 + accuracy)

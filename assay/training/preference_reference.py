@@ -1,4 +1,4 @@
-"""What the reference policy says of preferences: kept in a table in the run, or asked at every step."""
+"""What the reference policy says of preferences: a table in the run, or asked at each step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pack_examples(
     learner: PreferenceLearner,
     reference: Callable[[Sequence[Group], Batch], Tensor] | None,
 ) -> PreferenceBatch:
-    """Return examples as a batch, with the log-probability of each row, [R], under the reference."""
+    """Return examples as a batch; reference: gives the log-probability of each row, [R]."""
     groups = [example.group for example in examples]
     batch = pack(groups, [example.verdicts for example in examples], learner.device)
     if reference is None:
@@ -55,8 +55,8 @@ def _packed(groups: Sequence[Group], device: torch.device) -> Batch:
 class ReferenceTable:
     """log pi_ref(y|x) by what prompt and completion hold, in one file of the run's folder.
 
-    What is in the file is not computed again. Groups are scored in parts of a fixed size, and the file
-    always holds whole parts, so that a killed run goes on to the same numbers.
+    What is in the file is not computed again. Groups are scored in parts of a fixed size, and the
+    file always holds whole parts, so that a killed run goes on to the same numbers.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -76,7 +76,7 @@ class ReferenceTable:
         return len(self._known)
 
     def fill(self, groups: Iterable[Group], score: Score, device: torch.device) -> int:
-        """Score the groups that are missing, by the policy as it is now; returns how many rows that were."""
+        """Score missing groups by the policy as it is now; returns the number of rows."""
         before, saved = len(self._known), time.monotonic()
         for part in _parts(groups, GROUPS_AT_ONCE):
             missing = [group for group in part if any(k not in self._known for k in keys_of(group))]
@@ -107,7 +107,7 @@ class ReferenceTable:
 
 
 def keys_of(group: Group) -> list[bytes]:
-    """Return what names each completion with its prompt: a hash of their tokens and of what was sampled."""
+    """Return a key of each completion: a hash of all that its score depends on."""
     keys: list[bytes] = []
     for completion in group.completions:
         digest = hashlib.blake2b(digest_size=16)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,6 @@ from assay.training import api
 from assay.training.stage import Stage
 
 PROBLEMS = "assay.data.tasks:chain_sums?num_terms=4"
-TRACES = "assay.data.tasks:imperfect_traces?num_terms=4&corrupted=0.15&guessed=0.55&bare=1"
 NUM_HELDOUT = 200
 MAX_TOKENS = 48
 PRESENTATION = {"template": "base", "prompt_template": "{question}", "think": "free"}
@@ -144,44 +145,21 @@ def make_model(folder: Path, seed: int) -> Path:
 
 def cold_start(directory: Path, model: Path, seed: int) -> dict[str, Any]:
     """Return the configuration of the demo's supervised stage."""
-    return {
-        "run": {"name": "demo-cold-start", "directory": str(directory), "seed": seed},
-        "model": {"path": str(model)},
-        "data": PRESENTATION,
-        "sampling": {"max_tokens": MAX_TOKENS},
-        # Small steps: these reach the loss of 60 000 traces in steps of 1600 tokens.
-        "sft": {"traces": [f"{TRACES}&size=36000&seed={seed}"], "tokens_per_step": 450},
-        "optimizer": {
-            "learning_rate": 2e-3,
-            "warmup_steps": 50,
-            "schedule": "linear",
-            "final_fraction": 0.05,
-        },
-        "checkpoint": {"every": 1_000_000, "keep_last": 1},
-    }
+    return _configured("cold_start", "sft", ("traces",), directory, str(model), seed)
 
 
 def reinforce(directory: Path, checkpoint: str, seed: int) -> dict[str, Any]:
     """Return the configuration of the demo's reinforcement stage."""
-    return {
-        "run": {"name": "demo", "directory": str(directory), "seed": seed},
-        "model": {"path": checkpoint},
-        "data": {
-            **PRESENTATION,
-            "train": [f"{PROBLEMS}&split=train&size=20000&seed={seed}"],
-            "heldout": [f"{PROBLEMS}&split=heldout&size={NUM_HELDOUT}&seed={seed}"],
-            "verifier": "math*1.0 + think_format*0.1",
-        },
-        "sampling": {"max_tokens": MAX_TOKENS},
-        "engine": {"num_slots": 128},
-        "rl": {
-            "steps": 80,
-            "num_prompts": 16,
-            "group_size": 8,
-            "max_tokens_per_micro_batch": 8192,
-        },
-        "algorithm": {"name": "grpo", "kl_weight": 0.0},
-        "optimizer": {"learning_rate": 2e-4, "warmup_steps": 10, "schedule": "linear"},
-        "evaluation": {"every": 20, "patience": 2, "temperatures": [0.0, 1.0]},
-        "checkpoint": {"every": 100, "keep_last": 1},
-    }
+    return _configured("reinforce", "data", ("train", "heldout"), directory, checkpoint, seed)
+
+
+def _configured(
+    stage: str, section: str, sources: Sequence[str], directory: Path, model: str, seed: int
+) -> dict[str, Any]:
+    text = (resources.files("assay.training") / "demo.toml").read_text(encoding="utf-8")
+    tree = tomllib.loads(text)[stage]
+    tree["run"] |= {"directory": str(directory), "seed": seed}
+    tree["model"] = {"path": model}
+    for key in sources:
+        tree[section][key] = [f"{source}&seed={seed}" for source in tree[section][key]]
+    return tree

@@ -32,8 +32,8 @@ SHOWN_TEXT = 160
 class RescoreResult:
     """How verdicts changed. flips: ``before -> after`` to how many; examples: a few of each.
 
-    missing: completions that were not judged again. unreadable: the steps whose shard is damaged; their
-    completions are missing too, where the run's metrics tell how many they were.
+    missing: completions that were not judged again. unreadable: the steps whose shard is damaged;
+    their completions are missing too, where the run's metrics tell how many they were.
     """
 
     run: str
@@ -118,11 +118,11 @@ def rescore(
 ) -> RescoreResult:
     """Judge every recorded completion of a run again and return what changed.
 
-    verifier: in place of the run's ``data.verifier``; rows that name their own keep theirs. options: of
-    verifiers, in place of the run's where they name the same. A judge's stored replies are used again,
-    and new ones are not kept. allow: Python code that rows may name as their verifier. trust_run: import
-    what a run from elsewhere names. out: a JSONL file with one row a completion. Raises RunError where
-    the run holds no rollouts.
+    verifier: in place of the run's ``data.verifier``; rows that name their own keep theirs.
+    options: of verifiers, in place of the run's where they name the same. A judge's stored replies
+    are used again, and new ones are not kept. allow: Python code that rows may name as their
+    verifier. trust_run: import what a run from elsewhere names. out: a JSONL file with one row a
+    completion. Raises RunError where the run holds no rollouts.
     """
     folder = Path(run)
     given = [f"verification.options.{name}=" for name in options or ()]

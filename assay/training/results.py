@@ -1,4 +1,4 @@
-"""What commands and notebooks get back: plain values, with a text for people and a row for machines."""
+"""What commands and notebooks get back: plain values, text for people, rows for machines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from assay.types import Group, Verdict
 class TrainResult:
     """How a run ended. before, after: first and last held-out evaluation, one row a temperature.
 
-    gains: what lies between them, problem by problem, in the same order; None where that is not known.
+    gains: what lies between them, problem by problem, in the same order; None where that is not
+    known.
     """
 
     run: str
@@ -40,7 +41,7 @@ class TrainResult:
         return asdict(self)
 
     def accuracy(self, when: str, temperature: float) -> float:
-        """Return held-out accuracy ``before`` or ``after`` at a temperature; KeyError if not measured."""
+        """Return accuracy ``before`` or ``after`` at a temperature; KeyError if not measured."""
         for row in getattr(self, when):
             if row.get("eval/temperature") == temperature:
                 return row["eval/pass_at_1"]
@@ -144,11 +145,8 @@ def describe_sample(group: Group, index: int, verdict: Verdict | None) -> dict[s
         "tokens": len(completion.tokens),
         "finish_reason": completion.finish_reason,
         "status": verdict.status if verdict else UNJUDGED,
-        "score": verdict.score if verdict else None,
-        "reward": verdict.reward if verdict else None,
+        **{key: getattr(verdict, key, None) for key in ("score", "reward", "extracted", "reason")},
         "components": dict(verdict.components) if verdict else {},
-        "extracted": verdict.extracted if verdict else None,
-        "reason": verdict.reason if verdict else None,
         "detail": verdict.detail if verdict else "",
     }
 

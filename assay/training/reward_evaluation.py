@@ -1,4 +1,4 @@
-"""What a reward model is worth on held-out rows: accuracy, calibration, and where the first error is seen."""
+"""What a reward model is worth on held-out rows: accuracy, calibration, the first error."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ UNITS = {"preference": "pairs", "outcome": "completions", "process": "steps"}
 class RewardEvaluation:
     """How a reward model did on held-out rows.
 
-    accuracy: of pairs (a tie is half right), of completions, or of steps, at probability 0.5; stderr:
-    its standard error, for which the steps of one solution are one draw; None of a single draw. facts: further shares and means, by kind.
+    accuracy: of pairs (a tie is half right), of completions, or of steps, at probability 0.5;
+    stderr: its standard error, for which the steps of one solution are one draw; None of a single
+    draw. facts: further shares and means, by kind.
     """
 
     kind: str
@@ -53,8 +54,8 @@ def evaluate_reward_model(
 ) -> RewardEvaluation:
     """Score held-out rows and compare with their labels.
 
-    Of pairs the prediction is sigmoid(r_1 - r_2) that the first is the better one, each pair seen in
-    both orders, so that neither order is assumed.
+    Of pairs the prediction is sigmoid(r_1 - r_2) that the first is the better one, each pair seen
+    in both orders, so that neither order is assumed.
     """
     started = time.perf_counter()
     scores = learner.scores(groups)
@@ -99,8 +100,8 @@ def clustered_stderr(values: Array, sizes: Sequence[int]) -> float | None:
 
         sqrt(C / (C - 1) sum_c (sum_{i in c} (x_i - mean))^2) / N
 
-    values: [N], cluster after cluster; sizes: of the C clusters. Miller 2024 (arXiv 2411.00640), section
-    2.2, with the correction for few clusters. None of fewer than two.
+    values: [N], cluster after cluster; sizes: of the C clusters. Miller 2024 (arXiv 2411.00640),
+    section 2.2, with the correction for few clusters. None of fewer than two.
     """
     if len(sizes) < 2:
         return None
@@ -136,7 +137,7 @@ def first_error_facts(scores: Sequence[Floats], labels: Sequence[Floats]) -> dic
 
 
 def auroc(predicted: Array, right: np.ndarray) -> float:
-    """Return the chance that a right one is given a higher probability than a wrong one; ties are half.
+    """Return the chance that a right one gets a higher probability than a wrong one; ties are half.
 
     Not a number where all are right or all are wrong.
     """

@@ -1,4 +1,4 @@
-"""The reward-model stage of a run: rows to tokens, steps of learning, evaluation, a model that judges."""
+"""The reward-model stage: rows to tokens, steps of learning, evaluation, a model that judges."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def make_reward_learner(
 
 
 class SavedRewardModel:
-    """The learner as a part of checkpoints: beside the model lies how it is read and what it is worth.
+    """The learner in checkpoints; beside it lies how it is read, and what it is worth.
 
     options: of its verifier. trained: what it learned from. calibration: of its newest evaluation.
     """

@@ -1,4 +1,4 @@
-"""Labelled rows as a reward model reads them: by what its verifier reads them with, so that both agree."""
+"""Labelled rows, read as the reward model's verifier reads text, so that both agree."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ SEPARATORS = {"newline": "\n", "blank_line": "\n\n"}
 
 @dataclass(frozen=True)
 class OpenedRows:
-    """Rows of one kind that are whole, as no model is needed to see. heldout: None: there are none."""
+    """Rows of one kind, checked as far as no model is needed. heldout: None: there are none."""
 
     rows: RowSet[Any]
     heldout: RowSet[Any] | None
 
 
 def open_rows(config: TrainConfig) -> OpenedRows:
-    """Open the sources of a reward-model stage; raises DataError for a bad row, or leaves it out."""
+    """Open the rows of a reward-model stage; raises DataError for a bad row, or leaves it out."""
     settings = config.reward_model
     assert settings is not None
     load, on_bad_row = LOADERS[settings.kind], config.data.on_bad_row
@@ -89,7 +89,7 @@ class RowReader:
 
     @property
     def options(self) -> dict[str, Any]:
-        """How the verifier must read text, as options of ``reward_model`` or ``process_reward_model``."""
+        """How the verifier must read text, as options of its own."""
         settings = self.settings
         options: dict[str, Any] = {"format": self.encoder.format, "reads": "all"}
         if self.encoder.format == "plain":
@@ -104,7 +104,8 @@ class RowReader:
     def read_all(self, rows: RowSet[Any]) -> tuple[list[ScoredGroup], list[str]]:
         """Read every row; returns (groups, complaints about rows that were left out).
 
-        Raises DataError for a bad row where ``data.on_bad_row`` is ``stop``, and where none is good.
+        Raises DataError for a bad row where ``data.on_bad_row`` is ``stop``, and where none is
+        good.
         """
         groups: list[ScoredGroup] = []
         complaints = list(rows.skipped)
@@ -121,7 +122,7 @@ class RowReader:
         return groups, complaints
 
     def read(self, row: Comparison | Outcome | LabelledSteps) -> ScoredGroup:
-        """Return a row's tokens; raises DataError where it does not fit, or its steps are not found."""
+        """Return a row's tokens; raises DataError where it does not fit or has no steps."""
         if isinstance(row, Comparison):
             pair = row.pair
             texts = [
@@ -153,7 +154,7 @@ class RowReader:
         return encoded.tokens
 
     def _num_prompt_tokens(self, row: Outcome, tokens: Sequence[int]) -> int:
-        """Return where the completion begins: behind the prompt, as far as its tokens stand in the row's."""
+        """Return where the completion begins: behind the prompt's tokens that the row shares."""
         before = self.encoder.prompt_tokens(Problem("row", row.prompt), self.think)
         same = (a == b for a, b in zip(before, tokens[:-1], strict=False))
         return next(

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning, the cold start: the loss is on completions only, and nothing is padded."""
+"""Supervised fine-tuning, the cold start: the loss is on completions, and nothing is padded."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ class Stage:
     """What a stage is run from.
 
     config_path: the file of the configuration, where there is one. resume: the directory of a run
-    to go on with; None: a new one. overrides: the user's changes of its configuration. follows: in a
-    list of stages, the model is the one that the stage before made.
+    to go on with; None: a new one. overrides: the user's changes of its configuration. follows: in
+    a list of stages, the model is the one that the stage before made.
     """
 
     config: TrainConfig
@@ -52,7 +52,7 @@ class Stage:
 def open_run(
     stage: Stage, num_steps: int, model: Any, stack: ExitStack, bench: Bench | None = None
 ) -> Run:
-    """Create the run's directory, or open the one to go on with; its report is written as it closes.
+    """Create the run's directory, or open one to go on with; the report is written as it closes.
 
     bench: what samples and judges; None for a stage that does neither.
     """
@@ -110,8 +110,8 @@ def attach_sampling(
 ) -> Sampling:
     """Give a run its parts, restore them on resume, and hand the policy to the generator.
 
-    tested: see `try_verifiers`. judge: what judges in place of the bench's verifiers. parts: further
-    ones, for checkpoints.
+    tested: see `try_verifiers`. judge: what judges in place of the bench's verifiers. parts:
+    further ones, for checkpoints.
     """
     curriculum = Curriculum(problems.train, run.config.run.seed)
     run.add_metrics(bench.verifiers.take_metrics)
@@ -201,8 +201,9 @@ def evaluate_heldout(run: Run, bench: Bench, heldout: Sequence[Problem]) -> None
 def try_verifiers(config: TrainConfig, service: VerifierService) -> list[SelfTest]:
     """Ask the built-in verifiers in use a sample of their labelled rows, as their authors did.
 
-    Raises VerifierError where one gives a wrong verdict: a run must not learn from it. The labels are
-    those of default options, so only options that no row can give are taken from the configuration.
+    Raises VerifierError where one gives a wrong verdict: a run must not learn from it. The labels
+    are those of default options, so only options that no row can give are taken from the
+    configuration.
     """
     asked = [
         name
@@ -260,6 +261,6 @@ def warn_of_cold_start(run: Run) -> None:
         run.event("cold_start", passed=passed)
         run.note(
             f"warning: only {passed:.1%} of the first step's completions are right (below"
-            f" {COLD_START_FLOOR:.0%}): there is little to reinforce, and the run may learn nothing or"
-            " collapse; train on easier problems, or cold-start with [sft] first"
+            f" {COLD_START_FLOOR:.0%}): there is little to reinforce, and the run may learn nothing"
+            " or collapse; train on easier problems, or cold-start with [sft] first"
         )

@@ -1,9 +1,9 @@
 """Labels of reasoning steps without a person: what rollouts from each step come to (Math-Shepherd).
 
-A step is as good as what the policy makes of it: from the text up to its end, some continuations are
-sampled and judged by their outcome (Wang et al. 2023, arXiv:2312.08935, section 3.3). The last step
-of a completion is judged as it stands. What is written are rows that ``[reward_model]`` of kind
-``process`` learns from.
+A step is as good as what the policy makes of it: from the text up to its end, some continuations
+are sampled and judged by their outcome (Wang et al. 2023, arXiv:2312.08935, section 3.3). The last
+step of a completion is judged as it stands. What is written are rows that ``[reward_model]`` of
+kind ``process`` learns from.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ COMPLETIONS_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class StepLabels:
-    """What a labelling came to. skipped: completions without a step, or of which nothing was judged."""
+    """What a labelling came to. skipped: completions without a step, or without a verdict."""
 
     out: str
     labelled: int
@@ -157,7 +157,7 @@ class StepLabeller:
 
 
 class PrefixRenderer:
-    """Renders a problem's prompt, and behind it what its completion begins with, as the policy wrote it."""
+    """Renders a problem's prompt, and behind it the beginning of its completion."""
 
     def __init__(self, renderer: PromptRenderer) -> None:
         self.renderer = renderer
@@ -191,10 +191,11 @@ def label_steps(
 ) -> StepLabels:
     """Label every step of some completions by rollouts of a model, and append the rows to ``out``.
 
-    completions: JSONL files in the form of ``assay verify`` (prompt, completion and what the verifier
-    needs), or run directories, whose recorded rollouts are taken. A killed labelling goes on where it
-    was, called again: completions that ``out`` holds are not labelled again. say: is told the budget and
-    how far it is. how: see `HowToSample`. Raises UserError where the input is wrong.
+    completions: JSONL files in the form of ``assay verify`` (prompt, completion and what the
+    verifier needs), or run directories, whose recorded rollouts are taken. A killed labelling goes
+    on where it was, called again: completions that ``out`` holds are not labelled again. say: is
+    told the budget and how far it is. how: see `HowToSample`. Raises UserError where the input is
+    wrong.
     """
     target = Path(out)
     if not split:
@@ -274,7 +275,7 @@ def append_labels(
 
 
 def labelled_before(journal: Journal, settings: dict[str, Any]) -> set[str]:
-    """Return the ids of the rows that a file holds; raises ConfigError where they are not of these settings."""
+    """Return the ids of the rows in a file; raises ConfigError where they have other settings."""
     settings = json.loads(json.dumps(settings))
     where, remedy = f"--out {journal.path}", "choose another --out"
     done: set[str] = set()
@@ -329,7 +330,7 @@ def load_judged(
 
 
 def _recorded(run: Path, config: TrainConfig) -> Iterator[ToLabel]:
-    """Yield the completions that a run has recorded, with the problems that its sources still hold."""
+    """Yield the recorded completions of a run whose problems its sources still hold."""
     with closing(RolloutLog(run / "rollouts")) as log:
         for step, groups in recorded_groups(config, log):
             if groups is None:

@@ -15,7 +15,7 @@ Compared = tuple[str, str] | None
 
 @dataclass
 class _Ballot:
-    """The answers of one group. names: answer to its candidate. open: wrong ones without one yet."""
+    """The answers of a group. names: answer to its candidate. open: wrong ones without one."""
 
     group: Group
     verifier: str
@@ -26,7 +26,7 @@ class _Ballot:
     names: dict[str, str] = field(default_factory=dict[str, str])
 
     def question(self) -> Group | None:
-        """Return the open answers, to be judged by the first of them; None where nothing can change."""
+        """Return the open answers, to be judged by the first; None where nothing can change."""
         self.open = [answer for answer in self.open if answer not in self.names]
         sizes = Counter[str]()
         for answer, name in self.names.items():
@@ -58,10 +58,10 @@ def candidates(
 ) -> list[Mapping[str, str]]:
     """Return, for each group, {extracted answer: the answer that stands for its candidate}.
 
-    Right answers are one candidate. Of the others the verifier is asked which is right where another is
-    the gold: each distinct text once against each candidate, the most frequent first, and no more once
-    they cannot win together. A group whose verifier compares nothing (`compares` gives None) has an empty
-    mapping: its answers are compared as text.
+    Right answers are one candidate. Of the others the verifier is asked which is right where
+    another is the gold: each distinct text once against each candidate, the most frequent first,
+    and no more once they cannot win together. A group whose verifier compares nothing (`compares`
+    gives None) has an empty mapping: its answers are compared as text.
     """
     ballots = [
         _ballot(group, each, compared) if (compared := compares(group.problem)) else None
