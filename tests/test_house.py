@@ -66,7 +66,7 @@ BUDGETS = {
     "model": 3250,
     "plan": 1980,
     "run": 3766,
-    "training": 4720,
+    "training": 4693,
     "verify/*.py": 1300,
     "verify/answers": 4300,
     "verify/instructions": 860,
