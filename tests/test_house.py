@@ -67,7 +67,7 @@ BUDGETS = {
     "plan": 1980,
     "run": 3766,
     "training": 4693,
-    "verify/*.py": 1300,
+    "verify/*.py": 1240,
     "verify/answers": 4300,
     "verify/instructions": 860,
     "verify/judge": 1900,
@@ -76,7 +76,7 @@ BUDGETS = {
     "verify/redteam": 500,
     "verify/reward_model": 1570,
     "verify/sandbox": 2850,
-    "verify/serving": 2200,
+    "verify/serving": 2170,
     "verify/style": 840,
 }
 LIGHT = ["assay", "assay.types", "assay.errors", "assay.config", "assay.cli"]

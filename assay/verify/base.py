@@ -247,19 +247,11 @@ def _of_function(function: Callable[..., Any], name: str, module: str) -> Verifi
     except (TypeError, ValueError):
         parameters = []
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if (
-        parameters
-        and len(positional) < 2
-        and not any(p.kind == p.VAR_POSITIONAL for p in parameters)
-    ):
-        names = ", ".join(p.name for p in parameters)
-        raise VerifierError(
-            message(
-                f"verifier {name}",
-                f"parameters ({names})",
-                "(problem, completion) or (problem, group)",
-            )
-        )
+    takes_any = not parameters or any(p.kind == p.VAR_POSITIONAL for p in parameters)
+    if len(positional) < 2 and not takes_any:
+        found = f"parameters ({', '.join(p.name for p in parameters)})"
+        accepted = "(problem, completion) or (problem, group)"
+        raise VerifierError(message(f"verifier {name}", found, accepted))
     takes = "group" if len(positional) > 1 and positional[1].name == "group" else "completion"
     version = getattr(function, "version", 1)
     return Verifier(
@@ -297,10 +289,10 @@ def as_part(result: Any, seconds: float = 0.0) -> Part:
     """
     try:
         part = _as_part(result)
+        extracted = None if part.extracted is None else _text(part.extracted)
+        return replace(part, extracted=extracted, detail=_text(part.detail), seconds=seconds)
     except Exception as error:  # the result's own methods may raise
         return Part.not_judged("error", f"returned {_shown(result)}: {error}", seconds)
-    extracted = None if part.extracted is None else _text(part.extracted)
-    return replace(part, extracted=extracted, detail=_text(part.detail), seconds=seconds)
 
 
 def _as_part(result: Any) -> Part:
@@ -336,9 +328,8 @@ def _of_mapping(result: Mapping[str, Any]) -> Part:
         raise ValueError('accepted: a dict with the key "score"')
     if result["score"] is None:
         return Part.not_judged("unavailable", _text(result.get("detail") or "the score is None"))
-    rest = {
-        k: v for k, v in result.items() if k not in ("score", "extracted", "detail", "components")
-    }
+    known = ("score", "extracted", "detail", "components")
+    rest = {key: value for key, value in result.items() if key not in known}
     return Part(
         _number(result["score"]),
         extracted=result.get("extracted"),

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import NoReturn
 
 from assay.errors import VerifierError, message
 
@@ -109,93 +110,78 @@ def check_importable(allow: Iterable[str]) -> None:
 
 class _Parser:
     def __init__(self, text: str, where: str) -> None:
-        self.text = text
-        self.where = where
-        self.tokens = [
-            (match.lastgroup or "", match[match.lastgroup or 0], match.start(match.lastgroup or 0))
-            for match in _TOKEN.finditer(text)
-        ]
-        self.index = 0
+        self.text, self.where, self.index = text, where, 0
+        found = [(match.lastgroup or "", match) for match in _TOKEN.finditer(text)]
+        self.tokens = [(kind, match[kind], match.start(kind)) for kind, match in found]
+        self.tokens.append(("end", "", len(text)))
+
+    @property
+    def kind(self) -> str:
+        return self.tokens[self.index][0]
+
+    @property
+    def token(self) -> str:
+        return self.tokens[self.index][1]
+
+    def take(self) -> str:
+        self.index += 1
+        return self.tokens[self.index - 1][1]
 
     def terms(self) -> tuple[Term, ...]:
-        found = [self._term(self._leading_sign())]
-        while self.index < len(self.tokens):
-            if self._peek()[1] not in ("+", "-"):
-                self._fail("+, - or the end")
-            sign = -1.0 if self._next()[1] == "-" else 1.0
-            found.append(self._term(sign * self._leading_sign()))
+        found = [self.term(self.sign())]
+        while self.kind != "end":
+            if self.token not in ("+", "-"):
+                self.fail("+, - or the end")
+            found.append(self.term(self.sign() * self.sign()))
         return tuple(found)
 
-    def _leading_sign(self) -> float:
-        if self._peek()[1] not in ("+", "-"):
-            return 1.0
-        return -1.0 if self._next()[1] == "-" else 1.0
+    def sign(self) -> float:
+        return -1.0 if self.token in ("+", "-") and self.take() == "-" else 1.0
 
-    def _term(self, sign: float) -> Term:
+    def term(self, sign: float) -> Term:
         name = ""
         weight: float | None = None
         while True:
-            kind, token, _ = self._peek()
-            if kind == "number":
-                weight = (sign if weight is None else weight) * float(token)
-            elif kind == "name" and not name:
-                name = self._alternatives()
-                self.index -= 1
+            if self.kind == "number":
+                weight = (sign if weight is None else weight) * float(self.token)
+                if not math.isfinite(weight):
+                    self.fail("a finite weight")
+                self.take()
+            elif self.kind == "name" and not name:
+                name = self.alternatives()
             else:
-                self._fail("a number" if name else "a verifier's name or a number")
-            self._next()
-            if self._peek()[1] == "*":
-                self._next()
+                self.fail("a number" if name else "a verifier's name or a number")
+            if self.token == "*":
+                self.take()
             elif not name:
-                self._fail("* and a verifier's name")
+                self.fail("* and a verifier's name")
             elif weight is None:
                 return Term(name, negative=sign < 0)
-            elif not math.isfinite(weight):
-                self.index -= 1
-                self._fail("a finite weight")
             else:
                 return Term(name, weight + 0.0)
 
-    def _alternatives(self) -> str:
+    def alternatives(self) -> str:
         """Take ``name|name``; the weight that follows is that of all of them."""
         names: list[str] = []
         while True:
-            kind, token, _ = self._peek()
-            if kind != "name":
-                self._fail("a verifier's name")
-            self._check_name(token)
-            if token in names:
-                self._fail("each alternative once")
-            names.append(token)
-            self._next()
-            if self._peek()[1] != "|":
+            if self.kind != "name":
+                self.fail("a verifier's name")
+            bare = self.token.partition("@")[0]
+            if bare not in BUILT_IN and ":" not in bare:
+                accepted = f"{', '.join(BUILT_IN)} or package.module:object"
+                self.fail(accepted, nearest_built_in(bare))
+            if self.token in names:
+                self.fail("each alternative once")
+            names.append(self.take())
+            if self.token != "|":
                 return "|".join(names)
-            self._next()
+            self.take()
 
-    def _check_name(self, token: str) -> None:
-        name = token.partition("@")[0]
-        if name in BUILT_IN or ":" in name:
-            return
-        self._fail(f"{', '.join(BUILT_IN)} or package.module:object", nearest_built_in(name))
-
-    def _peek(self) -> tuple[str, str, int]:
-        if self.index < len(self.tokens):
-            return self.tokens[self.index]
-        return "end", "", len(self.text)
-
-    def _next(self) -> tuple[str, str, int]:
-        token = self._peek()
-        self.index += 1
-        return token
-
-    def _fail(self, accepted: str, remedy: str = "") -> None:
-        kind, token, start = self._peek()
+    def fail(self, accepted: str, remedy: str = "") -> NoReturn:
+        kind, token, start = self.tokens[self.index]
         found = "the end" if kind == "end" else repr(token)
-        end = f"; {remedy}" if remedy else ""
-        raise VerifierError(
-            f"{self.where} {self.text!r} column {start + 1}: "
-            f"found {found}; accepted: {accepted}{end}"
-        )
+        where = f"{self.where} {self.text!r} column {start + 1}"
+        raise VerifierError(message(where, found, accepted, remedy))
 
 
 def nearest_built_in(name: str) -> str:

@@ -27,6 +27,13 @@ class Weird:
         raise RuntimeError("no repr either")
 
 
+class Wordless:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = object.__repr__
+
+
 @pytest.mark.parametrize(
     ("result", "value"),
     [
@@ -56,6 +63,7 @@ def test_numbers_are_parts(result: Any, value: float) -> None:
         Weird(),
         {"points": 1},
         {"score": "high"},
+        {"score": 1, "detail": Wordless()},
     ],
 )
 def test_nonsense_is_not_judged(result: Any) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from assay.types import Group
+from assay.verify.base import Part
 from assay.verify.serving.cache import VerdictCache
 from assay.verify.serving.calling import judge_unit
 from assay.verify.serving.job import Call, Job
@@ -41,6 +42,7 @@ class Engine:
         self.lock = threading.RLock()
         self.cache = VerdictCache(cache_bytes) if cache_bytes else None
         self.stats: dict[str, VerifierStats] = {}
+        self._fresh: dict[str, VerifierStats] = {}  # since the metrics were last taken
         self.closed = False
         self.pool = Pool(self.lock, self.deliver, self._tell, num_workers, deadline, options)
         self._lanes: dict[str, ThreadLane] = {}
@@ -54,8 +56,7 @@ class Engine:
         """Begin to judge a group."""
         with self.lock:
             self._check_open("is closed")
-            stats = [self._stats_of(one.name) for one in sum.verifiers]
-            job = Job(sum, group, self.cache, stats)
+            job = Job(sum, group, self.cache, self._count)
             self._advance(job)
             return job
 
@@ -93,8 +94,7 @@ class Engine:
     def take_metrics(self) -> dict[str, float]:
         """Return the metrics of what was judged since the last call, as ``verify/NAME/p50``."""
         with self.lock:
-            fresh = {name: each.take_fresh() for name, each in self.stats.items()}
-            metrics = step_metrics({name: each for name, each in fresh.items() if each.count})
+            metrics, self._fresh = step_metrics(self._fresh), {}
             now = {"kills": self.pool.kills, "deaths": self.pool.deaths}
             if now != self._told:
                 metrics |= {f"verify/{key}": float(now[key] - self._told[key]) for key in now}
@@ -111,8 +111,9 @@ class Engine:
         if self.closed:
             raise RuntimeError(f"the verifier service {words}")
 
-    def _stats_of(self, name: str) -> VerifierStats:
-        return self.stats.setdefault(name, VerifierStats(fresh=VerifierStats()))
+    def _count(self, name: str, part: Part, hit: bool, accepted: bool | None) -> None:
+        for stats in (self.stats, self._fresh):
+            stats.setdefault(name, VerifierStats()).add(part, hit, accepted)
 
     def _advance(self, job: Job) -> None:
         """Make the calls that a job can make by now: inline ones here, others in their lanes."""

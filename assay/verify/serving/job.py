@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -11,7 +11,6 @@ from assay.verify.base import Part
 from assay.verify.serving.cache import VerdictCache, completion_key, problem_key
 from assay.verify.serving.calling import WHOLE_GROUP
 from assay.verify.serving.configured import Configured
-from assay.verify.serving.stats import VerifierStats
 from assay.verify.serving.sums import NOT_ASKED, Sum, accepts
 
 
@@ -54,13 +53,15 @@ class Call:
 class Job:
     """The parts of one group's completions as they arrive.
 
-    A place is (index of a verifier, sibling). cancelled: nobody waits for it any more.
+    A place is (index of a verifier, sibling). count: called with each part and its verifier's name,
+    whether it was looked up, and of a later alternative whether it accepted. cancelled: nobody waits
+    for it any more.
     """
 
     sum: Sum
     group: Group
     cache: VerdictCache | None
-    stats: Sequence[VerifierStats]
+    count: Callable[[str, Part, bool, bool | None], None]
     cancelled: bool = False
     num_missing: int = field(init=False)
     _siblings: range = field(init=False)
@@ -176,6 +177,5 @@ class Job:
         self._parts[index][sibling] = part
         self.num_missing -= 1
         if part is not NOT_ASKED:
-            self.stats[index].add(part, hit)
-            if index in self.sum.later:
-                self.stats[index].add_rescue(accepts(part))
+            accepted = accepts(part) if index in self.sum.later else None
+            self.count(self.sum.verifiers[index].name, part, hit, accepted)

@@ -116,7 +116,9 @@ class Worker:
 
     def _message(self, seconds: float, is_stale: Callable[[], bool] = lambda: False) -> Any:
         """Return the next line of the worker."""
-        while (end := self._inbox.find(b"\n")) < 0:
+        searched = 0
+        while (end := self._inbox.find(b"\n", searched)) < 0:
+            searched = len(self._inbox)
             self._wait(seconds, is_stale)
             chunk = b""
             with suppress(OSError):

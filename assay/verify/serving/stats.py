@@ -18,7 +18,7 @@ class VerifierStats:
     """Counts of one verifier's parts, and the latencies of its latest ones, in seconds.
 
     cache_hits: parts that were looked up; they take no time and are in no latency. rescues_asked,
-    rescues_accepted: as a later alternative. fresh: the same since `take_fresh` was last called.
+    rescues_accepted: as a later alternative.
     """
 
     count: int = 0
@@ -28,15 +28,9 @@ class VerifierStats:
     rescues_accepted: int = 0
     not_judged: Counter[str] = field(default_factory=Counter[str])
     latencies: deque[float] = field(default_factory=lambda: deque[float](maxlen=KEPT))
-    fresh: VerifierStats | None = None
 
-    def take_fresh(self) -> VerifierStats:
-        """Return what was counted since the last call, and begin anew."""
-        fresh, self.fresh = self.fresh or VerifierStats(), VerifierStats()
-        return fresh
-
-    def add(self, part: Part, hit: bool = False) -> None:
-        """Count a part."""
+    def add(self, part: Part, hit: bool = False, accepted: bool | None = None) -> None:
+        """Count a part; accepted: of a later alternative, whether it accepted."""
         self.count += 1
         self.cache_hits += hit
         if not hit:
@@ -44,15 +38,8 @@ class VerifierStats:
             self.latencies.append(part.seconds)
         if part.value is None:
             self.not_judged[part.reason or "error"] += 1
-        if self.fresh is not None:
-            self.fresh.add(part, hit)
-
-    def add_rescue(self, accepted: bool) -> None:
-        """Count that it was asked after others had not accepted."""
-        self.rescues_asked += 1
-        self.rescues_accepted += accepted
-        if self.fresh is not None:
-            self.fresh.add_rescue(accepted)
+        self.rescues_asked += accepted is not None
+        self.rescues_accepted += bool(accepted)
 
     def summary(self) -> dict[str, Any]:
         """Return the counts, percentiles of seconds, and judgements per second of its own time.

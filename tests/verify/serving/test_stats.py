@@ -37,17 +37,12 @@ def test_nothing_is_no_fault() -> None:
     assert "asked" not in found
 
 
-def test_what_is_fresh_is_counted_once() -> None:
-    stats = VerifierStats(fresh=VerifierStats())
-    stats.add(Part(1.0))
-    stats.add(Part.not_judged("timeout", "killed"))
-    stats.add_rescue(True)
-    fresh = stats.take_fresh()
-    assert fresh.summary() == stats.summary()
-    assert (fresh.count, fresh.rescues_accepted, dict(fresh.not_judged)) == (2, 1, {"timeout": 1})
-    assert stats.take_fresh().count == 0
-    stats.add(Part(1.0))
-    assert (stats.take_fresh().count, stats.count) == (1, 3)
+def test_an_alternative_says_how_often_it_accepted() -> None:
+    stats = VerifierStats()
+    stats.add(Part(1.0), accepted=True)
+    stats.add(Part.not_judged("timeout", "killed"), accepted=False)
+    found = stats.summary()
+    assert (found["asked"], found["accepted"], found["not_judged"]) == (2, 1, {"timeout": 1})
 
 
 def test_metrics_are_few_and_of_the_busiest() -> None:
