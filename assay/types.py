@@ -31,6 +31,11 @@ Status = Literal["passed", "failed", "not_judged"]
 NotJudgedReason = Literal["timeout", "error", "unavailable"]
 ThinkMode = Literal["off", "free", "opened", "empty"]
 
+FACTS_FILE = "reward_model.json"
+"""What lies beside a saved reward model: how text is to be read to it, and what it is worth."""
+PLAIN_TEMPLATE = "{prompt}\n{completion}"
+"""How a reward model reads a problem and its completion where nothing else is said."""
+
 
 @dataclass(frozen=True, slots=True)
 class ThinkFormat:

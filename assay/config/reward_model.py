@@ -8,10 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from assay.complaints import toml_words
 from assay.config.section import Epochs, Natural, NonNegative, Section, Text
-
-PLAIN_TEMPLATE = "{prompt}\n{completion}"
-FACTS_FILE = "reward_model.json"
-"""What lies beside a saved reward model: how text is to be read to it, and what it is worth."""
+from assay.types import PLAIN_TEMPLATE
 
 
 class RewardModelConfig(Section):

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from assay.config import RewardModelConfig, TrainConfig
-from assay.config.reward_model import FACTS_FILE
 from assay.data.labelled import Comparison
 from assay.learn.optimizer import Optimizer
 from assay.learn.passes import Passes
@@ -24,7 +23,7 @@ from assay.training.given import Schedule
 from assay.training.reward_evaluation import UNITS, RewardEvaluation, evaluate_reward_model
 from assay.training.reward_rows import OpenedRows, RowReader, open_rows
 from assay.training.stage import Stage, evaluation_due, open_run, steps_of
-from assay.types import Problem
+from assay.types import FACTS_FILE, Problem
 
 PROBED_ROWS = 4
 

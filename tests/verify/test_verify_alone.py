@@ -17,9 +17,7 @@ from assay.verify import checker
 ROOM = Path(assay.verify.__file__).parent
 NEEDED = ("types", "errors", "verify")
 # Reward models read checkpoints as the rest of Assay does: only where one judges.
-READERS = {
-    "assay.config.reward_model", "assay.model.load", "assay.model.sources", "assay.run.names",
-}  # fmt: skip
+READERS = {"assay.model.load", "assay.model.sources", "assay.run.names"}
 
 
 def imported(text: str) -> set[str]:

@@ -14,9 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-from assay.config.reward_model import FACTS_FILE
 from assay.errors import RunError, VerifierError, message
-from assay.run.names import find_checkpoint
+from assay.types import FACTS_FILE
 from assay.verify.base import Field, one_of
 from assay.verify.reward_model.text import FORMATS, PLAIN, READS, TOO_LONG
 
@@ -136,6 +135,8 @@ def checkpoint_folder(path: str) -> str:
 
     It is looked for once a process, which then keeps to it. Raises VerifierError.
     """
+    from assay.run.names import find_checkpoint
+
     try:
         return str(find_checkpoint(path) or path)
     except RunError as error:

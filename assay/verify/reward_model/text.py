@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from assay.config.reward_model import PLAIN_TEMPLATE
 from assay.errors import VerifierError, message
-from assay.types import Completion, Problem, ThinkFormat
+from assay.types import PLAIN_TEMPLATE, Completion, Problem, ThinkFormat
 
 TooLong = Literal["cut_prompt", "cut_completion", "not_judged"]
 TOO_LONG = ("cut_prompt", "cut_completion", "not_judged")
