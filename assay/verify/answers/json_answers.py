@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, cast
 
@@ -13,7 +13,7 @@ from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.answers.commitment import MAX_TEXT, clipped, marks
 from assay.verify.answers.tables import says
-from assay.verify.base import Field, Part, Verifier, known_errors
+from assay.verify.base import Field, Part, Verifier, known_errors, spec_check
 from assay.verify.loading import slow_import
 
 MAX_VALUES = 10_000  # values inside the answer
@@ -25,6 +25,7 @@ _SCHEMA = "a JSON schema (an object, or true or false) without references to oth
 _INSTALL = "needs jsonschema; install it with: pip install 'assay-rl[schema]'"
 _FENCE = re.compile(r"```[ \t]*(?:json\w*)?[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL | re.IGNORECASE)
 _START = re.compile(r"[\[{]")
+_REMOTE = re.compile(r'"\$(?:ref|dynamicRef|recursiveRef)": "(?!#)[^"]*://')
 _MAX_STARTS = 2000  # brackets at which no value begins
 
 
@@ -42,30 +43,26 @@ def judge_json(problem: Problem, completion: Completion) -> Part:
     Reads ``schema`` and ``allow_surrounding_text``. The detail names the first violation's path and
     the keyword that it violates. A duplicate key, NaN or Infinity is no JSON.
     """
-    schema: Any = problem.spec.get("schema")
-    where = f"problem {problem.id}: spec.schema"
-    if not is_schema(schema):
-        raise VerifierError(message(where, repr(schema)[:80], _SCHEMA))
-    try:
-        validator = _validator(json.dumps(schema), "schema")
-    except VerifierError as error:
-        raise VerifierError(f"problem {problem.id}: spec.{error}") from error
+    validator = read_schema(problem)
     whole = completion.answer_text
     if len(whole) > MAX_TEXT:
         return Part(0.0, detail=f"more than {MAX_TEXT} characters")
     try:
-        text, value = find_json(clipped(whole), problem.spec.get("allow_surrounding_text", True))
+        text, value = find_json(clipped(whole), SURROUNDING.read(problem))
         check_size(value)
-        fault = _first_fault(validator, value, where)
+        fault = _first_fault(validator, value, f"problem {problem.id}: spec.schema")
     except BadJson as error:
         return Part(0.0, detail=f"{error}")
     return Part(0.0 if fault else 1.0, extracted=text, detail=fault)
 
 
-def check_json(spec: Mapping[str, Any]) -> None:
-    """Raise VerifierError, which begins with the key, for a schema that is none."""
-    if is_schema(spec.get("schema")):
-        _validator(json.dumps(spec["schema"]), "schema")
+def read_schema(problem: Problem) -> Any:
+    """Return the validator of a problem's schema; raises VerifierError for a schema that is none."""
+    schema = json.dumps(SCHEMA.read(problem))
+    try:
+        return _validator(schema)
+    except VerifierError as error:
+        raise VerifierError(f"problem {problem.id}: spec.{error}") from error
 
 
 def find_json(text: str, surrounding: bool = True) -> tuple[str, Any]:
@@ -146,14 +143,13 @@ def _decoder() -> json.JSONDecoder:
     return json.JSONDecoder(
         object_pairs_hook=_object,
         parse_constant=_constant,
-        parse_int=_integer,
-        parse_float=_float,
+        parse_int=_number,
+        parse_float=_number,
     )
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    if len(found := dict(pairs)) < len(pairs):
         raise BadJson("an object with the same key twice")
     return found
 
@@ -162,35 +158,29 @@ def _constant(name: str) -> Any:
     raise BadJson(f"{name}, which JSON does not know")
 
 
-def _integer(text: str) -> int:
+def _number(text: str) -> int | float:
+    """Return a number; one without a fraction is an integer however it is written, as for schemas."""
     if len(text) > MAX_DIGITS:
         raise BadJson(f"a number of more than {MAX_DIGITS} digits")
-    return int(text)
-
-
-def _float(text: str) -> float:
-    number = float(text) if len(text) <= MAX_DIGITS else math.inf
+    number = float(text)
+    if text.lstrip("-").isdigit():
+        return int(text)
     if not math.isfinite(number):
         raise BadJson("a number beyond the range of floating point")
-    return number
+    return int(number) if number.is_integer() else number
 
 
 def check_size(value: Any) -> None:
     """Raise BadJson for a value that holds too many values, or nests too deep."""
-    stack: list[tuple[Any, int]] = [(value, 1)]
-    count = 0
-    while stack:
-        each, depth = stack.pop()
-        count += 1
+    level, count, depth = [value], 1, 1
+    while level:
+        inner = [list(one.values()) if isinstance(one, dict) else one for one in level]
+        level = [each for one in inner if isinstance(one, list) for each in cast("list[Any]", one)]
+        count, depth = count + len(level), depth + bool(level)
         if depth > MAX_DEPTH:
             raise BadJson(f"nested deeper than {MAX_DEPTH} levels")
         if count > MAX_VALUES:
             raise BadJson(f"more than {MAX_VALUES} values")
-        if isinstance(each, dict):
-            inner = cast("dict[str, Any]", each)
-            stack.extend((one, depth + 1) for one in inner.values())
-        elif isinstance(each, list):
-            stack.extend((one, depth + 1) for one in cast("list[Any]", each))
 
 
 def _first_fault(validator: Any, value: Any, where: str) -> str:
@@ -204,15 +194,12 @@ def _first_fault(validator: Any, value: Any, where: str) -> str:
         raise VerifierError(message(where, found, _SCHEMA)) from trouble
     if error is None:
         return ""
-    return f"{_path(error.absolute_path)}: violates {error.validator}"
-
-
-def _path(parts: Sequence[str | int]) -> str:
-    return "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
+    return f"${''.join(parts)}: violates {error.validator}"
 
 
 @lru_cache(maxsize=256)
-def _validator(schema_text: str, where: str) -> Any:
+def _validator(schema_text: str) -> Any:
     with slow_import():
         try:
             import jsonschema
@@ -226,7 +213,7 @@ def _validator(schema_text: str, where: str) -> Any:
         kind.check_schema(schema)
     except Exception as error:  # SchemaError, an unknown dialect, a pattern that is none
         fault = str(getattr(error, "message", error)).replace("\n", " ")[:120]
-        raise VerifierError(message(where, f"{schema_text[:40]} ({fault})", _SCHEMA)) from error
+        raise VerifierError(message("schema", f"{schema_text[:40]} ({fault})", _SCHEMA)) from error
     own = {"pattern": _check_pattern, "uniqueItems": _check_unique}
     bounded: Any = validators.extend(kind, own)
     return bounded(schema, registry=EMPTY_REGISTRY)  # an empty registry fetches nothing
@@ -252,59 +239,34 @@ def _check_unique(validator: Any, unique: bool, value: Any, schema: Any) -> Iter
     from jsonschema import ValidationError
 
     if unique and isinstance(value, list):
-        items = [_canonical(item) for item in cast("list[Any]", value)]
+        items = [json.dumps(item, sort_keys=True) for item in cast("list[Any]", value)]
         if len(set(items)) < len(items):
             yield ValidationError("uniqueItems")
 
 
-def _canonical(value: Any) -> str:
-    """Return one text for values that JSON schema takes for equal: 1 and 1.0 are."""
-
-    def plain(each: Any) -> Any:
-        if isinstance(each, float) and each.is_integer():
-            return int(each)
-        if isinstance(each, dict):
-            return {key: plain(one) for key, one in cast("dict[str, Any]", each).items()}
-        return [plain(one) for one in cast("list[Any]", each)] if isinstance(each, list) else each
-
-    return json.dumps(plain(value), sort_keys=True)
-
-
 def is_schema(value: Any) -> bool:
     """Whether a value may be a schema that refers to nothing outside itself."""
-    if isinstance(value, bool):
-        return True
-    return isinstance(value, Mapping) and not any(_remote(cast("Mapping[str, Any]", value)))
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return isinstance(value, bool) or (text[0] == "{" and not _REMOTE.search(text))
 
 
-def _remote(schema: Any) -> Iterator[bool]:
-    stack = [schema]
-    while stack:
-        each = stack.pop()
-        if isinstance(each, Mapping):
-            for key, inner in cast("Mapping[Any, Any]", each).items():
-                if key in ("$ref", "$dynamicRef", "$recursiveRef") and isinstance(inner, str):
-                    yield not inner.startswith("#") and "://" in inner
-                stack.append(inner)
-        elif isinstance(each, (list, tuple)):
-            stack.extend(cast("Sequence[Any]", each))
-
-
+SCHEMA = Field("schema", _SCHEMA, needed=True, check=is_schema)
+SURROUNDING = Field(
+    "allow_surrounding_text",
+    "true, or false: the reply is the value alone, fenced or not",
+    default=True,
+    check=lambda value: isinstance(value, bool),
+)
 JSON_SCHEMA = Verifier(
     name="json_schema",
     version=2,
     judge=judge_json,
-    check_spec=check_json,
+    check_spec=spec_check(read_schema),
     domain="structured output: JSON by a schema",
-    fields=(
-        Field("schema", _SCHEMA, needed=True, check=is_schema),
-        Field(
-            "allow_surrounding_text",
-            "true, or false: the reply is the value alone, fenced or not",
-            default=True,
-            check=lambda value: isinstance(value, bool),
-        ),
-    ),
+    fields=(SCHEMA, SURROUNDING),
     accepts="the JSON value in the last answer tag or ```json block, the whole reply, or the last "
     f"object or list in it; at most {MAX_VALUES} values, {MAX_DEPTH} levels, no key twice, no NaN "
     "or Infinity",
