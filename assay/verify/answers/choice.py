@@ -19,8 +19,9 @@ from assay.verify.answers.commitment import (
     retraction,
     unwrapped,
 )
+from assay.verify.answers.math_policy import is_answer
 from assay.verify.answers.tables import opens, pattern, says
-from assay.verify.base import Field, Part, Verifier, known_errors
+from assay.verify.base import Field, Part, Verifier, known_errors, spec_check
 
 MAX_CHOICE = 400  # characters of a label with its option's text
 
@@ -31,6 +32,7 @@ _OPTIONS = "a list of texts (labelled A, B, ...), or label -> text"
 _TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{\s*([^{}]*)\}")
 _OWN_LABEL = re.compile(r"\s*\(?([A-Za-z]|\d{1,2})[).:]\s*(?=\S)")
 _UNSURE = ("?",)  # what stands for a choice that cannot be read
+_NUMBERS = tuple(map(str, range(100)))  # labels, where the answer is one
 _UNKNOWN: tuple[str, ...] = ()
 
 Labels = tuple[str, ...]
@@ -45,7 +47,7 @@ class Options:
 
     labels: Labels
     texts: Mapping[str, str]
-    several: bool = False
+    several: bool
 
     def by_text(self, text: str) -> str | None:
         """Return the one label whose option says this."""
@@ -85,33 +87,19 @@ def read_spec(problem: Problem) -> tuple[Options, Labels]:
 
     Raises VerifierError where the spec is malformed or the answer names no option.
     """
-    given, answer = problem.spec.get("options"), problem.spec.get("answer")
-    where = f"problem {problem.id}: spec."
-    if given is not None and not is_options(given):
-        raise VerifierError(message(f"{where}options", repr(given)[:80], _OPTIONS))
-    if not is_answer(answer):
-        raise VerifierError(message(f"{where}answer", repr(answer)[:80], _ANSWER))
-    golds = cast("Sequence[str | int]", answer if isinstance(answer, (list, tuple)) else [answer])
-    if given is None:
-        numbered = all(str(gold).strip(" ().:").isdigit() for gold in golds)
-        labels, texts = tuple(map(str, range(100))) if numbered else tuple(ascii_uppercase), {}
-    else:
-        listed = isinstance(given, Sequence)
-        pairs = dict(zip(ascii_uppercase, given, strict=False)) if listed else given
+    given, answer = OPTIONS.read(problem), ANSWER.read(problem)
+    golds: Sequence[Any] = answer if isinstance(answer, (list, tuple)) else [answer]
+    texts: dict[str, str] = {}
+    if given is not None:
+        labelled = isinstance(given, Mapping)
+        pairs = given if labelled else dict(zip(ascii_uppercase, given, strict=False))
         named = {str(label).strip().upper(): str(text) for label, text in pairs.items()}
         texts = {label: plain(_without_label(text, label)) for label, text in named.items()}
-        labels = tuple(texts)
+    numbered = all(str(gold).strip(" ().:").isdigit() for gold in golds)
+    labels = tuple(texts) or (_NUMBERS if numbered else tuple(ascii_uppercase))
     options = Options(labels, texts, len(golds) > 1)
-    found = tuple(dict.fromkeys(_gold_label(gold, options, where) for gold in golds))
-    return Options(labels, texts, len(found) > 1), found
-
-
-def check_choice(spec: Mapping[str, Any]) -> None:
-    """Raise VerifierError, which begins with the key, where the answer is none of the options."""
-    try:
-        read_spec(Problem("", "", spec))
-    except VerifierError as error:
-        raise VerifierError(str(error).removeprefix("problem : spec.")) from error
+    where = f"problem {problem.id}: spec.answer"
+    return options, tuple(dict.fromkeys(_gold_label(gold, options, where) for gold in golds))
 
 
 def _without_label(text: str, label: str) -> str:
@@ -120,17 +108,16 @@ def _without_label(text: str, label: str) -> str:
     return text[match.end() :] if match and match[1].upper() == label else text
 
 
-def _gold_label(gold: str | int, options: Options, where: str) -> str:
-    if isinstance(gold, int) and options.texts and gold < len(options.labels):
+def _gold_label(gold: Any, options: Options, where: str) -> str:
+    if isinstance(gold, int) and options.texts and 0 <= gold < len(options.labels):
         return options.labels[gold]
     text = unwrapped(str(gold))
-    bare = text.strip(" ().:*[]").upper()
     leading = re.match(r"\(?\s*([A-Z]|\d{1,2})(?:\s*[).:]|\s+|$)", text)
-    for label in (bare, options.by_text(text), leading and leading[1]):
+    for label in (text.strip(" ().:*[]").upper(), options.by_text(text), leading and leading[1]):
         if label in options.labels:
             return label
     accepted = f"one of {', '.join(options.labels)}, or an option's text"
-    raise VerifierError(message(f"{where}answer", repr(gold)[:80], accepted))
+    raise VerifierError(message(where, repr(gold)[:80], accepted))
 
 
 def find_choice(text: str, options: Options) -> Labels:
@@ -305,15 +292,6 @@ def _unmarked(text: str, options: Options) -> Labels:
     return alone[0] if len(lines) > 1 and sum(map(bool, alone)) == 1 else _UNKNOWN
 
 
-def is_answer(value: Any) -> bool:
-    """Whether a value may be the expected choice, or the list of expected ones."""
-    listed = cast("Sequence[Any]", value if isinstance(value, (list, tuple)) else [value])
-    return bool(listed) and all(
-        bool(each.strip()) if isinstance(each, str) else type(each) is int and each >= 0
-        for each in listed
-    )
-
-
 def is_options(value: Any) -> bool:
     """Whether a value may be the options of a question."""
     labels: Sequence[Any] = ascii_uppercase
@@ -321,22 +299,20 @@ def is_options(value: Any) -> bool:
         labels, value = list(value), list(value.values())
     if isinstance(value, str) or not isinstance(value, Sequence):
         return False
-    texts = cast("Sequence[Any]", value)
-    if not all(re.fullmatch(r"\s*(?:[A-Za-z]|\d{1,2})\s*", str(label)) for label in labels):
-        return False
-    return 0 < len(texts) <= len(labels) and all(isinstance(t, (str, int, float)) for t in texts)
+    named = all(re.fullmatch(r"\s*(?:[A-Za-z]|\d{1,2})\s*", str(label)) for label in labels)
+    texts = all(isinstance(text, (str, int, float)) for text in cast("Sequence[Any]", value))
+    return named and texts and 0 < len(value) <= len(labels)
 
 
+ANSWER = Field("answer", _ANSWER, needed=True, check=is_answer, equates=True)
+OPTIONS = Field("options", _OPTIONS, check=is_options)
 CHOICE = Verifier(
     name="choice",
     version=2,
     judge=judge_choice,
-    check_spec=check_choice,
+    check_spec=spec_check(read_spec),
     domain="multiple choice: one option, or a set of them",
-    fields=(
-        Field("answer", _ANSWER, needed=True, check=is_answer, equates=True),
-        Field("options", _OPTIONS, check=is_options),
-    ),
+    fields=(ANSWER, OPTIONS),
     accepts=r"the last of \boxed{B}, <answer>B</answer>, 'the answer is (b)', 'B is correct', "
     "'option B'; else a reply, or a last line, that is only a label, a labelled option or an "
     "option's text",

@@ -31,10 +31,8 @@ from assay.verify.answers.math_forms import (
     is_words,
     plain_form,
     same_based,
-    same_date,
     same_ratio,
     same_time,
-    vector,
     words_of,
 )
 from assay.verify.answers.math_policy import DEFAULT, Policy
@@ -154,10 +152,8 @@ def _same_structure(
     a: str, b: str, expected: PlainNumber | None, found: PlainNumber | None, policy: Policy
 ) -> bool:
     equal = partial(equivalent, policy=policy)
-    for compare in (same_time, same_date):
-        decided = compare(a, b)
-        if decided is not None:
-            return decided
+    if (decided := same_time(a, b)) is not None:
+        return decided
     if expected is None and (is_words(a) or is_words(b) or _CAPITALS.fullmatch(a)):
         return words_of(a, policy.case) == words_of(b, policy.case)
     (label_a, value_a), (label_b, value_b) = strip_label(a), strip_label(b)
@@ -176,8 +172,6 @@ def _same_structure(
     decided = same_based(a, b)
     if decided is None:
         decided = same_ratio(value_a, value_b, equal)
-    if decided is None:
-        decided = _same_vector(a, b, equal)
     if decided is not None:
         return decided
     parts_a, parts_b = read_parts(a), read_parts(b)
@@ -202,19 +196,6 @@ def _alternatives(text: str) -> list[list[str]]:
         [each.strip() for each in re.split(r"\s+and\s+", piece) if each.strip()]
         for piece in re.split(r"\s+or\s+", text)
     ]
-
-
-def _same_vector(a: str, b: str, equal: Callable[[str, str], bool]) -> bool | None:
-    """Compare a column or a row with a tuple; None where that is not the pair."""
-    for matrix, other in ((a, b), (b, a)):
-        entries = vector(matrix)
-        if entries and "\\begin" not in other:
-            brackets, inside = brackets_of(strip_label(other)[1])
-            items = split_top(inside)
-            if brackets not in ("()", "[]") or len(items) != len(entries):
-                return False
-            return all(map(equal, entries, items) if matrix is a else map(equal, items, entries))
-    return None
 
 
 def _same_formula(

@@ -22,10 +22,14 @@ _TABLE = read_table("latex.toml")
 _CHARACTERS = str.maketrans(
     {one: latex for ones, latex in _TABLE["characters"].items() for one in ones}
 )
-_STYLING, _SPELLING = (
-    tuple((re.compile(pattern), replacement) for pattern, replacement in _TABLE["rules"][name])
-    for name in ("styling", "spelling")
-)
+
+
+def read_rules(name: str) -> list[tuple[re.Pattern[str], str]]:
+    """Return the patterns of a table of latex.toml, and what replaces each."""
+    return [(re.compile(pattern), plain) for pattern, plain in _TABLE["rules"][name]]
+
+
+_STYLING, _SPELLING = read_rules("styling"), read_rules("spelling")
 _DELIMITERS = re.compile(r"\\\$|\$|\\\(|\\\)|(?<!\\)\\\[|\\\]")
 _ESCAPED_DOLLAR = re.compile(r"\\\$(?=\s*[+-]?\s*[\d.])|(?<=\d)\s*\\\$")
 _LONE_DOLLAR = re.compile(r"^(?=\s*[+-]?\$\s*[+-]?[\d.])\s*([+-]?)\$|(?<=\d)\s*\$(?=[\s.]*$)")

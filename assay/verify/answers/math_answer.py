@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.answers.equality import equivalent, is_single
 from assay.verify.answers.extraction import Commitment, find_answer
@@ -18,7 +16,6 @@ from assay.verify.answers.math_policy import (
     DEFAULT,
     OPTIONS,
     Policy,
-    is_answer,
     read_policy,
 )
 from assay.verify.answers.plain_numbers import read_number
@@ -55,12 +52,9 @@ def expected_answers(problem: Problem) -> tuple[str, ...]:
     """Return the accepted answers of a problem; raises VerifierError where there is none to use."""
     answer: Any = problem.spec.get("answer")
     if type(answer) is str and answer.strip():
-        return (answer,)
-    if not is_answer(answer):
-        found = "an empty list" if answer in ([], ()) else repr(answer)
-        raise VerifierError(message(f"problem {problem.id}: spec.answer", found, ANSWER.accepts))
-    listed: Sequence[Any] = answer if isinstance(answer, (list, tuple)) else [answer]
-    return tuple(str(each) for each in listed)
+        return (answer,)  # the commonest kind by far
+    answer = ANSWER.read(problem)
+    return tuple(map(str, answer)) if isinstance(answer, (list, tuple)) else (str(answer),)
 
 
 @lru_cache(maxsize=4096)
@@ -78,37 +72,32 @@ def read_gold(text: str) -> str:
 
 def agrees(gold_text: str, commitment: Commitment, policy: Policy = DEFAULT) -> bool:
     """Whether a commitment is the expected answer: all of its parts are, and nothing besides."""
-    gold = read_gold(gold_text)
-    parts = commitment.parts
-    if len(parts) == 1:
-        if equivalent(gold, parts[0], policy):
-            return True
-        if policy.extra_text and _around(gold, parts[0], commitment.phrase, policy):
-            return True
-    elif is_single(gold):
+    gold, parts = read_gold(gold_text), commitment.parts
+    together = ", ".join(parts)
+    if len(parts) > 1 and is_single(gold):
         return all(equivalent(gold, part, policy) for part in parts)
-    if len(parts) > 1 and equivalent(gold, ", ".join(parts), policy):
+    if equivalent(gold, together, policy):
+        return True
+    if len(parts) == 1 and policy.extra_text and _around(gold, commitment, policy):
         return True
     if not commitment.earlier or is_single(gold):
         return False
     boxes = (*commitment.earlier, *parts)
-    return len(boxes) == _num_parts(gold) and equivalent(gold, ", ".join(boxes), policy)
+    expected = split_top(brackets_of(canonical(gold))[1])
+    return len(boxes) == len(expected) and equivalent(gold, ", ".join(boxes), policy)
 
 
-def _around(gold: str, part: str, phrase: str, policy: Policy) -> bool:
-    """Whether words stand around the expected value: the whole phrase is it, or a box holds a sentence."""
-    if phrase and phrase != part and _same_text(gold, phrase):
+def _around(gold: str, commitment: Commitment, policy: Policy) -> bool:
+    """Whether words stand around the expected value: all of a phrase is it, or a box says it."""
+    (part,), phrase = commitment.parts, commitment.phrase
+    if phrase not in ("", part) and canonical(gold).casefold() == canonical(phrase).casefold():
         return True
     if phrase and re.search(r"\d!$", part) and equivalent(gold, part[:-1], policy):
         return True  # a sentence may end in an exclamation
     spoken = _WRAPPED.sub(r" \1 ", part).strip()
-    if is_altered(spoken) and not is_altered(gold):
+    if len(spoken) > MAX_SHORT or (is_altered(spoken) and not is_altered(gold)):
         return False
-    if (
-        len(spoken) > MAX_SHORT
-        or _FORMAL.search(spoken)
-        or not _WORD.search(_COMMAND.sub(" ", spoken))
-    ):
+    if _FORMAL.search(spoken) or not _WORD.search(_COMMAND.sub(" ", spoken)):
         return False
     if read_number(part) is not None:
         return False  # a number with a unit, which was compared
@@ -116,22 +105,16 @@ def _around(gold: str, part: str, phrase: str, policy: Policy) -> bool:
     return value is not None and value != part and equivalent(gold, value, policy)
 
 
-def _num_parts(gold: str) -> int:
-    return len(split_top(brackets_of(canonical(gold))[1]))
-
-
-def _same_text(gold: str, phrase: str) -> bool:
-    return canonical(gold).casefold() == canonical(phrase).casefold()
-
-
 MATH = Verifier(
     name="math",
     version=4,
     judge=judge_math,
-    domain="mathematical answers: numbers with units, formulas, sets, tuples, intervals, matrices, relations",
+    domain="mathematical answers: numbers with units, formulas, sets, tuples, intervals, matrices, "
+    "relations",
     fields=(ANSWER, *OPTIONS),
-    accepts=r"the last of \boxed{}, <answer>, 'the answer is', ####, Final:, A:; else a reply that commits without a "
-    "mark: only an answer, one sentence with one value, a last line or a final bold value that is only an answer",
+    accepts=r"the last of \boxed{}, <answer>, 'the answer is', ####, Final:, A:; else a reply that "
+    "commits without a mark: only an answer, one sentence with one value, a last line or a final "
+    "bold value that is only an answer",
     memory_mib=4096,
     limits=Limits(memory_mib=4096),
     known_errors=known_errors("math"),
@@ -140,5 +123,3 @@ MATH = Verifier(
     modules=("assay.verify.answers", "assay.types"),
     packages=("math-verify", "latex2sympy2-extended", "sympy"),
 )
-
-__all__ = ["MATH", "agrees", "expected_answers", "judge_math", "read_gold"]

@@ -1,4 +1,4 @@
-"""Answers of special forms: times, dates, numbers in a base, ratios, fixed phrases, arithmetic still to be done.
+"""Answers of special forms: times, numbers in a base, ratios, phrases, sums still to be done.
 
 Each function takes canonical texts and says whether the form is there at all (None: it is not).
 """
@@ -9,31 +9,17 @@ import re
 from collections.abc import Callable
 from functools import lru_cache
 
-from assay.verify.answers.latex_text import brackets_of, split_top, squeeze
-from assay.verify.answers.number_words import NUMBER_WORDS
+from assay.verify.answers.latex_text import brackets_of, read_rules, split_top, squeeze
 from assay.verify.answers.plain_numbers import read_number
 
 Equal = Callable[[str, str], bool]
 
-_PHRASES = (
-    (r"(?:the set of )?(?:all |any )?(?:real numbers|reals|real number)", r"\mathbb{R}"),
-    (r"(?:the set of )?(?:all )?integers", r"\mathbb{Z}"),
-    (r"(?:the )?(?:empty set|null set)", r"\emptyset"),
-    (r"(?:there (?:is|are) )?no (?:real )?solutions?(?: exists?)?", r"\emptyset"),
-    (r"dne|does not exist|the limit does not exist", "does not exist"),
-    (r"(?:negative|minus) (?:\\infty|infinity)", r"-\infty"),
-    (r"(?:positive |plus |\+\s*)(?:\\infty|infinity)|infinity|infinite", r"\infty"),
-)
-_PHRASE_RULES = tuple((re.compile(pattern, re.IGNORECASE), text) for pattern, text in _PHRASES)
-_OPEN_INTERVAL = re.compile(r"([\[\]])\s*([^\[\]]+,[^\[\]]+?)\s*([\[\]])")
-_ANGLES = re.compile(r"^\\langle\s*(.*?)\s*\\rangle$")
-_CHOOSE = re.compile(r"^(?:C|nCr)\s*\(\s*(\d+)\s*,\s*(\d+)\s*\)$")
-_NESTED = re.compile(r"^\[\s*\[[^\[\]]*\](?:\s*,\s*\[[^\[\]]*\])*\s*\]$")
+_FORMS = read_rules("forms")
 
 
 @lru_cache(maxsize=4096)
 def plain_form(text: str) -> str:
-    """Return a canonical answer in a form that the later stages read: brackets, phrases, matrices."""
+    """Return a canonical answer in a form that the later stages read: brackets, phrases."""
     if len(text) > 2000:
         return text
     for _ in range(3):
@@ -41,124 +27,34 @@ def plain_form(text: str) -> str:
         if brackets != "()" or "," in within or ";" in within or not within:
             break
         text = within
-    if "\\" in text or "," in text or " or " in text:
-        text = _rewritten(text)
-    for pattern, plain in _PHRASE_RULES:
-        if pattern.fullmatch(text):
-            return plain
-    if (text[:1] == "]" or text[-1:] == "[" or "[" in text) and _has_outward(text):
-        text = _OPEN_INTERVAL.sub(_round, text)
-    if match := _ANGLES.match(text):
-        return f"({match[1]})"
-    if match := _CHOOSE.match(text):
-        return rf"\binom{{{match[1]}}}{{{match[2]}}}"
-    if _NESTED.match(text):
-        rows = re.findall(r"\[([^\[\]]*)\]", text)
-        return r"\begin{pmatrix}" + r"\\".join(r.replace(",", "&") for r in rows) + r"\end{pmatrix}"
+    for pattern, plain in _FORMS:
+        text = pattern.sub(plain, text)
     return text
 
 
-_BUILDER = re.compile(
-    r"\\\{\s*([a-zA-Z])\s*(?:\\in \s*\\mathbb\{R\}\s*)?[|:]\s*((?:[^|:{}]|\{[^{}]*\})*?)\s*\\\}"
-)
-_THOUSANDS = re.compile(r"(-?\d{1,3}(?:,\d{3})+)(\s*(?:\\pi|\\sqrt|[a-z](?![a-z]))[^,;]*)")
-_SMALL = re.compile(r"\\(begin|end)\s*\{smallmatrix\}")
-_CASES = re.compile(r"\\begin\s*\{cases\}(.*)\\end\s*\{cases\}", re.DOTALL)
-_ASSIGNED = re.compile(r"\s*([a-z])\s*=\s*([^=<>,]+)")
-
-
-def _rewritten(text: str) -> str:
-    """Write sets by condition, systems of values and grouped digits before a letter in a plainer way."""
-    if (match := _BUILDER.fullmatch(text)) and re.search(r"[<>]|\\[lg]e ", match[2]):
-        name = re.search(rf"(?<![a-zA-Z\\]){match[1]}(?![a-zA-Z])", match[2])
-        return match[2] if name and "," not in match[2] else text
-    if match := _THOUSANDS.fullmatch(text):
-        return match[1].replace(",", "") + match[2]
-    if match := _CASES.fullmatch(text):
-        rows = [row.strip(" ,;&").replace("&", "") for row in match[1].split(r"\\") if row.strip()]
-        return ", ".join(rows) if all(map(_ASSIGNED.fullmatch, rows)) else text
-    if " or " in text and "=" in text:
-        return _points_of(text)
-    return _SMALL.sub(r"\\\1{pmatrix}", text)
-
-
-def _points_of(text: str) -> str:
-    """Return ``(5, 8), (8, 5)`` for ``x=5, y=8 or x=8, y=5``, and any other text as it is."""
-    points: list[dict[str, str]] = []
-    for piece in re.split(r"\s*[,;]?\s+or\s+", text):
-        found = [_ASSIGNED.fullmatch(each) for each in re.split(r",|\band\b", piece)]
-        names = {match[1]: match[2].strip() for match in found if match}
-        if len(names) < 2 or len(names) != len(found):
-            return text
-        points.append(names)
-    if len({tuple(sorted(point)) for point in points}) != 1:
-        return text
-    return ", ".join(f"({', '.join(point[name] for name in sorted(point))})" for point in points)
-
-
-def _has_outward(text: str) -> bool:
-    """Whether brackets are written outward somewhere, as in ]0,1[ or [0,1[."""
-    matches = list(_OPEN_INTERVAL.finditer(text))
-    return bool(matches) and any(m[1] == "]" or m[3] == "[" for m in matches)
-
-
-def _round(match: re.Match[str]) -> str:
-    return f"{'(' if match[1] == ']' else '['}{match[2]}{')' if match[3] == '[' else ']'}"
-
-
-_VECTOR = re.compile(
-    r"^\\begin\s*\{[pbvBV]?(?:small)?matrix\}(.*)\\end\s*\{[pbvBV]?(?:small)?matrix\}$", re.DOTALL
-)
-
-
-def vector(text: str) -> list[str]:
-    """Return the entries of a column or a row of two or more, or nothing."""
-    match = _VECTOR.match(text)
-    if match is None:
-        return []
-    rows = [row.strip() for row in match[1].split(r"\\") if row.strip()]
-    if len(rows) > 1 and not any("&" in row for row in rows):
-        return rows
-    return (
-        [cell.strip() for cell in rows[0].split("&")] if len(rows) == 1 and "&" in rows[0] else []
-    )
-
-
-_CLOCK = re.compile(
-    r"(\d{1,2}):([0-5]\d)(?::([0-5]\d))?\s*(?:([ap])\.?\s?m\.?)?(?:\s*o'clock)?", re.IGNORECASE
-)
-_HOUR = re.compile(r"(\d{1,2})\s*(?:([ap])\.?\s?m\.?|o'clock)", re.IGNORECASE)
-_NOON = {"noon": (720, True), "midday": (720, True), "midnight": (0, True)}
+_CLOCK = re.compile(r"(\d\d?)(?::([0-5]\d)(?::([0-5]\d))?)?\s*(?:([ap])\.?\s?m\.?|o'clock)?")
+_NOON = {"noon": "12 pm", "midday": "12 pm", "midnight": "12 am"}
 
 
 def same_time(gold: str, found: str) -> bool | None:
-    """Compare times of day, with or without am and pm; None where the expected text is none."""
-    expected = _time(gold)
-    if expected is None:
-        return None
-    answered = _time(found)
-    if answered is None:
+    """Compare times of day, with or without am and pm; None where one of them is none."""
+    expected, answered = _time(gold), _time(found)
+    if expected is None or answered is None:
         return None
     (a, marked), (b, other) = expected, answered
-    return (
-        a == b
-        if marked == other
-        else a % 43200 == b % 43200 and (a == b or a >= 43200 or b >= 43200)
-    )
+    if marked == other:
+        return a == b
+    return a % 43200 == b % 43200 and (a == b or a >= 43200 or b >= 43200)
 
 
 def _time(text: str) -> tuple[int, bool] | None:
     """Return (seconds since midnight, whether that half of the day is named)."""
     lowered = text.lower().strip()
-    if lowered in _NOON:
-        return _NOON[lowered][0] * 60, True
-    match = _CLOCK.fullmatch(lowered) or _HOUR.fullmatch(lowered)
-    if match is None:
+    match = _CLOCK.fullmatch(_NOON.get(lowered, lowered))
+    if match is None or match[0].isdigit():
         return None
-    if match.re is _HOUR:
-        hour, minute, second, half = int(match[1]), 0, 0, match[2]
-    else:
-        hour, minute, second, half = int(match[1]), int(match[2]), int(match[3] or 0), match[4]
+    hour, minute, second = (int(each or 0) for each in match.groups()[:3])
+    half = match[4]
     if hour > (12 if half else 24):
         return None
     if half:
@@ -166,74 +62,22 @@ def _time(text: str) -> tuple[int, bool] | None:
     return (hour * 60 + minute) * 60 + second, bool(half) or hour > 12
 
 
-_MONTHS = [
-    "january",
-    "february",
-    "march",
-    "april",
-    "may",
-    "june",
-    "july",
-    "august",
-    "september",
-    "october",
-    "november",
-    "december",
-]
-_MONTH = {name: n for n, name in enumerate(_MONTHS, 1)} | {
-    name[:3]: n for n, name in enumerate(_MONTHS, 1)
-}
-
-
-def same_date(gold: str, found: str) -> bool | None:
-    """Compare dates with a month's name; None where one of them is none."""
-    expected, answered = _date(gold), _date(found)
-    return None if expected is None or answered is None else expected == answered
-
-
-def _date(text: str) -> tuple[int, int, int] | None:
-    """Return (year, month, day); 0 for what is left out."""
-    words = re.findall(r"[a-z]+|\d+", text.lower())
-    if not 2 <= len(words) <= 6 or re.search(r"[^\w\s,.^{}]", text):
-        return None
-    months = [_MONTH[word] for word in words if word in _MONTH]
-    numbers = [int(word) for word in words if word.isdigit() and len(word) <= 4]
-    rest = [w for w in words if w not in _MONTH and not w.isdigit()]
-    if (
-        len(months) != 1
-        or not 1 <= len(numbers) <= 2
-        or set(rest) - {"st", "nd", "rd", "th", "of", "the"}
-    ):
-        return None
-    years = [n for n in numbers if n > 31]
-    days = [n for n in numbers if n <= 31]
-    if len(years) > 1 or len(days) > 1:
-        return None
-    return (years or [0])[0], months[0], (days or [0])[0]
-
-
 _BASED = re.compile(
     r"\(?(\d[0-9A-Za-z]{0,200}|[0-9A-F]{1,200}(?=\)?_\{?16))\)?_\{?(\d\d?|[a-z]{3,8})\}?"
 )
-_BASE_WORDS = dict(
-    zip(
-        [
-            "two",
-            "three",
-            "four",
-            "five",
-            "six",
-            "seven",
-            "eight",
-            "nine",
-            "ten",
-            "eleven",
-            "twelve",
-        ],
-        map(str, range(2, 13)),
-        strict=True,
-    )
-)
+_BASES = [
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+]
 
 
 def _based(text: str) -> tuple[str, str] | None:
@@ -241,7 +85,7 @@ def _based(text: str) -> tuple[str, str] | None:
     match = _BASED.fullmatch(squeeze(text))
     if match is None:
         return None
-    base = _BASE_WORDS.get(match[2], match[2])
+    base = str(_BASES.index(match[2]) + 2) if match[2] in _BASES else match[2]
     return (match[1], base) if base.isdigit() else None
 
 
@@ -370,19 +214,9 @@ def is_unsolved(text: str) -> bool:
 
 
 _FUNCTION_WORDS = {
-    "sin",
-    "cos",
-    "tan",
-    "log",
-    "exp",
-    "sqrt",
-    "pi",
-    "max",
-    "min",
-    "mod",
-    "gcd",
-    "lcm",
+    *["sin", "cos", "tan", "log", "exp", "sqrt", "pi", "max", "min", "mod", "gcd", "lcm"]
 }
+_NAME = re.compile("[A-Z][a-z]{2}")
 _SHORT_WORDS = {"yes", "no", "odd", "up", "he", "she", "it", "am", "pm"}
 
 
@@ -393,13 +227,9 @@ def is_words(text: str) -> bool:
     words = re.findall(r"[^\W\d_]+", text)
     if any(word.lower() in _FUNCTION_WORDS for word in words):
         return False
-    if len(words) == 1 and (words[0].lower() in _SHORT_WORDS or _is_name(words[0])):
+    if len(words) == 1 and (words[0].lower() in _SHORT_WORDS or _NAME.fullmatch(words[0])):
         return True
     return max(map(len, words), default=0) >= 4
-
-
-def _is_name(word: str) -> bool:
-    return len(word) == 3 and word.istitle()
 
 
 _LEADING = ("a", "an", "the", "on", "in", "at", "it", "is", "its")
@@ -435,14 +265,3 @@ def is_altered(text: str) -> bool:
 
 
 _CONTINUED = re.compile(r"\\[lc]?dots|\.\.\.|[\d}]'|\d_|[₀-₉]|degrees?\s*$|\\h?phantom")
-
-
-def is_number_word(text: str) -> bool:
-    """Whether a text begins with a number in words."""
-    first = re.match(r"[A-Za-z]+", text)
-    return bool(first) and first[0].lower() in NUMBER_WORDS
-
-
-def inside(text: str) -> str:
-    """Return what stands in the brackets that enclose a text, or the text."""
-    return brackets_of(text)[1]

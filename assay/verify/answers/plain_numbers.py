@@ -251,11 +251,6 @@ def split_unit(text: str) -> tuple[str, Unit]:
     return text, NO_UNIT
 
 
-def strip_unit(text: str) -> str:
-    """Return a canonical formula without the unit that follows it."""
-    return split_unit(text)[0]
-
-
 def same_number(gold: PlainNumber, number: PlainNumber, policy: Policy = DEFAULT) -> bool:
     """Whether two written numbers agree.
 

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.answers.commitment import MAX_TEXT, STOPS, bare, clipped, committed, unwrapped
 from assay.verify.answers.math_policy import TEXT_ANSWER, is_answer
 from assay.verify.answers.tables import says
-from assay.verify.base import Field, Limits, Part, Verifier, known_errors
+from assay.verify.base import Field, Limits, Part, Verifier, known_errors, one_of
 
 PLACES = ("auto", "whole", "last_line", "marked")
-MODES = ("fullmatch", "search")
-FLAGS = "imsx"
+LETTERS = "imsx"
 MATCH_SECONDS = 1.0  # of CPU time that one text may spend on one pattern
 
 _PLACE = (
     "auto (the last tag, box or 'the answer is'; else the whole answer), whole, last_line or "
     "marked (a tag, box or phrase, nothing else)"
 )
-_PATTERN = "a regular expression (the regex module's, version 0: as in re)"
 
 
 def judge_exact(problem: Problem, completion: Completion) -> Part:
@@ -31,16 +28,16 @@ def judge_exact(problem: Problem, completion: Completion) -> Part:
 
     Reads ``answer``, ``where`` and the ``ignore_*`` options of the spec.
     """
-    answer: Any = problem.spec.get("answer")
-    _check(problem, "answer", answer, TEXT_ANSWER, is_answer)
+    answer = ANSWER.read(problem)
     golds: Sequence[Any] = answer if isinstance(answer, (list, tuple)) else [answer]
-    found = place(problem, completion, "auto")
+    where = EXACT_PLACE.read(problem)
+    found = place(completion, where)
     if found is None:
         return Part(0.0, detail="no answer")
-    wanted = {normalized(str(gold), problem) for gold in golds}
     spellings = spellings_of(found)
-    if problem.spec.get("where", "auto") == "auto":  # the accepted text may hold a mark itself
+    if where == "auto":  # the accepted text may hold a mark itself
         spellings.add(clipped(completion.answer_text))
+    wanted = {normalized(str(gold), problem) for gold in golds}
     right = any(normalized(spelling, problem) in wanted for spelling in sorted(spellings))
     return Part(float(right), extracted=found)
 
@@ -65,16 +62,12 @@ def judge_regex(problem: Problem, completion: Completion) -> Part:
     backtracks for more than a second of CPU time fails: judging the pattern is the author's
     work, and no text may buy itself out of a judgement.
     """
-    pattern, flags = problem.spec.get("pattern"), problem.spec.get("flags", "")
-    mode = problem.spec.get("mode", "fullmatch")
-    _check(problem, "flags", flags, f"letters among {FLAGS}", _are_flags)
-    _check(problem, "mode", mode, ", ".join(MODES), MODES.__contains__)
-    _check(problem, "pattern", pattern, "a regular expression", _is_filled)
-    match = getattr(_compiled(str(pattern), flags, f"problem {problem.id}: spec."), mode)
-    found = place(problem, completion, "whole")
+    compiled = _compiled(PATTERN.read(problem), FLAGS.read(problem))
+    match, where = getattr(compiled, MODE.read(problem)), REGEX_PLACE.read(problem)
+    found = place(completion, where)
     if found is None:
         return Part(0.0, detail="no answer")
-    plain = bare(found) if problem.spec.get("where") in ("auto", "marked") else found
+    plain = bare(found) if where in ("auto", "marked") else found
     try:
         matched = match(found, timeout=MATCH_SECONDS)
         if matched is None and plain != found:
@@ -87,10 +80,8 @@ def judge_regex(problem: Problem, completion: Completion) -> Part:
     return Part(float(matched is not None), extracted=matched[0] if matched else None)
 
 
-def place(problem: Problem, completion: Completion, default: str) -> str | None:
+def place(completion: Completion, where: str) -> str | None:
     """Return the part of an answer that ``spec.where`` names, None where there is none."""
-    where = problem.spec.get("where", default)
-    _check(problem, "where", where, ", ".join(PLACES), PLACES.__contains__)
     whole = completion.answer_text
     if len(whole) > MAX_TEXT:
         return None
@@ -104,72 +95,64 @@ def place(problem: Problem, completion: Completion, default: str) -> str | None:
 
 def normalized(text: str, problem: Problem) -> str:
     """Return a text as the ``ignore_*`` options of a problem compare it."""
-    spec = problem.spec
     text = unicodedata.normalize("NFC", text.strip())
-    if spec.get("ignore_accents", False):
+    if IGNORE_ACCENTS.read(problem):
         letters = unicodedata.normalize("NFD", text)
         text = "".join(c for c in letters if not unicodedata.combining(c))
-    if spec.get("ignore_case", True):
+    if IGNORE_CASE.read(problem):
         text = text.casefold()
-    if spec.get("ignore_punctuation", False):
+    if IGNORE_PUNCTUATION.read(problem):
         text = "".join(" " if unicodedata.category(c)[0] == "P" else c for c in text)
-    return " ".join(text.split()) if spec.get("ignore_whitespace", True) else text
-
-
-def _check(
-    problem: Problem, name: str, value: Any, accepts: str, check: Callable[[Any], bool]
-) -> None:
-    if not check(value):
-        where = f"problem {problem.id}: spec.{name}"
-        raise VerifierError(message(where, repr(value)[:80], accepts))
+    return " ".join(text.split()) if IGNORE_WHITESPACE.read(problem) else text
 
 
 @lru_cache(maxsize=1024)
-def _compiled(pattern: str, flags: str, where: str) -> Any:
+def _compiled(pattern: str, flags: str) -> Any:
     import regex
 
     bits = regex.V0
     for letter in flags:
         bits |= getattr(regex, letter.upper())
-    try:
-        return regex.compile(pattern, bits)
-    except (regex.error, OverflowError, RecursionError) as error:
-        found = f"{pattern[:60]!r} ({error})"
-        accepted = "a regular expression of the regex module"
-        raise VerifierError(message(f"{where}pattern", found, accepted)) from error
-
-
-def _are_flags(value: Any) -> bool:
-    return isinstance(value, str) and set(value) <= set(FLAGS)
-
-
-def _is_filled(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
+    return regex.compile(pattern, bits)
 
 
 def _is_pattern(value: Any) -> bool:
+    import regex
+
     try:
-        return _is_filled(value) and bool(_compiled(value, "", ""))
-    except VerifierError:
+        return isinstance(value, str) and bool(value) and bool(_compiled(value, ""))
+    except (regex.error, OverflowError, RecursionError):
         return False
+
+
+def _are_flags(value: Any) -> bool:
+    return isinstance(value, str) and set(value) <= set(LETTERS)
 
 
 def _switch(name: str, default: bool, accepts: str = "true or false") -> Field:
     return Field(name, accepts, default=default, check=lambda value: isinstance(value, bool))
 
 
+ANSWER = Field("answer", TEXT_ANSWER, needed=True, check=is_answer, equates=True)
+EXACT_PLACE = Field("where", _PLACE, default="auto", check=one_of(*PLACES))
+IGNORE_CASE = _switch("ignore_case", True)
+IGNORE_WHITESPACE = _switch(
+    "ignore_whitespace", True, "true (runs of white space are one) or false"
+)
+IGNORE_PUNCTUATION = _switch("ignore_punctuation", False)
+IGNORE_ACCENTS = _switch("ignore_accents", False)
 EXACT = Verifier(
     name="exact",
     version=2,
     judge=judge_exact,
     domain="answers that are one text: a name, a word, a line",
     fields=(
-        Field("answer", TEXT_ANSWER, needed=True, check=is_answer, equates=True),
-        Field("where", _PLACE, default="auto", check=PLACES.__contains__),
-        _switch("ignore_case", True),
-        _switch("ignore_whitespace", True, "true (runs of white space are one) or false"),
-        _switch("ignore_punctuation", False),
-        _switch("ignore_accents", False),
+        ANSWER,
+        EXACT_PLACE,
+        IGNORE_CASE,
+        IGNORE_WHITESPACE,
+        IGNORE_PUNCTUATION,
+        IGNORE_ACCENTS,
     ),
     accepts="the accepted text itself, wrapped in **, quotes, $ or ` and ended by a period or not, "
     f"where spec.where says; a reply of more than {MAX_TEXT} characters has no answer",
@@ -179,17 +162,21 @@ EXACT = Verifier(
     modules=("assay.verify.answers", "assay.types"),
 )
 
+PATTERN = Field(
+    "pattern",
+    "a regular expression (the regex module's, version 0: as in re)",
+    needed=True,
+    check=_is_pattern,
+)
+MODE = Field("mode", "fullmatch, search", default="fullmatch", check=one_of("fullmatch", "search"))
+FLAGS = Field("flags", f"letters among {LETTERS}, as in (?{LETTERS})", default="", check=_are_flags)
+REGEX_PLACE = Field("where", _PLACE, default="whole", check=one_of(*PLACES))
 REGEX = Verifier(
     name="regex",
     version=2,
     judge=judge_regex,
     domain="answers whose form a pattern describes",
-    fields=(
-        Field("pattern", _PATTERN, needed=True, check=_is_pattern),
-        Field("mode", ", ".join(MODES), default="fullmatch", check=MODES.__contains__),
-        Field("flags", f"letters among {FLAGS}, as in (?{FLAGS})", default="", check=_are_flags),
-        Field("where", _PLACE, default="whole", check=PLACES.__contains__),
-    ),
+    fields=(PATTERN, MODE, FLAGS, REGEX_PLACE),
     accepts="a text that the pattern matches, where spec.where says, without white space around it "
     "(for auto and marked also without emphasis, quotes and a final period); a reply of more than "
     f"{MAX_TEXT} characters has no answer",
