@@ -1,4 +1,4 @@
-"""What a text commits itself to as its answer: boxes, answer tags and phrases such as "the answer is".
+"""What a text commits itself to: boxes, answer tags and phrases such as "the answer is".
 
 The last mark counts, and marks that stand together are one commitment of several parts. Words
 before a mark may deny it; words after it may take it back or put another answer in its place. All

@@ -25,7 +25,6 @@ from assay.verify.answers.math_forms import (
     is_called,
     is_constant,
     is_qualified,
-    is_undone,
     is_unsolved,
     is_unsummed,
     is_words,
@@ -51,18 +50,14 @@ _OPERATOR = re.compile(
     r"|\\[dt]?frac\s*\{\s*(?:d|\\partial)\s*(?:\^[^{}]*)?\}\s*\{\s*(?:d|\\partial)\s*[a-z]"
 )
 _CAPITALS = re.compile("[A-Z]{2,}")  # letters in an order: vertices, places, options
-_MINUS = re.compile(
-    r"^(?:minus|negative) +(?=\\(?:sqrt|frac|pi)(?![a-zA-Z])[^-+]*$)", re.IGNORECASE
-)
 _ENDLESS = re.compile(r"\\(?:i+nt|oint)|binom|\d{3}|!")
 
-_DENIED = re.compile(r"(?<![a-zA-Z])(?:not|never|no|except|without|unless|non)(?![a-zA-Z])", re.I)
 _SPACED = re.compile(r"\d(?:\s|\\(?:quad|qquad|[ ,;:!]))+\d")
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A collection as written: ``list`` (1, 2 and 3), ``set``, ``tuple`` (any round or square brackets)."""
+    """A collection as written: ``list`` (1, 2 and 3), ``set``, ``tuple`` (round or square brackets)."""
 
     kind: Literal["list", "set", "tuple"]
     items: tuple[str, ...]
@@ -76,14 +71,13 @@ class Parts:
 
 
 def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
-    """Whether ``answer`` says the same as ``gold``; both are answers alone, without sentences around."""
+    """Whether ``answer`` says the same as ``gold``; both are answers without words around."""
     a, b = canonical(gold), canonical(answer)
     if not a or not b:
         return False
     if a == b or squeeze(a) == squeeze(b):
         return True
     b = b.removeprefix(r"\approx ").strip()
-    b = _MINUS.sub("-", b)
     expected, found = _numbers(a, b, policy)
     if expected is not None and found is not None and same_number(expected, found, policy):
         return not expected.listed or _reads_as_decimal(a, b)
@@ -91,16 +85,9 @@ def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
         return False
     if expected is not None and b != "e" and not re.search(r"[\d\\=]", b):
         return False  # letters alone are no number; sympy need not be asked
-    if not policy.unevaluated:
-        if expected is not None and is_undone(b):
-            return False
-        if (expected is not None or is_constant(a)) and is_called(a, b):
-            return False
-    if (
-        expected is not None
-        and found is None
-        and (_DENIED.search(b) or _SPACED.search(b) or b[-1] == "'")
-    ):
+    if not policy.unevaluated and (expected is not None or is_constant(a)) and is_called(a, b):
+        return False
+    if expected is not None and found is None and (_SPACED.search(b) or b[-1] == "'"):
         return False  # algebra would read a product there, which nothing makes 0
     if "\\ldots" in b and "\\ldots" not in a:
         return False  # and so on: nobody knows how
@@ -109,24 +96,7 @@ def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
         return False
     if is_qualified(b) and not is_qualified(a):
         return a == b
-    if expected is None or found is None:
-        a, b = _numeral(a, expected), _numeral(b, found)
     return a == b or squeeze(a) == squeeze(b) or _same_structure(a, b, expected, found, policy)
-
-
-_LETTERED = re.compile(r"\d[,\de]*e-?\d+|.*(?:\d,\d|illion|thousand|hundred).*")
-
-
-def _numeral(text: str, number: PlainNumber | None) -> str:
-    """Return 1,024, 1e-3 or 1 million as algebra reads it; other texts as they are."""
-    if number is None or number.listed or number.unit or number.percent:
-        return text
-    value = number.value
-    if not _LETTERED.fullmatch(text) or len(str(value)) > 100:
-        return text
-    if value.denominator == 1:
-        return str(value.numerator)
-    return text if "." in text else rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
 def _numbers(a: str, b: str, policy: Policy) -> tuple[PlainNumber | None, PlainNumber | None]:
@@ -174,7 +144,7 @@ def _same_structure(
         decided = same_ratio(value_a, value_b, equal)
     if decided is not None:
         return decided
-    parts_a, parts_b = read_parts(a), read_parts(b)
+    parts_a, parts_b = _parts_unless(a, expected), _parts_unless(b, found)
     if parts_a is not None or parts_b is not None:
         decided = _same_parts(parts_a, parts_b, a, b, policy)
         if decided is not None:
@@ -182,7 +152,8 @@ def _same_structure(
     if re.search(r" (?:or|and) ", a + b) and (_has_relation(a) or _has_relation(b)):
         return same_union(_alternatives(a), _alternatives(b))
     related = _has_relation(a) or _has_relation(b)
-    if _is_bare_list(a) != _is_bare_list(b) and not related:
+    lists = [parts is not None and parts.kind == "list" for parts in (parts_a, parts_b)]
+    if lists[0] != lists[1] and not related:
         return False
     constant = expected is not None or is_constant(a)
     if not (policy.unevaluated or related) and constant and is_unsummed(a, b, expected is not None):
@@ -190,8 +161,13 @@ def _same_structure(
     return _same_formula(a, b, expected, found, policy)
 
 
+def _parts_unless(text: str, number: PlainNumber | None) -> Parts | None:
+    """Read a collection, unless it is one number, as 1,024."""
+    return read_parts(text) if number is None or number.listed else None
+
+
 def _alternatives(text: str) -> list[list[str]]:
-    """Split ``x < 1 or x > 2 and x < 3`` into conditions that must hold together, of which one must hold."""
+    """Split ``x < 1 or x > 2 and x < 3`` into lists of conditions that hold together."""
     return [
         [each.strip() for each in re.split(r"\s+and\s+", piece) if each.strip()]
         for piece in re.split(r"\s+or\s+", text)
@@ -202,11 +178,7 @@ def _same_formula(
     a: str, b: str, expected: PlainNumber | None, found: PlainNumber | None, policy: Policy
 ) -> bool:
     """Compare by algebra, after the units: they are converted as those of plain numbers are."""
-    (bare_a, unit_a), (bare_b, unit_b) = split_unit(a), split_unit(b)
-    if expected is not None:
-        bare_a, unit_a = _bare(expected, bare_a), expected.unit
-    if found is not None:
-        bare_b, unit_b = _bare(found, bare_b), found.unit
+    (bare_a, unit_a), (bare_b, unit_b) = _algebra(a, expected), _algebra(b, found)
     if policy.units == "required" and unit_a and not unit_b:
         return False
     angles = [_is_degrees(unit_a), _is_degrees(unit_b)]
@@ -225,15 +197,22 @@ def _is_degrees(unit: Unit) -> bool:
     return unit.factors == (("angle", 1),) and unit.size == 1
 
 
-def _bare(number: PlainNumber, text: str) -> str:
-    """Return a number without its unit, where it has one: a formula is read from its own text."""
-    if not number.unit or len(str(number.value)) > 300:
-        return text
-    return rf"\frac{{{number.value.numerator}}}{{{number.value.denominator}}}"
+_LETTERED = re.compile(r"\d[,\de]*e-?\d+|.*(?:\d,\d|illion|thousand|hundred).*")
+
+
+def _algebra(text: str, number: PlainNumber | None) -> tuple[str, Unit]:
+    """Return a formula without its unit, and that unit; of 5 m, 1e-3 or 1 million the value."""
+    if number is None or number.percent:
+        return split_unit(text)
+    value = number.value
+    spelled = _LETTERED.fullmatch(text) and "." not in text and not number.listed
+    if len(str(value)) > 300 or not (number.unit or spelled):
+        return split_unit(text)[0], number.unit
+    return rf"\frac{{{value.numerator}}}{{{value.denominator}}}", number.unit
 
 
 def _end_of_chain(text: str) -> str:
-    """Return the last term of ``12 + 1 = 13``; nothing where the chain contradicts itself, as ``5 = 6``."""
+    """Return the last term of ``12 + 1 = 13``; nothing where the chain is false, as ``5 = 6``."""
     pieces = split_equals(text)
     last = read_number(pieces[-1])
     for piece in pieces[:-1]:
@@ -269,7 +248,7 @@ def _has_relation(text: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def read_parts(text: str) -> Parts | None:
-    """Read a collection of two or more parts (or any set) at the top level of a canonical answer."""
+    """Read a canonical answer that is a collection of two or more parts, or any set."""
     if "\\begin" in text:
         return None
     label, value = strip_label(text)
@@ -342,7 +321,7 @@ def _same_parts(
 
 
 def _by_name(parts: Parts) -> tuple[str, ...]:
-    """Return the items of ``y = 2, x = 1`` in the order of their names, which is that of a tuple."""
+    """Return the items of ``y = 2, x = 1`` in the order of their names, as a tuple has them."""
     if not parts.ordered_by_label or any(len(label) != 1 for label in parts.labels):
         return parts.items
     return tuple(item for _, item in sorted(zip(parts.labels, parts.items, strict=True)))

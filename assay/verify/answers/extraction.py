@@ -60,8 +60,8 @@ class Commitment:
 
 _SPACES = re.compile(r"[ \t]{3,}|\n{3,}")
 _LEAD_IN = re.compile(
-    r"\\(?:text|mbox|textbf|mathrm)\s{0,4}\{(\s{0,4}(?:(?:so|thus|hence|therefore),?\s)?(?:the\s|my\s)?"
-    r"(?:final\s|correct\s)?(?:answer|result)s?\s{0,4}(?:is|are|:|=)?:?\s{0,4})\}",
+    r"\\(?:text|mbox|textbf|mathrm)\s{0,4}\{"
+    r"(\s{0,4}(?:(?:so|thus|hence|therefore),?\s)?(?:the\s|my\s)?(?:final\s|correct\s)?(?:answer|result)s?\s{0,4}(?:is|are|:|=)?:?\s{0,4})\}",
     re.IGNORECASE,
 )
 _SPOKEN_BOX = re.compile(r"\\(?:text|mbox|textbf|mathrm)\s*\{([^{}]*)\}")
@@ -71,9 +71,6 @@ _TAIL = re.compile(
     r"|\.\d{1,20}(?!\d)"
     r"|\s(?:hundred|thousand|million|billion|trillion|dozen|squared|cubed|factorial)\b",
     re.IGNORECASE,
-)
-_ARROW = re.compile(
-    r"(?:(?:=+>|-+>|[→⇒⟹∴=]|\\(?:Rightarrow|implies|therefore|to|rightarrow)\b)\s*)+"
 )
 _OBJECT = re.compile(
     r"\{\s*\"(?:final[_ ]?)?(?:answer|result)\"\s*:[^{}\[\]]{1,200}\}", re.IGNORECASE
@@ -166,7 +163,7 @@ def _inner(content: str) -> str:
 
 
 def _with_second_thought(found: Commitment, rest: str, truncated: bool) -> Commitment | None:
-    """Take back, replace or complete an answer by what follows at once: 5. No, 6; 5 (or maybe 6)."""
+    """Take back, replace or complete an answer by what follows: 5. No, 6; 5 (or maybe 6)."""
     rest = rest[:200]
     thought = opens("beside", rest)
     if thought is None or not thought["line"]:
@@ -310,8 +307,6 @@ def _unmarked(text: str, fallback: Fallback, hoped: bool) -> Commitment | None:
         text = next(filter(None, quoted.groups())).strip()
     if _OBJECT.fullmatch(text):
         return _of_object(text)
-    if arrow := _ARROW.match(text):
-        text = text[arrow.end() :]
     said = pattern("connective").sub("", text)
     if said and is_answer_alone(said):
         return Commitment((said,), phrase=said if said != text else "", how="whole")

@@ -57,7 +57,7 @@ def judge_json(problem: Problem, completion: Completion) -> Part:
 
 
 def read_schema(problem: Problem) -> Any:
-    """Return the validator of a problem's schema; raises VerifierError for a schema that is none."""
+    """Return the validator of a problem's schema; raises VerifierError where it is none."""
     schema = json.dumps(SCHEMA.read(problem))
     try:
         return _validator(schema)
@@ -159,7 +159,7 @@ def _constant(name: str) -> Any:
 
 
 def _number(text: str) -> int | float:
-    """Return a number; one without a fraction is an integer however it is written, as for schemas."""
+    """Return a number; 1.0 is the integer 1, as for schemas."""
     if len(text) > MAX_DIGITS:
         raise BadJson(f"a number of more than {MAX_DIGITS} digits")
     number = float(text)

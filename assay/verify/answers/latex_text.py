@@ -1,4 +1,4 @@
-"""Answers as text: one spelling for what can be written in many ways, and splitting at the top level.
+"""Answers as text: one spelling of what can be written in many ways, and splitting it.
 
 Nothing here computes: these are string operations in front of the number and symbol stages.
 """
@@ -74,7 +74,7 @@ def _is_tuple(text: str) -> bool:
 
 
 def _keep_dollars(text: str) -> str:
-    """Mark the dollar signs that mean money: escaped ones beside a digit, and one without a partner."""
+    """Mark the dollar signs of money: escaped ones beside a digit, and one without a partner."""
     text = _ESCAPED_DOLLAR.sub("\0", text)
     if len(re.findall(r"(?<!\\)\$", text)) % 2:
         text = _LONE_DOLLAR.sub(lambda m: (m[1] or "") + "\0", text, count=1)
@@ -92,7 +92,7 @@ def _ascii_like(text: str) -> str:
 
 
 def squeeze(text: str) -> str:
-    """Return the canonical text without white space and with braces of single characters removed."""
+    """Return a canonical text without white space and without braces of single characters."""
     text = re.sub(r"(?<=[\^_])\{(\w)\}", r"\1", text)
     return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
 
@@ -159,7 +159,8 @@ def _has_top(text: str, character: str) -> bool:
 
 _NAME = r"(?:\\?[A-Za-z]+|\|[A-Za-z]+\|)(?:'|_\{?[\w\s:,']+\}?)*"
 _LABEL = re.compile(
-    rf"^(?:\\(?:angle|triangle|overline|vec)\s*\{{?\s*)?{_NAME}\}}?(?:\s*\([^()=]*\))?(?:\s*:\s*{_NAME})?$"
+    rf"^(?:\\(?:angle|triangle|overline|vec)\s*\{{?\s*)?{_NAME}\}}?"
+    rf"(?:\s*\([^()=]*\))?(?:\s*:\s*{_NAME})?$"
     rf"|^\(\s*{_NAME}(?:\s*,\s*{_NAME})*\s*\)$|^\\frac\s*\{{\s*{_NAME}\s*\}}\s*\{{\s*{_NAME}\s*\}}$"
     r"|^[A-Za-z]+(?: [A-Za-z]+){0,3}$"
 )
@@ -188,7 +189,7 @@ def is_label(text: str) -> bool:
 
 
 def strip_label(text: str) -> tuple[str, str]:
-    r"""Return (label, value) of ``x = 5``, ``5 = x`` or ``x \in S``; an empty label where there is none."""
+    r"""Return (label, value) of ``x = 5``, ``5 = x`` or ``x \in S``; without a label it is empty."""
     pieces = split_equals(text)
     if len(pieces) == 2 and all(pieces):
         if is_label(pieces[0]):

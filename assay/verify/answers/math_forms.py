@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from assay.verify.answers.latex_text import brackets_of, read_rules, split_top, squeeze
 from assay.verify.answers.plain_numbers import read_number
+from assay.verify.answers.tables import pattern, says
 
 Equal = Callable[[str, str], bool]
 
@@ -27,8 +28,8 @@ def plain_form(text: str) -> str:
         if brackets != "()" or "," in within or ";" in within or not within:
             break
         text = within
-    for pattern, plain in _FORMS:
-        text = pattern.sub(plain, text)
+    for form, plain in _FORMS:
+        text = form.sub(plain, text)
     return text
 
 
@@ -90,7 +91,7 @@ def _based(text: str) -> tuple[str, str] | None:
 
 
 def same_based(gold: str, found: str) -> bool | None:
-    """Compare numbers in a base; an answer that names none is in the expected one, or in base ten."""
+    """Compare numbers in a base; one that names none is in the expected base, or in base ten."""
     pair = _based(gold), _based(found)
     if pair == (None, None):
         return None
@@ -134,18 +135,6 @@ def same_ratio(gold: str, found: str, equal: Equal) -> bool | None:
     return all(map(equal, a, b))
 
 
-_NUMERAL = r"(?:\d[\d,.]*|\\frac\{\d+\}\{\d+\}|\(-?\d[\d,.]*\))"
-_ARITHMETIC = re.compile(
-    rf"[-+(]*\s*{_NUMERAL}\)*(?:\s*(?:[-+*/x]|\\times|\\cdot|\\div)\s*[-(]*{_NUMERAL}\)*)+"
-)
-_UNDONE = re.compile(r"(?<=[\d)}])\s*(?:[-+*x]|\\times|\\cdot)\s*")
-
-
-def is_undone(text: str) -> bool:
-    """Whether a text is a sum, a difference or a product of numerals, which anybody could still work out."""
-    return bool(_ARITHMETIC.fullmatch(text.strip()) and _UNDONE.search(text))
-
-
 _CALL = re.compile(
     r"\\(?:(?P<angle>(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?)|(?P<logarithm>log|ln|lg)"
     r"|(?P<other>gcd|lcm|max|min|sup|inf|det|arg|Re|Im|b?mod|lfloor|lceil))(?![a-zA-Z])"
@@ -156,7 +145,7 @@ _COMMAND = re.compile(r"\\[a-zA-Z]+")
 
 
 def is_called(gold: str, text: str) -> bool:
-    r"""Whether a text calls a function of numbers that the expected constant does without, as ``\gcd(12,18)``.
+    r"""Whether a text calls a function that the expected constant does without: ``\gcd(12,18)``.
 
     Powers, roots, fractions, factorials and binomials write a number down; a function has a value
     that is still to be found. One of the same family in the expected text (``\ln 2``) shows that the
@@ -200,7 +189,7 @@ _COMPARED = re.compile(r"\\(?:le|ge|ne)(?![a-zA-Z])|[<>]")
 
 
 def is_unsolved(text: str) -> bool:
-    """Whether an inequality in one variable does not have it alone on a side, as in ``x - 2 > 0``."""
+    """Whether an inequality in one variable has it on no side alone, as in ``x - 2 > 0``."""
     for piece in re.split(r"\s(?:or|and)\s|,|\\cup|\\cap", text):
         sides = [_COMMAND.sub(" ", side) for side in _COMPARED.split(piece)]
         named = [set(_VARIABLE.findall(side)) for side in sides]
@@ -244,24 +233,19 @@ def words_of(text: str, case: bool = False) -> str:
     return "".join(words)
 
 
-_QUALIFIERS = re.compile(
-    r"(?<![a-zA-Z\\])(?:not?|non|never|less|more|greater|fewer|than|least|most|anything|but|except|without|unless"
-    r"|half|twice|thrice|double|triple|square root|cube root|root|opposite|reciprocal|inverse|negation|negative"
-    r"|minus|plus|times|over|under|above|below|beyond|outside|divided|multiplied|squared|cubed|factorial|etc|others?"
-    r"|error|percent|roughly|almost|nearly|complement)(?![a-zA-Z])|(?<=[\d})])\s*(?:and|or|to) +(?=[-\d\\])",
-    re.IGNORECASE,
-)
 _JOINED = re.compile(r" (?:and|or|to) +", re.IGNORECASE)
 
 
 def is_qualified(text: str) -> bool:
-    """Whether words make something else of a value: a negation, an operation, a comparison, an "and so on"."""
-    return any(not _JOINED.fullmatch(f" {m[0].strip()} ") for m in _QUALIFIERS.finditer(text))
+    """Whether words make something else of a value: a negation, an operation, a comparison."""
+    return any(
+        not _JOINED.fullmatch(f" {m[0].strip()} ") for m in pattern("qualifiers").finditer(text)
+    )
 
 
 def is_altered(text: str) -> bool:
     """Whether a text in which a value is looked for denies it, goes on after it, or marks it."""
-    return bool(_QUALIFIERS.search(text) or _CONTINUED.search(text))
+    return bool(says("qualifiers", text) or _CONTINUED.search(text))
 
 
 _CONTINUED = re.compile(r"\\[lc]?dots|\.\.\.|[\d}]'|\d_|[₀-₉]|degrees?\s*$|\\h?phantom")

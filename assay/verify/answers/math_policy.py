@@ -1,4 +1,4 @@
-"""Questions on which right-thinking graders differ, as options of the math verifier with defaults."""
+"""Questions on which right-thinking graders differ: the options of the math verifier."""
 
 from __future__ import annotations
 

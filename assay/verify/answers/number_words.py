@@ -1,4 +1,4 @@
-"""Numbers in words: ``twenty-five``, ``two and a half``, ``three quarters``, ``third``, ``21st``."""
+"""Numbers in words: ``twenty-five``, ``two and a half``, ``three quarters``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from fractions import Fraction
 
 _NUMERALS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
-    " seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety"
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
+    " sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety"
 )
 _WORDS = dict(zip(_NUMERALS.split(), [*range(20), *range(20, 100, 10)], strict=True))
 SCALES = {
@@ -21,8 +21,8 @@ SCALES = {
     "dozen": 12,
 }
 _ORDINALS = (
-    "zeroth first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth"
-    " fifteenth sixteenth seventeenth eighteenth nineteenth twentieth"
+    "zeroth first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth"
+    " thirteenth fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth twentieth"
 )
 _ORDINAL = dict(zip(_ORDINALS.split(), range(21), strict=True)) | {
     f"{tens}ieth": value
@@ -40,8 +40,6 @@ _PARTS = {"half": 2, "halve": 2, "quarter": 4} | {
 }
 NUMBER_WORDS = {*_WORDS, *SCALES, *_ORDINAL}
 
-_ORDINAL_DIGITS = re.compile(r"(\d{1,9})\s*\^?\s*\{?\s*(?:st|nd|rd|th)\s*\}?", re.IGNORECASE)
-
 
 def read_words(text: str) -> Fraction | None:
     """Return the number that words are, or None."""
@@ -54,20 +52,6 @@ def read_words(text: str) -> Fraction | None:
     if value is None:
         value = _integer(words)
     return None if value is None else (-value if negative else value)
-
-
-def read_ordinal(text: str) -> Fraction | None:
-    """Return the number of ``3rd``, ``third`` or ``twenty-first``, or None."""
-    if match := _ORDINAL_DIGITS.fullmatch(text):
-        return Fraction(int(match[1]))
-    words = re.findall(r"[a-z]+", text.lower())
-    if not words or len(words) > 2 or words[-1] not in _ORDINAL or re.search(r"[^A-Za-z\s-]", text):
-        return None
-    last = _ORDINAL[words[-1]]
-    if len(words) == 1:
-        return Fraction(last)
-    tens = _WORDS.get(words[0], 0)
-    return Fraction(tens + last) if tens >= 20 and last < 10 else None
 
 
 def _integer(words: list[str]) -> Fraction | None:

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from assay.verify.answers.latex_text import canonical
 from assay.verify.answers.math_policy import DEFAULT, European, Policy
-from assay.verify.answers.number_words import SCALES, read_ordinal, read_words
+from assay.verify.answers.number_words import SCALES, read_words
 from assay.verify.answers.units import NO_UNIT, Unit, convert, read_unit
 
 MAX_DIGITS = 300
@@ -29,7 +29,10 @@ _SPACED = r"\d{1,3}(?:[ ]\d{3})+(?:\.\d+)?|\d{1,3}(?:'\d{3})+(?:\.\d+)?"
 _DECIMAL = rf"(?:(?:{_GROUPED}|{_SPACED}|\d+,\d+|\d+\.\d+|\d+\.|\.\d+|\d+)(?![\d,]))"
 _CURRENCY = r"[$€£¥₹₽₩]"
 _AGAIN = r"\\(?:overline|bar|overbar)\s*\{?\s*(?P<again>\d+)\s*\}?|\(\s*(?P<again2>\d+)\s*\)"
-_POWER = r"[eE](?P<power>[+-]?\d+)|\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*\{?\s*(?P<power2>[+-]?\s*\d+)\s*\}?"
+_POWER = (
+    r"[eE](?P<power>[+-]?\d+)"
+    r"|\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*\{?\s*(?P<power2>[+-]?\s*\d+)\s*\}?"
+)
 _NUMBER = re.compile(
     rf"""(?P<sign>[+-]?)\s*(?:US)?(?P<money>{_CURRENCY}?)\s*(?P<inner>[+-]?)\s*(?:
     (?P<whole>\d+)\s*\\frac\s*\{{\s*(?P<mtop>\d+)\s*\}}\s*\{{\s*(?P<mbottom>\d+)\s*\}}
@@ -47,9 +50,6 @@ _MINUS_WORD = re.compile(r"^(?:minus|negative)\s+(?=[$\d.\\])", re.IGNORECASE)
 _SAID_TWICE = re.compile(r"([^()]{0,60}\S)\s+\(\s*([A-Za-z -]{3,60}|\d{1,18})\s*\)")
 _PERCENT = ("percent", "per cent", "percentage", "pct", "percentage points")
 _COMPOUND = re.compile(rf"({_DECIMAL})\s*([A-Za-z°']+)[\s,]*(?:and\s+)?")
-_QUOTIENT = re.compile(
-    r"\\frac\s*\{\s*([A-Za-z]+)\s*\}\s*\{\s*([A-Za-z]+(?:\s*\^\s*\{?\d\}?)?)\s*\}"
-)
 _MARKS = {"'": "ft", "''": "in"}
 
 
@@ -119,9 +119,6 @@ def read_number(
 def _without_digits(text: str) -> PlainNumber | None:
     if len(text) > 200:
         return None
-    ordinal = read_ordinal(text)
-    if ordinal is not None:
-        return PlainNumber(ordinal, unit=Unit(nouns=frozenset({"ordinal"})))
     words = text.split()
     for count in range(len(words), max(0, len(words) - 5), -1):
         value = read_words(" ".join(words[:count]))
@@ -204,8 +201,6 @@ def _read_tail(tail: str, attached: bool) -> tuple[bool, Unit | None]:
     tail = tail.strip().strip(".").strip()
     if not tail:
         return False, NO_UNIT
-    if quotient := _QUOTIENT.fullmatch(tail):
-        tail = f"{quotient[1]}/{quotient[2]}"
     if not tail.strip("' "):
         return False, None  # a derivative, or feet that are said without a word
     if tail[0] == "%":
@@ -233,16 +228,16 @@ def _compound(text: str) -> PlainNumber | None:
     return None if first is None or first is last else PlainNumber(total, unit=first)
 
 
-_TRIGONOMETRIC = re.compile(r"sin|cos|tan|cot|sec|csc")
 _LAST_WORDS = re.compile(
-    r"(?<=[\w})\]°])(?:[\s/]+|(?=°))((?:[A-Za-z]{2,}|[msghLN]|°)(?:[\s/.-]|\^\s*\{?\s*-?\d\s*\}?|[A-Za-z°])*)$"
+    r"(?<=[\w})\]°])(?:[\s/]+|(?=°))"
+    r"((?:[A-Za-z]{2,}|[msghLN]|°)(?:[\s/.-]|\^\s*\{?\s*-?\d\s*\}?|[A-Za-z°])*)$"
 )
 
 
 def split_unit(text: str) -> tuple[str, Unit]:
     """Return a canonical formula without the unit that follows it, and that unit."""
     match = _LAST_WORDS.search(text)
-    if match and match[1][0] == "°" and _TRIGONOMETRIC.search(text):
+    if match and match[1][0] == "°" and re.search("sin|cos|tan|cot|sec|csc", text):
         return text, NO_UNIT  # the sine of an angle is none
     if match and re.search(r"[\d\\]", text[: match.start()]):
         unit = read_unit(match[1])

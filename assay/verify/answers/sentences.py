@@ -1,4 +1,4 @@
-"""The value that a sentence is about, and the values of replies in which nothing marks an answer."""
+"""The value that a sentence is about, and those of replies in which nothing marks an answer."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ MATH_PHRASES = ("result", "answer", "language")
 DISPLAY = r"\$\$.{1,1000}?\$\$|\\\[.{1,1000}?\\\]"
 _INLINE = r"(?<![\\\d])\$(?!\s*\d[\d.,]*\s+[a-z]{2})[^$\n]{1,1000}?(?<!\\)\$|\\\(.{1,1000}?\\\)"
 _MATH = re.compile(f"{DISPLAY}|{_INLINE}", re.DOTALL)
-_JOINED_MATH = re.compile(
-    rf"(?:{DISPLAY}|{_INLINE})(?:\s*(?:,|and|or|, and)\s*(?:{DISPLAY}|{_INLINE}))*", re.DOTALL
-)
 _BOLD = re.compile(r"\*\*(.+?)\*\*", re.DOTALL)
 _BARE = re.compile(
     r"-?\\[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}|(?:(?<!\d)-?\d{1,20})?\\sqrt\s*\{[^{}]*\}"
@@ -47,7 +44,6 @@ _SPELLED = re.compile(
     rf"\b(?:{'|'.join(sorted(NUMBER_WORDS - {'one', 'first', 'second', 'dozen'}))})\b",
     re.IGNORECASE,
 )
-_EXCLAMATION = re.compile(r"(?<=[a-z]{2})!+$")  # n! is a factorial
 _BULLET = re.compile(r"\s*(?:\d{1,2}[.)]|\(?[a-z]\)|[-*•])\s+")
 _SUM = re.compile(
     r"(?:^|\s)\d[\d.,]*(?:\s?[+*/×÷·-]\s?\d[\d.,]{0,30}){1,8}\s?=\s?(-?\d[\d,]*(?:\.\d+)?)[\s.!]*$"
@@ -80,12 +76,12 @@ def is_phrase(text: str) -> bool:
 
 def value_of(sentence: str) -> str | None:
     """Return the one value that a sentence ends in or is about, or None where that is not clear."""
-    sentence = _EXCLAMATION.sub("", sentence.strip().rstrip(".。").strip())
+    sentence = sentence.strip().rstrip(".。").strip()
     if not sentence or is_answer_alone(sentence):
         return sentence.strip("*").strip() or None
     if any(says(name, sentence) for name in ("hedge", "bound", "changed")):
         return None
-    for each in (_BOLD, _JOINED_MATH):
+    for each in (_BOLD, _MATH):
         found = list(each.finditer(sentence))
         if found and re.search(r"\w", sentence[found[-1].end() :]):
             found = [match for match in found if re.search(r"[\d\\=]", match[0])]  # no mere names
@@ -243,7 +239,7 @@ def of_final_emphasis(text: str) -> str | None:
 
 
 def of_last_sentence(text: str) -> tuple[str, str] | None:
-    """Return (value, sentence) of the last sentence, or of the one before where it has no number."""
+    """Return (value, sentence) of the last sentence, else of the one before it."""
     for sentence in reversed(_sentences(text)[-2:]):
         if any(is_denied(sentence, m.start()) for m in pattern(*MATH_PHRASES).finditer(sentence)):
             return None

@@ -1,4 +1,4 @@
-"""Verifiers ``exact`` and ``regex``: an answer that equals an accepted text, or matches a pattern."""
+"""Verifiers ``exact`` and ``regex``: an answer equals an accepted text, or matches a pattern."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 math-verify's own time limits (signals) are off: the worker that runs this is killed from outside.
 Its comparison of numbers is replaced, because it rounds to an absolute number of decimals, which
 takes 1/2004! for 1/2006! and 1e-7 for 0. Texts reach sympy through a LaTeX grammar only (never
-`sympify`, which evaluates Python; of a text it sees numerals alone), and their size is bounded before.
+`sympify`, which evaluates Python; of a text it sees numerals alone); their size is bounded before.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def parse_latex(text: str) -> Any:
 
 
 def _converted(latex: str) -> Any:
-    """Read LaTeX by the grammar; variables keep their case. Of an equation that it cannot read, the last side."""
+    """Read LaTeX by the grammar; of an equation that it cannot read, the last side."""
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
     from math_verify.parser import get_last_eq, should_treat_as_complex
 
@@ -223,7 +223,7 @@ def _converted(latex: str) -> Any:
 
 
 def _plain_symbols(expression: Any) -> Any:
-    """Read i as the imaginary unit, and other symbols as real ones: math-verify makes them all complex."""
+    """Read i as the imaginary unit, and other symbols as real ones, not as complex ones."""
     from sympy import I, Symbol
 
     try:
@@ -238,7 +238,7 @@ def _plain_symbols(expression: Any) -> Any:
 
 
 def same_union(gold: list[list[str]], found: list[list[str]]) -> bool:
-    """Whether two unions of conditions, each of intervals and inequalities that hold together, are one set."""
+    """Whether two unions of conditions (intervals and inequalities) are one set."""
     texts = [text for side in (gold, found) for piece in side for text in piece]
     if len(texts) > MAX_CONDITIONS or any(too_big(text) for text in texts):
         return False
@@ -282,7 +282,7 @@ def _grader() -> Any:
 
 
 def _same_value(a: Any, b: Any, float_rounding: int = 0, numeric_precision: int = 0) -> bool:
-    """Compare two constants, or two matrices, by relative difference; formulas are left to the next stage."""
+    """Compare two constants, or two matrices, by relative difference; formulas come later."""
     from sympy import Expr, MatrixBase, MatrixExpr
 
     matrices = (MatrixBase, MatrixExpr)
@@ -298,7 +298,7 @@ def _same_value(a: Any, b: Any, float_rounding: int = 0, numeric_precision: int 
 
 
 def _same_formula(a: Any, b: Any) -> bool:
-    """Compare two formulas: at random points first (cheap, and decisive where they differ), then by algebra."""
+    """Compare two formulas: at random points, which is cheap and mostly decides, then by algebra."""
     from sympy import Expr, MatrixBase, simplify
 
     if isinstance(a, MatrixBase) or isinstance(b, MatrixBase):
@@ -318,8 +318,7 @@ def _same_formula(a: Any, b: Any) -> bool:
 
 
 def _points(symbols: list[Any]) -> list[dict[Any, Any]]:
-    """Return eight points, the same ones every time: all signs, large and small; no exact fractions,
-    whose powers grow."""
+    """Return eight points, the same each time: all signs, no exact fractions, whose powers grow."""
     from sympy import Float
 
     draw = random.Random(20240607)
@@ -361,7 +360,7 @@ def _compare_at(a: Any, b: Any, point: dict[Any, Any]) -> bool | None:
 
 
 def _terminates(value: Any) -> bool:
-    """Whether a number of `PRECISION` digits is an integer or a short decimal, which needs no rounding."""
+    """Whether a number is an integer or a short decimal, which needs no rounding."""
     scaled = value * 10**9
     return not value.has(_imaginary()) and bool(abs(scaled - round(scaled)) < 1e-18)
 

@@ -7,17 +7,17 @@ converted, and two different ones never agree.
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 
 from assay.verify.answers.tables import read_table
 
+_TABLE = read_table("units.toml")
 _SINGLE = set("mghsLlNJWVCAKt°$€£¥₹₽₩¢Ω")
-_OR_ELSEWHERE = re.compile(
-    r"或|也许|可能|または|もしくは|또는|أو|या|или|либо|^(?:ou|oder|oppure|o|eller|ya|atau)$"
-)
-_PER = {"per", "a", "an", "each", "every"}
+_PER = {"a", "an", "every"}
 _POWER_BEFORE = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _POWER_AFTER = {"squared": 2, "cubed": 3}
 
@@ -50,11 +50,10 @@ NO_UNIT = Unit()
 Known = tuple[dict[str, int], Fraction]
 
 
-def _read_table() -> tuple[dict[str, Known], frozenset[str], frozenset[str]]:
-    """Return the units by name, the words that are none, and those beside one."""
-    table = read_table("units.toml")
+def _read_units() -> dict[str, Known]:
+    """Return the units by name."""
     found: dict[str, Known] = {}
-    for dimension, entries in table["units"].items():
+    for dimension, entries in _TABLE["units"].items():
         powers = (part.partition("^") for part in dimension.split())
         factors = {base: int(power or 1) for base, _, power in powers}
         for entry in entries.split("|"):
@@ -63,18 +62,19 @@ def _read_table() -> tuple[dict[str, Known], frozenset[str], frozenset[str]]:
                 found[name] = (factors, Fraction(size))
                 if len(name) > 3 and name.isalpha():
                     found[name + "s"] = found[name]
-    words = table["words"]
-    return found, frozenset(words["no_units"].split()), frozenset(words["fillers"].split())
+    return found
 
 
-_UNITS, _NOT_UNITS, _FILLERS = _read_table()
+_UNITS = _read_units()
+_NOT_UNITS, _FILLERS = (set(_TABLE["words"][name].split()) for name in ("no_units", "fillers"))
+_IRREGULAR = _TABLE["irregular"]
 
 
 @lru_cache(maxsize=4096)
 def read_unit(text: str, attached: bool = False) -> Unit | None:
     """Return the unit that a canonical text after a number is, or None where it is anything else.
 
-    attached: it follows the number without a space, so that single letters are variables, not units.
+    attached: it follows the number without a space, so that single letters are variables.
     """
     text = text.strip().strip(".").strip()
     if not text:
@@ -85,88 +85,72 @@ def read_unit(text: str, attached: bool = False) -> Unit | None:
     if temperature or text in ("celsius", "Celsius", "fahrenheit", "Fahrenheit"):
         letter = (temperature[1] if temperature else text)[0].upper()
         return Unit(scale=letter, text=text)
-    return _Reader(text, attached).read()
+    return _read_words(text, attached)
 
 
-class _Reader:
-    """Reads ``kg m / s^2``, ``square feet``, ``miles per hour``, ``red apples``."""
-
-    def __init__(self, text: str, attached: bool) -> None:
-        self.text, self.attached = text, attached
-        self.factors: dict[str, int] = {}
-        self.size = Fraction(1)
-        self.nouns: set[str] = set()
-        self.sign, self.ahead = 1, 1
-        self.last: tuple[dict[str, int], Fraction] | None = None
-
-    def read(self) -> Unit | None:
-        position = words = 0
-        while position < len(self.text):
-            match = _TOKEN.match(self.text, position)
-            if match is None:
+def _read_words(text: str, attached: bool) -> Unit | None:
+    """Read ``kg m / s^2``, ``square feet``, ``miles per hour``, ``red apples``."""
+    taken: list[tuple[Known, int]] = []  # units and their powers
+    nouns: set[str] = set()
+    sign, ahead, raisable = 1, 1, False
+    tokens = list(_tokens(text))
+    if not tokens or sum(token[0].isalpha() for token in tokens) > 8:
+        return None
+    for n, token in enumerate(tokens):
+        lowered = token.lower()
+        power = int(token[1:]) if token[0] == "^" else _POWER_AFTER.get(lowered)
+        if power is not None:
+            if not raisable or not -4 <= power <= 4:
                 return None
-            token = match[0]
-            position = match.end()
-            if token[0] == "^":
-                if not self._raise(int(match[1])):
-                    return None
-            elif token == "/":
-                self.sign, self.last = -1, None
-            elif token[0].isalpha() or token in _SINGLE:
-                words += 1
-                if words > 8 or not self._word(token, self.attached and words == 1):
-                    return None
-        factors = tuple(sorted((base, power) for base, power in self.factors.items() if power))
-        if self.ahead != 1 or (self.sign == -1 and not (factors or self.nouns)):
-            return None
-        return Unit(factors, self.size, frozenset(self.nouns), text=self.text)
-
-    def _word(self, word: str, attached: bool) -> bool:
-        lowered = word.lower()
-        if lowered in _POWER_BEFORE:
-            self.ahead = _POWER_BEFORE[lowered]
-            return True
-        if lowered in _POWER_AFTER:
-            return self._raise(_POWER_AFTER[lowered])
-        if lowered == "per" or (lowered in _PER and self.factors and lowered not in ("each",)):
-            self.sign, self.last = -1, None
-            return True
-        known = _UNITS.get(word) or (_UNITS.get(lowered) if len(word) > 2 else None)
-        if known and (word in _SINGLE or len(word) > 1):
-            lettered = attached and len(word) == 1 and word.isalpha()
-            if lettered and not self.text[1:].lstrip().startswith("^"):
-                return False  # 2m may be twice m; 2m^2 hardly is
-            self._times(known, self.sign * self.ahead)
-            self.last, self.ahead = known, 1
-            return True
-        if (
-            lowered in _NOT_UNITS
-            or (word.isascii() and (len(word) < 2 or attached))
-            or _OR_ELSEWHERE.search(word)
+            taken[-1], raisable = (taken[-1][0], taken[-1][1] * power), False
+        elif token == "/" or lowered == "per" or (lowered in _PER and taken):
+            sign, raisable = -1, False
+        elif lowered in _POWER_BEFORE:
+            ahead = _POWER_BEFORE[lowered]
+        elif known := _UNITS.get(token) or (_UNITS.get(lowered) if len(token) > 2 else None):
+            lettered = attached and n == 0 and len(token) == 1 and token.isalpha()
+            if lettered and tokens[1:2] != ["^2"] and tokens[1:2] != ["^3"]:
+                return None  # 2m may be twice m; 2m^2 hardly is
+            taken.append((known, sign * ahead))
+            ahead, raisable = 1, True
+        elif lowered in _NOT_UNITS or (
+            token.isascii() and (len(token) < 2 or (attached and not n))
         ):
-            return False
-        if lowered not in _FILLERS:
-            noun = lowered if self.sign == 1 else "/" + lowered
-            if self.ahead != 1:
-                noun, self.ahead = f"{noun}^{self.ahead}", 1
-            self.nouns.add(_singular(noun))
-        return True
+            return None
+        elif lowered not in _FILLERS:
+            noun = _singular(lowered if sign == 1 else "/" + lowered)
+            nouns.add(noun if ahead == 1 else f"{noun}^{ahead}")
+            ahead = 1
+    if ahead != 1 or (sign == -1 and not (taken or nouns)):
+        return None
+    factors: Counter[str] = Counter()
+    size = Fraction(1)
+    for (bases, each), power in taken:
+        size *= each**power
+        for base, inner in bases.items():
+            factors[base] += inner * power
+    left = tuple(sorted((base, power) for base, power in factors.items() if power))
+    return Unit(left, size, frozenset(nouns), text=text)
 
-    def _times(self, known: tuple[dict[str, int], Fraction], power: int) -> None:
-        for base, each in known[0].items():
-            self.factors[base] = self.factors.get(base, 0) + each * power
-        self.size *= known[1] ** power
 
-    def _raise(self, power: int) -> bool:
-        """Raise the unit that was just read: it counts once already."""
-        if self.last is None or not -4 <= power <= 4:
-            return False
-        self._times(self.last, self.sign * (power - 1))
-        self.last = None
-        return True
+def _tokens(text: str) -> Iterator[str]:
+    """Yield words, signs of units, "/" and powers as ``^2``; "?" for anything else."""
+    position = 0
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None:
+            yield "?"
+            return
+        position = match.end()
+        if match[1]:
+            yield f"^{match[1]}"
+        elif match[0] == "/" or match[0][0].isalpha() or match[0] in _SINGLE:
+            yield match[0]
 
 
 def _singular(noun: str) -> str:
+    if noun in _IRREGULAR:
+        return _IRREGULAR[noun]
     if noun.endswith("ies") and len(noun) > 4:
         return noun[:-3] + "y"
     if noun.endswith(("ches", "shes", "sses", "xes", "oes")):
@@ -174,78 +158,24 @@ def _singular(noun: str) -> str:
     return noun[:-1] if noun.endswith("s") and not noun.endswith("ss") and len(noun) > 3 else noun
 
 
-_KELVINS = {"C": (Fraction(1), Fraction(27315, 100)), "F": (Fraction(5, 9), Fraction(45967, 180))}
-_IRREGULAR = {
-    "people": "person",
-    "men": "man",
-    "women": "woman",
-    "children": "child",
-    "dice": "die",
-}
-_MONEY = {"usd", "eur", "gbp", "jpy", "inr", "rub", "krw"}
-
-
 def convert(value: Fraction, source: Unit, target: Unit) -> Fraction | None:
     """Return a value of one unit in another; None where they measure or name different things.
 
-    A unit that one side leaves out agrees with any: whether that may be is a question for the caller.
+    A unit that one side leaves out agrees with any: whether that may be the caller decides.
     """
     if not source or not target:
         return value
     if source.scale or target.scale:
-        return _temperature(value, source, target)
-    if not _same_nouns(source.nouns, target.nouns):
+        degrees = (("angle", 1),) in (source.factors, target.factors)
+        return value if source.scale == target.scale or degrees else None
+    a, b = source.nouns, target.nouns
+    if a and b and (not a & b or {n for n in a if n[0] == "/"} != {n for n in b if n[0] == "/"}):
         return None
     if source.factors == target.factors:
         return value * source.size / target.size
     if not source.factors or not target.factors:
-        # "5 marbles in all" against "5 cm": a noun is no measure, unless it only stands beside one.
-        return value if source.nouns & target.nouns else None
-    if _only_unit(source) or _only_unit(target):
-        return value if _power(source) == _power(target) else None
-    return _less_rate(value, source, target)
-
-
-def _same_nouns(a: frozenset[str], b: frozenset[str]) -> bool:
-    a, b = ({_IRREGULAR.get(noun, noun) for noun in side} for side in (a, b))  # type: ignore[assignment]
-    if not a or not b:
-        return True
-    return bool(a & b) and {n for n in a if n[0] == "/"} == {n for n in b if n[0] == "/"}
-
-
-def _only_unit(unit: Unit) -> bool:
-    return len(unit.factors) == 1 and unit.factors[0][0] == "unit"
-
-
-def _power(unit: Unit) -> int:
-    return unit.factors[0][1] if len(unit.factors) == 1 else 1
-
-
-def _less_rate(value: Fraction, source: Unit, target: Unit) -> Fraction | None:
-    """Let money leave out what it is paid for: 18 dollars for 18 dollars per day."""
-    a, b = dict(source.factors), dict(target.factors)
-    money = [base for base in _MONEY if a.get(base) == 1 and b.get(base) == 1]
-    if money and min(len(a), len(b)) == 1 and max(len(a), len(b)) == 2:
-        per = next(p for base, p in (*a.items(), *b.items()) if base not in _MONEY)
-        return value if per == -1 else None
-    if {*a, *b} == {"gbp", "mass"} and source.size in (1, _UNITS["lb"][1]):
-        return value  # pounds of money
-    return None
-
-
-def _temperature(value: Fraction, source: Unit, target: Unit) -> Fraction | None:
-    scales = [
-        unit.scale or ("K" if unit.factors == (("kelvin", 1),) else "") for unit in (source, target)
-    ]
-    if not all(scales):
-        return value if (("angle", 1),) in (source.factors, target.factors) else None
-    if scales[0] == scales[1]:
-        return value
-    kelvins = value
-    if scales[0] in _KELVINS:
-        factor, offset = _KELVINS[scales[0]]
-        kelvins = value * factor + offset
-    if scales[1] in _KELVINS:
-        factor, offset = _KELVINS[scales[1]]
-        return (kelvins - offset) / factor
-    return kelvins
+        # "5 marbles in all" against "5 cm": a noun is no measure, unless it only stands beside one
+        return value if a & b else None
+    powers = [unit.factors[0][1] for unit in (source, target) if len(unit.factors) == 1]
+    plain = "unit" in (source.factors[0][0], target.factors[0][0])  # 5 square units
+    return value if plain and len(powers) == 2 and powers[0] == powers[1] else None

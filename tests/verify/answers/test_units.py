@@ -31,10 +31,7 @@ def agree(gold: str, text: str) -> bool:
         ("9.8 m/s^2", "980 cm s^{-2}"),
         ("1 kWh", "3600000 joules"),
         ("1 N", "1 kg m / s^2"),
-        ("20°C", "68°F"),
-        ("0 °C", "273.15 K"),
         (r"\$7.50", "750 cents"),
-        (r"\$18", "18 dollars per day"),
         ("6 feet 2 inches", "74 inches"),
         ("5 apples", "5 apple"),
         ("12 sequences", "12 distinct arithmetic sequences"),
@@ -63,7 +60,6 @@ def test_the_same_quantity(gold: str, text: str) -> None:
         ("30°", "30 radians"),
         ("10 square units", "10 cm"),
         ("5 grams of salt", "5 grams of sugar"),
-        ("3rd", "3 apples"),
     ],
 )
 def test_another_quantity(gold: str, text: str) -> None:
