@@ -68,7 +68,7 @@ BUDGETS = {
     "run": 3766,
     "training": 4693,
     "verify/*.py": 1240,
-    "verify/answers": 4300,
+    "verify/answers": 3850,
     "verify/instructions": 860,
     "verify/judge": 1900,
     "verify/logic": 1790,
