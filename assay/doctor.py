@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from assay.errors import AssayError
-from assay.run.environment import memory_mib
+from assay.run.environment import c_compiler, memory_mib
 
 GIB = 2**30
 LITTLE_MEMORY_GIB = 4
@@ -178,6 +178,12 @@ def _check_processor() -> Iterator[Finding]:
     else:
         yield Finding("processor", "ok", found)
     yield _products_on("cpu")
+    compiler = c_compiler()
+    remedy = (
+        "" if compiler else "install one (Debian: apt install gcc): sampling on a CPU is faster"
+    )
+    found = compiler[1] if compiler else "no cc was found: decoding takes tensor operations"
+    yield Finding("C compiler", "ok" if compiler else "note", found, remedy)
 
 
 def _products_on(device: str) -> Finding:

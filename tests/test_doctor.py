@@ -36,6 +36,14 @@ def test_the_table_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     assert "self-test cpu" in text
 
 
+def test_a_missing_compiler_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "c_compiler", lambda: None)
+    finding = by_name(list(doctor._check_processor()))["C compiler"]
+    assert finding.status == "note" and "install" in finding.remedy
+    monkeypatch.setattr(doctor, "c_compiler", lambda: ("/usr/bin/cc", "cc 12.2"))
+    assert by_name(list(doctor._check_processor()))["C compiler"].found == "cc 12.2"
+
+
 @pytest.mark.parametrize(
     ("requirement", "found"),
     [
