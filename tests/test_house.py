@@ -67,17 +67,17 @@ BUDGETS = {
     "plan": 1980,
     "run": 3766,
     "training": 4693,
-    "verify/*.py": 1240,
+    "verify/*.py": 1250,
     "verify/answers": 3850,
-    "verify/instructions": 860,
+    "verify/instructions": 850,
     "verify/judge": 1900,
-    "verify/logic": 1790,
+    "verify/logic": 1750,
     "verify/programs": 2240,
-    "verify/redteam": 500,
-    "verify/reward_model": 1570,
+    "verify/redteam": 480,
+    "verify/reward_model": 1510,
     "verify/sandbox": 2850,
     "verify/serving": 2170,
-    "verify/style": 840,
+    "verify/style": 830,
 }
 LIGHT = ["assay", "assay.types", "assay.errors", "assay.config", "assay.cli"]
 HEAVY = {"torch", "transformers", "tokenizers", "pyarrow", "plotly", "sympy", "math_verify"}

@@ -21,13 +21,7 @@ from assay.data.rowset import RowSet
 from assay.errors import DataError, VerifierError, message
 from assay.model.score_batch import ScoredGroup, ScoredText
 from assay.types import Completion, Message, Problem, ThinkFormat
-from assay.verify.reward_model.steps import (
-    Places,
-    StepWriter,
-    reserved_tag,
-    split_steps,
-    tag_tokens,
-)
+from assay.verify.reward_model.steps import Places, split_steps
 from assay.verify.reward_model.text import ConversationEncoder
 
 LOADERS: Mapping[str, Callable[..., Any]] = {
@@ -74,7 +68,6 @@ class RowReader:
         self.settings = settings
         self.data = data
         self.think = ThinkFormat("off", data.think_open, data.think_close)
-        self.tag_ids = tag_tokens(tokenizer, settings.step_tag)
         is_process = settings.kind == "process"
         self.encoder = ConversationEncoder(
             tokenizer,
@@ -83,9 +76,8 @@ class RowReader:
             plain_template=settings.plain_template,
             max_tokens=settings.max_tokens or max_positions,
             too_long="not_judged",
-            reserved=reserved_tag(settings.step_tag, self.tag_ids) if is_process else None,
+            step_tag=settings.step_tag if is_process else "",
         )
-        self.writer = StepWriter(self.encoder, settings.step_tag, settings.step_join, self.tag_ids)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -182,13 +174,14 @@ class RowReader:
             accepted = f"{len(found)}, one for each step that split = {split!r} shows"
             remedy = "give step_ends, or set reward_model.split to what ends a step"
             raise DataError(message(where, f"{len(row.labels)} labels", accepted, remedy))
-        written = self.writer.write(problem, found, self.think)
+        texts, join = [step.text for step in found], self.settings.step_join
+        tokens, positions = self.encoder.encode_steps(problem, texts, self.think, join)
         limit = self.encoder.max_tokens
-        if limit is not None and len(written.tokens) > limit:
-            raise DataError(self._too_long(row.source, f"{len(written.tokens)} tokens"))
+        if limit is not None and len(tokens) > limit:
+            raise DataError(self._too_long(row.source, f"{len(tokens)} tokens"))
         return ScoredText(
-            np.array(written.tokens, np.int32),
-            np.array(written.positions, np.int32),
+            np.array(tokens, np.int32),
+            np.array(positions, np.int32),
             np.array(row.labels, np.float32),
         )
 

@@ -89,6 +89,17 @@ def one_of(*accepted: str) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, str) and value in accepted
 
 
+def choice(name: str, *accepted: str, accepts: str = "", from_row: bool = True) -> Field:
+    """Return a field that holds one of a few words, the first where nothing is said."""
+    said, check = accepts or ", ".join(accepted), one_of(*accepted)
+    return Field(name, said, default=accepted[0], check=check, from_row=from_row)
+
+
+def flag(name: str, accepts: str, default: bool = False) -> Field:
+    """Return a field that holds true or false."""
+    return Field(name, accepts, default=default, check=lambda value: isinstance(value, bool))
+
+
 def spec_check(read: Callable[[Problem], Any]) -> Callable[[Mapping[str, Any]], None]:
     """Return a `Verifier.check_spec` that complains as the reader of a problem does."""
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
-from assay.verify.base import Field, Part, Verifier, known_errors, one_of, spec_check
+from assay.verify.base import Field, Part, Verifier, choice, flag, known_errors, spec_check
 from assay.verify.instructions.reading import Instruction, read_instruction
 from assay.verify.instructions.rules import RULES
 
@@ -43,18 +43,11 @@ IDS = Field(
     check=_are_ids,
 )
 TABLES = Field("kwargs", "a list of tables, one for each instruction", True, check=_are_tables)
-MODE = Field("mode", "strict, loose", default="strict", check=one_of("strict", "loose"))
-CREDIT = Field(
-    "credit",
-    "all_or_nothing, fraction",
-    default="all_or_nothing",
-    check=one_of("all_or_nothing", "fraction"),
-)
-STRICTER = Field(
+MODE = choice("mode", "strict", "loose")
+CREDIT = choice("credit", "all_or_nothing", "fraction")
+STRICTER = flag(
     "stricter",
     "false, true: also demand what the instruction means beyond the public scorer's rule",
-    default=False,
-    check=lambda value: isinstance(value, bool),
 )
 
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from assay.types import Completion, Problem
 from assay.verify.answers.commitment import MAX_TEXT
-from assay.verify.base import Field, Part, Verifier, known_errors, one_of
+from assay.verify.base import Field, Part, Verifier, choice, known_errors
 
 MAX_STEPS = 200
 MIN_STEPS = 2
@@ -63,12 +63,7 @@ def is_texts(value: Any) -> bool:
 PREMISES = Field(
     "premises", "a list of texts: what the argument may start from", default=(), check=is_texts
 )
-PART = Field(
-    "part",
-    "answer, or reasoning: the think block",
-    default="answer",
-    check=one_of("answer", "reasoning"),
-)
+PART = choice("part", "answer", "reasoning", accepts="answer, or reasoning: the think block")
 
 
 def judge_argument(problem: Problem, completion: Completion) -> Part:
@@ -174,5 +169,5 @@ ARGUMENT_STRUCTURE = Verifier(
     known_errors=known_errors("argument_structure"),
     text_only=True,
     cached=True,
-    modules=("assay.verify.logic.argument_structure", "assay.verify.answers", "assay.types"),
+    modules=("assay.verify.logic", "assay.verify.answers", "assay.types"),
 )

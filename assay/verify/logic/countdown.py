@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from assay.types import Completion, Problem
 from assay.verify.answers.commitment import bare, clipped, committed, unwrapped
-from assay.verify.base import Field, Part, Verifier, known_errors, one_of, spec_check
+from assay.verify.base import Field, Part, Verifier, choice, known_errors, spec_check
 
 MAX_EXPRESSION = 1000  # characters
 MAX_DEPTH = 50
@@ -68,11 +68,8 @@ NUMBERS = Field(
 TARGET = Field(
     "target", "a whole number (or metadata.target)", check=lambda value: type(value) is int
 )
-USE = Field(
-    "use",
-    "all (every number exactly once), subset (each at most once)",
-    default="all",
-    check=one_of("all", "subset"),
+USE = choice(
+    "use", "all", "subset", accepts="all (every number exactly once), subset (each at most once)"
 )
 METADATA = Field(
     "metadata",
@@ -223,5 +220,5 @@ COUNTDOWN = Verifier(
     known_errors=known_errors("countdown"),
     text_only=True,
     cached=True,
-    modules=("assay.verify.logic.countdown", "assay.verify.answers", "assay.types"),
+    modules=("assay.verify.logic", "assay.verify.answers", "assay.types"),
 )

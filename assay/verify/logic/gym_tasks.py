@@ -14,7 +14,7 @@ from typing import Any
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.answers.commitment import bare, clipped, last_marks, last_phrase, unwrapped
-from assay.verify.base import Field, Part, Verifier, known_errors, spec_check
+from assay.verify.base import Field, Part, Verifier, flag, known_errors, spec_check
 from assay.verify.loading import slow_import
 from assay.verify.logic.gym_scorers import EVALUATES, GATES, STRICT
 
@@ -43,12 +43,7 @@ ANSWER = Field(
     "the entry's answer, where it has one",
     check=lambda value: isinstance(value, str | int | float),
 )
-PARTIAL_CREDIT = Field(
-    "partial_credit",
-    "true (the task's own scores below 1) or false",
-    default=True,
-    check=lambda value: isinstance(value, bool),
-)
+PARTIAL_CREDIT = flag("partial_credit", "true (the task's own scores below 1) or false", True)
 
 
 def judge_gym(problem: Problem, completion: Completion) -> Part:
@@ -225,12 +220,6 @@ GYM = Verifier(
     known_errors=known_errors("gym"),
     text_only=True,
     cached=True,
-    modules=(
-        "assay.verify.logic.gym_tasks",
-        "assay.verify.logic.gym_scorers",
-        "assay.verify.logic.countdown",
-        "assay.verify.answers",
-        "assay.types",
-    ),
+    modules=("assay.verify.logic", "assay.verify.answers", "assay.types"),
     packages=("reasoning-gym",),
 )

@@ -12,7 +12,7 @@ from typing import Any, cast
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.answers.commitment import bare, clipped
-from assay.verify.base import Field, Limits, Part, Verifier, known_errors, one_of, spec_check
+from assay.verify.base import Field, Limits, Part, Verifier, choice, known_errors, spec_check
 from assay.verify.logic.countdown import marked_or_last
 from assay.verify.logic.formulas import (
     MAX_FORMULA,
@@ -73,12 +73,8 @@ def _is_text(value: Any) -> bool:
 
 _FORMULA = "a formula, as A & (B -> ~C), in ASCII, words, Unicode or LaTeX"
 FORMULA = Field("formula", _FORMULA, needed=True, check=_is_text, equates=True)
-FORM = Field(
-    "form",
-    "any, or the normal form that the answer must have: nnf, cnf, dnf",
-    default="any",
-    check=one_of("any", "nnf", "cnf", "dnf"),
-)
+_FORM = "any, or the normal form that the answer must have: nnf, cnf, dnf"
+FORM = choice("form", "any", "nnf", "cnf", "dnf", accepts=_FORM)
 MAX_CONNECTIVES = Field(
     "max_connectives",
     "how many connectives the answer may have, a whole number",
@@ -263,22 +259,13 @@ def _check_consistent(premises: tuple[Formula, ...], where: str) -> None:
         raise VerifierError(message(where, *_CONTRADICTION))
 
 
-_MODULES = (
-    "assay.verify.logic.verifiers",
-    "assay.verify.logic.labels",
-    "assay.verify.logic.countdown",
-    "assay.verify.logic.formulas",
-    "assay.verify.logic.solver",
-    "assay.verify.answers",
-    "assay.types",
-)
 _SIZES = f"formulas of at most {MAX_FORMULA} characters and {MAX_NODES} connectives"
 _SHARED: Mapping[str, Any] = {
     "limits": Limits(memory_mib=4096),
     "memory_mib": 4096,
     "text_only": True,
     "cached": True,
-    "modules": _MODULES,
+    "modules": ("assay.verify.logic", "assay.verify.answers", "assay.types"),
     "packages": ("z3-solver",),
     "extra": "logic",
 }

@@ -46,9 +46,9 @@ class RedTeamResult:
 
     verifier: str
     suite: str
-    tried: dict[str, int] = field(default_factory=dict[str, int])
-    accepted: dict[str, int] = field(default_factory=dict[str, int])
-    not_judged: dict[str, int] = field(default_factory=dict[str, int])
+    tried: Counter[str] = field(default_factory=Counter[str])
+    accepted: Counter[str] = field(default_factory=Counter[str])
+    not_judged: Counter[str] = field(default_factory=Counter[str])
     controls: int = 0
     controls_passed: int = 0
     findings: list[Finding] = field(default_factory=list[Finding])
@@ -57,12 +57,12 @@ class RedTeamResult:
     @property
     def num_accepted(self) -> int:
         """Accepted attacks; the bar is 0."""
-        return sum(self.accepted.values())
+        return self.accepted.total()
 
     @property
     def held(self) -> bool:
         """Whether every case was judged, no attack was accepted, and every control passed."""
-        dark = sum(self.not_judged.values())
+        dark = self.not_judged.total()
         return self.num_accepted == dark == 0 and self.controls == self.controls_passed
 
     def add(self, case: Case, verdict: Verdict, accepted: bool) -> None:
@@ -73,12 +73,12 @@ class RedTeamResult:
             self.controls_passed += accepted
             kind = "" if accepted else REJECTED
         else:
-            _count(self.tried, case.attack)
+            self.tried[case.attack] += 1
             if accepted:
-                _count(self.accepted, case.attack)
+                self.accepted[case.attack] += 1
                 kind = ACCEPTED
             elif not verdict.judged:
-                _count(self.not_judged, case.attack)
+                self.not_judged[case.attack] += 1
                 kind = DARK
         if kind:
             read = f"; it read {verdict.extracted!r}" if verdict.extracted is not None else ""
@@ -89,7 +89,8 @@ class RedTeamResult:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
-        return {**asdict(self), "held": self.held}
+        findings = [asdict(one) for one in self.findings]
+        return {**vars(self), "held": self.held, "findings": findings}
 
     def __str__(self) -> str:
         if self.skipped:
@@ -100,13 +101,13 @@ class RedTeamResult:
         """Yield a line of totals, then one for each family."""
         yield (
             f"{self.verifier} against the suite {self.suite}: "
-            f"{self.num_accepted} of {sum(self.tried.values())} attacks accepted, "
-            f"{sum(self.not_judged.values())} not judged; "
+            f"{self.num_accepted} of {self.tried.total()} attacks accepted, "
+            f"{self.not_judged.total()} not judged; "
             f"{self.controls_passed} of {self.controls} honest controls passed"
         )
         width = max(map(len, self.tried), default=0)
         for attack, count in self.tried.items():
-            accepted, dark = self.accepted.get(attack, 0), self.not_judged.get(attack, 0)
+            accepted, dark = self.accepted[attack], self.not_judged[attack]
             said = f"{accepted} of {count} ACCEPTED" if accepted else f"0 of {count} accepted"
             yield f"  {attack:<{width}}  {said}" + (f", {dark} not judged" if dark else "")
 
@@ -126,10 +127,6 @@ class RedTeamResult:
                 yield from (f"    {line[:160]}" for line in one.completion.splitlines()[:12])
         if hidden := sum(max(0, count - SHOWN_FINDINGS) for count in shown.values()):
             yield f"and {hidden} more; --json has them all"
-
-
-def _count(counts: dict[str, int], attack: str) -> None:
-    counts[attack] = counts.get(attack, 0) + 1
 
 
 def suites() -> dict[str, Suite]:
@@ -244,7 +241,7 @@ def honest_floors(cases: Sequence[Case], verdicts: Sequence[Verdict]) -> dict[st
     floors: dict[str, float] = {}
     for case, verdict in zip(cases, verdicts, strict=True):
         if case.honest and verdict.reward is not None:
-            least = floors.get(case.problem.id, verdict.reward)
+            least = floors.setdefault(case.problem.id, verdict.reward)
             floors[case.problem.id] = min(verdict.reward, least)
     return floors
 

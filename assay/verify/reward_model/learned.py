@@ -54,9 +54,7 @@ class LearnedReward:
         device, dtype = self.options["device"], self.options["dtype"]
         return load_checkpoint(path, kind, device=device, dtype=dtype, where=f"{self.where}.path")
 
-    def encoder_of(
-        self, checkpoint: Checkpoint, reserved: Mapping[str, int] | None = None
-    ) -> ConversationEncoder:
+    def encoder_of(self, checkpoint: Checkpoint, step_tag: str = "") -> ConversationEncoder:
         """Return what writes a checkpoint's input."""
         return ConversationEncoder(
             checkpoint.tokenizer,
@@ -65,7 +63,7 @@ class LearnedReward:
             plain_template=self.options["plain_template"],
             max_tokens=self.options["max_tokens"] or checkpoint.max_positions,
             too_long=self.options["too_long"],
-            reserved=reserved,
+            step_tag=step_tag,
         )
 
     def probability(self, logits: Sequence[float]) -> float:

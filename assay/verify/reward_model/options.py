@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from assay.errors import RunError, VerifierError, message
 from assay.types import FACTS_FILE
-from assay.verify.base import Field, one_of
+from assay.verify.base import Field, choice, one_of
 from assay.verify.reward_model.text import FORMATS, PLAIN, READS, TOO_LONG
 
 DTYPES = ("float32", "bfloat16")
@@ -25,11 +25,6 @@ DTYPES = ("float32", "bfloat16")
 def option(name: str, accepts: str, default: Any, check: Callable[[Any], bool]) -> Field:
     """Return a field that only the configuration may set."""
     return Field(name, accepts, default=default, check=check, from_row=False)
-
-
-def choice(name: str, *accepted: str) -> Field:
-    """Return a field that only the configuration may set, to one of a few words; by default the first."""
-    return option(name, ", ".join(accepted), accepted[0], one_of(*accepted))
 
 
 def is_count(value: Any) -> bool:
@@ -89,7 +84,7 @@ COMMON_FIELDS = (
         lambda value: is_text(value) and "{completion}" in value,
     ),
     option("reads", "all, or answer: what stands outside the think block", "all", one_of(*READS)),
-    choice("too_long", *TOO_LONG),
+    choice("too_long", *TOO_LONG, from_row=False),
     option("threshold", "a number: from it on a probability passes", 0.5, is_number),
 )
 

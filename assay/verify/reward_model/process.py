@@ -10,20 +10,13 @@ from typing import Any
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem, StepScore
-from assay.verify.base import Field, Part, Verifier
+from assay.verify.base import Field, Part, Verifier, choice
 from assay.verify.reward_model.batches import position_logits
 from assay.verify.reward_model.checkpoint import Checkpoint, load_tokenizer
 from assay.verify.reward_model.learned import LearnedReward, Pairs, sigmoid
-from assay.verify.reward_model.options import COMMON_FIELDS, choice, is_text, option
-from assay.verify.reward_model.steps import (
-    Places,
-    StepWriter,
-    is_ends,
-    reserved_tag,
-    split_steps,
-    tag_tokens,
-)
-from assay.verify.reward_model.text import ConversationEncoder
+from assay.verify.reward_model.options import COMMON_FIELDS, is_text, option
+from assay.verify.reward_model.steps import Places, is_ends, split_steps
+from assay.verify.reward_model.text import ConversationEncoder, tag_tokens
 
 STEP_TAG = "\u043a\u0438"  # Math-Shepherd's
 
@@ -47,7 +40,7 @@ class ProcessRewardModel(LearnedReward):
     name = "process_reward_model"
     fields = (
         *COMMON_FIELDS,
-        choice("style", "causal", "classifier"),
+        choice("style", "causal", "classifier", from_row=False),
         option("split", "newline, blank_line, or the text that ends a step", "newline", is_text),
         option(
             "step_tag", "text whose last token is scored, put behind each step", STEP_TAG, is_text
@@ -61,7 +54,7 @@ class ProcessRewardModel(LearnedReward):
         option("good_token", "text of one token, of style causal", "+", is_text),
         option("bad_token", "text of one token, of style causal", "-", is_text),
         option("positive", "0 or 1: the label that means right", 1, lambda value: value in (0, 1)),
-        choice("reduce", "min", "product", "last", "mean"),
+        choice("reduce", "min", "product", "last", "mean", from_row=False),
         option(
             "policy_tokenizer",
             "a folder or hub name; null: the checkpoint's own tokenizer is tried",
@@ -93,18 +86,15 @@ class ProcessRewardModel(LearnedReward):
     @cached_property
     def encoder(self) -> ConversationEncoder:
         """What writes the prompt."""
-        return self.encoder_of(
-            self.checkpoint, reserved_tag(self.options["step_tag"], self.tag_ids)
-        )
+        return self.encoder_of(self.checkpoint, self.options["step_tag"])
 
-    @cached_property
+    @property
     def tag_ids(self) -> list[int]:
         """The tokens of the step tag."""
-        tag = self.options["step_tag"]
-        ids = tag_tokens(self.checkpoint.tokenizer, tag)
-        if not ids:
-            raise VerifierError(message(f"{self.where}.step_tag", repr(tag), "a token"))
-        return ids
+        if not self.encoder.tag_ids:
+            tag = repr(self.options["step_tag"])
+            raise VerifierError(message(f"{self.where}.step_tag", tag, "a token"))
+        return self.encoder.tag_ids
 
     @cached_property
     def columns(self) -> tuple[int, int] | None:
@@ -161,17 +151,20 @@ class ProcessRewardModel(LearnedReward):
         )
         if not steps:
             return Part(0.0, score=0.0, passed=False, detail="no steps")
-        tag, join = self.options["step_tag"], self.options["step_join"]
-        row = StepWriter(self.encoder, tag, join, self.tag_ids).write(
-            problem, steps, completion.think
+        texts, think = [step.text for step in steps], completion.think
+        tokens, positions = self.encoder.encode_steps(
+            problem, texts, think, self.options["step_join"]
         )
-        fitted = self.encoder.fit(row.tokens, lambda: row.num_prompt, may_cut_completion=False)
+        fitted = self.encoder.fit(
+            tokens,
+            lambda: len(self.encoder.prompt_tokens(problem, think)),
+            may_cut_completion=False,
+        )
         if fitted.tokens is None:
             return Part.not_judged("unavailable", fitted.note)
-        cut = len(row.tokens) - len(fitted.tokens)
+        cut = len(tokens) - len(fitted.tokens)
         ends = [places.token_at(step.end - 1) for step in steps]
-        positions = [position - cut for position in row.positions]
-        return _Row(ends, fitted.tokens, positions, fitted.note)
+        return _Row(ends, fitted.tokens, [each - cut for each in positions], fitted.note)
 
     def _part(self, row: _Row, logits: Sequence[Sequence[float]]) -> Part:
         if self._is_causal:

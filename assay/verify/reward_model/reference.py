@@ -72,26 +72,24 @@ def scales_of(
             raws = raw_scores(member, _pairs(content, file))
             stored[key] = _measure([raw for raw in raws if raw is not None])
             _write_store(store, stored)
-        scales.append(_scale(stored[key]["mean"], stored[key]["std"]))
+        scales.append(_scale(stored[key]))
     return tuple(scales)
 
 
 def _given(table: Mapping[str, Any], count: int) -> tuple[Scale, ...]:
-    columns: list[list[float]] = []
-    for name in ("mean", "std"):
-        value = table[name]
-        column = cast("list[float]", value) if isinstance(value, list) else [value] * count
+    columns = [each if isinstance(each, list) else [each] * count for each in table.values()]
+    for name, column in zip(table, columns, strict=True):
         if len(column) != count:
             accepted = f"a number, or {count}: one for each path"
             raise VerifierError(message(f"{_WHERE}.{name}", f"{len(column)} numbers", accepted))
-        columns.append(column)
-    return tuple(_scale(mean, std) for mean, std in zip(*columns, strict=True))
+    rows = (dict(zip(table, row, strict=True)) for row in zip(*columns, strict=True))
+    return tuple(map(_scale, rows))
 
 
-def _scale(mean: float, std: float) -> Scale:
-    if not std > 0:
-        raise VerifierError(message(f"{_WHERE}.std", std, "a number above 0"))
-    return Scale(float(mean), float(std))
+def _scale(facts: Mapping[str, float]) -> Scale:
+    if not facts["std"] > 0:
+        raise VerifierError(message(f"{_WHERE}.std", facts["std"], "a number above 0"))
+    return Scale(float(facts["mean"]), float(facts["std"]))
 
 
 def _measure(raws: Sequence[float]) -> dict[str, float]:

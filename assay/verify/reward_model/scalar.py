@@ -9,7 +9,7 @@ from typing import Any
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
-from assay.verify.base import Part, Verifier
+from assay.verify.base import Part, Verifier, one_of
 from assay.verify.reward_model.batches import sequence_logits
 from assay.verify.reward_model.checkpoint import Checkpoint
 from assay.verify.reward_model.learned import LearnedReward, Pairs, sigmoid
@@ -28,7 +28,7 @@ class RewardModel(LearnedReward):
             "head",
             "scalar: one logit; binary: an outcome head of two labels",
             "scalar",
-            lambda value: value in ("scalar", "binary"),
+            one_of("scalar", "binary"),
         ),
         option(
             "positive", "0 or 1: the label that means correct", 1, lambda value: value in (0, 1)
@@ -37,7 +37,7 @@ class RewardModel(LearnedReward):
             "aggregate",
             "mean, min, mean_minus_std, of an ensemble",
             "mean",
-            lambda value: value in ("mean", "min", "mean_minus_std"),
+            one_of("mean", "min", "mean_minus_std"),
         ),
         option("k", "how many standard deviations mean_minus_std subtracts", 1.0, is_number),
         option(
@@ -51,7 +51,7 @@ class RewardModel(LearnedReward):
             "squash",
             "none, or sigmoid: the reward is in (0, 1) too, as the correctness always is",
             "none",
-            lambda value: value in ("none", "sigmoid"),
+            one_of("none", "sigmoid"),
         ),
     )
 

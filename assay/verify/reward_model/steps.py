@@ -1,7 +1,4 @@
-"""Steps of a completion: where they end in its text and among its tokens, and as a model's input.
-
-In the input of a process reward model each step is followed by a tag.
-"""
+"""Steps of a completion: where they stand in its text, and where they end among its tokens."""
 
 from __future__ import annotations
 
@@ -14,8 +11,8 @@ from itertools import pairwise
 from typing import Any, cast
 
 from assay.errors import VerifierError, message
-from assay.types import Completion, Problem, ThinkFormat
-from assay.verify.reward_model.text import ConversationEncoder, without_halves
+from assay.types import Completion, Problem
+from assay.verify.reward_model.text import without_halves
 
 _SPLITS = {"newline": r"\n", "blank_line": r"\n[ \t]*\n"}
 
@@ -133,52 +130,3 @@ class Places:
 
     def _decoded(self, count: int) -> str:
         return str(self.tokenizer.decode(self.tokens[:count], clean_up_tokenization_spaces=False))
-
-
-@dataclass(frozen=True, slots=True)
-class StepRow:
-    """positions: of each step, the last token of its tag. num_prompt: tokens before the first."""
-
-    tokens: list[int]
-    positions: list[int]
-    num_prompt: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepWriter:
-    """Writes rows for one tokenizer; training and judging use the same. tag_ids: of ``step_tag``."""
-
-    encoder: ConversationEncoder
-    step_tag: str
-    step_join: str
-    tag_ids: Sequence[int]
-
-    def write(self, problem: Problem, steps: Sequence[Step], think: ThinkFormat) -> StepRow:
-        """Return the row of a completion's steps."""
-        tokens: list[int] = []
-        positions: list[int] = []
-        for index, step in enumerate(steps):
-            if index:
-                text = self.step_join + step.text
-                tokens += self.encoder.plain_tokens(text, think, after=self.step_tag)
-            else:
-                tokens += self.encoder.prompt_tokens(problem, think, step.text)
-            tokens += self.tag_ids
-            positions.append(len(tokens) - 1)
-        return StepRow(tokens, positions, len(self.encoder.prompt_tokens(problem, think)))
-
-
-def tag_tokens(tokenizer: Any, text: str) -> list[int]:
-    """Return a tag's tokens, without the mark that some tokenizers put before a first word."""
-    ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-    if len(ids) == 2 and not tokenizer.decode(ids[:1]).strip() and text.strip():
-        return ids[1:]
-    return ids
-
-
-def reserved_tag(text: str, ids: Sequence[int]) -> dict[str, int]:
-    """Return the tag and its token, where it is one token of several letters.
-
-    Text of others that spells the tag is then read letter by letter.
-    """
-    return {text: ids[0]} if len(ids) == 1 and len(text) > 1 else {}

@@ -38,8 +38,8 @@ class ConversationEncoder:
     """Renders and tokenizes for one tokenizer.
 
     format: ``chat``: the tokenizer's template, as the checkpoint was trained; ``plain``: prompt and
-    completion in ``plain_template``; None: chat where there is a template. reserved: further texts
-    that are one token of a meaning, with that token. Raises VerifierError.
+    completion in ``plain_template``; None: chat where there is a template. step_tag: what stands
+    behind each step, for models that score steps. Raises VerifierError.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ConversationEncoder:
         plain_template: str = PLAIN,
         max_tokens: int | None = None,
         too_long: TooLong = "cut_prompt",
-        reserved: Mapping[str, int] | None = None,
+        step_tag: str = "",
     ) -> None:
         self.tokenizer = tokenizer
         has_template = bool(tokenizer.chat_template)
@@ -63,7 +63,8 @@ class ConversationEncoder:
         self.plain_template = plain_template
         self.max_tokens = max_tokens
         self.too_long = too_long
-        self._reserved = dict(reserved or {})
+        self.step_tag = step_tag
+        self.tag_ids = tag_tokens(tokenizer, step_tag) if step_tag else []
         self._lead, self._trail = self._around()
         self._guards: dict[ThinkFormat, tuple[re.Pattern[str], frozenset[int]]] = {}
 
@@ -75,20 +76,34 @@ class ConversationEncoder:
     def encode_text(self, problem: Problem, text: str, think: ThinkFormat) -> Encoded:
         """Return the tokens of a prompt and what is said to it."""
         guarded: list[str] = []
-        turns = self._guarded_turns(problem, guarded, think)
+        turns = self._turns(problem, guarded, think)
         rendered = self._render(turns, self._guarded(text, guarded, think))
         tokens = [*self._lead, *self._tokens(rendered, guarded, think), *self._trail]
         if not tokens:
             return Encoded(None, "no tokens")
-        return self.fit(tokens, lambda: self._start(turns, rendered, guarded, think))
+        return self.fit(tokens, lambda: len(self.prompt_tokens(problem, think)))
 
     def prompt_tokens(self, problem: Problem, think: ThinkFormat, text: str = "") -> list[int]:
         """Return the tokens in front of a completion, and of the text that it begins with, uncut."""
         guarded: list[str] = []
-        turns = self._guarded_turns(problem, guarded, think)
+        turns = self._turns(problem, guarded, think)
         before = self._render(turns, _PROBE).rpartition(_PROBE)[0]
         begun = before + self._guarded(text, guarded, think)
         return [*self._lead, *self._tokens(begun, guarded, think)]
+
+    def encode_steps(
+        self, problem: Problem, steps: Sequence[str], think: ThinkFormat, join: str
+    ) -> tuple[list[int], list[int]]:
+        """Return the tokens of a prompt and its steps, uncut, and where each step's tag ends."""
+        tokens, positions = list[int](), list[int]()
+        for index, step in enumerate(steps):
+            if index:
+                tokens += self.plain_tokens(join + step, think, after=self.step_tag)
+            else:
+                tokens += self.prompt_tokens(problem, think, step)
+            tokens += self.tag_ids
+            positions.append(len(tokens) - 1)
+        return tokens, positions
 
     def plain_tokens(self, text: str, think: ThinkFormat, after: str = "") -> list[int]:
         """Return the tokens of a text, none of them a control token, as they are ``after`` another.
@@ -125,17 +140,6 @@ class ConversationEncoder:
             return Encoded(tokens[:kept] + tokens[kept + extra :], note)
         return Encoded(None, f"{len(tokens)} tokens; accepted: at most {self.max_tokens}")
 
-    def _start(
-        self, turns: Sequence[Any], rendered: str, guarded: list[str], think: ThinkFormat
-    ) -> int:
-        """Return how many leading tokens belong to the prompt."""
-        other = self._render(turns, _PROBE)
-        end = next(
-            (n for n, (a, b) in enumerate(zip(rendered, other, strict=False)) if a != b),
-            min(len(rendered), len(other)),
-        )
-        return len(self._lead) + len(self._tokens(rendered[:end], guarded, think))
-
     def _render(self, turns: Sequence[Any], text: str) -> str:
         if self.format == "plain":
             prompt = turns[0]["content"] if len(turns) == 1 else _labelled(turns)
@@ -148,12 +152,14 @@ class ConversationEncoder:
             line = str(error).strip().partition("\n")[0]
             raise VerifierError(f"the chat template refuses the messages: {line}") from error
 
-    def _guarded_turns(
+    def _turns(
         self, problem: Problem, guarded: list[str], think: ThinkFormat
     ) -> list[dict[str, str]]:
+        prompt = problem.prompt
+        turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         return [
             {"role": turn["role"], "content": self._guarded(turn["content"], guarded, think)}
-            for turn in _turns(problem)
+            for turn in turns
         ]
 
     def _guarded(self, text: str, guarded: list[str], think: ThinkFormat) -> str:
@@ -189,11 +195,14 @@ class ConversationEncoder:
     def _guard(self, think: ThinkFormat) -> tuple[re.Pattern[str], frozenset[int]]:
         """Return what must not be read as a control token: pattern and ids.
 
-        Special tokens, and other added ones that the template writes itself, but for think tags.
+        Special tokens, other added ones that the template writes itself, and the steps' tag, where
+        it is one token of several letters; but no think tags.
         """
         if think not in self._guards:
             skeleton = self._render([{"role": "user", "content": "x"}], "x")
-            control = dict(self._reserved)
+            control: dict[str, int] = {}
+            if len(self.tag_ids) == 1 and len(self.step_tag) > 1:
+                control[self.step_tag] = self.tag_ids[0]
             added = cast("Mapping[int, Any]", self.tokenizer.added_tokens_decoder)
             for id, token in added.items():
                 if token.content and (token.special or token.content in skeleton):
@@ -216,15 +225,17 @@ class ConversationEncoder:
         return [], []
 
 
+def tag_tokens(tokenizer: Any, text: str) -> list[int]:
+    """Return a tag's tokens, without the mark that some tokenizers put before a first word."""
+    ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    if len(ids) == 2 and not tokenizer.decode(ids[:1]).strip() and text.strip():
+        return ids[1:]
+    return ids
+
+
 def without_halves(text: str) -> str:
     """Return a text without half surrogate pairs, which no tokenizer takes."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _turns(problem: Problem) -> list[Mapping[str, str]]:
-    if isinstance(problem.prompt, str):
-        return [{"role": "user", "content": problem.prompt}]
-    return list(problem.prompt)
 
 
 def _labelled(turns: Sequence[Any]) -> str:

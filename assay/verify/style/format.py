@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from assay.types import Completion, Problem, ThinkFormat
-from assay.verify.base import Field, Part, Verifier, known_errors
+from assay.verify.base import Field, Part, Verifier, flag, known_errors
 
 # Letters and symbols by their category, yet nothing is seen of them: fillers, the empty braille cell.
 _UNSEEN = frozenset("\u115f\u1160\u2800\u3164\uffa0\ufffc")
@@ -19,12 +19,7 @@ def _is_tag(value: Any) -> bool:
 
 OPEN_TAG = Field("open_tag", "text that is not blank", default="<answer>", check=_is_tag)
 CLOSE_TAG = Field("close_tag", "text that is not blank", default="</answer>", check=_is_tag)
-ONLY = Field(
-    "only",
-    "true or false: whether text before the open tag is a fault",
-    default=False,
-    check=lambda value: isinstance(value, bool),
-)
+ONLY = flag("only", "true or false: whether text before the open tag is a fault")
 
 
 def judge_think_format(problem: Problem, completion: Completion) -> Part:

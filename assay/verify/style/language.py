@@ -12,7 +12,7 @@ from typing import Any
 
 from assay.errors import VerifierError
 from assay.types import Completion, Problem
-from assay.verify.base import Field, Part, Verifier, known_errors, one_of
+from assay.verify.base import Field, Part, Verifier, choice, known_errors
 from assay.verify.instructions.languages import LANGUAGES, detect_language, script_share
 
 CHUNK = 40  # letters: shorter sentences are taken together, for no detector knows them
@@ -61,12 +61,7 @@ def _is_target(value: Any) -> bool:
 
 
 TARGET = Field("target", "a language code such as en, zh, de", needed=True, check=_is_target)
-PART = Field(
-    "part",
-    "reasoning, answer, all",
-    default="reasoning",
-    check=one_of("reasoning", "answer", "all"),
-)
+PART = choice("part", "reasoning", "answer", "all")
 THRESHOLD = Field("threshold", "a share: from it on the text passes", default=0.9, check=_is_share)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Group, Problem
-from assay.verify.base import Field, Part, Verifier, known_errors, one_of, spec_check
+from assay.verify.base import Field, Part, Verifier, choice, known_errors, spec_check
 
 SLACK = 0.5  # L1-Max's delta: what an answer of just the target length has left of its reward
 
@@ -33,7 +33,7 @@ LIMIT = (
     Field("max_tokens", "a number above 0, in tokens", check=_is_positive),
     Field("max_words", "a number above 0, in words", check=_is_positive),
 )
-VARIANT = Field("variant", "exact, max", default="exact", check=one_of("exact", "max"))
+VARIANT = choice("variant", "exact", "max")
 ALPHA = Field("alpha", "a number, per token or word; null: 1/target", check=_is_number)
 DELTA = Field("delta", "a number, of variant max", default=SLACK, check=_is_number)
 TOLERANCE = Field("tolerance", "a share of the target", default=0.1, check=_is_number)
