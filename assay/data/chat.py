@@ -80,7 +80,7 @@ class PromptRenderer:
     def render_replies(
         self, prompt: str | Sequence[Message], texts: Sequence[str], source: str = ""
     ) -> tuple[Tokens, list[Tokens]]:
-        """Return the tokens of a prompt and of several completions of it, each as `render_trace` gives it."""
+        """Return the tokens of a prompt and of several completions, each as of `render_trace`."""
         where = source or "trace"
         rendered = self._render(prompt, where)
         return rendered.tokens, [self._reply(rendered, text, where) for text in texts]
@@ -113,7 +113,7 @@ class PromptRenderer:
 
     @cached_property
     def end_id(self) -> int | None:
-        """The token that ends a completion: the chat template's end of turn, else EOS; None: there is none."""
+        """The token that ends a completion: the chat template's end of turn, else EOS, else None."""
         own = end_of_turn(self.tokenizer) if self.template == "chat" else None
         eos: Any = self.tokenizer.eos_token_id
         return eos if own is None else own
@@ -261,7 +261,7 @@ def keep_fitting(problems: ProblemSet, renderer: PromptRenderer, on_bad_row: str
 
 
 def end_of_turn(tokenizer: Any) -> int | None:
-    """Return the special token that a chat template writes behind a reply; None: none, or no template."""
+    """Return the special token that a chat template writes behind a reply; None if there is none."""
     if not tokenizer.chat_template:
         return None
     turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _MARK}]

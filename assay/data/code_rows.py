@@ -17,8 +17,8 @@ from assay.errors import DataError, message
 def read_code_form(row: dict[str, Any], where: str) -> None:
     """Give a row of one of these forms its ``prompt`` and ``tests``, in place; leave others alone.
 
-    MBPP's listed tests are shown in the prompt, as its authors do, and are public; its challenge tests
-    are hidden ones. The tests of the other two are not in the prompt.
+    MBPP's listed tests are shown in the prompt, as its authors do, and are public; its challenge
+    tests are hidden. The tests of the other two are not in the prompt.
     """
     if "tests" in row:
         return

@@ -54,7 +54,7 @@ class Curriculum:
             )
 
     def pass_rate(self, problem_id: str) -> float | None:
-        """Return the share of a problem's judged completions that passed; None before there is any."""
+        """Return the share of a problem's judged completions that passed; None if there is none."""
         num_passed, num_judged = self._outcomes.get(problem_id, (0, 0))
         return num_passed / num_judged if num_judged else None
 
@@ -107,7 +107,7 @@ class Curriculum:
         return generator.permutation(len(self._problems))
 
     def _fingerprint(self) -> str:
-        """Return a digest of up to 64 problems, spread over the set: enough to tell two sets apart."""
+        """Return a digest of up to 64 problems of the set: enough to tell two sets apart."""
         digest = hashlib.blake2b(digest_size=8)
         num_problems = len(self._problems)
         for n in range(min(64, num_problems)):

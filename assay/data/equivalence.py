@@ -1,13 +1,13 @@
 """Is an answer the same as the reference? Rows for verifiers that learn to say so.
 
-A scalar model gives the probability at once; a chain-of-thought model writes its reasoning and then a
-verdict, as Kimi k1.5's reward models for mathematics do (arXiv:2501.12599, section 2.3.5). Both are
-trained from the same labelled pairs:
+A scalar model gives the probability at once; a chain-of-thought model writes its reasoning and then
+a verdict, as Kimi k1.5's reward models for mathematics do (arXiv:2501.12599, section 2.3.5). Both
+are trained from the same labelled pairs:
 
-    assay.data.equivalence:scalar_rows?pairs=pairs.jsonl          of ``[reward_model]``, kind ``outcome``
-    assay.data.equivalence:reasoning_traces?pairs=pairs.jsonl     of ``[sft]``
-    assay.data.equivalence:verdict_problems?pairs=held.jsonl      of ``data.heldout``, whose verifier is
-                                                                  assay.data.equivalence:says_the_label
+    assay.data.equivalence:scalar_rows?pairs=pairs.jsonl       for ``[reward_model]``, kind ``outcome``
+    assay.data.equivalence:reasoning_traces?pairs=pairs.jsonl  for ``[sft]``
+    assay.data.equivalence:verdict_problems?pairs=held.jsonl   for ``data.heldout``
+    assay.data.equivalence:says_the_label                      the verifier of those
 
 Without ``pairs`` they are made here: sums as an answer (``7+5-3``) against a number (``9``).
 """
@@ -20,10 +20,17 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from assay.data.rows import check_text, complaint, copy_row
-from assay.data.rowset import RowSet, load_rows
+from assay.data.rows import check_text, complaint, copy_row, key_among
+from assay.data.rowset import load_rows
 from assay.data.sources import python_name, source
-from assay.data.tasks import Chain, Generated, Split, in_split
+from assay.data.tasks import (
+    OPERATORS,
+    Generated,
+    Split,
+    check_chain,
+    draw_chain,
+    written_steps,
+)
 from assay.data.traces import Trace
 from assay.errors import DataError, message
 from assay.types import Completion, Problem
@@ -52,29 +59,21 @@ class AnswerPair:
     source: str = ""
 
 
-class AnswerPairSet(RowSet[AnswerPair]):
-    """Labelled pairs of answers in the order of their sources."""
-
-    noun = "pairs of answers"
-
-
 def read_answer_pair(row: Any, where: str, default_id: str) -> AnswerPair:
     """Return the labelled pair that a row describes; `AnswerPair` values pass through.
 
     A row has ``reference`` (or ``gold`` or ``answer``), ``candidate`` (or ``pred``, ``response`` or
-    ``completion``), ``label`` (or ``expected`` or ``correct``), and perhaps ``question`` and ``reasoning``.
+    ``completion``), ``label`` (or ``expected`` or ``correct``), and perhaps ``question`` and
+    ``reasoning``.
     """
     if isinstance(row, AnswerPair):
         return row
     keys = copy_row(row, where)
 
     def text(names: Sequence[str], default: str | None = None) -> str:
-        name = next((name for name in names if name in keys), None)
-        if name is None:
-            if default is not None:
-                return default
-            found = f"none among: {', '.join(map(str, keys)) or 'no keys'}"
-            raise DataError(message(f"{where} {names[0]}", found, f'"{names[0]}" (text)'))
+        if default is not None and not any(name in keys for name in names):
+            return default
+        name = key_among(names, keys, where, f'"{names[0]}" (text)')
         value = keys[name]
         if isinstance(value, int | float) and not isinstance(value, bool):
             value = str(value)
@@ -112,18 +111,17 @@ def answer_pairs(
     if pairs is not None:
         if python_name(pairs):
             raise DataError(message("pairs", pairs, "a JSONL or Parquet file, or hf:NAME"))
-        return load_rows(AnswerPairSet, read_answer_pair, [pairs])
-    if split not in ("train", "heldout"):
-        raise DataError(message("split", repr(split), "train or heldout"))
+        return load_rows("pairs of answers", read_answer_pair, [pairs])
+    check_chain(split, num_terms, max_number, OPERATORS)
 
     def make(index: int) -> AnswerPair:
         random = Random(f"equivalence {seed} {index}")
-        chain = _draw(random, split, num_terms, max_number)
+        chain = draw_chain(random, split, num_terms, max_number, OPERATORS)
         results = list(chain.partial_results())
         label = random.random() < 0.5
         off = 0 if label else random.choice((-1, 1)) * random.randint(1, 3)
         reference = results[-1] + off
-        steps = _steps(chain, results)
+        steps = ";".join(written_steps(chain, results))
         sign = "=" if label else "!="
         return AnswerPair(
             question=QUESTION,
@@ -139,7 +137,7 @@ def answer_pairs(
 
 @source
 def scalar_rows(**settings: Any) -> Sequence[dict[str, Any]]:
-    """Return rows for an outcome model: the reference stands in the prompt, the candidate is scored.
+    """Return rows for an outcome model: the prompt holds the reference, the candidate is scored.
 
     settings: of `answer_pairs`.
     """
@@ -155,7 +153,7 @@ def scalar_rows(**settings: Any) -> Sequence[dict[str, Any]]:
 
 @source
 def reasoning_traces(**settings: Any) -> Sequence[Trace]:
-    """Return traces that reason and end in a verdict; of a pair without reasoning, the verdict alone.
+    """Return traces that reason and end in a verdict; without reasoning, the verdict alone.
 
     settings: of `answer_pairs`.
     """
@@ -185,7 +183,7 @@ def verdict_problems(**settings: Any) -> Sequence[Problem]:
 
 
 def says_the_label(problem: Problem, completion: Completion) -> dict[str, Any]:
-    """Judge a verifier that reasons: 1 where its verdict is the label, 0 where it is not or is missing."""
+    """Judge a verifier that reasons: 1 where its verdict is the label, else 0."""
     said = read_verdict(completion.text)
     extracted = {None: None, True: "yes", False: "no"}[said]
     return {"score": float(said is problem.spec["label"]), "extracted": extracted}
@@ -208,25 +206,3 @@ def read_verdict(text: str) -> bool | None:
     """Return the last verdict of a completion; None where there is none."""
     found = _VERDICT.findall(text)
     return found[-1] == "yes" if found else None
-
-
-def _draw(random: Random, split: Split, num_terms: int, max_number: int) -> Chain:
-    for _ in range(10_000):
-        steps = tuple(
-            (random.choice("+-"), random.randint(0, max_number)) for _ in range(num_terms - 1)
-        )
-        chain = Chain(random.randint(0, max_number), steps)
-        if in_split(str(chain), split):
-            return chain
-    found = f"no sum of {num_terms} numbers up to {max_number}"
-    raise DataError(message(f"split={split}", found, "a larger num_terms or max_number"))
-
-
-def _steps(chain: Chain, results: Sequence[int]) -> str:
-    """Return ``7+5=12;12-3=9``."""
-    befores = [chain.first, *results]
-    written = [
-        f"{before}{operator}{number}={result}"
-        for before, (operator, number), result in zip(befores, chain.steps, results, strict=False)
-    ]
-    return ";".join(written)

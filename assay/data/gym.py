@@ -46,7 +46,8 @@ class GymRows:
 def open_gym(text: str) -> GymRows:
     """Open ``gym:TASK[?setting=value&size=1000&seed=0]``.
 
-    Problem number n of seed s is number 0 of seed s + n: keep the seeds of two sets at least `size` apart.
+    Problem number n of seed s is number 0 of seed s + n: keep the seeds of two sets at least `size`
+    apart.
     """
     task, settings = split_settings(text.removeprefix("gym:"))
     import reasoning_gym  # takes over a second, so it is imported only here

@@ -1,4 +1,4 @@
-"""Rows for reward models: pairs, and completions labelled right or wrong as a whole or step by step."""
+"""Rows for reward models: pairs, and completions that are labelled as a whole or step by step."""
 
 from __future__ import annotations
 
@@ -9,14 +9,23 @@ from math import isfinite
 from typing import Any
 
 from assay.data.pairs import Pair, read_preference
-from assay.data.rows import check_text, complaint, copy_row, prompt_key, read_prompt
+from assay.data.rows import (
+    Text,
+    check_completion,
+    complaint,
+    copy_row,
+    key_among,
+    prompt_and_completion,
+    prompt_of,
+)
 from assay.data.rowset import OnBadRow, RowSet, load_rows
 from assay.errors import DataError, message
-from assay.types import Message
 
 LABEL_KEYS = ("label", "correct", "score")
 STEP_KEYS = ("steps", "completions")
 _LABEL = "true, false, or a number from 0 to 1"
+_ONLY = ("completion",), ("prompt", "completion")
+"""Under which key these rows hold a completion, and which keys go before ``messages``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +45,7 @@ class Comparison:
 class Outcome:
     """A completion and the probability that it is right. source: ``file.jsonl:12``."""
 
-    prompt: str | tuple[Message, ...]
+    prompt: Text
     completion: str
     label: float
     source: str = ""
@@ -51,7 +60,7 @@ class LabelledSteps:
     seen by what separates steps.
     """
 
-    prompt: str | tuple[Message, ...]
+    prompt: Text
     completion: str
     labels: tuple[float, ...]
     steps: tuple[str, ...] = ()
@@ -59,52 +68,37 @@ class LabelledSteps:
     source: str = ""
 
 
-class ComparisonSet(RowSet[Comparison]):
-    """Pairs in the order of their sources. `load_comparisons` makes one."""
-
-    noun = "pairs"
-
-
-class OutcomeSet(RowSet[Outcome]):
-    """Completions in the order of their sources. `load_outcomes` makes one."""
-
-    noun = "labelled completions"
-
-
-class StepSet(RowSet[LabelledSteps]):
-    """Completions with labelled steps in the order of their sources. `load_steps` makes one."""
-
-    noun = "completions with labelled steps"
-
-
 def load_comparisons(
     sources: Sequence[str], *, on_bad_row: OnBadRow = "stop", limit: int | None = None
-) -> ComparisonSet:
-    """Open sources of pairs and check every row: those of `load_preferences`, with or without ``margin``."""
-    return load_rows(ComparisonSet, read_comparison, sources, on_bad_row=on_bad_row, limit=limit)
+) -> RowSet[Comparison]:
+    """Open sources of pairs, as `load_preferences` does; a row may have a ``margin``."""
+    return load_rows("pairs", read_comparison, sources, on_bad_row=on_bad_row, limit=limit)
 
 
 def load_outcomes(
     sources: Sequence[str], *, on_bad_row: OnBadRow = "stop", limit: int | None = None
-) -> OutcomeSet:
-    """Open sources of labelled completions and check every row; sources and errors of `load_problems`.
+) -> RowSet[Outcome]:
+    """Open sources of labelled completions and check every row, as `load_problems` does.
 
-    A row has a prompt and a ``completion``, or ``messages`` that the assistant ends, and a ``label``
-    (or ``correct``, or ``score``): true, false, or the probability that it is right.
+    A row has a prompt and a ``completion``, or ``messages`` that the assistant ends. Its ``label`` (or
+    ``correct``, or ``score``) is true, false, or the probability that it is right.
     """
-    return load_rows(OutcomeSet, read_outcome, sources, on_bad_row=on_bad_row, limit=limit)
+    return load_rows(
+        "labelled completions", read_outcome, sources, on_bad_row=on_bad_row, limit=limit
+    )
 
 
 def load_steps(
     sources: Sequence[str], *, on_bad_row: OnBadRow = "stop", limit: int | None = None
-) -> StepSet:
+) -> RowSet[LabelledSteps]:
     """Open sources of completions with labelled steps and check every row; as `load_outcomes`.
 
     A row has a prompt, ``steps`` (or ``completions``: texts) or one ``completion`` (with
     ``step_ends``, the index of each step's last character or token, where separators do not show
     them), and ``labels``, one a step.
     """
-    return load_rows(StepSet, read_steps, sources, on_bad_row=on_bad_row, limit=limit)
+    noun = "completions with labelled steps"
+    return load_rows(noun, read_steps, sources, on_bad_row=on_bad_row, limit=limit)
 
 
 def read_comparison(row: Any, where: str, default_id: str) -> Comparison:
@@ -129,11 +123,8 @@ def read_outcome(row: Any, where: str, default_id: str) -> Outcome:
     if isinstance(row, Outcome):
         return row if row.source else replace(row, source=where)
     keys = copy_row(row, where)
-    prompt, completion = _prompt_and_completion(keys, where)
-    name = next((name for name in LABEL_KEYS if name in keys), None)
-    if name is None:
-        found = f"none among: {', '.join(map(str, keys))}"
-        raise DataError(message(f"{where} label", found, f'"label" ({_LABEL})'))
+    prompt, completion = prompt_and_completion(keys, where, *_ONLY)
+    name = key_among(LABEL_KEYS, keys, where, f'"label" ({_LABEL})')
     return Outcome(prompt, completion, _label(keys[name], where, name), where)
 
 
@@ -148,39 +139,17 @@ def read_steps(row: Any, where: str, default_id: str) -> LabelledSteps:
     values = tuple(_label(label, where, f"labels[{n}]") for n, label in enumerate(labels))
     name = next((name for name in STEP_KEYS if name in keys), None)
     if name is None:
-        prompt, completion = _prompt_and_completion(keys, where)
+        prompt, completion = prompt_and_completion(keys, where, *_ONLY)
         ends = _ends(keys.get("step_ends"), len(values), where)
         return LabelledSteps(prompt, completion, values, step_ends=ends, source=where)
     steps = keys[name]
     if not isinstance(steps, Sequence) or isinstance(steps, str):
         raise complaint(where, name, steps, "a list of texts, one a step")
     for n, step in enumerate(steps):
-        _check_completion(step, where, f"{name}[{n}]")
+        check_completion(step, where, f"{name}[{n}]")
     if len(steps) != len(values):
         raise complaint(where, "labels", values, f"{len(steps)} labels, one for each of {name}")
-    return LabelledSteps(_prompt(keys, where), "", values, tuple(steps), source=where)
-
-
-def _prompt_and_completion(
-    keys: Mapping[str, Any], where: str
-) -> tuple[str | tuple[Message, ...], str]:
-    if "messages" in keys and not {"prompt", "completion"} & keys.keys():
-        turns = read_prompt(keys["messages"], where, "messages")
-        if isinstance(turns, str) or len(turns) < 2 or turns[-1]["role"] != "assistant":
-            accepted = "a chat of at least two messages that the assistant ends"
-            raise complaint(where, "messages", keys["messages"], accepted)
-        _check_completion(turns[-1]["content"], where, "messages")
-        return turns[:-1], turns[-1]["content"]
-    if "completion" not in keys:
-        found = f"none among: {', '.join(map(str, keys)) or 'no keys'}"
-        raise DataError(message(f"{where} completion", found, '"completion" (text)'))
-    _check_completion(keys["completion"], where, "completion")
-    return _prompt(keys, where), keys["completion"]
-
-
-def _prompt(keys: Mapping[str, Any], where: str) -> str | tuple[Message, ...]:
-    key = prompt_key(keys, where)
-    return read_prompt(keys[key], where, key)
+    return LabelledSteps(prompt_of(keys, where), "", values, tuple(steps), source=where)
 
 
 def _label(value: Any, where: str, key: str) -> float:
@@ -202,9 +171,3 @@ def _ends(value: Any, count: int, where: str) -> tuple[int, ...] | None:
     if not whole or not all(first < second for first, second in pairwise(ends)):
         raise complaint(where, "step_ends", value, accepted)
     return ends
-
-
-def _check_completion(value: Any, where: str, key: str) -> None:
-    if not isinstance(value, str) or not value.strip():
-        raise complaint(where, key, value, "text that is not blank")
-    check_text(value, where, key)

@@ -38,8 +38,8 @@ class NearDuplicate:
 class OverlapReport:
     """What `check_overlap` found. train: the training problems that are left.
 
-    num_self_answering: prompts, of either set, in which their own answer stands. contradictions: pairs of
-    rows that ask the same training question and have other answers.
+    num_self_answering: prompts, of either set, in which their own answer stands. contradictions:
+    pairs of rows that ask the same training question and have other answers.
     """
 
     train: ProblemSet
@@ -146,7 +146,7 @@ def check_overlap(
 
 
 def _contradictions(hashes: np.ndarray) -> list[tuple[int, int]]:
-    """Return (earlier row, row) of those that repeat a question, [row, question and answer], with another answer."""
+    """Return (earlier row, row) of those that repeat a question with another answer."""
     order = np.argsort(hashes[:, 0], kind="stable")
     questions, answers = hashes[order].T
     again = (questions[1:] == questions[:-1]) & (answers[1:] != answers[:-1])
@@ -185,7 +185,7 @@ def holds_own_answer(problem: Problem) -> bool:
 
 
 def _continues(neighbor: str, edge: str) -> bool:
-    """Whether the character beside a match belongs to the same word or number as the match's edge."""
+    """Whether the character beside a match belongs to the word or number of its edge."""
     return neighbor.isalnum() and edge.isalnum()
 
 
@@ -197,6 +197,9 @@ def _shared_question(problem: Problem, place: str) -> DataError:
     here = problem.source or problem.id
     remedy = "remove one of them"
     if here.startswith("gym:") and place.startswith("gym:"):
-        remedy = "set their seeds further apart than their sizes (problem n of seed s is problem 0 of seed s + n)"
+        remedy = (
+            "set their seeds further apart than their sizes (problem n of seed s is problem 0 of"
+            " seed s + n)"
+        )
     found = f"the question of the held-out {place}"
     return DataError(message(f"{here} prompt", found, "questions that are not held out", remedy))

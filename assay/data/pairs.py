@@ -1,15 +1,25 @@
-"""Preferences: prompts with two completions of which one is better, or with one that is good or bad."""
+"""Preferences: prompts with a better and a worse completion, or with one that is good or bad."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from assay.data.rows import PROMPT_KEYS, check_text, complaint, copy_row, prompt_key, read_prompt
+from assay.data.rows import (
+    COMPLETION_KEYS,
+    PROMPT_KEYS,
+    Text,
+    check_completion,
+    complaint,
+    copy_row,
+    key_among,
+    prompt_and_completion,
+    prompt_of,
+    read_prompt,
+)
 from assay.data.rowset import OnBadRow, RowSet, load_rows
-from assay.data.traces import COMPLETION_KEYS
 from assay.errors import DataError, message
 from assay.types import Message
 
@@ -22,9 +32,9 @@ _ROLES = {"Human": "user", "Assistant": "assistant"}
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A prompt and two completions of it, of which the first is better. source: ``file.jsonl:12``."""
+    """A prompt and two completions, of which the first is better. source: ``file.jsonl:12``."""
 
-    prompt: str | Turns
+    prompt: Text
     chosen: str
     rejected: str
     source: str = ""
@@ -34,58 +44,46 @@ class Pair:
 class Labelled:
     """A prompt and one completion of it that is desirable or not. source: ``file.jsonl:12``."""
 
-    prompt: str | Turns
+    prompt: Text
     completion: str
     desirable: bool
     source: str = ""
 
 
-class PreferenceSet(RowSet[Pair | Labelled]):
-    """Pairs and labelled completions in the order of their sources. `load_preferences` makes one."""
-
-    noun = "preferences"
-
-
 def load_preferences(
     sources: Sequence[str], *, on_bad_row: OnBadRow = "stop", limit: int | None = None
-) -> PreferenceSet:
-    """Open sources of preferences and validate every row; the sources and errors of `load_problems`.
+) -> RowSet[Pair | Labelled]:
+    """Open sources of preferences and validate every row, as `load_problems` does.
 
-    A pair is ``chosen`` and ``rejected``, both text or both chat messages, with their ``prompt`` (or
-    ``question`` or ``problem``) beside them, or at the beginning that both chats share. A labelled
-    completion is ``messages`` that the assistant ends, or a prompt and a ``completion``, with a
-    ``label``, true or false. Text that is a transcript (``Human: ...``, blank line, ``Assistant: ...``)
-    is read as the chat that it is.
+    A pair is ``chosen`` and ``rejected``, both text or both chat messages. Their ``prompt`` (or
+    ``question`` or ``problem``) stands beside them, or is the beginning that both chats share. A
+    labelled completion is ``messages`` that the assistant ends, or a prompt and a ``completion``, with
+    a ``label``, true or false. Text that is a transcript (``Human: ...``, blank line,
+    ``Assistant: ...``) is read as the chat that it is.
     """
-    return load_rows(PreferenceSet, read_preference, sources, on_bad_row=on_bad_row, limit=limit)
+    return load_rows("preferences", read_preference, sources, on_bad_row=on_bad_row, limit=limit)
 
 
 def read_preference(row: Any, where: str, default_id: str) -> Pair | Labelled:
-    """Return the pair or the labelled completion that a row describes; finished ones pass through."""
+    """Return the pair or labelled completion of a row; finished ones pass through."""
     if isinstance(row, Pair):
         return _pair(row.prompt, row.chosen, row.rejected, row.source or where)
     if isinstance(row, Labelled):
         return _labelled(row.prompt, row.completion, row.desirable, row.source or where)
     keys = copy_row(row, where)
-    if any(side in keys for side in SIDES):
-        return _read_pair(keys, where)
-    if "label" in keys:
+    if "label" in keys and not any(side in keys for side in SIDES):
         return _read_labelled(keys, where)
-    found = f"none among: {', '.join(map(str, keys)) or 'no keys'}"
-    accepted = '"chosen" and "rejected", or a completion with its "label"'
-    raise DataError(message(f"{where} chosen", found, accepted))
+    key_among(SIDES, keys, where, '"chosen" and "rejected", or a completion with its "label"')
+    return _read_pair(keys, where)
 
 
 def _read_pair(keys: Mapping[str, Any], where: str) -> Pair:
     for side in SIDES:
-        if side not in keys:
-            found = f"none among: {', '.join(map(str, keys))}"
-            raise DataError(message(f"{where} {side}", found, "text or chat messages"))
+        key_among([side], keys, where, "text or chat messages")
     chosen, rejected = (read_prompt(keys[side], where, side) for side in SIDES)
     prompt = None
     if any(key in keys for key in PROMPT_KEYS):
-        key = prompt_key(keys, where)
-        prompt = read_prompt(keys[key], where, key)
+        prompt = prompt_of(keys, where)
     if isinstance(chosen, str) and isinstance(rejected, str):
         if prompt is not None:
             return _pair(prompt, chosen, rejected, where)
@@ -120,7 +118,7 @@ def _num_shared(chosen: Turns, rejected: Turns) -> int:
     return shared
 
 
-def _prompt_of_both(prompt: str | Turns, shared: Turns, where: str) -> str | Turns:
+def _prompt_of_both(prompt: Text, shared: Turns, where: str) -> Text:
     """Return the prompt of a row that gives one beside its chats, which may begin with it again."""
     if not shared:
         return prompt
@@ -151,28 +149,19 @@ def _read_labelled(keys: Mapping[str, Any], where: str) -> Labelled:
     label = keys["label"]
     if not isinstance(label, bool):
         raise complaint(where, "label", label, "true or false")
-    if "messages" in keys and "prompt" not in keys:
-        turns = read_prompt(keys["messages"], where, "messages")
-        if isinstance(turns, str) or len(turns) < 2 or turns[-1]["role"] != "assistant":
-            accepted = "a chat of at least two messages that the assistant ends"
-            raise complaint(where, "messages", keys["messages"], accepted)
-        return _labelled(turns[:-1], turns[-1]["content"], label, where)
     name = next((name for name in COMPLETION_KEYS if name in keys), None)
-    if name is None:
-        found = f"none among: {', '.join(map(str, keys))}"
-        raise DataError(message(f"{where} completion", found, '"completion" or "messages"'))
-    key = prompt_key(keys, where)
-    completion = keys[name]
-    if isinstance(completion, Sequence) and not isinstance(completion, str) and completion:
-        turns = read_prompt(completion, where, name)
-        completion = _only_turn(tuple(turns), where, name) if not isinstance(turns, str) else turns
-    return _labelled(read_prompt(keys[key], where, key), completion, label, where)
+    if name is not None and ("prompt" in keys or "messages" not in keys):
+        completion = keys[name]
+        if isinstance(completion, Sequence) and not isinstance(completion, str) and completion:
+            turns = read_prompt(completion, where, name)  # a chat of one turn
+            keys = {**keys, name: _only_turn(cast("Turns", turns), where, name)}
+    return _labelled(*prompt_and_completion(keys, where), label, where)
 
 
-def _pair(prompt: str | Turns, chosen: str, rejected: str, where: str) -> Pair:
+def _pair(prompt: Text, chosen: str, rejected: str, where: str) -> Pair:
     prompt = _checked_prompt(prompt, where)
     for side, text in zip(SIDES, (chosen, rejected), strict=True):
-        _check_completion(text, where, side)
+        check_completion(text, where, side)
     if chosen.strip() == rejected.strip():
         raise DataError(
             message(f"{where} rejected", "the same text as chosen", "two that differ", "drop it")
@@ -180,12 +169,12 @@ def _pair(prompt: str | Turns, chosen: str, rejected: str, where: str) -> Pair:
     return Pair(prompt, chosen, rejected, where)
 
 
-def _labelled(prompt: str | Turns, completion: Any, desirable: bool, where: str) -> Labelled:
-    _check_completion(completion, where, "completion")
+def _labelled(prompt: Text, completion: Any, desirable: bool, where: str) -> Labelled:
+    check_completion(completion, where, "completion")
     return Labelled(_checked_prompt(prompt, where), completion, desirable, where)
 
 
-def _checked_prompt(prompt: Any, where: str) -> str | Turns:
+def _checked_prompt(prompt: Any, where: str) -> Text:
     prompt = read_prompt(prompt, where, "prompt")
     if isinstance(prompt, str):
         prompt = as_turns(prompt) or prompt
@@ -195,16 +184,10 @@ def _checked_prompt(prompt: Any, where: str) -> str | Turns:
     return prompt
 
 
-def _check_completion(value: Any, where: str, key: str) -> None:
-    if not isinstance(value, str) or not value.strip():
-        raise complaint(where, key, value, "text that is not blank")
-    check_text(value, where, key)
-
-
 def as_turns(text: str) -> Turns | None:
-    """Return the chat that a transcript (``Human: ...``, blank line, ``Assistant: ...``) is; None for other text.
+    """Return the chat that a transcript is; None for other text.
 
-    A last ``Assistant:`` with nothing behind it, which asks for a completion, is no turn.
+    A transcript is ``Human: ...``, blank line, ``Assistant: ...``. A last ``Assistant:`` with nothing behind it, which asks for a completion, is no turn.
     """
     text = text.strip()
     if not text.startswith("Human:"):

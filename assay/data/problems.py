@@ -10,11 +10,8 @@ from assay.data.rowset import OnBadRow, RowSet, load_rows
 from assay.errors import DataError, VerifierError
 from assay.types import Problem
 
-
-class ProblemSet(RowSet[Problem]):
-    """Problems in the order of their sources. `load_problems` makes one."""
-
-    noun = "problems"
+ProblemSet = RowSet[Problem]
+"""Problems in the order of their sources."""
 
 
 def load_problems(
@@ -35,7 +32,7 @@ def load_problems(
     """
     read = _Reader(check)
     problems = load_rows(
-        ProblemSet,
+        "problems",
         read,
         sources,
         key=lambda problem: problem.id,
@@ -60,7 +57,7 @@ class _Reader:
 
 
 def check_spec(problem: Problem, check: Callable[[Problem], None]) -> None:
-    """Run a check that raises VerifierError; raises DataError that begins with the problem's place."""
+    """Run a check; its VerifierError becomes a DataError that names the problem's place."""
     try:
         check(problem)
     except VerifierError as error:

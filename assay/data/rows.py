@@ -23,8 +23,12 @@ from assay.types import Message, Problem
 MAX_CHARACTERS = 4_000_000
 """Of one text: about a million tokens."""
 PROMPT_KEYS = ("prompt", "question", "problem")
+COMPLETION_KEYS = ("completion", "generated_solution", "solution")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _PROMPT_FORMS = '"prompt" (text or chat messages), "question" or "problem"'
+
+Text = str | tuple[Message, ...]
+"""A prompt: its text, or its messages."""
 
 
 def read_problem(row: Any, where: str, default_id: str) -> Problem:
@@ -36,7 +40,7 @@ def read_problem(row: Any, where: str, default_id: str) -> Problem:
         return _read_finished(row, where)
     spec = copy_row(row, where)
     read_code_form(spec, where)
-    key = prompt_key(spec, where)
+    key = key_among(PROMPT_KEYS, spec, where, _PROMPT_FORMS)
     prompt = read_prompt(spec.pop(key), where, key)
     if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
         raise complaint(where, key, "a chat that the assistant ends", "a chat that the user ends")
@@ -66,16 +70,51 @@ def copy_row(row: Any, where: str) -> dict[str, Any]:
     return copy
 
 
-def prompt_key(row: Mapping[str, Any], where: str) -> str:
-    """Return the key under which a row holds its prompt."""
-    for key in PROMPT_KEYS:
-        if key in row:
-            return key
+def key_among(names: Sequence[str], row: Mapping[str, Any], where: str, accepted: str) -> str:
+    """Return the first of these keys that a row has; raises DataError where it has none."""
+    for name in names:
+        if name in row:
+            return name
     keys = ", ".join(map(str, row)) or "no keys"
-    raise DataError(message(f"{where} prompt", f"none among: {keys}", _PROMPT_FORMS))
+    raise DataError(message(f"{where} {names[0]}", f"none among: {keys}", accepted))
 
 
-def read_prompt(value: Any, where: str, key: str) -> str | tuple[Message, ...]:
+def prompt_of(row: Mapping[str, Any], where: str) -> Text:
+    """Return the prompt of a row."""
+    key = key_among(PROMPT_KEYS, row, where, _PROMPT_FORMS)
+    return read_prompt(row[key], where, key)
+
+
+def prompt_and_completion(
+    row: Mapping[str, Any],
+    where: str,
+    names: Sequence[str] = COMPLETION_KEYS,
+    given: Sequence[str] = ("prompt",),
+) -> tuple[Text, str]:
+    """Return the prompt and the completion of a row, or those of its ``messages``.
+
+    The assistant ends such messages; they are read where the row has none of the keys ``given``.
+    """
+    if "messages" in row and not any(name in row for name in given):
+        turns = read_prompt(row["messages"], where, "messages")
+        if isinstance(turns, str) or len(turns) < 2 or turns[-1]["role"] != "assistant":
+            accepted = "a chat of at least two messages that the assistant ends"
+            raise complaint(where, "messages", row["messages"], accepted)
+        return turns[:-1], check_completion(turns[-1]["content"], where, "messages")
+    name = key_among(names, row, where, '"completion" (text), or "messages"')
+    completion = check_completion(row[name], where, name)
+    return prompt_of(row, where), completion
+
+
+def check_completion(value: Any, where: str, key: str) -> str:
+    """Return a completion's text; raises DataError where it is blank, or no text."""
+    if not isinstance(value, str) or not value.strip():
+        raise complaint(where, key, value, "text that is not blank")
+    check_text(value, where, key)
+    return value
+
+
+def read_prompt(value: Any, where: str, key: str) -> Text:
     """Return a prompt's text, or its messages."""
     if isinstance(value, str):
         if not value.strip():
@@ -173,7 +212,7 @@ def _take_competition_keys(spec: dict[str, Any]) -> tuple[str, ...]:
 
 
 def last_box(text: str) -> str | None:
-    r"""Return what the last ``\boxed{...}`` holds, or None where there is none or it never closes."""
+    r"""Return what the last ``\boxed{...}`` holds; None if there is none, or it never closes."""
     start = text.rfind(r"\boxed{")
     if start < 0:
         return None

@@ -27,14 +27,15 @@ MAX_KEPT_COMPLAINTS = 1000
 
 
 class RowSet(Sequence[Row], Generic[Row]):
-    """Rows of several sources as one sequence; what `load_rows` fills and its subclasses name.
+    """Rows of several sources as one sequence; `load_rows` makes one.
 
     skipped: complaints about rows that were left out (the first thousand). num_skipped: how many.
     """
 
-    noun = "rows"
-
-    def __init__(self, read: Callable[[Any, str, str], Row], shelves: Sequence[Shelf]) -> None:
+    def __init__(
+        self, noun: str, read: Callable[[Any, str, str], Row], shelves: Sequence[Shelf]
+    ) -> None:
+        self.noun = noun
         self._read = read
         self._shelves = shelves
         self._ends = list(accumulate(len(shelf.index) for shelf in shelves))
@@ -198,18 +199,15 @@ class _Loading:
                 yield index, DataError(message(f"{row.source} id", found, "ids that differ"))
 
 
-Rows = TypeVar("Rows", bound=RowSet[Any])
-
-
 def load_rows(
-    kind: type[Rows],
-    read: Callable[[Any, str, str], Any],
+    noun: str,
+    read: Callable[[Any, str, str], Row],
     sources: Sequence[str],
     *,
-    key: Callable[[Any], str] | None = None,
+    key: Callable[[Row], str] | None = None,
     on_bad_row: OnBadRow = "stop",
     limit: int | None = None,
-) -> Rows:
+) -> RowSet[Row]:
     """Open the sources and validate up to ``limit`` rows in one pass.
 
     ``read(row, where, default_id)`` makes a row or raises DataError. ``key`` names a row; a name
@@ -222,7 +220,7 @@ def load_rows(
     for text, name in zip(sources, _short_names(sources), strict=True):
         if loading.num_accepted != limit:
             loading.scan(Shelf(open_source(text), name))
-    rows = kind(read, loading.shelves)
+    rows = RowSet(noun, read, loading.shelves)
     if key:
         repeats = dict[int, DataError]()
         for index, error in loading.repeated(rows):
@@ -235,7 +233,7 @@ def load_rows(
 
 
 def _short_names(sources: Sequence[str]) -> list[str]:
-    """Return what default ids begin with: a file's name or a source less its settings, if unique."""
+    """Return what default ids begin with: a source's short name, where it is unique."""
     if len(set(sources)) < len(sources):
         twice = next(text for text in sources if list(sources).count(text) > 1)
         raise DataError(message(twice, "the same source twice", "each source once"))

@@ -1,4 +1,4 @@
-"""What every kind of source shares: settings behind its name, and rows that are made when they are drawn."""
+"""What every kind of source shares: settings behind its name, and rows made when drawn."""
 
 from __future__ import annotations
 

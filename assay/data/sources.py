@@ -2,15 +2,15 @@
 
 A source is named by one string:
 
-    problems.jsonl, problems.parquet                       a file (which kind: seen by its content)
-    hf:OWNER/NAME[/CONFIG][?split=train&revision=main]     a hub dataset (extra ``hub``)
-    gym:TASK[?setting=value&size=1000&seed=0]              a reasoning-gym task
-    package.module:object[?argument=value]                 rows, or a declared function that returns them
+    problems.jsonl, problems.parquet                     a file (its content tells which kind)
+    hf:OWNER/NAME[/CONFIG][?split=train&revision=main]   a hub dataset (extra ``hub``)
+    gym:TASK[?setting=value&size=1000&seed=0]            a reasoning-gym task
+    package.module:object[?argument=value]               rows, or a declared function for them
 
 A function is declared by `source`: its module's author means it to be called by a configuration.
 
-The settings after ``?`` are JSON values where they read as such (``4``, ``0.5``, ``true``, ``[1,2]``),
-else text; ``%26`` stands for ``&``. They are the object's keyword arguments.
+The settings after ``?`` are JSON values where they read as such (``4``, ``0.5``, ``true``,
+``[1,2]``), else text; ``%26`` stands for ``&``. They are the object's keyword arguments.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def source(function: Function) -> Function:
     """Declare that a function returns rows, so that a source may name it and give its arguments.
 
-    Only such functions are called: a source that a stranger wrote cannot name any other, as one that
-    runs commands.
+    Only such functions are called: a source that a stranger wrote cannot name any other, as one
+    that runs commands.
     """
     setattr(function, _DECLARED, True)
     return function
@@ -114,7 +114,7 @@ def _open_file(text: str) -> Source:
 
 
 class JsonLines:
-    """A file with one JSON object a line; a position is a byte offset. Blank lines are passed over."""
+    """A file with one JSON object a line, and blank lines; a position is a byte offset."""
 
     def __init__(self, label: str) -> None:
         self.label = label

@@ -1,4 +1,4 @@
-"""Built-in generated problems: sums of small numbers, written and reasoned about character by character.
+"""Built-in generated problems: sums of small numbers, reasoned about step by step.
 
     assay.data.tasks:chain_sums?size=2000&split=train         problems such as 3+5-2+7=
     assay.data.tasks:imperfect_traces?size=2000&guessed=0.5   a cold start that is often wrong
@@ -24,6 +24,7 @@ Row = TypeVar("Row")
 Split = Literal["train", "heldout"]
 HELDOUT_ONE_IN = 5
 MAX_SLIP = 3
+OPERATORS = "+-"
 
 
 class Generated(Sequence[Row], Generic[Row]):
@@ -78,16 +79,16 @@ def chain_sums(
     split: Split = "train",
     num_terms: int = 4,
     max_number: int = 9,
-    operators: str = "+-",
+    operators: str = OPERATORS,
 ) -> Sequence[Problem]:
     """Return problems such as ``3+5-2+7=`` whose spec is ``{"answer": "13"}``.
 
     Numbers are uniform in [0, max_number]; two rows may be equal where the space is small.
     """
-    _check_chain(split, num_terms, max_number, operators)
+    check_chain(split, num_terms, max_number, operators)
 
     def make(index: int) -> Problem:
-        chain = _draw_chain(Random(f"sums {seed} {index}"), split, num_terms, max_number, operators)
+        chain = draw_chain(Random(f"sums {seed} {index}"), split, num_terms, max_number, operators)
         *_, answer = chain.partial_results()
         return Problem(
             id=f"chain_sums-{split}-{seed}-{index}",
@@ -106,7 +107,7 @@ def imperfect_traces(
     split: Split = "train",
     num_terms: int = 4,
     max_number: int = 9,
-    operators: str = "+-",
+    operators: str = OPERATORS,
     corrupted: float = 0.15,
     guessed: float = 0.5,
     bare: float = 0.5,
@@ -119,7 +120,7 @@ def imperfect_traces(
     block and a random answer, the rest steps whose every result is random. In the others each
     result is off by 1 to 3 with probability ``corrupted``, and later steps go on from it.
     """
-    _check_chain(split, num_terms, max_number, operators)
+    check_chain(split, num_terms, max_number, operators)
     for name, share in (
         ("corrupted", corrupted),
         ("guessed", guessed),
@@ -130,14 +131,14 @@ def imperfect_traces(
 
     def make(index: int) -> Trace:
         random = Random(f"traces {seed} {index}")
-        chain = _draw_chain(random, split, num_terms, max_number, operators)
+        chain = draw_chain(random, split, num_terms, max_number, operators)
         if random.random() >= guessed:
             results = _slipping_results(random, chain, corrupted)
         else:
             steps = () if random.random() < bare else chain.steps
             results = [_random_result(random, num_terms, max_number) for _ in steps]
         answer = results[-1] if results else _random_result(random, num_terms, max_number)
-        reasoning = ";".join(_written_steps(chain, results))
+        reasoning = ";".join(written_steps(chain, results))
         return Trace(f"{chain}=", f"{think_open}{reasoning}{think_close}{answer}")
 
     return Generated(size, make)
@@ -149,9 +150,10 @@ def in_split(expression: str, split: Split) -> bool:
     return held_out == (split == "heldout")
 
 
-def _draw_chain(
+def draw_chain(
     random: Random, split: Split, num_terms: int, max_number: int, operators: str
 ) -> Chain:
+    """Return a random expression of a split."""
     for _ in range(10_000):
         steps = tuple(
             (random.choice(operators), random.randint(0, max_number)) for _ in range(num_terms - 1)
@@ -179,14 +181,16 @@ def _random_result(random: Random, num_terms: int, max_number: int) -> int:
     return sum(random.choice((-1, 1)) * random.randint(0, max_number) for _ in range(num_terms))
 
 
-def _written_steps(chain: Chain, results: Sequence[int]) -> Iterator[str]:
+def written_steps(chain: Chain, results: Sequence[int]) -> Iterator[str]:
+    """Yield ``7+5=12``, ``12-3=9``."""
     value = chain.first
     for (operator, number), result in zip(chain.steps, results, strict=False):
         yield f"{value}{operator}{number}={result}"
         value = result
 
 
-def _check_chain(split: str, num_terms: int, max_number: int, operators: str) -> None:
+def check_chain(split: str, num_terms: int, max_number: int, operators: str) -> None:
+    """Raise DataError for settings that no expression has."""
     if split not in ("train", "heldout"):
         raise DataError(message("split", repr(split), "train or heldout"))
     if type(num_terms) is not int or num_terms < 2:

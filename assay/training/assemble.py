@@ -14,7 +14,7 @@ import torch
 from assay.config import MOST_SLOTS, CriticConfig, RLConfig, SamplingConfig, TrainConfig
 from assay.data.chat import PromptRenderer, keep_fitting
 from assay.data.overlap import check_overlap
-from assay.data.problems import ProblemSet, load_problems
+from assay.data.problems import ProblemSet, RowSet, load_problems
 from assay.errors import ConfigError, ModelError, VerifierError, message
 from assay.generate.engine import Engine
 from assay.learn.algorithms import Algorithm, algorithm, check_group_size, for_generator
@@ -258,7 +258,7 @@ def fit_problems(problems: Problems, bench: Bench) -> Problems:
 
 def fit_heldout(heldout: Sequence[Problem], bench: Bench) -> Sequence[Problem]:
     """Do as `fit_problems` with held-out problems."""
-    if not isinstance(heldout, ProblemSet):
+    if not isinstance(heldout, RowSet):
         return heldout
     return keep_fitting(heldout, bench.renderer, bench.config.data.on_bad_row)
 

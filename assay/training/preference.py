@@ -340,7 +340,7 @@ def read_rows(config: TrainConfig, verifiers: VerifierService) -> Problems:
         files = [one for one in sources if not is_judged_source(one)]
         if files:
             load_preferences(files, on_bad_row=config.data.on_bad_row)
-    return Problems(ProblemSet(read_problem, ()), read_heldout(config, verifiers), ())
+    return Problems(ProblemSet("problems", read_problem, ()), read_heldout(config, verifiers), ())
 
 
 def pairwise_judge(config: TrainConfig) -> PairwiseVerifiers | None:
