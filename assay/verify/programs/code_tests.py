@@ -1,4 +1,4 @@
-"""Verifier ``code``: whether the program that a completion commits to passes the tests of its row."""
+"""Verifier ``code``: whether the program of a completion passes the tests of its row."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _lock = threading.Lock()
 def judge_code(problem: Problem, completion: Completion) -> Part:
     """Score 1 where every test passes; with ``credit`` = fraction, the fraction that does.
 
-    Reads the spec as `assay.verify.programs.spec.FIELDS` says. Raises VerifierError for a spec that is
-    malformed, SandboxTrouble where the sandbox fails.
+    Reads the spec as `assay.verify.programs.spec.FIELDS` says. Raises VerifierError for a spec that
+    is malformed, SandboxTrouble where the sandbox fails.
     """
     spec = read_spec(problem)
     if not spec.prompt_code:
@@ -67,7 +67,7 @@ def _run(sandbox: Sandbox, spec: CodeSpec, program: Program) -> tuple[list[Resul
 
 
 def _sandbox(unsafe: bool) -> Sandbox:
-    """Return this process's sandbox; without walls only where there can be none and the user waived them."""
+    """Return this process's sandbox; without walls only where none can be and the user agreed."""
     key = os.getpid(), unsafe  # a fork must not talk to its parent's
     if key not in _sandboxes:
         with slow_import():  # starting it is no completion's fault
@@ -147,14 +147,16 @@ CODE = Verifier(
     name="code",
     version=1,
     judge=judge_code,
-    domain="Python programs that need the standard library only, judged by running tests in a sandbox",
+    domain="Python programs that need the standard library only, judged by running tests in a "
+    "sandbox",
     fields=FIELDS,
-    accepts="the last fenced block outside the think part that is labeled as Python or not at all (one that never "
-    "closes runs to the end); without a fence the whole text where it is a program, else its last indented block; "
-    "with a prompt that is code to continue, also a function's body",
-    partial_credit="spec.credit = fraction: the fraction of the tests, public and hidden, that pass",
-    hidden_tests="tests may be shown in a prompt; hidden_tests never are. The score counts both, the components "
-    "public and hidden tell them apart: a public share far above the hidden one is special-casing",
+    accepts="the last fenced block outside the think part that is labeled as Python or not at all "
+    "(one that never closes runs to the end); without a fence the whole text where it is a program, "
+    "else its last indented block; with a prompt that is code to continue, also a function's body",
+    partial_credit="spec.credit = fraction: the fraction of the tests, public and hidden, that "
+    "pass",
+    hidden_tests="tests may be shown in a prompt; hidden_tests never are. The score counts both, "
+    "the components public and hidden tell them apart: a public share far above the hidden one is special-casing",
     limits=Limits(seconds=120.0, cpu_seconds=4.0, memory_mib=512, output_kib=4096, processes=16),
     known_errors=known_errors("code"),
     text_only=True,

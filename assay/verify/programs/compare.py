@@ -33,11 +33,11 @@ def compare(
     """Say whether ``actual`` is ``expected``, is only equal to it in value, or differs.
 
     Types compare exactly: True is not 1, 2.0 is not 2, a set is not a list. These besides are the
-    same: an int where a float of its value is expected; a namedtuple for a tuple and a Counter for a
-    dict, which they are; floats within the relative ``tolerance`` (1e-12 absolute where 0.0 is
+    same: an int where a float of its value is expected; a namedtuple for a tuple and a Counter for
+    a dict, which they are; floats within the relative ``tolerance`` (1e-12 absolute where 0.0 is
     expected; NaN where NaN is, infinities as they are); and, ``from_json``, what JSON cannot say: a
-    tuple where a list is expected, and other keys where their JSON spelling is. ``type`` means that the
-    value is right and only a type is wrong.
+    tuple where a list is expected, and other keys where their JSON spelling is. ``type`` means that
+    the value is right and only a type is wrong.
     """
     try:
         if _same(expected, actual, _Rule(tolerance, from_json, strict=True)):
@@ -156,9 +156,10 @@ def _same_set(expected: AbstractSet[Any], actual: AbstractSet[Any], rule: _Rule)
 def same_output(expected: str, actual: str, rule: str, tolerance: float = FLOAT_TOLERANCE) -> bool:
     """Whether a program printed what a test expects.
 
-    ``lines``: white space at the ends of lines, and empty lines at the end, do not count. ``exact``: every
-    character does. ``tokens``: only the words between white space do. ``numbers``: as tokens, and
-    those that are decimal numbers compare within the tolerance, whole numbers exactly.
+    ``lines``: white space at the ends of lines, and empty lines at the end, do not count.
+    ``exact``: every character does. ``tokens``: only the words between white space do. ``numbers``:
+    as tokens, and those that are decimal numbers compare within the tolerance, whole numbers
+    exactly.
     """
     return _OUTPUT_RULES[rule](_newlines(expected), _newlines(actual), tolerance)
 
@@ -204,7 +205,7 @@ def _same_number(expected: str, actual: str, rule: _Rule) -> bool:
 
 
 def _integer(token: str) -> tuple[bool, str] | None:
-    """Return whether a whole number is negative, and its digits: reading many takes their square."""
+    """Return whether a whole number is negative, and its digits: int() takes long for many."""
     match = _INTEGER.fullmatch(token) if token[-1:].isdigit() else None
     return None if match is None else (match[1] == "-" and bool(match[2]), match[2])
 

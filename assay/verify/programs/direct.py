@@ -1,6 +1,7 @@
-"""Asserts that need no process of their own: one call with literal arguments, compared with a literal.
+"""Asserts that need no process of their own: a call with literals, compared with a literal.
 
-Most of MBPP's are of this form. Comparing plain data needs no code of the test to run, and saves a process.
+Most of MBPP's are of this form. Comparing plain data needs no code of the test to run, and saves a
+process.
 """
 
 from __future__ import annotations

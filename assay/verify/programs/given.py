@@ -12,9 +12,9 @@ import math
 from typing import Any
 
 _MODULES = """
-    bisect cmath contextlib collections copy dataclasses datetime decimal fractions functools heapq io
-    itertools json math numpy operator os pytest random re statistics string sys time types typing
-    unittest
+    bisect cmath contextlib collections copy dataclasses datetime decimal fractions functools heapq
+    io itertools json math numpy operator os pytest random re statistics string sys time types
+    typing unittest
 """
 MODULES = frozenset(_MODULES.split())
 SHORT = {"np": "numpy"}
@@ -22,7 +22,7 @@ STANDARD = ("operator", "itertools", "collections", "statistics", "functools", "
 
 
 class Approximately:
-    """What `approx` gives: equal to plain numbers near the expected ones, alone or in collections."""
+    """What `approx` gives: equal to numbers near the expected ones, also in collections."""
 
     def __init__(
         self, expected: Any, rel: Any = None, abs: Any = None, nan_ok: bool = False
@@ -43,7 +43,7 @@ class Approximately:
 
 
 def near(found: Any, expected: Any, relative: float, absolute: float, nan_ok: bool = False) -> bool:
-    """Whether plain numbers, alone or in collections, are near expected ones; else plain data is equal."""
+    """Whether numbers, also in collections, are near expected ones; other data must be equal."""
     rule = relative, absolute, nan_ok
     if isinstance(expected, dict):
         return (

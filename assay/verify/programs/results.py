@@ -13,7 +13,7 @@ FATAL = ("timeout", "memory", "output", "died", "unsupported", "compile_error")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How one test went. fault: ``timeout``, ``memory`` and the like; ``type``: only the type is wrong."""
+    """How one test went. fault: ``timeout``, ``memory``, ...; ``type``: only the type is wrong."""
 
     passed: bool
     why: str = ""

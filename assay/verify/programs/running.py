@@ -1,8 +1,8 @@
-"""Run the tests of one completion: two sandboxed processes, and this one in between, which compares.
+"""Run the tests of one completion: two sandboxed processes, and this one in between.
 
-The submission's process gets arguments and gives plain data; it never holds an expected value, a test
-or a verdict. Code of tests runs in the other process (`test_process`), where the submission is a
-stand-in: each use of it comes here as a question, and goes on to the submission.
+The submission's process gets arguments and gives plain data; it never holds an expected value, a
+test or a verdict. Code of tests runs in the other process (`test_process`), where the submission is
+a stand-in: each use of it comes here as a question, and goes on to the submission.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TEST_IDLE = 15.0  # seconds that the code of a test may do nothing
 OUTPUT_KIB = 4096
 MAX_IDLE = 10.0  # seconds that a completion may sleep in all its tests
 MAX_WALL = 30.0  # seconds beside three times the CPU time of all tests
-IDLE_SHARE = 0.1  # a call that computes less of its time than this slept: on no machine so busy it runs so little
+IDLE_SHARE = 0.1  # a call that computes less of its time than this slept, on the busiest machine
 MIN_COUNTED = 0.5  # seconds: a shorter sleep may be the machine's
 MIN_IDLE = 2.0  # seconds that a test may sleep, whatever its limit
 
@@ -364,7 +364,7 @@ class Run:
         return Answer(outcome.value, outcome.args_after, outcome.kwargs_after, printed)
 
     def _lent(self, verb: str, target: Any, args: Any, kwargs: Any) -> Answer:
-        """Answer a question of the submission's process: it may call functions that a test gave it."""
+        """Answer a question of the submission's process: it may call functions of the test."""
         if not self.calling or self.bench is None or type(target) is not Handle:
             raise SubmissionError(("NameError",), "NameError: name 'call_out' is not defined")
         if verb != "call" or target.origin != self.bench.origin or target.kind != "function":

@@ -18,8 +18,8 @@ from assay.verify.programs.program import bound_names, find_block, parse
 class TestCode:
     """Code that runs before a test, in the tests' process: the prompt's and the setup.
 
-    names: what they define there. shared: its classes that the program has, too: their objects travel
-    with their attributes.
+    names: what they define there. shared: its classes that the program has, too: their objects
+    travel with their attributes.
     """
 
     __test__ = False
@@ -31,14 +31,14 @@ class TestCode:
 
 @lru_cache(maxsize=4096)
 def tree_of(source: str) -> ast.Module:
-    """Return the syntax tree of a row's code, which nobody may change; warnings are its author's."""
+    """Return the syntax tree of a row's code, which nobody may change."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(source)
 
 
 def for_program(setup: str, prompt_code: str, text: str) -> str:
-    """Return the code that runs before the program: what it may know of the setup, and the prompt's.
+    """Return the code that runs before the program: a part of the setup, and the prompt's.
 
     Of the setup that is imports, and classes that the program names; the rest may tell what a
     test expects.
@@ -47,11 +47,11 @@ def for_program(setup: str, prompt_code: str, text: str) -> str:
 
 
 def for_tests(setup: str, prompt_code: str, entry: str, text: str) -> TestCode:
-    """Return the code that runs before a test: the prompt's and the setup, but for the program's part.
+    """Return the code that runs before a test: the prompt's and the setup, less the program's.
 
-    That is the entry point, classes that the program completes, and those that it has and that are no
-    plain classes. Functions of the prompt come from the prompt, so that a program that replaces a
-    helper of the test replaces it for itself only.
+    That is the entry point, classes that the program completes, and those that it has and that are
+    no plain classes. Functions of the prompt come from the prompt, so that a program that replaces
+    a helper of the test replaces it for itself only.
     """
     return _for_tests(setup, prompt_code, entry, _known_setup(setup, text))
 

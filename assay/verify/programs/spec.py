@@ -212,22 +212,22 @@ FIELDS: tuple[Field, ...] = (
     Field("hidden_tests", "as tests; those that no prompt shows", check=_are_tests),
     Field(
         "entry_point",
-        "the name of the function under test: f, Class.method or Class().method; none: the last public "
-        "function of the program",
+        "the name of the function under test: f, Class.method or Class().method; none: the last "
+        "public function of the program",
         default="",
         check=_is_entry_point,
     ),
     Field(
         "setup",
-        "code that runs before each test, in the tests' process (MBPP's test_setup_code); of it, imports and "
-        "classes are also there for the program",
+        "code that runs before each test, in the tests' process (MBPP's test_setup_code); of it, "
+        "imports and classes are also there for the program",
         default="",
         check=_of(str),
     ),
     Field(
         "prompt_code",
-        "code that the program continues (HumanEval's prompt): its imports and helpers are there for the program, "
-        "and a completion that does not define entry_point is the body of its open function",
+        "code that the program continues (HumanEval's prompt): its imports and helpers are there "
+        "for the program, and a completion that does not define entry_point is the body of its open function",
         default="",
         check=_of(str),
     ),

@@ -1,8 +1,8 @@
 """What stands for the submission's functions, classes and objects where tests run.
 
-Its source goes to the tests' process, like that of `assay.verify.programs.test_process`, and imports no
-part of Assay. Nothing of the submission runs here: a stand-in asks its process through ``call_out`` and
-gets plain data back, or another stand-in. The rules:
+Its source goes to the tests' process, like that of `assay.verify.programs.test_process`, and
+imports no part of Assay. Nothing of the submission runs here: a stand-in asks its process through
+``call_out`` and gets plain data back, or another stand-in. The rules:
 
 - attributes, methods, ``len``, iteration, indexing, ``str`` and ``repr`` ask the object;
 - a stand-in never equals plain data, and is never compared with it: a class of the submission could
@@ -11,8 +11,8 @@ gets plain data back, or another stand-in. The rules:
 - only an object that the test itself made by calling what it calls like a class answers ``in`` and
   computes with plain data, and what it computes so is an object again, never plain data.
 
-Objects of the row's own classes are no stand-ins: they travel with their attributes, are objects of the
-row's own class here, and are compared by it. A function that a test passes on is called here.
+Objects of the row's own classes are no stand-ins: they travel with their attributes, are objects of
+the row's own class here, and are compared by it. A function that a test passes on is called here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ JUDGING = frozenset(
     for name in vars(kind)
     if name.startswith("is") or name.endswith(("with", "count", "index", "find"))
 )
-"""Methods by which plain data say whether something is so: an object that claims to be data may not."""
+"""Methods by which plain data answer whether something is so: other objects may not answer."""
 ORDERINGS = ("__lt__", "__le__", "__gt__", "__ge__")
 _ASKING = "len bool str repr getitem setitem delitem enter"
 _UNARY = "neg pos abs invert int float index round"
@@ -42,8 +42,8 @@ USED = frozenset(f"__{name}__" for name in _USED.split())
 class Opaque:
     """An object of the submission's: `opaque_handle` names it there.
 
-    opaque_made: a test made it by calling a class. opaque_told: it comes of computing with plain data.
-    opaque_since: how many calls there were when it came.
+    opaque_made: a test made it by calling a class. opaque_told: it comes of computing with plain
+    data. opaque_since: how many calls there were when it came.
     """
 
     __slots__ = ("opaque_handle", "opaque_made", "opaque_since", "opaque_told")
@@ -142,8 +142,8 @@ for _name in (
 class OpaqueClass(Opaque):
     """A class of the submission: calling it makes an object there.
 
-    What it makes counts as made by the test, but for a name that the row spells like a function's: that
-    may be a class only to be able to say yes to everything.
+    What it makes counts as made by the test, but for a name that the row spells like a function's:
+    that may be a class only to be able to say yes to everything.
     """
 
     __slots__ = ()
@@ -169,7 +169,7 @@ _kinds: dict[str, type[Opaque]] = {}
 
 
 def stand_in(handle: Any) -> Any:
-    """Return what stands for an object of the submission; its type has the name that it has there."""
+    """Return what stands for an object of the submission; its type has the same name."""
     name = handle.names[0]
     if handle.kind == "exception":
         return type(agent).stand_in(agent, handle)
@@ -193,7 +193,7 @@ class NotSupported(BaseException):
 
 
 def kind_of(value: Any) -> str:
-    """Return how a value of a test's goes to the submission: as a function, or with its attributes."""
+    """Return how a value of a test goes to the submission: as a function or as data."""
     kind = type(value)
     if kind.__module__ == TEST_MODULE and not isinstance(value, type):
         methods = [

@@ -1,7 +1,7 @@
-"""The program of the process that runs tests; its source is sent there, and it imports no part of Assay.
+"""The program of the process that runs tests; its source is sent there.
 
-Nothing of the submission runs here. A name that neither the test, nor its setup, nor Python defines is a
-tool (`given`) or else the submission's, for which a stand-in comes (`stand_ins`).
+Nothing of the submission runs here. A name that neither the test, nor its setup, nor Python defines
+is a tool (`given`) or else the submission's, for which a stand-in comes (`stand_ins`).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _checked(result: Any) -> None:
 
 
 def run_test(plan: dict[str, Any]) -> tuple[str, str]:
-    """Run one test: ("passed", ""), ("failed", why), ("unsent", why), or ("broken", why): the row's fault."""
+    """Run one test: (passed, failed, unsent, or broken, which is the row's fault; why)."""
     random.seed(0)
     ASKED["calls"] = 0
     agent.refused = ""

@@ -1,15 +1,16 @@
-"""The loop inside a sandboxed process: it executes what the parent sends and answers with plain data.
+"""The loop inside a sandboxed process: it does what the parent asks, and answers.
 
-The submission runs in this very process and may find everything here: the descriptor, frames, objects.
-So nothing that this loop says is believed: a reply holds returned values, which the submission chooses
-anyway, and never a verdict; nothing is here that the submission may not read. What it can do by writing
-to the descriptor itself is to answer a request that it was given, or to end its own session.
+The submission runs in this very process and may find everything here: the descriptor, frames,
+objects. So nothing that this loop says is believed: a reply holds returned values, which the
+submission chooses anyway, and never a verdict; nothing is here that the submission may not read.
+What it can do by writing to the descriptor itself is to answer a request that it was given, or to
+end its own session.
 
-Objects stay in their process, and a `Handle` names them in another. What stands for such a handle is
-made by `Agent.stand_in`: a function that asks the object's process to call it. The process that runs
-tests has stand-ins of its own (`assay.verify.programs.stand_ins`). An object of a class that both sides
-have travels with its attributes: each side has a copy of its own class, and every message that holds the
-object brings the other copy up to date.
+Objects stay in their process, and a `Handle` names them in another. What stands for such a handle
+is made by `Agent.stand_in`: a function that asks the object's process to call it. The process that
+runs tests has stand-ins of its own (`assay.verify.programs.stand_ins`). An object of a class that
+both sides have travels with its attributes: each side has a copy of its own class, and every
+message that holds the object brings the other copy up to date.
 
 The zygote loads this file without the package (see there), with a copy of the built-in
 names of its own, so that a submission that replaces `len` breaks itself and not the honest reply.
@@ -182,7 +183,7 @@ class Agent:
         return self.keep(handle, made)
 
     def copy(self, handle: values.Handle) -> Any:
-        """Return an object of our own class of that name; without one, of a class without methods."""
+        """Return an object of our class of that name; without one, of a class without methods."""
         name = handle.names[0]
         try:
             return object.__new__(self.classes[name])
@@ -336,7 +337,7 @@ class Agent:
 
 
 def write_back(old: Any, new: Any) -> Any:
-    """Make ``old`` equal to ``new``, and return it, where it can be changed; else return ``new``."""
+    """Make ``old`` equal to ``new`` and return it, where it can be changed; else return ``new``."""
     if type(old) is not type(new):
         return new
     if type(old) in DICTS:
@@ -371,7 +372,7 @@ def compiled(source: str, name: str) -> types.CodeType:
 
 
 def hash_of(value: Any) -> int | None:
-    """Return the hash of an object, by which sets elsewhere will know it; None where it has none."""
+    """Return the hash of an object, which goes with its handle; None where it has none."""
     try:
         return hash(value)
     except BaseException:  # of its class
@@ -379,7 +380,7 @@ def hash_of(value: Any) -> int | None:
 
 
 def lineage(kind: type) -> list[str]:
-    """Return the names of a class and of those that it inherits; of exceptions the first built-in one."""
+    """Return the names of a class and its bases; of exceptions up to the first built-in one."""
     found: list[str] = []
     for each in MRO(kind)[: values.MAX_NAMES]:
         found.append(each.__name__[:200])

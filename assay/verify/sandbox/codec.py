@@ -1,8 +1,8 @@
 """Plain data to bytes and back; `values` says which.
 
-A value is a tag of one byte and its parts. Most types are a tag in front of a simpler value: a set of
-its list, a Fraction of two integers. Writing meets hostile objects: none of their methods is trusted.
-Reading meets any bytes: it raises `Malformed` and nothing else.
+A value is a tag of one byte and its parts. Most types are a tag in front of a simpler value: a set
+of its list, a Fraction of two integers. Writing meets hostile objects: none of their methods is
+trusted. Reading meets any bytes: it raises `Malformed` and nothing else.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Encoder:
         self.hashed = 0  # sets and keys around the value
 
     def message(self, value: Any) -> bytes:
-        """Return the bytes of ``value``, then of the attributes of its objects. Raises Unsupported."""
+        """Return the bytes of ``value`` and of its objects' attributes. Raises Unsupported."""
         self.put(value, 0)
         for state in self.states:  # it grows: objects have objects
             self.put(state, 1)
@@ -339,7 +339,7 @@ class Decoder:
         return dict(pairs)
 
     def distinct(self, keys: list[Any]) -> list[Any]:
-        """Return ``keys``, unless so many have one hash that a set of them would take long to build.
+        """Return ``keys``, unless so many have one hash that a set of them takes long to build.
 
         Two of one hash are compared, and two sets of sets by comparing each member with each: the
         square of their sizes is charged.

@@ -1,10 +1,11 @@
-"""The walls around submissions, from the zygote's side: built once here, closed in each forked process.
+"""The walls around submissions: built once in the zygote, closed in each forked process.
 
-`Isolation.separate` gives the zygote namespaces of its own, in which it is the first process: when it ends,
-everything forked from it does. `Isolation.prepare` replaces its view of the file system. `Isolation.enter`
-runs in each forked process, before it reads anything of its parent: a pid, mount and IPC namespace, an empty
-small /tmp, an unprivileged user without capabilities, Landlock. `Isolation.confine` comes last, when the
-limits are known: resource limits, then the filter of system calls. Only then is the submission executed.
+`Isolation.separate` gives the zygote namespaces of its own, in which it is the first process: when
+it ends, everything forked from it does. `Isolation.prepare` replaces its view of the file system.
+`Isolation.enter` runs in each forked process, before it reads anything of its parent: a pid, mount
+and IPC namespace, an empty small /tmp, an unprivileged user without capabilities, Landlock.
+`Isolation.confine` comes last, when the limits are known: resource limits, then the filter of
+system calls. Only then is the submission executed.
 
 The zygote loads this file without the package: standard library only.
 """
@@ -165,7 +166,7 @@ def readable_folders() -> list[str]:
 
 
 def build_root(folders: list[str]) -> None:
-    """Make a small read-only root that holds ``folders``, four devices and an empty /tmp, and only these."""
+    """Make a small read-only root: ``folders``, four devices, an empty /tmp, and nothing else."""
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", "/tmp", "tmpfs", QUIET, "size=1m,mode=0755")
     os.mkdir("/tmp/.outside")

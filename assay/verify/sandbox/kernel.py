@@ -1,4 +1,4 @@
-"""The system calls that the standard library does not offer (ctypes): mounts, namespaces, capabilities.
+"""System calls that the standard library lacks (ctypes): mounts, namespaces, capabilities.
 
 The zygote loads this file without the package: standard library only. Constants are of linux/*.h.
 """
@@ -44,7 +44,7 @@ def prctl(option: int, value: int = 0, third: int = 0) -> None:
 
 
 def same_addresses() -> bool:
-    """Let the next program of this process have the same addresses each time; False: it does, or cannot."""
+    """Let the next program have the same addresses each time; False: it has, or cannot."""
     now = _libc.personality(ctypes.c_ulong(0xFFFFFFFF))
     if now < 0 or now & ADDR_NO_RANDOMIZE:
         return False
@@ -104,7 +104,7 @@ def landlock_version() -> int:
 
 
 def landlock(version: int, writable: str) -> None:
-    """Allow reading everywhere, writing beneath ``writable``; nothing else, whatever is mounted later."""
+    """Allow reading everywhere and writing beneath ``writable``; nothing else."""
     rights = (1 << 13) - 1  # the first version's
     for since, bit in ((2, 13), (3, 14), (5, 15)):
         rights |= (1 << bit) if version >= since else 0

@@ -23,7 +23,8 @@ class SandboxTrouble(AssayError, RuntimeError):
 class SubmissionError(Exception):
     """An ``on_call`` raises this to have an error raised inside the process that asked.
 
-    names: the error's class and those that it inherits, up to one that is built in. printed: as in `Answer`.
+    names: the error's class and those that it inherits, up to one that is built in. printed: as in
+    `Answer`.
     """
 
     def __init__(self, names: tuple[str, ...], text: str = "", printed: str = "") -> None:
@@ -35,7 +36,8 @@ class SubmissionError(Exception):
 class Answer:
     """What an ``on_call`` may return in place of a value.
 
-    args_after, kwargs_after: the arguments, changed in place. printed: what the asking process prints.
+    args_after, kwargs_after: the arguments, changed in place. printed: what the asking process
+    prints.
     """
 
     value: Any
@@ -46,7 +48,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one request to a sandboxed process; a submission chooses it, so it proves nothing.
+    """The result of one request to a sandboxed process. The submission chooses it.
 
     status:
         ok             it returned `value`
@@ -57,10 +59,10 @@ class Outcome:
         output         it wrote more than allowed
         died           its process ended, or its channel spoke nonsense
         unsupported    the value cannot travel: too large, too deep
-    value: plain data, or a Handle. args_after, kwargs_after: the arguments after the call, where one
-    was of a type that can be changed in place; None: none was. stdout, stderr: what was written during
-    the request, cut at the limit. cpu_seconds, wall_seconds: of the request.
-    alive: whether the process can take another request.
+    value: plain data, or a Handle. args_after, kwargs_after: the arguments after the call, where
+    one was of a type that can be changed in place; None: none was. stdout, stderr: what was written
+    during the request, cut at the limit. cpu_seconds, wall_seconds: of the request. alive: whether
+    the process can take another request.
     """
 
     status: Status

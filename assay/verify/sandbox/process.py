@@ -81,7 +81,8 @@ class Process:
     def count_idle(self) -> None:
         """Count the time since the mark that the process neither ran nor waited for a processor.
 
-        Where it was us who waited for one, its answer may have been here already: that is not counted.
+        Where it was us who waited for one, its answer may have been here already: that is not
+        counted.
         """
         now, cpu = time.monotonic(), self.cpu()
         quiet = (now - self.mark[0]) - max(0.0, cpu - self.mark[1])

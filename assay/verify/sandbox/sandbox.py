@@ -47,8 +47,8 @@ START_SECONDS = 60.0
 CLOSE_SECONDS = 5.0
 ACCEPTED = "Linux with user, mount, pid, ipc, uts and net namespaces, seccomp and memfd"
 REMEDY = (
-    "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone, user.max_user_namespaces, "
-    "kernel.apparmor_restrict_unprivileged_userns=0; in a container its seccomp profile), or say "
+    "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone, "
+    "user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns=0; in a container its seccomp profile), or say "
     "--unsafe-no-sandbox to run submissions without isolation"
 )
 _probed: set[tuple[int, int]] = set()
@@ -58,12 +58,13 @@ _origins = itertools.count(1)
 class Sandbox:
     """A place where untrusted Python runs; a context manager, used by one thread at a time.
 
-    unsafe: run without walls, where the user waived them: limits of CPU time, memory and output only.
-    facts: how it isolates. Raises SandboxUnavailable.
+    unsafe: run without walls, where the user waived them: limits of CPU time, memory and output
+    only. facts: how it isolates. Raises SandboxUnavailable.
 
-    Of `Limits`, ``cpu_seconds`` and ``output_kib`` (of each stream, up to 16 MiB) bound each request;
-    ``seconds`` what a process may idle in its whole life, neither running nor waiting for a processor or
-    for us; ``memory_mib`` its address space over the bare interpreter's; ``processes`` its threads.
+    Of `Limits`, ``cpu_seconds`` and ``output_kib`` (of each stream, up to 16 MiB) bound each
+    request; ``seconds`` what a process may idle in its whole life, neither running nor waiting for
+    a processor or for us; ``memory_mib`` its address space over the bare interpreter's;
+    ``processes`` its threads.
     """
 
     facts: dict[str, Any]
@@ -165,9 +166,9 @@ class Sandbox:
     ) -> Session:
         """Execute a module in a fresh process, and keep it for calls.
 
-        on_call: ``(verb, target, args, kwargs) -> value or Answer`` answers ``call_out`` of the same
-        parameters, a built-in function that code in this process then has. shared: names of classes
-        of the module whose objects travel with their attributes.
+        on_call: ``(verb, target, args, kwargs) -> value or Answer`` answers ``call_out`` of the
+        same parameters, a built-in function that code in this process then has. shared: names of
+        classes of the module whose objects travel with their attributes.
         """
         session = self._session(limits, b"", on_call)
         settings = self._settings(session, False)
@@ -245,7 +246,7 @@ class Sandbox:
 
 
 def sandbox_report() -> list[tuple[str, bool, str]]:
-    """Return (what, whether it is well, detail) of the sandbox on this machine, for ``assay doctor``."""
+    """Return (what, whether it is well, detail) of the sandbox, for ``assay doctor``."""
     started = time.perf_counter()
     try:
         with Sandbox() as sandbox:
@@ -262,7 +263,7 @@ def sandbox_report() -> list[tuple[str, bool, str]]:
 
 
 def _map_users(pid: int) -> str:
-    """Map users into the namespace of process ``pid``: two where we may, else our own as "nobody"."""
+    """Map users into the namespace of a process: two where we may, else our own as "nobody"."""
     user, group = os.geteuid(), os.getegid()
     if user == 0:
         with contextlib.suppress(OSError):

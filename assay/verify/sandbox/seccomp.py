@@ -1,9 +1,9 @@
 """The filter of system calls that a submission runs under (seccomp, classic BPF, built here).
 
-Everything is refused that is not named: ALLOWED calls pass, CHECKED ones pass by their arguments, REFUSED
-ones are "not permitted", and any other, newer ones included, "does not exist", so that a C library falls
-back. The tables are in ``system_calls.txt``. The zygote loads this file without the package: standard
-library only.
+Everything is refused that is not named: ALLOWED calls pass, CHECKED ones pass by their arguments,
+REFUSED ones are "not permitted", and any other, newer ones included, "does not exist", so that a C
+library falls back. The tables are in ``system_calls.txt``. The zygote loads this file without the
+package: standard library only.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ def checks() -> dict[str, list[Instruction]]:
 def program(machine: str) -> list[Instruction]:
     """Return the filter's instructions for a machine of `MACHINES`.
 
-    A binary search over the numbers: the kernel runs the filter once for every call when it is installed.
+    A binary search over the numbers: the kernel runs the filter once for every call when it is
+    installed.
     """
     column, architecture = MACHINES[machine]
     steps: list[Instruction] = [
@@ -121,7 +122,7 @@ def program(machine: str) -> list[Instruction]:
 
 
 def segments(actions: dict[int, list[Instruction]]) -> list[tuple[int, list[Instruction]]]:
-    """Return (first number, action) of each run of numbers with one action; the last run is open."""
+    """Return (first number, action) of each run of numbers with one action."""
     unknown = [refuse(errno.ENOSYS)]
     found: list[tuple[int, list[Instruction]]] = []
     for number in range(max(actions) + 2):

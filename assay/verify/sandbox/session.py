@@ -32,8 +32,8 @@ OnCall = Callable[[str, Any, tuple[Any, ...], dict[str, Any]], Any]
 class Session:
     """A loaded module in a process of its own; a context manager. Made by ``Sandbox.load``.
 
-    loaded: the Outcome of executing the module. A request to a process that has ended says ``died``.
-    decoded: values read so far; reading takes our time, which nobody else bounds.
+    loaded: the Outcome of executing the module. A request to a process that has ended says
+    ``died``. decoded: values read so far; reading takes our time, which nobody else bounds.
     """
 
     loaded: Outcome
@@ -95,14 +95,14 @@ class Session:
     ) -> Outcome:
         """Call a global of the module, or an object, with plain data.
 
-        verb: ``method``: call the method that the first argument names; ``get``: return the attribute
-        that it names, without one the object itself; ``next``: return (whether there is one, the next
-        item) of an iterator.
+        verb: ``method``: call the method that the first argument names; ``get``: return the
+        attribute that it names, without one the object itself; ``next``: return (whether there is
+        one, the next item) of an iterator.
         """
         return self.request((verb, target, tuple(args), dict(kwargs or {})), limits)
 
     def request(self, message: tuple[Any, ...], limits: Limits | None = None) -> Outcome:
-        """Send one request and wait for its answer. Raises Unsupported: an argument cannot be sent."""
+        """Send one request, wait for its answer. Raises Unsupported: an argument cannot be sent."""
         if self.ended is not None:
             return Outcome("died", error=self.ended)
         self.nonce = os.urandom(16)
@@ -136,7 +136,7 @@ class Session:
         )
 
     def ask(self, target: Handle, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
-        """Have the process, which waits for the answer to a question, call something of its own first.
+        """Have the process, which waits for an answer, call something of its own first.
 
         Raises SubmissionError where that raises.
         """
@@ -186,7 +186,7 @@ class Session:
         self.fresh = False
 
     def _start(self, data: bytes) -> float:
-        """Send the first request; return the CPU seconds of isolation, which are not the submission's.
+        """Send the first request; return the CPU seconds that isolation took.
 
         The process says them before it reads what to execute. Raises SandboxTrouble.
         """
@@ -203,7 +203,7 @@ class Session:
         raise SandboxTrouble(f"the sandbox did not start a process: {trouble}")
 
     def _replied(self, message: tuple[Any, ...]) -> dict[str, Any]:
-        """Answer questions until the reply to a message is there; return the fields of an Outcome."""
+        """Answer questions until the reply is there; return the fields of an Outcome."""
         ahead = False  # whether something was there before its last question was answered
         while True:
             reply = self.decode(self.process.receive())
@@ -260,7 +260,7 @@ class Session:
         return value
 
     def _received(self, handle: Handle) -> Handle:
-        """Return a handle that a process sent: of an object of its own, or of one that it was given."""
+        """Return a handle that a process sent: of its own object, or of one that it was given."""
         if handle.origin != self.origin and self.foreign[handle.key].kind != handle.kind:
             raise KeyError(handle.key)
         return handle

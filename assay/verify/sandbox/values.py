@@ -5,18 +5,18 @@ reading builds only the types of this table, whatever the bytes are. Both sides 
 depth and the number of values, and also what could make the reader slow: the digits of numbers, and
 keys of equal hash. The zygote loads these files without the package: standard library only.
 
-    exact types   None bool int float complex str bytes bytearray list tuple set frozenset dict range
-                  slice deque Counter OrderedDict defaultdict Decimal Fraction date time datetime
-                  timedelta Ellipsis
+    exact types   None bool int float complex str bytes bytearray list tuple set frozenset dict
+                  range slice deque Counter OrderedDict defaultdict Decimal Fraction date time
+                  datetime timedelta Ellipsis
     by name       built-in types and exceptions, the collections above
     subclasses    of the above, made by the submission: the plain base value; a namedtuple is a
                   `Record`: a tuple that also has its fields and its type's name
     views         dict keys, values and items arrive as such
     iterators     generators, map, zip, itertools ...: consumed up to `MAX_ITEMS` into an `Iterator`
-    all else      functions, classes, objects: a `Handle`; one of kind "data" has its attributes along
+    all else      functions, classes, objects: a `Handle`; that of kind "data" has attributes along
 
-One object in two places arrives as two equal ones; a datetime's `fold` is lost. A range may be longer
-than any list: do not walk it.
+One object in two places arrives as two equal ones; a datetime's `fold` is lost. A range may be
+longer than any list: do not walk it.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ class Unsupported(ValueError):
 class Handle:
     """The name of an object that lives in a sandboxed process.
 
-    origin: the number of its session; id: its number there. kind: one of `KINDS`; ``data`` is an object
-    of a class that both sides have: its attributes, `state`, travel along. names: of its class and of
-    those that this inherits, or the name of the function or class that it is; of an exception class
-    the last one is built in. hash: of an object that has one.
+    origin: the number of its session; id: its number there. kind: one of `KINDS`; ``data`` is an
+    object of a class that both sides have: its attributes, `state`, travel along. names: of its
+    class and of those that this inherits, or the name of the function or class that it is; of an
+    exception class the last one is built in. hash: of an object that has one.
     """
 
     __slots__ = ("hash", "id", "kind", "names", "origin", "state")

@@ -1,8 +1,8 @@
-"""The process that submissions are forked from: ``python -s -S -P zygote.py SETTINGS``, started by `Sandbox`.
+"""The process that submissions are forked from: ``python -s -S -P zygote.py SETTINGS``.
 
-A fresh interpreter with one thread, started before any test exists: a forked process can read everything
-that its parent held, so this one holds nothing. It loads the modules that submissions commonly use, and
-then answers the worker over a socket:
+A fresh interpreter with one thread, started before any test exists: a forked process can read
+everything that its parent held, so this one holds nothing. It loads the modules that submissions
+commonly use, and then answers the worker over a socket:
 
     "map" (its only question)             -> which users its namespace has
     "facts {...}"                         when it is ready
