@@ -156,7 +156,8 @@ CODE = Verifier(
     partial_credit="spec.credit = fraction: the fraction of the tests, public and hidden, that "
     "pass",
     hidden_tests="tests may be shown in a prompt; hidden_tests never are. The score counts both, "
-    "the components public and hidden tell them apart: a public share far above the hidden one is special-casing",
+    "the components public and hidden tell them apart: a public share far above the hidden one is "
+    "special-casing",
     limits=Limits(seconds=120.0, cpu_seconds=4.0, memory_mib=512, output_kib=4096, processes=16),
     known_errors=known_errors("code"),
     text_only=True,

@@ -227,7 +227,8 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "prompt_code",
         "code that the program continues (HumanEval's prompt): its imports and helpers are there "
-        "for the program, and a completion that does not define entry_point is the body of its open function",
+        "for the program, and a completion that does not define entry_point is the body of its "
+        "open function",
         default="",
         check=_of(str),
     ),

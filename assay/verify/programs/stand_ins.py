@@ -165,6 +165,8 @@ class OpaqueClass(Opaque):
         return handle.kind == kind and self.opaque_handle.names[0] in handle.names
 
 
+DOC: Any = property(lambda self: ask("get", self, "__doc__"))
+Opaque.__doc__ = OpaqueClass.__doc__ = DOC
 _kinds: dict[str, type[Opaque]] = {}
 
 
@@ -178,7 +180,7 @@ def stand_in(handle: Any) -> Any:
     if handle.kind == "function" or not name.isidentifier():
         return Opaque(handle)
     if name not in _kinds:
-        _kinds[name] = type(name, (Opaque,), {"__slots__": ()})
+        _kinds[name] = type(name, (Opaque,), {"__slots__": (), "__doc__": DOC})
     return _kinds[name](handle)
 
 

@@ -20,28 +20,35 @@ from stand_ins import ASKED, TEST_MODULE, Opaque, agent  # pyright: ignore[repor
 
 
 class Names(dict[str, Any]):
-    """Python's built-in names, and behind them the tools and the submission's names."""
+    """Python's built-in names, and behind them the tools and the submission's names.
+
+    entry: what is tested, which is the submission's whatever it is called.
+    """
+
+    def __init__(self, entry: str) -> None:
+        super().__init__(vars(builtins))
+        self.pop(entry, None)
+        self.entry = entry
 
     def __missing__(self, name: str) -> Any:
         if name.startswith("__"):
             raise KeyError(name)
-        self[name] = found = tool(name) if is_tool(name) else submitted(name)
+        if name != self.entry and is_tool(name):
+            self[name] = found = tool(name)
+            return found
+        found = agent.call_out("get", name)  # a NameError of its process is raised here
+        if isinstance(found, Opaque):
+            self[name] = found
+        else:  # a value, which a test may judge, and calls may change
+            ASKED["calls"] += 1
         return found
-
-
-def submitted(name: str) -> Any:
-    """Return a global of the submission's. Raises NameError."""
-    found = agent.call_out("get", name)
-    if not isinstance(found, (Opaque, type)):  # a value, which a test may judge
-        ASKED["calls"] += 1
-    return found
 
 
 def candidate(path: str, space: dict[str, Any]) -> Any:
     """Return what is tested: a name, ``Class.method``, or ``Class().method``."""
     first, *rest = path.split(".")
     name = first.removesuffix("()")
-    found = space[name] if name in space else submitted(name)
+    found = space[name] if name in space else space["__builtins__"][name]
     if first.endswith("()"):
         found = found()
     for part in rest:
@@ -124,10 +131,8 @@ def run_test(plan: dict[str, Any]) -> tuple[str, str]:
 
 
 def _run(plan: dict[str, Any], space: dict[str, Any]) -> None:
-    space["__builtins__"] = Names(vars(builtins))
+    space["__builtins__"] = Names(plan["entry"])
     agent.shared, agent.classes = frozenset(plan["shared"]), space
-    if plan["entry"]:
-        space[plan["entry"]] = submitted(plan["entry"])
     for part in plan["parts"]:
         exec(part, space)
     tree = ast.parse(plan["source"])

@@ -39,7 +39,7 @@ from .codec import MRO, Decoder, encode
 
 CHANNEL = 3  # the descriptor of the socket to the parent
 NO_MEMORY = 12  # errno ENOMEM
-MAX_HANDLES = 20_000
+MAX_HANDLES = 100_000
 MAX_WORDS = 1000  # characters of an error
 
 read, write, leave = os.read, os.write, os._exit

@@ -45,18 +45,26 @@ def folders():
     allowed = {"dev", "tmp"} | {path.split(os.sep)[1] for path in sys.path}
     return set(os.listdir("/")) - allowed
 tries = {
-    "files of the host": lambda: folders() or os.path.exists("/etc/passwd") or
-    os.path.exists("/proc/1"), "read-only files": lambda: open("/intruder", "w"), "read-only
-    library": lambda: open(os.path.dirname(os.__file__) + "/intruder", "w"), "environment": lambda:
-    {"USER", "LOGNAME", "PWD"} & set(os.environ), "user": lambda: 0 in (*os.getresuid(),
-    *os.getresgid()), "capabilities": unreadable, "process namespace": lambda: os.getpid() != 1 or
-    os.getppid() != 0, "network": socket, "processes": fork, "programs": lambda:
-    os.execv(sys.executable, [sys.executable, "-c", ""]), "tracing": lambda: call("ptrace", 0, 0, 0,
-    0), "namespaces": lambda: call("unshare", 0x10000000), "mounts": lambda: call("mount", b"none",
-    b"/tmp", b"tmpfs", 0, None), "death signal": lambda: call("prctl", 1, 0, 0, 0, 0), "unknown
-    system calls": lambda: system(600), "clone3": lambda: system(435), "io_uring": lambda:
-    system(425), "memory": lambda: bytearray(MEMORY << 21), "disk": lambda: [open(str(i), "wb",
-    0).write(bytes(1 << 20)) for i in range(64)], "threads": threads,
+    "files of the host": lambda: folders() or any(map(os.path.exists, ("/etc/passwd", "/proc/1"))),
+    "read-only files": lambda: open("/intruder", "w"),
+    "read-only library": lambda: open(os.path.dirname(os.__file__) + "/intruder", "w"),
+    "environment": lambda: {"USER", "LOGNAME", "PWD"} & set(os.environ),
+    "user": lambda: 0 in (*os.getresuid(), *os.getresgid()),
+    "capabilities": unreadable,
+    "process namespace": lambda: os.getpid() != 1 or os.getppid() != 0,
+    "network": socket,
+    "processes": fork,
+    "programs": lambda: os.execv(sys.executable, [sys.executable, "-c", ""]),
+    "tracing": lambda: call("ptrace", 0, 0, 0, 0),
+    "namespaces": lambda: call("unshare", 0x10000000),
+    "mounts": lambda: call("mount", b"none", b"/tmp", b"tmpfs", 0, None),
+    "death signal": lambda: call("prctl", 1, 0, 0, 0, 0),
+    "unknown system calls": lambda: system(600),
+    "clone3": lambda: system(435),
+    "io_uring": lambda: system(425),
+    "memory": lambda: bytearray(MEMORY << 21),
+    "disk": lambda: [open(str(i), "wb", 0).write(bytes(1 << 20)) for i in range(64)],
+    "threads": threads,
 }
 for name, attempt in tries.items():
     try:

@@ -48,8 +48,8 @@ CLOSE_SECONDS = 5.0
 ACCEPTED = "Linux with user, mount, pid, ipc, uts and net namespaces, seccomp and memfd"
 REMEDY = (
     "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone, "
-    "user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns=0; in a container its seccomp profile), or say "
-    "--unsafe-no-sandbox to run submissions without isolation"
+    "user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns=0; in a container its "
+    "seccomp profile), or say --unsafe-no-sandbox to run submissions without isolation"
 )
 _probed: set[tuple[int, int]] = set()
 _origins = itertools.count(1)

@@ -362,3 +362,17 @@ def test_an_object_is_not_trusted_later() -> None:
     test = "found = f(1)\nmade = Thing(2)\nassert 5 in found"
     assert not judge({"entry_point": "f", "tests": [test]}, program).passed
     assert judge({"entry_point": "f", "tests": ["assert 5 in Thing(2)"]}, program).passed
+
+
+def test_names_of_the_program_are_looked_up_when_they_are_used() -> None:
+    program = "COUNT = 0\ndef inc():\n    'Count.'\n    global COUNT\n    COUNT += 1\nnumber = int\nclass P: 'A class.'"
+    for line in (
+        "inc()\nassert COUNT == 1\ninc()\nassert COUNT == 2",
+        "assert inc.__name__ == 'inc' and inc.__doc__ == 'Count.' and P().__doc__ == P.__doc__",
+        "found = number('3')\nassert found == 3",
+    ):
+        part = judge({"tests": [line]}, program)
+        assert part.passed, part.detail
+    spec = {"tests": [{"check": "def check(c):\n    assert c('3') == 3"}], "entry_point": "number"}
+    assert judge(spec, program).passed
+    assert judge(spec, program.replace("number = int", "number = str")).passed is False
