@@ -211,7 +211,8 @@ class Run:
                 place = self._call("get", place.value, (part,))
         if place.status != "ok" or not isinstance(place.value, Handle):
             return place
-        return self._call("method", place.value, (rest[-1], *args), kwargs)
+        outcome = self._call("method", place.value, (rest[-1], *args), kwargs)
+        return replace(outcome, args_after=outcome.args_after and outcome.args_after[1:])
 
     def _entry(self) -> str:
         found = self.spec.entry_point or last_function(self.program.tree)

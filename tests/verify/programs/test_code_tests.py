@@ -265,6 +265,16 @@ def test_generated_cases_are_the_same_every_time() -> None:
     assert other.detail != judge(spec, "def f(items): return ()").detail
 
 
+def test_generated_cases_compare_what_a_method_does_to_its_arguments() -> None:
+    test = {
+        "generate": "def generate(rng):\n    return ([rng.randint(0, 9) for _ in range(9)],)",
+        "reference": "def f(items):\n    items.sort()",
+    }
+    spec = {"entry_point": "S().f", "tests": [test]}
+    assert judge(spec, "class S:\n    def f(self, items): items[:] = sorted(items)").passed
+    assert not judge(spec, "class S:\n    def f(self, items): items.reverse()").passed
+
+
 def test_direct_asserts_say_what_the_tests_process_says() -> None:
     lines = [
         "assert f([1, 2]) == 3",
