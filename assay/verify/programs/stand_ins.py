@@ -54,6 +54,13 @@ class Opaque:
         _put(self, "opaque_told", False)
         _put(self, "opaque_since", ASKED["calls"])
 
+    @property
+    def __class__(self) -> Any:
+        """What isinstance is to think of: a heir of the row's class that the object's inherits."""
+        name, *bases = self.opaque_handle.names
+        shared = [agent.classes[each] for each in bases if each in agent.shared]
+        return type(name, (shared[0],), {}) if shared else type(self)
+
     def __getattr__(self, name: str) -> Any:
         found = ask("get", self, name)
         if name in JUDGING and isinstance(found, Opaque) and not self.opaque_made:

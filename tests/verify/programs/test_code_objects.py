@@ -331,6 +331,16 @@ def test_no_program_replaces_how_the_rows_objects_compare(program: str) -> None:
     assert part.passed is False, part.detail
 
 
+def test_heirs_of_the_rows_classes_are_instances_and_equal_to_none_of_its_objects() -> None:
+    program = "class Heir(Point):\n    def sum(self): return self.x + self.y\ndef shift(p): return Heir(p.x + 1, p.y + 1)"
+    tests = ["found = shift(Point(1, 2))\nassert isinstance(found, Point) and found.sum() == 5"]
+    assert judge({**SHIFT, "tests": tests}, program).passed
+    assert not judge(SHIFT, program).passed
+    assert not judge(
+        {**SHIFT, "tests": ["assert isinstance(shift(Point(1, 2)), int)"]}, program
+    ).passed
+
+
 def test_slots_and_trees_changed_in_place() -> None:
     setup = "class Tree:\n    __slots__ = ('v', 'l', 'r')\n    def __init__(self, v, l=None, r=None): self.v, self.l, self.r = v, l, r\n"
     test = "t = Tree(1, Tree(2), Tree(3))\nleft = t.l\nswap(t)\nassert (t.l.v, t.r.v) == (3, 2) and t.r is left"
