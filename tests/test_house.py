@@ -72,10 +72,10 @@ BUDGETS = {
     "verify/instructions": 850,
     "verify/judge": 1900,
     "verify/logic": 1750,
-    "verify/programs": 2240,
+    "verify/programs": 2290,
     "verify/redteam": 480,
     "verify/reward_model": 1510,
-    "verify/sandbox": 2850,
+    "verify/sandbox": 2870,
     "verify/serving": 2170,
     "verify/style": 830,
 }
