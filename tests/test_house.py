@@ -65,7 +65,7 @@ BUDGETS = {
     "learn": 4500,
     "model": 3250,
     "plan": 1980,
-    "run": 3766,
+    "run": 3760,
     "training": 4693,
     "verify/*.py": 1250,
     "verify/answers": 3850,

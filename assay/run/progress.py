@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -15,10 +15,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from assay.run.evaluations import accuracy_of, kind_of
+from assay.run.evaluations import Row, accuracy_of, kind_of
 from assay.terminal import escaped
 
-Row = Mapping[str, Any]
 _BARS = "▁▂▃▄▅▆▇█"
 _PLAIN_EVERY = 5.0
 _SAMPLING_EVERY = 30.0  # seconds of silence after which a line says how far a generation is

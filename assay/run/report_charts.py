@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from assay.run.evaluations import accuracy_of, by_kind
+from assay.run.evaluations import Row, accuracy_of, by_kind
 from assay.run.summary import Summary
 
-Row = Mapping[str, Any]
-Trace = dict[str, Any]
+Drawn = dict[str, Any]
 
 _MAX_POINTS = 1000
 _SMOOTH_FROM = 40
@@ -39,11 +38,11 @@ class Chart:
     share: bool = False
     of: str = "metrics"
     draw: str = "lines"
-    traces: Sequence[Trace] = ()
+    traces: Sequence[Drawn] = ()
     layout: Mapping[str, Any] = field(default_factory=dict[str, Any])
     wide: bool = False
 
-    def with_traces(self, traces: Sequence[Trace], **axis: Any) -> Chart:
+    def with_traces(self, traces: Sequence[Drawn], **axis: Any) -> Chart:
         """Return the chart with what is drawn in it, and more settings of its vertical axis."""
         if self.share:
             kind: dict[str, Any] = {"tickformat": ".1~%", "rangemode": "tozero"}
@@ -66,7 +65,7 @@ def make_charts(summary: Summary) -> list[Chart]:
 
 def _lines(rows: Sequence[Row], chart: Chart) -> Chart:
     present = [key for key in chart.labels if any(row.get(key) is not None for row in rows)]
-    traces: list[Trace] = []
+    traces: list[Drawn] = []
     for key, color in zip(present, _COLORS, strict=False):
         pairs = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
         steps, values = zip(*pairs, strict=True)
@@ -75,7 +74,7 @@ def _lines(rows: Sequence[Row], chart: Chart) -> Chart:
 
 
 def _accuracy(rows: Sequence[Row], chart: Chart) -> Chart:
-    traces: list[Trace] = []
+    traces: list[Drawn] = []
     what = "problems answered correctly"
     for (kind, of_kind), color in zip(by_kind(rows).items(), _COLORS, strict=False):
         errors = {"type": "data", "array": [row.get("eval/stderr") for row in of_kind]}
@@ -95,7 +94,7 @@ def _reliability(rows: Sequence[Row], chart: Chart) -> Chart:
         return chart
     exact = {"type": "scatter", "mode": "lines", "x": [0, 1], "y": [0, 1], "hoverinfo": "skip"}
     line = {"width": 1, "dash": "dot", "color": "other"}
-    traces: list[Trace] = [{**exact, "name": "exact", "line": line}]
+    traces: list[Drawn] = [{**exact, "name": "exact", "line": line}]
     shown = [("before", rows[0], "c2"), ("after", rows[-1], "c1")]
     for name, row, color in shown[-1:] if len(rows) == 1 else shown:
         counts, predicted, observed = zip(*row["eval/reliability"], strict=True)
@@ -190,7 +189,7 @@ def _labels(rows: Sequence[Row], prefix: str, apart: set[str]) -> dict[str, str]
     return {key: key.removeprefix(prefix) for key in keys}
 
 
-def _smoothed(name: str, steps: Sequence[int], values: np.ndarray, color: str) -> list[Trace]:
+def _smoothed(name: str, steps: Sequence[int], values: np.ndarray, color: str) -> list[Drawn]:
     """One line, or with many steps a faint one of the values and a strong one of their average."""
     faint = _line(name, steps, values, color)
     if len(steps) < _SMOOTH_FROM:
@@ -202,9 +201,9 @@ def _smoothed(name: str, steps: Sequence[int], values: np.ndarray, color: str) -
     return [faint, strong]
 
 
-def _stack(rows: Sequence[Row], keys: Sequence[tuple[str, str, str]]) -> list[Trace]:
+def _stack(rows: Sequence[Row], keys: Sequence[tuple[str, str, str]]) -> list[Drawn]:
     rows = [row for row in rows if any(row.get(key) is not None for key, _, _ in keys)]
-    traces: list[Trace] = []
+    traces: list[Drawn] = []
     for key, name, color in keys:
         values = np.array([row.get(key) or 0.0 for row in rows])
         if values.any():
@@ -216,7 +215,7 @@ def _stack(rows: Sequence[Row], keys: Sequence[tuple[str, str, str]]) -> list[Tr
     return traces
 
 
-def _line(name: str, steps: Sequence[int], values: Iterable[Any], color: str) -> Trace:
+def _line(name: str, steps: Sequence[int], values: Iterable[Any], color: str) -> Drawn:
     return {
         "type": "scatter",
         "mode": "lines+markers" if len(steps) == 1 else "lines",

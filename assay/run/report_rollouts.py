@@ -12,11 +12,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from assay.run.evaluations import Row
 from assay.run.rollout_log import RolloutLog, read_columns
 from assay.run.summary import Summary
 from assay.types import ThinkFormat
-
-Row = Mapping[str, Any]
 
 _COLUMNS = [
     "step",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from assay.config import TrainConfig
 from assay.errors import RunError, message
+from assay.run.evaluations import Row
 
-Row = Mapping[str, Any]
 LENGTHS = [
     "steps",
     "epochs",

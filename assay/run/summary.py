@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from assay.config import TrainConfig, load
 from assay.errors import RunError
 from assay.run.environment import read_environment
+from assay.run.evaluations import Row
 from assay.run.files import read_events, read_step_rows
-
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
