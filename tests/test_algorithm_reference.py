@@ -1,4 +1,4 @@
-"""docs/algorithms.md says what the tables say, and its links lead where they say."""
+"""docs/algorithms.md says what the tables say; its links and those of docs/architecture.md lead right."""
 
 from __future__ import annotations
 
@@ -6,44 +6,49 @@ import importlib.util
 import re
 from pathlib import Path
 
+import pytest
+
 from assay.learn.algorithms import ALGORITHMS
 from assay.learn.preference_table import PREFERENCES
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "algorithms.md"
+PAGES = [ROOT / "docs" / f"{name}.md" for name in ("algorithms", "architecture")]
 LINK = re.compile(r"\[`?([^\]`]+)`?\]\(([^)]+)\)")
 
 
-def page() -> str:
-    return PAGE.read_text(encoding="utf-8")
-
-
-def test_the_page_is_current() -> None:
+@pytest.mark.parametrize("page", PAGES)
+def test_the_page_is_current(page: Path) -> None:
     place = ROOT / "tools" / "algorithm_reference.py"
     spec = importlib.util.spec_from_file_location("algorithm_reference", place)
     assert spec is not None and spec.loader is not None
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
-    assert page() == tool.reference(), "run: python tools/algorithm_reference.py"
+    assert page.read_text(encoding="utf-8") == tool.reference(page), (
+        "run: python tools/algorithm_reference.py"
+    )
 
 
 def test_every_row_is_told_with_its_paper_and_equation() -> None:
-    text = page()
+    text = PAGES[0].read_text(encoding="utf-8")
     for row in (*ALGORITHMS.values(), *PREFERENCES.values()):
         assert f"`{row.name}`" in text and row.paper in text, row.name
         assert row.equation.replace("|", "\\|") in text or row.equation in text, row.name
 
 
-def test_links_to_lines_lead_to_the_definition() -> None:
-    lines = [(name, target) for name, target in LINK.findall(page()) if "#L" in target]
+@pytest.mark.parametrize("page", PAGES)
+def test_links_to_lines_lead_to_the_definition(page: Path) -> None:
+    links = LINK.findall(page.read_text(encoding="utf-8"))
+    lines = [(name, target) for name, target in links if "#L" in target]
     assert len(lines) > 20
     for name, target in lines:
         file, _, number = target.partition("#L")
-        line = (PAGE.parent / file).read_text(encoding="utf-8").splitlines()[int(number) - 1]
-        assert re.match(rf"(def|class) {name}\b", line), target
+        line = (page.parent / file).read_text(encoding="utf-8").splitlines()[int(number) - 1]
+        assert re.match(rf" *(def|class) {name.rpartition('.')[2]}\b", line), target
 
 
-def test_links_to_pages_lead_somewhere() -> None:
-    targets = [target for _, target in LINK.findall(page()) if not target.startswith(("http", "#"))]
-    missing = [one for one in targets if not (PAGE.parent / one.partition("#")[0]).exists()]
+@pytest.mark.parametrize("page", PAGES)
+def test_links_to_pages_lead_somewhere(page: Path) -> None:
+    links = LINK.findall(page.read_text(encoding="utf-8"))
+    targets = [target for _, target in links if not target.startswith(("http", "#"))]
+    missing = [one for one in targets if not (page.parent / one.partition("#")[0]).exists()]
     assert not missing

@@ -1,8 +1,8 @@
-"""Write docs/algorithms.md: ``python tools/algorithm_reference.py``.
+"""Write docs/algorithms.md and docs/architecture.md: ``python tools/algorithm_reference.py``.
 
-The text is tools/algorithms_source.md; what stands in double braces is filled in from the code:
+The texts are tools/*_source.md; what stands in double braces is filled in from the code:
 ``{{row NAME}}``, ``{{table algorithms}}``, ``{{code package.module.name}}`` and the like. A test says
-when the page is out of date.
+when a page is out of date.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from assay.learn.algorithms import ALGORITHMS
 from assay.learn.preference_table import PREFERENCES
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "algorithms.md"
-SOURCE = ROOT / "tools" / "algorithms_source.md"
+PAGES = {
+    ROOT / "docs" / f"{name}.md": ROOT / "tools" / f"{name}_source.md"
+    for name in ("algorithms", "architecture")
+}
 COLUMNS = ("credit", "baseline", "scale", "surrogate", "ratio_level", "aggregation", "clip", "kl")
 TOLD = {"name", "paper", "equation"}
 
 
-def reference() -> str:
-    """Return the whole page."""
-    return re.sub(r"\{\{(\w+)(?: ([\w.]+))?\}\}", _fill, SOURCE.read_text(encoding="utf-8"))
+def reference(page: Path) -> str:
+    """Return the whole text of a page."""
+    text = PAGES[page].read_text(encoding="utf-8")
+    return re.sub(r"\{\{(\w+)(?: ([\w.]+))?\}\}", _fill, text)
 
 
 def _fill(found: re.Match[str]) -> str:
@@ -54,15 +57,20 @@ def _toml(value: Any) -> str:
 
 
 def _link(name: str) -> str:
-    """Return a link to the line at which a function or class is defined."""
-    module_name, _, attribute = name.rpartition(".")
-    thing: Any = getattr(importlib.import_module(module_name), attribute)
+    """Return a link to the line at which a function, a class or a method is defined."""
+    place, _, told = name.rpartition(".")
+    try:
+        home: Any = importlib.import_module(place)
+    except ModuleNotFoundError:  # a class
+        place, _, owner = place.rpartition(".")
+        home, told = getattr(importlib.import_module(place), owner), f"{owner}.{told}"
+    thing: Any = inspect.unwrap(getattr(home, name.rpartition(".")[2]))
     file = Path(inspect.getsourcefile(thing) or "").resolve().relative_to(ROOT)
     line = inspect.getsourcelines(thing)[1]
     text = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    while text and not re.match(r"(def|class) ", text[line - 1]):  # past its decorators
+    while text and not re.match(r" *(def|class) ", text[line - 1]):  # past its decorators
         line += 1
-    return f"[`{attribute}`](../{file}#L{line})"
+    return f"[`{told}`](../{file}#L{line})"
 
 
 def _algorithms() -> str:
@@ -102,5 +110,6 @@ def _changed(row: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(reference(), encoding="utf-8")
-    print(f"wrote {PAGE}")
+    for page in PAGES:
+        page.write_text(reference(page), encoding="utf-8")
+        print(f"wrote {page}")
