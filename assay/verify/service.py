@@ -43,16 +43,18 @@ _services: weakref.WeakSet[VerifierService] = weakref.WeakSet()
 class Judging:
     """Groups on their way through the verifiers; at the context's end what is left is cancelled.
 
-    submit begins to judge a group, finish waits for its verdicts, cancel gives jobs up.
+    submit begins to judge a group, wait sleeps until it is judged, finish returns its verdicts, cancel
+    gives jobs up.
     """
 
     def __init__(
         self,
         submit: Callable[[Group], Job],
+        wait: Callable[[Job], None],
         finish: Callable[[Job], tuple[Verdict, ...]],
         cancel: Callable[[Iterable[Job]], None],
     ) -> None:
-        self._submit, self._finish, self._cancel = submit, finish, cancel
+        self._submit, self._wait, self._finish, self._cancel = submit, wait, finish, cancel
         self._jobs: dict[Group, Job] = {}
         self._found: dict[Group, tuple[Verdict, ...]] = {}
         self._waiting: deque[Group] = deque()
@@ -67,6 +69,8 @@ class Judging:
 
     def verdicts(self, groups: Iterable[Group]) -> list[tuple[Verdict, ...]]:
         """Return the verdicts of groups that were handed over, once all are there."""
+        if self._waiting:
+            self._wait(self._jobs[self._waiting[-1]])  # to wake up once, and not for every group
         while self._waiting:
             self._take()
         return [self._found[group] for group in groups]
@@ -164,7 +168,7 @@ class VerifierService:
 
     def judging(self) -> Judging:
         """Judge groups that are handed over one by one, while others are still sampled."""
-        return Judging(self._submit, self._finish, self._engine.cancel)
+        return self._judging(None)
 
     async def judge_async(self, groups: Sequence[Group]) -> list[tuple[Verdict, ...]]:
         """Judge without blocking the event loop; a cancelled call leaves nothing under way."""
@@ -191,12 +195,20 @@ class VerifierService:
     def _judge(
         self, groups: Sequence[Group], cancelled: threading.Event | None
     ) -> list[tuple[Verdict, ...]]:
-        with Judging(
-            self._submit, lambda job: self._finish(job, cancelled), self._engine.cancel
-        ) as jobs:
+        with self._judging(cancelled) as jobs:
             for group in groups:
                 jobs.add(group)
             return jobs.verdicts(groups)
+
+    def _judging(self, cancelled: threading.Event | None) -> Judging:
+        def wait(job: Job) -> None:
+            if self._give_up_after is None:  # else the first failures are to be seen first
+                self._engine.wait(job, cancelled)
+
+        def finish(job: Job) -> tuple[Verdict, ...]:
+            return self._finish(job, cancelled)
+
+        return Judging(self._submit, wait, finish, self._engine.cancel)
 
     def judge_text(
         self, pairs: Iterable[tuple[Problem, Completion | str]], window: int = 256

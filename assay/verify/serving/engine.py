@@ -70,6 +70,7 @@ class Engine:
                 for lane in self._all_lanes():
                     if lane.failure is not None:
                         raise lane.failure
+                job.awaited = True
                 self._news.wait(TICK)
                 self._look()
             self._look()
@@ -80,7 +81,7 @@ class Engine:
             if not call.job.cancelled:
                 call.job.answer(call, parts)
                 self._advance(call.job)
-                if not call.job.num_missing:
+                if call.job.awaited and not call.job.num_missing:
                     self._news.notify_all()
 
     def cancel(self, jobs: Iterable[Job]) -> None:

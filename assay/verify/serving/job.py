@@ -55,7 +55,7 @@ class Job:
 
     A place is (index of a verifier, sibling). count: called with each part and its verifier's name,
     whether it was looked up, and of a later alternative whether it accepted. cancelled: nobody waits
-    for it any more.
+    for it any more. awaited: somebody sleeps until nothing is missing.
     """
 
     sum: Sum
@@ -63,6 +63,7 @@ class Job:
     cache: VerdictCache | None
     count: Callable[[str, Part, bool, bool | None], None]
     cancelled: bool = False
+    awaited: bool = False
     num_missing: int = field(init=False)
     _siblings: range = field(init=False)
     _parts: list[list[Part | None]] = field(init=False)

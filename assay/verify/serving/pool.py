@@ -6,7 +6,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -22,7 +22,7 @@ from assay.verify.serving.remains import clear, new_family, start_watcher
 
 MAX_FAILED_STARTS = 3
 CALLS_AHEAD = 24  # that a worker is given at once, so that it seldom waits
-BYTES_AHEAD = 1 << 16  # of requests that a worker may leave unread while it judges
+GIVE_MORE = (0, 4, 12)  # how many answers it owes when it is given more
 
 
 class Pool(Lane):
@@ -76,7 +76,7 @@ class Pool(Lane):
         worker = self._new_worker()
         try:
             worker.greet(self.options)
-            worker.send(dump_request("describe", name))
+            worker.send(dump_request("describe", name), 1)
             facts = dict(worker.reply(IMPORT_DEADLINE, lambda: self.closed))
         except Lost as lost:
             detail, _ = self._end(worker, lost, name)
@@ -126,18 +126,24 @@ class Pool(Lane):
                 worker = self._have_answered(worker, calls)
 
     def _take(self) -> deque[Call]:
-        """Wait for calls, and return some from the head of the queue: this worker's share."""
+        """Wait for calls, and return this worker's share of them."""
         with self.changed:
-            there = self.wait_for_calls()
-            share = min(CALLS_AHEAD, -(-len(self.queue) // self.num_workers)) if there else 0
-            return deque(self.queue.popleft() for _ in range(share))
+            return self._share(CALLS_AHEAD) if self.wait_for_calls() else deque()
+
+    def _share(self, most: int) -> deque[Call]:
+        """Take calls from the head of the queue, and leave the other workers theirs."""
+        with self.changed:
+            count = min(most, -(-len(self.queue) // self.num_workers))
+            return deque(self.queue.popleft() for _ in range(count))
 
     def _have_answered(self, worker: Worker, calls: deque[Call]) -> Worker | None:
         """Have calls answered until all are, or the worker is lost; return whom to go on with."""
         try:
             worker.greet(self.options)
             self._failed_starts = 0
-            for _ in range(self._send(worker, calls)):
+            while calls:
+                if worker.num_waiting in GIVE_MORE:
+                    self._give(worker, calls)
                 call = calls[0]
                 allowed = (call.one.verifier.limits.seconds or self.deadline) * call.size
                 data = worker.reply(allowed, lambda: calls[0].job.cancelled)
@@ -148,20 +154,22 @@ class Pool(Lane):
         except Lost as lost:
             return self._replace(worker, lost, calls)
 
-    def _send(self, worker: Worker, calls: Iterable[Call]) -> int:
-        """Send calls from the head, as many as fit into a socket, so that this never blocks long.
+    def _give(self, worker: Worker, calls: deque[Call]) -> None:
+        """Take more calls, and send what fits into the worker's socket, so that this never blocks.
 
-        Return how many. What is sent is made here, so that what waits takes no memory of its own.
+        What is sent is made here, so that what waits takes no memory of its own.
         """
-        sent, size = 0, 0
-        for _, each in groupby(list(calls), key=lambda call: id(call.job)):
+        calls.extend(self._share(CALLS_AHEAD - len(calls)))
+        requests, num_calls = b"", 0
+        for _, each in groupby(list(calls)[worker.num_waiting :], key=lambda call: id(call.job)):
             together = list(each)
             request = _request(together)
-            if size and size + len(request) > BYTES_AHEAD:
+            is_first = not worker.num_waiting and not requests
+            if not is_first and not worker.has_room(len(requests) + len(request)):
                 break
-            worker.send(request)
-            sent, size = sent + len(together), size + len(request)
-        return sent
+            requests, num_calls = requests + request, num_calls + len(together)
+        if requests:
+            worker.send(requests, num_calls)
 
     def _replace(self, worker: Worker, lost: Lost, calls: deque[Call]) -> Worker | None:
         """Kill a worker, blame the call at the head, start another; None where none is wanted."""

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal
@@ -22,6 +23,8 @@ START_DEADLINE = 120.0  # seconds for a fresh interpreter
 IMPORT_DEADLINE = 60.0  # seconds for an import inside a worker
 CONFIRMATION = 0.25  # seconds between finding a worker overdue and giving it up
 STALE = 1.0  # seconds that a worker may take for work that nobody waits for
+GATHER = 0.0005  # seconds in which replies gather: waking up for each costs more than reading it
+BYTES_AHEAD = 1 << 16  # of requests that a worker may leave unread while it judges
 LOOK = 0.25  # seconds between two looks at whether somebody does
 
 NONSENSE = (ValueError, TypeError, IndexError, KeyError, AttributeError)  # a reply of another form
@@ -45,6 +48,7 @@ class Worker:
     """A fresh interpreter that runs `assay.verify.serving.worker`, and our end of its socket.
 
     family: of the mark by which all that it starts is found. since: when it began what it does.
+    num_waiting: how many answers it still owes.
     """
 
     def __init__(self, family: str) -> None:
@@ -72,6 +76,8 @@ class Worker:
         self._poll = select.poll()
         self._poll.register(self.channel, select.POLLIN)
         self._inbox = bytearray()
+        self.num_waiting = 0
+        self._sent: deque[list[int]] = deque()  # of each request: answers still to come, bytes
         self._num_answered = 0
         self._loading = False
         self.ready = False
@@ -85,11 +91,19 @@ class Worker:
             self._message(START_DEADLINE)
             self.ready = True
             if options:
-                self.send(dump_request("options", options))
+                self.send(dump_request("options", options), 0)
 
-    def send(self, request: bytes) -> None:
+    def has_room(self, size: int) -> bool:
+        """Whether a request of some bytes goes out at once, though earlier ones are not read yet."""
+        return size + sum(num_bytes for _, num_bytes in self._sent) <= BYTES_AHEAD
+
+    def send(self, request: bytes, num_answers: int) -> None:
         """Send a request; raises Lost."""
-        self.since = time.monotonic()
+        if not self.num_waiting:
+            self.since = time.monotonic()
+        self.num_waiting += num_answers
+        if num_answers:
+            self._sent.append([num_answers, len(request)])
         try:
             self.channel.sendall(request)
         except OSError as error:
@@ -109,6 +123,10 @@ class Worker:
                     if number != self._num_answered:
                         raise ValueError("a reply out of turn")
                     self._num_answered += 1
+                    self.num_waiting -= 1
+                    self._sent[0][0] -= 1
+                    if not self._sent[0][0]:
+                        self._sent.popleft()
                     return data
                 (self._loading,) = rest
             except NONSENSE as error:
@@ -120,6 +138,8 @@ class Worker:
         while (end := self._inbox.find(b"\n", searched)) < 0:
             searched = len(self._inbox)
             self._wait(seconds, is_stale)
+            if self.num_waiting > 1:
+                time.sleep(GATHER)
             chunk = b""
             with suppress(OSError):
                 chunk = self.channel.recv(1 << 18)

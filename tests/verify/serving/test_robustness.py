@@ -396,7 +396,9 @@ def test_what_waits_is_not_pickled_ahead(villains: str, monkeypatch: pytest.Monk
         sent: list[int] = []
         send = process.Worker.send
         monkeypatch.setattr(
-            process.Worker, "send", lambda self, data: (sent.append(len(data)), send(self, data))
+            process.Worker,
+            "send",
+            lambda self, data, n: (sent.append(len(data)), send(self, data, n)),
         )
         jobs = [service._submit(group) for group in groups]
         assert sum(sent) < sum(len(c.text) for group in groups[:20] for c in group.completions)
