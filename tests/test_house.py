@@ -76,7 +76,7 @@ BUDGETS = {
     "verify/redteam": 480,
     "verify/reward_model": 1510,
     "verify/sandbox": 2870,
-    "verify/serving": 2170,
+    "verify/serving": 2190,
     "verify/style": 830,
 }
 LIGHT = ["assay", "assay.types", "assay.errors", "assay.config", "assay.cli"]
