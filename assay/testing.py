@@ -14,6 +14,8 @@ from assay.types import Completion, Group, Problem, Prompt, ThinkFormat
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+    from assay.model.weights import Weights
+
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -94,18 +96,23 @@ def save_tiny_model(folder: Path | str, chat_template: str | None = None, **size
     return Path(folder)
 
 
+class Given(str):
+    """A piece of a scripted completion that the policy did not choose, as a tool's answer; it begins a turn."""
+
+
 class ScriptedGenerator:
     """A generator whose completions are given: ``script(problem, sibling)`` returns the text.
 
-    Log-probabilities are constant; tokens are the text's bytes, as in `byte_tokenizer`. It meets
+    Or its pieces, of which some are `Given`. Log-probabilities are constant; tokens are the text's bytes, as in `byte_tokenizer`. It meets
     the generator protocol.
     """
 
     exact = False
+    gives_model_logprobs = False
 
     def __init__(
         self,
-        script: Callable[[Problem, int], str],
+        script: Callable[[Problem, int], str | Sequence[str]],
         logprob: float = -1.0,
         think: ThinkFormat | None = None,
     ) -> None:
@@ -137,23 +144,26 @@ class ScriptedGenerator:
     def sleep(self) -> None:
         """Nothing is held."""
 
-    def load_policy(self, policy: Any, version: int | None = None) -> None:
-        """Take the policy's version, by default the next one; scripts do not learn."""
-        self.policy_version = self.policy_version + 1 if version is None else version
+    def load_policy(self, weights: Weights) -> None:
+        """Take the policy's version; scripts do not learn."""
+        self.policy_version = weights.version
 
     def _complete(self, problem: Problem, sibling: int) -> Completion:
-        text = self.script(problem, sibling)
-        tokens = _bytes_of(text)
-        logprobs = np.full(len(tokens), self.logprob, np.float32)
+        script = self.script(problem, sibling)
+        pieces = [script] if isinstance(script, str) else list(script)
+        tokens = [_bytes_of(piece) for piece in pieces]
+        sampled = np.repeat([not isinstance(one, Given) for one in pieces], [*map(len, tokens)])
+        ends = np.cumsum([len(one) for one in tokens]).tolist()
+        turns = [n for n, piece in enumerate(pieces) if isinstance(piece, Given) and n]
         return Completion(
             id=f"{problem.group_id}/{sibling}",
-            text=text,
-            tokens=tokens,
-            behavior_logprobs=logprobs,
-            model_logprobs=logprobs,
-            sampled=np.ones(len(tokens), np.bool_),
+            text="".join(pieces),
+            tokens=np.concatenate(tokens),
+            behavior_logprobs=np.where(sampled, self.logprob, 0.0).astype(np.float32),
+            sampled=sampled,
             policy_version=self.policy_version,
             think=self.think,
+            turn_ends=tuple(ends[n - 1] for n in turns) + ((ends[-1],) if turns else ()),
         )
 
 

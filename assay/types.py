@@ -110,41 +110,50 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """One sampled token sequence, with what is known of its sampling.
+    """A chain of sampled and given tokens, in any order, with what is known of its sampling.
 
-    tokens [L]: what was sampled, the end-of-sequence token included. sampled [L]: False where the
-    policy did not choose the token (it is context only: never in a loss, a ratio or a KL).
-    behavior_logprobs [L]: of the distribution that was sampled from (temperature and truncation
-    included). model_logprobs [L]: of the untempered model. num_think_tokens: how many leading tokens
-    belong to the think block. id: ``problem#draw/sibling``.
+    tokens [L]: the end-of-sequence token included. sampled [L]: False where the policy did not choose
+    the token (it is context only: never in a loss, a ratio or a KL). behavior_logprobs [L]: of the
+    distribution that was sampled from (temperature and truncation included). model_logprobs [L]: of the
+    untempered model; None where the generator does not give them. num_think_tokens: how many leading
+    tokens belong to the think block. id: ``problem#draw/sibling``.
+
+    policy_version: the oldest of those that its tokens were sampled under; token_versions [L]: that of each
+    token, None where all are the same. turn_ends: the index behind the last token of each turn, where
+    there are several: a turn is what was given to the policy and what it then said.
     """
 
     id: str
     text: str
     tokens: Tokens
     behavior_logprobs: Floats
-    model_logprobs: Floats
     sampled: Mask
+    model_logprobs: Floats | None = None
     finish_reason: FinishReason = "eos"
     policy_version: int = 0
     num_think_tokens: int = 0
     think: ThinkFormat = ThinkFormat()
+    token_versions: Tokens | None = None
+    turn_ends: tuple[int, ...] = ()
 
     @classmethod
     def from_text(
         cls, text: str, id: str = "completion", think: ThinkFormat | None = None
     ) -> Completion:
         """Return a completion that has text and no tokens, for judging text from a file."""
-        nothing = np.zeros(0, np.float32)
         return cls(
             id=id,
             text=text,
             tokens=np.zeros(0, np.int32),
-            behavior_logprobs=nothing,
-            model_logprobs=nothing,
+            behavior_logprobs=np.zeros(0, np.float32),
             sampled=np.zeros(0, np.bool_),
             think=think or ThinkFormat(),
         )
+
+    @property
+    def num_turns(self) -> int:
+        """How many turns it spans."""
+        return max(1, len(self.turn_ends))
 
     @property
     def truncated(self) -> bool:

@@ -85,7 +85,7 @@ class LocalStep:
         ]
         batch = self.learner.score(groups, verdicts)
         update = self.learner.update(batch, compute_advantages(batch, self.algorithm))
-        self.engine.load_policy(self.learner.policy, update.policy_version)
+        self.engine.load_policy(self.learner.weights())
         return update
 
 

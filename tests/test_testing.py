@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from assay.config import SamplingConfig
+from assay.model.weights import Weights
 from assay.testing import (
     CHAT_TEMPLATE,
     ScriptedGenerator,
@@ -83,8 +84,7 @@ def test_scripted_groups() -> None:
 
 def test_scripted_policy_version() -> None:
     generator = ScriptedGenerator(lambda problem, sibling: "")
-    generator.load_policy(None)
-    generator.load_policy(None, 7)
+    generator.load_policy(Weights(7, {}))
     [group] = generator.generate([Problem("a", "q")], SamplingConfig(), group_size=1)
     assert group.completions[0].policy_version == 7
     assert len(group.completions[0].tokens) == 1  # an empty text still has a token to learn from

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from assay.config import SamplingConfig
+from assay.model.weights import Weights
 from assay.types import Group, Problem
 
 
@@ -15,6 +16,11 @@ class Generator(Protocol):
     @property
     def policy_version(self) -> int:
         """The version of the policy that is sampled from."""
+        ...
+
+    @property
+    def gives_model_logprobs(self) -> bool:
+        """Whether completions have the log-probabilities of the untempered model too."""
         ...
 
     @property
@@ -41,6 +47,10 @@ class Generator(Protocol):
         """Give back the memory that only sampling needs, before an update; `generate` takes it again."""
         ...
 
-    def load_policy(self, policy: Any, version: int | None = None) -> None:
-        """Sample from ``policy`` from now on; completions carry ``version`` (None: one more than before)."""
+    def load_policy(self, weights: Weights) -> None:
+        """Sample from these weights from now on; completions carry their version.
+
+        They are named tensors: a generator that shares the learner's memory has nothing to copy, any
+        other copies them, and can hold its own against their fingerprint.
+        """
         ...

@@ -29,6 +29,7 @@ from assay.generate.slots import Slots, Waiting
 from assay.generate.threads import fastest_threads, on_threads
 from assay.model.family import NotLean
 from assay.model.memory import out_of_memory_names, return_freed_memory
+from assay.model.weights import Weights
 from assay.types import Completion, FinishReason, Group, Problem, Prompt
 
 MEMORY_SETTINGS = "engine.max_kv_mib or engine.num_slots"
@@ -93,6 +94,7 @@ class Engine:
     """
 
     exact = True
+    gives_model_logprobs = True
 
     def __init__(
         self,
@@ -133,11 +135,10 @@ class Engine:
         """Whether steps of fewer rows were found to give the same bits, so that idle ones are left out."""
         return len(self._choice.row_counts) > 1
 
-    def load_policy(self, policy: nn.Module, version: int | None = None) -> None:
-        """Sample from ``policy`` as it now is: call it again, or `generate`, after an update."""
-        self.policy_version = self.policy_version + 1 if version is None else version
-        if policy is not self._model:
-            self._choice = self._prove(policy)
+    def load_policy(self, weights: Weights) -> None:
+        """Sample from these weights; those of the learner's own memory are there already."""
+        weights.load_into(self._model)
+        self.policy_version = weights.version
 
     def generate(
         self,

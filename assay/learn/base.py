@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from assay.learn.advantages import Advantages
 from assay.learn.algorithms import Algorithm
 from assay.learn.optimizer import StepReport
 from assay.model.packing import Batch
+from assay.model.weights import Weights
 from assay.types import Group, Verdict
 
 
@@ -35,11 +36,6 @@ class Learner(Protocol):
         """The row in effect: its dynamic weights move from batch to batch."""
         ...
 
-    @property
-    def policy(self) -> Any:
-        """The live model."""
-        ...
-
     def score(
         self,
         groups: Sequence[Group],
@@ -54,6 +50,10 @@ class Learner(Protocol):
 
     def update(self, batch: Batch, advantages: Advantages) -> Update:
         """Learn from a scored batch and its advantages."""
+        ...
+
+    def weights(self) -> Weights:
+        """Return the policy as it is now, for whoever samples from it."""
         ...
 
     def save_state(self, folder: Path) -> None:

@@ -63,6 +63,12 @@ def update_metrics(seen: PolicyUpdate) -> dict[str, float]:
     counted = {"tokens/trained": float(mask_T.sum())}
     if seen.stopped_at is not None:
         counted["update/stopped_at"] = float(seen.stopped_at)
+    age_T = (seen.policy_version - batch.versions_T)[sampled_T]
+    if (age_T > 0).any():  # of the versions that sampled, where they are not the newest
+        counted |= {
+            "policy/age_mean": age_T.double().mean().item(),
+            "policy/age_max": float(age_T.max()),
+        }
     natural = [step.metrics() for step in seen.natural_steps]
     for name in natural[0] if natural else ():
         counted[name] = sum(one[name] for one in natural) / len(natural)

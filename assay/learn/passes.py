@@ -21,6 +21,7 @@ from assay.model.load import save_model
 from assay.model.logprobs import TokenStats, token_logprobs
 from assay.model.memory import out_of_memory_names
 from assay.model.packing import Batch, Layout, MicroBatch
+from assay.model.weights import Weights
 from assay.run.timing import PhaseClock
 
 
@@ -173,6 +174,10 @@ class PassesLearner:
     def device(self) -> torch.device:
         """Where the policy lives, and so where batches belong."""
         return self.passes.device
+
+    def weights(self) -> Weights:
+        """Return the policy's live weights, for whoever samples from it."""
+        return Weights.of(self.passes.policy, self.policy_version)
 
     def save_state(self, folder: Path) -> None:
         """Write the policy in Hugging Face layout, and the optimizer's state beside it."""

@@ -40,7 +40,7 @@ def carriers(algorithm: Algorithm, advantages: Advantages) -> Tensor:
 class PolicyUpdate:
     """What is known of each token in one update of the policy.
 
-    carries_T: the tokens that carry gradient. learns: False where the policy is only looked at.
+    policy_version: before the update. carries_T: the tokens that carry gradient. learns: False where the policy is only looked at.
 
     old_logprobs_T: of the policy before the update, as it was scored, or as each token was first met;
     first_logprobs_T, entropy_T: as first met; met_T: which were. old_kl_T: estimates of KL(old || new),
@@ -73,6 +73,7 @@ class PolicyUpdate:
         self.old_kl_T = torch.full_like(nothing_T, torch.nan)
         self.kl_after = False
         self.losses: list[tuple[LossParts, Tensor]] = []
+        self.policy_version = passes.optimizer.num_steps
         self.steps: list[StepReport] = []
         self.natural_steps: list[NaturalStep] = []
         self.stopped_at: int | None = None

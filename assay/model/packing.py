@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from assay.model.layouts import BatchShape, Layout, ModelInputs, plain_inputs, tree_inputs
-from assay.types import Group, Verdict
+from assay.types import Completion, Group, Verdict
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +26,7 @@ class Batch:
     tokens only; ``prompts`` holds the P prompts [L], on the CPU. Where a row was not judged,
     ``rewards_R``, ``scores_R`` and ``correct_R`` are not a number. ``think_T``: the token is part of
     the think block. ``sampled_T``: the policy chose the token; others are context only.
+    ``versions_T``: the policy version that each token was sampled under.
     ``step_ends_T``: a judged step of the completion ends here, with its score in ``step_scores_T``;
     both are None where no step was judged. The last three fields are None until `Learner.score`
     fills them.
@@ -39,6 +40,7 @@ class Batch:
     sampled_T: Tensor
     think_T: Tensor
     behavior_logprobs_T: Tensor
+    versions_T: Tensor
     group_R: Tensor
     length_R: Tensor
     rewards_R: Tensor
@@ -221,6 +223,7 @@ def pack(
         "sampled_T": _concatenate([c.sampled for c in completions], np.bool_),
         "think_T": np.arange(len(row_T)) - first_R[row_T] < think_R[row_T],
         "behavior_logprobs_T": _concatenate([c.behavior_logprobs for c in completions], np.float32),
+        "versions_T": _concatenate([_versions(c) for c in completions], np.int64),
         "group_R": np.repeat(np.arange(len(groups)), [len(g.completions) for g in groups]),
         "length_R": length_R,
         "rewards_R": np.array(rewards, np.float32),
@@ -251,6 +254,12 @@ def _steps(
             ends_T[first + step.end] = True
             scores_T[first + step.end] = step.score
     return {"step_ends_T": ends_T, "step_scores_T": scores_T}
+
+
+def _versions(completion: Completion) -> np.ndarray:
+    if completion.token_versions is not None:
+        return completion.token_versions
+    return np.full(len(completion.tokens), completion.policy_version, np.int64)
 
 
 def _concatenate(arrays: Sequence[np.ndarray], dtype: type) -> np.ndarray:

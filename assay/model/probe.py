@@ -189,6 +189,7 @@ def _small_batch(model: nn.Module) -> Batch:
         sampled_T=torch.ones(num_tokens, dtype=torch.bool),
         think_T=torch.zeros(num_tokens, dtype=torch.bool),
         behavior_logprobs_T=nothing_T,
+        versions_T=torch.zeros(num_tokens, dtype=torch.int64),
         group_R=torch.tensor([0, 0, 1, 1]),
         length_R=lengths_R,
         rewards_R=ones_R,

@@ -141,6 +141,5 @@ def _completion(tokens: np.ndarray, id: str) -> Completion:
         text="",
         tokens=tokens.astype(np.int32),
         behavior_logprobs=nothing,
-        model_logprobs=nothing,
         sampled=np.ones(len(tokens), np.bool_),
     )

@@ -27,6 +27,9 @@ _COLUMNS = [
     "think",
     "finish_reason",
     "policy_version",
+    "sampled",
+    "token_versions",
+    "turn_ends",
     "advantages",
     "status",
     "reason",
@@ -156,6 +159,14 @@ def _rollout_html(row: Row) -> str:
     status = row["status"] if row["status"] in _LABELS else "failed"
     ending = {"eos": "", "stop_string": ", stop string", "length": ", truncated"}
     facts = [f"{len(row['tokens'] or ())} tokens{ending.get(row['finish_reason'], '')}"]
+    if given := sum(not one for one in row["sampled"] or ()):
+        facts.append(f"{given} of them given")
+    if len(row["turn_ends"] or ()) > 1:
+        facts.append(f"{len(row['turn_ends'])} turns")
+    if row["token_versions"]:
+        facts.append(
+            f"policy versions {min(row['token_versions'])} to {max(row['token_versions'])}"
+        )
     if row["advantages"]:
         mean = sum(row["advantages"]) / len(row["advantages"])
         facts.insert(0, f"advantage {mean:+.2f}".replace("-", "\N{MINUS SIGN}"))

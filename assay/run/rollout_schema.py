@@ -22,9 +22,9 @@ _STEP_SCORES = pa.list_(_STEP)
 _DTYPES = {_INTS: np.int32, _FLOATS: np.float32, _BOOLS: np.bool_}
 """Of lists that come from arrays, and come back as such."""
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """One more whenever a column is added."""
-ADDED_IN: Mapping[str, int] = {}
+ADDED_IN: Mapping[str, int] = {"token_versions": 2, "turn_ends": 2}
 """Columns that came after version 1, with their version; in older shards they are null."""
 
 
@@ -59,6 +59,8 @@ _COLUMNS: Mapping[str, tuple[pa.DataType, Callable[[_Row], Any] | None]] = {
     "think": (_THINK, lambda row: _plain(row.completion.think, _THINK)),
     "finish_reason": (_TEXT, lambda row: row.completion.finish_reason),
     "policy_version": (_LONG, lambda row: row.completion.policy_version),
+    "token_versions": (_INTS, lambda row: row.completion.token_versions),  # null: all the same
+    "turn_ends": (pa.list_(_LONG), lambda row: row.completion.turn_ends),
     "behavior_logprobs": (_FLOATS, lambda row: row.completion.behavior_logprobs),
     "model_logprobs": (_FLOATS, lambda row: row.completion.model_logprobs),
     "old_logprobs": (_FLOATS, None),  # None: what the learner finds
@@ -114,9 +116,11 @@ def _as_array(values: Iterable[Any], kind: pa.DataType) -> pa.Array:
     values = list(values)
     if kind in _DTYPES:
         dtype = _DTYPES[kind]
-        flat = np.concatenate([np.zeros(0, dtype), *values]).astype(dtype, copy=False)
-        offsets = pa.array([0, *accumulate(map(len, values))], _INT)
-        return pa.ListArray.from_arrays(offsets, pa.array(flat))
+        known = [np.zeros(0, dtype) if value is None else value for value in values]
+        flat = np.concatenate([np.zeros(0, dtype), *known]).astype(dtype, copy=False)
+        offsets = pa.array([0, *accumulate(map(len, known))], _INT)
+        missing = pa.array([value is None for value in values], pa.bool_())
+        return pa.ListArray.from_arrays(offsets, pa.array(flat), mask=missing)
     try:
         return pa.array(values, kind)
     except UnicodeEncodeError:  # half a surrogate pair, which no UTF-8 file can hold
@@ -192,6 +196,7 @@ def restore(table: pa.Table) -> tuple[list[Group], list[tuple[Verdict, ...]]]:
 def _completion(row: Mapping[str, Any]) -> Completion:
     same = ("text", "tokens", "behavior_logprobs", "model_logprobs", "sampled", "finish_reason")
     kept = {name: row[name] for name in (*same, "policy_version", "num_think_tokens")}
+    kept |= {"token_versions": row["token_versions"], "turn_ends": tuple(row["turn_ends"] or ())}
     return Completion(id=row["completion_id"], think=ThinkFormat(**row["think"]), **kept)
 
 
@@ -212,8 +217,9 @@ def _values_of(column: pa.ChunkedArray, as_arrays: bool) -> list[Any]:
         return column.to_pylist()
     lists = column.combine_chunks()
     flat = lists.flatten().to_numpy(zero_copy_only=False).copy()
-    ends = np.cumsum(lists.value_lengths().to_numpy(zero_copy_only=False)).tolist()
-    return [flat[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    ends = np.cumsum(lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)).tolist()
+    bounds = zip([0, *ends[:-1]], ends, lists.is_valid().to_pylist(), strict=True)
+    return [flat[start:end] if is_there else None for start, end, is_there in bounds]
 
 
 def as_numpy(values: Any, dtype: type[np.generic]) -> np.ndarray:

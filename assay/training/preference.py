@@ -95,7 +95,7 @@ def preference_step(loop: PreferenceLoop) -> None:
     if pairs is not None:
         update = learner.update(pairs, beta_at(run.step, loop.config, learner.row))
     if loop.generator is not None:
-        loop.generator.load_policy(learner.policy, update.policy_version)
+        loop.generator.load_policy(learner.weights())
     every = loop.config.reference_every
     if loop.moving is not None and every is not None and (run.step + 1) % every == 0:
         loop.moving.refresh()

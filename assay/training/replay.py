@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from collections.abc import Generator as Yields
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from assay.config import SamplingConfig
 from assay.generate.base import Generator
+from assay.model.weights import Weights
 from assay.run.directory import Run, Verifiers
 from assay.training.evaluate import Judge, Judging
 from assay.types import Group, Problem, Verdict
@@ -70,6 +70,11 @@ class RunGenerator:
         """Whether its log-probabilities are the learner's."""
         return self.generator.exact
 
+    @property
+    def gives_model_logprobs(self) -> bool:
+        """As the generator itself."""
+        return self.generator.gives_model_logprobs
+
     def generate(
         self,
         problems: Sequence[Problem],
@@ -95,10 +100,10 @@ class RunGenerator:
         """Pass it on."""
         self.generator.sleep()
 
-    def load_policy(self, policy: Any, version: int | None = None) -> None:
-        """Pass the policy on."""
+    def load_policy(self, weights: Weights) -> None:
+        """Pass the weights on."""
         with self._run.phase("load_policy"):
-            self.generator.load_policy(policy, version)
+            self.generator.load_policy(weights)
 
 
 class RunVerifiers:

@@ -36,7 +36,7 @@ def train_step(loop: Loop) -> None:
     batch = loop.learner.score(groups, verdicts, temperature)
     advantages = compute_advantages(batch, loop.learner.algorithm)
     update = loop.learner.update(batch, advantages)
-    loop.generator.load_policy(loop.learner.policy, update.policy_version)
+    loop.generator.load_policy(loop.learner.weights())
     loop.run.finish_step(update)
     loop.guard.check(loop.run)
 

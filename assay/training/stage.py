@@ -129,7 +129,7 @@ def attach_sampling(
     run.event("self_test", verifiers=[one.as_dict() for one in tested])
     for warning in bench.verifiers.warnings():
         run.note(f"warning: {warning}")
-    bench.generator.load_policy(learner.policy, learner.policy_version)
+    bench.generator.load_policy(learner.weights())
     judge = judge or bench.verifiers
     verifiers = RunVerifiers(judge, run, judge.describe)
     return Sampling(curriculum, RunGenerator(bench.generator, run), verifiers)

@@ -17,6 +17,7 @@ from assay.config import EngineConfig, SamplingConfig
 from assay.errors import DataError, ModelError, OutOfMemory
 from assay.generate.engine import EngineStats
 from assay.generate.sampler import truncate
+from assay.model.weights import Weights
 from assay.testing import tiny_model
 from assay.types import Group, Problem
 
@@ -202,7 +203,7 @@ def test_the_live_weights_are_used_and_can_be_trained_between_calls() -> None:
         loss.backward()
         assert all(parameter.grad is not None for parameter in model.parameters())
         optimizer.step()
-        engine.load_policy(model, version=5)
+        engine.load_policy(Weights.of(model, 5))
         (group,) = engine.generate(problems, GREEDY, 1)
         after = group.completions[0]
         assert after.policy_version == 5
@@ -236,14 +237,15 @@ def test_a_model_cast_in_place_is_noticed() -> None:
     assert bits_of(group.completions[0]) == bits_of(expected.completions[0])
 
 
-def test_another_policy_can_be_loaded() -> None:
-    engine = engine_of(tiny_model(seed=1))
-    engine.load_policy(tiny_model(family="gpt2"))
-    assert engine.policy_version == 1
-    assert engine.path == "module"
+def test_weights_of_another_module_are_copied() -> None:
+    other = tiny_model(seed=1)
+    engine = engine_of(tiny_model())
+    list(engine.generate([problem_of(12)], GREEDY, 1))
+    engine.load_policy(Weights.of(other, 3).sealed())
     (found,) = engine.generate([problem_of(12)], GREEDY, 1)
-    (expected,) = engine_of(tiny_model(family="gpt2")).generate([problem_of(12)], GREEDY, 1)
-    assert bits_of(found.completions[0])[0] == bits_of(expected.completions[0])[0]
+    (expected,) = engine_of(other).generate([problem_of(12)], GREEDY, 1)
+    assert engine.policy_version == 3
+    assert bits_of(found.completions[0]) == bits_of(expected.completions[0])
 
 
 def test_whoever_takes_a_group_has_gradients() -> None:

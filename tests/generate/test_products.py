@@ -13,6 +13,7 @@ from assay.generate.forward import choose_forward
 from assay.generate.lean import LeanForward
 from assay.generate.products import Live, Packed, Products, can_pack
 from assay.model.family import NotLean
+from assay.model.weights import Weights
 from assay.testing import tiny_model
 
 needs_packing = pytest.mark.skipif(
@@ -65,7 +66,7 @@ def test_weights_updated_in_place_are_packed_again() -> None:
     with torch.no_grad():
         for parameter, new in zip(model.parameters(), other.parameters(), strict=True):
             parameter.copy_(new)
-    engine.load_policy(model)
+    engine.load_policy(Weights.of(model, 1))
     (found,) = engine.generate([problem_of(12)], GREEDY, 1)
     (expected,) = engine_of(other).generate([problem_of(12)], GREEDY, 1)
     assert bits_of(found.completions[0]) == bits_of(expected.completions[0])

@@ -95,6 +95,7 @@ def make_batch_of(groups: Sequence[Sequence[int]], world: World) -> Batch:
         sampled_T=torch.ones(len(tokens_T), dtype=torch.bool),
         think_T=torch.zeros(len(tokens_T), dtype=torch.bool),
         behavior_logprobs_T=zeros_T,
+        versions_T=torch.zeros(len(tokens_T), dtype=torch.int64),
         group_R=torch.tensor([n for n, group in enumerate(groups) for _ in group]),
         length_R=length_R,
         rewards_R=torch.tensor([nan if r is None else r for r in rewards], dtype=torch.float64),

@@ -16,7 +16,7 @@ from run_fakes import FakeBatch, make_problem, make_rollouts, make_update
 
 from assay.run import rollout_log
 from assay.run.rollout_log import RolloutLog, read_columns
-from assay.run.rollout_schema import SCHEMA
+from assay.run.rollout_schema import ADDED_IN, SCHEMA
 from assay.types import Completion, Group, Problem, Prompt, Verdict
 
 SAMPLING = {"temperature": 1.0, "top_k": None}
@@ -24,9 +24,12 @@ HASHES = {"math@1": "abc"}
 
 
 def assert_same_completion(one: Completion, other: Completion) -> None:
-    arrays = ("tokens", "sampled", "behavior_logprobs", "model_logprobs")
+    arrays = ("tokens", "sampled", "behavior_logprobs", "model_logprobs", "token_versions")
     for name in arrays:
         left, right = getattr(one, name), getattr(other, name)
+        if left is None or right is None:
+            assert left is right is None, name
+            continue
         assert left.dtype == right.dtype and left.tobytes() == right.tobytes(), name
     rest = ("id", "text", "finish_reason", "policy_version", "num_think_tokens", "think")
     for name in rest:
@@ -205,16 +208,29 @@ def test_an_older_shard_is_read_and_a_newer_one_is_not(
     log.record(3, groups, verdicts, SAMPLING, HASHES, {"draws": 2})
     data = log.path(3).read_bytes()
     pq.write_table(pq.read_table(_copy(log, data)).drop_columns(["judge_seconds"]), log.path(3))
-    monkeypatch.setattr(rollout_log, "SCHEMA_VERSION", 2)
-    monkeypatch.setattr(rollout_log, "ADDED_IN", {"judge_seconds": 2})
+    monkeypatch.setattr(rollout_log, "SCHEMA_VERSION", 3)
+    monkeypatch.setattr(rollout_log, "ADDED_IN", {**ADDED_IN, "judge_seconds": 3})
     found = log.read(3, problem_of)
     assert found is not None and found.facts == {"draws": 2}
     assert found.verdicts == [tuple(replace(v, seconds=0.0) for v in one) for one in verdicts]
     assert read_columns(log.path(3), ["judge_seconds", "text"])[0]["judge_seconds"] is None
     log.record(3, groups, verdicts, SAMPLING, HASHES, {})
     assert log.read(3) is not None
-    monkeypatch.setattr(rollout_log, "SCHEMA_VERSION", 1)
+    monkeypatch.setattr(rollout_log, "SCHEMA_VERSION", 2)
     assert log.read(3) is None
+
+
+def test_a_shard_of_the_first_version_has_no_turns(log: RolloutLog) -> None:
+    groups, verdicts = make_rollouts(2)
+    log.record(3, groups, verdicts, SAMPLING, HASHES, {})
+    table = pq.read_table(_copy(log, log.path(3).read_bytes()))
+    about = {**table.schema.metadata, b"assay.version": b"1"}
+    first = table.drop_columns(["token_versions", "turn_ends"])
+    pq.write_table(first.replace_schema_metadata(about), log.path(3))
+    found = log.read(3, problem_of)
+    assert found is not None
+    assert_same_group(found.groups[0], groups[0])
+    assert {one.num_turns for group in found.groups for one in group.completions} == {1}
 
 
 def _copy(log: RolloutLog, data: bytes) -> Path:

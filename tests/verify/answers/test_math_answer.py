@@ -159,9 +159,8 @@ def test_a_truncated_completion_needs_a_marked_answer() -> None:
         text,
         whole.tokens,
         whole.behavior_logprobs,
-        whole.model_logprobs,
         whole.sampled,
-        "length",
+        finish_reason="length",
     )
     assert judge_math(problem, whole).value == 1.0
     assert judge_math(problem, cut).value == 0.0

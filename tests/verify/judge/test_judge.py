@@ -171,7 +171,7 @@ def test_an_empty_answer_fails_without_a_request() -> None:
 def test_a_truncated_completion_is_said_to_be_cut() -> None:
     whole = Completion.from_text("The answer is Par", think=FREE)
     cut = Completion(
-        whole.id, whole.text, whole.tokens, whole.behavior_logprobs, whole.model_logprobs,
+        whole.id, whole.text, whole.tokens, whole.behavior_logprobs,
         whole.sampled, finish_reason="length", think=FREE,
     )  # fmt: skip
     with JudgeServer(obedient) as server:
