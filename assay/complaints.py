@@ -1,4 +1,4 @@
-"""Words for what is wrong with a configuration: its line, what was found, what is accepted, the remedy.
+"""Words for what is wrong with a configuration: its line, what was found and is accepted.
 
 `complain` makes one line of one pydantic error; `type_words` says in words what a field accepts
 (the reference page uses it too).
@@ -128,7 +128,7 @@ def _complain_about_whole(
 def at_its_line(
     text: str, where: str, lines: Mapping[str, int], overridden: Collection[str]
 ) -> str:
-    """Return an error's text with the place of the key that it begins with; as it is where that stands nowhere."""
+    """Return an error's text with the place of the key that it begins with, if it has one."""
     key = re.match(r"[a-z_]+(?:\.\w+)+", text)
     if key is None or not (key[0] in overridden or key[0] in lines):
         return text

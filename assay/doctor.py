@@ -28,6 +28,17 @@ LITTLE_MEMORY_GIB = 4
 LITTLE_DISK_GIB = 5
 DISTRIBUTION = "assay-rl"
 WORKER_DEADLINE = 30.0
+EXTRAS = {
+    "lora": "low-rank adapters (model.lora)",
+    "hub": "problems from the Hugging Face hub (hf:)",
+    "bnb": "8-bit AdamW (optimizer.name)",
+    "gguf": "models in GGUF files",
+    "judge": "judges at an endpoint (the verifier judge)",
+    "language": "language identification (the verifiers instructions and language)",
+    "logic": "formal logic (the verifiers boolean_equivalence and entailment)",
+    "schema": "JSON schemas (the verifier json_schema)",
+}
+"""What each extra is for; that of our own developers is left out."""
 REINSTALL = "reinstall torch and transformers in the versions of constraints.txt"
 
 
@@ -48,8 +59,7 @@ def diagnose(directory: Path | str = "runs") -> list[Finding]:
     """
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
         _check_python,
-        _check_dependencies,
-        _check_extras,
+        _check_packages,
         _check_processor,
         _check_cuda,
         _check_memory,
@@ -104,20 +114,19 @@ def _check_python() -> Iterator[Finding]:
     yield Finding("python", "ok" if is_new else "broken", found, remedy)
 
 
-def _check_dependencies() -> Iterator[Finding]:
-    """Each core dependency: installed, in the accepted range, and importable."""
+def _check_packages() -> Iterator[Finding]:
+    """Each core dependency: installed, in the accepted range, and importable; then the extras."""
     from packaging.requirements import Requirement
 
     try:
-        lines = requires(DISTRIBUTION) or []
+        known = [Requirement(line) for line in requires(DISTRIBUTION) or []]
     except PackageNotFoundError:
         remedy = "run  pip install -e .  in the checkout"
         yield Finding("assay", "broken", "its package metadata is not installed", remedy)
         return
     yield Finding("assay", "ok", f"{version(DISTRIBUTION)} at {Path(__file__).parent}")
-    for wanted in map(Requirement, lines):
-        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
-            continue
+    core = [one for one in known if one.marker is None or one.marker.evaluate({"extra": ""})]
+    for wanted in core:
         accepted = f"{wanted.name}{wanted.specifier}"
         remedy = f'run  pip install "{accepted}"'
         try:
@@ -132,31 +141,9 @@ def _check_dependencies() -> Iterator[Finding]:
             fits = wanted.specifier.contains(installed, prereleases=True)
             found = installed if fits else f"{installed}; accepted: {accepted}"
             yield Finding(wanted.name, "ok" if fits else "broken", found, "" if fits else remedy)
-
-
-def _check_extras() -> Iterator[Finding]:
-    """Optional packages, by the extra that installs them; those of our own developers are left out."""
-    from packaging.requirements import Requirement
-
-    try:
-        lines = requires(DISTRIBUTION) or []
-    except PackageNotFoundError:
-        return
-    purposes = {
-        "lora": "low-rank adapters (model.lora)",
-        "hub": "problems from the Hugging Face hub (hf:)",
-        "bnb": "8-bit AdamW (optimizer.name)",
-        "gguf": "models in GGUF files",
-        "judge": "judges at an endpoint (the verifier judge)",
-        "language": "language identification (the verifiers instructions and language)",
-        "logic": "formal logic (the verifiers boolean_equivalence and entailment)",
-        "schema": "JSON schemas (the verifier json_schema)",
-    }
-    for extra, purpose in purposes.items():
-        for wanted in map(Requirement, lines):
-            if wanted.marker is None or not wanted.marker.evaluate({"extra": extra}):
-                continue
-            if wanted.marker.evaluate({"extra": ""}):
+    for extra, purpose in EXTRAS.items():
+        for wanted in known:
+            if wanted in core or not (wanted.marker and wanted.marker.evaluate({"extra": extra})):
                 continue
             try:
                 yield Finding(f"extra {extra}", "ok", f"{wanted.name} {version(wanted.name)}")
@@ -304,7 +291,7 @@ def _check_isolation() -> Iterator[Finding]:
 
 
 def _check_learning() -> Iterator[Finding]:
-    """A tiny model learns on each device, and prompts shared by a group give what separate ones give."""
+    """A tiny model learns on each device; a group's shared prompt gives what separate ones give."""
     torch = _torch()
     if torch is None:
         return

@@ -1,13 +1,13 @@
 """Every error that Assay raises on purpose, and the exit code that each one ends a command with.
 
     AssayError                      exit 1
-    |-- UserError                   exit 2  the input is wrong; the message names where, what, accepted, remedy
+    |-- UserError                   exit 2  the input is wrong; the message says what to do
     |   |-- ConfigError (ValueError)        a configuration file or an override
     |   |-- DataError (ValueError)          a row, a file of rows, or two sets that overlap
     |   |-- ModelError (ValueError)         a model or tokenizer that cannot be used as asked
     |   |-- RunError (ValueError)           a run directory that cannot be created, resumed or read
-    |   |-- VerifierError (ValueError)      a verifier expression, a spec that it cannot use, or one that always fails
-    |   `-- MissingExtra (ImportError)      an optional package; the message names the install command
+    |   |-- VerifierError (ValueError)      a verifier expression, a spec, or a verifier that fails
+    |   `-- MissingExtra (ImportError)      an optional package; the message says how to install it
     |-- OutOfMemory (MemoryError)   exit 1  the message names the setting to lower
     |-- DiskFull (OSError)          exit 1  the last checkpoint is still usable
     |-- WorkerDied (RuntimeError)   exit 1  a worker process that could not be restarted
@@ -51,7 +51,7 @@ class RunError(UserError, ValueError):
 
 
 class VerifierError(UserError, ValueError):
-    """A verifier expression is wrong, a problem's spec cannot be used, or a verifier fails on everything."""
+    """A verifier expression or a problem's spec is wrong, or a verifier fails on everything."""
 
 
 class MissingExtra(UserError, ImportError):

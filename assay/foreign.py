@@ -1,6 +1,6 @@
 """Python that users name, as ``package.module:object``: imported in one way, whatever it does.
 
-A module may raise, exit or hang: each is told in one line, and never ends the process without a word.
+A module may raise, exit or hang: each is told in one line, and never ends the process unsaid.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ FAILURES = (Exception, SystemExit)
 def import_object(name: str, where: str, error: type[AssayError]) -> Any:
     """Return the object that ``package.module:object`` names; raises ``error`` in one line.
 
-    where: of the name, as ``guard.rules my_rules:stop``. The working directory is searched last, as `python -m`
-    searches it first, so that a file beside the configuration is found and none can shadow an
+    where: of the name, as ``guard.rules my_rules:stop``. The working directory is searched last, while
+    `python -m` searches it first: a file beside the configuration is found, and none can shadow an
     installed package.
     """
     if not OBJECT_NAME.fullmatch(name):

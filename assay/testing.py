@@ -23,7 +23,7 @@ CHAT_TEMPLATE = (
 
 
 def byte_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
-    """Return a tokenizer whose token ids are UTF-8 bytes; 256 is ``<|bos|>``, 257 ``<|eos|>``, 258 ``<|pad|>``."""
+    """Return a tokenizer of UTF-8 bytes; 256 is ``<|bos|>``, 257 ``<|eos|>``, 258 ``<|pad|>``."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -39,7 +39,7 @@ def byte_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
 
 
 def _byte_letters() -> list[str]:
-    """Return the letter that byte-level tokenizers write for each byte: itself where it is visible."""
+    """Return the letter that byte-level tokenizers write for each byte: itself if visible."""
     visible = {*range(33, 127), *range(161, 173), *range(174, 256)}
     hidden = [byte for byte in range(256) if byte not in visible]
     return [chr(byte if byte in visible else 256 + hidden.index(byte)) for byte in range(256)]
@@ -54,7 +54,7 @@ def tiny_model(
     family: str = "llama",
     eos_token_id: int | None = 257,
 ) -> PreTrainedModel:
-    """Return a freshly initialized decoder (``llama``, ``qwen2``, ``qwen3`` or ``gpt2``) in float32, in eval mode."""
+    """Return a fresh float32 decoder (``llama``, ``qwen2``, ``qwen3`` or ``gpt2``) in eval mode."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -1,7 +1,7 @@
 """Where a completion's answer stands: outside think blocks, however a model spells their tags.
 
 One meaning for all who ask: functions of users (`Completion.answer_text`), built-in verifiers, the
-tokens of the think block, the report. A block is what the model wrote as one, in every mode, `off` included:
+tokens of the think block, the report. A block is what the model wrote as one, in every mode:
 
 - tags count in any case, with spaces, and in the spellings that models are known for
   (``<thinking>``, ``[THINK]``, ``◁think▷``, ``<scratchpad>``), beside the configured ones;
@@ -25,9 +25,12 @@ _HINTS = ("<", "◁", "[THINK]", "[/THINK]", "&lt;")
 def _think_tag(open_tag: str, close_tag: str) -> re.Pattern[str]:
     """Return what finds the tags of a think block, in any case and with spaces."""
     name = re.escape(open_tag.strip("<> \t"))
+    gap = r"\s{0,8}"
     return re.compile(
-        rf"(?:<|&lt;)\s{{0,8}}(?P<close>/?)\s{{0,8}}(?:{_THINK_NAMES}|{name}|(?P<other>{_OTHER_NAMES}))\s{{0,8}}/?\s{{0,8}}(?:>|&gt;)"
-        rf"|(?:◁\s{{0,8}}|\[(?=/?(?-i:THINK)\]))(?P<slash>/?)\s{{0,8}}think\s{{0,8}}[▷\]]|<\|begin_of_thought\|>"
+        rf"(?:<|&lt;){gap}(?P<close>/?){gap}(?:{_THINK_NAMES}|{name}|(?P<other>{_OTHER_NAMES}))"
+        rf"{gap}/?{gap}(?:>|&gt;)"
+        rf"|(?:◁{gap}|\[(?=/?(?-i:THINK)\]))(?P<slash>/?){gap}think{gap}[▷\]]"
+        r"|<\|begin_of_thought\|>"
         rf"|{re.escape(open_tag)}|(?P<end>{re.escape(close_tag)}|<\|end_of_thought\|>)",
         re.IGNORECASE,
     )
@@ -72,7 +75,7 @@ def answer_span(
 def _shown(
     text: str, begin: int, end: int, before: tuple[int, int] | None
 ) -> tuple[int, int] | None:
-    """Return the span of a text outside every block; the one before where there is nothing to see."""
+    """Return the span of a text outside every block; the one before where nothing is there."""
     return (begin, end) if text[begin:end].strip() else before
 
 

@@ -56,7 +56,7 @@ def apply_override(tree: dict[str, Any], override: str, holds_text: Callable[[st
 
 
 def _override_value(text: str, is_text: bool) -> Any:
-    """Read an override's value as TOML where it is TOML; ``True`` and ``False`` as Python has them."""
+    """Read an override's value as TOML, or as Python's ``True`` and ``False``, or as text."""
     for candidate in (text, text.lower()) if text in ("True", "False") else (text,):
         try:
             read = tomllib.loads(f"value = {candidate}")
@@ -77,7 +77,7 @@ def plain_tables(value: Any) -> dict[str, dict[str, Any]]:
 
 
 def point_lists(value: Any) -> dict[str, tuple[tuple[int, float], ...]]:
-    """Return a table of lists of [whole number, number], the first of each rising; raises ValueError."""
+    """Return a table of lists of [whole number, number], rising; raises ValueError."""
     accepted = "a list of [policy_version, multiplier], versions rising, as [[0, 0.0], [400, 1.0]]"
     return {
         name: point_list(listed, accepted, name)
