@@ -29,9 +29,9 @@ FAILURES = (Exception, SystemExit)
 def import_object(name: str, where: str, error: type[AssayError]) -> Any:
     """Return the object that ``package.module:object`` names; raises ``error`` in one line.
 
-    where: of the name, as ``guard.rules my_rules:stop``. The working directory is searched last, while
-    `python -m` searches it first: a file beside the configuration is found, and none can shadow an
-    installed package.
+    where: of the name, as ``guard.rules my_rules:stop``. The working directory is searched last,
+    while `python -m` searches it first: a file beside the configuration is found, and none can
+    shadow an installed package.
     """
     if not OBJECT_NAME.fullmatch(name):
         raise error(message(where, repr(name), ACCEPTED))

@@ -97,14 +97,14 @@ def save_tiny_model(folder: Path | str, chat_template: str | None = None, **size
 
 
 class Given(str):
-    """A piece of a scripted completion that the policy did not choose, as a tool's answer; it begins a turn."""
+    """A piece that the policy did not choose, as a tool's answer; it begins a turn."""
 
 
 class ScriptedGenerator:
     """A generator whose completions are given: ``script(problem, sibling)`` returns the text.
 
-    Or its pieces, of which some are `Given`. Log-probabilities are constant; tokens are the text's bytes, as in `byte_tokenizer`. It meets
-    the generator protocol.
+    Or its pieces, of which some are `Given`. Log-probabilities are constant; tokens are the text's
+    bytes, as in `byte_tokenizer`. It meets the generator protocol.
     """
 
     exact = False

@@ -112,15 +112,15 @@ class Prompt:
 class Completion:
     """A chain of sampled and given tokens, in any order, with what is known of its sampling.
 
-    tokens [L]: the end-of-sequence token included. sampled [L]: False where the policy did not choose
-    the token (it is context only: never in a loss, a ratio or a KL). behavior_logprobs [L]: of the
-    distribution that was sampled from (temperature and truncation included). model_logprobs [L]: of the
-    untempered model; None where the generator does not give them. num_think_tokens: how many leading
-    tokens belong to the think block. id: ``problem#draw/sibling``.
+    tokens [L]: the end-of-sequence token included. sampled [L]: False where the policy did not
+    choose the token (it is context only: never in a loss, a ratio or a KL). behavior_logprobs [L]:
+    of the distribution that was sampled from (temperature and truncation included). model_logprobs
+    [L]: of the untempered model; None where the generator does not give them. num_think_tokens: how
+    many leading tokens belong to the think block. id: ``problem#draw/sibling``.
 
-    policy_version: the oldest of those that its tokens were sampled under; token_versions [L]: that of each
-    token, None where all are the same. turn_ends: the index behind the last token of each turn, where
-    there are several: a turn is what was given to the policy and what it then said.
+    policy_version: the oldest of those that its tokens were sampled under; token_versions [L]: that
+    of each token, None where all are the same. turn_ends: the index behind the last token of each
+    turn, where there are several: a turn is what was given to the policy and what it then said.
     """
 
     id: str
@@ -167,7 +167,7 @@ class Completion:
 
     @property
     def answer_text(self) -> str:
-        """The text outside think blocks: all that a verifier of answers may read (`assay.think`)."""
+        """The text outside think blocks: all that a verifier of answers may read."""
         return self.think.split(self.text)[1]
 
 

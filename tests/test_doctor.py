@@ -55,8 +55,8 @@ def test_a_dependency_out_of_range_is_broken(
     requirement: str, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "requires", lambda _: [requirement, 'peft ; extra == "lora"'])
-    findings = list(doctor._check_dependencies())
-    assert [finding.status for finding in findings] == ["ok", "broken"]
+    findings = list(doctor._check_packages())
+    assert [finding.status for finding in findings] == ["ok", "broken", "ok"]
     assert findings[1].found.endswith(found)
     assert findings[1].remedy == f'run  pip install "{requirement}"'
 
@@ -68,22 +68,21 @@ def test_a_dependency_that_does_not_import_is_broken(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(doctor, "requires", lambda _: ["tabulate-broken"])
     monkeypatch.setattr(doctor, "version", lambda _: "1.0")
-    finding = list(doctor._check_dependencies())[-1]
+    finding = list(doctor._check_packages())[-1]
     assert finding.status == "broken"
     assert finding.found == "cannot be imported: OSError: libgomp.so.1 is missing"
 
 
 def test_a_checkout_that_is_not_installed_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "DISTRIBUTION", "no-such-distribution")
-    [finding] = doctor._check_dependencies()
+    [finding] = doctor._check_packages()
     assert (finding.status, "pip install -e ." in finding.remedy) == ("broken", True)
-    assert list(doctor._check_extras()) == []
 
 
 def test_an_absent_extra_is_a_note_with_its_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = ['no-such-package>=1 ; extra == "lora"', "numpy"]
     monkeypatch.setattr(doctor, "requires", lambda _: lines)
-    [finding] = doctor._check_extras()
+    *_, finding = doctor._check_packages()
     assert finding.status == "note"
     assert finding.remedy.endswith('pip install "assay-rl[lora]"')
 

@@ -113,7 +113,7 @@ class PromptRenderer:
 
     @cached_property
     def end_id(self) -> int | None:
-        """The token that ends a completion: the chat template's end of turn, else EOS, else None."""
+        """The token that ends a completion: the chat template's end of turn, else EOS or None."""
         own = end_of_turn(self.tokenizer) if self.template == "chat" else None
         eos: Any = self.tokenizer.eos_token_id
         return eos if own is None else own
@@ -261,7 +261,7 @@ def keep_fitting(problems: ProblemSet, renderer: PromptRenderer, on_bad_row: str
 
 
 def end_of_turn(tokenizer: Any) -> int | None:
-    """Return the special token that a chat template writes behind a reply; None if there is none."""
+    """Return the special token that a chat template writes behind a reply, if there is one."""
     if not tokenizer.chat_template:
         return None
     turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _MARK}]

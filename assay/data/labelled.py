@@ -80,8 +80,8 @@ def load_outcomes(
 ) -> RowSet[Outcome]:
     """Open sources of labelled completions and check every row, as `load_problems` does.
 
-    A row has a prompt and a ``completion``, or ``messages`` that the assistant ends. Its ``label`` (or
-    ``correct``, or ``score``) is true, false, or the probability that it is right.
+    A row has a prompt and a ``completion``, or ``messages`` that the assistant ends. Its ``label``
+    (or ``correct``, or ``score``) is true, false, or the probability that it is right.
     """
     return load_rows(
         "labelled completions", read_outcome, sources, on_bad_row=on_bad_row, limit=limit

@@ -57,8 +57,8 @@ def load_preferences(
 
     A pair is ``chosen`` and ``rejected``, both text or both chat messages. Their ``prompt`` (or
     ``question`` or ``problem``) stands beside them, or is the beginning that both chats share. A
-    labelled completion is ``messages`` that the assistant ends, or a prompt and a ``completion``, with
-    a ``label``, true or false. Text that is a transcript (``Human: ...``, blank line,
+    labelled completion is ``messages`` that the assistant ends, or a prompt and a ``completion``,
+    with a ``label``, true or false. Text that is a transcript (``Human: ...``, blank line,
     ``Assistant: ...``) is read as the chat that it is.
     """
     return load_rows("preferences", read_preference, sources, on_bad_row=on_bad_row, limit=limit)
@@ -187,7 +187,8 @@ def _checked_prompt(prompt: Any, where: str) -> Text:
 def as_turns(text: str) -> Turns | None:
     """Return the chat that a transcript is; None for other text.
 
-    A transcript is ``Human: ...``, blank line, ``Assistant: ...``. A last ``Assistant:`` with nothing behind it, which asks for a completion, is no turn.
+    A transcript is ``Human: ...``, blank line, ``Assistant: ...``. A last ``Assistant:`` with
+    nothing behind it, which asks for a completion, is no turn.
     """
     text = text.strip()
     if not text.startswith("Human:"):

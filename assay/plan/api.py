@@ -1,4 +1,4 @@
-"""What the command and notebooks call: facts in; a recommendation, its pilot, memory and time out."""
+"""What the command and notebooks call: from facts to a recommendation, pilot, memory and time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ PILOT_FILE = "pilot.toml"
 class Plan:
     """A recommendation, the pilot that tries it, and what the configured run takes.
 
-    measured: a `Measured`, or None. files: what was written. chosen: what the configuration says now.
+    measured: a `Measured`, or None. files: what was written. chosen: what the configuration says
+    now.
     """
 
     decision: Decision

@@ -47,7 +47,7 @@ def facts_of_config(config: TrainConfig) -> Facts:
 
 
 def reward_of(expression: str) -> tuple[Reward, bool, bool]:
-    """Return an expression's source of reward, whether steps are judged, and whether it is shaped."""
+    """Return an expression's source of reward, whether steps are judged and it is shaped."""
     terms = parse_expression(expression)
     names = [name.partition("@")[0] for name in terms[0].names]
     found: list[Reward] = [OF_VERIFIER.get(name, "answer") for name in names]

@@ -35,7 +35,7 @@ KL_OF_A_TOKEN = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A method with what decided for or against it. rule: the rule's name, of the recommended one."""
+    """A method, and what decided for or against it. rule: of the recommended one, its name."""
 
     name: str
     because: str
@@ -59,7 +59,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do, what to set along with it, and why nothing else. facts: what it was decided by."""
+    """What to do, what to set along with it, and why nothing else; decided by ``facts``."""
 
     facts: Facts
     recommended: Finding
@@ -85,10 +85,10 @@ class Decision:
 
 
 def decide(facts: Facts) -> Decision:
-    """Return the recommendation of the first rule that holds, and an objection to every other method.
+    """Return the recommendation of the first rule that holds, and what speaks against the others.
 
-    Where something must come first, that is what speaks against a method that has no objection of its
-    own but its last.
+    Where something must come first, that is what speaks against a method that has no objection of
+    its own but its last.
     """
     known = known_of(facts)
     figures = figures_of(known)

@@ -33,16 +33,16 @@ SHARES |= {"reward_accuracy", "label_noise", "truncated"}
 class Facts:
     """What a method is chosen by; None: not known. Shares and rates are in 0..1.
 
-    reward: where it comes from. pass_at_k: of ``num_samples`` completions a problem. passes: of each
-    measured problem, how many completions were judged and how many passed. attacks, attacks_accepted:
-    of the red team. false_accepts, false_rejects: shares of labelled wrong and right answers.
-    reward_accuracy: how often a judge or a reward model agrees with people. label_noise: share of
-    preferences that are the wrong way round. step_labels: steps can be judged. shaped: the reward has
-    parts beside correctness. length_spread: standard deviation of completion lengths over their mean.
-    updates_per_batch: optimizer steps on one batch. policy_age: policy versions that a completion may
-    be old. generator_differs: another program samples (vLLM). keep_close: abilities of the start must
-    be kept. base_mib: estimated peak without reference or critic; reference_mib and critic_mib: what
-    each adds.
+    reward: where it comes from. pass_at_k: of ``num_samples`` completions a problem. passes: of
+    each measured problem, how many completions were judged and how many passed. attacks,
+    attacks_accepted: of the red team. false_accepts, false_rejects: shares of labelled wrong and
+    right answers. reward_accuracy: how often a judge or a reward model agrees with people.
+    label_noise: share of preferences that are the wrong way round. step_labels: steps can be
+    judged. shaped: the reward has parts beside correctness. length_spread: standard deviation of
+    completion lengths over their mean. updates_per_batch: optimizer steps on one batch. policy_age:
+    policy versions that a completion may be old. generator_differs: another program samples (vLLM).
+    keep_close: abilities of the start must be kept. base_mib: estimated peak without reference or
+    critic; reference_mib and critic_mib: what each adds.
 
     Raises ConfigError for a value out of its range.
     """
@@ -117,10 +117,10 @@ class Facts:
     def mixed_share(self, size: int) -> float | None:
         """Return the expected share of groups in which some siblings pass and some fail.
 
-        None: not known. Of problem i with pass rate p_i it is 1 - p_i^G - (1 - p_i)^G, averaged over
-        problems. With c of n judged completions passed and G <= n the unbiased estimate is
-        1 - (C(c, G) + C(n-c, G)) / C(n, G), as of pass@k (Chen et al. 2021, eq. 1); beyond n, p_i is
-        (c + 1/2) / (n + 1). Where only the mean pass rate is known it stands for all p_i, which bounds
+        None: not known. Of problem i with pass rate p_i it is 1 - p_i^G - (1 - p_i)^G, averaged
+        over problems. With c of n judged completions passed and G <= n the unbiased estimate is 1 -
+        (C(c, G) + C(n-c, G)) / C(n, G), as of pass@k (Chen et al. 2021, eq. 1); beyond n, p_i is (c
+        + 1/2) / (n + 1). Where only the mean pass rate is known it stands for all p_i, which bounds
         the share from above (the function is concave).
         """
         if self.passes:

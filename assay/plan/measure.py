@@ -1,4 +1,4 @@
-"""Facts that a configuration's model, problems and verifier tell once they are opened; no training."""
+"""Facts that a configuration's model, problems and verifier tell, once they are opened."""
 
 from __future__ import annotations
 
@@ -165,8 +165,8 @@ def measure_machine(
 ) -> tuple[dict[str, Any], Measured]:
     """Return the facts of the loaded model, and what a configuration takes with it.
 
-    lengths: of sampled completions. The model learns from a few made-up completions, and is of no use
-    afterwards.
+    lengths: of sampled completions. The model learns from a few made-up completions, and is of no
+    use afterwards.
     """
     import torch
 

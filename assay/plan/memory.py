@@ -49,8 +49,8 @@ UPDATE = ("gradients", "activations", "padding", "logits", "scratch")
 class MemoryPlan:
     """Estimated memory by part, in MiB, and the setting that each part answers to.
 
-    Parts of `START`, `GENERATION` and `UPDATE` are held in that moment of a run only. workers_mib: of
-    verifiers' processes, which are counted apart.
+    Parts of `START`, `GENERATION` and `UPDATE` are held in that moment of a run only. workers_mib:
+    of verifiers' processes, which are counted apart.
     """
 
     parts: Mapping[str, float]
@@ -96,12 +96,12 @@ def plan_memory(
     libraries_mib: float | None = None,
     num_heldout: int = 0,
 ) -> MemoryPlan:
-    """Estimate the memory of ``config`` on a loaded model, by the parts that docs/planning.md lists.
+    """Estimate the memory of ``config`` on a loaded model, by the parts of docs/planning.md.
 
-    prompt_tokens: of a long prompt. has_reference: the method needs one, if ``guard.max_kl`` does not.
-    has_critic: it has one, which is taken to be of the policy's size. libraries_mib: the interpreter
-    with its libraries; None: what this process holds beside the model. num_heldout: problems of an
-    evaluation.
+    prompt_tokens: of a long prompt. has_reference: the method needs one, if ``guard.max_kl`` does
+    not. has_critic: it has one, which is taken to be of the policy's size. libraries_mib: the
+    interpreter with its libraries; None: what this process holds beside the model. num_heldout:
+    problems of an evaluation.
     """
     if libraries_mib is None:
         libraries_mib = measure_libraries(model)
@@ -224,9 +224,9 @@ def _update_parts(config: TrainConfig, model: Any, prompt_tokens: int) -> dict[s
 def kept_bytes(model: Any) -> float:
     """Return the bytes a token that a layer keeps for its backward pass.
 
-    The lean way keeps the layer's input, heads, what attention gave, the residual after it, gate and
-    up (`assay.model.lean_decoder`). What modules keep, adapters included, is measured on two short
-    passes through all layers.
+    The lean way keeps the layer's input, heads, what attention gave, the residual after it, gate
+    and up (`assay.model.lean_decoder`). What modules keep, adapters included, is measured on two
+    short passes through all layers.
     """
     try:
         layer = Decoder.of(model).layers[0]

@@ -26,8 +26,9 @@ SLACK = 2.0
 class Pilot:
     """What to do first. config: of a run, as plain values; None: no run comes first.
 
-    completions, tokens, verifier_seconds: its budgets at the most. minutes: its estimated wall time;
-    None: not known. stop: what ends it. promote: what its result must be to go on at full size.
+    completions, tokens, verifier_seconds: its budgets at the most. minutes: its estimated wall
+    time; None: not known. stop: what ends it. promote: what its result must be to go on at full
+    size.
     """
 
     config: Mapping[str, Any] | None
@@ -62,7 +63,7 @@ class Pilot:
 
 
 def propose(decision: Decision, config: TrainConfig | None = None) -> Pilot:
-    """Return the pilot of a decision. config: the user's, whose model, data and settings are kept."""
+    """Return the pilot of a decision. config: whose model, data and settings are kept."""
     facts, kind = decision.facts, KINDS[decision.name]
     if kind == "first" and decision.name != "train_reward_model":
         return _pilot(decision, None)

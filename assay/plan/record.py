@@ -43,7 +43,7 @@ def decision_text(
     learning_rate: str | None = None,
     sections: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """Return the page. chosen: what a run does, if there is one; sections: (heading, text) to add."""
+    """Return the page. chosen: what a run does; sections: (heading, text) to add."""
     best = decision.recommended
     lines = [f"{PAGE_OF}{title}", "", f"{MARK}{json.dumps(decision.facts.as_dict())} -->", ""]
     if chosen is not None:
@@ -92,9 +92,9 @@ def run_decision(
 ) -> str:
     """Return the page of a run that begins: by the facts of its plan, or by its own.
 
-    Its plan is the page beside its file that was made of this file, or of the one whose pilot it is,
-    and that is of the same reward, or recommended the stage that is run. The configuration's own
-    values stand over what was planned.
+    Its plan is the page beside its file that was made of this file, or of the one whose pilot it
+    is, and that is of the same reward, or recommended the stage that is run. The configuration's
+    own values stand over what was planned.
     """
     own = facts_of_config(config)
     facts = own = replace(own, **known_rows(config))

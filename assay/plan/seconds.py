@@ -1,8 +1,8 @@
 """Seconds of a step, from a small calibration on this machine with this model.
 
-A generation is one prompt at a time and then steps of all slots together, each of one cost. An update
-is linear in its tokens, with a part (the optimizer's) that does not grow. Two short generations and two
-small updates say both.
+A generation is one prompt at a time and then steps of all slots together, each of one cost. An
+update is linear in its tokens, with a part (the optimizer's) that does not grow. Two short
+generations and two small updates say both.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class StepSeconds:
 class Calibration:
     """What was measured, in seconds.
 
-    Of a generation: its begin, a prompt token, a step of all slots. Of an update: its fixed part, and
-    a token in it.
+    Of a generation: its begin, a prompt token, a step of all slots. Of an update: its fixed part,
+    and a token in it.
     """
 
     begin: float
@@ -85,7 +85,7 @@ def estimate_rl(
     mixed_share: float | None,
     num_slots: int,
 ) -> StepSeconds:
-    """Return the seconds of a reinforcement learning step, its decoding steps as by `decoding_steps`.
+    """Return the seconds of a step of reinforcement learning (`decoding_steps` of it).
 
     lengths: of sampled completions; empty: all of the longest. mixed_share: groups that carry
     gradient; None: all. Scoring by the reference, the old policy or a critic is part of the update.
@@ -128,7 +128,7 @@ def decoding_steps(lengths: Sequence[int], completions: int, num_slots: int) -> 
 
 
 def estimate_sft(config: TrainConfig, measured: Calibration, row_tokens: float) -> StepSeconds:
-    """Return the seconds of a supervised step. row_tokens: prompt tokens for each completion token."""
+    """Return the seconds of a supervised step. row_tokens: a completion token's prompt tokens."""
     assert config.sft is not None
     tokens = config.sft.tokens_per_step * (1 + row_tokens)
     return StepSeconds(0.0, 0.0, measured.update_fixed + tokens * measured.update_token)
@@ -223,8 +223,9 @@ def _time_update(
 ) -> tuple[float, float]:
     """Return an update's fixed seconds, and those of a token, from two small ones.
 
-    A prompt counts once a group, so that groups are of the size that will be learned from, or, where
-    that is much, of as many siblings as give `MOST_TOKENS`. The smaller update has shorter rows.
+    A prompt counts once a group, so that groups are of the size that will be learned from, or,
+    where that is much, of as many siblings as give `MOST_TOKENS`. The smaller update has shorter
+    rows.
     """
     siblings = min(group_size, max(2, MOST_TOKENS // completion_tokens))
     short = _groups(1, min(prompt_tokens, SHORT), min(completion_tokens, SHORT), siblings)

@@ -43,8 +43,8 @@ _services: weakref.WeakSet[VerifierService] = weakref.WeakSet()
 class Judging:
     """Groups on their way through the verifiers; at the context's end what is left is cancelled.
 
-    submit begins to judge a group, wait sleeps until it is judged, finish returns its verdicts, cancel
-    gives jobs up.
+    submit begins to judge a group, wait sleeps until it is judged, finish returns its verdicts,
+    cancel gives jobs up.
     """
 
     def __init__(

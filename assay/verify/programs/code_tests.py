@@ -151,8 +151,8 @@ CODE = Verifier(
     "sandbox",
     fields=FIELDS,
     accepts="the last fenced block outside the think part that is labeled as Python or not at all "
-    "(one that never closes runs to the end); without a fence the whole text where it is a program, "
-    "else its last indented block; with a prompt that is code to continue, also a function's body",
+    "(one that never closes runs to the end); without a fence the whole text where it is a program,"
+    " else its last indented block; with a prompt that is code to continue, also a function's body",
     partial_credit="spec.credit = fraction: the fraction of the tests, public and hidden, that "
     "pass",
     hidden_tests="tests may be shown in a prompt; hidden_tests never are. The score counts both, "

@@ -9,8 +9,8 @@ A process is forked from the zygote, walls itself in, and only then reads what t
 and replies are frames of typed plain data (`values`, `codec`) over a socket pair.
 
 What is believed: nothing that a process says. The submission shares its interpreter with the agent,
-so it can find the socket, the frames and the objects of the agent, and may answer in its place. That
-gains it nothing: a reply holds a returned value, which the submission chooses anyway; expected
+so it can find the socket, the frames and the objects of the agent, and may answer in its place.
+That gains it nothing: a reply holds a returned value, which the submission chooses anyway; expected
 values, later arguments and verdicts are never there; each reply names the fresh nonce of its
 request, so that none can be written ahead. The kernel's words (CPU clock, wait status, sizes of
 files) decide on limits.

@@ -54,8 +54,8 @@ class Job:
     """The parts of one group's completions as they arrive.
 
     A place is (index of a verifier, sibling). count: called with each part and its verifier's name,
-    whether it was looked up, and of a later alternative whether it accepted. cancelled: nobody waits
-    for it any more. awaited: somebody sleeps until nothing is missing.
+    whether it was looked up, and of a later alternative whether it accepted. cancelled: nobody
+    waits for it any more. awaited: somebody sleeps until nothing is missing.
     """
 
     sum: Sum

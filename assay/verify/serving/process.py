@@ -94,7 +94,7 @@ class Worker:
                 self.send(dump_request("options", options), 0)
 
     def has_room(self, size: int) -> bool:
-        """Whether a request of some bytes goes out at once, though earlier ones are not read yet."""
+        """Whether a request of some bytes goes out at once, though earlier ones are unread."""
         return size + sum(num_bytes for _, num_bytes in self._sent) <= BYTES_AHEAD
 
     def send(self, request: bytes, num_answers: int) -> None:
