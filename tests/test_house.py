@@ -70,7 +70,7 @@ BUDGETS = {
     "verify/*.py": 1250,
     "verify/answers": 3850,
     "verify/instructions": 850,
-    "verify/judge": 1900,
+    "verify/judge": 1850,
     "verify/logic": 1750,
     "verify/programs": 2290,
     "verify/redteam": 480,

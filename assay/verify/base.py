@@ -95,6 +95,13 @@ def choice(name: str, *accepted: str, accepts: str = "", from_row: bool = True) 
     return Field(name, said, default=accepted[0], check=check, from_row=from_row)
 
 
+def option(
+    name: str, accepts: str, default: Any = None, check: Callable[[Any], bool] | None = None
+) -> Field:
+    """Return a field that only the configuration may set."""
+    return Field(name, accepts, default=default, check=check, from_row=False)
+
+
 def flag(name: str, accepts: str, default: bool = False) -> Field:
     """Return a field that holds true or false."""
     return Field(name, accepts, default=default, check=lambda value: isinstance(value, bool))

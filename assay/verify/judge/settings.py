@@ -15,7 +15,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from assay.errors import VerifierError, message
-from assay.verify.base import Field
+from assay.verify.base import option
 
 URL, MODEL, KEY = "ASSAY_JUDGE_URL", "ASSAY_JUDGE_MODEL", "ASSAY_JUDGE_KEY"
 OPTIONS = "verification.options.judge"
@@ -24,6 +24,8 @@ MAX_PATIENCE = 1700.0
 NEEDS = "judge: needs httpx2: install it with  pip install 'assay-rl[judge]'"
 
 _ADDRESS = "an http or https address without user name, password or key"
+_KEYS = "a table of further keys of the request, such as reasoning_effort; not "
+_PATIENCE = f"seconds for one judgement with all its requests, to {MAX_PATIENCE:g}"
 _OURS = ("model", "messages", "stream", "response_format", "n", "tools")
 
 Check = Callable[[Any], bool]
@@ -46,6 +48,10 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
 def _are_judges(value: Any) -> bool:
     listed = cast("list[Any]", value)
     return isinstance(value, list | tuple) and all(isinstance(each, Mapping) for each in listed)
@@ -55,64 +61,29 @@ def _is_request(value: Any) -> bool:
     return isinstance(value, Mapping) and not {*_OURS} & {*cast("Mapping[str, Any]", value)}
 
 
-def _option(name: str, accepts: str, check: Check | None = None, default: Any = None) -> Field:
-    return Field(name, accepts, default=default, check=check, from_row=False)
-
-
 # What each judge of a list may say for itself; the rest is said once for all.
 JUDGE_FIELDS = (
-    _option("url", _ADDRESS),  # no check: a complaint would show a password in it
-    _option("model", "the model's name, as the endpoint knows it", _is_text),
-    _option("api_key_env", "the name of an environment variable", default=KEY),
-    _option("temperature", "a number from 0 to 2", _number(0, 2), 0.0),
-    _option("max_tokens", "a whole number from 1", _count(1, 10**7), 2048),
-    _option("price_input", "a price per million tokens", is_number, 0.0),
-    _option("price_output", "a price per million tokens", is_number, 0.0),
-    _option(
-        "request",
-        "a table of further keys of the request, such as reasoning_effort; not " + ", ".join(_OURS),
-        _is_request,
-    ),
+    option("url", _ADDRESS),  # no check: a complaint would show a password in it
+    option("model", "the model's name, as the endpoint knows it", None, _is_text),
+    option("api_key_env", "the name of an environment variable", KEY),
+    option("temperature", "a number from 0 to 2", 0.0, _number(0, 2)),
+    option("max_tokens", "a whole number from 1", 2048, _count(1, 10**7)),
+    option("price_input", "a price per million tokens", 0.0, is_number),
+    option("price_output", "a price per million tokens", 0.0, is_number),
+    option("request", _KEYS + ", ".join(_OURS), None, _is_request),
 )
 SHARED_FIELDS = (
-    _option(
-        "judges", "a list of tables, each with url, model and other keys of one judge", _are_judges
-    ),
-    _option(
-        "votes",
-        "how often each judge is asked, from 1; at temperature 0 votes hardly differ",
-        _count(1, 99),
-        1,
-    ),
-    _option("timeout", "seconds for one request", _number(0.001, MAX_PATIENCE), 120.0),
-    _option(
-        "patience",
-        f"seconds for one judgement with all its requests, to {MAX_PATIENCE:g}",
-        _number(0.001, MAX_PATIENCE),
-        300.0,
-    ),
-    _option("retries", "how often a request is tried again, from 0", _count(0, 100), 4),
-    _option(
-        "backoff",
-        "seconds before the second attempt; doubled before each further one",
-        _number(0, 3600),
-        0.5,
-    ),
-    _option("concurrency", "requests at a time, from 1", _count(1, 1024), 8),
-    _option("budget", "the most that may be spent, in the currency of the prices", is_number),
-    _option("replies", "the path of a JSON Lines file of raw replies", _is_text),
-    _option(
-        "offline",
-        "true: replies come from the file alone",
-        lambda value: isinstance(value, bool),
-        False,
-    ),
-    _option(
-        "max_chars",
-        "characters of one text that the judge is shown, from 200",
-        _count(200, 10**7),
-        24_000,
-    ),
+    option("judges", "a list of tables, each with the keys of one judge", None, _are_judges),
+    option("votes", "how often each judge is asked, from 1", 1, _count(1, 99)),
+    option("timeout", "seconds for one request", 120.0, _number(0.001, MAX_PATIENCE)),
+    option("patience", _PATIENCE, 300.0, _number(0.001, MAX_PATIENCE)),
+    option("retries", "how often a request is tried again, from 0", 4, _count(0, 100)),
+    option("backoff", "seconds before the second attempt, then doubled", 0.5, _number(0, 3600)),
+    option("concurrency", "requests at a time, from 1", 8, _count(1, 1024)),
+    option("budget", "the most to spend, in the currency of the prices", None, is_number),
+    option("replies", "the path of a JSON Lines file of raw replies", None, _is_text),
+    option("offline", "true: replies come from the file alone", False, _is_flag),
+    option("max_chars", "characters shown of one text, from 200", 24_000, _count(200, 10**7)),
 )
 
 
@@ -199,7 +170,7 @@ def read_settings(spec: Mapping[str, Any]) -> Settings:
 @lru_cache(maxsize=64)
 def _read_settings(text: str, environment: tuple[str, ...], folder: str) -> Settings:
     options: dict[str, Any] = json.loads(text)
-    shared = {field.name: _value(field, options, OPTIONS) for field in SHARED_FIELDS}
+    shared = {field.name: field.of(options, OPTIONS) for field in SHARED_FIELDS}
     listed: list[dict[str, Any]] = shared.pop("judges") or []
     judges: list[Judge] = []
     for index, table in enumerate(listed or [{}]):
@@ -220,7 +191,7 @@ def _read_settings(text: str, environment: tuple[str, ...], folder: str) -> Sett
 
 
 def _judge(options: Mapping[str, Any], where: str, environment: tuple[str, ...]) -> Judge:
-    found = {field.name: _value(field, options, where) for field in JUDGE_FIELDS}
+    found = {field.name: field.of(options, where) for field in JUDGE_FIELDS}
     for name, variable, fallback in zip(("url", "model"), (URL, MODEL), environment, strict=True):
         found[name] = found[name] or fallback
         if not found[name]:
@@ -245,15 +216,6 @@ def _judge(options: Mapping[str, Any], where: str, environment: tuple[str, ...])
         prices=(float(found["price_input"]), float(found["price_output"])),
         request=json.dumps(found["request"] or {}, sort_keys=True),
     )
-
-
-def _value(field: Field, options: Mapping[str, Any], where: str) -> Any:
-    value = options.get(field.name)
-    if value is None:
-        return field.default
-    if field.check is not None and not field.check(value):
-        raise VerifierError(message(f"{where}.{field.name}", repr(value)[:200], field.accepts))
-    return value
 
 
 def _is_url(value: Any) -> bool:

@@ -9,22 +9,17 @@ A checkpoint that Assay trained has a ``reward_model.json``, which tells how it 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 from assay.errors import RunError, VerifierError, message
 from assay.types import FACTS_FILE
-from assay.verify.base import Field, choice, one_of
+from assay.verify.base import Field, choice, one_of, option
 from assay.verify.reward_model.text import FORMATS, PLAIN, READS, TOO_LONG
 
 DTYPES = ("float32", "bfloat16")
-
-
-def option(name: str, accepts: str, default: Any, check: Callable[[Any], bool]) -> Field:
-    """Return a field that only the configuration may set."""
-    return Field(name, accepts, default=default, check=check, from_row=False)
 
 
 def is_count(value: Any) -> bool:
