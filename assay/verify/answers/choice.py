@@ -6,12 +6,14 @@ import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from string import ascii_uppercase
 from typing import Any, cast
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.answers.commitment import (
+    PHRASES,
     clipped,
     last_marks,
     object_answers,
@@ -76,6 +78,7 @@ def judge_choice(problem: Problem, completion: Completion) -> Part:
     return Part(float(set(chosen) == set(golds)), extracted=shown)
 
 
+@lru_cache(maxsize=4096)
 def plain(text: str) -> str:
     """Return a text without case, wrapping, punctuation around it and runs of white space."""
     text = _TEXT.sub(r"\1", unicodedata.normalize("NFC", unwrapped(text)))
@@ -220,7 +223,7 @@ def _commitments(text: str, start: int, options: Options) -> Iterator[tuple[int,
 
     Lazily: reading what follows a phrase is dear, and mostly the last phrase decides.
     """
-    said = phrases(text, start, "option", "answer", "language")
+    said = phrases(text, start, "option", *PHRASES, "language")
     right = (m for m in pattern("is_right").finditer(text, start) if options.has(m["label"]))
     for match in sorted((*said, *right), key=re.Match[str].span, reverse=True):
         if "label" in match.re.groupindex:

@@ -15,6 +15,7 @@ from typing import Any
 
 from assay.verify.answers.tables import opens, pattern, says
 
+PHRASES = ("answer_line", "final_answer", "answer_is")
 MAX_TEXT = 100_000  # characters at the end of a text that are looked at
 MAX_MARKS = 2000  # boxes and tags that are looked at, the last ones
 MAX_PHRASES = 100  # likewise
@@ -139,10 +140,9 @@ def marks(text: str, depth: int = 0) -> list[Mark]:
     for mark in sorted(every, key=lambda mark: mark.start)[-MAX_MARKS:]:
         if found and mark.start < found[-1].end:
             continue
-        nested = depth < MAX_NESTED and _MARK.search(mark.content)
+        nested = depth < MAX_NESTED and ("box" in mark.content or "<" in mark.content)
         inner = marks(mark.content, depth + 1) if nested else []
-        beside = "".join(text_between(mark.content, inner))
-        if not inner or says("alternatives", beside):
+        if not inner or says("alternatives", "".join(text_between(mark.content, inner))):
             found.append(mark)
             continue
         found += [
@@ -198,6 +198,8 @@ def _is_disowned(text: str, mark: Mark) -> bool:
     if says("unmeant", before) or _say_others(before.rstrip(" $\\([*:") + " "):
         return True
     after = text[mark.end : mark.end + 160]
+    if not after.strip(" .$\n"):
+        return False
     return bool(opens("disowned", after) or opens("taken_back", after))
 
 
@@ -226,18 +228,20 @@ def last_marks(text: str) -> list[Mark]:
     return last_run(text, meant(text, marks(text)))
 
 
-def phrases(text: str, start: int, *names: str, beside_box: bool = False) -> list[re.Match[str]]:
-    """Return the last phrases after ``start`` that mark an answer and that nothing denies."""
+def phrases(
+    text: str, start: int, *names: str, beside_box: bool = False
+) -> Iterator[re.Match[str]]:
+    """Yield the phrases after ``start`` that mark an answer and are not denied, the last first."""
     lettered = None
-    found: list[re.Match[str]] = []
-    for match in list(pattern(*names).finditer(text, start))[-MAX_PHRASES:]:
+    for match in reversed(list(pattern(*names).finditer(text, start))[-MAX_PHRASES:]):
         if match["letter"]:  # "A:" is the label of an option where there is a "B:"
             lettered = bool(_OTHER_LETTER.search(text)) if lettered is None else lettered
-        is_label = bool(match["letter"] and lettered)
-        explains = bool(match["heading"] and _EXPLAINS.match(text, match.end()))
-        if not is_label and not explains and not is_denied(text, match.start(), beside_box):
-            found.append(match)
-    return found
+            if lettered:
+                continue
+        if match["heading"] and _EXPLAINS.match(text, match.end()):
+            continue
+        if not is_denied(text, match.start(), beside_box):
+            yield match
 
 
 def is_denied(text: str, position: int, beside_box: bool = False) -> bool:
@@ -257,9 +261,9 @@ def last_phrase(text: str, start: int = 0) -> Mark | None:
 
     What takes an answer back ("no wait: Rome") also replaces a tag or box before ``start``.
     """
-    found = [match for match in phrases(text, start, "answer") if not _is_asked(text, match)]
-    phrase = _line_after(text, found[-1]) if found else None
-    begin = found[-1].end() if phrase else start
+    found = next((m for m in phrases(text, start, *PHRASES) if not _is_asked(text, m)), None)
+    phrase = _line_after(text, found) if found else None
+    begin = found.end() if found and phrase else start
     return (retraction(text, begin) if begin else None) or phrase
 
 

@@ -6,7 +6,6 @@ alternative, which makes it one of several parts.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from assay.verify.answers.commitment import (
     last_run,
     marks,
     meant,
+    object_answers,
     phrases,
     shown,
 )
@@ -59,21 +59,15 @@ class Commitment:
 
 
 _SPACES = re.compile(r"[ \t]{3,}|\n{3,}")
-_LEAD_IN = re.compile(
-    r"\\(?:text|mbox|textbf|mathrm)\s{0,4}\{"
-    r"(\s{0,4}(?:(?:so|thus|hence|therefore),?\s)?(?:the\s|my\s)?(?:final\s|correct\s)?(?:answer|result)s?\s{0,4}(?:is|are|:|=)?:?\s{0,4})\}",
-    re.IGNORECASE,
+_SPOKEN = re.compile(
+    r"\\(?:text|mbox|textbf|mathrm)\s{0,4}\{([^{}]*\b(?:answer|result)s?\b[^{}]*)\}", re.IGNORECASE
 )
-_SPOKEN_BOX = re.compile(r"\\(?:text|mbox|textbf|mathrm)\s*\{([^{}]*)\}")
 _SIGN = re.compile(r"(?:(?<=[=$(\s])|^)-(?:\\!|\\,)?$")
 _TAIL = re.compile(
     r"\s?\\(?:cdot|times)\s?\d[^\s$.,;)]{0,20}|\^(?!\{?\s?\\(?:circ|text))(?:\{[^{}]{0,20}\}|\d)"
     r"|\.\d{1,20}(?!\d)"
     r"|\s(?:hundred|thousand|million|billion|trillion|dozen|squared|cubed|factorial)\b",
     re.IGNORECASE,
-)
-_OBJECT = re.compile(
-    r"\{\s*\"(?:final[_ ]?)?(?:answer|result)\"\s*:[^{}\[\]]{1,200}\}", re.IGNORECASE
 )
 _QUOTED = re.compile(
     r"```\w*\n([^`]{1,300})\n?```|>\s*([^>\n]{1,300})|[\"“']([^\"“”\n]{1,300})[\"”']"
@@ -102,7 +96,7 @@ def find_answer(
     """
     truncated = truncated and not text.endswith("\n")
     text = _SPACES.sub(lambda m: m[0][:2], shown(text[-MAX_TEXT:]))
-    text = _LEAD_IN.sub(r"\1", text) if "\\" in text else text
+    text = _SPOKEN.sub(r"\1", text) if "\\" in text else text
     plain = pattern("hope").sub("", text).strip()
     hoped, text = len(plain) < len(text), plain
     if not text:
@@ -153,8 +147,6 @@ def _unique(found: Iterable[Mark]) -> tuple[str, ...]:
 
 def _inner(content: str) -> str:
     """Return the answer inside a box or tag, which may hold a phrase of its own."""
-    if (spoken := _SPOKEN_BOX.fullmatch(content)) and is_phrase(spoken[1]):
-        content = spoken[1].strip().rstrip(".")
     if len(content) > MAX_SHORT or "\n" in content or is_phrase(content):
         said = find_phrase(content, 0)
         if said is not None:
@@ -165,6 +157,8 @@ def _inner(content: str) -> str:
 def _with_second_thought(found: Commitment, rest: str, truncated: bool) -> Commitment | None:
     """Take back, replace or complete an answer by what follows: 5. No, 6; 5 (or maybe 6)."""
     rest = rest[:200]
+    if not rest.strip(" .$\n"):
+        return found
     thought = opens("beside", rest)
     if thought is None or not thought["line"]:
         if corrected := opens("corrected", rest):
@@ -211,18 +205,16 @@ def find_phrase(
     values; where one corrects or denies what is before it, the last one counts.
     """
     found = phrases(text, start, *MATH_PHRASES, beside_box=beside_box)
-    for index in range(len(found) - 1, -1, -1):
-        said = _said(text, found[index], beside_box, truncated)
+    for later in found:
+        said = _said(text, later, beside_box, truncated)
         if said is None:
             continue
-        values = list(said.values)
-        later = found[index]
-        for match in reversed(found[:index]):
+        values = said.values
+        for match in found:
             before = _said(text, match, beside_box, truncated)
             if before is None or not _are_joined(text, match, before, later):
                 break
-            values[:0] = before.values
-            later = match
+            values, later = (*before.values, *values), match
         return replace(said, values=tuple(dict.fromkeys(values)))
     return None
 
@@ -305,8 +297,8 @@ def _unmarked(text: str, fallback: Fallback, hoped: bool) -> Commitment | None:
         return None  # inside a formula, a box or a tag
     if quoted := _QUOTED.fullmatch(text):
         text = next(filter(None, quoted.groups())).strip()
-    if _OBJECT.fullmatch(text):
-        return _of_object(text)
+    if text.count('":') == 1 and "[" not in text and (values := object_answers(text)):
+        return Commitment((str(values[0]).strip(),), how="object")
     said = pattern("connective").sub("", text)
     if said and is_answer_alone(said):
         return Commitment((said,), phrase=said if said != text else "", how="whole")
@@ -318,14 +310,3 @@ def _unmarked(text: str, fallback: Fallback, hoped: bool) -> Commitment | None:
         return Commitment((last[0],), phrase=last[1], how="sentence") if last else None
     numbers = numbers_of(text) if fallback == "last_number" else []
     return Commitment((numbers[-1][2],), how="last_number") if numbers else None
-
-
-def _of_object(text: str) -> Commitment | None:
-    """Return the value of a reply that is a JSON object with an answer and nothing else."""
-    try:
-        (value,) = json.loads(text).values()
-    except ValueError:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)) or not str(value):
-        return None
-    return Commitment((str(value).strip(),), how="object")

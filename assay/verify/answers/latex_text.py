@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterator
 from functools import lru_cache
 
 from assay.verify.answers.tables import read_table
@@ -97,16 +98,19 @@ def squeeze(text: str) -> str:
     return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
 
 
-def _is_wrapped(text: str) -> bool:
-    """Whether the first bracket of a text closes at its very end."""
-    if len(text) < 2 or text[0] not in "([{" or text[-1] not in ")]}":
-        return False
+def _top(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the characters of a text that stand outside every bracket, and their positions."""
     depth = 0
     for position, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")
-        if depth == 0:
-            return position == len(text) - 1
-    return False
+        if depth <= 0:
+            yield position, character
+
+
+def _is_wrapped(text: str) -> bool:
+    """Whether the first bracket of a text closes at its very end."""
+    bracketed = len(text) > 1 and text[0] in "([{" and text[-1] in ")]}"
+    return bracketed and next(_top(text), (0, ""))[0] == len(text) - 1
 
 
 def brackets_of(text: str) -> tuple[str, str]:
@@ -123,7 +127,7 @@ _SEPARATOR = re.compile(r"\s*[,;]?\s*(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])[\s,;]
 
 def split_top(text: str, separators: str = ",;") -> list[str]:
     """Split at separators that stand outside every bracket; semicolons bind weaker than commas."""
-    if ";" in separators and _has_top(text, ";"):
+    if ";" in separators and any(found == ";" for _, found in _top(text)):
         separators = ";"
     pieces: list[str] = []
     depth = start = position = 0
@@ -148,15 +152,6 @@ def split_top(text: str, separators: str = ",;") -> list[str]:
     return [piece.strip() for piece in pieces if piece.strip()]
 
 
-def _has_top(text: str, character: str) -> bool:
-    depth = 0
-    for found in text:
-        depth += (found in "([{") - (found in ")]}")
-        if depth <= 0 and found == character:
-            return True
-    return False
-
-
 _NAME = r"(?:\\?[A-Za-z]+|\|[A-Za-z]+\|)(?:'|_\{?[\w\s:,']+\}?)*"
 _LABEL = re.compile(
     rf"^(?:\\(?:angle|triangle|overline|vec)\s*\{{?\s*)?{_NAME}\}}?"
@@ -169,17 +164,13 @@ _EQUALS = re.compile(r"(?<![<>!\\:])=|:=")
 
 def split_equals(text: str) -> list[str]:
     """Split at equals signs outside every bracket."""
-    if "=" not in text:
-        return [text]
     pieces: list[str] = []
-    depth = start = 0
-    for position, character in enumerate(text):
-        depth += (character in "([{") - (character in ")]}")
-        if depth <= 0 and character == "=" and text[position - 1 : position] not in ("<", ">", "!"):
+    start = 0
+    for position, character in _top(text) if "=" in text else ():
+        if character == "=" and text[position - 1 : position] not in ("<", ">", "!"):
             pieces.append(text[start:position].strip().removesuffix(":").strip())
             start = position + 1
-    pieces.append(text[start:].strip())
-    return pieces
+    return [*pieces, text[start:].strip() if pieces else text]
 
 
 def is_label(text: str) -> bool:

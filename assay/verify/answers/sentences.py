@@ -14,7 +14,7 @@ from assay.verify.answers.units import read_unit
 MAX_SHORT = 80
 MAX_SENTENCE = 200
 MAX_ENDING = 4000  # characters in which the last line or sentence of a reply is looked for
-MATH_PHRASES = ("result", "answer", "language")
+MATH_PHRASES = ("result", "answer_line", "final_answer", "language")
 
 DISPLAY = r"\$\$.{1,1000}?\$\$|\\\[.{1,1000}?\\\]"
 _INLINE = r"(?<![\\\d])\$(?!\s*\d[\d.,]*\s+[a-z]{2})[^$\n]{1,1000}?(?<!\\)\$|\\\(.{1,1000}?\\\)"
