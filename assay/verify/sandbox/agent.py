@@ -96,15 +96,12 @@ class Agent:
 
     def receive(self) -> Any:
         size = values.U32.unpack(self.exactly(4))[0]
-        decoder = Decoder(self.exactly(size), self.resolve)
+        data = self.exactly(size)
         self.reading = True
         try:
-            message = decoder.message()
+            return Decoder(data, self.resolve, self.fill).message()
         finally:
             self.reading = False
-        for handle in decoder.states:
-            self.fill(self.objects[handle.key], handle.state)
-        return message
 
     def exactly(self, size: int) -> bytes:
         chunks: list[bytes] = []
@@ -139,6 +136,7 @@ class Agent:
             self.keep(handle, value)
         if handle.kind == "data":
             handle.state = self.state_of(value)
+            handle.hash = None if type(value).__hash__ is object.__hash__ else hash_of(value)
         elif handle.kind == "object" and handle.origin == self.origin:
             handle.hash = hash_of(value)
         return handle
@@ -167,9 +165,10 @@ class Agent:
         state = {name: getattr(value, name) for name in slots if hasattr(value, name)}
         return state | getattr(value, "__dict__", {})
 
-    def fill(self, value: Any, state: dict[str, Any]) -> None:
-        """Give an object attributes. No method of its class is replaced."""
-        for name, each in state.items():
+    def fill(self, handle: values.Handle) -> None:
+        """Give an object the attributes that came along. No method of its class is replaced."""
+        value = self.objects[handle.key]
+        for name, each in handle.state.items():
             if not callable(getattr(type(value), name, None)):
                 object.__setattr__(value, name, each)
 

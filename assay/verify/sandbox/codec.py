@@ -57,16 +57,21 @@ class Encoder:
         self.handle_of = handle_of
         self.parts: list[bytes] = []
         self.size = self.values = 0
-        self.sent: set[tuple[int, int]] = set()  # objects whose attributes are in this message
-        self.states: list[dict[str, Any]] = []
+        self.sent: set[tuple[int, int]] = set()  # objects whose attributes go along
+        self.states: list[Handle] = []  # the same
         self.hashed = 0  # sets and keys around the value
+        self.in_state = False
 
     def message(self, value: Any) -> bytes:
-        """Return the bytes of ``value`` and of its objects' attributes. Raises Unsupported."""
+        """Return the bytes of its objects' attributes, then of ``value``. Raises Unsupported."""
         self.put(value, 0)
-        for state in self.states:  # it grows: objects have objects
-            self.put(state, 1)
-        return b"".join(self.parts)
+        if not self.states:
+            return b"".join(self.parts)
+        value_parts, self.parts, self.in_state = self.parts, [], True
+        for handle in self.states:  # it grows: objects have objects
+            self.handle(handle, 0)
+            self.put(handle.state, 1)
+        return b"".join((b"B", U32.pack(len(self.states)), *self.parts, *value_parts))
 
     def write(self, *parts: bytes) -> None:
         self.size += sum(map(len, parts))
@@ -111,13 +116,11 @@ class Encoder:
         parts = (handle.origin, handle.id, handle.hash, handle.kind, handle.names)
         self.tagged(b"H", parts, depth)
         if handle.kind == "data":
-            if self.hashed:
-                raise Unsupported(
-                    "a set, or keys, of objects of the test; lists of them can travel"
-                )
+            if self.hashed and self.in_state and handle.hash is not None:
+                raise Unsupported("objects whose attributes hold sets, or keys, of such objects")
             if handle.key not in self.sent:
                 self.sent.add(handle.key)
-                self.states.append(handle.state)
+                self.states.append(handle)
 
     def text(self, text: str) -> None:
         try:
@@ -246,23 +249,30 @@ ITERATORS = ("builtins", "itertools", "collections")  # an object with __next__ 
 class Decoder:
     """Read one message. ``stand_in(handle)`` returns what stands for an object; it may refuse.
 
-    states: handles of the message whose attributes came along.
+    ``fill(handle)`` is called for each object whose attributes came along, before the value is read.
     """
 
-    def __init__(self, data: bytes, stand_in: Callable[[Handle], Any]) -> None:
+    def __init__(
+        self,
+        data: bytes,
+        stand_in: Callable[[Handle], Any],
+        fill: Callable[[Handle], None] | None = None,
+    ) -> None:
         if len(data) > MAX_BYTES:
             raise Malformed("too many bytes")
         self.data, self.position, self.values = data, 0, 0
-        self.stand_in = stand_in
-        self.states: list[Handle] = []
+        self.stand_in, self.fill = stand_in, fill
         self.handles: dict[tuple[int, int], Handle] = {}
+        self.latest: Handle | None = None
 
     def message(self) -> Any:
         """Return the value. Raises Malformed, and nothing else."""
         try:
+            if self.data[:1] == b"B":
+                self.take(1)
+                for _ in range(self.count()):
+                    self.object()
             value = self.get(0)
-            for handle in self.states:  # it grows: objects have objects
-                handle.state = self.state()
         except Malformed:
             raise
         except Exception as error:  # bytes may be anything
@@ -271,11 +281,18 @@ class Decoder:
             raise Malformed("more bytes than the value")
         return value
 
-    def state(self) -> dict[str, Any]:
-        state = self.get(1)
-        if type(state) is not dict or not all(type(name) is str for name in cast("Any", state)):
+    def object(self) -> None:
+        """Read an object's attributes."""
+        self.latest = None
+        self.get(0)
+        handle, state = self.latest, self.get(1)
+        if handle is None or handle.kind != "data" or type(state) is not dict:
+            raise Malformed("attributes of nothing")
+        handle.state = cast("dict[str, Any]", state)
+        if not all(type(name) is str for name in handle.state):
             raise Malformed("attributes that have no names")
-        return cast("dict[str, Any]", state)
+        if self.fill is not None:
+            self.fill(handle)
 
     def charge(self, work: int) -> None:
         """Count work as so many values. Raises Malformed beyond what one message may cost."""
@@ -377,11 +394,9 @@ class Decoder:
         origin, id, hash, kind, names = parts
         if type(hash) not in (int, NoneType) or kind not in KINDS or not are_names(names):
             raise Malformed("no handle")
-        if kind == "data" and (origin, id) not in self.handles:
-            self.states.append(Handle(origin, id, kind, names, hash))
-            self.handles[origin, id] = self.states[-1]
-        found = self.handles.get((origin, id))
-        return self.stand_in(found or Handle(origin, id, kind, names, hash))
+        handle = Handle(origin, id, kind, names, hash)
+        self.latest = self.handles.setdefault(handle.key, handle)
+        return self.stand_in(self.latest)
 
 
 def weight(key: Any) -> int:

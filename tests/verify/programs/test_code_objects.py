@@ -226,10 +226,17 @@ def test_iterators_of_objects_can_be_passed() -> None:
     assert judge({"tests": ["assert f(map(P, [1, 4])) == 5"]}, program).passed
 
 
-def test_objects_of_a_test_in_a_set_are_the_rows_fault() -> None:
+def test_sets_of_the_rows_objects_travel() -> None:
     spec = {"tests": ["class K: pass\nassert f({K(), K()}) == 2"]}
-    with pytest.raises(VerifierError, match="lists of them"):
-        judge(spec, "def f(items): return len(items)")
+    assert judge(spec, "def f(items): return len(items)").passed
+    setup = POINTS.replace("@dataclass", "@dataclass(frozen=True)")
+    test = "assert f({Point(1, 2): 3}) == {Point(1, 2), Point(3, 3)}"
+    spec = {"entry_point": "f", "setup": setup, "tests": [test]}
+    program = "def f(table): return {x for key, n in table.items() for x in (key, Point(n, Y))}"
+    assert judge(spec, program.replace("Y", "n")).passed
+    assert not judge(spec, program.replace("Y", "0")).passed
+    lies = "Point.__eq__ = lambda s, o: True\nPoint.__hash__ = lambda s: 0\n"
+    assert not judge(spec, lies + program.replace("Y", "0")).passed
 
 
 def test_sets_of_the_programs_objects_can_be_passed_back() -> None:

@@ -337,9 +337,25 @@ def kept():
             assert owning.call("kept").value == "a method"  # no attribute hides a method
             fault = owning.call("Node", ({1},))
             assert fault.value.state["v"] == {1}
-    source = node + "def f(): return {Node(1)}"
-    with sandbox.load(source, limits, shared=["Node"]) as session:
-        assert session.call("f").status == "unsupported"
+    source = (
+        node
+        + """
+class Key:
+    def __init__(self, x): self.x = x
+    def __hash__(self): return hash(self.x)
+    def __eq__(self, other): return self.x == other.x
+def f(): return {Key(1), Key(2)}, {Key(1): Node(1)}, Node({Node(1)})
+def g(keys): return sorted(key.x for key in keys)
+def h(): return Node({Key(1)})
+"""
+    )
+    with sandbox.load(source, limits, shared=["Node", "Key"]) as session:
+        keys, table, holder = session.call("f").value
+        assert {each.state["x"] for each in keys} == {1, 2} and len(table) == 1
+        assert [each.kind for each in holder.state["v"]] == ["data"]
+        with sandbox.load(source, limits, shared=["Node", "Key"]) as other:
+            assert other.call("g", (keys,)).value == [1, 2]
+        assert session.call("h").status == "unsupported"
 
 
 def test_trouble_of_the_parent_is_raised_and_ends_the_session(

@@ -119,8 +119,8 @@ def hostile_frames() -> dict[str, Callable[[], bytes]]:
         ),
         "records": lambda: counted(b"l", [RECORD] * 60_000),
         "objects": lambda: (
-            counted(b"l", [handle(number) for number in range(25_000)])
-            + b"m\x00\x00\x00\x00" * 25_000
+            counted(b"B", [handle(number) + b"m\x00\x00\x00\x00" for number in range(25_000)])
+            + b"N"
         ),
     }
 
