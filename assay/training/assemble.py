@@ -1,4 +1,4 @@
-"""From a configuration to the parts that work: model, renderer, generator, verifiers, problems, learner."""
+"""From a configuration to its parts: model, renderer, generator, verifiers, problems, learner."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def open_verifiers(config: TrainConfig, stack: ExitStack) -> VerifierService:
 
 
 def set_threads(config: TrainConfig) -> None:
-    """Use the configured number of CPU threads; raises ConfigError for one that ends the process."""
+    """Use the configured number of CPU threads; raises ConfigError where it is far too large."""
     threads = config.run.threads
     if threads is None:
         return
@@ -100,7 +100,7 @@ def open_bench(config: TrainConfig, verifiers: VerifierService) -> Bench:
 
 
 def warn_of_slow_type(loaded: LoadedModel) -> None:
-    """Say in one line where the model's type is slower here than float32; the choice is the user's."""
+    """Warn where the model's type is slower here than float32; the choice is the user's."""
     if line := slow_type(loaded.dtype, loaded.device):
         print(f"warning: {line}", file=sys.stderr)
 
@@ -113,7 +113,7 @@ def show_sampling(bench: Bench, stack: ExitStack, quiet: bool) -> SamplingWatch:
 
 
 def with_slots(config: TrainConfig, completions: int | None) -> TrainConfig:
-    """Return the configuration with a number of engine slots, by default one for each of ``completions``."""
+    """Return the configuration with engine slots; by default one for each of ``completions``."""
     if config.engine.num_slots is not None:
         return config
     on_gpu = choose_device(config.run.device).type == "cuda"
@@ -207,7 +207,7 @@ def read_problems(
 
 
 def _training_check(config: TrainConfig, verifiers: VerifierService) -> Callable[[Problem], None]:
-    """Return what a training problem must pass: its verifiers can judge it, and nothing they say is dropped."""
+    """Return what a training problem must pass: it is judged, and no part of that is dropped."""
     if config.rl is None or choose_algorithm(config).credit != "steps":
         return verifiers.check_problem
 
@@ -220,10 +220,10 @@ def _training_check(config: TrainConfig, verifiers: VerifierService) -> Callable
 
 
 def dropped_parts(expression: str) -> tuple[str, str] | None:
-    """Return what is accepted and a remedy where credit by steps would drop a part of a sum; None: nothing is dropped.
+    """Return what is accepted, and a remedy, where credit by steps drops a part; None: it does not.
 
-    Steps are compared with the steps of the group and completions with completions, so that a score of
-    one and a part of the other have no sum that a baseline fits.
+    Steps are compared with the steps of the group and completions with completions, so that a
+    score of one and a part of the other have no sum that a baseline fits.
     """
     if all(term.weight == 0 for term in parse_expression(expression)[1:]):
         return None
@@ -247,7 +247,7 @@ def read_heldout(config: TrainConfig, verifiers: VerifierService) -> Sequence[Pr
 
 
 def fit_problems(problems: Problems, bench: Bench) -> Problems:
-    """Return the problems whose prompts fit the model; raises DataError, or leaves the others out."""
+    """Return the problems whose prompts fit the model; raises DataError, or drops the others."""
     heldout = fit_heldout(problems.heldout, bench)
     train = keep_fitting(problems.train, bench.renderer, bench.config.data.on_bad_row)
     notes = [f"{len(train)} training problems, {len(heldout)} held out", *problems.notes]
@@ -299,7 +299,7 @@ def _check_sampling(sampling: SamplingConfig) -> None:
 
 
 def _check_critic(config: TrainConfig, rl: RLConfig, row: Algorithm) -> None:
-    """Complain of a critic that nobody asks, and of one that the policy would wait for to the end."""
+    """Refuse settings of a critic that is not used, and a warm-up that takes the whole run."""
     if not row.has_critic:
         for key in sorted(config.critic.model_fields_set):
             value = getattr(config.critic, key)
@@ -314,7 +314,7 @@ def _check_critic(config: TrainConfig, rl: RLConfig, row: Algorithm) -> None:
 
 
 def choose_layout(config: TrainConfig, bench: Bench, problems: Sequence[Problem]) -> LayoutChoice:
-    """Prove on the loaded model that shared prompts equal plain ones, and choose for this run's shape."""
+    """Prove that shared prompts equal plain ones, and choose the layout for this run's shape."""
     assert config.rl is not None
     first = [problems[n] for n in range(min(PROBED_PROMPTS, len(problems)))]
     lengths = sorted(len(bench.renderer.render(problem).tokens) for problem in first)
@@ -329,7 +329,7 @@ def choose_layout(config: TrainConfig, bench: Bench, problems: Sequence[Problem]
 def make_learner(
     config: TrainConfig, bench: Bench, row: Algorithm, layout: LayoutChoice
 ) -> PolicyLearner:
-    """Return the learner of the reinforcement learning stage, weighing what another generator samples."""
+    """Return the learner of the RL stage; it weighs what a generator samples that is not exact."""
     row = for_generator(row, bench.generator.exact)
     rl, loaded = config.rl, bench.loaded
     assert rl is not None

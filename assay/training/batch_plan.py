@@ -1,4 +1,4 @@
-"""What is collected for one step: how many prompts, how many siblings each, at which temperature."""
+"""What is collected for one step: how many prompts and siblings, at which temperature."""
 
 from __future__ import annotations
 
@@ -50,8 +50,9 @@ def sample_groups(
     """Return a group of each problem and its verdicts.
 
     Where the plan has a largest group size, groups in which nothing passed are sampled on, a group
-    size at a time, until something passes in them or they are full: hard problems get the samples that
-    easy ones do not need (as in multi-round adaptive sampling, Xiong et al. 2025, arXiv 2510.04996).
+    size at a time, until something passes in them or they are full: hard problems get the samples
+    that easy ones do not need (as in multi-round adaptive sampling, Xiong et al. 2025, arXiv
+    2510.04996).
     """
     parts = (generator, verifiers)
     groups, verdicts = sample_and_judge(*parts, problems, sampling, plan.group_size)

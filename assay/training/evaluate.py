@@ -53,7 +53,7 @@ def sample_and_judge(
     group_size: int,
     first_sibling: int = 0,
 ) -> tuple[list[Group], Sequence[tuple[Verdict, ...]]]:
-    """Return a group of each problem with its verdicts; finished ones are judged while others are sampled."""
+    """Return a group of each problem with verdicts; judges some while others are sampled."""
     with verifiers.judging() as judging:
         groups = generator.generate(problems, sampling, group_size, first_sibling, judging.add)
         return groups, judging.verdicts(groups)
@@ -70,13 +70,14 @@ class Comparer(Protocol):
 class Evaluation:
     """Rates in 0..1 over problems; completions that were not judged are left out and counted.
 
-    A rate is not a number (None in a row) where nothing was judged: that is not a 0. pass_at_1: mean over
-    problems of the share of their completions that passed. stderr: its standard error over problems
-    (siblings are not independent, problems are); None of a single problem. pass_at: k to the unbiased
-    estimate, every k over the same ``pass_at_problems`` problems: those with enough judged completions
-    for the largest k, which is one that half of the problems have. majority: share of problems whose most frequent answer is right (a tie counts in
-    part); answers that the verifier holds equal are one, as 1/2 and 0.5; of a verifier that compares no
-    answers (a program's, a user's function) the extracted texts vote. None with a single sample.
+    A rate is not a number (None in a row) where nothing was judged: that is not a 0. pass_at_1:
+    mean over problems of the share of their completions that passed. stderr: its standard error
+    over problems (siblings are not independent, problems are); None of a single problem. pass_at:
+    k to the unbiased estimate, every k over the same ``pass_at_problems`` problems: those with
+    enough judged completions for the largest k, which is one that half of the problems have.
+    majority: share of problems whose most frequent answer is right (a tie counts in part); answers
+    that the verifier holds equal are one, as 1/2 and 0.5; of a verifier that compares no answers
+    (a program's, a user's function) the extracted texts vote. None with a single sample.
     by_problem: the share of each problem, by its id.
     """
 
@@ -102,7 +103,7 @@ class Evaluation:
         return {key: None if value != value else value for key, value in row.items()}
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON: the names of `as_row` without their prefix, and no single problems."""
+        """Return plain values for JSON: those of `as_row` without prefix and single problems."""
         row = {key.removeprefix("eval/"): value for key, value in self.as_row().items()}
         row.pop("by_problem")
         return row
@@ -141,7 +142,8 @@ def evaluate(
 ) -> Evaluation:
     """Sample ``num_samples`` completions of every problem and judge them.
 
-    sink: is given each group with its verdicts. Problems go through in parts, so that any number of them fits in memory.
+    sink: is given each group with its verdicts. Problems go through in parts, so that any number
+    of them fits in memory.
     """
     started = time.perf_counter()
     tally = _Tally(num_samples)
@@ -163,7 +165,7 @@ def evaluate(
 def summarize(
     groups: Iterable[Group], verdicts: Iterable[Sequence[Verdict]], temperature: float = 0.0
 ) -> Evaluation:
-    """Return the rates of groups that are already judged; the majority is that of the extracted texts."""
+    """Return the rates of judged groups; the majority is that of the extracted texts."""
     groups = list(groups)
     tally = _Tally(max((len(group.completions) for group in groups), default=1))
     tally.add(groups, verdicts)
@@ -233,7 +235,7 @@ class _Tally:
             self.majorities.append(majority_correct(judged, same))
 
     def _pass_at(self) -> tuple[dict[int, float], int]:
-        """Return each pass@k, and of how many problems: those with enough judged for the largest k."""
+        """Return each pass@k, and the number of problems with enough judged for the largest k."""
         judged_of_half = sorted(judged for judged, _ in self.counts)[len(self.counts) // 2 :]
         ks = [k for k in self.ks if judged_of_half and k <= judged_of_half[0]]
         whole = [(judged, right) for judged, right in self.counts if ks and judged >= ks[-1]]

@@ -1,6 +1,7 @@
 """A run's generator and verifiers: timed, and never asked again for what the rollout log holds.
 
-A killed run replays the logged groups and verdicts of its unfinished step; nothing in the loop knows.
+A killed run replays the logged groups and verdicts of its unfinished step; nothing in the loop
+knows.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class StepLog:
         return self._logged
 
     def verdicts_of(self, group: Group) -> tuple[Verdict, ...] | None:
-        """Return the verdicts that were logged of these very completions; None where there are none."""
+        """Return the verdicts that were logged of these completions; None where there are none."""
         logged = self.read().get(group.id)
         return logged[1] if logged is not None and _are_same(logged[0], group) else None
 
@@ -53,7 +54,7 @@ def _are_same(one: Group, other: Group) -> bool:
 
 
 class RunGenerator:
-    """Looks into the rollout log of the step at hand, then generates; counted as ``time/generate``."""
+    """Looks into the rollout log of the step, then generates; counted as ``time/generate``."""
 
     def __init__(self, generator: Generator, run: Run) -> None:
         self.generator = generator
@@ -109,8 +110,8 @@ class RunGenerator:
 class RunVerifiers:
     """Passes over groups that were judged before the run was killed; counted as ``time/verify``.
 
-    describe: what is known of the verifiers, which grows as rows name more of them; it goes into the
-    run's evidence before what they judged does.
+    describe: what is known of the verifiers, which grows as rows name more of them; it goes into
+    the run's evidence before what they judged does.
     """
 
     def __init__(self, verifiers: Judge, run: Run, describe: Callable[[], Verifiers]) -> None:

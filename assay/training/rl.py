@@ -44,11 +44,11 @@ def train_step(loop: Loop) -> None:
 def collect(
     curriculum: Curriculum, generator: Generator, verifiers: Judge, run: Run, plan: BatchPlan
 ) -> tuple[list[Group], list[Sequence[Verdict]]]:
-    """Draw problems, sample their groups, judge them, and write them down before they are learned from.
+    """Draw problems, sample and judge their groups, and write them down before they are used.
 
     Under dynamic sampling (DAPO eq. 11) groups whose judged completions are all right or all wrong
-    are replaced by fresh draws, at most ``max_refills`` times; they are recorded all the same. Where
-    no group is mixed they are what is returned: measured, and not learned from.
+    are replaced by fresh draws, at most ``max_refills`` times; they are recorded all the same.
+    Where no group is mixed they are what is returned: measured, and not learned from.
     """
     kept: list[Judged] = []
     passed_over: list[Judged] = []

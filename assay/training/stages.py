@@ -1,4 +1,4 @@
-"""A whole run of reinforcement learning: open the parts, create or resume the run, loop, evaluate."""
+"""A whole run of reinforcement learning: open the parts, open the run, loop, evaluate."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from assay.training.stage import (
 
 
 def run_rl(stage: Stage) -> Path:
-    """Run the reinforcement learning stage; returns the run's folder. Raises RunStopped by a guard."""
+    """Run the RL stage; returns the run's folder. Raises RunStopped by a guard."""
     config = stage.config
     assert config.rl is not None
     algorithm = choose_algorithm(config)
