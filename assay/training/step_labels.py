@@ -20,8 +20,8 @@ import numpy as np
 from assay.config import SamplingConfig, TrainConfig, at_temperature, check_siblings
 from assay.data.chat import PromptRenderer
 from assay.data.completions import read_row
-from assay.data.rows import copy_row, prompt_key
-from assay.data.rowset import RowSet, load_rows
+from assay.data.rows import copy_row, prompt_of
+from assay.data.rowset import load_rows
 from assay.data.traces import Trace
 from assay.errors import ConfigError, DataError, RunError, VerifierError, message
 from assay.generate.base import Generator
@@ -82,12 +82,6 @@ class ToLabel:
 
     problem: Problem
     completion: Completion
-
-
-class ToLabelSet(RowSet[ToLabel]):
-    """Completions in the order of their sources."""
-
-    noun = "completions"
 
 
 @dataclass(frozen=True)
@@ -316,7 +310,7 @@ def load_judged(
     if files:
 
         def read(row: Any, where: str, default_id: str) -> ToLabel:
-            prompt_key(copy_row(row, where), where)
+            prompt_of(copy_row(row, where), where)
             problem, completion = read_row(dict(row), where, default_id)
             if check is not None:
                 try:
@@ -325,7 +319,7 @@ def load_judged(
                     raise DataError(f"{where} verifier: {error}") from error
             return ToLabel(problem, completion)
 
-        found += load_rows(ToLabelSet, read, files, key=lambda item: item.completion.id)
+        found += load_rows("completions", read, files, key=lambda item: item.completion.id)
     return found if limit is None else found[:limit]
 
 
