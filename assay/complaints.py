@@ -251,6 +251,5 @@ def _description(names: Sequence[str], root: type[BaseModel]) -> str:
     """Return the first sentence of a field's docstring."""
     owner = _model_at(names[:-1], root)
     field = owner.model_fields.get(names[-1]) if owner and names else None
-    return re.split(
-        r"(?<=\.)(?<!et al\.)(?<!eq\.)\s", (field.description if field else None) or ""
-    )[0].rstrip(".")
+    text = " ".join(((field.description if field else None) or "").split())
+    return re.split(r"(?<=\.)(?<!et al\.)(?<!eq\.)\s", text)[0].rstrip(".")

@@ -59,7 +59,7 @@ APART = {"verify", "generate", "learn"}
 BUDGETS = {
     "*.py": 1620,
     "cli": 820,  # `assay verify FILE` came from verify, which stands alone
-    "config": 1100,
+    "config": 1230,  # the docstrings of its keys are within 100 columns
     "data": 2600,
     "generate": 2600,  # 300 more: a decoding step in C, 1.7 times as fast on the demo
     "learn": 4500,

@@ -19,30 +19,42 @@ from assay.toml_text import point_list
 
 
 class PreferenceConfig(Section):
-    """The preference stage (DPO and its relatives), from given pairs, or on-policy from the problems of `data.train`."""
+    """The preference stage (DPO and its relatives), from given pairs, or on-policy from the
+    problems of `data.train`."""
 
     pairs: tuple[Text, ...] = ()
-    """Sources of rows with ``prompt``, ``chosen`` and ``rejected`` (or ``completion`` and ``label``), in the forms of `data.train`; or judged groups, to be paired: ``run:FOLDER``, the rollouts of a run, or ``verdicts:FILE``, what ``assay eval --out`` wrote. Empty: completions of `data.train` are sampled, judged and paired while training."""
+    """Sources of rows with ``prompt``, ``chosen`` and ``rejected`` (or ``completion`` and
+    ``label``), in the forms of `data.train`; or judged groups, to be paired: ``run:FOLDER``, the
+    rollouts of a run, or ``verdicts:FILE``, what ``assay eval --out`` wrote. Empty: completions
+    of `data.train` are sampled, judged and paired while training."""
     heldout: tuple[Text, ...] = ()
-    """Sources of held-out pairs: loss, accuracy and margin on them before the first step, during the run and after it."""
+    """Sources of held-out pairs: loss, accuracy and margin on them before the first step, during
+    the run and after it."""
     method: Text = "dpo"
-    """A row of the table of preference methods, or ``package.module:object``. The rows: ``dpo``, ``dpo_reference_free``, ``cdpo``, ``rdpo``, ``dpo_norm``, ``irpo``, ``ipo``, ``kto``, ``simpo``, ``orpo``."""
+    """A row of the table of preference methods, or ``package.module:object``. The rows: ``dpo``,
+    ``dpo_reference_free``, ``cdpo``, ``rdpo``, ``dpo_norm``, ``irpo``, ``ipo``, ``kto``,
+    ``simpo``, ``orpo``."""
     beta: Positive | None = None
-    """Strength of the pull to the reference, and scale of the implicit reward; IPO's tau, ORPO's lambda. None: as the row says."""
+    """Strength of the pull to the reference, and scale of the implicit reward; IPO's tau, ORPO's
+    lambda. None: as the row says."""
     beta_schedule: tuple[tuple[int, float], ...] = ()
-    """Beta while training: ``[step, beta]`` points, linear in between and constant outside, as ``[[0, 0.1], [200, 0.02]]``. Empty: `beta` throughout."""
+    """Beta while training: ``[step, beta]`` points, linear in between and constant outside, as
+    ``[[0, 0.1], [200, 0.02]]``. Empty: `beta` throughout."""
     label_smoothing: Annotated[float, Field(ge=0.0, lt=0.5)] | None = None
     """Share of pairs that are taken to be the wrong way round (cDPO). None: as the row says."""
     robust: bool | None = None
-    """Under label smoothing, the unbiased loss (robust DPO) in place of the conservative one. None: as the row says."""
+    """Under label smoothing, the unbiased loss (robust DPO) in place of the conservative one.
+    None: as the row says."""
     reference_free: bool | None = None
     """Compare log-probabilities alone, without those of the reference. None: as the row says."""
     length_normalized: bool | None = None
     """Compare means over a completion's tokens, and not sums. None: as the row says."""
     margin: NonNegative | None = None
-    """What the chosen completion's reward is to be ahead by (SimPO's gamma). None: as the row says."""
+    """What the chosen completion's reward is to be ahead by (SimPO's gamma). None: as the row
+    says."""
     nll_weight: NonNegative | None = None
-    """Weight of the chosen completion's negative log-likelihood a token. Keeps its probability from falling. None: as the row says."""
+    """Weight of the chosen completion's negative log-likelihood a token. Keeps its probability
+    from falling. None: as the row says."""
     desirable_weight: NonNegative | None = None
     """Weight of a desirable completion's loss (KTO). None: as the row says."""
     undesirable_weight: NonNegative | None = None
@@ -50,15 +62,20 @@ class PreferenceConfig(Section):
     epochs: Epochs = 1.0
     """Passes over the pairs; a fraction stops part way."""
     pairs_per_step: Natural = 32
-    """Pairs (single completions, where the method learns from these) that one optimizer step learns from."""
+    """Pairs (single completions, where the method learns from these) that one optimizer step
+    learns from."""
     max_tokens: Natural | None = None
-    """Longest prompt and completion together, in tokens. A longer one is a malformed row (see `data.on_bad_row`). None: the model's context."""
+    """Longest prompt and completion together, in tokens. A longer one is a malformed row (see
+    `data.on_bad_row`). None: the model's context."""
     max_tokens_per_micro_batch: Natural | None = None
-    """Tokens in one forward and backward pass: lower it when memory runs out. None: 2048 on a CPU, 8192 on a GPU."""
+    """Tokens in one forward and backward pass: lower it when memory runs out. None: 2048 on a
+    CPU, 8192 on a GPU."""
     watch_start: bool = True
-    """Measure how far log-probabilities have moved since the start also where the method has no reference; costs one forward pass over the given pairs before the first step."""
+    """Measure how far log-probabilities have moved since the start also where the method has no
+    reference; costs one forward pass over the given pairs before the first step."""
     warn_fall: Positive = 0.5
-    """Warn once when the chosen completions have lost so much log-probability since the start, in nats a token."""
+    """Warn once when the chosen completions have lost so much log-probability since the start,
+    in nats a token."""
     steps: Natural = 100
     """On-policy: steps in all."""
     num_prompts: Count = 8
@@ -68,11 +85,15 @@ class PreferenceConfig(Section):
     pairs_per_group: Count = 1
     """From verdicts: pairs that a group gives at most."""
     choose: Literal["best_worst", "random"] = "best_worst"
-    """From verdicts: pair the completion with the highest reward with the one with the lowest, the second with the second lowest and so on; or draw pairs of a completion that passed and one that did not."""
+    """From verdicts: pair the completion with the highest reward with the one with the lowest,
+    the second with the second lowest and so on; or draw pairs of a completion that passed and
+    one that did not."""
     judge: Literal["verdicts", "pairwise"] = "verdicts"
-    """On-policy: who decides which of two completions is better: the verdicts' rewards, or a judge that compares them in both orders (``[verification.options.judge]``)."""
+    """On-policy: who decides which of two completions is better: the verdicts' rewards, or a
+    judge that compares them in both orders (``[verification.options.judge]``)."""
     reference_every: Natural | None = None
-    """On-policy: steps after which the policy becomes the reference. None: the reference stays the policy at the start."""
+    """On-policy: steps after which the policy becomes the reference. None: the reference stays
+    the policy at the start."""
 
     @field_validator("beta_schedule", mode="before")
     @classmethod
@@ -86,12 +107,12 @@ class PreferenceConfig(Section):
             raise ValueError("beta_schedule: found a beta of 0 or less; accepted: numbers > 0")
         if self.pairs and self.reference_every is not None:
             raise ValueError(
-                f"reference_every: found {self.reference_every} with given pairs, whose reference is"
-                " the policy at the start; leave it out, or leave out pairs to sample them"
+                f"reference_every: found {self.reference_every} with given pairs, whose reference"
+                " is the policy at the start; leave it out, or leave out pairs to sample them"
             )
         if self.pairs and self.judge == "pairwise":
             raise ValueError(
-                'judge: found "pairwise" with given pairs, which nobody judges; leave it out, or leave'
-                " out pairs to sample them"
+                'judge: found "pairwise" with given pairs, which nobody judges; leave it out, or'
+                " leave out pairs to sample them"
             )
         return self

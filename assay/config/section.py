@@ -23,7 +23,8 @@ COOLEST, HOTTEST = 0.001, 100.0
 
 
 def check_temperature(value: float) -> float:
-    """Raise ValueError for a temperature whose logits a 32-bit number cannot hold, or that leaves noise."""
+    """Raise ValueError for a temperature whose logits a 32-bit number cannot hold, or that
+    leaves noise."""
     if value and not COOLEST <= value <= HOTTEST:
         raise ValueError(
             message("", f"{value:g}", f"0 (greedy), or a number from {COOLEST} to {HOTTEST:g}")[2:]

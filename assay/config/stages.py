@@ -28,10 +28,10 @@ LEARNING_RATES: dict[str, tuple[float, float]] = {
 }
 """Peak learning rate of each stage where none is configured: of all weights, and of adapters.
 
-Of all weights, ``rl``: DeepSeekMath (arXiv 2402.03300, section 4.2) and DAPO (arXiv 2503.14476, section 4.1).
-``sft``: Llama 3 (arXiv 2407.21783, section 4.1.3). ``preference``: Zephyr (arXiv 2310.16944, section 4).
-``reward_model``: Llama 2 (arXiv 2307.09288, section 3.2.2). Of adapters: ten times as much (Schulman et
-al. 2025, LoRA Without Regret).
+Of all weights, ``rl``: DeepSeekMath (arXiv 2402.03300, section 4.2) and DAPO (arXiv 2503.14476,
+section 4.1). ``sft``: Llama 3 (arXiv 2407.21783, section 4.1.3). ``preference``: Zephyr (arXiv
+2310.16944, section 4). ``reward_model``: Llama 2 (arXiv 2307.09288, section 3.2.2). Of adapters:
+ten times as much (Schulman et al. 2025, LoRA Without Regret).
 """
 
 
@@ -39,7 +39,9 @@ class RLConfig(Section):
     """The reinforcement learning stage."""
 
     steps: Natural = 100
-    """Steps in all. A step is one collected batch and what is learned from it. Changed on resume, it stretches `optimizer.schedule`, which the run says; `temperature_schedule` stays where it is."""
+    """Steps in all. A step is one collected batch and what is learned from it. Changed on
+    resume, it stretches `optimizer.schedule`, which the run says; `temperature_schedule` stays
+    where it is."""
     num_prompts: Count = 8
     """Prompts a step."""
     group_size: Count = 8
@@ -49,14 +51,18 @@ class RLConfig(Section):
     num_minibatches: Natural = 1
     """Optimizer steps a pass: the batch's groups are split into this many parts."""
     max_tokens_per_micro_batch: Natural | None = None
-    """Tokens (prompts counted once a group) in one forward and backward pass: lower it when memory runs out.
-    None: 2048 on a CPU, 8192 on a GPU."""
+    """Tokens (prompts counted once a group) in one forward and backward pass: lower it when memory
+    runs out. None: 2048 on a CPU, 8192 on a GPU."""
     max_refills: Annotated[int, Field(ge=0)] = 4
-    """Dynamic sampling: how often a step may draw again to replace groups that are all right or all wrong. 0: they stay, and are learned from."""
+    """Dynamic sampling: how often a step may draw again to replace groups that are all right or
+    all wrong. 0: they stay, and are learned from."""
     max_group_size: Count | None = None
-    """Adaptive group size: a group of which nothing passed is sampled on, `group_size` completions at a time, until something passes or it has this many. Each prompt counts alike in the loss, however many completions it has. None: groups keep their size."""
+    """Adaptive group size: a group of which nothing passed is sampled on, `group_size`
+    completions at a time, until something passes or it has this many. Each prompt counts alike
+    in the loss, however many completions it has. None: groups keep their size."""
     temperature_schedule: tuple[tuple[int, float], ...] = ()
-    """Sampling temperature while training: ``[step, temperature]`` points, linear in between and constant outside, as ``[[0, 1.2], [200, 0.8]]``. Empty: `sampling.temperature` throughout."""
+    """Sampling temperature while training: ``[step, temperature]`` points, linear in between and
+    constant outside, as ``[[0, 1.2], [200, 0.8]]``. Empty: `sampling.temperature` throughout."""
 
     @field_validator("temperature_schedule", mode="before")
     @classmethod
@@ -71,9 +77,13 @@ class OptimizerConfig(Section):
     name: Literal["adamw", "adamw_8bit"] = "adamw"
     """``adamw_8bit`` keeps its state in 8 bits (needs the extra ``bnb``)."""
     state_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the two moments of ``adamw``. ``bfloat16`` halves them (4 bytes less a trained weight) for when memory is short; they are rounded at random, right on average and the same in a resumed run, at about a third more time an optimizer step and a little noise in it."""
+    """Type of the two moments of ``adamw``. ``bfloat16`` halves them (4 bytes less a trained
+    weight) for when memory is short; they are rounded at random, right on average and the same
+    in a resumed run, at about a third more time an optimizer step and a little noise in it."""
     learning_rate: Positive | None = None
-    """Peak learning rate. None: that of the stage: 1e-6 in ``[rl]``, 1e-5 in ``[sft]`` and ``[reward_model]``, 5e-7 in ``[preference]``; ten times as much where only adapters are trained."""
+    """Peak learning rate. None: that of the stage: 1e-6 in ``[rl]``, 1e-5 in ``[sft]`` and
+    ``[reward_model]``, 5e-7 in ``[preference]``; ten times as much where only adapters are
+    trained."""
     betas: tuple[Decay, Decay] = (0.9, 0.95)
     """Decay of the first and second moment."""
     epsilon: Positive = 1e-8
@@ -83,7 +93,9 @@ class OptimizerConfig(Section):
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Optimizer steps of linear warm-up."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """What follows warm-up, down to `final_fraction` of the peak at the last step. A run that is resumed with another number of steps goes on where a run of that length would be, which it says."""
+    """What follows warm-up, down to `final_fraction` of the peak at the last step. A run that is
+    resumed with another number of steps goes on where a run of that length would be, which it
+    says."""
     final_fraction: Rate = 0.1
     """Learning rate at the end of a linear or cosine schedule, as a share of the peak."""
     max_grad_norm: Positive = 1.0
@@ -103,10 +115,12 @@ class SFTConfig(Section):
     """The supervised stage (cold start): loss on completions only, packed."""
 
     traces: Annotated[tuple[Text, ...], Field(min_length=1)]
-    """Sources of rows with ``prompt`` (text or messages) and ``completion``, in the forms of `data.train`."""
+    """Sources of rows with ``prompt`` (text or messages) and ``completion``, in the forms of
+    `data.train`."""
     epochs: Epochs = 1.0
     """Passes over the traces; a fraction stops part way."""
     tokens_per_step: Natural = 4096
     """Tokens that one optimizer step learns from."""
     max_tokens_per_micro_batch: Natural | None = None
-    """Tokens in one forward and backward pass: lower it when memory runs out. None: 2048 on a CPU, 8192 on a GPU."""
+    """Tokens in one forward and backward pass: lower it when memory runs out. None: 2048 on a
+    CPU, 8192 on a GPU."""

@@ -29,7 +29,8 @@ STAGES = ("rl", "sft", "preference", "reward_model")
 
 
 class TrainConfig(Section):
-    """One run: the model, its data, and exactly one stage: ``[rl]``, ``[sft]``, ``[preference]`` or ``[reward_model]``."""
+    """One run: the model, its data, and exactly one stage: ``[rl]``, ``[sft]``, ``[preference]``
+    or ``[reward_model]``."""
 
     run: RunConfig = RunConfig()
     model: ModelConfig
@@ -55,7 +56,8 @@ class TrainConfig(Section):
 
     @property
     def completions_a_step(self) -> int | None:
-        """Completions that a step samples, refills and growing groups aside; None: it samples none."""
+        """Completions that a step samples, refills and growing groups aside; None: it samples
+        none."""
         for stage in (self.rl, self.preference):
             if stage is not None and not (self.preference and self.preference.pairs):
                 return stage.num_prompts * stage.group_size
@@ -138,7 +140,8 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
 
 @contextmanager
 def naming_lines(path: Path | None, overrides: Sequence[str] = ()) -> Generator[None]:
-    """Give an error raised inside that begins with a key the key's line in ``path``, or its ``--set``."""
+    """Give an error raised inside that begins with a key the key's line in ``path``, or its
+    ``--set``."""
     try:
         yield
     except UserError as error:
@@ -180,7 +183,8 @@ def parse(
 
 
 def at_temperature(sampling: SamplingConfig, temperature: float) -> SamplingConfig:
-    """Return the sampling at another temperature; raises ConfigError for one that is out of range."""
+    """Return the sampling at another temperature; raises ConfigError for one that is out of
+    range."""
     try:
         return SamplingConfig.model_validate({**sampling.model_dump(), "temperature": temperature})
     except ValidationError as error:
@@ -188,7 +192,8 @@ def at_temperature(sampling: SamplingConfig, temperature: float) -> SamplingConf
 
 
 def check_siblings(num_samples: int, temperature: float) -> None:
-    """Raise ConfigError for several greedy samples, which would be equal, and for more than can be kept."""
+    """Raise ConfigError for several greedy samples, which would be equal, and for more than can
+    be kept."""
     if not 1 <= num_samples <= MOST:
         raise ConfigError(message("samples", num_samples, f"a whole number from 1 to {MOST}"))
     at_temperature(SamplingConfig(), temperature)
@@ -203,7 +208,8 @@ def dump(config: TrainConfig) -> str:
 
 
 def field_help() -> Iterator[tuple[str, str, str, str]]:
-    """Yield (dotted key, what it accepts, default, description) of every key, section by section."""
+    """Yield (dotted key, what it accepts, default, description) of every key, section by
+    section."""
     yield from _walk(TrainConfig, "")
 
 
@@ -280,6 +286,6 @@ def _check_on_policy(config: TrainConfig) -> None:
         )
     if config.sampling.temperature == 0:
         raise ValueError(
-            "sampling.temperature: found 0 (greedy); accepted: a number > 0 while pairs are sampled, "
-            "or all siblings would be equal"
+            "sampling.temperature: found 0 (greedy); accepted: a number > 0 while pairs are"
+            " sampled, or all siblings would be equal"
         )
