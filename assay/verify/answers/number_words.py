@@ -5,40 +5,13 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-_NUMERALS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
-    " sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety"
+from assay.verify.answers.tables import read_table
+
+_WORDS, SCALES, _PARTS = (
+    {word: int(value) for word, _, value in (each.partition("=") for each in listed.split())}
+    for listed in read_table("units.toml")["numbers"].values()
 )
-_WORDS = dict(zip(_NUMERALS.split(), [*range(20), *range(20, 100, 10)], strict=True))
-SCALES = {
-    "hundred": 10**2,
-    "thousand": 10**3,
-    "million": 10**6,
-    "billion": 10**9,
-    "trillion": 10**12,
-    "lakh": 10**5,
-    "crore": 10**7,
-    "dozen": 12,
-}
-_ORDINALS = (
-    "zeroth first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth"
-    " thirteenth fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth twentieth"
-)
-_ORDINAL = dict(zip(_ORDINALS.split(), range(21), strict=True)) | {
-    f"{tens}ieth": value
-    for tens, value in (
-        ("thirt", 30),
-        ("fort", 40),
-        ("fift", 50),
-        ("sixt", 60),
-        ("sevent", 70),
-        ("eight", 80),
-    )
-}
-_PARTS = {"half": 2, "halve": 2, "quarter": 4} | {
-    word: value for word, value in _ORDINAL.items() if value > 2
-}
-NUMBER_WORDS = {*_WORDS, *SCALES, *_ORDINAL}
+NUMBER_WORDS = {*_WORDS, *SCALES, *_PARTS} - {"half", "halve", "quarter"}
 
 
 def read_words(text: str) -> Fraction | None:

@@ -41,7 +41,7 @@ _MATH_WORDS = {
     *["and", "or", "pi", "sqrt", "sin", "cos", "tan", "log", "ln", "exp", "infinity", "inf", "mod"]
 }
 _SPELLED = re.compile(
-    rf"\b(?:{'|'.join(sorted(NUMBER_WORDS - {'one', 'first', 'second', 'dozen'}))})\b",
+    rf"\b(?:{'|'.join(sorted(NUMBER_WORDS - {'one', 'dozen'}))})\b",
     re.IGNORECASE,
 )
 _BULLET = re.compile(r"\s*(?:\d{1,2}[.)]|\(?[a-z]\)|[-*•])\s+")
@@ -155,7 +155,7 @@ def of_one_sentence(text: str) -> str | None:
     named = pattern("connective").sub("", pattern("the_answer").sub("", text))
     if named != text and is_answer_alone(named) and re.search(r"\d", named):
         return named
-    text = pattern("place").sub(" ", pattern("negated").sub(" ", text))
+    text = pattern("negated").sub(" ", text)
     if says("changed", text) or says("bound", text) or _SPELLED.search(text):
         return None
     if len([each for each in _SENTENCE.split(_protected(text)) if each.strip()]) != 1:

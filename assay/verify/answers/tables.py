@@ -12,6 +12,7 @@ from typing import Any
 _FRAGMENT = re.compile("<([A-Z_]+)>")
 
 
+@cache
 def read_table(name: str) -> dict[str, dict[str, Any]]:
     """Return a data file of this room."""
     return tomllib.loads((files("assay.verify.answers") / name).read_text(encoding="utf-8"))
