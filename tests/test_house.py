@@ -68,7 +68,7 @@ BUDGETS = {
     "run": 3777,
     "training": 4688,
     "verify/*.py": 1250,
-    "verify/answers": 3850,
+    "verify/answers": 3800,
     "verify/instructions": 850,
     "verify/judge": 1850,
     "verify/logic": 1750,
