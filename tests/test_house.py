@@ -71,13 +71,13 @@ BUDGETS = {
     "verify/answers": 3800,
     "verify/instructions": 850,
     "verify/judge": 1850,
-    "verify/logic": 1750,
+    "verify/logic": 1730,
     "verify/programs": 2290,
-    "verify/redteam": 480,
+    "verify/redteam": 470,
     "verify/reward_model": 1510,
     "verify/sandbox": 2870,
     "verify/serving": 2190,
-    "verify/style": 830,
+    "verify/style": 820,
 }
 LIGHT = ["assay", "assay.types", "assay.errors", "assay.config", "assay.cli"]
 HEAVY = {"torch", "transformers", "tokenizers", "pyarrow", "plotly", "sympy", "math_verify"}

@@ -89,6 +89,25 @@ def one_of(*accepted: str) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, str) and value in accepted
 
 
+def is_text(value: Any) -> bool:
+    """Whether a value is text that is not blank."""
+    return isinstance(value, str) and bool(value.strip())
+
+
+def list_of(check: Callable[[Any], bool], most: int, least: int = 0) -> Callable[[Any], bool]:
+    """Return the check of a field that holds a list of so many things, each of which passes a check."""
+
+    def holds(value: Any) -> bool:
+        things = cast("list[Any]", value)
+        return (
+            isinstance(value, list | tuple)
+            and least <= len(things) <= most
+            and all(map(check, things))
+        )
+
+    return holds
+
+
 def choice(name: str, *accepted: str, accepts: str = "", from_row: bool = True) -> Field:
     """Return a field that holds one of a few words, the first where nothing is said."""
     said, check = accepts or ", ".join(accepted), one_of(*accepted)

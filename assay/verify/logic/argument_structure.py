@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, cast
 
 from assay.types import Completion, Problem
 from assay.verify.answers.commitment import MAX_TEXT
-from assay.verify.base import Field, Part, Verifier, choice, known_errors
+from assay.verify.base import Field, Part, Verifier, choice, known_errors, list_of
 
 MAX_STEPS = 200
 MIN_STEPS = 2
@@ -52,16 +51,11 @@ _EMPTY_WORDS = """
 _EMPTY = frozenset(_EMPTY_WORDS.split())
 
 
-def is_texts(value: Any) -> bool:
-    """Whether a value is a list of texts."""
-    if not isinstance(value, list | tuple):
-        return False
-    listed = cast("Sequence[Any]", value)
-    return len(listed) <= MAX_STEPS and all(isinstance(each, str) for each in listed)
-
-
 PREMISES = Field(
-    "premises", "a list of texts: what the argument may start from", default=(), check=is_texts
+    "premises",
+    "a list of texts: what the argument may start from",
+    default=(),
+    check=list_of(lambda value: isinstance(value, str), MAX_STEPS),
 )
 PART = choice("part", "answer", "reasoning", accepts="answer, or reasoning: the think block")
 

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
-from typing import Any, cast
+from typing import Any
 
 from assay.types import Completion, Problem
 from assay.verify.answers.commitment import bare, clipped, committed, unwrapped
-from assay.verify.base import Field, Part, Verifier, choice, known_errors, spec_check
+from assay.verify.base import Field, Part, Verifier, choice, known_errors, list_of, spec_check
 
 MAX_EXPRESSION = 1000  # characters
 MAX_DEPTH = 50
@@ -54,16 +54,10 @@ class NotArithmetic(ValueError):
     """The text is no expression of whole numbers, + - * / and parentheses."""
 
 
-def is_numbers(value: Any) -> bool:
-    """Whether a value may be the numbers of a countdown problem."""
-    if not isinstance(value, list | tuple):
-        return False
-    listed = cast("Sequence[Any]", value)
-    return 0 < len(listed) <= 50 and all(type(n) is int and 0 <= n < 10**18 for n in listed)
-
-
 NUMBERS = Field(
-    "numbers", "a list of 1 to 50 whole numbers >= 0 (or metadata.numbers)", check=is_numbers
+    "numbers",
+    "a list of 1 to 50 whole numbers >= 0 (or metadata.numbers)",
+    check=list_of(lambda n: type(n) is int and 0 <= n < 10**MAX_DIGITS, 50, least=1),
 )
 TARGET = Field(
     "target", "a whole number (or metadata.target)", check=lambda value: type(value) is int

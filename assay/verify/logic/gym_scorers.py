@@ -11,12 +11,11 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, cast
 
-from assay.verify.logic.countdown import NotArithmetic, evaluate, fault_of
+from assay.verify.logic.countdown import fault_of
 
 Entry = Mapping[str, Any]
 
@@ -152,12 +151,7 @@ def _countdown(text: str, entry: Entry) -> bool:
 
 def _puzzle24(text: str, entry: Entry) -> bool:
     """The library accepts any four numbers of its range; the puzzle names four."""
-    numbers = Counter(int(number) for number in entry["metadata"]["numbers"])
-    try:
-        value, used = evaluate(text, numbers)
-    except (NotArithmetic, ZeroDivisionError):
-        return False
-    return value == 24 and used == numbers
+    return not fault_of(text, [int(number) for number in entry["metadata"]["numbers"]], 24)
 
 
 def _same_text(text: str, entry: Entry) -> bool:

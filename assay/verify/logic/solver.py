@@ -97,31 +97,29 @@ class _Translation:
 
     def __init__(self, z3: Any, context: Any) -> None:
         self.z3 = z3
-        self.context = context
+        self.truth = z3.BoolSort(context)
         self.sort = z3.DeclareSort("thing", context)
+        self.connectives = {
+            **{"not": z3.Not, "and": z3.And, "or": z3.Or, "xor": z3.Xor, "implies": z3.Implies},
+            "iff": operator.eq,
+        }
 
     def formula(self, formula: Formula, bound: Mapping[str, Any]) -> Any:
-        z3, kind = self.z3, formula.kind
+        kind, name = formula.kind, formula.name
         if kind == "constant":
-            return z3.BoolVal(formula.name == "true", ctx=self.context)
+            return self.z3.BoolVal(name == "true", ctx=self.truth.ctx)
         if kind == "atom":
-            if formula.name in bound:
+            if name in bound:
                 raise NotAFormula("a quantified variable that stands as a formula")
-            truth = z3.BoolSort(self.context)
-            return self._apply(f"is {formula.name}", formula.terms, truth, bound)
+            return self._apply(f"is {name}", formula.terms, self.truth, bound)
         if kind == "equal":
             left, right = (self._term(term, bound) for term in formula.terms)
             return left == right
         if kind in ("forall", "exists"):
-            variable = z3.Const(f"bound {formula.name} {len(bound)}", self.sort)
-            body = self.formula(formula.parts[0], {**bound, formula.name: variable})
-            return (z3.ForAll if kind == "forall" else z3.Exists)([variable], body)
-        parts = [self.formula(part, bound) for part in formula.parts]
-        if kind == "not":
-            return z3.Not(parts[0])
-        if kind == "iff":
-            return parts[0] == parts[1]
-        return {"and": z3.And, "or": z3.Or, "xor": z3.Xor, "implies": z3.Implies}[kind](*parts)
+            variable = self.z3.Const(f"bound {name} {len(bound)}", self.sort)
+            body = self.formula(formula.parts[0], {**bound, name: variable})
+            return (self.z3.ForAll if kind == "forall" else self.z3.Exists)([variable], body)
+        return self.connectives[kind](*(self.formula(part, bound) for part in formula.parts))
 
     def _term(self, term: Term, bound: Mapping[str, Any]) -> Any:
         if term.name in bound and not term.arguments:

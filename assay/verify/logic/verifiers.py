@@ -7,12 +7,22 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.answers.commitment import bare, clipped
-from assay.verify.base import Field, Limits, Part, Verifier, choice, known_errors, spec_check
+from assay.verify.base import (
+    Field,
+    Limits,
+    Part,
+    Verifier,
+    choice,
+    is_text,
+    known_errors,
+    list_of,
+    spec_check,
+)
 from assay.verify.logic.countdown import marked_or_last
 from assay.verify.logic.formulas import (
     MAX_FORMULA,
@@ -54,25 +64,13 @@ _ASSIGNED = re.compile(r"(?<![<>!=:])=(?![>=])")
 _CONTRADICTION = ("premises that contradict each other", "ones that can be true together")
 
 
-def is_premises(value: Any) -> bool:
-    """Whether a value may be a list of premises."""
-    if not isinstance(value, list | tuple):
-        return False
-    listed = cast("Sequence[Any]", value)
-    return len(listed) <= 100 and all(map(_is_text, listed))
-
-
 def is_label(value: Any) -> bool:
     """Whether a value names one of the three labels."""
     return isinstance(value, str | bool) and str(value).strip().casefold() in LABEL_OF
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
-
-
 _FORMULA = "a formula, as A & (B -> ~C), in ASCII, words, Unicode or LaTeX"
-FORMULA = Field("formula", _FORMULA, needed=True, check=_is_text, equates=True)
+FORMULA = Field("formula", _FORMULA, needed=True, check=is_text, equates=True)
 _FORM = "any, or the normal form that the answer must have: nnf, cnf, dnf"
 FORM = choice("form", "any", "nnf", "cnf", "dnf", accepts=_FORM)
 MAX_CONNECTIVES = Field(
@@ -86,12 +84,14 @@ ANSWER = Field(
     "conclusion",
     check=is_label,
 )
-PREMISES = Field("premises", "a list of formulas, as forall x (P(x) -> Q(x))", check=is_premises)
-CONCLUSION = Field("conclusion", _FORMULA, check=_is_text)
+PREMISES = Field(
+    "premises", "a list of formulas, as forall x (P(x) -> Q(x))", check=list_of(is_text, 100)
+)
+CONCLUSION = Field("conclusion", _FORMULA, check=is_text)
 TARGET = Field(
     "target",
     "a formula: the completion then gives one that follows from the premises and entails it",
-    check=_is_text,
+    check=is_text,
 )
 
 

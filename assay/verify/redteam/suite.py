@@ -166,17 +166,8 @@ def _of_number(n: float) -> Values:
 
 def _of_code(problem: Problem) -> Values | None:
     """The name that the tests call."""
-    if not problem.spec.get("tests"):
-        return None
-    return {"entry": str(problem.spec.get("entry_point") or "solve")}
-
-
-def _of_instructions(problem: Problem) -> Values | None:
-    return {} if "instruction_id_list" in problem.spec else None
-
-
-def _of_form(problem: Problem) -> Values | None:
-    return None if problem.spec else {}
+    entry = problem.spec.get("entry_point") or "solve"
+    return {"entry": str(entry)} if problem.spec.get("tests") else None
 
 
 def _of_countdown(problem: Problem) -> Values | None:
@@ -209,8 +200,8 @@ VALUES: Mapping[str, Callable[[Problem], Values | None]] = {
     "choice": _of_answer,
     "exact": _of_answer,
     "code": _of_code,
-    "instructions": _of_instructions,
-    "think_format": _of_form,
+    "instructions": lambda problem: {} if "instruction_id_list" in problem.spec else None,
+    "think_format": lambda problem: None if problem.spec else {},
     "countdown": _of_countdown,
     "gym": _of_gym,
     "judge": _of_answer,

@@ -87,7 +87,12 @@ class RewardModel(LearnedReward):
             "too_long",
         ]
         how = repr(tuple(self.options[name] for name in telling))
-        return scales_of(normalize, self.options["path"], how, self._raw_of)
+        return scales_of(
+            normalize,
+            self.options["path"],
+            how,
+            lambda *asked: [raw for raw, _ in self._raw(*asked)],
+        )
 
     def judge(self, pairs: Pairs) -> list[Part]:
         """Return one part a pair."""
@@ -126,9 +131,6 @@ class RewardModel(LearnedReward):
             score = sigmoid(value)
         passed = score >= self.options["threshold"]
         return Part(value, score=score, passed=passed, detail=note, components=components)
-
-    def _raw_of(self, member: int, pairs: Pairs) -> list[float | None]:
-        return [raw for raw, _ in self._raw(member, pairs)]
 
     def _raw(self, member: int, pairs: Pairs) -> list[tuple[float | None, str]]:
         """Return (score before any normalization, what was cut) of each pair; None: it does not fit."""

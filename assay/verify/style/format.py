@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Any
 
 from assay.types import Completion, Problem, ThinkFormat
-from assay.verify.base import Field, Part, Verifier, flag, known_errors
+from assay.verify.base import Field, Part, Verifier, flag, is_text, known_errors
 
 # Letters and symbols by their category, yet nothing is seen of them: fillers, the empty braille cell.
 _UNSEEN = frozenset("\u115f\u1160\u2800\u3164\uffa0\ufffc")
 
 
-def _is_tag(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
-
-
-OPEN_TAG = Field("open_tag", "text that is not blank", default="<answer>", check=_is_tag)
-CLOSE_TAG = Field("close_tag", "text that is not blank", default="</answer>", check=_is_tag)
+OPEN_TAG = Field("open_tag", "text that is not blank", default="<answer>", check=is_text)
+CLOSE_TAG = Field("close_tag", "text that is not blank", default="</answer>", check=is_text)
 ONLY = flag("only", "true or false: whether text before the open tag is a fault")
 
 
