@@ -95,7 +95,7 @@ def is_text(value: Any) -> bool:
 
 
 def list_of(check: Callable[[Any], bool], most: int, least: int = 0) -> Callable[[Any], bool]:
-    """Return the check of a field that holds a list of so many things, each of which passes a check."""
+    """Return the check of a field that holds a list of things that each pass a check."""
 
     def holds(value: Any) -> bool:
         things = cast("list[Any]", value)

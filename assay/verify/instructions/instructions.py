@@ -1,12 +1,12 @@
 """Verifier ``instructions``: whether a completion does what IFEval's checkable instructions ask.
 
-The 25 instruction types, strict and loose, of Zhou et al., "Instruction-Following Evaluation for Large
-Language Models", arXiv:2311.07911, section 2. Verdicts are those of the public scorer, which
-``bench/instruction_agreement.py`` measures, but where that scorer does not repeat itself or draws at
-random: languages are detected with a fixed seed; a letter to count that is no letter (``#``) is counted,
-where it takes another at random; arguments that are missing or 0 mean what they say, where it draws
-some; keywords are plain text, where it reads them as patterns and fails on ``C++``; and an invisible
-character is no word.
+The 25 instruction types, strict and loose, of Zhou et al., "Instruction-Following Evaluation for
+Large Language Models", arXiv:2311.07911, section 2. Verdicts are those of the public scorer, which
+``bench/instruction_agreement.py`` measures, but where that scorer does not repeat itself or draws
+at random: languages are detected with a fixed seed; a letter to count that is no letter (``#``) is
+counted, where it takes another at random; arguments that are missing or 0 mean what they say, where
+it draws some; keywords are plain text, where it reads them as patterns and fails on ``C++``; and an
+invisible character is no word.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ STRICTER = flag(
 
 
 def judge_instructions(problem: Problem, completion: Completion) -> Part:
-    """Score 1 where the answer follows every instruction, else 0; the detail names those it does not.
+    """Score 1 where the answer follows every instruction, else 0; the detail names the others.
 
     Reads ``instruction_id_list``, ``kwargs``, ``mode``, ``credit`` and ``stricter`` of the spec.
-    Components: ``strict`` and ``loose`` (all instructions followed, 0 or 1), ``share_followed``, and
-    each instruction's id (0 or 1), the last two in the mode asked for.
+    Components: ``strict`` and ``loose`` (all instructions followed, 0 or 1), ``share_followed``,
+    and each instruction's id (0 or 1), the last two in the mode asked for.
     """
     instructions = read_instructions(problem)
     loosely, in_part = MODE.read(problem) == "loose", CREDIT.read(problem) == "fraction"

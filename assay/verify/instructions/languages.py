@@ -44,7 +44,7 @@ def detect_language(text: str) -> str | None:
 
 
 def is_language(text: str, code: str) -> bool | None:
-    """Whether a text is in a language; None where nothing tells. ``zh`` is Chinese in either way."""
+    """Whether a text is in a language; None where nothing tells. ``zh``: Chinese in either way."""
     found = detect_language(text)
     return None if found is None else code in (found, found.partition("-")[0])
 
@@ -75,7 +75,7 @@ def _script(char: str) -> str:
 
 @lru_cache(maxsize=1)
 def _factory() -> tuple[Any, type[Exception]]:
-    """Return a factory of our own: the seed and profiles of langdetect's shared one stay untouched."""
+    """Return a factory of our own; the seed and profiles of langdetect's stay untouched."""
     try:
         from langdetect.detector_factory import PROFILES_DIRECTORY, DetectorFactory
         from langdetect.lang_detect_exception import LangDetectException

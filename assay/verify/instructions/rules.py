@@ -1,9 +1,10 @@
 """The 25 instruction types, each a function of the text and the instruction's arguments.
 
-A rule reads a text as the public scorer does (Zhou et al., "Instruction-Following Evaluation for Large
-Language Models", arXiv:2311.07911). With ``strict`` it asks for what the instruction means: words in
-place of marks, content in place of empty constructs. All take time linear in the text. Keywords are
-plain text. `RULES` has the rules by their ids, whose second half is the function's name.
+A rule reads a text as the public scorer does (Zhou et al., "Instruction-Following Evaluation for
+Large Language Models", arXiv:2311.07911). With ``strict`` it asks for what the instruction means:
+words in place of marks, content in place of empty constructs. All take time linear in the text.
+Keywords are plain text. `RULES` has the rules by their ids, whose second half is the function's
+name.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """How many sentences a text has, as the public scorer of instruction following counts them.
 
 That scorer counts with Punkt (Kiss and Strunk, "Unsupervised Multilingual Sentence Boundary
-Detection", Computational Linguistics 32(4), 2006) and its English model. The decisions here are those
-of the paper's section 4. Of the model there is only what matters in English prose: the abbreviations
-that it knows, and the words that it takes for the start of a sentence behind one.
+Detection", Computational Linguistics 32(4), 2006) and its English model. The decisions here are
+those of the paper's section 4. Of the model there is only what matters in English prose: the
+abbreviations that it knows, and the words that it takes for the start of a sentence behind one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Words as the public scorer of instruction following counts them, and what of a text is visible."""
+"""Words as the public scorer of instructions counts them, and what of a text is visible."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def num_words(text: str) -> int:
     """Return the number of runs of letters with their marks, decimal digits and underscores.
 
     That is ``\\w+`` of the ``regex`` package, which NLTK 3.10 uses, but that nothing invisible is a
-    word by itself. (``\\w`` of the standard library, which NLTK used before, cuts Indic words at their
-    vowel signs and takes ``½`` for a word.)
+    word by itself. (``\\w`` of the standard library, which NLTK used before, cuts Indic words at
+    their vowel signs and takes ``½`` for a word.)
     """
     if not text.isascii():
         text = _BEYOND_ASCII.sub(lambda match: _stand_in(match[0]), text)

@@ -211,8 +211,8 @@ GYM = Verifier(
     domain="the tasks of reasoning-gym: puzzles, logic, algorithms, games, arithmetic",
     fields=(TASK, METADATA, ANSWER, PARTIAL_CREDIT),
     accepts="the last answer tag, box or 'the answer is', else the whole reply, in the form that "
-    f"the task asks for; text that a scorer would evaluate ({', '.join(sorted(EVALUATES))}) must be a "
-    "plain literal or plain algebra",
+    "the task asks for; text that a scorer would evaluate "
+    f"({', '.join(sorted(EVALUATES))}) must be a plain literal or plain algebra",
     partial_credit="the task's own (often 0.01 for a form, or the share of the reply that is the "
     "answer), never a pass; none for "
     f"{', '.join(sorted(name for name, (_, replaces) in STRICT.items() if replaces))}",

@@ -98,8 +98,8 @@ TARGET = Field(
 def judge_boolean(problem: Problem, completion: Completion) -> Part:
     """Score 1 where the completion's formula is equivalent to the expected one, else 0.
 
-    Reads ``formula``, ``form`` and ``max_connectives``. A variable that does not matter may be added
-    or left out; case tells variables apart only where the expected formula does.
+    Reads ``formula``, ``form`` and ``max_connectives``. A variable that does not matter may be
+    added or left out; case tells variables apart only where the expected formula does.
     """
     gold, form, bound = read_boolean(problem)
     text = _committed_formula(completion)
@@ -137,8 +137,8 @@ def read_boolean(problem: Problem) -> tuple[Formula, str, int | None]:
 def judge_entailment(problem: Problem, completion: Completion) -> Part:
     """Score 1 where the label is right, or the formula follows and says enough, else 0.
 
-    With ``target``: the completion gives a formula that the premises entail, that is no tautology and
-    that alone entails the target. Otherwise it gives a label: ``answer``, or what z3 says of
+    With ``target``: the completion gives a formula that the premises entail, that is no tautology
+    and that alone entails the target. Otherwise it gives a label: ``answer``, or what z3 says of
     ``premises`` and ``conclusion``.
     """
     label, premises, goal = read_entailment(problem)
@@ -230,7 +230,7 @@ def _parsed(text: str, gold: Formula | None = None) -> tuple[Formula | None, str
 
 
 def _spelled_as(gold: Formula, formula: Formula) -> Formula:
-    """Return a formula with its variables in the case of the expected one's, where that is clear."""
+    """Return a formula with its variables spelled as the expected one's, where that is clear."""
     folded = {name.casefold(): name for name in gold.atoms}
     taken = {name.casefold() for name in formula.atoms}
     if len(folded) < len(gold.atoms) or len(taken) < len(formula.atoms):

@@ -6,11 +6,12 @@ A suite is a file, ``attacks/NAME.toml``. It has these keys, all optional:
 - ``attacks``: completions by family, each written to be paid without solving the problem.
 - ``framed``: the same, but each text stands inside every one of ``frames``, in place of ``«text»``.
 - ``controls``: honest completions, which must pass.
-- ``problems``: ``id``, ``question``, ``spec``; attacks and controls for this problem alone; ``values``.
+- ``problems``: ``id``, ``question``, ``spec``; attacks and controls for this problem alone;
+  ``values``.
 
 A completion is a text, or a list of pieces, where ``[300, "again "]`` is a piece 300 times. In it
-``«gold»`` stands for the expected answer, and so on: `VALUES` has what each kind of problem offers. A
-completion that names what a problem does not have is left out there.
+``«gold»`` stands for the expected answer, and so on: `VALUES` has what each kind of problem offers.
+A completion that names what a problem does not have is left out there.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def _written(pieces: Sequence[Any], values: Values) -> str | None:
 
 
 def _of_answer(problem: Problem) -> Values | None:
-    """Question, expected answer, and a wrong answer of the same kind; of a number, others near it."""
+    """Question, expected answer, a wrong one of the same kind; of a number, others near it."""
     known = _gold(problem)
     if not known:
         return None
@@ -132,7 +133,7 @@ def _of_answer(problem: Problem) -> Values | None:
 
 
 def _gold(problem: Problem) -> Values:
-    """The expected answer, the first of several accepted ones; nothing where none is text or a number."""
+    """The expected answer, the first of several; nothing where it is no text and no number."""
     answer = problem.spec.get("answer")
     if isinstance(answer, list | tuple):
         answer = next(iter(cast("Sequence[Any]", answer)), None)
@@ -207,4 +208,4 @@ VALUES: Mapping[str, Callable[[Problem], Values | None]] = {
     "judge": _of_answer,
     "reward_model": _of_answer,
 }
-"""Of each suite, what its completions may name of a problem; None: the problem is of another kind."""
+"""Of each suite, what completions may name of a problem; None: it is of another kind."""

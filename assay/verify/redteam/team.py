@@ -1,9 +1,9 @@
 """Try known reward hacks on a verifier: ``assay redteam --verifier math``.
 
-A suite holds problems, attacks (completions that do not solve the problem but try to be paid for it)
-and controls (honest solutions in odd styles, which must pass). The bar is zero accepted attacks and
-every control passed. Attacks come from what the literature and public issue threads report of real
-checkers; each file of attacks names its sources.
+A suite holds problems, attacks (completions that do not solve the problem but try to be paid for
+it) and controls (honest solutions in odd styles, which must pass). The bar is zero accepted attacks
+and every control passed. Attacks come from what the literature and public issue threads report of
+real checkers; each file of attacks names its sources.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REJECTED, ACCEPTED, DARK = "control rejected", "attack accepted", "not judged"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A case that did not go as it must: an accepted attack, a rejected control, or no judgement."""
+    """A case that went wrong: an accepted attack, a rejected control, or no judgement."""
 
     attack: str
     kind: str
@@ -179,7 +179,7 @@ def warnings(verifier: str, options: Options | None = None) -> list[str]:
 
 
 def red_team_all(**settings: Any) -> Iterator[RedTeamResult]:
-    """Try every built-in verifier that has a suite of its own; one that cannot be asked is skipped."""
+    """Try every built-in verifier that has a suite; one that cannot be asked is skipped."""
     for name in suites():
         if name in BUILT_IN:
             try:
@@ -221,7 +221,7 @@ def all_cases(suite: Suite, problems: Sequence[Problem] | None, verifier: str) -
 
 
 def labelled_cases(name: str) -> Iterator[Case]:
-    """Yield the hacks of a built-in verifier's labelled set, and its honest replies in odd styles."""
+    """Yield the hacks of a verifier's labelled set, and its honest replies in odd styles."""
     for row in labelled_rows(name):
         honest = row["expected"] == "passed"
         if (row["kind"] == "odd_style" and honest) or (row["kind"] == "hack" and not honest):

@@ -40,7 +40,7 @@ def position_logits(
 ) -> list[list[list[float]]]:
     """Return the logits at some positions of each row; of a vocabulary only the given columns.
 
-    The model is asked for no more than these positions: a vocabulary at every token takes much memory.
+    Nothing else is computed: a vocabulary at every token takes much memory.
     """
     parameters = inspect.signature(checkpoint.model.forward).parameters
     sliced = columns is not None and "logits_to_keep" in parameters
@@ -65,7 +65,7 @@ def position_logits(
 
 
 def length_batches(rows: Rows, batch_tokens: int) -> Iterator[list[int]]:
-    """Yield row numbers, alike in length, whose padded batch has at most so many tokens, or one row."""
+    """Yield rows alike in length, whose padded batch has at most so many tokens, or one row."""
     chosen: list[int] = []
     for row in sorted(range(len(rows)), key=lambda row: (-len(rows[row]), row)):
         if chosen and (len(chosen) + 1) * len(rows[chosen[0]]) > batch_tokens:
@@ -82,7 +82,7 @@ def _in_batches(
     batch_tokens: int | None,
     run: Callable[[Sequence[int]], list[T]],
 ) -> list[T]:
-    """Return what ``run`` makes of each row, in order; a batch that memory does not hold is halved."""
+    """Return what ``run`` makes of each row; a batch that memory does not hold is halved."""
     with slow_import():
         import torch
     if batch_tokens is None:

@@ -1,4 +1,4 @@
-"""Checkpoints that score text: loaded without a weight drawn at random, and told apart by a hash."""
+"""Checkpoints that score text: loaded with every weight that they need, told apart by a hash."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _as_ours(error: AssayError, where: str) -> VerifierError:
 
 @lru_cache(maxsize=64)
 def checkpoint_hash(path: str) -> str:
-    """Return twelve hexadecimal digits that change with a checkpoint's weights, configuration or tokenizer.
+    """Return twelve digits that change with a checkpoint's weights, configuration or tokenizer.
 
     Of a folder: all of its small text files, and of each tensor in its safetensors files the name,
     type and shape, with every byte of those up to 1 MiB (heads, norms, biases) and eight samples of

@@ -1,4 +1,4 @@
-"""What both kinds of reward models share: checkpoints under one set of options, kept once loaded."""
+"""What both kinds of reward models share: checkpoints under a set of options, loaded once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Pairs = Sequence[tuple[Problem, Completion]]
 
 
 class LearnedReward:
-    """A reward that checkpoints learned. options: every option's value, as `read_options` gives it."""
+    """A reward that checkpoints learned. options: all values, as `read_options` gives them."""
 
     name: ClassVar[str]
     fields: ClassVar[tuple[Field, ...]]

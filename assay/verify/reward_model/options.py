@@ -1,4 +1,4 @@
-"""The options of learned rewards: what the configuration says, over what a checkpoint says of itself.
+"""The options of learned rewards: the configuration's, over what a checkpoint says of itself.
 
 A checkpoint that Assay trained has a ``reward_model.json``, which tells how it must be read:
 
@@ -45,8 +45,9 @@ def _is_path(value: Any) -> bool:
 
 PATH = option(
     "path",
-    "a run of [reward_model] (or its checkpoint, as RUN@best), a folder in Hugging Face layout, a hub "
-    "name, or a list of them; a reward_model.json there says the other options, where they are not set",
+    "a run of [reward_model] (or its checkpoint, as RUN@best), a folder in Hugging Face layout, a "
+    "hub name, or a list of them; a reward_model.json there says the other options, where they are "
+    "not set",
     None,
     _is_path,
 )

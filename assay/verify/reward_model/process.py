@@ -202,9 +202,9 @@ def judge_process_reward_model(pairs: Pairs) -> list[Part]:
 
     Each step is followed by ``step_tag``, at whose last token the checkpoint is read. ``style =
     "causal"``: a language model; softmax over ``good_token`` and ``bad_token`` (Math-Shepherd,
-    arXiv:2312.08935). ``"classifier"``: a head over tokens, of one logit or of two labels. Steps are
-    split at ``split``, or where ``step_ends`` of the row says. `StepScore.end` is the index of the
-    completion's own token at which the step ends, or, of a completion without tokens, of the
+    arXiv:2312.08935). ``"classifier"``: a head over tokens, of one logit or of two labels. Steps
+    are split at ``split``, or where ``step_ends`` of the row says. `StepScore.end` is the index of
+    the completion's own token at which the step ends, or, of a completion without tokens, of the
     character. A completion without a step fails; one that does not fit is not judged.
     """
     return ProcessRewardModel.of(pairs[0][0].spec).judge(pairs) if pairs else []

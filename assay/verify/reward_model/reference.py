@@ -49,10 +49,10 @@ def scales_of(
 ) -> tuple[Scale, ...]:
     """Return one scale a member: as given, or of the rows of a file.
 
-    normalize: ``{mean, std}``, or a JSON Lines file of rows with a prompt and a completion. What the rows
-    give is stored beside the file, as ``FILE.stats.json``, under the hashes of the checkpoint, of the
-    rows and of ``how`` a text becomes tokens, and read from there the next time. The standard
-    deviation is that of the population. Raises VerifierError.
+    normalize: ``{mean, std}``, or a JSON Lines file of rows with a prompt and a completion. What
+    the rows give is stored beside the file, as ``FILE.stats.json``, under the hashes of the
+    checkpoint, of the rows and of ``how`` a text becomes tokens, and read from there the next time.
+    The standard deviation is that of the population. Raises VerifierError.
     """
     if isinstance(normalize, Mapping):
         return _given(cast("Mapping[str, Any]", normalize), len(paths))

@@ -1,4 +1,4 @@
-"""Verifier ``reward_model``: the score that sequence-classification checkpoints give a completion."""
+"""Verifier ``reward_model``: the score that classification checkpoints give a completion."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class RewardModel(LearnedReward):
         return Part(value, score=score, passed=passed, detail=note, components=components)
 
     def _raw(self, member: int, pairs: Pairs) -> list[tuple[float | None, str]]:
-        """Return (score before any normalization, what was cut) of each pair; None: it does not fit."""
+        """Return (score as it is, what was cut) of each pair; None: it does not fit."""
         checkpoint, encoder = self.members[member]
         encoded = [self._encoded(encoder, *pair) for pair in pairs]
         rows = [each.tokens for each in encoded if each.tokens is not None]
@@ -159,9 +159,9 @@ def judge_reward_model(pairs: Pairs) -> list[Part]:
     """Return the score of each completion; every option comes from the configuration.
 
     ``head = "scalar"``: the one logit, as it is: any number. ``"binary"``: the probability of the
-    label ``positive``, of an outcome head with two labels (one logit: its sigmoid). Each member of an
-    ensemble is normalized by itself, then the members are aggregated, then ``squash``ed. A text that
-    does not fit is not judged.
+    label ``positive``, of an outcome head with two labels (one logit: its sigmoid). Each member of
+    an ensemble is normalized by itself, then the members are aggregated, then ``squash``ed. A text
+    that does not fit is not judged.
     """
     return RewardModel.of(pairs[0][0].spec).judge(pairs) if pairs else []
 
@@ -179,8 +179,8 @@ REWARD_MODEL = Verifier(
     lane="device",
     domain="what a learned reward model says of a completion",
     fields=RewardModel.fields,
-    accepts="any text that fits the reward model's length; control tokens that it spells are read as "
-    "letters",
+    accepts="any text that fits the reward model's length; control tokens that it spells are read "
+    "as letters",
     partial_credit="the score itself",
     weight=0.1,
     bounds=None,

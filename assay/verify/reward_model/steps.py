@@ -40,9 +40,9 @@ def split_steps(
 ) -> list[Step]:
     """Return the steps of a completion; white space around them and think tags belong to none.
 
-    split: ``newline``, ``blank_line`` or the text that ends a step. The spec's ``step_ends`` (the last
-    token of each step) goes before it. reads: ``answer`` leaves out everything up to the end of the
-    think block. Raises VerifierError for ends beyond the completion.
+    split: ``newline``, ``blank_line`` or the text that ends a step. The spec's ``step_ends`` (the
+    last token of each step) goes before it. reads: ``answer`` leaves out everything up to the end
+    of the think block. Raises VerifierError for ends beyond the completion.
     """
     text = completion.text
     ends: Any = problem.spec.get("step_ends")

@@ -69,7 +69,7 @@ class ConversationEncoder:
         self._guards: dict[ThinkFormat, tuple[re.Pattern[str], frozenset[int]]] = {}
 
     def encode(self, problem: Problem, completion: Completion, reads: str = "all") -> Encoded:
-        """Return the tokens of a prompt and its completion; of the completion all, or its answer."""
+        """Return the tokens of a prompt and its completion, all of it or its answer."""
         text = completion.text if reads == "all" else completion.answer_text.strip()
         return self.encode_text(problem, text, completion.think)
 
@@ -84,7 +84,7 @@ class ConversationEncoder:
         return self.fit(tokens, lambda: len(self.prompt_tokens(problem, think)))
 
     def prompt_tokens(self, problem: Problem, think: ThinkFormat, text: str = "") -> list[int]:
-        """Return the tokens in front of a completion, and of the text that it begins with, uncut."""
+        """Return the tokens in front of a completion and of how it begins, uncut."""
         guarded: list[str] = []
         turns = self._turns(problem, guarded, think)
         before = self._render(turns, _PROBE).rpartition(_PROBE)[0]
@@ -215,7 +215,7 @@ class ConversationEncoder:
         return self._guards[think]
 
     def _around(self) -> tuple[list[int], list[int]]:
-        """Return the special tokens that the tokenizer puts around plain text; a template writes its own."""
+        """Return the special tokens around plain text; a template writes its own."""
         if self.format == "chat":
             return [], []
         plain, full = self._encode("x"), list(self.tokenizer("x")["input_ids"])

@@ -8,7 +8,7 @@ from functools import lru_cache
 from assay.types import Completion, Problem, ThinkFormat
 from assay.verify.base import Field, Part, Verifier, flag, is_text, known_errors
 
-# Letters and symbols by their category, yet nothing is seen of them: fillers, the empty braille cell.
+# Letters and symbols by their category, of which nothing is seen: fillers, empty braille.
 _UNSEEN = frozenset("\u115f\u1160\u2800\u3164\uffa0\ufffc")
 
 
@@ -21,9 +21,9 @@ def judge_think_format(problem: Problem, completion: Completion) -> Part:
     """Score 1 where the think block has its form, else 0; the detail says what is wrong.
 
     ``free``: the text opens with the block, closes it once, and an answer follows. ``opened``: the
-    prompt opened the block, so the text only closes it. ``empty``: the prompt holds the empty block,
-    so the text has no tag, and an answer. ``off``: nothing is asked, everything passes. Both the
-    reasoning and the answer must hold something that can be seen.
+    prompt opened the block, so the text only closes it. ``empty``: the prompt holds the empty
+    block, so the text has no tag, and an answer. ``off``: nothing is asked, everything passes. Both
+    the reasoning and the answer must hold something that can be seen.
     """
     fault = _think_fault(completion.text, completion.think)
     return Part(0.0 if fault else 1.0, detail=fault)
@@ -109,7 +109,7 @@ def _near_tag(text: str, open_tag: str, close_tag: str) -> str:
 
 @lru_cache(maxsize=64)
 def _tag_pattern(open_tag: str, close_tag: str) -> re.Pattern[str] | None:
-    """Return what matches a tag in any spelling; None for tags that are not ``<name>``, ``</name>``."""
+    """Return what matches a tag in any spelling; None of tags of another form than ``<name>``."""
     name = re.fullmatch(r"<([\w-]+)>", open_tag)
     if name is None or close_tag != f"</{name[1]}>":
         return None
@@ -139,8 +139,8 @@ ANSWER_TAGS = Verifier(
     lane="inline",
     domain="the form of the answer: between tags, once, at the end",
     fields=(OPEN_TAG, CLOSE_TAG, ONLY),
-    accepts="outside the think block: the tags exactly once, in order, spelled exactly, with content, "
-    "and nothing but white space after them",
+    accepts="outside the think block: the tags exactly once, in order, spelled exactly, with "
+    "content, and nothing but white space after them",
     weight=0.1,
     known_errors=known_errors("answer_tags"),
     text_only=True,

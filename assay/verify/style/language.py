@@ -69,11 +69,11 @@ def judge_language(problem: Problem, completion: Completion) -> Part:
     """Return the share of words that are in the language ``target``; passed from ``threshold`` on.
 
     Each Chinese or Japanese character is a word. Code, formulas, numbers, tags and addresses do not
-    count (words of a foreign script do, wherever they stand). A language with a script of its own is told by
-    the script; others sentence by sentence, by their commonest words and, where these do not
-    settle it, by `detect_language`. A text without words is in every language. ``part`` is what is
-    read: the reasoning (the whole text where there are fewer than ten words of it), the answer, or
-    all. Source: DeepSeek-R1, arXiv:2501.12948, section 2.3.2.
+    count (words of a foreign script do, wherever they stand). A language with a script of its own
+    is told by the script; others sentence by sentence, by their commonest words and, where these do
+    not settle it, by `detect_language`. A text without words is in every language. ``part`` is what
+    is read: the reasoning (the whole text where there are fewer than ten words of it), the answer,
+    or all. Source: DeepSeek-R1, arXiv:2501.12948, section 2.3.2.
     """
     target, threshold = TARGET.read(problem).lower(), THRESHOLD.read(problem)
     text = _read(completion, problem)
@@ -148,7 +148,7 @@ def _without_code(text: str) -> tuple[str, str]:
 
 
 def _without_fences(text: str) -> tuple[str, str]:
-    """Return (the lines outside fenced code, those inside); a fence that never closes runs to the end."""
+    """Return (lines outside fenced code, those inside); an open fence runs to the end."""
     if "```" not in text and "~~~" not in text:
         return text, ""
     lines: tuple[list[str], list[str]] = ([], [])
@@ -163,7 +163,7 @@ def _without_fences(text: str) -> tuple[str, str]:
 
 
 def _chunks(text: str, target: str) -> Iterator[list[str]]:
-    """Yield the words of each sentence, short ones together; then the foreign words aside from prose."""
+    """Yield the words of each sentence, short ones together; then foreign words beside prose."""
     prose, aside = _without_code(text)
     waiting: list[str] = []
     letters = 0
@@ -204,7 +204,7 @@ def _inside(words: Sequence[str], target: str) -> list[str]:
 
 
 def _settled(words: Sequence[str], target: str) -> bool | None:
-    """Return whether words of the target's script are in it; None: they do not tell by themselves."""
+    """Return whether words of the target's script are in it; None: they do not tell."""
     if _SCRIPTS.get(target, "latin") not in _SHARED:
         return True
     counts = _function_words([word.casefold() for word in words])

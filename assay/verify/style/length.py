@@ -56,9 +56,9 @@ def judge_length_target(problem: Problem, completion: Completion) -> Part:
         exact   -min(1, alpha * |n - length|)              (L1 eq. 1, its second summand)
         max     clip(alpha * (n - length) + delta, 0, 1) - 1     (L1 eq. 2, its factor less one)
 
-    Reads ``target_tokens`` or ``target_words``, ``variant``, ``alpha`` (default 1/n: the distance is
-    relative to the target; the paper has 0.0003), ``delta`` and ``tolerance`` of the spec. Source:
-    Aggarwal and Welleck 2025, arXiv:2503.04697.
+    Reads ``target_tokens`` or ``target_words``, ``variant``, ``alpha`` (default 1/n: the distance
+    is relative to the target; the paper has 0.0003), ``delta`` and ``tolerance`` of the spec.
+    Source: Aggarwal and Welleck 2025, arXiv:2503.04697.
     """
     measured = _measure(problem, completion, TARGET)
     if isinstance(measured, Part):
@@ -109,11 +109,12 @@ def judge_overlong(problem: Problem, completion: Completion) -> Part:
         ((limit - buffer) - length) / buffer  between
         -1                                    length >= limit
 
-    Reads ``max_tokens`` or ``max_words``, and ``buffer`` (default: a fifth of it, the paper's share)
-    of the spec. Source: arXiv:2503.14476. ``algorithm.overlong_buffer`` is the same formula inside
-    the learner, bound to ``sampling.max_tokens``; it changes the advantage and leaves the recorded
-    reward alone. Use this verifier where the limit is not the sampler's, differs from problem to
-    problem, or is to stand in the rollout log; never both, or the punishment counts twice.
+    Reads ``max_tokens`` or ``max_words``, and ``buffer`` (default: a fifth of it, the paper's
+    share) of the spec. Source: arXiv:2503.14476. ``algorithm.overlong_buffer`` is the same formula
+    inside the learner, bound to ``sampling.max_tokens``; it changes the advantage and leaves the
+    recorded reward alone. Use this verifier where the limit is not the sampler's, differs from
+    problem to problem, or is to stand in the rollout log; never both, or the punishment counts
+    twice.
     """
     measured = _measure(problem, completion, LIMIT)
     if isinstance(measured, Part):
@@ -170,7 +171,7 @@ def _score(part: Part) -> float | None:
 
 
 def _bounds(problem: Problem, fields: Sequence[Field]) -> list[tuple[str, float]]:
-    """Return (unit, bound) of those that are given, in tokens first; raises VerifierError for none."""
+    """Return (unit, bound) of those given, tokens first; raises VerifierError for none."""
     tokens, words = (field.read(problem) for field in fields)
     found = [(unit, bound) for unit, bound in (("tokens", tokens), ("words", words)) if bound]
     if not found:

@@ -24,7 +24,7 @@ LEAST_SENTENCES = 12  # units: in less, even whole sentences that stand again te
 LONG_RUN = 32  # times that one number may stand in a row
 
 _CJK = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af"
-# Long words, and long rows of symbols, come in pieces, so that "aaaa..." and "----..." are loops too.
+# Long words and rows of symbols come in pieces, so that "aaaa..." and "----..." are loops too.
 _UNIT = re.compile(rf"[{_CJK}]|[^\W\d_{_CJK}]{{1,16}}|\d{{1,16}}|[^\w\s]{{6,16}}")
 _SENTENCE_END = re.compile(r"[.!?]+(?=\s)|[。！？]|\n+")
 _INVISIBLE = dict.fromkeys([0xAD, 0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF])
@@ -49,11 +49,12 @@ FIELDS = (
 def judge_repetition(problem: Problem, completion: Completion) -> Part:
     """Return minus the share of repetition beyond what honest text has, in [-1, 0].
 
-    The largest of three shares: n-grams of words that stand again within `WINDOW` words, the same with
-    all numbers taken as equal (loops that count), and sentences that stand a third time. Case,
-    punctuation, white space and invisible characters do not count. Each of the shares is 0 up to what
-    is allowed, then rises linearly to 1, block by block of `BLOCK` words. In fewer than
-    `LEAST` words only sentences count, in fewer than `LEAST_SENTENCES` nothing does. Reads ``ngram``, ``allowed`` and ``tolerance`` of the spec.
+    The largest of three shares: n-grams of words that stand again within `WINDOW` words, the same
+    with all numbers taken as equal (loops that count), and sentences that stand a third time. Case,
+    punctuation, white space and invisible characters do not count. Each of the shares is 0 up to
+    what is allowed, then rises linearly to 1, block by block of `BLOCK` words. In fewer than
+    `LEAST` words only sentences count, in fewer than `LEAST_SENTENCES` nothing does. Reads
+    ``ngram``, ``allowed`` and ``tolerance`` of the spec.
     """
     allowed, size, tolerance = (field.read(problem) for field in FIELDS)
     text = completion.text.translate(_INVISIBLE).casefold()
@@ -82,7 +83,7 @@ def judge_repetition(problem: Problem, completion: Completion) -> Part:
 
 
 def _counted(units: Sequence[str], folded: Sequence[str], size: int) -> list[bool]:
-    """Return which n-grams count: not those mostly of numbers, as in tables, but for long runs of one."""
+    """Return which n-grams count: not those mostly of numbers, but for long runs of one."""
     before = [0, *accumulate(unit == "0" for unit in folded)]
     counted = [
         2 * (last - first) <= size for first, last in zip(before, before[size:], strict=False)
@@ -119,7 +120,7 @@ def _ngram_excess(
 
 
 def _sentence_excess(text: str) -> float:
-    """Return the share of words in sentences that stand for the third time or more, less what is allowed.
+    """Return the share of words in sentences that stand a third time, less what is allowed.
 
     Once more is no fault: an answer is often said in the reasoning and again behind it.
     """
