@@ -159,7 +159,6 @@ _LABEL = re.compile(
     rf"|^\(\s*{_NAME}(?:\s*,\s*{_NAME})*\s*\)$|^\\frac\s*\{{\s*{_NAME}\s*\}}\s*\{{\s*{_NAME}\s*\}}$"
     r"|^[A-Za-z]+(?: [A-Za-z]+){0,3}$"
 )
-_EQUALS = re.compile(r"(?<![<>!\\:])=|:=")
 
 
 def split_equals(text: str) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
@@ -31,14 +31,13 @@ class Unit:
     """What follows a number.
 
     factors: powers of the base dimensions. size: in those of the table. nouns: words outside the
-    table. scale: of a temperature, ``C`` or ``F``. per: the words behind the first "per".
+    table. scale: of a temperature, ``C`` or ``F``.
     """
 
     factors: tuple[tuple[str, int], ...] = ()
     size: Fraction = Fraction(1)
     nouns: frozenset[str] = frozenset()
     scale: str = ""
-    text: str = field(default="", compare=False)
 
     def __bool__(self) -> bool:
         return bool(self.factors or self.nouns or self.scale)
@@ -84,7 +83,7 @@ def read_unit(text: str, attached: bool = False) -> Unit | None:
     temperature = re.fullmatch(r"(?:°|deg(?:ree)?s?)\s*(C|F|[Cc]elsius|[Ff]ahrenheit)\.?", text)
     if temperature or text in ("celsius", "Celsius", "fahrenheit", "Fahrenheit"):
         letter = (temperature[1] if temperature else text)[0].upper()
-        return Unit(scale=letter, text=text)
+        return Unit(scale=letter)
     return _read_words(text, attached)
 
 
@@ -130,7 +129,7 @@ def _read_words(text: str, attached: bool) -> Unit | None:
         for base, inner in bases.items():
             factors[base] += inner * power
     left = tuple(sorted((base, power) for base, power in factors.items() if power))
-    return Unit(left, size, frozenset(nouns), text=text)
+    return Unit(left, size, frozenset(nouns))
 
 
 def _tokens(text: str) -> Iterator[str]:
