@@ -21,8 +21,8 @@ from assay.verify.serving.protocol import decode_part, dump_request, encode_grou
 from assay.verify.serving.remains import clear, new_family, start_watcher
 
 MAX_FAILED_STARTS = 3
-CALLS_AHEAD = 24  # that a worker is given at once, so that it seldom waits
-GIVE_MORE = (0, 4, 12)  # how many answers it owes when it is given more
+CALLS_AHEAD = 48  # that a worker is given at once, so that it seldom waits
+GIVE_MORE = (0, 8, 24)  # how many answers it owes when it is given more
 
 
 class Pool(Lane):
