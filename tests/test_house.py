@@ -59,10 +59,10 @@ APART = {"verify", "generate", "learn"}
 BUDGETS = {
     "*.py": 1620,
     "cli": 820,  # `assay verify FILE` came from verify, which stands alone
-    "config": 1230,  # the docstrings of its keys are within 100 columns
+    "config": 1380,  # an algorithm's fields and checks came from learn, where they stood again
     "data": 2600,
     "generate": 2600,  # 300 more: a decoding step in C, 1.7 times as fast on the demo
-    "learn": 4500,
+    "learn": 4300,
     "model": 3320,  # 70 more: weights on their way, with a fingerprint
     "plan": 1980,
     "run": 3777,

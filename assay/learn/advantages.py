@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from assay.config.algorithm import Algorithm
 from assay.errors import ConfigError, message
 from assay.learn.baselines import group_advantages, group_scale
 from assay.learn.gae import discounted_to_go, gae_advantages
 from assay.learn.losses import token_weights
 from assay.learn.rewards import judged_rows, shape_rewards, token_kl, token_rewards
-from assay.learn.row import Algorithm
 from assay.learn.rows import row_sums
 from assay.learn.whitening import whiten
 from assay.model.packing import Batch

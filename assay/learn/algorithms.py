@@ -1,8 +1,8 @@
 """The table of algorithms: each is a named setting, with the paper and equation that it is.
 
 Adding an algorithm is adding a row. What a row says is computed in `rewards` (what is rewarded),
-`advantages` (credit, baseline, scale) and `losses` (surrogate, KL, aggregation); the fields are
-described in `row` and in `assay.config.AlgorithmConfig`.
+`advantages` (credit, baseline, scale) and `losses` (surrogate, KL, aggregation); the fields stand in
+`assay.config.algorithm`, once.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import MISSING, fields, replace
 from typing import Any
 
+from assay.config.algorithm import Algorithm
 from assay.errors import ConfigError, message
-from assay.learn.row import Algorithm
 from assay.learn.tables import choose_row
 
 # In all rows std_ddof is 1: siblings are a sample of the policy, and the sample deviation is what

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from assay.learn.row import Baseline, Scale
+from assay.config.algorithm import Baseline, Scale
 from assay.learn.rows import row_medians, row_sums
 
 

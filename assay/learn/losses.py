@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from assay.learn.row import Aggregation, Algorithm, KLEstimator
+from assay.config.algorithm import Aggregation, Algorithm, KLEstimator
 from assay.learn.rows import row_sums
 from assay.learn.surrogates import (
     cispo_surrogate,

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from assay.config.algorithm import Algorithm
 from assay.learn.losses import kl_estimate
-from assay.learn.row import Algorithm
 from assay.learn.rows import row_sums
 from assay.model.packing import Batch
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from assay.learn.row import RatioLevel
+from assay.config.algorithm import RatioLevel
 from assay.learn.rows import of_rows, row_sums
 
 MAX_LOG_RATIO = 20.0
