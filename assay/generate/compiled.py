@@ -38,8 +38,7 @@ def library(dtype: torch.dtype) -> ctypes.CDLL:
     an older one hold this too.
     """
     compiler = c_compiler()
-    if compiler is None or dtype not in KINDS:
-        raise NotLean(f"no C compiler (cc), or no compiled functions for {dtype}")
+    assert compiler is not None, "CompiledForward has asked for it"
     path, version = compiler
     march = MARCH.get(torch.backends.cpu.get_cpu_capability(), ())
     try:
@@ -91,15 +90,17 @@ class CompiledForward(LeanForward):
         for norm in self._norms():
             if norm[0].dtype != weight.dtype or not norm[0].is_contiguous():
                 raise NotLean("a norm of another type than its embedding")
-        self._functions = library(weight.dtype)
+        if c_compiler() is None or weight.dtype not in KINDS:
+            raise NotLean(f"no C compiler (cc), or no compiled functions for {weight.dtype}")
         heads = [len(layer.key[0]) // width for layer in self._decoder.layers]
         self.cache = CompiledCache(heads, width, weight.dtype)
         self._told: list[_Layer] = []
         self._told_of: tuple[int, ...] = ()
 
     def refresh(self, num_rows: int) -> None:
-        """Read the parameters of the live model again."""
+        """Read the parameters of the live model again; build the functions before the first step."""
         super().refresh(num_rows)
+        self._functions = library(self._decoder.embedding.dtype)
         self._told_of = ()
 
     def _tell(self, layer: Layer) -> _Layer:

@@ -108,6 +108,7 @@ def test_bits_do_not_depend_on_neighbors(dtype: torch.dtype, threads: int) -> No
 @pytest.mark.parametrize("dtype", KINDS)
 def test_norms_and_gates_are_those_of_tensor_operations(dtype: torch.dtype) -> None:
     forward = CompiledForward(wide_model(dtype=dtype))
+    forward.refresh(8)
     dice = torch.Generator().manual_seed(0)
     hidden, added = (torch.randn(700, 96, generator=dice).to(dtype) for _ in range(2))
     weight = torch.randn(96, generator=dice).to(dtype)
@@ -126,6 +127,7 @@ def test_norms_and_gates_are_those_of_tensor_operations(dtype: torch.dtype) -> N
 def test_what_is_no_number_stays_none() -> None:
     for dtype in KINDS:
         forward = CompiledForward(wide_model(dtype=dtype))
+        forward.refresh(8)
         hidden = torch.full((1, 96), float("nan"), dtype=dtype)
         assert forward._add_norm(hidden, None, (hidden[0].clone(), 1e-5)).isnan().all()
         assert forward._gated(torch.full((1, 160), float("nan"), dtype=dtype)).isnan().all()
@@ -170,9 +172,7 @@ def test_without_a_compiler_tensor_operations_do_the_work(monkeypatch: pytest.Mo
     problems = [problem_of(12)]
     expected = completions_of(list(compiled_engine(wide_model()).generate(problems, GREEDY, 2)))
     monkeypatch.setattr(compiled_module, "c_compiler", lambda: None)
-    library.cache_clear()
     engine = engine_of(wide_model())
-    library.cache_clear()
     assert engine.path == "lean" and "no C compiler" in engine._choice.reasons[0]
     for name, one in completions_of(list(engine.generate(problems, GREEDY, 2))).items():
         assert one.tokens.tolist() == expected[name].tokens.tolist()
