@@ -22,7 +22,7 @@ from assay.learn.preference_table import Preference, preference
 from assay.learn.preference_update import PreferenceBatch, PreferenceLearner
 from assay.model.packing import Batch, pack
 from assay.testing import byte_tokenizer, tiny_model
-from assay.training.preference_verdicts import examples_of_group
+from assay.training.preference_data import examples_of_group
 from assay.types import Group, Verdict
 
 pytestmark = [
