@@ -50,6 +50,7 @@ _BOX = re.compile(
     r"(?:\{|(?P<bare>\\?[\w.]+))"
 )
 _TAG = re.compile(r"<\s*(/?)\s*(?:final[_ ]?)?answer\s*>", re.IGNORECASE)
+_WORD = re.compile(r"\w")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _OTHER_LETTER = re.compile(r"^[^\w\n]{0,6}B\**[ \t]{0,3}[:：]", re.MULTILINE)  # A: is then a label
 _EXPLAINS = re.compile(r"\s{0,9}[^\n]{0,300}[:：][ \t]{0,3}$", re.MULTILINE)
@@ -149,7 +150,8 @@ def marks(text: str, depth: int = 0) -> list[Mark]:
             Mark(mark.inside + m.start, mark.inside + m.inside, mark.inside + m.end, m.content)
             for m in inner
         ]
-        found[-1] = replace(found[-1], end=mark.end)
+        if not _WORD.search(mark.content, inner[-1].end):  # else words behind the inner one count
+            found[-1] = replace(found[-1], end=mark.end)
     return found
 
 
