@@ -52,7 +52,8 @@ def test_results_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
     console.show(type("Result", (), {"__str__": lambda self: EVIL})(), as_json=False)
     assert not DRIVES.search(capsys.readouterr().out)
     file = io.StringIO()
-    Progress("run", 1, console=Console(file=file)).note(f"warning: not judged: {EVIL}")
+    progress = Progress("run", 1, console=Console(file=file))
+    progress("notes", {"text": f"warning: not judged: {EVIL}"})
     assert not DRIVES.search(file.getvalue()) and r"\u001b[2J" in file.getvalue()
 
 

@@ -115,7 +115,9 @@ def _row(test: Any) -> dict[str, Any] | None:
 
 def _kind(row: dict[str, Any] | None) -> Kind | None:
     """Return the form of a test, or None where it has none that is known."""
-    for kind, (needed, optional) in _FORMS.items() if row is not None else ():
+    if row is None:
+        return None
+    for kind, (needed, optional) in _FORMS.items():
         if needed.keys() <= row.keys() <= needed.keys() | optional.keys():
             checks = needed | optional
             return kind if all(checks[key](value) for key, value in row.items()) else None
