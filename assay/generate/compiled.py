@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from assay.generate.compiled_cache import LANES, CompiledCache
+from assay.generate.compiled_cache import CAPABILITY, LANES, CompiledCache
 from assay.generate.lean import Attend, LeanForward, Norm
 from assay.model.family import Layer, NotLean
 from assay.run.environment import c_compiler
@@ -40,9 +40,9 @@ def library(dtype: torch.dtype) -> ctypes.CDLL:
     compiler = c_compiler()
     assert compiler is not None, "CompiledForward has asked for it"
     path, version = compiler
-    march = MARCH.get(torch.backends.cpu.get_cpu_capability(), ())
+    command = [path, *MARCH.get(CAPABILITY, ()), f"-DLANES={LANES}", *FLAGS, *KINDS[dtype]]
     try:
-        made = _built([path, *march, *FLAGS, *KINDS[dtype]], version)
+        made = _built(command, version)
         found = ctypes.CDLL(str(made))
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
         raise NotLean(f"{path}: {error}") from error

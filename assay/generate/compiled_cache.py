@@ -10,7 +10,8 @@ from torch import Tensor
 
 from assay.generate.kv_cache import Extent, Prompt, Room
 
-LANES = 16  # tokens of a vector in decode_step.c
+CAPABILITY = torch.backends.cpu.get_cpu_capability()
+LANES = {"AVX512": 16, "AVX2": 8}.get(CAPABILITY, 4)  # floats of a vector register
 
 
 class CompiledCache:

@@ -14,15 +14,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifndef LANES /* floats of a vector register: told by compiled.py */
 #define LANES 16
+#endif
 #define CHUNK 128  /* tokens that stay near while each query of a head passes over them */
 #define MUCH 32768 /* numbers from which threads share a row-wise operation */
 
 typedef float vector __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int32_t integers __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef float eight __attribute__((vector_size(32), aligned(4)));
-typedef float four __attribute__((vector_size(16), aligned(4)));
 
 static inline vector choose(integers where, vector this, vector other) {
     return (vector)((where & (integers)this) | (~where & (integers)other));
@@ -55,11 +55,9 @@ static inline void store(number *to, vector x) { *(vector *)to = x; }
 #endif
 
 static inline float total(vector x) {
-    const eight *halves_of_x = (const eight *)&x;
-    eight a = halves_of_x[0] + halves_of_x[1];
-    const four *halves_of_a = (const four *)&a;
-    four b = halves_of_a[0] + halves_of_a[1];
-    return (b[0] + b[2]) + (b[1] + b[3]);
+    for (int count = LANES / 2; count; count /= 2)
+        for (int i = 0; i < count; i++) x[i] += x[i + count];
+    return x[0];
 }
 
 static inline float largest(vector x) {
