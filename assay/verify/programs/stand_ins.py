@@ -54,8 +54,8 @@ class Opaque:
         _put(self, "opaque_told", False)
         _put(self, "opaque_since", ASKED["calls"])
 
-    @property
-    def __class__(self) -> Any:
+    @property  # that nobody sets
+    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """What isinstance is to think of: a heir of the row's class that the object's inherits."""
         name, *bases = self.opaque_handle.names
         shared = [agent.classes[each] for each in bases if each in agent.shared]

@@ -55,10 +55,10 @@ SPECIAL: dict[str, Callable[..., Any]] = {
     for each in (len, str, repr, bool, hash, iter, int, float, abs, reversed, round, setattr)
 } | {name: each for name, each in vars(operator).items() if name[:2] == "__" and callable(each)}
 _REFLECTED = "add sub mul truediv floordiv mod pow matmul and or xor"
-SPECIAL |= {
-    f"__r{name}__": lambda value, other, do=SPECIAL[f"__{name}__"]: do(other, value)
+SPECIAL.update(
+    (f"__r{name}__", lambda value, other, do=SPECIAL[f"__{name}__"]: do(other, value))
     for name in _REFLECTED.split()
-}
+)
 
 
 class Gone(BaseException):

@@ -249,8 +249,7 @@ ITERATORS = ("builtins", "itertools", "collections")  # an object with __next__ 
 class Decoder:
     """Read one message. ``stand_in(handle)`` returns what stands for an object; it may refuse.
 
-    ``fill(handle)`` is called for each object whose attributes came along, before its value is
-    read.
+    ``fill(handle)`` is called for each object whose attributes came along, before it is read.
     """
 
     def __init__(

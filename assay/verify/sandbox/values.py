@@ -75,9 +75,8 @@ class Handle:
 
     origin: the number of its session; id: its number there. kind: one of `KINDS`; ``data`` is an
     object of a class that both sides have: its attributes, `state`, travel along. names: of its
-    class and of those that this inherits, or the name of the function or class that it is; of an
-    exception class the last one is built in. hash: of an object that has one; of data, where its
-    class defines it.
+    class and of those that it inherits, or of the function or class that it is; of an exception
+    class the last one is built in. hash: of an object that has one; of data, where its class has.
     """
 
     __slots__ = ("hash", "id", "kind", "names", "origin", "state")
