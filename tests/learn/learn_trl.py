@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from assay.config import OptimizerConfig
-from assay.learn.advantages import compute_advantages
+from assay.learn.advantages import Advantages, compute_advantages, loss_masks
 from assay.learn.algorithms import Algorithm, algorithm
 from assay.learn.optimizer import StepReport
 from assay.learn.update import PolicyLearner
@@ -76,9 +76,10 @@ def ours(
         return StepReport(0.0, 0.0, skipped=True)
 
     learner.optimizer.step = keep  # type: ignore[method-assign]
-    advantages = compute_advantages(batch, row)
-    if advantages_T is not None:
-        advantages = replace(advantages, advantages_T=advantages_T)
+    if advantages_T is None:
+        advantages = compute_advantages(batch, row)
+    else:
+        advantages = Advantages(advantages_T, *loss_masks(batch, row))
     update = learner.update(batch, advantages)
     return update.metrics["loss/total"], gradients
 
