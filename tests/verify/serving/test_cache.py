@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,18 +15,11 @@ from hypothesis import strategies as st
 
 from assay.types import Completion, Group, Problem, Prompt, ThinkFormat, Verdict
 from assay.verify.base import Part, Verifier
-from assay.verify.expression import BUILT_IN
 from assay.verify.service import VerifierService
 from assay.verify.serving.cache import VerdictCache, completion_key, problem_key, size_of
 from assay.verify.serving.configured import Configured
 
-
-@pytest.fixture(autouse=True)
-def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name, place in planted_lanes.NAMES.items():
-        monkeypatch.setitem(BUILT_IN, name, place)
-    planted_lanes.forget()
-    yield
+pytestmark = pytest.mark.usefixtures("planted")
 
 
 def group_of(texts: Sequence[str], problem: Problem) -> Group:

@@ -8,7 +8,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +19,13 @@ from processes import until
 
 from assay.errors import VerifierError
 from assay.types import Completion, Group, Problem, Prompt, Verdict
-from assay.verify.expression import BUILT_IN
 from assay.verify.service import VerifierService
 from assay.verify.serving import lanes as lanes_module
 
 HERE = Path(__file__).parent
 
 
-@pytest.fixture(autouse=True)
-def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name, place in planted_lanes.NAMES.items():
-        monkeypatch.setitem(BUILT_IN, name, place)
-    planted_lanes.forget()
-    yield
-    planted_lanes.release.set()
+pytestmark = pytest.mark.usefixtures("planted")
 
 
 def group_of(texts: Sequence[str], expression: str | None = None, **spec: Any) -> Group:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import planted_lanes
 import pytest
 from growth import calls
 from hypothesis import given
@@ -14,19 +13,12 @@ from hypothesis import strategies as st
 from assay.errors import VerifierError
 from assay.types import Problem
 from assay.verify.base import Field, Verifier
-from assay.verify.expression import BUILT_IN
 from assay.verify.service import VerifierService
 from assay.verify.serving.configured import Configured
 from assay.verify.serving.options import canonical, options_digest
 from assay.verify.serving.rows import RowCheck
 
-
-@pytest.fixture(autouse=True)
-def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name, place in planted_lanes.NAMES.items():
-        monkeypatch.setitem(BUILT_IN, name, place)
-    planted_lanes.forget()
-    yield
+pytestmark = pytest.mark.usefixtures("planted")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,19 +15,13 @@ from hypothesis import strategies as st
 from assay.errors import VerifierError
 from assay.types import Completion, Group, Problem, Prompt, Verdict
 from assay.verify.base import Part, Verifier
-from assay.verify.expression import BUILT_IN, Term, parse_expression
+from assay.verify.expression import Term, parse_expression
 from assay.verify.service import VerifierService
 from assay.verify.serving.configured import Configured
 from assay.verify.serving.schedule import Schedule
 from assay.verify.serving.sums import NOT_ASKED, Sum, accepts, names_in
 
-
-@pytest.fixture(autouse=True)
-def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name, place in planted_lanes.NAMES.items():
-        monkeypatch.setitem(BUILT_IN, name, place)
-    planted_lanes.forget()
-    yield
+pytestmark = pytest.mark.usefixtures("planted")
 
 
 def group_of(texts: Sequence[str], version: int = 0, **spec: Any) -> Group:
