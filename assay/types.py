@@ -13,7 +13,7 @@ Shape legend, for every array and tensor name in Assay (joined in axis order, as
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -127,6 +127,7 @@ class Completion:
     text: str
     tokens: Tokens
     behavior_logprobs: Floats
+    _: KW_ONLY
     sampled: Mask
     model_logprobs: Floats | None = None
     finish_reason: FinishReason = "eos"

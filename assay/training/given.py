@@ -48,7 +48,7 @@ class Schedule:
 def given_completion(id: str, text: str, tokens: np.ndarray) -> Completion:
     """Return given tokens as a completion, all of which is learned from."""
     nothing = np.zeros(len(tokens), np.float32)
-    return Completion(id, text, tokens, nothing, np.ones(len(tokens), np.bool_))
+    return Completion(id, text, tokens, nothing, sampled=np.ones(len(tokens), np.bool_))
 
 
 def check_length(where: str, length: int, longest: int | None, accepted: str, remedy: str) -> None:

@@ -106,7 +106,7 @@ def test_every_example_once_a_pass(num: int, per_step: int, epochs: float) -> No
 def example(prompt: int, completion: int) -> Example:
     tokens = np.array([completion, 1], np.int32)
     nothing = np.zeros(2, np.float32)
-    one = Completion(f"{completion}", "", tokens, nothing, nothing, np.ones(2, np.bool_))
+    one = Completion(f"{completion}", "", tokens, nothing, sampled=np.ones(2, np.bool_))
     group = Group(Problem("p", "?"), Prompt("?", np.array([prompt], np.int32)), (one,))
     return Example(group, (GOOD,))
 

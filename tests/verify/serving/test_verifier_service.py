@@ -240,9 +240,9 @@ def test_user_functions_get_everything(service: VerifierService, rewards: str) -
         "5",
         np.array([1, 2], np.int32),
         floats,
-        floats,
-        np.ones(2, np.bool_),
-        "length",
+        sampled=np.ones(2, np.bool_),
+        model_logprobs=floats,
+        finish_reason="length",
         think=ThinkFormat("free"),
     )
     group = Group(
