@@ -159,7 +159,7 @@ def test_a_truncated_completion_needs_a_marked_answer() -> None:
         text,
         whole.tokens,
         whole.behavior_logprobs,
-        whole.sampled,
+        sampled=whole.sampled,
         finish_reason="length",
     )
     assert judge_math(problem, whole).value == 1.0

@@ -172,7 +172,7 @@ def test_a_truncated_completion_is_said_to_be_cut() -> None:
     whole = Completion.from_text("The answer is Par", think=FREE)
     cut = Completion(
         whole.id, whole.text, whole.tokens, whole.behavior_logprobs,
-        whole.sampled, finish_reason="length", think=FREE,
+        sampled=whole.sampled, finish_reason="length", think=FREE,
     )  # fmt: skip
     with JudgeServer(obedient) as server:
         judged(cut, url=server.url, answer="Paris")
