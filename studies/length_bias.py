@@ -58,8 +58,9 @@ STUDY = Study(
         " deviation) change together, as in the paper."
     ),
     reading=(
-        "In short: the sign is the claimed one in every seed and well beyond its error, but it is a third of a token, far below"
-        " the token that was asked for beforehand: here completions have nothing to gain from growing. Accuracy is the same."
+        "In short: in both runs GRPO's wrong completions end longer, by a quarter to four tenths of a"
+        " token. That is well beyond the error and far below the token that was asked for beforehand:"
+        " here completions have nothing to gain from growing. Accuracy is the same."
     ),
 )
 
