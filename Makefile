@@ -61,7 +61,7 @@ lint: setup  ## check style (ruff), format (ruff) and types (pyright)
 	@$(BIN)/python -m ruff format --check .
 	@echo "lint: pyright"
 	@$(BIN)/python -m pyright
-	@echo "lint: pyright, strict on types, errors, config, learn and verify"
+	@echo "lint: pyright, strict on types, errors, config, learn, verify and reward_models"
 	@$(BIN)/python -m pyright -p pyright-strict.json
 
 clean:  ## remove .venv and every cache; runs are kept

@@ -46,6 +46,7 @@ RANKS = {
     "verify": 4,
     "generate": 4,
     "learn": 4,
+    "reward_models": 5,
     "training": 5,
     "plan": 5,
     "doctor": 5,
@@ -65,6 +66,7 @@ BUDGETS = {
     "learn": 4300,
     "model": 3320,  # 70 more: weights on their way, with a fingerprint
     "plan": 1980,
+    "reward_models": 1530,  # was verify/reward_model: it reads runs and checkpoints
     "run": 3777,
     "training": 4688,
     "verify/*.py": 1265,  # fields that all rooms share: options, choices, flags, lists
@@ -74,7 +76,6 @@ BUDGETS = {
     "verify/logic": 1730,
     "verify/programs": 2290,
     "verify/redteam": 470,
-    "verify/reward_model": 1510,
     "verify/sandbox": 2870,
     "verify/serving": 2190,
     "verify/style": 820,

@@ -20,9 +20,9 @@ from assay.data.labelled import (
 from assay.data.rowset import RowSet
 from assay.errors import DataError, VerifierError, message
 from assay.model.score_batch import ScoredGroup, ScoredText
+from assay.reward_models.steps import Places, split_steps
+from assay.reward_models.text import ConversationEncoder
 from assay.types import Completion, Message, Problem, ThinkFormat
-from assay.verify.reward_model.steps import Places, split_steps
-from assay.verify.reward_model.text import ConversationEncoder
 
 LOADERS: Mapping[str, Callable[..., Any]] = {
     "preference": load_comparisons,

@@ -25,6 +25,7 @@ from assay.data.rowset import load_rows
 from assay.data.traces import Trace
 from assay.errors import ConfigError, DataError, RunError, VerifierError, message
 from assay.generate.base import Generator
+from assay.reward_models.steps import Places, Step, split_steps
 from assay.run.files import Journal, check_output
 from assay.run.progress import SamplingWatch
 from assay.run.rollout_log import RolloutLog
@@ -34,7 +35,6 @@ from assay.training.consent import open_config
 from assay.training.evaluate import Judge
 from assay.training.rescore import recorded_groups
 from assay.types import Completion, Group, Problem, Prompt, Verdict
-from assay.verify.reward_model.steps import Places, Step, split_steps
 
 Estimate = Literal["hard", "soft"]
 PREFIX = "step_prefix"

@@ -201,6 +201,7 @@ class Verifier:
     it needs. check_options: raises VerifierError where the options together, or this machine, do
     not let it work; called before a run. check_spec: raises VerifierError, whose text begins with
     the key, for a spec that is wrong though each of its keys is right; called as rows are loaded.
+    evidence: what a run notes of the options besides their digest, as the hash of a named model.
 
     The problem that ``judge`` gets holds, in its spec, the configured options under the row's keys.
     """
@@ -227,6 +228,7 @@ class Verifier:
     extra: str | None = None
     check_options: Callable[[Mapping[str, Any]], None] | None = None
     check_spec: Callable[[Mapping[str, Any]], None] | None = None
+    evidence: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
 
     @property
     def label(self) -> str:

@@ -12,9 +12,9 @@ import pytest
 from train_worlds import World
 
 from assay.errors import UserError
+from assay.reward_models.options import checkpoint_folder
 from assay.training import api
 from assay.training.step_labels import label_steps
-from assay.verify.reward_model.options import checkpoint_folder
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from assay.config import DataConfig, RewardModelConfig, TrainConfig, build
 from assay.data.labelled import LabelledSteps
 from assay.errors import DataError, ModelError, RunStopped, UserError, VerifierError
 from assay.model.score_head import choose_way
+from assay.reward_models.learned import close_reward_models
 from assay.testing import CHAT_TEMPLATE, byte_tokenizer, tiny_model
 from assay.training.api import dry_run, export, train
 from assay.training.reward_model import (
@@ -29,7 +30,6 @@ from assay.training.reward_rows import LOADERS, RowReader, open_rows
 from assay.training.stage import Stage
 from assay.types import Completion, Problem
 from assay.verify.base import resolve
-from assay.verify.reward_model.learned import close_reward_models
 from assay.verify.service import VerifierService
 
 Row = dict[str, Any]

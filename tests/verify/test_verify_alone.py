@@ -16,8 +16,6 @@ from assay.verify import checker
 
 ROOM = Path(assay.verify.__file__).parent
 NEEDED = ("types", "errors", "verify")
-# Reward models read checkpoints as the rest of Assay does: only where one judges.
-READERS = {"assay.model.load", "assay.model.sources", "assay.run.names"}
 
 
 def imported(text: str) -> set[str]:
@@ -34,9 +32,8 @@ def imported(text: str) -> set[str]:
 
 @pytest.mark.parametrize("path", sorted(ROOM.rglob("*.py")), ids=lambda path: path.stem)
 def test_it_imports_types_and_errors_and_nothing_else_of_assay(path: Path) -> None:
-    allowed = READERS if path.parent.name == "reward_model" else set[str]()
     others = {name for name in imported(path.read_text()) if name.split(".")[1] not in NEEDED}
-    assert others <= allowed
+    assert not others
 
 
 def test_the_rule_finds_faults() -> None:

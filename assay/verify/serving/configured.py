@@ -10,12 +10,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 from assay.errors import VerifierError
 from assay.types import Problem
 from assay.verify.base import Field, Limits, Takes, Verifier, resolve
-from assay.verify.reward_model.checkpoint import checkpoint_hash
 from assay.verify.serving.options import complaint_of_options, options_digest
 
 _TOLD = ("name", "version", "hash", "takes", "text_only", "cached", "weight", "bounds")
@@ -118,20 +117,13 @@ class Configured:
         return replace(problem, spec={**self.options, **row})
 
     def describe(self) -> dict[str, Any]:
-        """Return version and hash, and where they apply ``options`` and ``checkpoint``.
-
-        options: the digest of what the configuration sets. checkpoint: hashes of the models that
-        judge on the device, as the option ``path`` names them.
-        """
+        """Return version and hash; ``options``, a digest of what the configuration sets; and what
+        the verifier itself tells of these options (`Verifier.evidence`)."""
         facts: dict[str, Any] = {"version": self.verifier.version, "hash": self.hash}
         if digest := options_digest(self.options):
             facts["options"] = digest
-        if self.verifier.lane == "device" and (path := self.options.get("path")):
-            from assay.verify.reward_model.options import checkpoint_folder  # workers do without it
-
-            paths = cast("list[str]", path) if isinstance(path, list | tuple) else [str(path)]
-            folders = map(checkpoint_folder, paths)
-            facts["checkpoint"] = "+".join(map(checkpoint_hash, folders))
+        if self.verifier.evidence is not None:
+            facts |= self.verifier.evidence(self.options)
         return facts
 
 

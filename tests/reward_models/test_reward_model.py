@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from assay.errors import VerifierError
+from assay.reward_models.checkpoint import checkpoint_hash
+from assay.reward_models.learned import close_reward_models, sigmoid
+from assay.reward_models.scalar import check_reward_model, judge_reward_model
 from assay.types import Completion, Problem, ThinkFormat
 from assay.verify.base import Part
-from assay.verify.reward_model.checkpoint import checkpoint_hash
-from assay.verify.reward_model.learned import close_reward_models, sigmoid
-from assay.verify.reward_model.scalar import check_reward_model, judge_reward_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -130,7 +130,7 @@ def test_on_a_gpu(folder: str) -> None:
 
 def test_control_tokens_in_a_text_are_letters(tmp_path: Path) -> None:
     """A completion cannot end its own turn, nor open another in somebody else's name."""
-    from assay.verify.reward_model.text import ConversationEncoder
+    from assay.reward_models.text import ConversationEncoder
 
     encoder = ConversationEncoder(fakes.tokenizer(), "here")
     marks = fakes.tokenizer().convert_tokens_to_ids(fakes.CONTROL)
@@ -147,7 +147,7 @@ def test_control_tokens_in_a_text_are_letters(tmp_path: Path) -> None:
 
 
 def test_ordinary_text_becomes_the_templates_tokens() -> None:
-    from assay.verify.reward_model.text import ConversationEncoder
+    from assay.reward_models.text import ConversationEncoder
 
     encoder = ConversationEncoder(fakes.tokenizer(), "here")
     for text in [*TEXTS, "\ue0000\ue001", "\ue000", ""]:
@@ -158,7 +158,7 @@ def test_ordinary_text_becomes_the_templates_tokens() -> None:
 
 
 def test_an_added_token_that_is_not_special_is_spelled_too() -> None:
-    from assay.verify.reward_model.text import ConversationEncoder
+    from assay.reward_models.text import ConversationEncoder
 
     made = fakes.byte_tokenizer(fakes.CHAT_TEMPLATE)
     made.add_tokens([*fakes.CONTROL, "<think>"])

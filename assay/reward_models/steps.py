@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import Any, cast
 
 from assay.errors import VerifierError, message
+from assay.reward_models.text import without_halves
 from assay.types import Completion, Problem
-from assay.verify.reward_model.text import without_halves
 
 _SPLITS = {"newline": r"\n", "blank_line": r"\n[ \t]*\n"}
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from assay.errors import DataError, VerifierError, message
+from assay.reward_models.checkpoint import checkpoint_hash
+from assay.reward_models.options import is_number, is_text, place
 from assay.types import Completion, Problem
-from assay.verify.reward_model.checkpoint import checkpoint_hash
-from assay.verify.reward_model.options import is_number, is_text, place
 
 RawScores = Callable[[int, Sequence[tuple[Problem, Completion]]], Sequence[float | None]]
 _WHERE = f"{place('reward_model')}.normalize"

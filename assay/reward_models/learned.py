@@ -6,18 +6,19 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
-from assay.types import Completion, Problem
-from assay.verify.base import Field
-from assay.verify.reward_model.checkpoint import (
+from assay.reward_models.checkpoint import (
     Checkpoint,
     Kind,
+    checkpoint_hash,
     forget_checkpoints,
     load_checkpoint,
 )
-from assay.verify.reward_model.options import place, read_options
-from assay.verify.reward_model.text import ConversationEncoder
+from assay.reward_models.options import checkpoint_folder, place, read_options
+from assay.reward_models.text import ConversationEncoder
+from assay.types import Completion, Problem
+from assay.verify.base import Field
 
 Pairs = Sequence[tuple[Problem, Completion]]
 
@@ -72,6 +73,14 @@ class LearnedReward:
             return sigmoid(logits[0])
         positive = self.options["positive"]
         return sigmoid(logits[positive] - logits[1 - positive])
+
+
+def checkpoint_evidence(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hashes of the checkpoints that judge, for a run's record of its verifiers."""
+    path = options.get("path")
+    paths = cast("list[str]", path) if isinstance(path, list | tuple) else [str(path)]
+    hashes = (checkpoint_hash(checkpoint_folder(each)) for each in paths)
+    return {"checkpoint": "+".join(hashes)} if path else {}
 
 
 def close_reward_models() -> None:

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from assay.errors import RunError, VerifierError, message
+from assay.reward_models.text import FORMATS, PLAIN, READS, TOO_LONG
+from assay.run.names import find_checkpoint
 from assay.types import FACTS_FILE
 from assay.verify.base import Field, choice, one_of, option
-from assay.verify.reward_model.text import FORMATS, PLAIN, READS, TOO_LONG
 
 DTYPES = ("float32", "bfloat16")
 
@@ -126,8 +127,6 @@ def checkpoint_folder(path: str) -> str:
 
     It is looked for once a process, which then keeps to it. Raises VerifierError.
     """
-    from assay.run.names import find_checkpoint
-
     try:
         return str(find_checkpoint(path) or path)
     except RunError as error:

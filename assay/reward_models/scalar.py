@@ -8,14 +8,14 @@ from functools import cached_property
 from typing import Any
 
 from assay.errors import VerifierError, message
+from assay.reward_models.batches import sequence_logits
+from assay.reward_models.checkpoint import Checkpoint
+from assay.reward_models.learned import LearnedReward, Pairs, checkpoint_evidence, sigmoid
+from assay.reward_models.options import COMMON_FIELDS, is_number, option
+from assay.reward_models.reference import Scale, is_normalize, scales_of
+from assay.reward_models.text import ConversationEncoder, Encoded
 from assay.types import Completion, Problem
 from assay.verify.base import Part, Verifier, one_of
-from assay.verify.reward_model.batches import sequence_logits
-from assay.verify.reward_model.checkpoint import Checkpoint
-from assay.verify.reward_model.learned import LearnedReward, Pairs, sigmoid
-from assay.verify.reward_model.options import COMMON_FIELDS, is_number, option
-from assay.verify.reward_model.reference import Scale, is_normalize, scales_of
-from assay.verify.reward_model.text import ConversationEncoder, Encoded
 
 
 class RewardModel(LearnedReward):
@@ -184,7 +184,8 @@ REWARD_MODEL = Verifier(
     partial_credit="the score itself",
     weight=0.1,
     bounds=None,
-    modules=("assay.verify.reward_model",),
+    modules=("assay.reward_models",),
     packages=("transformers",),
     check_options=check_reward_model,
+    evidence=checkpoint_evidence,
 )

@@ -18,15 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.errors import VerifierError
-from assay.types import Completion, Problem, ThinkFormat
-from assay.verify.base import Part
-from assay.verify.reward_model.learned import close_reward_models, sigmoid
-from assay.verify.reward_model.process import (
+from assay.reward_models.learned import close_reward_models, sigmoid
+from assay.reward_models.process import (
     ProcessRewardModel,
     check_process_reward_model,
     judge_process_reward_model,
 )
-from assay.verify.reward_model.steps import Places, split_steps
+from assay.reward_models.steps import Places, split_steps
+from assay.types import Completion, Problem, ThinkFormat
+from assay.verify.base import Part
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

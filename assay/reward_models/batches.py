@@ -10,8 +10,8 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from assay.reward_models.checkpoint import Checkpoint
 from assay.verify.loading import slow_import
-from assay.verify.reward_model.checkpoint import Checkpoint
 
 Rows = Sequence[Sequence[int]]
 T = TypeVar("T")

@@ -9,14 +9,14 @@ from functools import cached_property
 from typing import Any
 
 from assay.errors import VerifierError, message
+from assay.reward_models.batches import position_logits
+from assay.reward_models.checkpoint import Checkpoint, load_tokenizer
+from assay.reward_models.learned import LearnedReward, Pairs, checkpoint_evidence, sigmoid
+from assay.reward_models.options import COMMON_FIELDS, is_text, option
+from assay.reward_models.steps import Places, is_ends, split_steps
+from assay.reward_models.text import ConversationEncoder, tag_tokens
 from assay.types import Completion, Problem, StepScore
 from assay.verify.base import Field, Part, Verifier, choice
-from assay.verify.reward_model.batches import position_logits
-from assay.verify.reward_model.checkpoint import Checkpoint, load_tokenizer
-from assay.verify.reward_model.learned import LearnedReward, Pairs, sigmoid
-from assay.verify.reward_model.options import COMMON_FIELDS, is_text, option
-from assay.verify.reward_model.steps import Places, is_ends, split_steps
-from assay.verify.reward_model.text import ConversationEncoder, tag_tokens
 
 STEP_TAG = "\u043a\u0438"  # Math-Shepherd's
 
@@ -227,7 +227,8 @@ PROCESS_REWARD_MODEL = Verifier(
     "letters",
     weight=0.1,
     partial_credit="the steps' probabilities, reduced by min, product, last or mean",
-    modules=("assay.verify.reward_model",),
+    modules=("assay.reward_models",),
     packages=("transformers",),
     check_options=check_process_reward_model,
+    evidence=checkpoint_evidence,
 )
