@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from assay.training.assemble import Bench
 
 DECODED_STEPS = 8
-CALIBRATION_DRAW = -3
+MEASURED_DRAW = -3
 FORWARD_SHARE = 1 / 3
 """What the forward pass takes of both; groups without gradient get no other."""
 SHORT = 32  # tokens of a prompt, and of a completion, in the smaller update
@@ -62,7 +62,7 @@ class StepSeconds:
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class UnitSeconds:
     """What was measured, in seconds.
 
     Of a generation: its begin, a prompt token, a step of all slots. Of an update: its fixed part,
@@ -78,7 +78,7 @@ class Calibration:
 
 def estimate_rl(
     config: TrainConfig,
-    measured: Calibration,
+    measured: UnitSeconds,
     prompt_tokens: float,
     lengths: Sequence[int],
     verdict_seconds: float | None,
@@ -127,7 +127,7 @@ def decoding_steps(lengths: Sequence[int], completions: int, num_slots: int) -> 
     return statistics.mean(ends)
 
 
-def estimate_sft(config: TrainConfig, measured: Calibration, row_tokens: float) -> StepSeconds:
+def estimate_sft(config: TrainConfig, measured: UnitSeconds, row_tokens: float) -> StepSeconds:
     """Return the seconds of a supervised step. row_tokens: a completion token's prompt tokens."""
     assert config.sft is not None
     tokens = config.sft.tokens_per_step * (1 + row_tokens)
@@ -154,7 +154,7 @@ def time_rl(
         learner.update(batch, compute_advantages(batch, row))
 
     completion = round(facts.mean_tokens or config.sampling.max_tokens)
-    measured = calibrate(bench, problems, prompt, completion, learn, facts.group_size)
+    measured = measure_units(bench, problems, prompt, completion, learn, facts.group_size)
     slots, verdict = config.engine.slots, facts.verifier_seconds
     return estimate_rl(config, measured, prompt, lengths, verdict, facts.mixed, slots)
 
@@ -179,22 +179,22 @@ def time_sft(bench: Bench) -> StepSeconds:
     sizes = [[len(part) for part in bench.renderer.render_trace(row)] for row in rows]
     columns = zip(*(sizes or [TRACE_LENGTHS]), strict=True)
     prompt, completion = (max(1, round(sum(column) / len(column))) for column in columns)
-    measured = calibrate(bench, (), prompt, completion, learn, 1)
+    measured = measure_units(bench, (), prompt, completion, learn, 1)
     return estimate_sft(config, measured, prompt / completion)
 
 
-def calibrate(
+def measure_units(
     bench: Bench,
     problems: Sequence[Problem],
     prompt_tokens: int,
     completion_tokens: int,
     learn: Learn,
     group_size: int,
-) -> Calibration:
+) -> UnitSeconds:
     """Measure on the loaded model; without problems nothing is generated."""
     generation = _time_generation(bench, problems) if problems else (0.0, 0.0, 0.0)
     update = _time_update(learn, prompt_tokens, completion_tokens, group_size)
-    return Calibration(*generation, *update)
+    return UnitSeconds(*generation, *update)
 
 
 def _time_generation(bench: Bench, problems: Sequence[Problem]) -> tuple[float, float, float]:
@@ -202,7 +202,7 @@ def _time_generation(bench: Bench, problems: Sequence[Problem]) -> tuple[float, 
     slots, sampling = bench.config.engine.slots, bench.config.sampling
     group_size = max(1, -(-slots // min(len(problems), 4)))
     count = min(len(problems), -(-slots // group_size))
-    chosen = [replace(problems[n], draw=CALIBRATION_DRAW) for n in range(count)]
+    chosen = [replace(problems[n], draw=MEASURED_DRAW) for n in range(count)]
     most = min(DECODED_STEPS, sampling.max_tokens)
     sampling = sampling.model_copy(update={"max_tokens": most, "stop": ()})
     found = (0.0, 0.0, 0.0)

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -34,15 +35,19 @@ class Judging(Protocol):
 
 
 class Judge(Protocol):
-    """What judges groups: one tuple of verdicts a group, in the groups' order."""
-
-    def judge(self, groups: Sequence[Group]) -> Sequence[tuple[Verdict, ...]]:
-        """Judge groups that are all there."""
-        ...
+    """What judges groups."""
 
     def judging(self) -> AbstractContextManager[Judging]:
         """Judge groups as they come; what is under way at the context's end is given up."""
         ...
+
+
+def judge_groups(verifiers: Judge, groups: Sequence[Group]) -> Sequence[tuple[Verdict, ...]]:
+    """Return the verdicts of groups that are all there, in their order."""
+    with verifiers.judging() as judging:
+        for group in groups:
+            judging.add(group)
+        return judging.verdicts(groups)
 
 
 def sample_and_judge(
@@ -153,7 +158,8 @@ def evaluate(
         groups, verdicts = sample_and_judge(generator, verifiers, part, sampling, num_samples)
         same = None
         if num_samples > 1 and isinstance(verifiers, Comparer):
-            same = candidates(verifiers.judge, verifiers.compares, groups, verdicts)
+            again = partial(judge_groups, verifiers)
+            same = candidates(again, verifiers.compares, groups, verdicts)
         tally.add(groups, verdicts, same)
         if sink is not None:
             for group, group_verdicts in zip(groups, verdicts, strict=True):

@@ -29,13 +29,6 @@ class PairwiseVerifiers:
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.options = options
 
-    def judge(self, groups: Sequence[Group]) -> Sequence[tuple[Verdict, ...]]:
-        """Return the verdicts of groups, in their order."""
-        with self.judging() as judging:
-            for group in groups:
-                judging.add(group)
-            return judging.verdicts(groups)
-
     @contextmanager
     def judging(self) -> Generator[PairwiseJudging]:
         """Compare the members of groups as these come."""

@@ -120,16 +120,9 @@ class RunVerifiers:
         self._describe = describe
         self._log = StepLog(run)
 
-    def judge(self, groups: Sequence[Group]) -> Sequence[tuple[Verdict, ...]]:
-        """Return the logged verdicts of logged groups, and judge all others."""
-        with self.judging() as judging:
-            for group in groups:
-                judging.add(group)
-            return judging.verdicts(groups)
-
     @contextmanager
     def judging(self) -> Yields[RunJudging]:
-        """Do so with groups that are handed over one by one."""
+        """Judge groups that are handed over; those of the log have their logged verdicts."""
         with self.verifiers.judging() as judging:
             yield RunJudging(judging, self._run, self._describe, self._log)
 

@@ -32,7 +32,7 @@ from assay.run.rollout_log import RolloutLog
 from assay.training.api import HowToSample, sampling_config
 from assay.training.assemble import open_bench, open_verifiers
 from assay.training.consent import open_config
-from assay.training.evaluate import Judge
+from assay.training.evaluate import Judge, judge_groups
 from assay.training.rescore import recorded_groups
 from assay.types import Completion, Group, Problem, Prompt, Verdict
 
@@ -112,7 +112,7 @@ class StepLabeller:
         flat = [problem for each in problems for problem in each]
         groups = self.generator.generate(flat, self.sampling, self.num_rollouts)
         finished = [_alone(item) for item in items]
-        judged = iter(self.verifiers.judge([*map(_whole, groups), *finished]))
+        judged = iter(judge_groups(self.verifiers, [*map(_whole, groups), *finished]))
         verdicts = {group.problem.id: next(judged) for group in groups}
         tokens = {
             group.problem.id: sum(len(one.tokens) for one in group.completions) for group in groups

@@ -11,10 +11,10 @@ import pytest
 
 from assay.config import TrainConfig, parse
 from assay.plan import seconds
-from assay.plan.seconds import Calibration, StepSeconds, calibrate, estimate_rl, estimate_sft
+from assay.plan.seconds import StepSeconds, UnitSeconds, estimate_rl, estimate_sft, measure_units
 from assay.types import Group
 
-ONE_STEP = Calibration(begin=0.0, prompt_token=0.0, decode=1.0, update_fixed=0.0, update_token=0.0)
+ONE_STEP = UnitSeconds(begin=0.0, prompt_token=0.0, decode=1.0, update_fixed=0.0, update_token=0.0)
 
 
 def make_config(num_prompts: int = 4, group_size: int = 8, **sections: Any) -> TrainConfig:
@@ -24,7 +24,7 @@ def make_config(num_prompts: int = 4, group_size: int = 8, **sections: Any) -> T
 
 def estimated(
     config: TrainConfig,
-    measured: Calibration = ONE_STEP,
+    measured: UnitSeconds = ONE_STEP,
     lengths: Sequence[int] = (),
     verdict_seconds: float | None = None,
     mixed_share: float | None = None,
@@ -67,7 +67,7 @@ def test_without_samples_every_completion_is_the_longest() -> None:
 
 
 def test_groups_without_gradient_cost_a_third_and_passes_add_up() -> None:
-    measured = Calibration(0.0, 0.0, 0.0, update_fixed=5.0, update_token=0.01)
+    measured = UnitSeconds(0.0, 0.0, 0.0, update_fixed=5.0, update_token=0.01)
     config = make_config(sampling={"max_tokens": 50})
     tokens = 4 * (100 + 8 * 50)
     assert estimated(config, measured).update == pytest.approx(5 + 0.01 * tokens)
@@ -90,7 +90,7 @@ def test_verifiers_work_while_others_generate() -> None:
 def test_a_supervised_step_is_its_tokens() -> None:
     sft = {"traces": ["t"], "tokens_per_step": 1000}
     config = parse({"model": {"path": "m"}, "sft": sft})
-    measured = Calibration(0.0, 0.0, 0.0, update_fixed=2.0, update_token=0.001)
+    measured = UnitSeconds(0.0, 0.0, 0.0, update_fixed=2.0, update_token=0.001)
     assert estimate_sft(config, measured, 0.5).total == pytest.approx(2 + 1.5)
 
 
@@ -115,6 +115,6 @@ def test_an_update_is_taken_apart(
         now[0] += 3 + 0.01 * tokens
 
     bench: Any = None
-    found = calibrate(bench, (), *lengths, learn, group_size)
+    found = measure_units(bench, (), *lengths, learn, group_size)
     assert found.update_fixed == pytest.approx(3)
     assert found.update_token == pytest.approx(0.01)

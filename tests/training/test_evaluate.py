@@ -99,15 +99,15 @@ def ask_math(texts: Sequence[str], gold: str, verifier: str = "math") -> tuple[f
     asked: list[int] = []
 
     class Counting(VerifierService):
-        def judge(self, groups: Any) -> Any:
-            asked.append(sum(len(group.completions) for group in groups))
-            return super().judge(groups)
+        def _submit(self, group: Any) -> Any:
+            asked.append(len(group.completions))
+            return super()._submit(group)
 
     generator = ScriptedGenerator(lambda problem, sibling: texts[sibling])  # type: ignore[arg-type]
     problem = Problem("p", "?", {"answer": gold})
     with Counting(verifier, num_workers=1, deadline=60.0) as service:
         found = evaluate(generator, service, [problem], SamplingConfig(), len(texts))
-    return found.majority, sum(asked)
+    return found.majority, sum(asked) - len(texts)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from assay.config import SamplingConfig, parse
 from assay.errors import RunError
 from assay.run.directory import Run
 from assay.testing import ScriptedGenerator
+from assay.training.evaluate import judge_groups
 from assay.training.replay import RunGenerator, RunVerifiers
 from assay.types import Completion, Problem, Verdict
 
@@ -57,14 +58,14 @@ def test_logged_verdicts_are_not_judged_again(tmp_path: Path) -> None:
         run.attach()
         generator, verifiers, counted, judge = parts(run)
         groups = generator.generate(PROBLEMS, SAMPLING, 3)
-        verdicts = verifiers.judge(groups)
+        verdicts = judge_groups(verifiers, groups)
         run.record(groups, verdicts)
         assert counted.num_prompts == 3 and len(judge.seen) == 9
     with open_run(tmp_path, resume=True) as run:
         run.attach()
         generator, verifiers, counted, judge = parts(run)
         replayed = generator.generate(PROBLEMS[::-1], SAMPLING, 3)
-        again = verifiers.judge(replayed)
+        again = judge_groups(verifiers, replayed)
         assert counted.num_prompts == 0 and judge.seen == []
     assert [group.id for group in replayed] == ["p2#0", "p1#0", "p0#0"]
     assert [group.problem.spec for group in replayed] == [one.spec for one in PROBLEMS[::-1]]
@@ -80,11 +81,11 @@ def test_one_missing_group_means_generating_all(tmp_path: Path) -> None:
         run.attach()
         generator, verifiers, _, _ = parts(run)
         groups = generator.generate(PROBLEMS[:2], SAMPLING, 3)
-        run.record(groups, verifiers.judge(groups))
+        run.record(groups, judge_groups(verifiers, groups))
     with open_run(tmp_path, resume=True) as run:
         run.attach()
         generator, verifiers, counted, judge = parts(run)
-        verifiers.judge(generator.generate(PROBLEMS, SAMPLING, 3))
+        judge_groups(verifiers, generator.generate(PROBLEMS, SAMPLING, 3))
         assert counted.num_prompts == 3
         assert judge.seen == [f"p2#0/{n}" for n in range(3)]  # the others are those of the log
 
@@ -95,14 +96,14 @@ def test_completions_that_are_not_those_of_the_log_are_judged(tmp_path: Path) ->
         run.attach()
         generator, verifiers, _, _ = parts(run)
         groups = generator.generate(PROBLEMS, SAMPLING, 3)
-        run.record(groups, verifiers.judge(groups))
+        run.record(groups, judge_groups(verifiers, groups))
     with open_run(tmp_path, resume=True) as run:
         run.attach()
         _, verifiers, other, judge = parts(run)
         other.script = lambda problem, sibling: "something else"
-        verifiers.judge(other.generate(PROBLEMS, SAMPLING, 3))
+        judge_groups(verifiers, other.generate(PROBLEMS, SAMPLING, 3))
         assert len(judge.seen) == 9
-        verifiers.judge(other.generate(PROBLEMS, SAMPLING, 2, 1))
+        judge_groups(verifiers, other.generate(PROBLEMS, SAMPLING, 2, 1))
         assert len(judge.seen) == 15
 
 
@@ -110,7 +111,7 @@ def test_seconds_of_both_phases_are_counted(tmp_path: Path) -> None:
     with open_run(tmp_path, resume=False) as run:
         run.attach()
         generator, verifiers, _, _ = parts(run)
-        verifiers.judge(generator.generate(PROBLEMS, SAMPLING, 3))
+        judge_groups(verifiers, generator.generate(PROBLEMS, SAMPLING, 3))
         assert {"generate", "verify"} <= run.clock.drain().keys()
 
 
@@ -119,11 +120,11 @@ def test_verifiers_that_rows_name_later_are_written_down(tmp_path: Path) -> None
     with open_run(tmp_path, resume=False) as run:
         run.attach()
         judge = RunVerifiers(CountingJudge(judge_siblings), run, lambda: known)
-        judge.judge([])
+        judge_groups(judge, [])
         assert run.verifiers == known
         known["user:reward"] = {"version": 1, "hash": "b"}
-        judge.judge([])
+        judge_groups(judge, [])
         assert set(run.verifiers) == {"math", "user:reward"}
         known["math"] = {"version": 1, "hash": "c"}
         with pytest.raises(RunError, match="reward has changed"):
-            judge.judge([])
+            judge_groups(judge, [])

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from assay.errors import VerifierError
 from assay.verify.judge.costs import Budget, count, count_reply
 from assay.verify.judge.replies import JudgeTrouble, Reply, read_body, shown
-from assay.verify.judge.settings import KEEP_SECRET, NEEDS, Judge, Settings
+from assay.verify.judge.settings import KEEP_SECRET, NEEDS, Endpoint, Settings
 from assay.verify.loading import slow_import
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Dialect:
         return replace(self, format="text") if self.format == "json_object" else None
 
     def body(
-        self, judge: Judge, messages: Sequence[Mapping[str, str]], schema: Mapping[str, Any]
+        self, judge: Endpoint, messages: Sequence[Mapping[str, str]], schema: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return the request's body."""
         turns = [dict(turn) for turn in messages]
@@ -89,7 +89,7 @@ class JudgeClient:
     out of everything that the endpoint says.
     """
 
-    def __init__(self, judge: Judge, settings: Settings, budget: Budget) -> None:
+    def __init__(self, judge: Endpoint, settings: Settings, budget: Budget) -> None:
         self.judge = judge
         self.settings = settings
         self.budget = budget

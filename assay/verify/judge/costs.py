@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from assay.verify.judge.replies import JudgeTrouble, read_usage
-from assay.verify.judge.settings import Judge
+from assay.verify.judge.settings import Endpoint
 
 CHARS_PER_TOKEN = 3  # where the endpoint does not count; low, so that costs err upward
 COUNTS = ("requests", "failures", "reused", "input_tokens", "output_tokens", "estimated", "cost")
@@ -52,7 +52,7 @@ class Budget:
         self._lock = threading.Lock()
 
     @contextmanager
-    def request(self, judge: Judge, input_chars: int) -> Generator[list[float]]:
+    def request(self, judge: Endpoint, input_chars: int) -> Generator[list[float]]:
         """Set a request's largest cost aside meanwhile; raises JudgeTrouble at the limit.
 
         What is put on the list is what it cost in truth.
@@ -76,7 +76,7 @@ class Budget:
                 self._spent += sum(expenses)
 
 
-def count_reply(judge: Judge, body: Any, input_chars: int, output_chars: int) -> float:
+def count_reply(judge: Endpoint, body: Any, input_chars: int, output_chars: int) -> float:
     """Count an answered request, and return its cost, estimated where tokens are not counted."""
     usage = read_usage(body)
     given, made = usage.input_tokens, usage.output_tokens

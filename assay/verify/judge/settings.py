@@ -88,7 +88,7 @@ SHARED_FIELDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class Endpoint:
     """One model behind one endpoint. prices: of a million tokens, read and written; zero: free, or
     not known. request: further keys of the request, as JSON."""
 
@@ -131,7 +131,7 @@ class Judge:
 class Settings:
     """The judges of a configuration, and how they are asked."""
 
-    judges: tuple[Judge, ...]
+    judges: tuple[Endpoint, ...]
     votes: int
     timeout: float
     patience: float
@@ -172,7 +172,7 @@ def _read_settings(text: str, environment: tuple[str, ...], folder: str) -> Sett
     options: dict[str, Any] = json.loads(text)
     shared = {field.name: field.of(options, OPTIONS) for field in SHARED_FIELDS}
     listed: list[dict[str, Any]] = shared.pop("judges") or []
-    judges: list[Judge] = []
+    judges: list[Endpoint] = []
     for index, table in enumerate(listed or [{}]):
         where = f"{OPTIONS}.judges[{index}]" if listed else OPTIONS
         judges.append(_judge({**options, **table}, where, environment))
@@ -190,7 +190,7 @@ def _read_settings(text: str, environment: tuple[str, ...], folder: str) -> Sett
     return Settings(tuple(judges), replies=Path(folder, path) if path else None, **shared)
 
 
-def _judge(options: Mapping[str, Any], where: str, environment: tuple[str, ...]) -> Judge:
+def _judge(options: Mapping[str, Any], where: str, environment: tuple[str, ...]) -> Endpoint:
     found = {field.name: field.of(options, where) for field in JUDGE_FIELDS}
     for name, variable, fallback in zip(("url", "model"), (URL, MODEL), environment, strict=True):
         found[name] = found[name] or fallback
@@ -207,7 +207,7 @@ def _judge(options: Mapping[str, Any], where: str, environment: tuple[str, ...])
         )
     if options.get("api_key_env") and not os.environ.get(variable, "").strip():
         raise VerifierError(f"{where}.api_key_env: the environment variable {variable} is not set")
-    return Judge(
+    return Endpoint(
         url=completions_url(found["url"]),
         model=found["model"].strip(),
         api_key_env=variable,
