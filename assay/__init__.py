@@ -27,6 +27,8 @@ if TYPE_CHECKING:
         VerifierError,
         WorkerDied,
     )
+    from assay.run.loaded import LoadedRun, load_run
+    from assay.run.table import Table
     from assay.training.api import train
     from assay.types import Completion, Group, Problem, Prompt, ThinkFormat, Verdict
 
@@ -39,6 +41,7 @@ __all__ = [
     "DataError",
     "DiskFull",
     "Group",
+    "LoadedRun",
     "MissingExtra",
     "ModelError",
     "OutOfMemory",
@@ -46,6 +49,7 @@ __all__ = [
     "Prompt",
     "RunError",
     "RunStopped",
+    "Table",
     "ThinkFormat",
     "TrainConfig",
     "UserError",
@@ -53,13 +57,17 @@ __all__ = [
     "VerifierError",
     "WorkerDied",
     "load_config",
+    "load_run",
     "source",
     "train",
 ]
 
 _HOMES = {
+    "LoadedRun": "assay.run.loaded:LoadedRun",
+    "Table": "assay.run.table:Table",
     "TrainConfig": "assay.config:TrainConfig",
     "load_config": "assay.config:load",
+    "load_run": "assay.run.loaded:load_run",
     "source": "assay.data.sources:source",
     "train": "assay.training.api:train",
     **{

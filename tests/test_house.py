@@ -67,7 +67,7 @@ BUDGETS = {
     "model": 3320,  # 70 more: weights on their way, with a fingerprint
     "plan": 1980,
     "reward_models": 1530,  # was verify/reward_model: it reads runs and checkpoints
-    "run": 3777,
+    "run": 4000,  # 220 more: `load_run` gives a run to a notebook, its rows as tables
     "training": 4688,
     "verify/*.py": 1265,  # fields that all rooms share: options, choices, flags, lists
     "verify/answers": 3800,
@@ -91,6 +91,7 @@ PUBLIC = {
     "DataError",
     "DiskFull",
     "Group",
+    "LoadedRun",
     "MissingExtra",
     "ModelError",
     "OutOfMemory",
@@ -98,6 +99,7 @@ PUBLIC = {
     "Prompt",
     "RunError",
     "RunStopped",
+    "Table",
     "ThinkFormat",
     "TrainConfig",
     "UserError",
@@ -105,6 +107,7 @@ PUBLIC = {
     "VerifierError",
     "WorkerDied",
     "load_config",
+    "load_run",
     "source",
     "train",
 }

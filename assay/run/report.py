@@ -18,10 +18,10 @@ from assay.config import TrainConfig, dump
 from assay.run.environment import verifier_text
 from assay.run.evaluations import Lift, error_words, lifts_of
 from assay.run.files import disk_full_as, write_atomic
+from assay.run.loaded import LoadedRun, load_run
 from assay.run.progress import format_seconds
 from assay.run.report_charts import Chart, make_charts
 from assay.run.report_rollouts import reader_html, safe
-from assay.run.summary import Summary, summarize
 
 REWARD_MODEL_KINDS = ("pairs", "completions", "steps")
 """What the evaluations of reward models count."""
@@ -32,7 +32,7 @@ def write_report(run_folder: Path | str) -> Path:
 
     Raises RunError where the folder is no run directory.
     """
-    summary = summarize(run_folder)
+    summary = load_run(run_folder)
     path = summary.folder / "report.html"
     page = render(summary).encode("utf-8", "xmlcharrefreplace")
     with disk_full_as(lambda: f"{path}: the disk is full; the run itself is untouched"):
@@ -40,7 +40,7 @@ def write_report(run_folder: Path | str) -> Path:
     return path
 
 
-def render(summary: Summary) -> str:
+def render(summary: LoadedRun) -> str:
     """Return the report as HTML. Its scripts are named by hash; no other script can run."""
     from plotly.offline import get_plotlyjs
 
@@ -103,7 +103,7 @@ def _state_html(ended: str | None) -> str:
     return f'<span class="state {kind}">{safe(ended)}</span>'
 
 
-def _subtitle(summary: Summary) -> list[str]:
+def _subtitle(summary: LoadedRun) -> list[str]:
     stage, sources = _stage(summary.config)
     created = str(summary.environment.get("created") or "")[:10]
     return [stage, f"model {summary.config.model.path}", f"on {', '.join(sources)}", created]
@@ -121,7 +121,7 @@ def _stage(config: TrainConfig) -> tuple[str, Sequence[str]]:
     return f"reinforcement learning, {config.algorithm.name}", config.data.train
 
 
-def _hero_html(summary: Summary) -> str:
+def _hero_html(summary: LoadedRun) -> str:
     lifts = "\n".join(map(_lift_html, lifts_of(summary.evaluations)))
     return lifts or '<p class="empty">No held-out evaluation yet.</p>'
 
@@ -160,7 +160,7 @@ def _bar_html(name: str, share: float, stderr: float | None) -> str:
     )
 
 
-def _tiles(summary: Summary) -> Iterator[tuple[str, str]]:
+def _tiles(summary: LoadedRun) -> Iterator[tuple[str, str]]:
     rows, rl = summary.metrics, summary.config.rl
     yield "steps", f"{summary.num_steps:,}" + (f" <small>of {rl.steps:,}</small>" if rl else "")
     yield "wall time", format_seconds(summary.seconds)

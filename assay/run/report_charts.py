@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from assay.run.evaluations import Row, accuracy_of, by_kind
-from assay.run.summary import Summary
+from assay.run.loaded import LoadedRun
 
 Drawn = dict[str, Any]
 
@@ -52,7 +52,7 @@ class Chart:
         return replace(self, traces=traces, layout={"yaxis": {**kind, **axis}})
 
 
-def make_charts(summary: Summary) -> list[Chart]:
+def make_charts(summary: LoadedRun) -> list[Chart]:
     """Return the charts for which this run has data."""
     text = (resources.files("assay.run") / "template" / "charts.toml").read_text(encoding="utf-8")
     rows = {"metrics": _thin(summary.metrics), "evaluations": summary.evaluations}

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from assay.run.evaluations import Row
+from assay.run.loaded import LoadedRun
 from assay.run.rollout_log import RolloutLog, read_columns
-from assay.run.summary import Summary
 from assay.types import ThinkFormat
 
 _COLUMNS = [
@@ -96,7 +96,7 @@ def _rank(row: Row) -> float:
     return float("-inf") if row["reward"] is None else row["reward"]
 
 
-def reader_html(summary: Summary) -> str:
+def reader_html(summary: LoadedRun) -> str:
     """Return the reader: filters, and chosen groups of chosen steps, siblings side by side."""
     log = RolloutLog(summary.folder / "rollouts")
     steps = choose_steps(log.steps(), summary.metrics)

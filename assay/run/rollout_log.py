@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from assay.run.files import disk_full_as, write_atomic
 from assay.run.rollout_schema import (
     ADDED_IN,
+    DERIVED,
     SCHEMA,
     SCHEMA_VERSION,
     learned_columns,
@@ -162,11 +163,22 @@ def _with_problem(group: Group, problem: Problem) -> Group:
 
 
 def read_columns(path: Path, columns: Sequence[str]) -> list[dict[str, Any]] | None:
-    """Return some columns of a shard as plain rows, for showing; None where it cannot be read."""
+    """Return some columns of a shard as plain rows, for showing; None where it cannot be read.
+
+    Those of `DERIVED` may be named too.
+    """
+    stored = dict.fromkeys(DERIVED[name][0] if name in DERIVED else name for name in columns)
     try:
-        return _read_table(path, list(columns)).to_pylist()
+        table = _read_table(path, list(stored))
+        found = [
+            DERIVED[name][1](table.column(DERIVED[name][0]))
+            if name in DERIVED
+            else table.column(name).to_pylist()
+            for name in columns
+        ]
     except _DAMAGE:
         return None
+    return [dict(zip(columns, row, strict=True)) for row in zip(*found, strict=True)]
 
 
 def _read_table(path: Path, columns: list[str] | None = None) -> pa.Table:

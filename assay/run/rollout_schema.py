@@ -222,6 +222,23 @@ def _values_of(column: pa.ChunkedArray, as_arrays: bool) -> list[Any]:
     return [flat[start:end] if is_there else None for start, end, is_there in bounds]
 
 
+def _lengths(column: pa.ChunkedArray) -> list[int | None]:
+    return column.combine_chunks().value_lengths().to_pylist()
+
+
+def _means(column: pa.ChunkedArray) -> list[float | None]:
+    """The mean of each list; None of one that is empty or not there."""
+    lists = _values_of(column, True)
+    return [None if one is None or not len(one) else float(one.mean()) for one in lists]
+
+
+DERIVED: Mapping[str, tuple[str, Callable[[pa.ChunkedArray], list[Any]]]] = {
+    "num_tokens": ("tokens", _lengths),
+    "advantage": ("advantages", _means),
+}
+"""What a reader of rollouts wants of a long column: its name, the column, and how it is made."""
+
+
 def as_numpy(values: Any, dtype: type[np.generic]) -> np.ndarray:
     """Return a tensor (on any device) or an array as a numpy array."""
     if hasattr(values, "detach"):

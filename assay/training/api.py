@@ -21,8 +21,8 @@ from assay.learn.algorithms import describe
 from assay.model.probe import prove_lean
 from assay.plan.memory import plan_memory
 from assay.run.files import check_folder, check_output
+from assay.run.loaded import load_run
 from assay.run.names import find_checkpoint
-from assay.run.summary import summarize
 from assay.training.assemble import (
     Bench,
     choose_algorithm,
@@ -67,7 +67,7 @@ def train(
     if resume is not None:
         config = Path(resume) / "config.toml"
         open_config(Path(resume), overrides=overrides, trust_run=trust_run)
-        summarize(Path(resume))  # all that is damaged is told before a model is loaded
+        load_run(resume)  # all that is damaged is told before a model is loaded
     if config is None:
         raise ConfigError("train: give a configuration, or a run to resume")
     path = Path(config) if isinstance(config, Path | str) else None

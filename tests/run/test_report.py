@@ -23,10 +23,10 @@ from run_fakes import FakeLearner, FakeUpdate, make_config, make_rollouts
 
 from assay.errors import RunError
 from assay.run.directory import Run
+from assay.run.loaded import load_run
 from assay.run.report import write_report
 from assay.run.report_charts import make_charts, smooth
 from assay.run.report_rollouts import _completion_html, choose_groups, choose_steps, safe
-from assay.run.summary import summarize
 
 EVIL = (
     "<script>document.title='owned'</script>",
@@ -137,7 +137,7 @@ def test_the_report_says_what_the_run_was(folder: Path) -> None:
         "not judged",
     ):
         assert wanted in text, wanted
-    titles = {chart.title for chart in make_charts(summarize(folder))}
+    titles = {chart.title for chart in make_charts(load_run(folder))}
     assert {"Held-out accuracy", "Reward", "Groups", "Completion length", "Loss"} <= titles
     assert page.count("div", "plot") == len(titles)
     assert page.count("article", "rollout") > 20
@@ -188,7 +188,7 @@ def test_chart_data_cannot_end_its_element(evil_folder: Path) -> None:
 
 
 def test_charts_are_what_plotly_accepts(folder: Path) -> None:
-    for chart in make_charts(summarize(folder)):
+    for chart in make_charts(load_run(folder)):
         figure = go.Figure(
             [json.loads(re.sub(r'"(c\d|pass|fail|other)(-fill)?"', '"red"', json.dumps(trace)))
              for trace in chart.traces],
@@ -197,7 +197,7 @@ def test_charts_are_what_plotly_accepts(folder: Path) -> None:
         assert figure.data
         for trace in chart.traces:
             assert len(trace["x"]) == len(trace["y"]) > 0
-    accuracy = make_charts(summarize(folder))[0]
+    accuracy = make_charts(load_run(folder))[0]
     assert accuracy.traces[0]["y"] == [0.25, 0.75]
     assert accuracy.traces[0]["error_y"]["array"] == [0.02, 0.02]
 
@@ -208,7 +208,7 @@ def test_many_steps_are_smoothed_and_thinned(tmp_path: Path) -> None:
         row = run.finish_step(FakeUpdate({"loss/total": 1.0, "entropy/mean": 0.5}))
     lines = [json.dumps({**row, "step": n, "entropy/mean": n % 2}) for n in range(1, 3501)]
     (run.folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    chart = next(one for one in make_charts(summarize(run.folder)) if one.title == "Entropy")
+    chart = next(one for one in make_charts(load_run(run.folder)) if one.title == "Entropy")
     faint, strong = chart.traces
     assert len(strong["x"]) <= 1000 and strong["x"][-1] == 3500
     assert strong["y"][500] == pytest.approx(0.5, abs=0.01) and faint["showlegend"] is False
@@ -337,6 +337,6 @@ def test_in_a_browser_the_charts_are_drawn_and_nothing_else_runs(
         check=True,
     )
     assert "<title>test · Assay</title>" in done.stdout
-    num_charts = len(make_charts(summarize(evil_folder)))
+    num_charts = len(make_charts(load_run(evil_folder)))
     assert done.stdout.count("main-svg") >= num_charts > 5
     assert "CONSOLE" not in done.stderr, done.stderr

@@ -1,0 +1,156 @@
+"""A run read from its directory: also one that still runs, or was killed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from assay.config import TrainConfig, load
+from assay.errors import RunError, message
+from assay.run.environment import read_environment
+from assay.run.evaluations import Row
+from assay.run.files import read_events, read_step_rows
+from assay.run.rollout_log import RolloutLog, read_columns
+from assay.run.rollout_schema import DERIVED, SCHEMA
+from assay.run.table import Table
+from assay.types import Status
+
+READABLE = (
+    *("step", "problem_id", "prompt", "text", "status", "reward", "score", "components"),
+    *("extracted", "detail", "reason", "advantage", "num_tokens", "num_think_tokens"),
+    *("finish_reason", "policy_version", "verifier", "judge_seconds", "tags"),
+    *("draw", "group_id", "completion_id"),
+)
+"""Columns of rollouts that people read; those of single tokens must be asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRun:
+    """What a run has written down so far. `load_run` makes one.
+
+    metrics: a row a step. evaluations: a row for each time that held-out problems were asked.
+    events: what happened beside, as starts, stops and dead workers. environment: versions, machine
+    and verifiers.
+    """
+
+    folder: Path
+    config: TrainConfig
+    environment: Row
+    metrics: Table
+    evaluations: Table
+    events: Table
+
+    def rollouts(
+        self,
+        *,
+        step: int | Literal["last"] | None = None,
+        problem: str | None = None,
+        status: Status | None = None,
+        worst: int | None = None,
+        best: int | None = None,
+        columns: Sequence[str] = READABLE,
+    ) -> Table:
+        """Return recorded completions with their verdicts, one row each.
+
+        step: of one step; None: of all. problem: of one problem, by its id. status: ``passed``,
+        ``failed`` or ``not_judged``. worst, best: so many of those that were judged, by their
+        reward; among equals the newest first. columns: any of the rollout log (docs/metrics.md),
+        ``num_tokens`` and ``advantage`` (the mean over the completion's tokens).
+
+            run.rollouts(step="last", worst=5)
+            run.rollouts(status="not_judged")["detail"]
+            run.rollouts(problem="rows.jsonl:3").to_pandas()
+
+        Raises RunError for a step without rollouts, and for a damaged file of them.
+        """
+        if worst is not None and best is not None:
+            raise RunError("rollouts: found worst and best; accepted: one of them")
+        known = (*SCHEMA.names, *DERIVED)
+        if unknown := [name for name in columns if name not in known]:
+            raise RunError(message("rollouts columns", repr(unknown[0]), ", ".join(known)))
+        needed = dict.fromkeys([*columns, "problem_id", "status", "reward", "step"])
+        log = RolloutLog(self.folder / "rollouts")
+        shards = map(log.path, self._steps(log, step))
+        rows = [row for path in shards for row in _read_shard(path, list(needed))]
+        if problem is not None:
+            rows = [row for row in rows if row["problem_id"] == problem]
+        if status is not None:
+            rows = [row for row in rows if row["status"] == status]
+        if (count := best if worst is None else worst) is not None:
+            sign = 1 if best is None else -1
+            judged = [row for row in rows if row["reward"] is not None]
+            rows = sorted(judged, key=lambda row: (sign * row["reward"], -row["step"]))[:count]
+        return Table([{name: row[name] for name in columns} for row in rows])
+
+    def _steps(self, log: RolloutLog, step: int | str | None) -> list[int]:
+        steps = log.steps()
+        if step is None or (step == "last" and steps):
+            return steps if step is None else steps[-1:]
+        if step not in steps:
+            accepted = f"a step from {steps[0]} to {steps[-1]}" if steps else "no step: it has none"
+            raise RunError(message(f"{self.folder} rollouts of step", step, accepted))
+        return [int(step)]
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that are finished."""
+        return int(self.metrics[-1]["step"]) if self.metrics else 0
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of all sessions, from the run's creation to its last finished step."""
+        return float(self.metrics[-1].get("time/elapsed") or 0.0) if self.metrics else 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens generated (or trained on, where nothing is generated)."""
+        counts = (row.get("tokens/generated") or row.get("tokens/trained") for row in self.metrics)
+        return int(sum(count or 0 for count in counts))
+
+    @property
+    def ended(self) -> str | None:
+        """Why the run ended; None where it still runs, or was killed."""
+        for event in reversed(self.events):
+            if event.get("kind") == "ended":
+                return str(event.get("reason"))
+            if event.get("kind") in ("created", "resumed"):
+                return None
+        return None
+
+    def __repr__(self) -> str:
+        state = self.ended or "still running, or killed"
+        return f"LoadedRun({str(self.folder)!r}: {state} after {self.num_steps} steps)"
+
+
+def load_run(path: Path | str) -> LoadedRun:
+    """Read a run's directory: its configuration, metrics, evaluations, events and rollouts.
+
+        run = assay.load_run("runs/first")
+        run.metrics.to_pandas()
+        run.rollouts(step=20, worst=5)
+
+    A run may be read while it is written. Raises RunError where the folder is no run directory.
+    """
+    folder = Path(path).expanduser()
+    if not (folder / "config.toml").is_file():
+        raise RunError(f"{folder}: not a run directory (it has no config.toml)")
+    return LoadedRun(
+        folder=folder,
+        config=load(folder / "config.toml"),
+        environment=read_environment(folder) or {},
+        metrics=Table(read_step_rows(folder / "metrics.jsonl")),
+        evaluations=Table(read_step_rows(folder / "evaluations.jsonl")),
+        events=Table(read_events(folder / "events.jsonl")),
+    )
+
+
+def _read_shard(path: Path, columns: list[str]) -> list[dict[str, Any]]:
+    rows = read_columns(path, columns)
+    if rows is None:
+        raise RunError(message(str(path), "a damaged file", "a whole one", "move it away"))
+    for row in rows:
+        if row.get("components") is not None:
+            row["components"] = dict(row["components"])
+    return rows
