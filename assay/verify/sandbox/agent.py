@@ -35,7 +35,7 @@ from functools import lru_cache
 from typing import Any
 
 from . import values
-from .codec import MRO, Decoder, encode
+from .codec import MRO, U32, Decoder, encode
 
 CHANNEL = 3  # the descriptor of the socket to the parent
 NO_MEMORY = 12  # errno ENOMEM
@@ -95,7 +95,7 @@ class Agent:
     # frames: four bytes of length, then one encoded value
 
     def receive(self) -> Any:
-        size = values.U32.unpack(self.exactly(4))[0]
+        size = U32.unpack(self.exactly(4))[0]
         data = self.exactly(size)
         self.reading = True
         try:
@@ -115,7 +115,7 @@ class Agent:
 
     def frame(self, *message: Any) -> bytes:
         data = encode((self.nonce, *message), self.handle_of)
-        return values.U32.pack(len(data)) + data
+        return U32.pack(len(data)) + data
 
     def send(self, data: bytes) -> None:
         while data:

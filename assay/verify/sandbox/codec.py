@@ -1,53 +1,71 @@
-"""Plain data to bytes and back; `values` says which.
+"""Plain data to bytes and back: all that travels between a worker and a sandboxed process.
 
-A value is a tag of one byte and its parts. Most types are a tag in front of a simpler value: a set
-of its list, a Fraction of two integers. Writing meets hostile objects: none of their methods is
-trusted. Reading meets any bytes: it raises `Malformed` and nothing else.
+Not pickle and not eval: a value is a tag of one byte and its parts, so reading builds only the
+types of these tables, whatever the bytes are. Most types are a tag in front of a simpler value: a
+set of its list, a Fraction of two integers. Writing meets hostile objects: none of their methods is
+trusted. Reading meets any bytes: it raises `Malformed` and nothing else. Both sides bound the size,
+the depth and the number of values, and also what could make the reader slow: the digits of numbers,
+and keys of equal hash. The zygote loads this file without the package: standard library only.
+
+    exact types   None bool int float complex str bytes bytearray list tuple set frozenset dict
+                  range slice deque Counter OrderedDict defaultdict Decimal Fraction date time
+                  datetime timedelta Ellipsis
+    by name       built-in types and exceptions, the collections above
+    subclasses    of the above, made by the submission: the plain base value; a namedtuple is a
+                  `Record`: a tuple that also has its fields and its type's name
+    views         dict keys, values and items arrive as such
+    iterators     generators, map, zip, itertools ...: consumed up to `MAX_ITEMS` into an `Iterator`
+    all else      functions, classes, objects: a `Handle`; that of kind "data" has attributes along
+
+One object in two places arrives as two equal ones; a datetime's `fold` is lost. A range may be
+longer than any list: do not walk it.
 """
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
-from datetime import date, datetime, time, timedelta
+from datetime import timedelta
 from decimal import Decimal
 from fractions import Fraction
+from itertools import islice
 from types import EllipsisType, NoneType
 from typing import Any, cast
 
 from .values import (
-    BYTES_A_VALUE,
-    F64,
-    I64,
+    FACTORIES,
     KINDS,
-    MAX_BYTES,
-    MAX_DEPTH,
     MAX_DIGITS,
-    MAX_EQUAL_HASHES,
-    MAX_INT_BYTES,
-    MAX_ITEMS,
-    MAX_VALUES,
+    MOMENTS,
     NAMES,
     TYPES,
-    U32,
-    VIEWS,
     Handle,
     Iterator,
     Malformed,
     Record,
     Unsupported,
     are_names,
-    bounded,
     record,
+    small_decimal,
     small_parts,
 )
 
-Put = Callable[["Encoder", Any, int], None]
-MRO = type.__dict__["__mro__"].__get__
+MAX_BYTES = 8 * 2**20  # of one message
+MAX_VALUES = 250_000  # in one message
+BYTES_A_VALUE = 256  # of a text or of bytes: reading so many costs about as much as one value
+MAX_DEPTH = 150
+MAX_INT_BYTES = 2**15  # 78,000 decimal digits: more would take long to compare with a Decimal
+MAX_ITEMS = 10_000  # taken from an iterator
+MAX_EQUAL_HASHES = 32  # keys of one set or dict: each costs a comparison with all the others
 PACKED_FROM = 17  # items: so many small ints, or floats, are written at once
-MOMENTS: dict[str, Any] = {"date": date, "time": time, "datetime": datetime}
-FACTORIES = {kind: kind for kind in (int, float, list, dict, set, str, tuple, bool)}
+U32, I64, F64 = map(struct.Struct, ("<I", "<q", "<d"))
+MRO = type.__dict__["__mro__"].__get__
+
+VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
+Put = Callable[["Encoder", Any, int], None]
+ITERATORS = ("builtins", "itertools", "collections")  # an object with __next__ stays a handle
 
 
 class Encoder:
@@ -96,21 +114,22 @@ class Encoder:
         base = next((each for each in lineage if each in BASES), None)
         if type in lineage and value in NAMES:
             self.tagged(b"Y", NAMES[value], depth)
-        elif Record in lineage:
-            self.tagged(b"R", (value.type_name, value._fields, (*tuple.__iter__(value),)), depth)
         elif base is tuple and (fields := _fields_of(kind)) is not None:
             self.tagged(b"R", (kind.__name__, fields, (*tuple.__iter__(value),)), depth)
         elif base is not None:  # a subclass arrives as its plain base value
-            BASES[base](self, value, depth + 1)
+            EXACT[base](self, value, depth + 1)
         elif hasattr(kind, "__next__") and kind.__module__ in ITERATORS:
-            items, complete = _consumed(value)
-            self.tagged(b"X", (kind.__name__, items, complete), depth)
+            items = [*islice(value, MAX_ITEMS + 1)]
+            complete = len(items) <= MAX_ITEMS
+            self.tagged(b"X", (kind.__name__, items[:MAX_ITEMS], complete), depth)
         else:
             self.handle(self.handle_of(value), depth)
 
     def tagged(self, tag: bytes, value: Any, depth: int) -> None:
         self.write(tag)
+        self.hashed += tag in b"SZ"
         self.put(value, depth + 1)
+        self.hashed -= tag in b"SZ"
 
     def handle(self, handle: Handle, depth: int) -> None:
         parts = (handle.origin, handle.id, handle.hash, handle.kind, handle.names)
@@ -168,26 +187,12 @@ class Encoder:
             self.hashed -= 1
             self.put(value, depth)
 
-    def members(self, tag: bytes, members: Iterable[Any], depth: int) -> None:
-        self.hashed += 1
-        self.tagged(tag, list(members), depth)
-        self.hashed -= 1
-
 
 def _fields_of(kind: type) -> tuple[str, ...] | None:
     fields = kind.__dict__.get("_fields")
     if type(fields) is tuple and all(type(each) is str for each in fields):
         return fields
     return None
-
-
-def _consumed(value: Any) -> tuple[list[Any], bool]:
-    items: list[Any] = []
-    for item in value:
-        if len(items) >= MAX_ITEMS:
-            return items, False
-        items.append(item)
-    return items, True
 
 
 def _moment(encoder: Encoder, value: Any, depth: int) -> None:
@@ -217,10 +222,8 @@ BASES: dict[type, Put] = {
     bytearray: _as(b"y", lambda value: bytes(bytearray.copy(value))),
     list: lambda encoder, value, depth: encoder.items(b"l", list.__iter__(value), depth),
     tuple: lambda encoder, value, depth: encoder.items(b"t", tuple.__iter__(value), depth),
-    set: lambda encoder, value, depth: encoder.members(b"S", set.__iter__(value), depth),
-    frozenset: lambda encoder, value, depth: encoder.members(
-        b"Z", frozenset.__iter__(value), depth
-    ),
+    set: _as(b"S", lambda value: [*set.__iter__(value)]),
+    frozenset: _as(b"Z", lambda value: [*frozenset.__iter__(value)]),
     dict: lambda encoder, value, depth: encoder.pairs(dict.items(value), depth),
     Counter: _as(b"C", lambda value: dict(dict.items(value))),
     OrderedDict: _as(b"O", lambda value: dict(OrderedDict.items(value))),
@@ -236,14 +239,14 @@ EXACT: dict[type, Put] = BASES | {
     slice: _as(b"j", lambda value: (value.start, value.stop, value.step)),
     range: _as(b"r", lambda value: (value.start, value.stop, value.step)),
     timedelta: _as(b"p", lambda value: (value.days, value.seconds, value.microseconds)),
-    Decimal: _as(b"e", lambda value: str(bounded(value))),
+    Decimal: _as(b"e", lambda value: str(small_decimal(value))),
     Fraction: _as(b"f", lambda value: small_parts((value.numerator, value.denominator))),
     **dict.fromkeys(MOMENTS.values(), _moment),
     **{kind: _as(b"V", lambda value, name=name: (name, [*value])) for kind, name in VIEWS.items()},
+    Record: _as(b"R", lambda value: (value.type_name, value._fields, (*value,))),
     Iterator: _as(b"X", lambda value: (value.kind, value.items[value.position :], value.complete)),
     Handle: lambda encoder, value, depth: encoder.handle(encoder.handle_of(value), depth),
 }
-ITERATORS = ("builtins", "itertools", "collections")  # an object with __next__ stays a handle
 
 
 class Decoder:
@@ -311,6 +314,11 @@ class Decoder:
     def count(self) -> int:
         return U32.unpack(self.take(4))[0]
 
+    def length(self) -> int:
+        if (count := self.count()) > len(self.data) - self.position:
+            raise Malformed("fewer bytes than the value")
+        return count
+
     def block(self) -> bytes:
         data = self.take(self.count())
         if len(data) >= BYTES_A_VALUE:
@@ -342,16 +350,10 @@ class Decoder:
         return build(self, value)
 
     def items(self, depth: int) -> list[Any]:
-        count = self.count()
-        if count > len(self.data) - self.position:
-            raise Malformed("fewer bytes than the value")
-        return [self.get(depth) for _ in range(count)]
+        return [self.get(depth) for _ in range(self.length())]
 
     def pairs(self, depth: int) -> dict[Any, Any]:
-        count = self.count()
-        if count > len(self.data) - self.position:
-            raise Malformed("fewer bytes than the value")
-        pairs = [(self.get(depth), self.get(depth)) for _ in range(count)]
+        pairs = [(self.get(depth), self.get(depth)) for _ in range(self.length())]
         self.distinct([key for key, _ in pairs])
         return dict(pairs)
 
@@ -416,12 +418,11 @@ def _read_decimal(decoder: Decoder, text: str) -> Decimal:
     if len(text) > MAX_DIGITS + 30 or not text.isascii():
         raise Malformed("a Decimal of too many digits")
     decoder.charge(len(text) // 64)
-    return bounded(Decimal(text))
+    return small_decimal(Decimal(text))
 
 
 def _read_fraction(decoder: Decoder, parts: tuple[int, int]) -> Fraction:
-    small_parts(parts)
-    decoder.charge((sum(part.bit_length() for part in parts) // 1024) ** 2)
+    decoder.charge((sum(part.bit_length() for part in small_parts(parts)) // 1024) ** 2)
     return Fraction(*parts)
 
 

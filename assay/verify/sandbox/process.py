@@ -10,7 +10,7 @@ import signal
 import socket
 import time
 
-from assay.verify.sandbox import values
+from assay.verify.sandbox.codec import MAX_BYTES, U32
 
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
 POLL_SECONDS = 0.1  # longest pause between two looks at the clocks
@@ -136,7 +136,7 @@ class Process:
 
     def send(self, data: bytes) -> None:
         """Write one frame, however slowly the process reads. Raises Ended."""
-        view = memoryview(values.U32.pack(len(data)) + data)
+        view = memoryview(U32.pack(len(data)) + data)
         while view:
             self.look()
             try:
@@ -151,8 +151,8 @@ class Process:
         while True:
             self.look()
             if len(self.buffer) >= 4:
-                size = values.U32.unpack(bytes(self.buffer[:4]))[0]
-                if size > values.MAX_BYTES:
+                size = U32.unpack(bytes(self.buffer[:4]))[0]
+                if size > MAX_BYTES:
                     raise Ended("died", "its channel spoke nonsense")
                 if len(self.buffer) >= size + 4:
                     frame = bytes(self.buffer[4 : size + 4])

@@ -1,46 +1,23 @@
-"""What travels between a worker and a sandboxed process: bounds, and the types known by name.
+"""The types that `codec` reads beside those of plain data, and those that it knows by name.
 
-`codec` writes and reads it; not pickle and not eval: a value is a tag of one byte and its parts, so
-reading builds only the types of this table, whatever the bytes are. Both sides bound the size, the
-depth and the number of values, and also what could make the reader slow: the digits of numbers, and
-keys of equal hash. The zygote loads these files without the package: standard library only.
-
-    exact types   None bool int float complex str bytes bytearray list tuple set frozenset dict
-                  range slice deque Counter OrderedDict defaultdict Decimal Fraction date time
-                  datetime timedelta Ellipsis
-    by name       built-in types and exceptions, the collections above
-    subclasses    of the above, made by the submission: the plain base value; a namedtuple is a
-                  `Record`: a tuple that also has its fields and its type's name
-    views         dict keys, values and items arrive as such
-    iterators     generators, map, zip, itertools ...: consumed up to `MAX_ITEMS` into an `Iterator`
-    all else      functions, classes, objects: a `Handle`; that of kind "data" has attributes along
-
-One object in two places arrives as two equal ones; a datetime's `fold` is lost. A range may be
-longer than any list: do not walk it.
+The zygote loads this file without the package: standard library only.
 """
 
 from __future__ import annotations
 
 import builtins
-import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
+from types import NoneType
 from typing import Any, cast
 
-MAX_BYTES = 8 * 2**20  # of one message
-MAX_VALUES = 250_000  # in one message
-BYTES_A_VALUE = 256  # of a text or of bytes: reading so many costs about as much as one value
-MAX_DEPTH = 150
-MAX_INT_BYTES = 2**15  # 78,000 decimal digits: more would take long to compare with a Decimal
+MAX_NAMES = 32  # of a handle or an error: its class and those that it inherits
 MAX_FRACTION_BYTES = 2**9  # of its parts: reducing them takes the square of it
 MAX_EXPONENT = 20_000  # of a Decimal: it may become an int somewhere
 MAX_DIGITS = 20_000  # of a Decimal
-MAX_ITEMS = 10_000  # taken from an iterator
-MAX_EQUAL_HASHES = 32  # keys of one set or dict: each costs a comparison with all the others
-MAX_NAMES = 32  # of a handle or an error: its class and those that it inherits
 
 KINDS = ("function", "class", "exception", "object", "data")
 EXCEPTIONS: dict[str, type[BaseException]] = {
@@ -48,18 +25,19 @@ EXCEPTIONS: dict[str, type[BaseException]] = {
     for each in vars(builtins).values()
     if isinstance(each, type) and issubclass(each, BaseException)
 }
+MOMENTS: dict[str, Any] = {"date": date, "time": time, "datetime": datetime}
+FACTORIES = {kind: kind for kind in (int, float, list, dict, set, str, tuple, bool)}
 TYPES: dict[str, type] = {
     each.__name__: each
     for each in (
-        *(int, float, complex, bool, str, bytes, bytearray, list, tuple, set, frozenset, dict),
-        *(range, slice, object, type, type(None), enumerate, zip, map, filter, reversed),
+        *(*FACTORIES, complex, bytes, bytearray, frozenset),
+        *(range, slice, object, type, NoneType, enumerate, zip, map, filter, reversed),
         *(memoryview, property, staticmethod, classmethod, super),
-        *(Counter, OrderedDict, defaultdict, deque, Decimal, Fraction),
-        *(date, time, datetime, timedelta),
+        *(Counter, OrderedDict, defaultdict, deque, Decimal, Fraction, timedelta),
+        *MOMENTS.values(),
     )
 } | EXCEPTIONS
 NAMES = {each: name for name, each in TYPES.items()}
-VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
 
 
 class Malformed(ValueError):
@@ -122,14 +100,6 @@ class Iterator:
         self.position += 1
         return self.items[self.position - 1]
 
-    def __eq__(self, other: object) -> bool:
-        return type(other) is Iterator and (self.items, self.complete) == (
-            other.items,
-            other.complete,
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         return f"<{self.kind} of {self.items!r}{'' if self.complete else ' ...'}>"
 
@@ -158,7 +128,16 @@ def record(type_name: str, fields: Iterable[str], values: Iterable[Any]) -> Reco
     return result
 
 
-def bounded(value: Decimal) -> Decimal:
+def are_names(value: Any) -> bool:
+    """Whether it is what a Handle has as names."""
+    return (
+        type(value) is tuple
+        and all(type(each) is str for each in value)
+        and (0 < len(cast("tuple[str, ...]", value)) <= MAX_NAMES)
+    )
+
+
+def small_decimal(value: Decimal) -> Decimal:
     """Return a Decimal, unless comparing it would take long. Raises Unsupported."""
     _, digits, exponent = value.as_tuple()
     if len(digits) > MAX_DIGITS or (type(exponent) is int and abs(exponent) > MAX_EXPONENT):
@@ -171,17 +150,3 @@ def small_parts(parts: tuple[int, int]) -> tuple[int, int]:
     if max(part.bit_length() for part in parts) > 8 * MAX_FRACTION_BYTES:
         raise Unsupported("a Fraction of too many digits")
     return parts
-
-
-def are_names(value: Any) -> bool:
-    """Whether it is what a Handle has as names."""
-    return (
-        type(value) is tuple
-        and all(type(each) is str for each in value)
-        and (0 < len(cast("tuple[str, ...]", value)) <= MAX_NAMES)
-    )
-
-
-U32 = struct.Struct("<I")
-I64 = struct.Struct("<q")
-F64 = struct.Struct("<d")

@@ -16,20 +16,17 @@ from growth import times
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.verify.sandbox.codec import decode, encode
-from assay.verify.sandbox.values import (
+from assay.verify.sandbox.codec import (
     MAX_BYTES,
     MAX_DEPTH,
     MAX_INT_BYTES,
     MAX_ITEMS,
     MAX_VALUES,
     U32,
-    Handle,
-    Iterator,
-    Malformed,
-    Record,
-    Unsupported,
+    decode,
+    encode,
 )
+from assay.verify.sandbox.values import Handle, Iterator, Malformed, Record, Unsupported
 
 
 def opaque(value: Any) -> Handle:

@@ -11,9 +11,9 @@ from growth import LINEAR, cost, growth, times
 
 from assay.verify.base import Limits
 from assay.verify.sandbox import Handle, Sandbox
-from assay.verify.sandbox.codec import decode
+from assay.verify.sandbox.codec import MAX_BYTES, U32, decode
 from assay.verify.sandbox.process import MAX_OUTPUT
-from assay.verify.sandbox.values import MAX_BYTES, U32, Malformed
+from assay.verify.sandbox.values import Malformed
 
 AGENT = """
 import os, struct, sys, types
