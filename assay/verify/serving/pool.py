@@ -17,12 +17,12 @@ from assay.verify.serving.calling import WHOLE_GROUP
 from assay.verify.serving.job import Call
 from assay.verify.serving.lanes import Deliver, Lane
 from assay.verify.serving.process import IMPORT_DEADLINE, NONSENSE, Lost, Worker, cause_of
-from assay.verify.serving.protocol import decode_part, dump_request, encode_group
+from assay.verify.serving.protocol import decode_part, encode_group
 from assay.verify.serving.remains import clear, new_family, start_watcher
 
 MAX_FAILED_STARTS = 3
-CALLS_AHEAD = 48  # that a worker is given at once, so that it seldom waits
-GIVE_MORE = (0, 8, 24)  # how many answers it owes when it is given more
+MOST_AT_ONCE = 64  # calls that a worker is given in one request, but where they are quick
+WORTH_SHARING = 0.02  # seconds of work: to share less costs more than it gains
 
 
 class Pool(Lane):
@@ -76,7 +76,7 @@ class Pool(Lane):
         worker = self._new_worker()
         try:
             worker.greet(self.options)
-            worker.send(dump_request("describe", name), 1)
+            worker.send(1, "describe", name)
             facts = dict(worker.reply(IMPORT_DEADLINE, lambda: self.closed))
         except Lost as lost:
             detail, _ = self._end(worker, lost, name)
@@ -121,19 +121,16 @@ class Pool(Lane):
 
     def _work(self, worker: Worker | None) -> None:
         """Drive a worker, and those that take its place, until the pool is closed."""
-        while worker is not None and (calls := self._take()):
+        while worker is not None and (calls := self._take(worker)):
             while worker is not None and calls:
                 worker = self._have_answered(worker, calls)
 
-    def _take(self) -> deque[Call]:
-        """Wait for calls, and return this worker's share of them."""
+    def _take(self, worker: Worker) -> deque[Call]:
+        """Wait for calls; take a worker's share of them."""
         with self.changed:
-            return self._share(CALLS_AHEAD) if self.wait_for_calls() else deque()
-
-    def _share(self, most: int) -> deque[Call]:
-        """Take calls from the head of the queue, and leave the other workers theirs."""
-        with self.changed:
-            count = min(most, -(-len(self.queue) // self.num_workers))
+            self.wait_for_calls()  # a closed lane has none
+            share = min(MOST_AT_ONCE, -(-len(self.queue) // self.num_workers))
+            count = min(len(self.queue), max(share, int(WORTH_SHARING / worker.pace)))
             return deque(self.queue.popleft() for _ in range(count))
 
     def _have_answered(self, worker: Worker, calls: deque[Call]) -> Worker | None:
@@ -141,35 +138,20 @@ class Pool(Lane):
         try:
             worker.greet(self.options)
             self._failed_starts = 0
+            jobs = groupby(calls, key=lambda call: id(call.job))
+            started, num_calls = time.monotonic(), len(calls)
+            worker.send(num_calls, "judge", [_of_one_job([*each]) for _, each in jobs])
             while calls:
-                if worker.num_waiting in GIVE_MORE:
-                    self._give(worker, calls)
                 call = calls[0]
                 allowed = (call.one.verifier.limits.seconds or self.deadline) * call.size
                 data = worker.reply(allowed, lambda: calls[0].job.cancelled)
                 parts = _read(call, data)
                 calls.popleft()
                 self.deliver(call, parts)
+            worker.pace = (time.monotonic() - started) / num_calls
             return worker
         except Lost as lost:
             return self._replace(worker, lost, calls)
-
-    def _give(self, worker: Worker, calls: deque[Call]) -> None:
-        """Take more calls, and send what fits into the worker's socket, so that this never blocks.
-
-        What is sent is made here, so that what waits takes no memory of its own.
-        """
-        calls.extend(self._share(CALLS_AHEAD - len(calls)))
-        requests, num_calls = b"", 0
-        for _, each in groupby(list(calls)[worker.num_waiting :], key=lambda call: id(call.job)):
-            together = list(each)
-            request = _request(together)
-            is_first = not worker.num_waiting and not requests
-            if not is_first and not worker.has_room(len(requests) + len(request)):
-                break
-            requests, num_calls = requests + request, num_calls + len(together)
-        if requests:
-            worker.send(requests, num_calls)
 
     def _replace(self, worker: Worker, lost: Lost, calls: deque[Call]) -> Worker | None:
         """Kill a worker, blame the call at the head, start another; None where none is wanted."""
@@ -215,8 +197,8 @@ class Pool(Lane):
         return said if said and not worker.ready else detail, code
 
 
-def _request(calls: Sequence[Call]) -> bytes:
-    """Return the request for calls of one job, with the completions that they are about."""
+def _of_one_job(calls: Sequence[Call]) -> tuple[Any, ...]:
+    """Return what a request says for calls of one job, with the completions that they are about."""
     job = calls[0].job
     siblings: Sequence[int] = range(len(job.group.completions))
     if all(call.sibling != WHOLE_GROUP for call in calls):
@@ -231,7 +213,7 @@ def _request(calls: Sequence[Call]) -> bytes:
     except Exception as error:  # a spec may hold what cannot be pickled
         blob = f"the group cannot be sent to a worker: {type(error).__name__}: {error}"
     units = [(call.index, place[call.sibling]) for call in calls]
-    return dump_request("judge", job.sum.names, units, blob)
+    return job.sum.names, units, blob
 
 
 def _read(call: Call, data: Any) -> list[Part]:

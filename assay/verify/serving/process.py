@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import select
 import signal
 import socket
@@ -11,20 +12,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal
 
-from assay.verify.serving.protocol import MAX_REPLY, dump_request
+from assay.verify.serving.protocol import MAX_REPLY
 from assay.verify.serving.remains import Remains
 
 START_DEADLINE = 120.0  # seconds for a fresh interpreter
 IMPORT_DEADLINE = 60.0  # seconds for an import inside a worker
 CONFIRMATION = 0.25  # seconds between finding a worker overdue and giving it up
 STALE = 1.0  # seconds that a worker may take for work that nobody waits for
-GATHER = 0.0005  # seconds in which replies gather: waking up for each costs more than reading it
-BYTES_AHEAD = 1 << 16  # of requests that a worker may leave unread while it judges
+GATHER = 5e-5  # seconds for each reply that may come: waking up for one costs more than this
 LOOK = 0.25  # seconds between two looks at whether somebody does
 
 NONSENSE = (ValueError, TypeError, IndexError, KeyError, AttributeError)  # a reply of another form
@@ -48,7 +47,7 @@ class Worker:
     """A fresh interpreter that runs `assay.verify.serving.worker`, and our end of its socket.
 
     family: of the mark by which all that it starts is found. since: when it began what it does.
-    num_waiting: how many answers it still owes.
+    num_waiting: how many answers it still owes. pace: seconds that a call took of late.
     """
 
     def __init__(self, family: str) -> None:
@@ -77,7 +76,7 @@ class Worker:
         self._poll.register(self.channel, select.POLLIN)
         self._inbox = bytearray()
         self.num_waiting = 0
-        self._sent: deque[list[int]] = deque()  # of each request: answers still to come, bytes
+        self.pace = 1.0
         self._num_answered = 0
         self._loading = False
         self.ready = False
@@ -91,21 +90,14 @@ class Worker:
             self._message(START_DEADLINE)
             self.ready = True
             if options:
-                self.send(dump_request("options", options), 0)
+                self.send(0, "options", options)
 
-    def has_room(self, size: int) -> bool:
-        """Whether a request of some bytes goes out at once, though earlier ones are unread."""
-        return size + sum(num_bytes for _, num_bytes in self._sent) <= BYTES_AHEAD
-
-    def send(self, request: bytes, num_answers: int) -> None:
-        """Send a request; raises Lost."""
-        if not self.num_waiting:
-            self.since = time.monotonic()
-        self.num_waiting += num_answers
-        if num_answers:
-            self._sent.append([num_answers, len(request)])
+    def send(self, num_answers: int, *request: Any) -> None:
+        """Send a request to a worker that owes no answer, and so reads; raises Lost."""
+        self.since = time.monotonic()
+        self.num_waiting = num_answers
         try:
-            self.channel.sendall(request)
+            self.channel.sendall(pickle.dumps(request, pickle.HIGHEST_PROTOCOL))
         except OSError as error:
             raise Lost("died", "the worker died") from error
 
@@ -124,9 +116,6 @@ class Worker:
                         raise ValueError("a reply out of turn")
                     self._num_answered += 1
                     self.num_waiting -= 1
-                    self._sent[0][0] -= 1
-                    if not self._sent[0][0]:
-                        self._sent.popleft()
                     return data
                 (self._loading,) = rest
             except NONSENSE as error:
@@ -139,7 +128,7 @@ class Worker:
             searched = len(self._inbox)
             self._wait(seconds, is_stale)
             if self.num_waiting > 1:
-                time.sleep(GATHER)
+                time.sleep(GATHER * self.num_waiting)
             chunk = b""
             with suppress(OSError):
                 chunk = self.channel.recv(1 << 18)

@@ -3,8 +3,8 @@
 Requests are pickled: the service is trusted. A reply is a line of JSON, so that nothing a worker
 says, whatever ran in it, is ever executed.
 
-Requests: ``("judge", names, units, blob)``: the blob is a pickled group (`encode_group`), a unit is
-(index into names, completion or -1 for the whole group); ``("describe", name)``;
+Requests: ``("judge", [(names, units, blob), ...])``: the blob is a pickled group (`encode_group`),
+a unit is (index into names, completion or -1 for the whole group); ``("describe", name)``;
 ``("options", options by verifier)``, sent once, without a reply.
 Replies: ``["hello", clock]``, ``["loading", clock, bool]``, ``["reply", clock, number, data]``;
 units are answered in their order, and numbered over the worker's life.
@@ -77,11 +77,6 @@ def decode_part(data: Sequence[Any]) -> Part:
         tuple(StepScore(float(each), int(end)) for each, end in steps),
         float(seconds),
     )
-
-
-def dump_request(*request: Any) -> bytes:
-    """Return a request as its bytes."""
-    return pickle.dumps(request, pickle.HIGHEST_PROTOCOL)
 
 
 def reply_line(*reply: Any) -> bytes:

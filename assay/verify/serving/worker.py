@@ -50,7 +50,8 @@ class Answering:
                 elif kind == "describe":
                     self.answer(self.describe(*rest))
                 else:
-                    self.judge(*rest)
+                    for of_one_group in rest[0]:
+                        self.judge(*of_one_group)
 
     def describe(self, name: str) -> dict[str, Any]:
         """Return what the service must know of a verifier, or why it cannot be had."""
