@@ -74,10 +74,10 @@ BUDGETS = {
     "verify/instructions": 850,
     "verify/judge": 1850,
     "verify/logic": 1730,
-    "verify/programs": 2290,
+    "verify/programs": 2260,
     "verify/redteam": 470,
-    "verify/sandbox": 2870,
-    "verify/serving": 2190,
+    "verify/sandbox": 2840,
+    "verify/serving": 2155,
     "verify/style": 820,
 }
 LIGHT = ["assay", "assay.types", "assay.errors", "assay.config", "assay.cli"]

@@ -6,7 +6,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -22,6 +22,7 @@ from assay.verify.serving.remains import clear, new_family, start_watcher
 
 MAX_FAILED_STARTS = 3
 MOST_AT_ONCE = 64  # calls that a worker is given in one request, but where they are quick
+BYTES_AT_ONCE = 1 << 16  # of a request, from which on it takes no further group
 WORTH_SHARING = 0.02  # seconds of work: to share less costs more than it gains
 
 
@@ -138,10 +139,10 @@ class Pool(Lane):
         try:
             worker.greet(self.options)
             self._failed_starts = 0
-            jobs = groupby(calls, key=lambda call: id(call.job))
             started, num_calls = time.monotonic(), len(calls)
-            worker.send(num_calls, "judge", [_of_one_job([*each]) for _, each in jobs])
             while calls:
+                if not worker.num_waiting:
+                    self._ask(worker, calls)
                 call = calls[0]
                 allowed = (call.one.verifier.limits.seconds or self.deadline) * call.size
                 data = worker.reply(allowed, lambda: calls[0].job.cancelled)
@@ -152,6 +153,21 @@ class Pool(Lane):
             return worker
         except Lost as lost:
             return self._replace(worker, lost, calls)
+
+    def _ask(self, worker: Worker, calls: Iterable[Call]) -> None:
+        """Send a request for the first calls: of one job, and of as many more as are small.
+
+        It is made here, so that what waits takes no memory of its own.
+        """
+        groups: list[tuple[Any, ...]] = []
+        num_calls = num_bytes = 0
+        for _, each in groupby(calls, key=lambda call: id(call.job)):
+            together = list(each)
+            groups.append(_of_one_job(together))
+            num_calls, num_bytes = num_calls + len(together), num_bytes + len(groups[-1][-1])
+            if num_bytes > BYTES_AT_ONCE:
+                break
+        worker.send(num_calls, "judge", groups)
 
     def _replace(self, worker: Worker, lost: Lost, calls: deque[Call]) -> Worker | None:
         """Kill a worker, blame the call at the head, start another; None where none is wanted."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from assay.reward_models.learned import checkpoint_evidence
 from assay.types import Completion, Group, Problem
 from assay.verify.base import Field, Limits, Part, Verifier
 
@@ -89,7 +90,12 @@ THREAD = Verifier("threaded", 1, follow, lane="thread", fields=_FIELDS, weight=0
 HASTY = Verifier("hasty", 1, follow, lane="thread", limits=Limits(seconds=0.2))
 KEPT = Verifier("kept", 1, follow, lane="thread", fields=_FIELDS, cached=True)
 _PATH = (Field("path", "a folder, or several", from_row=False),)
-DEVICE = Verifier("device", 3, of_batch, takes="batch", lane="device", fields=_PATH, bounds=None)
+DEVICE = Verifier(
+    *("device", 3, of_batch, "batch", "device"),
+    fields=_PATH,
+    bounds=None,
+    evidence=checkpoint_evidence,
+)
 INLINE = Verifier("inlined", 1, follow, lane="inline", weight=0.1)
 GROUPED = Verifier("grouped", 1, of_group, takes="group", lane="thread")
 SHARE = Verifier(

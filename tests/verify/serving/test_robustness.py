@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -398,12 +399,13 @@ def test_what_waits_is_not_pickled_ahead(villains: str, monkeypatch: pytest.Monk
         monkeypatch.setattr(
             process.Worker,
             "send",
-            lambda self, data, n: (sent.append(len(data)), send(self, data, n)),
+            lambda self, n, *said: (sent.append(len(pickle.dumps(said))), send(self, n, *said)),
         )
         jobs = [service._submit(group) for group in groups]
         assert sum(sent) < sum(len(c.text) for group in groups[:20] for c in group.completions)
         assert all(service._finish(job)[0].correct for job in jobs)
         assert max(sent) < 4.1 * len(big), "no more than one of these groups is sent at once"
+        assert len(sent) >= len(groups)
 
 
 def test_text_that_nobody_reads_on_is_not_judged(villains: str) -> None:
