@@ -17,8 +17,7 @@ from assay.types import Completion, Group, Problem, Prompt, StepScore, ThinkForm
 _TEXT, _INT, _LONG, _DOUBLE = pa.string(), pa.int32(), pa.int64(), pa.float64()
 _INTS, _FLOATS, _BOOLS = pa.list_(_INT), pa.list_(pa.float32()), pa.list_(pa.bool_())
 _THINK = pa.struct([("mode", _TEXT), ("open_tag", _TEXT), ("close_tag", _TEXT)])
-_STEP = pa.struct([("score", _DOUBLE), ("end", _INT)])
-_STEP_SCORES = pa.list_(_STEP)
+_STEP_SCORES = pa.list_(pa.struct([("score", _DOUBLE), ("end", _INT)]))
 _DTYPES = {_INTS: np.int32, _FLOATS: np.float32, _BOOLS: np.bool_}
 """Of lists that come from arrays, and come back as such."""
 
@@ -51,12 +50,12 @@ _COLUMNS: Mapping[str, tuple[pa.DataType, Callable[[_Row], Any] | None]] = {
     "tags": (pa.list_(_TEXT), lambda row: row.group.problem.tags),
     "prompt": (_TEXT, lambda row: row.group.prompt.text),
     "prompt_tokens": (_INTS, lambda row: row.group.prompt.tokens),
-    "prompt_think": (_THINK, lambda row: _plain(row.group.prompt.think, _THINK)),
+    "prompt_think": (_THINK, lambda row: row.group.prompt.think),
     "text": (_TEXT, lambda row: row.completion.text),
     "tokens": (_INTS, lambda row: row.completion.tokens),
     "sampled": (_BOOLS, lambda row: row.completion.sampled),
     "num_think_tokens": (_INT, lambda row: row.completion.num_think_tokens),
-    "think": (_THINK, lambda row: _plain(row.completion.think, _THINK)),
+    "think": (_THINK, lambda row: row.completion.think),
     "finish_reason": (_TEXT, lambda row: row.completion.finish_reason),
     "policy_version": (_LONG, lambda row: row.completion.policy_version),
     "token_versions": (_INTS, lambda row: row.completion.token_versions),  # null: all the same
@@ -74,7 +73,7 @@ _COLUMNS: Mapping[str, tuple[pa.DataType, Callable[[_Row], Any] | None]] = {
     "components": (pa.map_(_TEXT, _DOUBLE), lambda row: [*row.verdict.components.items()]),
     "step_scores": (
         _STEP_SCORES,
-        lambda row: [_plain(one, _STEP) for one in row.verdict.step_scores],
+        lambda row: [(one.score, one.end) for one in row.verdict.step_scores],
     ),
     "extracted": (_TEXT, lambda row: row.verdict.extracted),
     "detail": (_TEXT, lambda row: row.verdict.detail),
@@ -84,7 +83,6 @@ _COLUMNS: Mapping[str, tuple[pa.DataType, Callable[[_Row], Any] | None]] = {
     "sampling": (_TEXT, lambda row: row.sampling),  # JSON
 }
 SCHEMA = pa.schema([(name, kind) for name, (kind, _) in _COLUMNS.items()])
-_ARRAYS = {name for name, (kind, _) in _COLUMNS.items() if kind in _DTYPES}
 LEARNED_COLUMNS = tuple(name for name, (_, of_row) in _COLUMNS.items() if of_row is None)
 
 
@@ -108,10 +106,6 @@ def recorded_columns(
     ]
 
 
-def _plain(value: Any, fields: pa.StructType) -> dict[str, Any]:
-    return {field.name: getattr(value, field.name) for field in fields}
-
-
 def _as_array(values: Iterable[Any], kind: pa.DataType) -> pa.Array:
     values = list(values)
     if kind in _DTYPES:
@@ -121,6 +115,14 @@ def _as_array(values: Iterable[Any], kind: pa.DataType) -> pa.Array:
         offsets = pa.array([0, *accumulate(map(len, known))], _INT)
         missing = pa.array([value is None for value in values], pa.bool_())
         return pa.ListArray.from_arrays(offsets, pa.array(flat), mask=missing)
+    if kind == _THINK:  # few differ: each is converted once
+        known = {think: place for place, think in enumerate(dict.fromkeys(values))}
+        fields = [(think.mode, think.open_tag, think.close_tag) for think in known]
+        return _as_plain_array(fields, kind).take(pa.array([known[one] for one in values], _INT))
+    return _as_plain_array(values, kind)
+
+
+def _as_plain_array(values: list[Any], kind: pa.DataType) -> pa.Array:
     try:
         return pa.array(values, kind)
     except UnicodeEncodeError:  # half a surrogate pair, which no UTF-8 file can hold
@@ -131,7 +133,7 @@ def _whole(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, list | tuple):
-        return [_whole(item) for item in value]
+        return type(value)(map(_whole, value))
     return {key: _whole(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
@@ -178,7 +180,7 @@ def learned_columns(batch: Any, advantages_T: Any, tokens: pa.ChunkedArray) -> d
 def restore(table: pa.Table) -> tuple[list[Group], list[tuple[Verdict, ...]]]:
     """Return the groups and verdicts that were recorded; their problems have no spec."""
     names = [name for name in table.column_names if name not in LEARNED_COLUMNS]
-    columns = [_values_of(table.column(name), name in _ARRAYS) for name in names]
+    columns = [_values_of(table.column(name), _COLUMNS[name][0]) for name in names]
     rows = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
     groups: list[Group] = []
     verdicts: list[tuple[Verdict, ...]] = []
@@ -187,7 +189,7 @@ def restore(table: pa.Table) -> tuple[list[Group], list[tuple[Verdict, ...]]]:
         first = members[0]
         text, tags, draw = first["prompt"], tuple(first["tags"] or ()), first["draw"]
         problem = Problem(id=first["problem_id"], prompt=text, tags=tags, draw=draw)
-        prompt = Prompt(text, first["prompt_tokens"], ThinkFormat(**first["prompt_think"]))
+        prompt = Prompt(text, first["prompt_tokens"], first["prompt_think"])
         groups.append(Group(problem, prompt, tuple(map(_completion, members))))
         verdicts.append(tuple(map(_verdict, members)))
     return groups, verdicts
@@ -197,7 +199,7 @@ def _completion(row: Mapping[str, Any]) -> Completion:
     same = ("text", "tokens", "behavior_logprobs", "model_logprobs", "sampled", "finish_reason")
     kept = {name: row[name] for name in (*same, "policy_version", "num_think_tokens")}
     kept |= {"token_versions": row["token_versions"], "turn_ends": tuple(row["turn_ends"] or ())}
-    return Completion(id=row["completion_id"], think=ThinkFormat(**row["think"]), **kept)
+    return Completion(id=row["completion_id"], think=row["think"], **kept)
 
 
 def _verdict(row: Mapping[str, Any]) -> Verdict:
@@ -211,9 +213,12 @@ def _verdict(row: Mapping[str, Any]) -> Verdict:
     )
 
 
-def _values_of(column: pa.ChunkedArray, as_arrays: bool) -> list[Any]:
+def _values_of(column: pa.ChunkedArray, kind: pa.DataType) -> list[Any]:
     """Return a column's values; arrays are parts of one that can be written."""
-    if not as_arrays:
+    if kind == _THINK:
+        parts = [part.to_pylist() for part in column.combine_chunks().flatten()]
+        return list(map(cache(ThinkFormat), *parts))
+    if kind not in _DTYPES:
         return column.to_pylist()
     lists = column.combine_chunks()
     flat = lists.flatten().to_numpy(zero_copy_only=False).copy()
