@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-from dataclasses import dataclass, fields
-from functools import cache
-from itertools import pairwise
-from textwrap import dedent
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError, create_model
+from pydantic import Field
 
-from assay.complaints import type_words
+from assay.config.row import check_fields, section_of_row
 from assay.config.section import Natural, NonNegative, Positive, Rate, Section, Text
 from assay.errors import ConfigError, message
 
@@ -147,13 +142,7 @@ class Algorithm:
     """The longest completion that is sampled."""
 
     def __post_init__(self) -> None:
-        for key, (kind, check) in _checks().items():
-            value = getattr(self, key)
-            try:
-                check.validate_python(value, strict=True)
-            except ValidationError as error:
-                accepted = type_words(kind)
-                raise ConfigError(message(f"algorithm.{key}", repr(value), accepted)) from error
+        check_fields(self, "algorithm")
         for key, idle, where in self._combinations():
             if idle:
                 raise ConfigError(message(f"algorithm.{key}", repr(getattr(self, key)), where))
@@ -218,38 +207,6 @@ class Algorithm:
         return self.max_tokens
 
 
-@cache
-def _checks() -> dict[str, tuple[Any, TypeAdapter[Any]]]:
-    """Return the type of each field of a row, and what checks a value."""
-    hints = get_type_hints(Algorithm, include_extras=True)
-    return {one.name: (hints[one.name], TypeAdapter(hints[one.name])) for one in fields(Algorithm)}
-
-
-def _overrides() -> Any:
-    """Return the model of ``[algorithm]``: a row's fields, None where the row's own stands."""
-    (row,) = ast.parse(dedent(inspect.getsource(Algorithm))).body
-    assert isinstance(row, ast.ClassDef)
-    said = {
-        field.target.id: inspect.cleandoc(below.value.value)
-        for field, below in pairwise(row.body)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-        if isinstance(below.value.value, str)
-    }
-    hints = get_type_hints(Algorithm, include_extras=True)
-    keys = [one.name for one in fields(Algorithm) if one.name not in OF_A_ROW]
-    settings: dict[str, Any] = {"name": (Text, Field("dr_grpo", description=NAMES))}
-    for key in keys:
-        settings[key] = (hints[key] | None, Field(None, description=said[key]))
-    doc = (
-        "A row of the algorithm table (docs/algorithms.md), and what of it to change."
-        " None: as the row says."
-    )
-    return create_model(
-        "AlgorithmConfig", __base__=Section, __module__=__name__, __doc__=doc, **settings
-    )
-
-
 NAMES = (
     "A row of the table, or ``package.module:object``. The rows: ``ppo``, ``ppo_penalty``, "
     "``trpo``, ``reinforce``, ``rloo``, ``reinforce_plus_plus``, "
@@ -268,7 +225,14 @@ if TYPE_CHECKING:
         def __getattr__(self, field: str) -> Any: ...
 
 else:
-    AlgorithmConfig = _overrides()
+    AlgorithmConfig = section_of_row(
+        Algorithm,
+        "AlgorithmConfig",
+        "A row of the algorithm table (docs/algorithms.md), and what of it to change."
+        " None: as the row says.",
+        OF_A_ROW,
+        name=("dr_grpo", NAMES),
+    )
 
 
 class CriticConfig(Section):

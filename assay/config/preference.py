@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from assay.config.row import check_fields, section_of_row
 from assay.config.section import (
     Count,
     Epochs,
@@ -15,10 +17,111 @@ from assay.config.section import (
     Section,
     Text,
 )
+from assay.errors import ConfigError, message
 from assay.toml_text import point_list
 
+Link = Literal["logistic", "square", "odds", "prospect"]
 
-class PreferenceConfig(Section):
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preference:
+    """A row of the table of preference methods: a method as data.
+
+    With s(y) the strength of a completion: log pi(y|x) / pi_ref(y|x), its mean over the tokens
+    where ``length_normalized``, without the reference's part where ``reference_free``, and with
+    d = s(chosen) - s(rejected), ``link`` says what is minimized:
+
+        logistic   -log sigmoid(beta d - margin)
+        square     (d - 1 / (2 beta))^2
+        odds       -beta log sigmoid(d), where s is the log odds of the geometric mean
+                   probability of a token
+        prospect   1 - sigmoid(+-beta (s - z0)) of each completion alone, which is desirable or not
+
+    to which ``nll_weight`` times the mean -log pi(chosen) a token is added. Under ``robust`` the
+    loss is the unbiased one that it would have without the pairs of ``label_smoothing``.
+
+    Raises ConfigError for a value that its field or its link does not accept.
+    """
+
+    name: str
+    paper: str
+    equation: str
+    link: Link
+    beta: Positive
+    """Strength of the pull to the reference, and scale of the implicit reward; IPO's tau, ORPO's
+    lambda."""
+    label_smoothing: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.0
+    """Share of pairs that are taken to be the wrong way round (cDPO)."""
+    robust: bool = False
+    """Under label smoothing, the unbiased loss (robust DPO) in place of the conservative one."""
+    reference_free: bool = False
+    """Compare log-probabilities alone, without those of the reference."""
+    length_normalized: bool = False
+    """Compare means over a completion's tokens, and not sums."""
+    margin: NonNegative = 0.0
+    """What the chosen completion's reward is to be ahead by (SimPO's gamma)."""
+    nll_weight: NonNegative = 0.0
+    """Weight of the chosen completion's negative log-likelihood a token. Keeps its probability
+    from falling."""
+    desirable_weight: NonNegative = 1.0
+    """Weight of a desirable completion's loss (KTO)."""
+    undesirable_weight: NonNegative = 1.0
+    """Weight of an undesirable completion's loss (KTO)."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "preference")
+        no_term = f"0 or false: {self.name} has no such term"
+        refused: dict[str, str] = {}
+        if self.link != "logistic":
+            refused |= dict.fromkeys(("label_smoothing", "robust", "margin"), no_term)
+        if self.link == "prospect":
+            refused |= dict.fromkeys(("reference_free", "length_normalized", "nll_weight"), no_term)
+        for key, accepted in refused.items():
+            if getattr(self, key):
+                raise self._complaint(key, accepted)
+        if self.link == "odds" and not self.length_normalized:
+            raise self._complaint("length_normalized", f"true: {self.name} compares mean tokens")
+        for key in ("desirable_weight", "undesirable_weight"):
+            if self.paired and getattr(self, key) != 1.0:
+                raise self._complaint(key, f"1: {self.name} learns from pairs")
+
+    def _complaint(self, key: str, accepted: str) -> ConfigError:
+        return ConfigError(message(f"preference.{key}", getattr(self, key), accepted))
+
+    @property
+    def paired(self) -> bool:
+        """Whether it learns from pairs, and not from completions that are marked good or bad."""
+        return self.link != "prospect"
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a completion's strength is measured against a reference policy."""
+        return not self.reference_free and self.link != "odds"
+
+
+if TYPE_CHECKING:
+
+    class _Method(Section):
+        method: Text = "dpo"
+
+        def __getattr__(self, field: str) -> Any: ...
+
+else:
+    _Method = section_of_row(
+        Preference,
+        "_Method",
+        "A row of the table of preference methods, and what of it to change.",
+        {"name", "paper", "equation", "link"},
+        method=(
+            "dpo",
+            "A row of the table of preference methods, or ``package.module:object``. The rows: "
+            "``dpo``, ``dpo_reference_free``, ``cdpo``, ``rdpo``, ``dpo_norm``, ``irpo``, ``ipo``, "
+            "``kto``, ``simpo``, ``orpo``.",
+        ),
+    )
+
+
+class PreferenceConfig(_Method):
     """The preference stage (DPO and its relatives), from given pairs, or on-policy from the
     problems of `data.train`."""
 
@@ -30,35 +133,9 @@ class PreferenceConfig(Section):
     heldout: tuple[Text, ...] = ()
     """Sources of held-out pairs: loss, accuracy and margin on them before the first step, during
     the run and after it."""
-    method: Text = "dpo"
-    """A row of the table of preference methods, or ``package.module:object``. The rows: ``dpo``,
-    ``dpo_reference_free``, ``cdpo``, ``rdpo``, ``dpo_norm``, ``irpo``, ``ipo``, ``kto``,
-    ``simpo``, ``orpo``."""
-    beta: Positive | None = None
-    """Strength of the pull to the reference, and scale of the implicit reward; IPO's tau, ORPO's
-    lambda. None: as the row says."""
     beta_schedule: tuple[tuple[int, float], ...] = ()
     """Beta while training: ``[step, beta]`` points, linear in between and constant outside, as
     ``[[0, 0.1], [200, 0.02]]``. Empty: `beta` throughout."""
-    label_smoothing: Annotated[float, Field(ge=0.0, lt=0.5)] | None = None
-    """Share of pairs that are taken to be the wrong way round (cDPO). None: as the row says."""
-    robust: bool | None = None
-    """Under label smoothing, the unbiased loss (robust DPO) in place of the conservative one.
-    None: as the row says."""
-    reference_free: bool | None = None
-    """Compare log-probabilities alone, without those of the reference. None: as the row says."""
-    length_normalized: bool | None = None
-    """Compare means over a completion's tokens, and not sums. None: as the row says."""
-    margin: NonNegative | None = None
-    """What the chosen completion's reward is to be ahead by (SimPO's gamma). None: as the row
-    says."""
-    nll_weight: NonNegative | None = None
-    """Weight of the chosen completion's negative log-likelihood a token. Keeps its probability
-    from falling. None: as the row says."""
-    desirable_weight: NonNegative | None = None
-    """Weight of a desirable completion's loss (KTO). None: as the row says."""
-    undesirable_weight: NonNegative | None = None
-    """Weight of an undesirable completion's loss (KTO). None: as the row says."""
     epochs: Epochs = 1.0
     """Passes over the pairs; a fraction stops part way."""
     pairs_per_step: Natural = 32

@@ -1,4 +1,4 @@
-"""AdamW in pieces that fit the cache: float32 arithmetic, and no float32 copy of narrower weights."""
+"""AdamW in float32, in pieces that fit the cache, without a float32 copy of narrower weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from assay.learn.halves import (
     split_noise,
 )
 
-# Elements a piece: on a CPU as many as stay in its cache (measured), elsewhere so that launches are few.
+# Elements a piece: on a CPU as many as stay in its cache (measured), elsewhere few launches.
 CPU_PIECE = 2**18
 DEVICE_PIECE = 2**24
 
@@ -29,14 +29,15 @@ Plain = dict[str, dict[str, Any]]
 
 
 class AdamW:
-    """AdamW (Loshchilov and Hutter 2019, algorithm 2) on float32 weights, whatever the model's type.
+    """AdamW (Loshchilov and Hutter 2019, algorithm 2) on float32 weights of any model.
 
-    A bfloat16 parameter is the upper half of its float32 master weight, and the state keeps the lower
-    half (int16): two bytes a weight where a copy takes four. A float16 parameter has a float32 master
-    in the state, a float32 parameter is its own. Matrices decay; vectors (norms, biases) do not.
+    A bfloat16 parameter is the upper half of its float32 master weight, and the state keeps the
+    lower half (int16): two bytes a weight where a copy takes four. A float16 parameter has a
+    float32 master in the state, a float32 parameter is its own. Matrices decay; vectors (norms,
+    biases) do not.
 
-    state: tensors by parameter and key (``lower`` or ``master``, ``exp_avg``, ``exp_avg_sq``), made at
-    a parameter's first step. num_steps: of each parameter.
+    state: tensors by parameter and key (``lower`` or ``master``, ``exp_avg``, ``exp_avg_sq``), made
+    at a parameter's first step. num_steps: of each parameter.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig) -> None:
@@ -89,7 +90,8 @@ class AdamW:
     def load(self, saved: State, plain: Plain) -> None:
         """Copy what `save` returned. Raises ValueError where it belongs to other parameters.
 
-        Lower halves belong to the very weights that they were saved with: load those into the model.
+        Lower halves belong to the very weights that they were saved with: load those into the
+        model.
         """
         for name, tensors in saved.items():
             parameter, wanted = self.parameters[name], self._dtypes(name)
@@ -193,7 +195,7 @@ class _Workbench:
     def _round(
         self, moments: list[Tensor], piece: Mapping[str, Tensor], key: int, first: int
     ) -> None:
-        """Write the moments back in bfloat16; nearest would freeze what changes by less than 1/256."""
+        """Write the moments back in bfloat16; nearest would freeze changes of less than 1/256."""
         shape = moments[0].shape
         noise, spare = (self._buffer(name, shape, torch.int32) for name in ("noise", "spare"))
         fill_noise(noise, first, key, spare)

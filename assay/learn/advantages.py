@@ -1,8 +1,8 @@
 """Advantages: from the rewards of a batch to one number a token.
 
-Which completions are learned from at all is decided here too: those that were judged, in groups that
-have enough judged siblings, and, where the algorithm says so, that were not truncated, or that passed;
-and how much each of them counts (`loss_weights`).
+Which completions are learned from at all is decided here too: those that were judged, in groups
+that have enough judged siblings, and, where the algorithm says so, that were not truncated, or that
+passed; and how much each of them counts (`loss_weights`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from assay.model.packing import Batch
 class Advantages:
     """What each token of a batch is learned from with, and which tokens are.
 
-    advantages_T: float32; 0 wherever no gradient is carried. mask_T: the tokens that are trained on.
-    counted_T: those that count in the normalizers of the loss, which may be more. returns_T: what a
-    critic is to predict, float32; None where the algorithm has none.
+    advantages_T: float32; 0 wherever no gradient is carried. mask_T: the tokens that are trained
+    on. counted_T: those that count in the normalizers of the loss, which may be more. returns_T:
+    what a critic is to predict, float32; None where the algorithm has none.
     """
 
     advantages_T: Tensor
@@ -41,14 +41,15 @@ class Advantages:
 def compute_advantages(batch: Batch, algorithm: Algorithm) -> Advantages:
     """Return the advantage of each token.
 
-        completion  a completion is one action: its advantage fills its row. A KL in the reward is that
-                    of the whole completion (Ahmadian et al. 2024, section 2), and enters the baseline
+        completion  a completion is one action: its advantage fills its row. A KL in the reward is
+                    that of the whole completion (Ahmadian et al. 2024, section 2), and enters
+                    the baseline
         steps       the sum of the group's normalized step rewards of steps that end at or after the
                     token (DeepSeekMath, section 4.1.3), less a KL in the reward from the token on
-        to_go       the discounted sum of the token rewards from the token on, less the siblings' baseline
-                    of that sum from their first token on
-        gae         generalized advantage estimates from token rewards and values (Schulman et al. 2016);
-                    a critic's returns are these estimates, not whitened, plus the values
+        to_go       the discounted sum of the token rewards from the token on, less the siblings'
+                    baseline of that sum from their first token on
+        gae         generalized advantage estimates from token rewards and values (Schulman et al.
+                    2016); a critic's returns are these estimates, not whitened, plus the values
 
     Whitened over the tokens that are trained on, where the algorithm says so. Needs a batch that
     `Learner.score` has filled where there is a KL in the reward or a critic.
@@ -71,14 +72,15 @@ def compute_advantages(batch: Batch, algorithm: Algorithm) -> Advantages:
 
 
 def loss_masks(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
-    """Return which tokens are trained on, and which count in the normalizers of the loss, [T] bool each.
+    """Return which tokens are trained on, and which count in the loss's normalizers, [T] bool each.
 
     Trained on is what counts, but for completions that did not pass where `Algorithm.keep` is
-    ``correct``. Left out of both: tokens that the policy did not choose; completions that were not judged; groups with
-    fewer than `Algorithm.min_siblings` judged completions; truncated completions where
-    `Algorithm.mask_truncated` (they still count in the baseline). Under `Algorithm.dynamic_sampling`
-    everything, where no group of the batch has both right and wrong completions: DAPO learns from
-    such groups alone (eq. 11), and the sum over none is 0 whatever a loss adds up in it.
+    ``correct``. Left out of both: tokens that the policy did not choose; completions that were not
+    judged; groups with fewer than `Algorithm.min_siblings` judged completions; truncated
+    completions where `Algorithm.mask_truncated` (they still count in the baseline). Under
+    `Algorithm.dynamic_sampling` everything, where no group of the batch has both right and wrong
+    completions: DAPO learns from such groups alone (eq. 11), and the sum over none is 0 whatever a
+    loss adds up in it.
     """
     judged_R = judged_rows(batch)
     num_judged_P = row_sums(judged_R.long(), batch.group_R, batch.num_groups)
@@ -102,11 +104,11 @@ def _has_mixed_group(batch: Batch) -> bool:
 
 
 def loss_weights(batch: Batch, algorithm: Algorithm, mask_T: Tensor, counted_T: Tensor) -> Tensor:
-    """Return the weight of each token in the loss of an optimizer step, [T] float64: `token_weights`.
+    """Return the weight of each token in an optimizer step's loss, [T] float64: `token_weights`.
 
-    mask_T, counted_T: as in `Advantages`, of the tokens of the step. A completion has a share of 1 over the
-    number of its siblings, itself among them, so that each prompt counts alike where groups differ in size
-    (``rl.max_group_size``); where they do not, all shares are 1.
+    mask_T, counted_T: as in `Advantages`, of the tokens of the step. A completion has a share of 1
+    over the number of its siblings, itself among them, so that each prompt counts alike where
+    groups differ in size (``rl.max_group_size``); where they do not, all shares are 1.
     """
     constant = 1.0
     if algorithm.aggregation == "constant_length":
@@ -171,7 +173,7 @@ def _to_go(batch: Batch, algorithm: Algorithm) -> Tensor:
 
 
 def _by_critic(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
-    """Return generalized advantage estimates [T], and the returns [T] that a critic learns: 0 where nothing acts."""
+    """Return generalized advantage estimates, and the returns that a critic learns, [T] each."""
     values_T = batch.values_T
     if values_T is None:
         raise ValueError("credit 'gae' needs a batch with a critic's values")

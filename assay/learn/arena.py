@@ -11,11 +11,11 @@ ALIGNMENT = 64  # elements: no two tensors share a cache line
 
 
 class Arena:
-    """Gives each of ``parameters`` a zeroed contiguous tensor of its shape, cut from one block a device.
+    """Gives each parameter a zeroed contiguous tensor of its shape, cut from one block a device.
 
-    A block is made when it is first asked for. The system hands out a large block page by page as it is
-    written and takes it back whole, where hundreds of tensors made in turn with activations would
-    leave holes that memory for other things is added beside.
+    A block is made when it is first asked for. The system hands out a large block page by page as
+    it is written and takes it back whole, where hundreds of tensors made in turn with activations
+    would leave holes that memory for other things is added beside.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], dtype: torch.dtype) -> None:

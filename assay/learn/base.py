@@ -20,7 +20,7 @@ from assay.types import Group, Verdict
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """What an update did. batch, advantages_T: what was learned from, as the rollout log keeps it."""
+    """What an update did. batch, advantages_T: what was learned from, for the rollout log."""
 
     metrics: dict[str, float]
     policy_version: int
@@ -29,7 +29,7 @@ class Update:
 
 
 class Learner(Protocol):
-    """Anything that trains a policy by an algorithm's row; it packs batches, and puts them where it learns."""
+    """Anything that trains a policy by an algorithm's row, and packs what it learns from."""
 
     @property
     def algorithm(self) -> Algorithm:
@@ -42,7 +42,7 @@ class Learner(Protocol):
         verdicts: Sequence[Sequence[Verdict]],
         temperature: float | None = None,
     ) -> Batch:
-        """Return the batch of these groups, with what advantages need of the policy before the update.
+        """Return the groups as a batch, with what advantages need of the policy before the update.
 
         temperature: the one that the groups were sampled at.
         """

@@ -1,8 +1,8 @@
 """The critic: values of the states in which tokens were chosen, and how they are learned.
 
 It has layers of its own (`ValueModel`) or reads the policy's (`ValueHead`). With its own it is gone
-through and stepped apart; on the policy's, its loss is added to the policy's, so that one backward pass
-serves both, and only the head has an optimizer of its own.
+through and stepped apart; on the policy's, its loss is added to the policy's, so that one backward
+pass serves both, and only the head has an optimizer of its own.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from assay.learn.advantages import Advantages
 from assay.learn.algorithms import Algorithm
 from assay.learn.base import to_floats
 from assay.learn.losses import token_weights
-from assay.learn.minibatches import groups_with, tokens_of
 from assay.learn.optimizer import Optimizer, StepReport
 from assay.learn.passes import Passes
+from assay.learn.rows import groups_with, tokens_of
 from assay.model.logprobs import TokenStats
 from assay.model.packing import Batch, MicroBatch
 from assay.model.value_head import ValueHead, ValueModel, width_of
@@ -40,8 +40,8 @@ def value_loss(
         loss = 1/2 (V - R)^2
         loss = 1/2 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2)    with a value clip c
 
-    PPO's value loss (Schulman et al. 2017, eq. 9); the clip is that of its authors' code, of Ouyang et
-    al. 2022 and of their reproduction (Huang et al. 2024, detail 20). values_T has gradient.
+    PPO's value loss (Schulman et al. 2017, eq. 9); the clip is that of its authors' code, of Ouyang
+    et al. 2022 and of their reproduction (Huang et al. 2024, detail 20). values_T has gradient.
     """
     squares_T = (values_T - returns_T).square()
     clipped_T = torch.zeros_like(squares_T, dtype=torch.bool)
@@ -54,7 +54,10 @@ def value_loss(
 
 
 def explained_variance(values_N: Tensor, returns_N: Tensor) -> float | None:
-    """Return 1 - Var(R - V) / Var(R): 1 foresees all, 0 no more than a constant; None where R is constant."""
+    """Return 1 - Var(R - V) / Var(R): 1 foresees all, 0 no more than a constant.
+
+    None where R is constant.
+    """
     if len(returns_N) < 2:
         return None
     values_N, returns_N = values_N.double(), returns_N.double()
@@ -67,8 +70,9 @@ def explained_variance(values_N: Tensor, returns_N: Tensor) -> float | None:
 class Critic:
     """Values of states, from layers of its own or from the policy's.
 
-    model: a `ValueModel`, or a `ValueHead` on the policy. passes: those of the policy. warmup_steps:
-    batches from which only the critic learns. num_updates: batches that it has learned from.
+    model: a `ValueModel`, or a `ValueHead` on the policy. passes: those of the policy.
+    warmup_steps: batches from which only the critic learns. num_updates: batches that it has
+    learned from.
     """
 
     def __init__(
@@ -99,8 +103,8 @@ class Critic:
     ) -> Critic:
         """Return the configured critic of the policy that ``passes`` are of.
 
-        optimizer: the policy's settings, of which the critic's are those that ``config`` does not say.
-        start: what a critic with layers of its own starts from; None: the policy as it is now.
+        optimizer: the policy's settings, of which the critic's are those that ``config`` does not
+        say. start: what a critic with layers of its own starts from; None: the policy as it is now.
         """
         if config.backbone == "shared":
             model = ValueHead(width_of(passes.policy), passes.device)
@@ -125,7 +129,7 @@ class Critic:
 
     @torch.no_grad()
     def values(self, batch: Batch) -> Tensor:
-        """Return the value of the state in which each token was chosen, [T] float32, by a pass of its own."""
+        """Return the value of the state in which each token was chosen, [T] float32."""
         values_T = torch.zeros_like(batch.behavior_logprobs_T)
         for micro_batch in self.passes.split(batch):
             values_T[micro_batch.token_index_T] = self.head(self.passes.hidden(micro_batch)).float()
@@ -155,9 +159,9 @@ class Critic:
 class Lesson:
     """What a critic learns from one batch, and what came of it.
 
-    pulled: the policy learns from the batch too. joins: the critic reads the policy's layers and learns
-    with it: its loss is added to the policy's. is_known: there is nothing to learn, so that no step has
-    groups: values before the update, which are the batch's, are the returns already.
+    pulled: the policy learns from the batch too. joins: the critic reads the policy's layers and
+    learns with it: its loss is added to the policy's. is_known: there is nothing to learn, so that
+    no step has groups: values before the update, which are the batch's, are the returns already.
     """
 
     def __init__(
@@ -194,14 +198,14 @@ class Lesson:
         self._weights_T = weights_T.float()
 
     def joint_loss(self, micro_batch: MicroBatch, stats: TokenStats) -> Tensor | float:
-        """Return what is added to the policy's loss of a micro-batch: 0 where the critic learns apart."""
+        """Return what is added to the policy's loss of a micro-batch: 0 where it learns apart."""
         if not self.joins:
             return 0.0
         loss = self._loss(self.critic.head(stats.hidden_TD), micro_batch.token_index_T)
         return self.algorithm.value_weight * loss
 
     def step(self, policy_stepped: bool) -> None:
-        """Take one optimizer step: on the gradients of the policy's passes, or by passes of its own.
+        """Take one optimizer step, on gradients of the policy's passes or of passes of its own.
 
         A head on the policy's layers that learns apart leaves the layers as they are.
         """

@@ -1,10 +1,10 @@
 """Credit over time: discounted rewards, and generalized advantage estimates from a critic's values.
 
 The chosen tokens of a row are its actions, in order; what stands between two of them (a tool's
-answer, say) is part of the state that the next one is chosen in. So time is counted in chosen tokens,
-the next state of a chosen token is that of the next chosen token of its row, and the last one ends
-the episode. A reward at a token that was not chosen belongs to the chosen token before it; where there
-is none, to nobody.
+answer, say) is part of the state that the next one is chosen in. So time is counted in chosen
+tokens, the next state of a chosen token is that of the next chosen token of its row, and the last
+one ends the episode. A reward at a token that was not chosen belongs to the chosen token before it;
+where there is none, to nobody.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from assay.learn.losses import row_sums
+from assay.learn.rows import row_sums
 
 
 def gae_advantages(
@@ -29,9 +29,9 @@ def gae_advantages(
         delta_t = r_t + gamma V(s_{t+1}) - V(s_t)
         A_t     = sum_l (gamma lambda)^l delta_{t+l}
 
-    Schulman et al. 2016 (arXiv 1506.02438), eq. 11 to 16, over the chosen tokens (``acts_T``) of each
-    row, with V = 0 after the last. values_T: V of the state in which each token was chosen. Lambda 1
-    is the discounted return less V(s_t) (eq. 18), lambda 0 is delta_t (eq. 17).
+    Schulman et al. 2016 (arXiv 1506.02438), eq. 11 to 16, over the chosen tokens (``acts_T``) of
+    each row, with V = 0 after the last. values_T: V of the state in which each token was chosen.
+    Lambda 1 is the discounted return less V(s_t) (eq. 18), lambda 0 is delta_t (eq. 17).
     """
     rewards_N, row_N = _of_chosen(token_rewards_T, row_T, acts_T)
     values_N = values_T[acts_T].double()
@@ -45,7 +45,7 @@ def gae_advantages(
 def discounted_to_go(
     token_rewards_T: Tensor, row_T: Tensor, num_rows: int, acts_T: Tensor, gamma: float
 ) -> Tensor:
-    """Return sum_l gamma^l r_{t+l} over the chosen tokens of each row, [T] float64; 0 at all others.
+    """Return sum_l gamma^l r_{t+l} over each row's chosen tokens, [T] float64; 0 at all others.
 
     The reward to go: `gae_advantages` with lambda 1 and no critic (Schulman et al. 2016, eq. 18).
     """
@@ -71,10 +71,10 @@ def _longest(acts_T: Tensor, row_T: Tensor, num_rows: int) -> int:
 
 
 def _discounted_sums(terms_N: Tensor, row_N: Tensor, longest: int, discount: float) -> Tensor:
-    """Return sum_l discount^l terms_{n+l} within each row, by doubling: log2(longest) passes over all.
+    """Return sum_l discount^l terms_{n+l} within each row, by log2(longest) passes over all.
 
-    After each pass a sum covers twice as many terms: its own, and those of the sum that starts where
-    its own end.
+    After each pass a sum covers twice as many terms: its own, and those of the sum that starts
+    where its own end.
     """
     sums_N = terms_N
     covered = 1

@@ -11,7 +11,7 @@ HALF = 16
 
 
 def join_halves(upper: Tensor, lower: Tensor, out: Tensor) -> None:
-    """Write the float32 numbers whose halves are ``upper`` (bfloat16) and ``lower`` (int16) to ``out``.
+    """Write to ``out`` the float32 numbers of halves ``upper`` (bfloat16) and ``lower`` (int16).
 
     The bits are (upper << 16) + lower; ``lower`` is signed, because ``upper`` was rounded.
     """
@@ -22,8 +22,8 @@ def join_halves(upper: Tensor, lower: Tensor, out: Tensor) -> None:
 def split_halves(numbers: Tensor, upper: Tensor, lower: Tensor, spare: Tensor) -> None:
     """Write float32 ``numbers`` to ``upper`` (bfloat16) and ``lower`` (int16), losing nothing.
 
-    ``upper`` is the nearest bfloat16, halves away from zero (ties to even would leave differences of
-    +32768, which 16 bits cannot hold). ``spare``: int32 of the same shape, overwritten.
+    ``upper`` is the nearest bfloat16, halves away from zero (ties to even would leave differences
+    of +32768, which 16 bits cannot hold). ``spare``: int32 of the same shape, overwritten.
     """
     bits = numbers.view(torch.int32)
     lower.copy_(bits)
@@ -35,8 +35,8 @@ def round_randomly(numbers: Tensor, noise: Tensor, out: Tensor) -> None:
     """Round float32 ``numbers`` to ``out`` (bfloat16), up or down, right on average.
 
     A number goes to the neighbor farther from zero with a probability equal to the share of the way
-    that it lies there: ``noise`` (int32, uniform in 0..65535) is added to the bits that are cut off.
-    ``numbers`` is overwritten.
+    that it lies there: ``noise`` (int32, uniform in 0..65535) is added to the bits that are cut
+    off. ``numbers`` is overwritten.
     """
     bits = numbers.view(torch.int32).add_(noise)
     out.view(torch.int16).copy_(bits.bitwise_right_shift_(HALF))
@@ -62,7 +62,7 @@ def fill_noise(out: Tensor, first: int, key: int, spare: Tensor) -> None:
 
 
 def split_noise(noise: Tensor, spare: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two numbers in 0..65535 for each 32 bits of ``noise``; both arguments are overwritten."""
+    """Return two numbers in 0..65535 for each 32 bits of ``noise``; both arguments are lost."""
     torch.bitwise_right_shift(noise, HALF, out=spare)
     return noise.bitwise_and_((1 << HALF) - 1), spare.bitwise_and_((1 << HALF) - 1)
 

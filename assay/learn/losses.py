@@ -1,9 +1,10 @@
 """Losses as flat functions over packed tokens.
 
-A loss is a weighted sum over tokens. The weights carry the whole normalization and are computed once
-for all tokens of an optimizer step, so that its micro-batches' losses simply add up:
+A loss is a weighted sum over tokens. The weights carry the whole normalization and are computed
+once for all tokens of an optimizer step, so that its micro-batches' losses simply add up:
 
-    L = sum_t w_t [ surrogate_t + kl_weight KL_t + penalty_weight KL(old || new)_t - entropy_weight H_t ]
+    L = sum_t w_t [ surrogate_t + kl_weight KL_t + penalty_weight KL(old || new)_t - entropy_weight
+    H_t ]
 """
 
 from __future__ import annotations
@@ -25,16 +26,18 @@ from assay.learn.surrogates import (
     ratio_surrogate,
 )
 from assay.model.head import Gains
+from assay.model.packing import Batch
 
 
 @dataclass(frozen=True, eq=False)
 class LossParts:
     """A policy loss, and what it is made of, without gradient.
 
-    loss: scalar, with gradient. policy, kl, entropy, penalty: the weighted sums of the four terms, each
-    before its own weight; kl and entropy are 0 where the loss has no such term, penalty is measured
-    always. ratio_T: at the algorithm's ratio level. clipped_T: whether a clip took the token's gradient
-    away or, under ``cispo``, bounded its weight. old_kl_T: estimates of KL(old || new) of each token.
+    loss: scalar, with gradient. policy, kl, entropy, penalty: the weighted sums of the four terms,
+    each before its own weight; kl and entropy are 0 where the loss has no such term, penalty is
+    measured always. ratio_T: at the algorithm's ratio level. clipped_T: whether a clip took the
+    token's gradient away or, under ``cispo``, bounded its weight. old_kl_T: estimates of KL(old ||
+    new) of each token.
     """
 
     loss: Tensor
@@ -53,39 +56,38 @@ def policy_loss(
     advantages_T: Tensor,
     weights_T: Tensor,
     algorithm: Algorithm,
-    *,
-    row_T: Tensor | None = None,
-    num_rows: int | None = None,
-    sampled_T: Tensor | None = None,
-    behavior_logprobs_T: Tensor | None = None,
-    ref_logprobs_T: Tensor | None = None,
+    batch: Batch | None = None,
     entropy_T: Tensor | None = None,
 ) -> LossParts:
-    """Return sum_t w_t [ c_t surrogate_t + kl_weight KL_t + penalty_weight KL(old || new)_t - entropy_weight H_t ].
+    """Return the weighted sum of the tokens' losses:
+
+        sum_t w_t [ c_t surrogate_t + kl_weight KL_t + penalty_weight KL(old || new)_t
+                    - entropy_weight H_t ]
 
     This is DeepSeekMath eq. 3 (negated) when ``weights_T`` come from `token_weights` with
-    ``sequence_mean`` and the surrogate is ``clip``, and DAPO eq. 8 with ``token_mean``; PPO eq. 8 with
-    surrogate ``ratio`` and a penalty. c_t is 1, or `importance_weight` under ``importance_cap``.
+    ``sequence_mean`` and the surrogate is ``clip``, and DAPO eq. 8 with ``token_mean``; PPO eq. 8
+    with surrogate ``ratio`` and a penalty. c_t is 1, or `importance_weight` under
+    ``importance_cap``.
 
-    logprobs_T and entropy_T have gradient; the rest is constant. row_T, num_rows and sampled_T are
-    needed where a ratio is that of a whole completion (then rows must be whole); behavior_logprobs_T
-    under ``importance_cap``; ref_logprobs_T where there is a KL in the loss; entropy_T where there is an
-    entropy bonus.
+    logprobs_T and entropy_T have gradient; the rest is constant. batch: whose tokens these are. It
+    gives the rows where a ratio is that of a whole completion (then they must be whole), the
+    generator's log-probabilities under ``importance_cap``, and the reference's where there is a KL
+    in the loss. entropy_T: where there is an entropy bonus.
     """
     log_ratio_T = log_ratio(logprobs_T, old_logprobs_T)
     surrogate_T, ratio_T, clipped_T = _surrogate(
-        logprobs_T, log_ratio_T, advantages_T, algorithm, row_T, num_rows, sampled_T
+        logprobs_T, log_ratio_T, advantages_T, algorithm, batch
     )
-    if algorithm.importance_cap is not None:
-        assert behavior_logprobs_T is not None, "importance_cap needs the generator's"
-        cap = algorithm.importance_cap
-        surrogate_T = surrogate_T * importance_weight(old_logprobs_T, behavior_logprobs_T, cap)
+    if (cap := algorithm.importance_cap) is not None:
+        assert batch is not None, "importance_cap needs the generator's log-probabilities"
+        weight_T = importance_weight(old_logprobs_T, batch.behavior_logprobs_T, cap)
+        surrogate_T = surrogate_T * weight_T
     policy = (weights_T * surrogate_T).sum()
     kl = entropy = logprobs_T.new_zeros(())
     loss = policy
     if algorithm.kl_in_loss:
-        assert ref_logprobs_T is not None, "a KL in the loss needs reference log-probabilities"
-        kl_T = kl_estimate(logprobs_T, ref_logprobs_T, algorithm.kl_estimator)
+        assert batch is not None and batch.ref_logprobs_T is not None, "a KL needs a reference"
+        kl_T = kl_estimate(logprobs_T, batch.ref_logprobs_T, algorithm.kl_estimator)
         kl = (weights_T * kl_T).sum()
         loss = loss + algorithm.kl_weight * kl
     with torch.set_grad_enabled(algorithm.penalty_weight > 0 and torch.is_grad_enabled()):
@@ -114,12 +116,10 @@ def _surrogate(
     log_ratio_T: Tensor,
     advantages_T: Tensor,
     algorithm: Algorithm,
-    row_T: Tensor | None,
-    num_rows: int | None,
-    sampled_T: Tensor | None,
+    batch: Batch | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (the algorithm's surrogate, its ratio, where its clip is active), [T] each."""
-    leveled_T = leveled_log_ratio(log_ratio_T, algorithm.ratio_level, row_T, num_rows, sampled_T)
+    leveled_T = leveled_log_ratio(log_ratio_T, algorithm.ratio_level, batch)
     ratio_T = torch.exp(leveled_T)
     low, high = algorithm.clip_low, algorithm.clip_high
     match algorithm.surrogate:
@@ -133,7 +133,7 @@ def _surrogate(
             surrogate_T, clipped_T = cispo_surrogate(logprobs_T, ratio_T, advantages_T, low, high)
         case "mirror":
             surrogate_T = mirror_surrogate(
-                logprobs_T, log_ratio_T, advantages_T, algorithm.tau, row_T, num_rows, sampled_T
+                logprobs_T, log_ratio_T, advantages_T, algorithm.tau, batch
             )
             clipped_T = torch.zeros_like(ratio_T, dtype=torch.bool)
         case "log_likelihood":
@@ -146,31 +146,20 @@ def gains_where_first_met(
     advantages_T: Tensor,
     weights_T: Tensor,
     algorithm: Algorithm,
-    *,
-    row_T: Tensor | None = None,
-    num_rows: int | None = None,
-    sampled_T: Tensor | None = None,
+    batch: Batch | None = None,
 ) -> Gains | None:
-    """Return the gradients of `policy_loss` by log-probabilities and entropy where the policy has not moved.
+    """Return the gradients of `policy_loss` by log-probabilities and entropy at the old policy.
 
     Old log-probabilities are then those at hand, whatever they are: every ratio is 1, and the
-    gradients are known before them. None where they depend on more: on the reference, by a KL in the
-    loss, or on the generator, by ``importance_cap``.
+    gradients are known before them. None where they depend on more: on the reference, by a KL in
+    the loss, or on the generator, by ``importance_cap``.
     """
     if algorithm.kl_in_loss or algorithm.importance_cap is not None:
         return None
     logprobs_T = torch.zeros_like(weights_T, requires_grad=True)
     entropy_T = torch.zeros_like(weights_T, requires_grad=True)
     parts = policy_loss(
-        logprobs_T,
-        logprobs_T.detach(),
-        advantages_T,
-        weights_T,
-        algorithm,
-        row_T=row_T,
-        num_rows=num_rows,
-        sampled_T=sampled_T,
-        entropy_T=entropy_T,
+        logprobs_T, logprobs_T.detach(), advantages_T, weights_T, algorithm, batch, entropy_T
     )
     leaves = (logprobs_T, entropy_T)
     by_logprobs_T, by_entropy_T = torch.autograd.grad(parts.loss, leaves, allow_unused=True)
@@ -183,8 +172,10 @@ def kl_estimate(logprobs_T: Tensor, ref_logprobs_T: Tensor, estimator: KLEstimat
     With d = logprobs - ref_logprobs (Schulman 2020, Approximating KL Divergence):
 
         k1 = d                  unbiased; as a loss its expected gradient is zero
-        k2 = d^2 / 2            biased; as a loss its expected gradient is that of KL(policy || reference)
-        k3 = exp(-d) - 1 + d    unbiased, >= 0 (DeepSeekMath eq. 4); as a loss, of KL(reference || policy)
+        k2 = d^2 / 2            biased; as a loss its expected gradient is that of
+                                KL(policy || reference)
+        k3 = exp(-d) - 1 + d    unbiased, >= 0 (DeepSeekMath eq. 4); as a loss, of
+                                KL(reference || policy)
     """
     difference_T = log_ratio(logprobs_T, ref_logprobs_T)
     if estimator == "k1":
@@ -206,15 +197,16 @@ def token_weights(
 ) -> Tensor:
     """Return the weight [T] of each token in the loss, float64; 0 outside ``loss_mask_T``.
 
-    With N_r counted tokens in row r, s_r its share, and S the sum of s_r over the rows that have any:
+    With N_r counted tokens in row r, s_r its share, and S the sum of s_r over the rows that have
+    any:
 
         sequence_mean    s_r / (S N_r)              GRPO, DeepSeekMath eq. 3
         token_mean       s_r / sum_r s_r N_r        DAPO eq. 8, over the whole optimizer step
-        constant_length  s_r / (S constant_length)  Dr. GRPO, listing 1; a plain sum with constant_length 1
+        constant_length  s_r / (S constant_length)  Dr. GRPO, listing 1; with 1 a plain sum
 
-    counted_T: the tokens of the normalizers; None: those of the loss. share_R: how much each row counts
-    beside the others; None: 1, and S is the number of rows. The normalizers are those of the tokens
-    given: pass all tokens of one optimizer step at once.
+    counted_T: the tokens of the normalizers; None: those of the loss. share_R: how much each row
+    counts beside the others; None: 1, and S is the number of rows. The normalizers are those of the
+    tokens given: pass all tokens of one optimizer step at once.
     """
     counted_T = (loss_mask_T if counted_T is None else counted_T).to(torch.float64)
     share_R = counted_T.new_ones(num_rows) if share_R is None else share_R

@@ -1,4 +1,4 @@
-"""What an update reports. Tensors stay on their device until all is computed, and cross over once."""
+"""What an update reports. Tensors stay on their device until all is computed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def update_metrics(seen: PolicyUpdate) -> dict[str, float]:
 
     Ratio and clip fraction are over the tokens that carry gradient, in every pass. KL, entropy and
     mismatch are over all sampled tokens, each measured where the update first met it; the KL by k3,
-    whatever the loss uses. KL(old || new) is over the tokens that are trained on; it is left out where
-    no step had been taken when it was measured.
+    whatever the loss uses. KL(old || new) is over the tokens that are trained on; it is left out
+    where no step had been taken when it was measured.
     """
     batch, mask_T = seen.batch, seen.advantages.mask_T
     sampled_T, think_T = batch.sampled_T, batch.think_T
@@ -76,7 +76,7 @@ def update_metrics(seen: PolicyUpdate) -> dict[str, float]:
 
 
 def reward_metrics(batch: Batch, algorithm: Algorithm) -> dict[str, float]:
-    """Return the mean of what the algorithm adds to the verdicts' rewards, by part, over judged completions."""
+    """Return the mean of each part that the algorithm adds to rewards, of judged completions."""
     judged_R = judged_rows(batch)
     if not judged_R.any():
         return {}
@@ -86,5 +86,5 @@ def reward_metrics(batch: Batch, algorithm: Algorithm) -> dict[str, float]:
 
 
 def _quantile(values_T: Tensor, q: float) -> Tensor:
-    """The smallest value that at least a share ``q`` of all does not exceed, for any number of them."""
+    """The smallest value that at least a share ``q`` of all does not exceed."""
     return values_T.kthvalue(math.ceil(len(values_T) * q)).values

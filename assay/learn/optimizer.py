@@ -1,4 +1,4 @@
-"""One optimizer step: gradients added up and clipped, a schedule, and state restored bit for bit."""
+"""Optimizer steps: gradients added up and clipped, a schedule, state restored bit for bit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STATE_FILE = "optimizer.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one optimizer step did. skipped: the gradient was not finite, and nothing was changed."""
+    """What an optimizer step did. skipped: nothing, since the gradient was not finite."""
 
     grad_norm: float
     learning_rate: float
@@ -60,10 +60,11 @@ def learning_rate_at(step: int, config: OptimizerConfig, total_steps: int) -> fl
 class Optimizer:
     """Steps a model's trainable parameters.
 
-    Gradients of several backward passes add up, in float32: those of parameters that are not float32
-    are taken from them as each backward pass ends. Steps are taken on float32 weights, of which such
-    a parameter is a rounding: a step too small for its own type is not lost (see `AdamW`).
-    stage: whose learning rate is taken where ``config`` says none; ``config`` then has it.
+    Gradients of several backward passes add up, in float32: those of parameters that are not
+    float32 are taken from them as each backward pass ends. Steps are taken on float32 weights, of
+    which such a parameter is a rounding: a step too small for its own type is not lost (see
+    `AdamW`). stage: whose learning rate is taken where ``config`` says none; ``config`` then has
+    it.
 
     Raises ModelError where nothing is trainable, MissingExtra where 8-bit AdamW is not installed.
     """
@@ -102,7 +103,7 @@ class Optimizer:
         return {name: gradient for name, gradient in found.items() if gradient is not None}
 
     def accumulator(self, parameter: Tensor) -> Tensor | None:
-        """Return the float32 tensor in which a trained parameter's gradient adds up; None for any other.
+        """Return the float32 tensor in which a trained parameter's gradient adds up, or None.
 
         A backward pass may add to it itself, in place of handing on a gradient of its own.
         """
@@ -144,13 +145,13 @@ class Optimizer:
         return StepReport(grad_norm, learning_rate, skipped)
 
     def save_state(self, folder: Path) -> None:
-        """Write moments, what the weights' type cuts off, and step counts: ``optimizer.safetensors``.
+        """Write moments, what the weights' type cuts off, and counts: ``optimizer.safetensors``.
 
         Tensors are written from where they are, without a copy in memory.
         """
         state, plain = self.rule.save()
         tensors = {f"{n}|{key}": t for n, held in state.items() for key, t in held.items()}
-        # one key only: safetensors writes several in any order, and equal states must be equal files
+        # one key: safetensors writes several in any order, and equal states are equal files
         state_of_all = {"num_steps": self.num_steps, "plain": plain}
         metadata = {"state": json.dumps(state_of_all, sort_keys=True)}
         save_file(_without_sharing(tensors), folder / STATE_FILE, metadata=metadata)
@@ -187,7 +188,7 @@ def _take(added: dict[str, Tensor], arena: Arena, name: str, parameter: Tensor) 
 
 
 def _without_sharing(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors of which no two share memory (8-bit states share tables), as safetensors asks."""
+    """Return tensors of which no two share memory, as safetensors asks (8-bit states do)."""
     seen: set[int] = set()
     apart: dict[str, Tensor] = {}
     for key, tensor in tensors.items():

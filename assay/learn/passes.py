@@ -66,7 +66,7 @@ class Passes:
 
     @contextmanager
     def open(self) -> Generator[None]:
-        """Name the setting where memory runs out in these passes, and give back what they shared."""
+        """Name the setting where memory runs out in these passes; give back what they shared."""
         try:
             with out_of_memory_names(f"{self.section}.max_tokens_per_micro_batch"):
                 yield
@@ -88,9 +88,10 @@ class Passes:
         model: nn.Module | None = None,
         expected: Gains | None = None,
     ) -> TokenStats:
-        """Return log-probabilities and entropies of a micro-batch's tokens under the policy, or ``model``.
+        """Return log-probabilities and entropies of a micro-batch's tokens.
 
-        expected: the gradients that the backward pass will bring, where they are known beforehand.
+        model: None: the policy. expected: the gradients that the backward pass will bring, where
+        they are known beforehand.
         """
         return token_logprobs(
             model or self.policy,
@@ -127,7 +128,7 @@ class Passes:
 
     @torch.no_grad()
     def logprobs_and(self, head: Callable[[Tensor], Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the policy's log-probabilities, and what ``head`` gives for its states, [T] float32 each."""
+        """Return log-probabilities, and what ``head`` gives for the states, [T] float32 each."""
         logprobs_T, found_T = torch.zeros_like(batch.behavior_logprobs_T).repeat(2, 1)
         for micro_batch in self.split(batch):
             stats = self.stats(micro_batch)

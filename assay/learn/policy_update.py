@@ -1,4 +1,4 @@
-"""The tokens of one update: what the policy said of them before it, and what each optimizer step does."""
+"""The tokens of one update: what the policy said of them before, and what each step does."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 from assay.learn.advantages import Advantages, loss_weights
 from assay.learn.algorithms import Algorithm
 from assay.learn.losses import LossParts, gains_where_first_met, policy_loss
-from assay.learn.minibatches import groups_with, tokens_of
 from assay.learn.optimizer import StepReport
 from assay.learn.passes import Passes
+from assay.learn.rows import groups_with, tokens_of
 from assay.learn.surrogates import log_ratio
 from assay.learn.trust_region import NaturalStep, TokenKL, natural_step
 from assay.model.head import Gains
@@ -27,7 +27,8 @@ def carriers(algorithm: Algorithm, advantages: Advantages) -> Tensor:
 
     Those with an advantage; all of them where the KL to a reference or the entropy is in the loss.
     What holds the policy to the one before the update (a penalty, ``tau``, a trust region) has no
-    gradient until that one is left, which takes an advantage somewhere in the batch: then it counts.
+    gradient until that one is left, which takes an advantage somewhere in the batch: then it
+    counts.
     """
     has_T = advantages.mask_T & (advantages.advantages_T != 0)
     row = algorithm
@@ -40,14 +41,15 @@ def carriers(algorithm: Algorithm, advantages: Advantages) -> Tensor:
 class PolicyUpdate:
     """What is known of each token in one update of the policy.
 
-    policy_version: before the update. carries_T: the tokens that carry gradient. learns: False where the policy is only looked at.
+    policy_version: before the update. carries_T: the tokens that carry gradient. learns: False
+    where the policy is only looked at.
 
-    old_logprobs_T: of the policy before the update, as it was scored, or as each token was first met;
-    first_logprobs_T, entropy_T: as first met; met_T: which were. old_kl_T: estimates of KL(old || new),
-    each where the token was last met in a loss, or after the update (``kl_after``); not a number before.
-    losses: of each micro-batch, with the tokens that it has of ``carries_T``. steps: of the optimizer,
-    those that were skipped among them. natural_steps: of TRPO. stopped_at: the steps after which the
-    update was ended early; None: it was not.
+    old_logprobs_T: of the policy before the update, as it was scored, or as each token was first
+    met; first_logprobs_T, entropy_T: as first met; met_T: which were. old_kl_T: estimates of KL(old
+    || new), each where the token was last met in a loss, or after the update (``kl_after``); not a
+    number before. losses: of each micro-batch, with the tokens that it has of ``carries_T``. steps:
+    of the optimizer, those that were skipped among them. natural_steps: of TRPO. stopped_at: the
+    steps after which the update was ended early; None: it was not.
     """
 
     def __init__(
@@ -84,7 +86,8 @@ class PolicyUpdate:
     def begin_step(self, groups: Sequence[int], epoch: int) -> list[MicroBatch]:
         """Return what an optimizer step on these groups learns from; none: there is no such step.
 
-        Groups in which nothing carries gradient are passed over: in the first epoch they are looked at.
+        Groups in which nothing carries gradient are passed over: in the first epoch they are looked
+        at.
         """
         if epoch == 0:
             self._look_at(sorted(set(groups) - self._carriers))
@@ -97,18 +100,12 @@ class PolicyUpdate:
         return self.passes.split(self.batch, self._groups)
 
     def gains(self, micro_batch: MicroBatch) -> Gains | None:
-        """Return the loss's gradients by each token, where they are known before it is first met."""
+        """Return the loss's gradients by each token, where they are known before it is met."""
         if self.batch.old_logprobs_T is not None:
             return None
-        index_T, part = micro_batch.token_index_T, micro_batch.batch
-        return gains_where_first_met(
-            self.advantages.advantages_T[index_T],
-            self._weights_T[index_T],
-            self.algorithm,
-            row_T=part.row_T,
-            num_rows=part.num_rows,
-            sampled_T=part.sampled_T,
-        )
+        index_T = micro_batch.token_index_T
+        of_tokens = self.advantages.advantages_T[index_T], self._weights_T[index_T]
+        return gains_where_first_met(*of_tokens, self.algorithm, micro_batch.batch)
 
     def see(self, micro_batch: MicroBatch, stats: TokenStats) -> None:
         """Keep what the policy gave for tokens where the update first meets them."""
@@ -118,19 +115,15 @@ class PolicyUpdate:
         self.met_T[index_T] = True
 
     def loss_of(self, micro_batch: MicroBatch) -> Callable[..., LossParts]:
-        """Return `policy_loss` as a function of the policy's log-probabilities and entropies alone."""
-        index_T, part = micro_batch.token_index_T, micro_batch.batch
+        """Return `policy_loss` as a function of log-probabilities and entropies alone."""
+        index_T = micro_batch.token_index_T
         return partial(
             policy_loss,
             old_logprobs_T=self.old_logprobs_T[index_T],
             advantages_T=self.advantages.advantages_T[index_T],
             weights_T=self._weights_T[index_T],
             algorithm=self.algorithm,
-            row_T=part.row_T,
-            num_rows=part.num_rows,
-            sampled_T=part.sampled_T,
-            behavior_logprobs_T=part.behavior_logprobs_T,
-            ref_logprobs_T=part.ref_logprobs_T,
+            batch=micro_batch.batch,
         )
 
     def add_loss(self, micro_batch: MicroBatch, parts: LossParts) -> None:
@@ -141,9 +134,9 @@ class PolicyUpdate:
         self.old_kl_T[index_T] = parts.old_kl_T.float()
 
     def went_too_far(self) -> bool:
-        """Whether KL(old || new), as just accumulated, exceeds `Algorithm.stop_kl`; then drop the gradient.
+        """Whether KL(old || new), as just accumulated, exceeds `Algorithm.stop_kl`.
 
-        Never before the first step: the policy has not moved.
+        Then the gradient is dropped. Never before the first step: the policy has not moved.
         """
         limit = self.algorithm.stop_kl
         if limit is None or not self.steps or self.step_kl() <= limit:

@@ -1,8 +1,8 @@
 """Preference losses as flat functions over completions.
 
-A loss is a mean over the pairs of an optimizer step (over its completions, where they come alone), and
-depends on each completion by its log-probability alone, the sum over its tokens. Micro-batches' losses,
-each divided by the number of the whole step, simply add up.
+A loss is a mean over the pairs of an optimizer step (over its completions, where they come alone),
+and depends on each completion by its log-probability alone, the sum over its tokens. Micro-batches'
+losses, each divided by the number of the whole step, simply add up.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from assay.learn.preference_table import Preference
+from assay.config.preference import Preference
 
 MAX_MEAN_LOGPROB = -1e-9
 """Log odds are those of a mean log-probability of at most this: at 0 they would be infinite."""
@@ -111,7 +111,7 @@ def pair_losses(chosen_P: Tensor, rejected_P: Tensor, row: Preference, beta: flo
 def label_losses(
     strengths_R: Tensor, desirable_R: Tensor, row: Preference, beta: float, z0: Tensor
 ) -> Tensor:
-    """Return the loss of each completion, [R]: w (1 - sigmoid(beta (s - z0))), the sign turned where undesirable.
+    """Return the loss of each completion, [R]: w (1 - sigmoid(+-beta (s - z0))), + if desirable.
 
     lambda_y - v(x, y) of KTO eq. 7 and 8, with the weights for lambda; z0 has no gradient.
     """
@@ -121,9 +121,10 @@ def label_losses(
 
 
 def reference_point(logprobs_R: Tensor, ref_logprobs_R: Tensor) -> Tensor:
-    """Return z0 = max(0, mean over R of log pi(y'|x) - log pi_ref(y'|x)), a scalar without gradient.
+    """Return z0 = max(0, mean over R of log pi(y'|x) - log pi_ref(y'|x)), without gradient.
 
-    y' are the completions of other prompts, so that z0 estimates KL(pi || pi_ref) (KTO, section 4.1).
+    y' are the completions of other prompts, so that z0 estimates KL(pi || pi_ref) (KTO, section
+    4.1).
     """
     return (logprobs_R - ref_logprobs_R).mean().clamp(min=0.0).detach()
 
@@ -137,5 +138,5 @@ def log1mexp(values: Tensor) -> Tensor:
 
 
 def implicit_rewards(strengths_R: Tensor, row: Preference, beta: float) -> Tensor:
-    """Return the reward of each completion by which the loss ranks, [R]: beta times its strength (ORPO: the log odds)."""
+    """Return the reward by which the loss ranks, [R]: beta times strength; ORPO: the log odds."""
     return strengths_R if row.link == "odds" else beta * strengths_R

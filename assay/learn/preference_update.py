@@ -1,4 +1,4 @@
-"""The preference learner: one optimizer step makes chosen completions more likely than rejected ones."""
+"""The preference learner: a step makes chosen completions more likely than rejected ones."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from assay.config.preference import Preference
 from assay.learn.base import Update, step_metrics, to_floats
-from assay.learn.losses import row_sums
 from assay.learn.passes import Passes, PassesLearner
-from assay.learn.preference_losses import preference_loss, reference_point
-from assay.learn.preference_meter import preference_metrics
-from assay.learn.preference_table import Preference
+from assay.learn.preference_losses import implicit_rewards, preference_loss, reference_point
+from assay.learn.rows import row_sums
 from assay.model.head import Gains
 from assay.model.layouts import fill
 from assay.model.packing import Batch, MicroBatch
@@ -23,9 +22,10 @@ from assay.model.packing import Batch, MicroBatch
 class PreferenceBatch:
     """Completions to learn from, and what the reference policy says of them.
 
-    batch: chosen (desirable) rows are those that are ``correct``; of a pair, which is a group of two,
-    exactly one is. ref_logprobs_R: log pi_ref(y|x), summed over the tokens, float64; None where there
-    is none. mismatched: the same completions behind other prompts, for KTO's reference point.
+    batch: chosen (desirable) rows are those that are ``correct``; of a pair, which is a group of
+    two, exactly one is. ref_logprobs_R: log pi_ref(y|x), summed over the tokens, float64; None
+    where there is none. mismatched: the same completions behind other prompts, for KTO's reference
+    point.
     """
 
     batch: Batch
@@ -43,9 +43,9 @@ class PreferenceLearner(PassesLearner):
     """Trains a policy by a preference method's row.
 
     A pair goes through one forward and one backward pass together, since the gradient of each
-    completion depends on both. Only a pair that is larger than a micro-batch goes through twice, first
-    without gradient: the loss's gradient by each log-probability is then known, and its completions
-    go through apart. That is the same gradient, for a third more work.
+    completion depends on both. Only a pair that is larger than a micro-batch goes through twice,
+    first without gradient: the loss's gradient by each log-probability is then known, and its
+    completions go through apart. That is the same gradient, for a third more work.
     """
 
     def __init__(self, passes: Passes, row: Preference) -> None:
@@ -54,14 +54,14 @@ class PreferenceLearner(PassesLearner):
 
     @torch.no_grad()
     def logprobs(self, batch: Batch, model: nn.Module | None = None) -> Tensor:
-        """Return the log-probability of each completion, [R] float64, under the policy or ``model``."""
+        """Return each completion's log-probability, [R] float64, under the policy or ``model``."""
         with self.passes.open():
             return sequence_logprobs(batch, self.passes.logprobs(batch, model))
 
     def update(self, pairs: PreferenceBatch, beta: float | None = None) -> Update:
-        """Make one optimizer step on the mean loss of these pairs; beta: of this step. None: the row's.
+        """Make one optimizer step on the mean loss of these pairs.
 
-        Raises OutOfMemory.
+        beta: of this step; None: the row's. Raises OutOfMemory.
         """
         batch, passes = pairs.batch, self.passes
         with self.clock.phase("update"), passes.open():
@@ -204,6 +204,53 @@ class _Task:
 
 
 def sequence_logprobs(batch: Batch, logprobs_T: Tensor) -> Tensor:
-    """Return log pi(y|x) of each completion, [R] float64: the sum over the tokens that a policy chose."""
+    """Return log pi(y|x) of each completion, [R] float64: the sum over its sampled tokens."""
     chosen_T = torch.where(batch.sampled_T, logprobs_T.double(), 0.0)
     return row_sums(chosen_T, batch.row_T, batch.num_rows)
+
+
+def preference_metrics(
+    logprobs_R: Tensor,
+    strengths_R: Tensor,
+    length_R: Tensor,
+    chosen_R: Tensor,
+    row: Preference,
+    beta: float,
+    ref_logprobs_R: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """Return means over chosen (desirable) and rejected (undesirable) completions, as scalars.
+
+    ``preference/`` reward_chosen, reward_rejected: implicit rewards; margin: their difference;
+    accuracy: share of pairs whose chosen completion has the larger one (of completions that come
+    alone, the chance that a desirable one has a larger one than an undesirable one); a tie, as all
+    are before the first step where there is a reference, counts half. logprob_*: of a completion,
+    and logprob_*_token of its tokens; change_* and change_*_token: what they have gained since the
+    reference; both_fall: share of pairs of which both have lost. length_*: in tokens. One kind
+    alone leaves out what needs both.
+    """
+    rewards_R = implicit_rewards(strengths_R, row, beta)
+    columns = {
+        "reward": rewards_R,
+        "logprob": logprobs_R,
+        "logprob_{}_token": logprobs_R / length_R,
+        "length": length_R,
+    }
+    changes_R: Tensor | None = None
+    if ref_logprobs_R is not None:
+        changes_R = logprobs_R - ref_logprobs_R
+        columns |= {"change": changes_R, "change_{}_token": changes_R / length_R}
+    found: dict[str, Tensor] = {}
+    for side, of_side_R in (("chosen", chosen_R), ("rejected", ~chosen_R)):
+        for name, values_R in columns.items():
+            key = name.format(side) if "{}" in name else f"{name}_{side}"
+            if of_side_R.any():
+                found[f"preference/{key}"] = values_R[of_side_R].mean()
+    chosen, rejected = rewards_R[chosen_R], rewards_R[~chosen_R]
+    if len(chosen) and len(rejected):
+        found["preference/margin"] = chosen.mean() - rejected.mean()
+        ahead = chosen - rejected if row.paired else chosen[:, None] - rejected[None]
+        found["preference/accuracy"] = (0.5 + 0.5 * ahead.sign()).mean()
+    if changes_R is not None and row.paired:
+        both = (changes_R[chosen_R] < 0) & (changes_R[~chosen_R] < 0)
+        found["preference/both_fall"] = both.double().mean()
+    return found

@@ -18,10 +18,10 @@ FILE = "reference.safetensors"
 class Reference:
     """The policy as it was when this object was made, or at the last `refresh`.
 
-    It keeps a copy of the trained parameters alone (of adapters, where only these are trained) and puts
-    them in the model's place as long as it is asked. Adapters that the policy started from are part of
-    it. Make it before the policy is trained or restored from a checkpoint; one that is refreshed is
-    itself a part of checkpoints.
+    It keeps a copy of the trained parameters alone (of adapters, where only these are trained) and
+    puts them in the model's place as long as it is asked. Adapters that the policy started from are
+    part of it. Make it before the policy is trained or restored from a checkpoint; one that is
+    refreshed is itself a part of checkpoints.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -36,7 +36,7 @@ class Reference:
 
     @contextmanager
     def policy(self) -> Generator[nn.Module]:
-        """Hold the model that is the reference as long as the context lasts; the policy is then away."""
+        """Hold the reference in the policy's place, as long as the context lasts."""
         self._swap()
         try:
             yield self._model
@@ -44,7 +44,7 @@ class Reference:
             self._swap()
 
     def _swap(self) -> None:
-        """Exchange what both hold, without a copy: who shares a parameter's memory finds it unchanged."""
+        """Exchange what both hold, without a copy: memory that others share stays as it is."""
         for name, parameter in self._trained.items():
             parameter.data, self._held[name] = self._held[name], parameter.data
 

@@ -31,9 +31,9 @@ def pair_losses(
     """Return the loss of each pair, [P]: -log sigmoid(r_c - r_r - m) + c (r_c + r_r)^2.
 
     The first term is Bradley-Terry's log-likelihood (Ouyang et al. 2022, arXiv:2203.02155, eq. 1,
-    of one pair), with the margin m of Llama 2 (Touvron et al. 2023, arXiv:2307.09288, eq. 2); the second
-    keeps scores, which pairs alone leave free up to a constant, around 0 (Eisenstein et al. 2023,
-    arXiv:2312.09244). The normalizer, the number of pairs, is the caller's.
+    of one pair), with the margin m of Llama 2 (Touvron et al. 2023, arXiv:2307.09288, eq. 2); the
+    second keeps scores, which pairs alone leave free up to a constant, around 0 (Eisenstein et al.
+    2023, arXiv:2312.09244). The normalizer, the number of pairs, is the caller's.
     """
     differences_P = chosen_P - rejected_P
     if margins_P is not None:
@@ -47,8 +47,8 @@ def pair_losses(
 def log_odds(logits_SC: Tensor) -> Tensor:
     """Return the log-odds that a text or a step is right, [S]; its sigmoid is the probability.
 
-    C labels: of one, the logit itself; of two, z_1 - z_0, so that the sigmoid is the softmax's second
-    part.
+    C labels: of one, the logit itself; of two, z_1 - z_0, so that the sigmoid is the softmax's
+    second part.
     """
     if logits_SC.shape[-1] == 1:
         return logits_SC[..., 0]
@@ -58,9 +58,9 @@ def log_odds(logits_SC: Tensor) -> Tensor:
 def label_losses(log_odds_S: Tensor, labels_S: Tensor, loss: LabelLoss) -> Tensor:
     """Return the loss of each label, [S], with p = sigmoid(log-odds) and a label y in [0, 1].
 
-    ``cross_entropy``: -y log p - (1 - y) log(1 - p): of whole texts Math-Shepherd's eq. 1, of steps its
-    eq. 2 (Wang et al. 2023, arXiv:2312.08935), with hard or soft labels (its eq. 3 and 4). ``squared``:
-    (p - y)^2, Brier's score. The normalizer is the caller's.
+    ``cross_entropy``: -y log p - (1 - y) log(1 - p): of whole texts Math-Shepherd's eq. 1, of steps
+    its eq. 2 (Wang et al. 2023, arXiv:2312.08935), with hard or soft labels (its eq. 3 and 4).
+    ``squared``: (p - y)^2, Brier's score. The normalizer is the caller's.
     """
     if loss == "squared":
         return (torch.sigmoid(log_odds_S) - labels_S).square()
@@ -86,8 +86,8 @@ def until_first_error(labels_S: Tensor, row_S: Tensor) -> Tensor:
 def place_weights(labels_S: Tensor, row_S: Tensor, objective: RewardObjective) -> Tensor:
     """Return what each place's loss counts, [S], before division by `num_units` of the whole step.
 
-    ``outcome``: 1 / (places of its text), so that every text counts alike. ``process``: 1, or 0 behind
-    the first error where that is asked for, so that every step counts alike.
+    ``outcome``: 1 / (places of its text), so that every text counts alike. ``process``: 1, or 0
+    behind the first error where that is asked for, so that every step counts alike.
     """
     if objective.kind == "outcome":
         counts_R = torch.bincount(row_S)

@@ -33,8 +33,8 @@ class RewardLearner(PassesLearner):
     def update(self, groups: Sequence[ScoredGroup]) -> Update:
         """Make one optimizer step on the mean loss of these groups' pairs, texts or steps.
 
-        The normalizer is that of the whole step, however it is split into passes; no group is divided.
-        Raises OutOfMemory.
+        The normalizer is that of the whole step, however it is split into passes; no group is
+        divided. Raises OutOfMemory.
         """
         passes = self.passes
         num_units = self._num_units(groups)
@@ -56,7 +56,7 @@ class RewardLearner(PassesLearner):
 
     @torch.no_grad()
     def scores(self, groups: Sequence[ScoredGroup]) -> list[Floats]:
-        """Return the score of each text's places, one array a text: log-odds, of labels. No gradient."""
+        """Return the score of each text's places (of labels: log-odds), one array a text."""
         found: list[Floats] = []
         passes = self.passes
         with passes.open():

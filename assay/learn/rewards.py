@@ -25,7 +25,7 @@ def reward_parts(batch: Batch, algorithm: Algorithm) -> dict[str, Tensor]:
     outcome    the verdict's reward. Under ``outcome_gate``, in groups in which no judged
                completion passed, the verdict's score; under ``keep = "correct"`` without a
                baseline, 1 for what passed: each completion kept counts alike
-    overlong   `overlong_penalty`, where there is an overlong buffer; 0 where the outcome gate is shut
+    overlong   `overlong_penalty`, where there is a buffer; 0 where the outcome gate is shut
     kl         -kl_weight sum_t KL_t over the sampled tokens, where a KL is in the reward
     """
     gate_R = _open_gates(batch)[batch.group_R] if algorithm.outcome_gate else None
@@ -56,8 +56,8 @@ def token_rewards(batch: Batch, algorithm: Algorithm) -> Tensor:
 
         r_t = -kl_weight KL_t + [t is the last sampled token] (outcome + overlong)
 
-    Ziegler et al. 2019, eq. 2, token by token (Stiennon et al. 2020; Ouyang et al. 2022). A row's sum
-    is `shape_rewards`.
+    Ziegler et al. 2019, eq. 2, token by token (Stiennon et al. 2020; Ouyang et al. 2022). A row's
+    sum is `shape_rewards`.
     """
     parts = reward_parts(batch, algorithm)
     parts.pop("kl", None)
@@ -77,7 +77,7 @@ def token_rewards(batch: Batch, algorithm: Algorithm) -> Tensor:
 
 
 def token_kl(batch: Batch, algorithm: Algorithm) -> Tensor:
-    """Return the KL to the reference at each sampled token, [T] float64, by the algorithm's estimator.
+    """Return the KL to the reference at each sampled token, [T] float64, by the row's estimator.
 
     Under ``kl_clamp`` an estimate below 0 counts as 0 (Dubois et al. 2023, AlpacaFarm). Raises
     ValueError for a batch that `Learner.score` has not filled.
@@ -93,7 +93,7 @@ def token_kl(batch: Batch, algorithm: Algorithm) -> Tensor:
 
 
 def overlong_penalty(length_R: Tensor, max_tokens: int, buffer: int) -> Tensor:
-    """Return the soft punishment [R] in [-1, 0] of lengths within ``buffer`` of the limit (DAPO eq. 13).
+    """Return a punishment [R] in [-1, 0] of lengths within ``buffer`` of the limit (DAPO eq. 13).
 
     0 up to max_tokens - buffer tokens, then linear down to -1 at max_tokens.
     """

@@ -16,7 +16,7 @@ class SFTLearner(PassesLearner):
     """Trains a policy on traces."""
 
     def update(self, batch: Batch) -> Update:
-        """Make one optimizer step on -sum_t log p(token_t) / T over the completions' sampled tokens.
+        """Make one optimizer step on -sum_t log p(token_t) / T over the sampled tokens.
 
         Raises OutOfMemory.
         """

@@ -1,7 +1,7 @@
 """Surrogates: what is minimized for each token, by its probability now over that before the update.
 
-Each function returns the token's loss [T], with gradient, before weights; those with a bound also return
-where the bound holds.
+Each function returns the token's loss [T], with gradient, before weights; those with a bound also
+return where the bound holds.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from torch import Tensor
 
 from assay.config.algorithm import RatioLevel
 from assay.learn.rows import of_rows, row_sums
+from assay.model.packing import Batch
 
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are clamped to +-20 before the exponential: beyond, a token has no gradient, instead of
-one that is infinite or, times the zero of a clipped branch, not a number."""
+"""Log-ratios are clamped to +-20 before the exponential: beyond, a token has no gradient, instead
+of one that is infinite or, times the zero of a clipped branch, not a number."""
 
 
 def log_ratio(logprobs_T: Tensor, old_logprobs_T: Tensor) -> Tensor:
@@ -25,24 +26,23 @@ def log_ratio(logprobs_T: Tensor, old_logprobs_T: Tensor) -> Tensor:
 def leveled_log_ratio(
     log_ratio_T: Tensor,
     level: RatioLevel,
-    row_T: Tensor | None,
-    num_rows: int | None,
-    sampled_T: Tensor | None,
+    batch: Batch | None,
 ) -> Tensor:
-    """Return the log-ratio at its level, [T]; with d the tokens' own, over a row's N sampled tokens:
+    """Return the log-ratio at its level, [T]; with d the tokens' own, over a row's N sampled ones:
 
         token             d_t                     PPO
         sequence_mean     (1/N) sum_t d_t         the geometric mean of the ratios, GSPO eq. 7
         sequence_product  sum_t d_t               the ratio of completions, DeepSeek-R1 eq. 1
 
-    A row's tokens all have its log-ratio, clamped to +-`MAX_LOG_RATIO`, and so all the same surrogate:
-    the aggregation ``sequence_mean`` counts it once a row, as the papers do, the others once a token.
+    A row's tokens all have its log-ratio, clamped to +-`MAX_LOG_RATIO`, and so all the same
+    surrogate: the aggregation ``sequence_mean`` counts it once a row, as the papers do, the others
+    once a token.
     """
     if level == "token":
         return log_ratio_T
-    row_T, sampled_T, total_R = _row_log_ratio(log_ratio_T, row_T, num_rows, sampled_T)
+    row_T, total_R, num_R = _row_log_ratio(log_ratio_T, batch)
     if level == "sequence_mean":
-        total_R = total_R / row_sums(sampled_T.to(total_R.dtype), row_T, len(total_R)).clamp(min=1)
+        total_R = total_R / num_R
     return of_rows(total_R.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO), row_T)
 
 
@@ -55,8 +55,8 @@ def clipped_surrogate(
 ) -> tuple[Tensor, Tensor]:
     """Return (-min(r A, clip(r, 1 - low, 1 + high) A), whether the clip is active), both [T].
 
-    Schulman et al. 2017 (PPO), eq. 7; with unequal ranges DAPO eq. 10. With a dual clip c, where A < 0:
-    -max(min(r A, clip(r) A), c A) (Ye et al. 2020, arXiv 1912.09729, eq. 5).
+    Schulman et al. 2017 (PPO), eq. 7; with unequal ranges DAPO eq. 10. With a dual clip c, where A
+    < 0: -max(min(r A, clip(r) A), c A) (Ye et al. 2020, arXiv 1912.09729, eq. 5).
     """
     clipped_ratio_T = ratio_T.clamp(1.0 - clip_low, 1.0 + clip_high)
     unclipped_T = ratio_T * advantages_T
@@ -102,25 +102,25 @@ def mirror_surrogate(
     log_ratio_T: Tensor,
     advantages_T: Tensor,
     tau: float,
-    row_T: Tensor | None,
-    num_rows: int | None,
-    sampled_T: Tensor | None,
+    batch: Batch | None,
 ) -> Tensor:
-    """Return -A log p + (tau / 2) S^2 / N, [T], with S the sum of the log-ratios of its row's N sampled tokens.
+    """Return -A log p + (tau / 2) S^2 / N, [T].
 
-    Summed over a row this is -A log p(y) + (tau / 2) (log p(y) / p_old(y))^2, whose gradient, negated,
-    is that of Kimi k1.5 (arXiv 2501.12599), section 2.3.2, with p_old the policy before the update.
+    S is the sum of the log-ratios of the N tokens of its row that were sampled.
+
+    Summed over a row this is -A log p(y) + (tau / 2) (log p(y) / p_old(y))^2, whose gradient,
+    negated, is that of Kimi k1.5 (arXiv 2501.12599), section 2.3.2, with p_old the policy before
+    the update.
     """
-    row_T, sampled_T, total_R = _row_log_ratio(log_ratio_T, row_T, num_rows, sampled_T)
-    num_R = row_sums(sampled_T.to(total_R.dtype), row_T, len(total_R)).clamp(min=1)
+    row_T, total_R, num_R = _row_log_ratio(log_ratio_T, batch)
     return -advantages_T * logprobs_T + 0.5 * tau * of_rows(total_R.square() / num_R, row_T)
 
 
 def importance_weight(old_logprobs_T: Tensor, behavior_logprobs_T: Tensor, cap: float) -> Tensor:
     """Return min(p_old / p_behavior, cap), [T], without gradient.
 
-    Truncated importance sampling, between the generator that sampled and the learner before its update
-    (Ionides 2008; Yao et al. 2025 for language models).
+    Truncated importance sampling, between the generator that sampled and the learner before its
+    update (Ionides 2008; Yao et al. 2025 for language models).
     """
     return log_ratio(old_logprobs_T, behavior_logprobs_T).exp().clamp(max=cap).detach()
 
@@ -130,11 +130,14 @@ def _bounded_below(surrogate_T: Tensor, advantages_T: Tensor, dual_clip: float) 
     return torch.where(advantages_T < 0, bounded_T, surrogate_T)
 
 
-def _row_log_ratio(
-    log_ratio_T: Tensor, row_T: Tensor | None, num_rows: int | None, sampled_T: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (row_T, sampled_T, the sum of each row's sampled log-ratios [R])."""
-    if row_T is None or num_rows is None or sampled_T is None:
-        raise ValueError("a ratio of whole completions needs row_T, num_rows and sampled_T")
-    own_T = torch.where(sampled_T, log_ratio_T, 0.0)
-    return row_T, sampled_T, row_sums(own_T, row_T, num_rows)
+def _row_log_ratio(log_ratio_T: Tensor, batch: Batch | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (row_T, the sum of each row's sampled log-ratios [R], how many they are, at least 1).
+
+    Raises ValueError without a batch, whose rows they are.
+    """
+    if batch is None:
+        raise ValueError("a ratio of whole completions needs the batch that they are of")
+    row_T, num_rows = batch.row_T, batch.num_rows
+    total_R = row_sums(torch.where(batch.sampled_T, log_ratio_T, 0.0), row_T, num_rows)
+    num_R = row_sums(batch.sampled_T.to(total_R.dtype), row_T, num_rows).clamp(min=1)
+    return row_T, total_R, num_R

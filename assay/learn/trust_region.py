@@ -1,10 +1,10 @@
 """Trust region policy optimization: a natural gradient step whose KL(old || new) is bounded.
 
 Schulman et al. 2015 (TRPO, arXiv 1502.05477), appendix C: the step solves F s = -g by conjugate
-gradients, where F is only ever multiplied with vectors; it is as long as the quadratic model of the KL
-allows, and a line search then asks the true surrogate and the true KL. For models small enough: it
-keeps some vectors as large as the model, [T, V] log-probabilities of the minibatch, and the graph of a
-gradient, and each of a dozen products costs more than a gradient.
+gradients, where F is only ever multiplied with vectors; it is as long as the quadratic model of the
+KL allows, and a line search then asks the true surrogate and the true KL. For models small enough:
+it keeps some vectors as large as the model, [T, V] log-probabilities of the minibatch, and the
+graph of a gradient, and each of a dozen products costs more than a gradient.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ CG_ITERATIONS = 10
 CG_TOLERANCE = 1e-5
 """Conjugate gradients end early at this residual, as a share of the gradient's norm."""
 DAMPING = 1e-3
-"""Added to the Fisher matrix's diagonal: a minibatch says nothing of most directions, and a solution
-without damping would go far in them. The step's length is by the undamped matrix."""
+"""Added to the Fisher matrix's diagonal: a minibatch says nothing of most directions, and a
+solution without damping would go far in them. The step's length is by the undamped matrix."""
 SHRINK = 0.5
 """What a step that is refused is multiplied by."""
 MAX_BACKTRACKS = 10
@@ -39,10 +39,10 @@ Product = Callable[[Tensor], Tensor]
 class NaturalStep:
     """What a natural step did.
 
-    kl, improvement: KL(old || new) and how much the loss fell, as measured where the line search ended;
-    backtracks: how often the step was shrunk; cg_residual: |F s + g| / |g|, damping included; length:
-    what the natural direction was multiplied by. taken: where not, the parameters are as they were,
-    and kl, improvement and length are 0.
+    kl, improvement: KL(old || new) and how much the loss fell, as measured where the line search
+    ended; backtracks: how often the step was shrunk; cg_residual: |F s + g| / |g|, damping
+    included; length: what the natural direction was multiplied by. taken: where not, the parameters
+    are as they were, and kl, improvement and length are 0.
     """
 
     kl: float
@@ -76,10 +76,11 @@ def natural_step(
 
         (F + damping I) s = -g,   step = beta s,   beta = sqrt(2 max_kl / s'Fs)
 
-    halved until the loss falls and KL(old || new) <= max_kl; after `MAX_BACKTRACKS` halvings, or where
-    anything is not finite, the parameters are what they were, bit for bit. (Schulman et al. 2015,
-    appendix C.) gradients: of the loss, at the parameters. fisher: the product of F, the Hessian of the
-    mean KL, with a flat vector. evaluate: (loss, KL(old || new)) at the parameters as they now are.
+    halved until the loss falls and KL(old || new) <= max_kl; after `MAX_BACKTRACKS` halvings, or
+    where anything is not finite, the parameters are what they were, bit for bit. (Schulman et al.
+    2015, appendix C.) gradients: of the loss, at the parameters. fisher: the product of F, the
+    Hessian of the mean KL, with a flat vector. evaluate: (loss, KL(old || new)) at the parameters
+    as they now are.
     """
     gradient = torch.cat([part.flatten() for part in gradients])
     direction, residual = conjugate_gradient(
@@ -112,8 +113,8 @@ def conjugate_gradient(
 ) -> tuple[Tensor, float]:
     """Return (x, |A x - b| / |b|) for a positive definite A by its product, from x = 0.
 
-    Hestenes and Stiefel 1952; after as many iterations as A has distinct eigenvalues x is exact, but
-    for rounding.
+    Hestenes and Stiefel 1952; after as many iterations as A has distinct eigenvalues x is exact,
+    but for rounding.
     """
     solution = torch.zeros_like(target)
     residual = target.clone()
@@ -135,8 +136,9 @@ def conjugate_gradient(
 class TokenKL:
     """Mean KL(old || new) over the loss tokens of some micro-batches, exact over the vocabulary.
 
-    Old is the policy when this object is made. masks: the loss tokens of each micro-batch. The model is
-    gone through by its own modules, in the plain layout, which can be differentiated twice.
+    Old is the policy when this object is made. masks: the loss tokens of each micro-batch. The
+    model is gone through by its own modules, in the plain layout, which can be differentiated
+    twice.
     """
 
     def __init__(
@@ -157,7 +159,7 @@ class TokenKL:
 
     @torch.no_grad()
     def look(self) -> tuple[list[Tensor], list[Tensor], float]:
-        """Return (log-probability of each token, entropy it was drawn from, KL) at the present policy.
+        """Return (log-probability of each token, entropy it was drawn from, KL) at this policy.
 
         The first two are [T], one a micro-batch.
         """
@@ -175,8 +177,8 @@ class TokenKL:
     def fisher(self, vector: Tensor) -> Tensor:
         """Return the product of the Fisher matrix at the present policy with a flat vector.
 
-        F is the Hessian of the mean KL by the new policy's parameters, where new is old (Schulman et al.
-        2015, appendix C.1): the gradient of (gradient of the KL) . vector.
+        F is the Hessian of the mean KL by the new policy's parameters, where new is old (Schulman
+        et al. 2015, appendix C.1): the gradient of (gradient of the KL) . vector.
         """
         product = torch.zeros_like(vector)
         for n in range(len(self._parts)):
@@ -194,7 +196,7 @@ class TokenKL:
         return product
 
     def _gradient(self, n: int) -> Tensor:
-        """Return the gradient of one micro-batch's KL at the present policy: 0, but with a gradient."""
+        """Return the gradient of one micro-batch's KL at this policy: 0, but with a gradient."""
         if self._kept is not None:
             return self._kept
         micro_batch, mask_T = self._parts[n]
@@ -223,6 +225,6 @@ class TokenKL:
 
 
 def mean_kl(old_TV: Tensor, new_TV: Tensor, mask_T: Tensor, num_tokens: int) -> Tensor:
-    """Return sum_t KL(old_t || new_t) / num_tokens over the tokens in the mask, from log-probabilities."""
+    """Return sum_t KL(old_t || new_t) / num_tokens over the mask, from log-probabilities."""
     kl_T = (old_TV.exp() * (old_TV - new_TV)).sum(-1)
     return torch.where(mask_T, kl_T, 0.0).sum() / num_tokens

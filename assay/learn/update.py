@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -16,10 +18,8 @@ from assay.errors import ConfigError, RunError, message
 from assay.learn.advantages import Advantages
 from assay.learn.algorithms import Algorithm
 from assay.learn.base import Update
-from assay.learn.controllers import steer
 from assay.learn.critic import Critic, Lesson
 from assay.learn.meter import reward_metrics, update_metrics
-from assay.learn.minibatches import minibatches
 from assay.learn.optimizer import Optimizer
 from assay.learn.passes import Passes, PassesLearner
 from assay.learn.policy_update import PolicyUpdate, carriers
@@ -32,22 +32,28 @@ STATE_FILE = "learner.json"
 DYNAMIC = {"kl_weight": "kl_target", "penalty_weight": "penalty_target"}
 """Weights of the algorithm that updates move, each towards its target, where it has one."""
 
+PENALTY_BAND = 1.5
+"""How far an update's KL may be from its target, as a factor, before the weight moves."""
+PENALTY_FACTOR = 2.0
+MAX_ERROR = 0.2
+"""A deviation of the reference KL counts at most this much, as a share of its target."""
+
 
 class PolicyLearner(PassesLearner):
     """Trains a policy by an algorithm's row.
 
-    policy: the live model. policy_version: +1 per optimizer step taken. epochs: passes over a batch;
-    num_minibatches: optimizer steps a pass, each on a share of the groups. total_steps: optimizer
-    steps in all, those of the critic's warm-up among them, for the schedule. keep_reference: measure
-    the KL to the starting policy even where the algorithm has none. max_tokens_per_micro_batch: None:
-    by the device. lean: go through the layers by `assay.model.lean_decoder` where the model is of its
-    family. critic: settings of the critic, where the algorithm has one. critic_start: what a critic
-    with layers of its own starts from; None: the policy. seed: shuffles groups into minibatches.
-    tokenizer: saved with the policy, so that a checkpoint loads as a model; None: a checkpoint is only
-    good for `load_state`.
+    policy: the live model. policy_version: +1 per optimizer step taken. epochs: passes over a
+    batch; num_minibatches: optimizer steps a pass, each on a share of the groups. total_steps:
+    optimizer steps in all, those of the critic's warm-up among them, for the schedule.
+    keep_reference: measure the KL to the starting policy even where the algorithm has none.
+    max_tokens_per_micro_batch: None: by the device. lean: go through the layers by
+    `assay.model.lean_decoder` where the model is of its family. critic: settings of the critic,
+    where the algorithm has one. critic_start: what a critic with layers of its own starts from;
+    None: the policy. seed: shuffles groups into minibatches. tokenizer: saved with the policy, so
+    that a checkpoint loads as a model; None: a checkpoint is only good for `load_state`.
 
-    Make it before a checkpoint is loaded: the reference is the policy at this moment. ``algorithm`` is
-    the row in effect: a dynamic weight changes from batch to batch.
+    Make it before a checkpoint is loaded: the reference is the policy at this moment. ``algorithm``
+    is the row in effect: a dynamic weight changes from batch to batch.
 
     Raises ModelError, and ConfigError where critic and algorithm do not go together.
     """
@@ -103,8 +109,8 @@ class PolicyLearner(PassesLearner):
     def scores_first(self) -> bool:
         """Whether old log-probabilities are needed before the update begins.
 
-        Where each token is first met by the unchanged policy, they are those of that very pass, and a
-        pass of their own is saved.
+        Where each token is first met by the unchanged policy, they are those of that very pass, and
+        a pass of their own is saved.
         """
         return self.num_minibatches > 1 or self.algorithm.kl_in_reward
 
@@ -114,12 +120,12 @@ class PolicyLearner(PassesLearner):
         verdicts: Sequence[Sequence[Verdict]],
         temperature: float | None = None,
     ) -> Batch:
-        """Pack groups and their verdicts to where the policy is, and return them as `score_batch` does."""
+        """Pack groups and verdicts to where the policy is; return them as `score_batch` does."""
         return self.score_batch(pack(groups, verdicts, self.device), temperature)
 
     @torch.no_grad()
     def score_batch(self, batch: Batch, temperature: float | None = None) -> Batch:
-        """Return the batch with what is needed now: old and reference log-probabilities, and values.
+        """Return the batch with what is needed: old and reference log-probabilities, and values.
 
         temperature: that of the batch, from here on; None: as before.
         """
@@ -140,15 +146,16 @@ class PolicyLearner(PassesLearner):
         return batch
 
     def update(self, batch: Batch, advantages: Advantages) -> Update:
-        """Learn from a scored batch and its advantages: ``epochs`` passes, some optimizer steps each.
+        """Learn from a scored batch and its advantages: ``epochs`` passes of some optimizer steps.
 
-        Normalizers are those of all tokens of an optimizer step, however it is split into micro-batches.
-        Groups in which nothing carries gradient are only measured, by a forward pass: entropy, KL and
-        mismatch are of all completions. An optimizer step with no other groups is not taken: weights,
-        moments, weight decay, schedule and policy version stay. So do a critic's where its values are
-        the returns, and its warm-up goes on. The first step before which the policy has gone further
-        than `Algorithm.stop_kl` is the end. A critic learns beside the policy, and in its first batches
-        alone. Dynamic weights of the algorithm are moved at the end. Raises OutOfMemory.
+        Normalizers are those of all tokens of an optimizer step, however it is split into
+        micro-batches. Groups in which nothing carries gradient are only measured, by a forward
+        pass: entropy, KL and mismatch are of all completions. An optimizer step with no other
+        groups is not taken: weights, moments, weight decay, schedule and policy version stay. So do
+        a critic's where its values are the returns, and its warm-up goes on. The first step before
+        which the policy has gone further than `Algorithm.stop_kl` is the end. A critic learns
+        beside the policy, and in its first batches alone. Dynamic weights of the algorithm are
+        moved at the end. Raises OutOfMemory.
         """
         row, passes, lesson = self.algorithm, self.passes, None
         carries_T = carriers(row, advantages)
@@ -187,7 +194,7 @@ class PolicyLearner(PassesLearner):
         return Update(metrics, self.policy_version, batch, advantages.advantages_T)
 
     def save_state(self, folder: Path) -> None:
-        """Write the policy in Hugging Face layout, and beside it the state of optimizer and algorithm.
+        """Write the policy in Hugging Face layout, and the state of optimizer and algorithm.
 
         A critic has a folder of its own in there.
         """
@@ -261,3 +268,74 @@ class PolicyLearner(PassesLearner):
         if row.penalty_target is not None:
             weights["penalty/weight"] = row.penalty_weight
         return weights
+
+
+def minibatches(
+    num_groups: int, num_minibatches: int, epochs: int, seed: int, version: int
+) -> Iterator[tuple[int, list[int]]]:
+    """Yield (epoch, groups) of each optimizer step; the order is a function of seed and version.
+
+    Whole groups, as evenly as they go; an epoch of fewer groups than minibatches has fewer steps.
+    """
+    for epoch in range(epochs):
+        order = np.arange(num_groups)
+        if num_minibatches > 1:
+            order = np.random.default_rng((seed, version, epoch)).permutation(num_groups)
+        for part in np.array_split(order, num_minibatches):
+            if len(part):
+                yield epoch, part.tolist()
+
+
+def next_penalty_weight(weight: float, kl: float, target: float) -> float:
+    """Return the weight of the penalty on KL(old || new) for the next update.
+
+        kl < target / 1.5    weight / 2
+        kl > target * 1.5    weight * 2
+
+    Schulman et al. 2017 (PPO), section 4; ``kl`` is measured after the update that ``weight`` was
+    used in, in the unit of ``target``. A KL that is not a number leaves the weight; it never
+    becomes 0, from where it could not be doubled.
+    """
+    if kl < target / PENALTY_BAND:
+        return max(weight / PENALTY_FACTOR, sys.float_info.min)
+    if kl > target * PENALTY_BAND:
+        return weight * PENALTY_FACTOR
+    return weight
+
+
+def next_kl_weight(
+    weight: float, kl: float, target: float, num_completions: int, horizon: float
+) -> float:
+    """Return the weight of the KL to the reference for the next step.
+
+        e      = clip((kl - target) / target, -0.2, 0.2)
+        weight = weight (1 + e num_completions / horizon)
+
+    Ziegler et al. 2019 (arXiv 1909.08593), section 2.2: there the gain K is 0.1 a batch; here it is
+    the step's number of completions over a horizon, so that it does not depend on how large a step
+    is. A KL that is not a number leaves the weight; no weight falls to 0 or below, whatever the
+    horizon.
+    """
+    if kl != kl:
+        return weight
+    error = min(max((kl - target) / target, -MAX_ERROR), MAX_ERROR)
+    return weight * max(1.0 + error * num_completions / horizon, 1.0 - MAX_ERROR)
+
+
+def steer(
+    algorithm: Algorithm, *, kl: float | None, old_kl: float | None, num_completions: int
+) -> Algorithm:
+    """Return the row for the next step, with its dynamic weights moved where it has any.
+
+    kl: mean KL to the reference; old_kl: mean KL(old || new) after the update, both in nats a
+    token. None: not measured, and the weight stays.
+    """
+    if algorithm.kl_target is not None and kl is not None:
+        weight = next_kl_weight(
+            algorithm.kl_weight, kl, algorithm.kl_target, num_completions, algorithm.kl_horizon
+        )
+        algorithm = replace(algorithm, kl_weight=weight)
+    if algorithm.penalty_target is not None and old_kl is not None:
+        weight = next_penalty_weight(algorithm.penalty_weight, old_kl, algorithm.penalty_target)
+        algorithm = replace(algorithm, penalty_weight=weight)
+    return algorithm

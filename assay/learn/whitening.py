@@ -11,9 +11,9 @@ VARIANCE_EPSILON = 1e-8
 def whiten(values_T: Tensor, mask_T: Tensor, *, shift: bool = True) -> Tensor:
     """Return (v - mean) / sqrt(var + 1e-8) over the masked-in values, [T] float64; 0 elsewhere.
 
-    Without ``shift`` the mean is added back: only deviations from it are scaled (Ziegler et al. 2019,
-    as their code whitens rewards). var is the sample variance, sum (v - mean)^2 / (n - 1). Equal values have
-    deviations of exactly 0.
+    Without ``shift`` the mean is added back: only deviations from it are scaled (Ziegler et al.
+    2019, as their code whitens rewards). var is the sample variance, sum (v - mean)^2 / (n - 1).
+    Equal values have deviations of exactly 0.
     """
     chosen_N = values_T[mask_T].double()
     if len(chosen_N) == 0:

@@ -15,13 +15,13 @@ from typing import Any, get_args
 import numpy as np
 
 from assay.config import PreferenceConfig
+from assay.config.preference import Preference
 from assay.data.chat import PromptRenderer
 from assay.data.pairs import Labelled, Pair, load_preferences
 from assay.data.rows import check_text, complaint, copy_row
 from assay.data.rowset import OnBadRow
 from assay.data.sources import open_source
 from assay.errors import DataError, message
-from assay.learn.preference_table import Preference
 from assay.run.rollout_log import RolloutLog
 from assay.training.given import BAD, GOOD, check_length, given_completion
 from assay.types import Completion, Group, Problem, Prompt, Status, Verdict

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from assay.learn.algorithms import algorithm
-from assay.learn.controllers import next_kl_weight, next_penalty_weight, steer
+from assay.learn.update import next_kl_weight, next_penalty_weight, steer
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -157,12 +158,12 @@ def assert_equal_to_the_loop(row: Algorithm, seed: int = 7) -> None:
                 advantages.double(),
                 weights,
                 row,
-                row_T=batch.row_T,
-                num_rows=batch.num_rows,
-                sampled_T=batch.sampled_T,
-                behavior_logprobs_T=batch.behavior_logprobs_T.double(),
-                ref_logprobs_T=batch.ref_logprobs_T.double(),
-                entropy_T=entropies,
+                replace(
+                    batch,
+                    behavior_logprobs_T=batch.behavior_logprobs_T.double(),
+                    ref_logprobs_T=batch.ref_logprobs_T.double(),
+                ),
+                entropies,
             ).loss
         loss.backward()
         gradient = entropies.grad if entropies.grad is not None else torch.zeros_like(entropies)
@@ -214,8 +215,8 @@ def test_loss_parts_add_up() -> None:
         advantages_of(batch, row),
         weights,
         row,
-        ref_logprobs_T=batch.ref_logprobs_T,
-        entropy_T=torch.ones(batch.num_tokens),
+        batch,
+        torch.ones(batch.num_tokens),
     )
     assert float(parts.entropy) == pytest.approx(1.0)  # the weights sum to one
     together = parts.policy + row.kl_weight * parts.kl - row.entropy_weight * parts.entropy
@@ -308,18 +309,18 @@ def test_a_ratio_of_completions_is_shared_by_its_tokens() -> None:
     """By hand: two sampled tokens up by 0.1 and 0.3, one that was not sampled, and another row."""
     logprobs_T = torch.tensor([-0.9, -5.0, -0.7, -1.0])
     old_T = torch.full((4,), -1.0)
-    rows: dict[str, Any] = {
-        "row_T": torch.tensor([0, 0, 0, 1]),
-        "num_rows": 2,
-        "sampled_T": torch.tensor([True, False, True, True]),
-    }
+    rows: Any = SimpleNamespace(
+        row_T=torch.tensor([0, 0, 0, 1]),
+        num_rows=2,
+        sampled_T=torch.tensor([True, False, True, True]),
+    )
     for name, log_ratio in (("gspo", 0.2), ("gspo_product", 0.4)):
         one_T = torch.ones(4)
-        parts = policy_loss(logprobs_T, old_T, one_T, one_T, ALGORITHMS[name], **rows)
+        parts = policy_loss(logprobs_T, old_T, one_T, one_T, ALGORITHMS[name], rows)
         want = [math.exp(log_ratio)] * 3 + [1.0]
         assert parts.ratio_T.tolist() == pytest.approx(want)
         assert parts.clipped_T.tolist() == [True, True, True, False]
-    with pytest.raises(ValueError, match="row_T"):
+    with pytest.raises(ValueError, match="needs the batch"):
         policy_loss(logprobs_T, old_T, old_T, old_T, ALGORITHMS["gspo"])
 
 
@@ -341,17 +342,13 @@ def test_extreme_ratios_stay_finite(jump: float, advantage: float, name: str) ->
     """Of single tokens, and of a completion of eight of them: exp(160) would be infinite."""
     logprobs = torch.tensor([jump] * 8 + [-1.0], requires_grad=True)
     zero, one = torch.zeros(9), torch.ones(9)
-    parts = policy_loss(
-        logprobs,
-        zero,
-        one * advantage,
-        one,
-        algorithm(name),
+    rows: Any = SimpleNamespace(
         row_T=torch.tensor([0] * 8 + [1]),
         num_rows=2,
         sampled_T=one.bool(),
         ref_logprobs_T=zero,
     )
+    parts = policy_loss(logprobs, zero, one * advantage, one, algorithm(name), rows)
     parts.loss.backward()
     assert parts.loss.isfinite()
     assert logprobs.grad is not None and logprobs.grad.isfinite().all()
@@ -371,12 +368,7 @@ def test_gains_are_the_gradients_of_the_first_pass(
     batch = a_batch()
     advantages_T = advantages_of(batch, row)
     weights_T = weights_of(batch, row).float()
-    rows: dict[str, Any] = {
-        "row_T": batch.row_T,
-        "num_rows": batch.num_rows,
-        "sampled_T": batch.sampled_T,
-    }
-    gains = gains_where_first_met(advantages_T, weights_T, row, **rows)
+    gains = gains_where_first_met(advantages_T, weights_T, row, batch)
     assert gains is not None and batch.old_logprobs_T is not None
     logprobs_T = batch.old_logprobs_T.clone().requires_grad_()
     entropy_T = torch.rand(batch.num_tokens).requires_grad_()
@@ -386,8 +378,8 @@ def test_gains_are_the_gradients_of_the_first_pass(
         advantages_T,
         weights_T,
         row,
-        entropy_T=entropy_T,
-        **rows,
+        batch,
+        entropy_T,
     ).loss.backward()
     assert gains.equal(logprobs_T.grad, entropy_T.grad)
     assert gains.logprobs_T.any()

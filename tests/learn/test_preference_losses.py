@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.config.preference import Preference
 from assay.errors import ConfigError
 from assay.learn.preference_losses import (
     PreferenceParts,
@@ -20,8 +21,8 @@ from assay.learn.preference_losses import (
     preference_loss,
     reference_point,
 )
-from assay.learn.preference_meter import preference_metrics
-from assay.learn.preference_table import PREFERENCES, Preference, preference
+from assay.learn.preference_table import PREFERENCES, preference
+from assay.learn.preference_update import preference_metrics
 
 Rows = list[list[float]]
 

@@ -42,8 +42,8 @@ def plain_gradient(model: Any, reference: Any, batch: Batch, row: Algorithm) -> 
         advantages_of(filled, row),
         weights_T,
         row,
-        ref_logprobs_T=ref_T,
-        entropy_T=entropy_T,
+        filled,
+        entropy_T,
     )
     parts.loss.backward()
     return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}

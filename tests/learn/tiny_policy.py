@@ -159,11 +159,7 @@ def loss_of(batch: Batch, row: Algorithm, logprobs_T: Tensor) -> Tensor:
         advantages_of(batch, row).double(),
         weights_of(batch, row),
         row,
-        row_T=batch.row_T,
-        num_rows=batch.num_rows,
-        sampled_T=batch.sampled_T,
-        behavior_logprobs_T=batch.behavior_logprobs_T,
-        ref_logprobs_T=batch.ref_logprobs_T,
+        batch,
     )
     return parts.loss
 

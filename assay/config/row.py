@@ -1,0 +1,123 @@
+"""Rows of a table of methods: a dataclass whose fields are those of a section, and stand once.
+
+A field's docstring is its documentation, its type is its check, and None in the section means that
+the row's own value stands.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import fields, replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from textwrap import dedent
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+
+from pydantic import Field, TypeAdapter, ValidationError, create_model
+
+from assay.complaints import type_words
+from assay.config.section import Section, Text
+from assay.errors import ConfigError, message
+from assay.foreign import import_object
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Row = TypeVar("Row", bound="DataclassInstance")
+
+
+def check_fields(row: DataclassInstance, section: str) -> None:
+    """Raise ConfigError for a value that its field does not accept."""
+    for key, (kind, check) in _checks(type(row)).items():
+        value = getattr(row, key)
+        try:
+            check.validate_python(value, strict=True)
+        except ValidationError as error:
+            found = message(f"{section}.{key}", repr(value), type_words(kind))
+            raise ConfigError(found) from error
+
+
+@cache
+def _checks(kind: type[DataclassInstance]) -> dict[str, tuple[Any, TypeAdapter[Any]]]:
+    """Return the type of each field of a row, and what checks a value."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {one.name: (hints[one.name], TypeAdapter(hints[one.name])) for one in fields(kind)}
+
+
+def section_of_row(
+    kind: type[DataclassInstance],
+    title: str,
+    doc: str,
+    without: Collection[str],
+    **first: tuple[str, str],
+) -> Any:
+    """Return the model of a section: a row's fields, None where the row's own value stands.
+
+    without: fields that no configuration sets. first: the key that names the row, with its default
+    and its documentation.
+    """
+    (row,) = ast.parse(dedent(inspect.getsource(kind))).body
+    assert isinstance(row, ast.ClassDef)
+    said = {
+        field.target.id: inspect.cleandoc(below.value.value)
+        for field, below in pairwise(row.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+        if isinstance(below.value.value, str)
+    }
+    settings: dict[str, Any] = {
+        key: (Text, Field(default, description=text)) for key, (default, text) in first.items()
+    }
+    for key, (hint, _) in _checks(kind).items():
+        if key not in without:
+            text = said[key] if "None:" in said[key] else f"{said[key]} None: as the row says."
+            settings[key] = (hint | None, Field(None, description=text))
+    return create_model(
+        title, __base__=Section, __module__=kind.__module__, __doc__=doc, **settings
+    )
+
+
+def read_rows(kind: type[Row], file: Path) -> dict[str, Row]:
+    """Return the rows of a TOML file by name, in its order.
+
+    like: the row whose fields stand where one says nothing. none: its fields that are None.
+    """
+    found: dict[str, Row] = {}
+    for name, said in tomllib.loads(file.read_text(encoding="utf-8")).items():
+        row = {"name": name, **dict.fromkeys(said.pop("none", ())), **said}
+        like = row.pop("like", None)
+        found[name] = kind(**row) if like is None else replace(found[like], **row)
+    return found
+
+
+def choose_row(
+    table: Mapping[str, Row], kind: type[Row], key: str, name: str, overrides: Mapping[str, Any]
+) -> Row:
+    """Return a row of ``table``, or the object ``package.module:object``, with fields replaced.
+
+    key: of the configuration, as ``algorithm.name``. An override that is None leaves the row as it
+    is. Raises ConfigError for a name or a field that does not exist.
+    """
+    row = table.get(name)
+    if ":" in name:
+        found: object = import_object(name, f"{key} {name}", ConfigError)
+        if not isinstance(found, kind):
+            accepted = f"an instance of {kind.__module__}.{kind.__qualname__}"
+            raise ConfigError(message(key, f"{name} = {found!r}", accepted))
+        row = found
+    if row is None:
+        nearest = difflib.get_close_matches(name, table, n=1, cutoff=0.4)
+        accepted = " | ".join(table) + " | package.module:object"
+        remedy = f"did you mean {nearest[0]}?" if nearest else ""
+        raise ConfigError(message(key, repr(name), accepted, remedy))
+    known = {field.name for field in fields(kind)}
+    unknown = sorted(set(overrides) - known)
+    if unknown:
+        section = key.partition(".")[0]
+        raise ConfigError(message(section, unknown[0], ", ".join(sorted(known))))
+    return replace(row, **{field: value for field, value in overrides.items() if value is not None})
