@@ -17,29 +17,11 @@ from assay.run.loaded import LoadedRun
 from assay.run.rollout_log import RolloutLog, read_columns
 from assay.types import ThinkFormat
 
-_COLUMNS = [
-    "step",
-    "completion_id",
-    "group_id",
-    "prompt",
-    "text",
-    "tokens",
-    "think",
-    "finish_reason",
-    "policy_version",
-    "sampled",
-    "token_versions",
-    "turn_ends",
-    "advantages",
-    "status",
-    "reason",
-    "score",
-    "reward",
-    "components",
-    "extracted",
-    "detail",
-    "verifier",
-]
+_COLUMNS = (
+    "step completion_id group_id prompt text tokens think finish_reason policy_version sampled"
+    " token_versions turn_ends advantages status reason score reward components extracted detail"
+    " verifier"
+).split()
 _MAX_STEPS = 6
 _A_STEP = 4
 _A_GROUP = 4
