@@ -24,7 +24,13 @@ from assay.config.tree import (
     naming_lines,
     parse,
 )
-from assay.config.upkeep import CheckpointConfig, EvaluationConfig, GuardConfig, VerificationConfig
+from assay.config.upkeep import (
+    CheckpointConfig,
+    EvaluationConfig,
+    GuardConfig,
+    LogConfig,
+    VerificationConfig,
+)
 from assay.config.world import (
     MOST_SLOTS,
     DataConfig,
@@ -45,6 +51,7 @@ __all__ = [
     "EngineConfig",
     "EvaluationConfig",
     "GuardConfig",
+    "LogConfig",
     "LoraConfig",
     "ModelConfig",
     "OptimizerConfig",

@@ -19,7 +19,13 @@ from assay.config.preference import PreferenceConfig
 from assay.config.reward_model import RewardModelConfig
 from assay.config.section import COOLEST, HOTTEST, MOST, Section
 from assay.config.stages import OptimizerConfig, RLConfig, SFTConfig
-from assay.config.upkeep import CheckpointConfig, EvaluationConfig, GuardConfig, VerificationConfig
+from assay.config.upkeep import (
+    CheckpointConfig,
+    EvaluationConfig,
+    GuardConfig,
+    LogConfig,
+    VerificationConfig,
+)
 from assay.config.world import DataConfig, EngineConfig, ModelConfig, RunConfig, SamplingConfig
 from assay.errors import ConfigError, UserError, message
 from assay.toml_text import apply_override, key_lines
@@ -48,6 +54,7 @@ class TrainConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     verification: VerificationConfig = VerificationConfig()
     guard: GuardConfig = GuardConfig()
+    log: LogConfig = LogConfig()
 
     @property
     def stage(self) -> str:

@@ -1,8 +1,8 @@
-"""How a run is watched and kept: evaluation, checkpoints, verifiers, guard."""
+"""How a run is watched and kept: evaluation, checkpoints, verifiers, guard, trackers."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -104,3 +104,28 @@ class GuardConfig(Section):
     rules: tuple[Text, ...] = ()
     """More rules, as ``package.module:function``: called with the run, returning None or the
     reason to stop. One that raises stops the run too, with its own words."""
+
+
+class LogConfig(Section):
+    """Experiment trackers that a run reports to, beside its directory (docs/loggers.md). They get
+    metrics, evaluations, some rollouts and the configuration. One that fails never stops a run."""
+
+    to: tuple[Literal["wandb", "tensorboard", "trackio", "mlflow"], ...] = ()
+    """The trackers. Each needs the extra of its name. Keys and servers are those of the tracker's
+    own environment variables and login."""
+    project: Text = "assay"
+    """The project (MLflow: the experiment) that the run is filed under. TensorBoard has none."""
+    name: Text | None = None
+    """What the run is called there. None: the name of its directory."""
+    group: Text | None = None
+    """Runs of one group are shown together, such as the seeds of one experiment. TensorBoard has
+    no groups. None: no group."""
+    tags: tuple[Text, ...] = ()
+    """Labels to find the run by, in W&B and MLflow."""
+    offline: bool = False
+    """Send nothing. W&B writes into the run's directory, for ``wandb sync``; MLflow and Trackio
+    write to this machine, whatever server is configured."""
+    samples: Annotated[int, Field(ge=0, le=1000)] = 8
+    """Rollouts to show of a step, from the lowest reward to the highest. 0: none."""
+    samples_every: Natural = 10
+    """Steps between those that are shown. The first step is shown too."""

@@ -38,7 +38,7 @@ CGROUP_LIMITS = (
 )
 """Where a control group says how much memory it may have, in its version 2 and 1."""
 
-_HARMLESS = ("run", "checkpoint", "evaluation", "verification", "guard")
+_HARMLESS = ("run", "checkpoint", "evaluation", "verification", "guard", "log")
 """Sections whose change leaves what was sampled, judged and learned as it was."""
 _HARMFUL = ("verification.options", "verification.schedule")
 """Keys of them of which that is not true."""

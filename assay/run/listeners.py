@@ -20,7 +20,7 @@ kind: ``metrics``, ``evaluations`` and ``events``, with the row of the file of t
 MOST_WAITING = 10_000
 """Rows that a listener may be behind."""
 CLOSE_SECONDS = 5.0
-"""How long the end of a run waits for a listener."""
+"""How long the end of a run waits for a listener that has no ``close_seconds`` of its own."""
 
 
 class Journals:
@@ -98,11 +98,12 @@ class _Ear(threading.Thread):
                 self._give_up(f"{type(error).__name__}: {error}".rstrip(": "))
 
     def close(self) -> None:
+        patience = getattr(self._listener, "close_seconds", CLOSE_SECONDS)
         if not self._deaf and not self._waiting.full():
             self._waiting.put_nowait(None)
-            self.join(CLOSE_SECONDS)
+            self.join(patience)
         if self.is_alive() and not self._deaf:
-            self._give_up(f"it did not end within {CLOSE_SECONDS:g} s")
+            self._give_up(f"it did not end within {patience:g} s")
 
     def _give_up(self, why: str) -> None:
         self._deaf = True

@@ -23,6 +23,7 @@ from assay.plan.memory import plan_memory
 from assay.run.files import check_folder, check_output
 from assay.run.loaded import load_run
 from assay.run.names import find_checkpoint
+from assay.run.trackers import check_trackers
 from assay.training.assemble import (
     Bench,
     choose_algorithm,
@@ -92,6 +93,7 @@ def run_stage(stage: Stage) -> TrainResult:
     """Run one stage; returns what it made, and where. Raises as `train` does."""
     if stage.resume is None:
         check_folder(Path(stage.config.run.directory), "run.directory")
+    check_trackers(stage.config.log)
     stage = replace(stage, config=settled(stage.config))
     return read_result(_runner(stage.config)(stage))
 
@@ -232,6 +234,7 @@ def sample(
 def dry_run(config: Configured, *, overrides: Sequence[str] = (), quiet: bool = False) -> DryRun:
     """Open everything that a run needs, sample one completion, and estimate the memory."""
     settings = settled(read_config(config, overrides))
+    check_trackers(settings.log)
     path = Path(config) if isinstance(config, Path | str) else None
     has_critic = False
     with configuration.naming_lines(path, overrides), ExitStack() as stack:

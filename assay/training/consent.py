@@ -81,6 +81,8 @@ def powers_of(config: TrainConfig) -> Iterator[tuple[str, str]]:
     yield from ((key, name) for key, name in rows.items() if ":" in name)
     yield from (("guard.rules", rule) for rule in config.guard.rules)
     yield from (("verification.allow", name) for name in config.verification.allow)
+    if {*config.log.to} - {"tensorboard"} and not config.log.offline:  # text goes out, with a key
+        yield "log.to", ""
     for verifier, powers in _POWERS.items():
         options = config.verification.options.get(verifier, {})
         yield from (

@@ -18,6 +18,7 @@ from assay.run.directory import Run
 from assay.run.environment import read_environment
 from assay.run.evaluations import kind_of
 from assay.run.report import write_report
+from assay.run.trackers import report_to_trackers
 from assay.training.assemble import Bench, Problems, rate_words
 from assay.training.evaluate import evaluate
 from assay.training.replay import RunGenerator, RunVerifiers
@@ -84,6 +85,7 @@ def open_run(
         bench.generator.watch = run.progress.sampling
         bench.verifiers.listen(run.event)
     stack.callback(report_if_possible, run.folder)
+    report_to_trackers(run)
     return stack.enter_context(run)
 
 

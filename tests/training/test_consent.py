@@ -90,6 +90,7 @@ def commands(world: World, run: Path, **consent: Any) -> dict[str, Callable[[], 
         ),
         ({"data": {"heldout": ["strange:rows"]}}, "data.heldout = strange:rows", {"resume"}),
         ({"guard": {"rules": ["strange:rule"]}}, "guard.rules = strange:rule", {"resume"}),
+        ({"log": {"to": ["wandb"], "project": "theirs"}}, "log.to", {"resume"}),
         ({"algorithm": {"name": "strange:row"}}, "algorithm.name = strange:row", {"resume"}),
         (
             {"verification": {"options": {"judge": {"url": "http://there", "api_key_env": "K"}}}},
