@@ -15,13 +15,12 @@ from typing import Any
 from assay.run.evaluations import Row
 from assay.run.loaded import LoadedRun
 from assay.run.rollout_log import RolloutLog, read_columns
+from assay.run.rollout_schema import SCHEMA
 from assay.types import ThinkFormat
 
-_COLUMNS = (
-    "step completion_id group_id prompt text tokens think finish_reason policy_version sampled"
-    " token_versions turn_ends advantages status reason score reward components extracted detail"
-    " verifier"
-).split()
+_NOT_SHOWN = {"prompt_tokens", "old_logprobs", "ref_logprobs", "values"}
+_NOT_SHOWN |= {"behavior_logprobs", "model_logprobs"}
+_COLUMNS = [name for name in SCHEMA.names if name not in _NOT_SHOWN]
 _MAX_STEPS = 6
 _A_STEP = 4
 _A_GROUP = 4
