@@ -109,11 +109,14 @@ STUDY = Study(
         " it is reward conditioning, repeated."
     ),
     reading=(
-        "In short: where the verifier is exact and a quarter of the samples pass, fine-tuning on what passed did best in these"
-        " three seeds: from the same number of completions it doubled accuracy, and it ended five to seven points above GRPO at one setting"
-        " of each (three passes over its traces, against one step a batch). That is the opposite of AlpacaFarm, where feedback is noisy"
-        " and the start is already fine-tuned on what is asked. Conditioning gains a little, far less. The best of eight shows what is"
-        " there to be had: the answer is among them seven times in eight."
+        "In short: where the verifier is exact and a quarter of the samples pass, fine-tuning on what"
+        " passed ends three points above GRPO from the same number of completions (beyond its error in"
+        " the first run, not in the second), at one setting of each: three passes over its traces"
+        " against one step a batch. Both double the start's accuracy. That is the opposite of"
+        " AlpacaFarm, where feedback is noisy and the start is already fine-tuned on what is asked."
+        " Conditioning gains three to five points, far less; the first run cannot tell that from"
+        " nothing. The best of eight shows what is there to be had: the answer is among them seven"
+        " times in eight."
     ),
 )
 
