@@ -5,28 +5,69 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, cast
 
 from assay.complaints import toml_words
 from assay.errors import ConfigError, message
 
 _Path = tuple[str | int, ...]
-_SKIPPED = re.compile(r"(?:\s|#[^\n]*)*")
-_KEY_PART = re.compile(r"""[\w-]+|"(?:\\.|[^"\\\n])*"|'[^'\n]*'""")
-_SCALAR = re.compile(
-    r'"""(?:\\.|[^\\])*?"""(?!")'
-    r"|'''.*?'''(?!')"
-    r'|"(?:\\.|[^"\\\n])*"'
-    r"|'[^'\n]*'"
-    r"|[^,\]}\n#]+",
-    re.DOTALL,
-)
+_CLOSINGS = ("", "]", "]]", "]]]", "]]]]")
 
 
 def key_lines(text: str) -> dict[str, int]:
-    """Return the line of each dotted key, table and list item of a valid TOML text."""
-    return _Scanner(text).scan()
+    """Return the line of each dotted key, table and list item of a valid TOML text.
+
+    A statement ends with the line at which it parses. Where it parses only with brackets behind it,
+    a list goes on, and shows the items that it has so far.
+    """
+    found: dict[str, int] = {}
+    newest: dict[_Path, int] = {}  # the number of the last [[table]] of each name
+    section: _Path = ()
+    statement, first = "", 1
+    for number, line in enumerate(text.split("\n"), start=1):
+        statement += f"{line}\n"
+        for closing in _CLOSINGS:
+            with suppress(ValueError):
+                tree = tomllib.loads(statement + closing)
+                break
+        else:
+            continue
+        if statement.lstrip().startswith("["):
+            *paths, section = _header(tree, newest)
+            paths += [section]
+        else:
+            paths = _paths(tree, section)
+        for path in paths:
+            found.setdefault(".".join(map(str, path)), first)
+        first = number + 1
+        if not closing:
+            statement = ""
+    return found
+
+
+def _header(tree: Any, newest: dict[_Path, int]) -> Iterator[_Path]:
+    """Yield what ``[a.b]`` or ``[[a.b]]`` opens, the outermost first."""
+    path: _Path = ()
+    while tree:
+        ((name, tree),) = tree.items()
+        path = (*path, name)
+        yield path
+        if isinstance(tree, list):
+            newest[path] = newest.get(path, -1) + 1
+            tree = None
+        if path in newest:  # inside the last table of that name
+            path = (*path, newest[path])
+            yield path
+
+
+def _paths(value: Any, prefix: _Path) -> Iterator[_Path]:
+    """Yield the dotted keys below a value, list items among them."""
+    for name, inner in enumerate(value) if isinstance(value, list) else value.items():
+        yield (*prefix, name)
+        if isinstance(inner, list | dict):
+            yield from _paths(inner, (*prefix, name))
 
 
 def apply_override(tree: dict[str, Any], override: str, holds_text: Callable[[str], bool]) -> str:
@@ -123,93 +164,3 @@ def _table(value: Any, where: str, accepted: str) -> Mapping[str, Any]:
 
 def _complaint(value: Any, where: str, accepted: str) -> str:
     return message(where, toml_words(value), accepted).removeprefix(": ")
-
-
-class _Scanner:
-    """Walk a TOML text that is known to be valid, noting the line where each key stands."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.at = 0
-        self.lines: dict[str, int] = {}
-        self.num_tables: dict[_Path, int] = {}
-
-    def scan(self) -> dict[str, int]:
-        section: _Path = ()
-        while not self.ends():
-            if self.text[self.at] == "[":
-                section = self.header()
-            else:
-                self.pair(section)
-        return self.lines
-
-    def ends(self) -> bool:
-        self.skip()
-        return self.at >= len(self.text)
-
-    def skip(self) -> None:
-        self.take(_SKIPPED)
-
-    def take(self, pattern: re.Pattern[str]) -> str:
-        match = pattern.match(self.text, self.at)
-        assert match is not None, f"the key scanner does not know {self.text[self.at :][:20]!r}"
-        self.at = match.end()
-        return match[0]
-
-    def note(self, path: _Path) -> None:
-        line = self.text.count("\n", 0, self.at) + 1
-        self.lines.setdefault(".".join(map(str, path)), line)
-
-    def header(self) -> _Path:
-        is_array = self.text.startswith("[[", self.at)
-        self.at += 2 if is_array else 1
-        path = self.key(())
-        self.skip()
-        self.at += 2 if is_array else 1
-        if is_array:
-            number = self.num_tables[path] = self.num_tables.get(path, -1) + 1
-            path = (*path, number)
-            self.note(path)
-        return path
-
-    def key(self, prefix: _Path) -> _Path:
-        """Take a dotted key and note it, with the tables that it implies."""
-        path = prefix
-        while True:
-            self.skip()
-            part = self.take(_KEY_PART)
-            path = (*path, *tomllib.loads(f"{part} = 0"))
-            self.note(path)
-            self.skip()
-            if self.text[self.at] != ".":
-                return path
-            self.at += 1
-            if path in self.num_tables:  # inside the last [[table]] of that name
-                path = (*path, self.num_tables[path])
-
-    def pair(self, prefix: _Path) -> None:
-        path = self.key(prefix)
-        self.at += 1  # the equals sign
-        self.value(path)
-
-    def value(self, path: _Path) -> None:
-        self.skip()
-        opening = self.text[self.at]
-        if opening not in "[{":
-            self.take(_SCALAR)
-            return
-        self.at += 1
-        index = 0
-        self.skip()
-        while self.text[self.at] not in "]}":
-            if opening == "{":
-                self.pair(path)
-            else:
-                self.note((*path, index))
-                self.value((*path, index))
-            index += 1
-            self.skip()
-            if self.text[self.at] == ",":
-                self.at += 1
-                self.skip()
-        self.at += 1

@@ -7,31 +7,26 @@ import difflib
 from collections.abc import Iterator
 from typing import Any
 
-from assay.data.settings import UNREAD, split_settings
+from assay.data.sources import UNREAD, Source, split_settings
 from assay.errors import DataError, cause, message
 
 
-class GymRows:
-    """A task's problems; a position is an index. Only the first is made while scanning."""
+class GymRows(Source):
+    """A task's problems. Only the first is made while scanning."""
 
     def __init__(self, label: str, task: str, problems: Any) -> None:
-        self.label = label
+        super().__init__(label, problems)
         self._task = task
-        self._problems = problems
 
     def scan(self) -> Iterator[tuple[int, int, Any]]:
         """Yield (index, index, row), the row unread save the first."""
-        for index in range(len(self._problems)):
+        for index in range(len(self._rows)):
             yield index, index, UNREAD if index else self.fetch(0)
-
-    def parse(self, raw: Any, where: str) -> Any:
-        """Return the row itself."""
-        return raw
 
     def fetch(self, position: int) -> dict[str, Any]:
         """Make the row at an index."""
         try:
-            made = self._problems[position]
+            made = self._rows[position]
         except Exception as error:  # each task has its own code, and its own ways to fail
             raise DataError(f"{self.label}:{position}: raised {cause(error)}") from error
         return {

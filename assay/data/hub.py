@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from assay.data.settings import split_settings
+from assay.data.sources import Source, split_settings
 from assay.errors import DataError, MissingExtra, cause, message
 
 _FORM = "hf:OWNER/NAME[/CONFIG][?split=train&revision=main]"
 
 
-class HubRows:
-    """The rows of one split; a position is a row's index."""
-
-    def __init__(self, label: str, rows: Any) -> None:
-        self.label = label
-        self._rows = rows
-
-    def scan(self) -> Iterator[tuple[int, int, Any]]:
-        """Yield (index, index, row)."""
-        for index, row in enumerate(self._rows):
-            yield index, index, row
-
-    def fetch(self, position: int) -> Any:
-        """Return the row at an index."""
-        return self._rows[position]
-
-    def parse(self, raw: Any, where: str) -> Any:
-        """Return the row itself."""
-        return raw
-
-
-def open_hub(text: str) -> HubRows:
+def open_hub(text: str) -> Source:
     """Load ``hf:OWNER/NAME[/CONFIG][?split=train&revision=...]``; HF_HUB_OFFLINE is respected.
 
     Without a configuration it is the dataset's default one, else its only one, else ``main``
@@ -57,7 +35,7 @@ def open_hub(text: str) -> HubRows:
         raise
     except Exception as error:  # of `datasets`, where each cause has its own type
         raise DataError(f"{text}: cannot be loaded ({cause(error)}); accepted: {_FORM}") from error
-    return HubRows(text, rows)
+    return Source(text, rows)
 
 
 def _choose_config(datasets: Any, path: str, revision: str | None) -> str | None:

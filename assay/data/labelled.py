@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from math import isfinite
 from typing import Any
@@ -18,7 +19,7 @@ from assay.data.rows import (
     prompt_and_completion,
     prompt_of,
 )
-from assay.data.rowset import OnBadRow, RowSet, load_rows
+from assay.data.rowset import load_rows
 from assay.errors import DataError, message
 
 LABEL_KEYS = ("label", "correct", "score")
@@ -68,41 +69,11 @@ class LabelledSteps:
     source: str = ""
 
 
-def load_comparisons(
-    sources: Sequence[str], *, on_bad_row: OnBadRow = "stop", limit: int | None = None
-) -> RowSet[Comparison]:
-    """Open sources of pairs, as `load_preferences` does; a row may have a ``margin``."""
-    return load_rows("pairs", read_comparison, sources, on_bad_row=on_bad_row, limit=limit)
-
-
-def load_outcomes(
-    sources: Sequence[str], *, on_bad_row: OnBadRow = "stop", limit: int | None = None
-) -> RowSet[Outcome]:
-    """Open sources of labelled completions and check every row, as `load_problems` does.
-
-    A row has a prompt and a ``completion``, or ``messages`` that the assistant ends. Its ``label``
-    (or ``correct``, or ``score``) is true, false, or the probability that it is right.
-    """
-    return load_rows(
-        "labelled completions", read_outcome, sources, on_bad_row=on_bad_row, limit=limit
-    )
-
-
-def load_steps(
-    sources: Sequence[str], *, on_bad_row: OnBadRow = "stop", limit: int | None = None
-) -> RowSet[LabelledSteps]:
-    """Open sources of completions with labelled steps and check every row; as `load_outcomes`.
-
-    A row has a prompt, ``steps`` (or ``completions``: texts) or one ``completion`` (with
-    ``step_ends``, the index of each step's last character or token, where separators do not show
-    them), and ``labels``, one a step.
-    """
-    noun = "completions with labelled steps"
-    return load_rows(noun, read_steps, sources, on_bad_row=on_bad_row, limit=limit)
-
-
 def read_comparison(row: Any, where: str, default_id: str) -> Comparison:
-    """Return the pair that a row describes, with its margin; `Comparison` values pass through."""
+    """Return the pair that a row describes, with its ``margin`` (0 where it has none).
+
+    `Comparison` values pass through.
+    """
     if isinstance(row, Comparison):
         return row
     margin = row.get("margin") if isinstance(row, Mapping) else None
@@ -119,7 +90,11 @@ def read_comparison(row: Any, where: str, default_id: str) -> Comparison:
 
 
 def read_outcome(row: Any, where: str, default_id: str) -> Outcome:
-    """Return the labelled completion that a row describes; `Outcome` values pass through."""
+    """Return the labelled completion that a row describes; `Outcome` values pass through.
+
+    A row has a prompt and a ``completion``, or ``messages`` that the assistant ends. Its ``label``
+    (or ``correct``, or ``score``) is true, false, or the probability that it is right.
+    """
     if isinstance(row, Outcome):
         return row if row.source else replace(row, source=where)
     keys = copy_row(row, where)
@@ -129,7 +104,12 @@ def read_outcome(row: Any, where: str, default_id: str) -> Outcome:
 
 
 def read_steps(row: Any, where: str, default_id: str) -> LabelledSteps:
-    """Return the labelled steps that a row describes; `LabelledSteps` values pass through."""
+    """Return the labelled steps that a row describes; `LabelledSteps` values pass through.
+
+    A row has a prompt, ``steps`` (or ``completions``: texts) or one ``completion`` (with
+    ``step_ends``, the index of each step's last character or token, where separators do not show
+    them), and ``labels``, one a step.
+    """
     if isinstance(row, LabelledSteps):
         return row if row.source else replace(row, source=where)
     keys = copy_row(row, where)
@@ -150,6 +130,11 @@ def read_steps(row: Any, where: str, default_id: str) -> LabelledSteps:
     if len(steps) != len(values):
         raise complaint(where, "labels", values, f"{len(steps)} labels, one for each of {name}")
     return LabelledSteps(prompt_of(keys, where), "", values, tuple(steps), source=where)
+
+
+load_comparisons = partial(load_rows, "pairs", read_comparison)
+load_outcomes = partial(load_rows, "labelled completions", read_outcome)
+load_steps = partial(load_rows, "completions with labelled steps", read_steps)
 
 
 def _label(value: Any, where: str, key: str) -> float:

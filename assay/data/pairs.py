@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from assay.data.rows import (
@@ -19,7 +20,7 @@ from assay.data.rows import (
     prompt_of,
     read_prompt,
 )
-from assay.data.rowset import OnBadRow, RowSet, load_rows
+from assay.data.rowset import load_rows
 from assay.errors import DataError, message
 from assay.types import Message
 
@@ -50,10 +51,8 @@ class Labelled:
     source: str = ""
 
 
-def load_preferences(
-    sources: Sequence[str], *, on_bad_row: OnBadRow = "stop", limit: int | None = None
-) -> RowSet[Pair | Labelled]:
-    """Open sources of preferences and validate every row, as `load_problems` does.
+def read_preference(row: Any, where: str, default_id: str) -> Pair | Labelled:
+    """Return the pair or labelled completion of a row; finished ones pass through.
 
     A pair is ``chosen`` and ``rejected``, both text or both chat messages. Their ``prompt`` (or
     ``question`` or ``problem``) stands beside them, or is the beginning that both chats share. A
@@ -61,11 +60,6 @@ def load_preferences(
     with a ``label``, true or false. Text that is a transcript (``Human: ...``, blank line,
     ``Assistant: ...``) is read as the chat that it is.
     """
-    return load_rows("preferences", read_preference, sources, on_bad_row=on_bad_row, limit=limit)
-
-
-def read_preference(row: Any, where: str, default_id: str) -> Pair | Labelled:
-    """Return the pair or labelled completion of a row; finished ones pass through."""
     if isinstance(row, Pair):
         return _pair(row.prompt, row.chosen, row.rejected, row.source or where)
     if isinstance(row, Labelled):
@@ -75,6 +69,9 @@ def read_preference(row: Any, where: str, default_id: str) -> Pair | Labelled:
         return _read_labelled(keys, where)
     key_among(SIDES, keys, where, '"chosen" and "rejected", or a completion with its "label"')
     return _read_pair(keys, where)
+
+
+load_preferences = partial(load_rows, "preferences", read_preference)
 
 
 def _read_pair(keys: Mapping[str, Any], where: str) -> Pair:

@@ -11,16 +11,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from assay.data.sources import Source
 from assay.errors import DataError, cause
 
 CACHE_BYTES = 256 * 2**20
 
 
-class ParquetRows:
-    """The rows of a Parquet file; a position is a row's index. Recent row groups stay in memory."""
+class ParquetRows(Source):
+    """The rows of a Parquet file. Recent row groups stay in memory."""
 
     def __init__(self, label: str) -> None:
-        self.label = label
+        super().__init__(label)
         try:
             with pq.ParquetFile(label) as file:
                 sizes = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
@@ -54,10 +55,6 @@ class ParquetRows:
         with self._lock:
             table = self._group(group)
         return table.slice(offset, 1).to_pylist()[0]
-
-    def parse(self, raw: Any, where: str) -> Any:
-        """Return the row itself."""
-        return raw
 
     def _group(self, number: int) -> pa.Table:
         if number not in self._cache:

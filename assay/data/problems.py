@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from assay.data.rows import read_problem
 from assay.data.rowset import OnBadRow, RowSet, load_rows
@@ -30,30 +29,15 @@ def load_problems(
     first bad row (a repeated id is one) unless ``on_bad_row`` is ``skip``, and always for a source
     without a good row; MissingExtra for ``hf:`` without `datasets`.
     """
-    read = _Reader(check)
-    problems = load_rows(
+    return load_rows(
         "problems",
-        read,
+        read_problem,
         sources,
         key=lambda problem: problem.id,
+        check=None if check is None else lambda problem: check_spec(problem, check),
         on_bad_row=on_bad_row,
         limit=limit,
     )
-    read.check = None  # once is enough: rows are parsed again whenever they are asked for
-    return problems
-
-
-class _Reader:
-    """Reads a row, and has its spec checked where there is a check."""
-
-    def __init__(self, check: Callable[[Problem], None] | None) -> None:
-        self.check = check
-
-    def __call__(self, row: Any, where: str, default_id: str) -> Problem:
-        problem = read_problem(row, where, default_id)
-        if self.check is not None:
-            check_spec(problem, self.check)
-        return problem
 
 
 def check_spec(problem: Problem, check: Callable[[Problem], None]) -> None:

@@ -1,7 +1,7 @@
 """A lazy sequence over sources: checked once, then read row by row.
 
-One pass validates every row and keeps eight bytes for each, its position; a row is parsed again
-when it is asked for. So a million rows cost a few megabytes.
+One pass validates every row and keeps two numbers of each, where it stands and how it is counted; a
+row is parsed again when it is asked for. So a million rows cost some megabytes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from typing import Any, Generic, Literal, Self, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.data.settings import UNREAD
-from assay.data.sources import Source, open_source
+from assay.data.sources import UNREAD, Source, open_source
 from assay.errors import DataError, message
 
 Row = TypeVar("Row")
@@ -38,7 +37,7 @@ class RowSet(Sequence[Row], Generic[Row]):
         self.noun = noun
         self._read = read
         self._shelves = shelves
-        self._ends = list(accumulate(len(shelf.index) for shelf in shelves))
+        self._ends = list(accumulate(map(len, shelves)))
         self._chosen: NDArray[np.int64] | None = None
         self.skipped: list[str] = []
         self.num_skipped = 0
@@ -60,7 +59,7 @@ class RowSet(Sequence[Row], Generic[Row]):
             row = int(self._chosen[row])
         number = bisect_right(self._ends, row)
         shelf = self._shelves[number]
-        return shelf.row(row - (self._ends[number] - len(shelf.index)), self._read)
+        return shelf.row(row - (self._ends[number] - len(shelf)), self._read)
 
     def select(self, indices: Iterable[int]) -> Self:
         """Return the set of the rows at these indices, in this order."""
@@ -88,46 +87,26 @@ class RowSet(Sequence[Row], Generic[Row]):
         return f"{text}; {self.num_skipped} bad rows skipped" if self.num_skipped else text
 
 
-class RowIndex:
-    """Position and number of each accepted row of one source, in eight bytes a row.
-
-    Numbers run along with rows, so only where they jump (a blank or a bad line) is written down.
-    """
-
-    def __init__(self) -> None:
-        self._positions = array("Q")
-        self._jumps_at = array("Q", [0])
-        self._shifts = array("q", [0])
-
-    def __len__(self) -> int:
-        return len(self._positions)
-
-    def append(self, position: int, number: int) -> None:
-        """Add the next row."""
-        shift = number - len(self._positions)
-        if shift != self._shifts[-1]:
-            self._jumps_at.append(len(self._positions))
-            self._shifts.append(shift)
-        self._positions.append(position)
-
-    def __getitem__(self, row: int) -> tuple[int, int]:
-        shift = self._shifts[bisect_right(self._jumps_at, row) - 1]
-        return self._positions[row], row + shift
-
-
 @dataclass
 class Shelf:
-    """One source, the short name that its rows' ids begin with, and its accepted rows."""
+    """One source, the short name that its rows' ids begin with, and its accepted rows.
+
+    positions, numbers: of each row, where it stands and how people count it.
+    """
 
     source: Source
     name: str
-    index: RowIndex = field(default_factory=RowIndex)
+    positions: array[int] = field(default_factory=lambda: array("Q"))
+    numbers: array[int] = field(default_factory=lambda: array("Q"))
+
+    def __len__(self) -> int:
+        return len(self.positions)
 
     def row(self, row: int, read: Callable[[Any, str, str], Row]) -> Row:
         """Read an accepted row again."""
-        position, number = self.index[row]
+        number = self.numbers[row]
         where = f"{self.source.label}:{number}"
-        raw = self.source.fetch(position)
+        raw = self.source.fetch(self.positions[row])
         return read(self.source.parse(raw, where), where, f"{self.name}:{number}")
 
 
@@ -138,10 +117,12 @@ class _Loading:
         self,
         read: Callable[[Any, str, str], Any],
         key: Callable[[Any], str] | None,
+        check: Callable[[Any], None] | None,
         on_bad_row: OnBadRow,
         limit: int | None,
     ) -> None:
-        self.read, self.key, self.on_bad_row, self.limit = read, key, on_bad_row, limit
+        self.read, self.key, self.check = read, key, check
+        self.on_bad_row, self.limit = on_bad_row, limit
         self.shelves: list[Shelf] = []
         self.hashes = array("q")
         self.complaints: list[str] = []
@@ -165,17 +146,20 @@ class _Loading:
             else:
                 try:
                     row = read(source.parse(raw, where), where, row_name)
+                    if self.check is not None:
+                        self.check(row)
                 except DataError as error:
                     self.complain(error)
                     continue
                 row_key = key(row) if key else ""
-            shelf.index.append(position, number)
+            shelf.positions.append(position)
+            shelf.numbers.append(number)
             if key:
                 self.hashes.append(hash(row_key))
             self.num_accepted += 1
             if self.num_accepted == self.limit:
                 break
-        if not len(shelf.index):
+        if not len(shelf):
             found = (
                 f"{self.num_complaints} bad rows and no good one" if self.complaints else "no rows"
             )
@@ -205,18 +189,20 @@ def load_rows(
     sources: Sequence[str],
     *,
     key: Callable[[Row], str] | None = None,
+    check: Callable[[Row], None] | None = None,
     on_bad_row: OnBadRow = "stop",
     limit: int | None = None,
 ) -> RowSet[Row]:
     """Open the sources and validate up to ``limit`` rows in one pass.
 
     ``read(row, where, default_id)`` makes a row or raises DataError. ``key`` names a row; a name
-    that comes twice is a bad row. Raises DataError for the first bad row where ``on_bad_row`` is
-    ``stop``, and for a source without a good row.
+    that comes twice is a bad row. ``check`` raises DataError for a row that is bad for another
+    reason: it is asked once, while ``read`` is called again whenever a row is. Raises DataError
+    for the first bad row where ``on_bad_row`` is ``stop``, and for a source without a good row.
     """
     if isinstance(sources, str) or not sources:
         raise DataError(message("sources", repr(sources), "a list of at least one source"))
-    loading = _Loading(read, key, on_bad_row, limit)
+    loading = _Loading(read, key, check, on_bad_row, limit)
     for text, name in zip(sources, _short_names(sources), strict=True):
         if loading.num_accepted != limit:
             loading.scan(Shelf(open_source(text), name))

@@ -22,15 +22,17 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
+from urllib.parse import unquote
 
 from assay.data.rows import shown
-from assay.data.settings import split_settings
 from assay.errors import DataError, cause, message
 from assay.foreign import FAILURES, OBJECT_NAME, import_object
 
 ACCEPTED = "a JSONL or Parquet file, hf:NAME, gym:TASK or package.module:object"
 _DECLARED = "__assay_source__"
+UNREAD: Any = object()
+"""Stands for a row that trusted code makes on demand, so that scanning need not make it."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -45,22 +47,28 @@ def source(function: Function) -> Function:
     return function
 
 
-class Source(Protocol):
-    """Rows in a fixed order, each found again by an integer position."""
+class Source:
+    """Rows in a fixed order, each found again by an integer position: here, by its index.
 
-    label: str
+    label: the source as it was named.
+    """
+
+    def __init__(self, label: str, rows: Any = ()) -> None:
+        self.label = label
+        self._rows = rows
 
     def scan(self) -> Iterator[tuple[int, int, Any]]:
         """Yield (position, number, raw row) of every row; the number is how people count it."""
-        ...
+        for index, row in enumerate(self._rows):
+            yield index, index, row
 
     def fetch(self, position: int) -> Any:
         """Return the raw row at a position, from any thread."""
-        ...
+        return self._rows[position]
 
     def parse(self, raw: Any, where: str) -> Any:
         """Return a raw row as plain keys and values; raises DataError."""
-        ...
+        return raw
 
 
 def open_source(text: str) -> Source:
@@ -79,6 +87,29 @@ def open_source(text: str) -> Source:
     if OBJECT_NAME.fullmatch(name):
         return _open_object(text, name, settings)
     raise DataError(message(text, "no such file", ACCEPTED))
+
+
+def split_settings(text: str) -> tuple[str, dict[str, Any]]:
+    """Split ``name?key=value&...`` into the name and its settings."""
+    name, mark, query = text.partition("?")
+    settings: dict[str, Any] = {}
+    for part in query.split("&") if mark else ():
+        key, equals, value = part.partition("=")
+        if not equals or not key or key in settings:
+            found = f"{key!r} twice" if key in settings else repr(part)
+            raise DataError(message(text, found, "name?key=value&key=value"))
+        settings[key] = _read_setting(unquote(value))
+    return name, settings
+
+
+def _read_setting(text: str) -> Any:
+    spelled = {"True": True, "False": False, "None": None}
+    if text in spelled:  # as Python spells them: the text "False" would be true
+        return spelled[text]
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def python_name(source: str) -> str | None:
@@ -113,11 +144,11 @@ def _open_file(text: str) -> Source:
     return JsonLines(text)
 
 
-class JsonLines:
+class JsonLines(Source):
     """A file with one JSON object a line, and blank lines; a position is a byte offset."""
 
     def __init__(self, label: str) -> None:
-        self.label = label
+        super().__init__(label)
         self._descriptor = os.open(label, os.O_RDONLY)
         weakref.finalize(self, os.close, self._descriptor)
 
@@ -167,18 +198,13 @@ def _refuse_constant(name: str) -> NoReturn:
 _JSON = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
-class ObjectRows:
+class ObjectRows(Source):
     """Rows of a Python object. A sequence is indexed when needed; an iterator's rows are kept."""
 
     def __init__(self, label: str, rows: Iterable[Any]) -> None:
-        self.label = label
-        self._kept: list[Any] = []
-        self._rest: Iterator[Any] = iter(())
-        self._rows: Sequence[Any] = self._kept
-        if isinstance(rows, Sequence):
-            self._rows = rows
-        else:
-            self._rest = iter(rows)
+        is_sequence = isinstance(rows, Sequence)
+        super().__init__(label, rows if is_sequence else [])
+        self._rest = iter(()) if is_sequence else iter(rows)
 
     def scan(self) -> Iterator[tuple[int, int, Any]]:
         """Yield (index, index, row), taking from an iterator only as much as is asked for."""
@@ -187,19 +213,16 @@ class ObjectRows:
                 return
             yield index, index, self.fetch(index)
 
-    def parse(self, raw: Any, where: str) -> Any:
-        """Return the row itself."""
-        return raw
-
     def _take_one(self) -> bool:
         try:
-            self._kept.append(next(self._rest))
+            row = next(self._rest)
         except StopIteration:
             return False
         except DataError:
             raise
         except FAILURES as error:  # a user's generator
             raise _raised(self.label, error) from error
+        self._rows.append(row)
         return True
 
     def fetch(self, position: int) -> Any:

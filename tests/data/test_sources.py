@@ -17,8 +17,7 @@ from data_files import complaint_about
 from assay.data import parquet
 from assay.data.gym import GymRows
 from assay.data.problems import load_problems
-from assay.data.settings import split_settings
-from assay.data.sources import python_name
+from assay.data.sources import python_name, split_settings
 from assay.errors import DataError, MissingExtra
 from assay.types import Problem
 
@@ -324,7 +323,7 @@ def test_complaints_about_objects_are_one_line(module: str, source: str, expecte
     [
         "subprocess:getoutput?cmd=touch here",
         "my_rows:undeclared?file=here",
-        "assay.data.equivalence:scalar_rows?pairs=subprocess:getoutput",
+        "examples.reward_model.equivalence:scalar_rows?pairs=subprocess:getoutput",
         "assay.data.sources:os.mkdir?path=here",
     ],
 )

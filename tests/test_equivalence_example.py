@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
-from assay.data.equivalence import (
+from assay.data.labelled import load_outcomes
+from assay.data.problems import load_problems
+from assay.data.traces import load_traces
+from assay.errors import DataError
+from assay.types import Completion
+from examples.reward_model.equivalence import (
     answer_pairs,
     read_answer_pair,
     read_verdict,
@@ -17,11 +22,6 @@ from assay.data.equivalence import (
     scalar_rows,
     verdict_problems,
 )
-from assay.data.labelled import load_outcomes
-from assay.data.problems import load_problems
-from assay.data.traces import load_traces
-from assay.errors import DataError
-from assay.types import Completion
 
 
 def test_sums_are_what_their_label_says() -> None:
@@ -40,9 +40,9 @@ def test_sums_are_what_their_label_says() -> None:
 
 
 def test_both_kinds_of_verifier_read_the_same_pairs() -> None:
-    rows = load_outcomes(["assay.data.equivalence:scalar_rows?size=20"])
-    traces = load_traces(["assay.data.equivalence:reasoning_traces?size=20"])
-    problems = load_problems(["assay.data.equivalence:verdict_problems?size=20"])
+    rows = load_outcomes(["examples.reward_model.equivalence:scalar_rows?size=20"])
+    traces = load_traces(["examples.reward_model.equivalence:reasoning_traces?size=20"])
+    problems = load_problems(["examples.reward_model.equivalence:verdict_problems?size=20"])
     for pair, row, trace, problem in zip(
         answer_pairs(size=20), rows, traces, problems, strict=True
     ):

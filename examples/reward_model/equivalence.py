@@ -4,10 +4,10 @@ A scalar model gives the probability at once; a chain-of-thought model writes it
 a verdict, as Kimi k1.5's reward models for mathematics do (arXiv:2501.12599, section 2.3.5). Both
 are trained from the same labelled pairs:
 
-    assay.data.equivalence:scalar_rows?pairs=pairs.jsonl       for ``[reward_model]`` (outcome)
-    assay.data.equivalence:reasoning_traces?pairs=pairs.jsonl  for ``[sft]``
-    assay.data.equivalence:verdict_problems?pairs=held.jsonl   for ``data.heldout``
-    assay.data.equivalence:says_the_label                      the verifier of those
+    examples.reward_model.equivalence:scalar_rows?pairs=pairs.jsonl       for ``[reward_model]`` (outcome)
+    examples.reward_model.equivalence:reasoning_traces?pairs=pairs.jsonl  for ``[sft]``
+    examples.reward_model.equivalence:verdict_problems?pairs=held.jsonl   for ``data.heldout``
+    examples.reward_model.equivalence:says_the_label                      the verifier of those
 
 Without ``pairs`` they are made here: sums as an answer (``7+5-3``) against a number (``9``).
 """
