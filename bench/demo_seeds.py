@@ -19,7 +19,8 @@ FIGURES += ("seconds", "processor_seconds")
 
 
 def processor_seconds() -> float:
-    """Return what this process and those that it has waited for have used: not disturbed by other work."""
+    """Return what this process and those that it has waited for have used: not disturbed by other
+    work."""
     used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(one.ru_utime + one.ru_stime for one in used)
 

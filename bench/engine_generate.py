@@ -1,6 +1,8 @@
-"""Generate with Assay's engine and write what it took. Run by `bench.vs_generate` and `bench.vs_vllm`.
+"""Generate with Assay's engine and write what it took. Run by `bench.vs_generate` and
+`bench.vs_vllm`.
 
-python -m bench.engine_generate WORKLOAD.json RESULT.json     the workload as of bench.workload, plus "natural"
+python -m bench.engine_generate WORKLOAD.json RESULT.json
+    the workload as of bench.workload, plus "natural"
 
 natural: completions end where the model ends them; else all go on to the limit, as the peers' do.
 """

@@ -1,7 +1,8 @@
 """The arithmetic and the traffic that a step needs, whoever does it: counted by hand, once.
 
 A multiply-add is two operations. What an implementation repeats (prompts once a sibling, padding,
-activations computed again) does not count, so that a share of the machine's limit is of useful work.
+activations computed again) does not count, so that a share of the machine's limit is of useful
+work.
 """
 
 from __future__ import annotations
@@ -136,7 +137,8 @@ def update_flops(shape: ModelShape, work: Work) -> int:
 
 
 def decode_bytes(shape: ModelShape, work: Work, dtype: str) -> int:
-    """Return bytes that decoding must read: all weights once a step, and each row's keys and values.
+    """Return bytes that decoding must read: all weights once a step, and each row's keys and
+    values.
 
     All rows take a step together; the head is read as the body is.
     """
@@ -145,6 +147,7 @@ def decode_bytes(shape: ModelShape, work: Work, dtype: str) -> int:
 
 
 def generation_bytes(shape: ModelShape, work: Work, dtype: str) -> int:
-    """Return bytes that generation must read: decoding's, and all weights once a prompt before it."""
+    """Return bytes that generation must read: decoding's, and all weights once a prompt before
+    it."""
     weights = (shape.body_weights + shape.head_weights) * len(work.groups)
     return BYTES[dtype] * weights + decode_bytes(shape, work, dtype)

@@ -1,4 +1,5 @@
-"""Generation alone, Assay's engine against a peer: what `bench.vs_generate` and `bench.vs_vllm` share."""
+"""Generation alone, Assay's engine against a peer: what `bench.vs_generate` and `bench.vs_vllm`
+share."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""The engine and the learner on a CUDA device, at 0.5B and 1.5B shapes of random weights in bfloat16.
+"""The engine and the learner on a CUDA device, at 0.5B and 1.5B shapes of random weights in
+bfloat16.
 
 python -m bench.gpu [--json FILE]     fits a call of ten minutes; needs no network and no weights
-python -m bench.gpu --tiny            the same on the CPU, with tiny shapes: only to see that it runs
+python -m bench.gpu --tiny            the same on the CPU, with tiny shapes, to see that it runs
 
-For each shape: tokens a second of the engine and of Transformers' `generate`, the share of the memory
-bandwidth and of the product rate in generation, the update's model FLOP/s over the product rate, and
-the peak of device memory. The device's limits are measured first. The parts that fail are reported and
-the others go on, so that one call tells all it can.
+For each shape: tokens a second of the engine and of Transformers' `generate`, the share of the
+memory bandwidth and of the product rate in generation, the update's model FLOP/s over the product
+rate, and the peak of device memory. The device's limits are measured first. The parts that fail are
+reported and the others go on, so that one call tells all it can.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""All that CUDA has to show, in one call of at most ten minutes: tests, doctor, demo, benches; one JSON file.
+"""All that CUDA has to show, in one call of at most ten minutes: tests, doctor, demo, benches; one
+JSON file.
 
 python -m bench.gpu_check [--json FILE] [--trl-python PATH]    or: make gpu-check
 python -m bench.gpu_check --device cpu      the same parts at tiny scale: only to see that they run
 
-No network is used, and no package but torch, transformers and what Assay needs. Each part is a program of
-its own with a time limit of its own: one that fails or hangs is reported, and the others go on. The file is
-written after each part. Exit codes: 0 all parts passed, 1 one failed, 2 there is no CUDA device.
+No network is used, and no package but torch, transformers and what Assay needs. Each part is a
+program of its own with a time limit of its own: one that fails or hangs is reported, and the others
+go on. The file is written after each part. Exit codes: 0 all parts passed, 1 one failed, 2 there is
+no CUDA device.
 """
 
 from __future__ import annotations
@@ -113,7 +115,8 @@ def check(
     environment: Mapping[str, str],
     seconds_in_all: float = SECONDS_IN_ALL,
 ) -> list[Outcome]:
-    """Run all parts in turn, each within its limit and the time that is left; write the file after each."""
+    """Run all parts in turn, each within its limit and the time that is left; write the file after
+    each."""
     end = time.perf_counter() + seconds_in_all
     found: list[Outcome] = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -200,8 +203,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     facts = device_facts(options.device)
     if facts is None:
         print(
-            "gpu-check: found no CUDA device that torch can use; accepted: one, or --device cpu to try"
-            " the check itself",
+            "gpu-check: found no CUDA device that torch can use; accepted: one, or --device cpu to"
+            " try the check itself",
             file=sys.stderr,
         )
         return 2

@@ -1,6 +1,7 @@
 """Verdicts of ``instructions`` beside those of the public IFEval scorer, type by type.
 
-pip install lm-eval nltk langdetect immutabledict, and put NLTK's data set punkt_tab on NLTK_DATA; then
+pip install lm-eval nltk langdetect immutabledict, and put NLTK's data set punkt_tab on NLTK_DATA;
+then
 python -m bench.instruction_agreement
 """
 
@@ -36,7 +37,8 @@ NO_LETTER = "keywords:letter_frequency of no letter"  # theirs then draws a lett
 
 
 def public_scorer(seeded: bool = True) -> Scorer:
-    """Return a function that gives the public scorer's strict and loose verdicts, one an instruction."""
+    """Return a function that gives the public scorer's strict and loose verdicts, one an
+    instruction."""
     try:
         utils = importlib.import_module("lm_eval.tasks.ifeval.utils")
         detector = importlib.import_module("langdetect").DetectorFactory
@@ -88,7 +90,8 @@ def responses(row: Row, texts: list[str], rng: random.Random) -> Iterator[str]:
 
 @dataclass
 class Tally:
-    """How one type fared: pairs, those that we pass, those on which both agree, the others in words."""
+    """How one type fared: pairs, those that we pass, those on which both agree, the others in
+    words."""
 
     pairs: int = 0
     passed: int = 0

@@ -1,4 +1,5 @@
-"""Responses that follow IFEval's instructions, just miss them, or are odd: input of a comparison."""
+"""Responses that follow IFEval's instructions, just miss them, or are odd: input of a
+comparison."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ ODDITIES = (
     '```\n["a", 2]\n```\nDone.',
     "*a* **b** ***c*** * d * **e*\n*f\n*",
     "A, B.C D-E F/G I'M DON'T CAN'T CANNOT GONNA U.S. *BOLD* X1 (OK) \"NO\" IT'S A's",
-    "Wait... What? Really?! Yes!!! No... the end. E.g. this. I.e. that, etc. Mr. Fox met Dr. No at 5 p.m. The end.",
+    "Wait... What? Really?! Yes!!! No... the end. E.g. this. I.e. that, etc. Mr. Fox met Dr. No"
+    " at 5 p.m. The end.",
     "P.S. I forgot. p. s. lower. P.P.S hi. P. P. S. and P.S",
     "para one\n\n\n\npara two\n\npara three",
     "one\n***\ntwo\n***\nthree",
@@ -100,7 +102,8 @@ def near_misses(name: str, kwargs: Mapping[str, Any], text: str) -> list[str]:
 
 
 def disturbed(text: str, rng: random.Random) -> list[str]:
-    """Return a text with the habits and slips of models: preambles, bold, wrong case, lost lines."""
+    """Return a text with the habits and slips of models: preambles, bold, wrong case, lost
+    lines."""
     cut = rng.randrange(len(text) + 1)
     return [
         text,

@@ -20,7 +20,8 @@ STREAM_MIB = 512
 
 @dataclass(frozen=True)
 class Limits:
-    """What nothing can do better than. product_flops: operations a second by dtype, each over the best of `SHAPES`; bandwidth: bytes a second.
+    """What nothing can do better than. product_flops: operations a second by dtype, each over the
+    best of `SHAPES`; bandwidth: bytes a second.
 
     threads: 0 where the device is no CPU.
     """

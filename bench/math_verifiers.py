@@ -2,9 +2,9 @@
 
 python -m bench.math_verifiers --json
 
-Accuracy and false accepts on labelled answers, seconds a thousand rows, and what happens to rows that
-are made to hang. Each peer runs in a process of its own that is killed when a row takes too long, so
-that the benchmark itself always ends. Needs the real data (ASSAY_DATA); TRL may be absent.
+Accuracy and false accepts on labelled answers, seconds a thousand rows, and what happens to rows
+that are made to hang. Each peer runs in a process of its own that is killed when a row takes too
+long, so that the benchmark itself always ends. Needs the real data (ASSAY_DATA); TRL may be absent.
 """
 
 from __future__ import annotations
@@ -156,7 +156,8 @@ class Peer:
         self.absent = "" if said == "ready" else said
 
     def judge(self, row: Row, limit: float) -> tuple[float | None, str, float]:
-        """Return (score, error, seconds); a row that overruns ``limit`` costs the process its life."""
+        """Return (score, error, seconds); a row that overruns ``limit`` costs the process its
+        life."""
         self.channel.send((row.gold, row.text))
         try:
             if self.channel.poll(limit):
@@ -175,7 +176,8 @@ class Peer:
 
 
 def read_sets(num_responses: int) -> dict[str, list[Row]]:
-    """Return the labelled sets by name: pairs without questions of policy, responses, Assay's own rows."""
+    """Return the labelled sets by name: pairs without questions of policy, responses, Assay's own
+    rows."""
     pairs = [
         r
         for r in _lines(DATA / "verifier/pairs.jsonl")
@@ -224,7 +226,8 @@ def _figures(rows: list[Row], found: list[tuple[float | None, str, float]]) -> d
 
 
 def measure_peer(name: str, sets: dict[str, list[Row]]) -> dict[str, Any]:
-    """Judge every set in one process, then the rows that are made to hang, in both kinds of thread."""
+    """Judge every set in one process, then the rows that are made to hang, in both kinds of
+    thread."""
     peer = Peer(name)
     if peer.absent:
         peer.close()

@@ -1,12 +1,13 @@
 """What `assay plan` estimates against what `assay train` takes: peak memory, and seconds of a step.
 
-python -m bench.plan --model DIR [--only NAME ...] [--work FOLDER] [--max-tokens 32] [--threads 2] [--json]
+python -m bench.plan --model DIR [--only NAME ...] [--work FOLDER] [--max-tokens 32] [--threads 2]
+[--json]
 
-Every configuration is planned and then trained as a user does, each in a process of its own, one after
-another. The peak is of the training process alone; verifiers' workers are counted apart. Seconds are
-the median of all steps but the first; with --clock cpu those of the processor, by the process itself,
-which a machine that is busy with other things does not change. What is in FOLDER already is not
-measured again.
+Every configuration is planned and then trained as a user does, each in a process of its own, one
+after another. The peak is of the training process alone; verifiers' workers are counted apart.
+Seconds are the median of all steps but the first; with --clock cpu those of the processor, by the
+process itself, which a machine that is busy with other things does not change. What is in FOLDER
+already is not measured again.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class Result:
 
 
 def tree_of(name: str, model: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the configuration of a case. The reward is a hash of the text: every group has gradient."""
+    """Return the configuration of a case. The reward is a hash of the text: every group has
+    gradient."""
     kind, changes = CASES[name]
     tree: dict[str, Any] = {
         "run": {
@@ -219,7 +221,10 @@ def _measured(name: str, folder: Path, arguments: argparse.Namespace) -> Result:
 
 def _model(name: str, folder: Path, arguments: argparse.Namespace) -> str:
     if CASES[name][0] == DEMO:
-        code = "import sys; from pathlib import Path; from assay.training.recipes import make_model; make_model(Path(sys.argv[1]), 0)"
+        code = (
+            "import sys; from pathlib import Path; from assay.training.recipes import make_model;"
+            " make_model(Path(sys.argv[1]), 0)"
+        )
         place = folder / "demo-model"
         run([sys.executable, "-c", code, place], folder / "demo-model.log")
         return str(place)

@@ -53,7 +53,8 @@ def run(
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> Finished:
-    """Run a program to its end, its output in ``log``; RuntimeError with the log's end where it failed.
+    """Run a program to its end, its output in ``log``; RuntimeError with the log's end where it
+    failed.
 
     The project's root is on its PYTHONPATH.
     """
@@ -94,7 +95,8 @@ def run_for_json(
     name: str,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[Any, Finished]:
-    """Run a program whose last argument is the file that it writes JSON to; returns what it wrote."""
+    """Run a program whose last argument is the file that it writes JSON to; returns what it
+    wrote."""
     result = folder / f"{name}.json"
     result.unlink(missing_ok=True)
     finished = run([*command, result], folder / f"{name}.log", environment, folder)

@@ -2,8 +2,9 @@
 
 python -m bench.profile_step --model DIR [--workload demo] [--rows 12]
 
-One generation and one update under torch.profiler, after one of each that is not looked at. The times
-are an operator's own, without those that it calls; looking takes time too, most of it off small operators.
+One generation and one update under torch.profiler, after one of each that is not looked at. The
+times are an operator's own, without those that it calls; looking takes time too, most of it off
+small operators.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Operator:
 
 
 def profiled(work: Callable[[], Result]) -> tuple[Result, float, list[Operator]]:
-    """Run under the profiler; returns the result, the seconds and the operators, the longest first."""
+    """Run under the profiler; returns the result, the seconds and the operators, the longest
+    first."""
     import torch
 
     started = time.perf_counter()

@@ -1,4 +1,5 @@
-"""A reward that depends on a completion's text alone, so that every group has something to learn."""
+"""A reward that depends on a completion's text alone, so that every group has something to
+learn."""
 
 from __future__ import annotations
 

@@ -63,8 +63,8 @@ def measure(
 ) -> dict[str, float]:
     """Repeat ``work`` for ``seconds``; returns its rate and milliseconds, after a warm start.
 
-    cpu_ms: of every process together, the kernel's part included; on a busy machine it says more than
-    the rate does.
+    cpu_ms: of every process together, the kernel's part included; on a busy machine it says more
+    than the rate does.
     """
     with Sandbox(unsafe=unsafe) as sandbox:
         work(sandbox)

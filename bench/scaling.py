@@ -1,9 +1,10 @@
 """How cost grows: seconds and memory against lengths, group size, vocabulary and model size.
 
-python -m bench.scaling                    writes docs/scaling.svg and docs/scaling.md (some minutes)
+python -m bench.scaling                    writes docs/scaling.svg and docs/scaling.md (minutes)
 python -m bench.scaling --tiny --out DIR   two small points a sweep, to see that it runs
 
-Each point is a process of its own: a Llama of random weights, one warm-up step, then a few measured.
+Each point is a process of its own: a Llama of random weights, one warm-up step, then a few
+measured.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class Sweep:
 
     @classmethod
     def over(cls, name: str, title: str, values: Sequence[int], **others: int) -> Sweep:
-        """Return the sweep over one field of a point or of its shape; others: fields of every point."""
+        """Return the sweep over one field of a point or of its shape; others: fields of every
+        point."""
         return cls(name, title, tuple({name: value, **others} for value in values), tuple(values))
 
 
@@ -123,20 +125,24 @@ def markdown(series: Sequence[Series], base: Point, conditions: str) -> str:
         "",
         "How to read it:",
         "",
-        "- Both axes are logarithmic. A line that rises by one decade a decade is proportional; a flatter one has a",
-        "  fixed part that is still larger; a steeper one grows faster than the quantity.",
-        "- *generation*: `Engine.generate`, all rows decoded at once. *update*: forward, backward and the",
-        "  optimizer's step, as `time/update` of a run. Medians of three steps after a first; of the long completions, two",
-        "  of one prompt, one step after a first. *us a token*: microseconds over the tokens that the step sampled.",
-        "- *peak*: the most that was resident in the process at any moment of that part (Python, PyTorch and",
-        "  Transformers take some 400 MiB before there is a model).",
-        "- *beyond*: of that peak, what is neither the process before the model, nor weights, nor the optimizer's state",
-        "  (12 bytes a weight), nor, in the update, float32 gradients (4 bytes a weight): activations, keys and",
-        "  values, logits, gradients on their way into float32, and what the allocator keeps for the next step.",
+        "- Both axes are logarithmic. A line that rises by one decade a decade is proportional; a",
+        "  flatter one has a fixed part that is still larger; a steeper one grows faster than the",
+        "  quantity.",
+        "- *generation*: `Engine.generate`, all rows decoded at once. *update*: forward,",
+        "  backward and the optimizer's step, as `time/update` of a run. Medians of three",
+        "  steps after a first; of the long completions, two of one prompt, one step after a",
+        "  first. *us a token*: microseconds over the tokens that the step sampled.",
+        "- *peak*: the most that was resident in the process at any moment of that part",
+        "  (Python, PyTorch and Transformers take some 400 MiB before there is a model).",
+        "- *beyond*: of that peak, what is neither the process before the model, nor weights,",
+        "  nor the optimizer's state (12 bytes a weight), nor, in the update, float32",
+        "  gradients (4 bytes a weight): activations, keys and values, logits, gradients on",
+        "  their way into float32, and what the allocator keeps for the next step.",
         "- All logits of a step at once would take tokens x vocabulary numbers. No more than",
-        f"  {LOGITS_AT_ONCE / 1e6:.0f} million are held at a time ({LOGITS_AT_ONCE * 2 / 2**20:.0f} MiB in bfloat16), so that their",
-        "  memory is flat in both from there on. What still grows with the vocabulary beyond its weights is copies in",
-        "  proportion to the embedding itself (compare *weights MiB*).",
+        f"  {LOGITS_AT_ONCE / 1e6:.0f} million are held at a time"
+        f" ({LOGITS_AT_ONCE * 2 / 2**20:.0f} MiB in bfloat16), so that their memory is flat in",
+        "  both from there on. What still grows with the vocabulary beyond its weights is copies",
+        "  in proportion to the embedding itself (compare *weights MiB*).",
         "",
     ]
     for one in series:

@@ -1,4 +1,5 @@
-"""The figure of `bench.scaling`: small multiples, a column a sweep, legible on light and dark pages."""
+"""The figure of `bench.scaling`: small multiples, a column a sweep, legible on light and dark
+pages."""
 
 from __future__ import annotations
 

@@ -116,7 +116,8 @@ class Side:
         """Return how the newest step went, in a line."""
         last = self.steps[-1]
         generated = f"{last.generation_seconds:.2f} s of it generation"
-        return f"{self.name}: a step of {last.step_seconds:.2f} s, {generated}, {self.peaks_mib[-1]:.0f} MiB"
+        step = f"{self.name}: a step of {last.step_seconds:.2f} s"
+        return f"{step}, {generated}, {self.peaks_mib[-1]:.0f} MiB"
 
     def update_share(self, shape: ModelShape, product_flops: float) -> float:
         """Return the update's useful operations over what matrix products alone could have done."""
@@ -128,7 +129,8 @@ class Side:
     def generation_shares(
         self, shape: ModelShape, product_flops: float, bandwidth: float, dtype: str
     ) -> dict[str, float]:
-        """Return generation's useful operations, and the bytes it must read, over the limits of each."""
+        """Return generation's useful operations, and the bytes it must read, over the limits of
+        each."""
         works = [(step.work, step.generation_seconds) for step in self.steps]
         return {
             "generation_of_products": statistics.median(
@@ -166,7 +168,8 @@ def check_same_prompts(sides: Sequence[Side]) -> None:
 
 
 def ratios(ours: Side, theirs: Side, phases: Sequence[str] = tuple(PHASES)) -> dict[str, float]:
-    """Return how many times faster we are by phase (tokens a second, medians), and our share of their memory."""
+    """Return how many times faster we are by phase (tokens a second, medians), and our share of
+    their memory."""
     found = {
         phase: ours.tokens_per_second(phase).median / theirs.tokens_per_second(phase).median
         for phase in phases

@@ -2,8 +2,9 @@
 
 python -m bench.streaming [--rows 1000 10000 100000 1000000] [--json]
 
-Each size is a file of JSON Lines, written by one process and read by another, which loads and checks
-every row as `data.train` does, makes a curriculum of them and draws a thousand steps of eight prompts.
+Each size is a file of JSON Lines, written by one process and read by another, which loads and
+checks every row as `data.train` does, makes a curriculum of them and draws a thousand steps of
+eight prompts.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 python -m bench.vs_trl --model DIR [--trl-python PATH] [--micro-batches 8 16] [--repeats 3] [--json]
 python -m bench.vs_trl --workload demo --trl-python PATH
 
-PATH is the Python of an environment that holds TRL; without it, this one is to hold it. See bench/README.md for what is equal on both
-sides. With a real reward Assay passes over groups without gradient, which TRL does not; here every
-group has some, so that this saves nothing.
+PATH is the Python of an environment that holds TRL; without it, this one is to hold it. See
+bench/README.md for what is equal on both sides. With a real reward Assay passes over groups without
+gradient, which TRL does not; here every group has some, so that this saves nothing.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ def read_run(run_folder: Path) -> dict[str, Any]:
 def saved_dtypes(run_folder: Path) -> dict[str, str]:
     """Return the types of the weights and of the optimizer's state, read from the last checkpoint.
 
-    Integers of 16 bits are the lower halves of float32 weights, of which the parameters are the upper.
+    Integers of 16 bits are the lower halves of float32 weights, of which the parameters are the
+    upper.
     """
     checkpoint = max((run_folder / "checkpoints").glob("step-*"))
     kinds: dict[str, set[str]] = {"parameters": set(), "optimizer": set()}

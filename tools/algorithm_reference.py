@@ -1,8 +1,8 @@
 """Write docs/algorithms.md and docs/architecture.md: ``python tools/algorithm_reference.py``.
 
 The texts are tools/*_source.md; what stands in double braces is filled in from the code:
-``{{row NAME}}``, ``{{table algorithms}}``, ``{{code package.module.name}}`` and the like. A test says
-when a page is out of date.
+``{{row NAME}}``, ``{{table algorithms}}``, ``{{code package.module.name}}`` and the like. A test
+says when a page is out of date.
 """
 
 from __future__ import annotations

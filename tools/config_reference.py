@@ -35,12 +35,13 @@ steps = 200
 ```
 
 - A run has exactly one stage: `[rl]`, `[sft]`, `[preference]` or `[reward_model]`.
-- `--set section.key=value` overrides a key for one run. The value is TOML; a key that holds text takes
-  it as it stands (`--set model.path=out/base`); an empty value gives the key its default again
-  (`--set sampling.top_k=`).
-- A default of None is the behavior that the description states, and is written by leaving the key out.
-- An unknown key, or a value of another type, is an error that names the line, what was found, what is
-  accepted, and the remedy. Nothing is ignored.
+- `--set section.key=value` overrides a key for one run. The value is TOML; a key that holds text
+  takes it as it stands (`--set model.path=out/base`); an empty value gives the key its default
+  again (`--set sampling.top_k=`).
+- A default of None is the behavior that the description states, and is written by leaving the key
+  out.
+- An unknown key, or a value of another type, is an error that names the line, what was found, what
+  is accepted, and the remedy. Nothing is ignored.
 - The run directory's `config.toml` holds every key as the run used it.
 """
 

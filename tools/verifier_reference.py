@@ -1,7 +1,7 @@
 """Write docs/verifiers.md from the verifiers themselves: ``python tools/verifier_reference.py``.
 
-What a verifier declares is the only source; a test says when the page is out of date. The text before
-the sections stands in tools/verifiers_head.md, kept by hand.
+What a verifier declares is the only source; a test says when the page is out of date. The text
+before the sections stands in tools/verifiers_head.md, kept by hand.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def section(verifier: Verifier) -> Iterator[str]:
     if limits := list(limit_words(verifier.limits, verifier.memory_mib)):
         yield f"- Limits: {', '.join(limits)}."
     if count := sum(1 for _ in labelled_rows(verifier.name)):
-        yield f"- Labelled set: {count} rows (`assay verify --self-test --verifier {verifier.name}`)."
+        command = f"assay verify --self-test --verifier {verifier.name}"
+        yield f"- Labelled set: {count} rows (`{command}`)."
     if verifier.fields:
         yield ""
         yield "| key | accepts | default | set by |"

@@ -1,4 +1,5 @@
-"""What every generator is: problems in, groups of completions out, always under the newest policy."""
+"""What every generator is: problems in, groups of completions out, always under the newest
+policy."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class Generator(Protocol):
 
     @property
     def exact(self) -> bool:
-        """Whether its log-probabilities are the learner's up to rounding; where not, tokens are weighed."""
+        """Whether its log-probabilities are the learner's up to rounding; where not, tokens are
+        weighed."""
         ...
 
     def generate(
@@ -36,7 +38,8 @@ class Generator(Protocol):
         first_sibling: int = 0,
         on_group: Callable[[Group], None] | None = None,
     ) -> list[Group]:
-        """Sample and return one group of ``group_size`` completions a problem, in the problems' order.
+        """Sample and return one group of ``group_size`` completions a problem, in the problems'
+        order.
 
         first_sibling: the number of the first completion of each, so that groups can be sampled on.
         on_group: is given each group as soon as it is finished, while others are still sampled.
@@ -44,13 +47,14 @@ class Generator(Protocol):
         ...
 
     def sleep(self) -> None:
-        """Give back the memory that only sampling needs, before an update; `generate` takes it again."""
+        """Give back the memory that only sampling needs, before an update; `generate` takes it
+        again."""
         ...
 
     def load_policy(self, weights: Weights) -> None:
         """Sample from these weights from now on; completions carry their version.
 
-        They are named tensors: a generator that shares the learner's memory has nothing to copy, any
-        other copies them, and can hold its own against their fingerprint.
+        They are named tensors: a generator that shares the learner's memory has nothing to copy,
+        any other copies them, and can hold its own against their fingerprint.
         """
         ...

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from assay.generate.kv_cache import Extent, SlotCache
+from assay.generate.kv_cache import Extent
 from assay.generate.lean import LeanForward
-from assay.generate.shared_prompt import SharedPromptCache
 
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 
@@ -30,30 +29,26 @@ class _Step:
     logits_SV: Tensor
 
 
-class CapturedForward:
-    """A lean forward whose steps are captured, one for each (rows, extent in blocks).
+class CapturedForward(LeanForward):
+    """The lean way with its steps captured, one for each (rows, extent in blocks).
 
     capture: takes a step, and returns what replays it and the tensor that holds the result.
     """
 
     name = "captured"
-    by_blocks = True
 
-    def __init__(self, lean: LeanForward, capture: Capture | None = None) -> None:
-        self._lean = lean
+    def __init__(
+        self, model: nn.Module, shared: bool = False, capture: Capture | None = None
+    ) -> None:
+        super().__init__(model, shared=shared)
         self._capture = capture or capture_graph
         self._steps: dict[tuple[int, Extent], _Step] = {}
         self._memory: tuple[int, ...] = ()
 
-    @property
-    def cache(self) -> SlotCache | SharedPromptCache:
-        """Where keys and values stand."""
-        return self._lean.cache
-
     def refresh(self, num_rows: int) -> None:
         """Drop what was captured, and read the live model again."""
         self._steps.clear()
-        self._lean.refresh(num_rows)
+        super().refresh(num_rows)
 
     def end_call(self) -> None:
         """Give back cache and graphs, which work on its memory."""
@@ -62,18 +57,14 @@ class CapturedForward:
     def release(self) -> None:
         """Give back the memory that only a generation needs."""
         self._steps.clear()
-        self._lean.release()
-
-    def prefill(self, tokens_L: Tensor) -> Tensor:
-        """Take a prompt's keys and values down in the cache and return its last logits [V]."""
-        return self._lean.prefill(tokens_L)
+        super().release()
 
     def decode(self, tokens_S: Tensor, positions_S: Tensor, extent: Extent) -> Tensor:
         """Feed one token a slot and return the logits [S, V] of the next."""
-        self._lean.reach(extent)
-        if self._memory != self._lean.memory():
+        self.reach(extent)
+        if self._memory != self.memory():
             self._steps.clear()
-            self._memory = self._lean.memory()
+            self._memory = self.memory()
         extent = self.cache.in_blocks(extent)
         key = (len(tokens_S), extent)
         step = self._steps.get(key)
@@ -85,12 +76,14 @@ class CapturedForward:
         return step.logits_SV.clone()  # the next replay writes over it
 
     def _captured(self, tokens_S: Tensor, positions_S: Tensor, extent: Extent) -> _Step:
-        replay, logits_SV = self._capture(lambda: self._lean.decode(tokens_S, positions_S, extent))
+        plain = super().decode
+        replay, logits_SV = self._capture(lambda: plain(tokens_S, positions_S, extent))
         return _Step(tokens_S, positions_S, replay, logits_SV)
 
 
 def capture_graph(step: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-    """Capture a step on the current CUDA device, after one that sets up what libraries set up once."""
+    """Capture a step on the current CUDA device, after one that sets up what libraries set up
+    once."""
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):

@@ -77,7 +77,8 @@ class _Layer(ctypes.Structure):
 
 
 class CompiledForward(LeanForward):
-    """Decoding through a Llama-like model's parameters, with products by a library and the rest in C."""
+    """Decoding through a Llama-like model's parameters, with products by a library and the rest in
+    C."""
 
     name = "compiled"
 
@@ -98,7 +99,8 @@ class CompiledForward(LeanForward):
         self._told_of: tuple[int, ...] = ()
 
     def refresh(self, num_rows: int) -> None:
-        """Read the parameters of the live model again; build the functions before the first step."""
+        """Read the parameters of the live model again; build the functions before the first
+        step."""
         super().refresh(num_rows)
         self._functions = library(self._decoder.embedding.dtype)
         self._told_of = ()

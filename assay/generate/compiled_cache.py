@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from assay.generate.kv_cache import Extent, Prompt, Room
+from assay.generate.kv_cache import Extent, KeyValues, Prompt, Room
 
 CAPABILITY = torch.backends.cpu.get_cpu_capability()
 LANES = {"AVX512": 16, "AVX2": 8}.get(CAPABILITY, 4)  # floats of a vector register
 
 
-class CompiledCache:
+class CompiledCache(KeyValues):
     """Keys and values of S slots: each slot's own tokens, and prompts that siblings share.
 
     Own keys [S, H, blocks, D, LANES], own values [S, H, capacity, D]; of a prompt [H, blocks, D,
@@ -22,9 +22,7 @@ class CompiledCache:
     """
 
     def __init__(self, heads: Sequence[int], width: int, dtype: torch.dtype) -> None:
-        self.num_slots = 0
-        self.layout = 0  # another number whenever it takes other memory
-        self.prompt: Prompt = {}
+        super().__init__()
         self.own: list[tuple[Tensor, Tensor]] = []
         self.capacity = 0  # own tokens of a slot
         self.positions_S = self.prompt_length_S = torch.zeros(0, dtype=torch.int64)
@@ -37,24 +35,19 @@ class CompiledCache:
         """What one token takes in all layers."""
         return 2 * sum(self._heads) * self._width * self._dtype.itemsize
 
-    @property
-    def num_bytes(self) -> int:
-        """What is held now."""
+    def _stores(self) -> Iterable[Tensor]:
         prompts = {id(prompt): prompt for prompt in (*self._held, self.prompt)}
         pairs = [*self.own, *(pair for prompt in prompts.values() for pair in prompt.values())]
-        return sum(tensor.numel() * tensor.element_size() for pair in pairs for tensor in pair)
+        return (tensor for pair in pairs for tensor in pair)
 
     def num_tokens(self, num_slots: int, room: Room) -> int:
-        """Return how many tokens it may come to hold."""
         prompts = min(num_slots, room.num_groups)
         return num_slots * padded(room.extent.own) + prompts * self.prompt_tokens(room)
 
     def prompt_tokens(self, room: Room) -> int:
-        """Return how many tokens one prompt takes."""
         return padded(room.extent.prompt)
 
     def make_room(self, num_slots: int, room: Room) -> None:
-        """Make room for ``num_slots``; what was held is lost."""
         self.release()  # before the new tensors, so that never both are held
         self.num_slots, self.capacity = num_slots, padded(room.extent.own)
         self.layout += 1
@@ -69,12 +62,7 @@ class CompiledCache:
         self._held = [{} for _ in range(num_slots)]
 
     def release(self) -> None:
-        """Give the memory back."""
         self.own, self._held, self.capacity = [], [], 0
-
-    def begin_prompt(self) -> None:
-        """Take down the keys and values of the next prompt."""
-        self.prompt = {}
 
     def keep(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Take down a layer of the prompt: [1, H, L, D]."""
@@ -84,7 +72,6 @@ class CompiledCache:
         self.prompt[layer] = (blocks, values[0].contiguous())
 
     def place(self, slots: Tensor) -> None:
-        """Let ``slots`` attend to the prompt."""
         addresses = [[one.data_ptr() for one in pair] for pair in self.prompt.values()]
         self._pointers_LS2[:, slots] = torch.tensor(addresses)[:, None]
         self.prompt_length_S[slots] = self.prompt[0][1].shape[1]
@@ -92,7 +79,6 @@ class CompiledCache:
             self._held[slot] = self.prompt
 
     def keep_slots(self, slots: Tensor, num_active: int) -> None:
-        """Go on with these slots alone, in this order; those beyond ``num_active`` are idle."""
         self.num_slots = len(slots)
         self.layout += 1
         for layer, pair in enumerate(self.own):  # a layer at a time, so that little is held twice

@@ -39,8 +39,8 @@ MEMORY_SETTINGS = "engine.max_kv_mib or engine.num_slots"
 class EngineStats:
     """What the last call of `Engine.generate` did so far. Seconds exclude those of ``on_group``.
 
-    num_completions: finished ones, of num_wanted. rows: computed in all steps, idle ones too. tokens:
-    sampled ones, of unfinished completions too.
+    num_completions: finished ones, of num_wanted. rows: computed in all steps, idle ones too.
+    tokens: sampled ones, of unfinished completions too.
     """
 
     num_slots: int = 0
@@ -83,14 +83,14 @@ class _Call:
 class Engine:
     """Samples completions from a live Hugging Face causal language model.
 
-    What it needs beside the model it takes when it generates. Keys and values it gives back at the end of
-    the call; on a CPU packed copies of the linear maps at `sleep`, so that calls share them.
+    What it needs beside the model it takes when it generates. Keys and values it gives back at the
+    end of the call; on a CPU packed copies of the linear maps at `sleep`, so that calls share them.
 
-    exact: it reads the learner's own parameters, by a way that was proved on them. ``render`` turns a
-    problem into a prompt. A completion depends, to the bit, on the weights, the
-    seed, its prompt and its place (problem, draw, sibling), on the number of slots, the dtype and the
-    thread count, and not on its neighbors (`independent`; a mixture of experts is the exception).
-    Models without ``eos_ids`` go on to the limit. watch: is called with the stats after each decoding step.
+    exact: it reads the learner's own parameters, by a way that was proved on them. ``render`` turns
+    a problem into a prompt. A completion depends, to the bit, on the weights, the seed, its prompt
+    and its place (problem, draw, sibling), on the number of slots, the dtype and the thread count,
+    and not on its neighbors (`independent`; a mixture of experts is the exception). Models without
+    ``eos_ids`` go on to the limit. watch: is called with the stats after each decoding step.
     """
 
     exact = True
@@ -132,7 +132,8 @@ class Engine:
 
     @property
     def skips_idle_rows(self) -> bool:
-        """Whether steps of fewer rows were found to give the same bits, so that idle ones are left out."""
+        """Whether steps of fewer rows were found to give the same bits, so that idle ones are left
+        out."""
         return len(self._choice.row_counts) > 1
 
     def load_policy(self, weights: Weights) -> None:
@@ -247,14 +248,16 @@ class Engine:
         return Waiting(position, problem, prompt, room)
 
     def _make_ready(self, room: Room) -> int:
-        """Take the memory that a generation needs, and look at the weights; return the number of rows."""
+        """Take the memory that a generation needs, and look at the weights; return the number of
+        rows."""
         num_rows = self._allocate(room)
         with out_of_memory_names(MEMORY_SETTINGS, "generation"), torch.inference_mode():
             self._choice.forward.refresh(self._choice.row_counts[0])
         return num_rows
 
     def _allocate(self, room: Room) -> int:
-        """Return how many rows there are: as many as are wanted and fit in memory, padded with idle ones."""
+        """Return how many rows there are: as many as are wanted and fit in memory, padded with idle
+        ones."""
         cache, counts = self._choice.forward.cache, self._choice.row_counts
         budget = self.settings.max_kv_mib or default_kv_mib(self._device)
         wanted = min(self.settings.slots, room.num_groups * room.group_size)
@@ -262,10 +265,11 @@ class Engine:
         num_rows = num_that_fit(cache, room, num_rows, self._choice.row_multiple, budget)
         if num_rows < 1:
             tokens = cache.num_tokens(1, room) + cache.prompt_tokens(room)
+            needed = tokens * cache.bytes_per_token / 2**20
             raise OutOfMemory(
-                f"engine.max_kv_mib: {budget:.0f} MiB do not hold one completion of {room.extent.total} "
-                f"tokens beside its prompt ({tokens * cache.bytes_per_token / 2**20:.0f} MiB); "
-                "raise it, or lower sampling.max_tokens"
+                f"engine.max_kv_mib: {budget:.0f} MiB do not hold one completion of"
+                f" {room.extent.total} tokens beside its prompt ({needed:.0f} MiB); raise it, or"
+                " lower sampling.max_tokens"
             )
         with out_of_memory_names(MEMORY_SETTINGS, "generation"), torch.inference_mode():
             cache.make_room(num_rows, room)
@@ -305,7 +309,8 @@ class Engine:
         self.stats.prefill_seconds += time.perf_counter() - started
 
     def _drop_idle_rows(self, slots: Slots) -> None:
-        """Go on with half the rows, or fewer, where the others are idle and the bits stay the same."""
+        """Go on with half the rows, or fewer, where the others are idle and the bits stay the
+        same."""
         active, counts = np.flatnonzero(slots.active_S), self._choice.row_counts
         num_rows = min((n for n in counts if n >= len(active)), default=0)
         if len(slots.group) not in counts or num_rows == len(slots.group):
@@ -372,8 +377,8 @@ class Engine:
         name = f"{group.problem.group_id}/{group.first_sibling + sibling}"
         if not np.isfinite(behavior_logprobs).all():
             raise ModelError(
-                f"{name}: the policy's log-probabilities are not numbers: its weights have diverged; "
-                "lower optimizer.learning_rate"
+                f"{name}: the policy's log-probabilities are not numbers: its weights have"
+                " diverged; lower optimizer.learning_rate"
             )
         end = len(tokens) - (reason == "eos")
         text = self.tokenizer.decode(tokens[:end], clean_up_tokenization_spaces=False)

@@ -43,7 +43,8 @@ class TextEnds:
 def num_think_tokens(
     tokenizer: Any, tokens: Tokens, end: int, text: str, think: ThinkFormat
 ) -> int:
-    """Return how many leading tokens stand before the answer: the think block, its close tag included.
+    """Return how many leading tokens stand before the answer: the think block, its close tag
+    included.
 
     All of them where all is reasoning (`ThinkFormat.answer_span`). ``tokens[:end]`` are the tokens
     of ``text``.

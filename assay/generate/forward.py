@@ -19,13 +19,14 @@ from assay.generate.compiled import CompiledForward
 from assay.generate.kv_cache import (
     BLOCK,
     Extent,
+    KeyValues,
     Room,
     SlotCache,
     attend,
     blocked_bias,
 )
 from assay.generate.lean import LeanForward, kv_mib_of_a_block
-from assay.generate.memory import AnyCache, num_that_fit
+from assay.generate.memory import num_that_fit
 from assay.generate.shared_prompt import PROMPT_BLOCK
 
 SLOT_ATTENTION = "assay_slots"
@@ -51,7 +52,7 @@ class Forward(Protocol):
     by_blocks: bool
 
     @property
-    def cache(self) -> AnyCache:
+    def cache(self) -> KeyValues:
         """Where keys and values stand."""
         ...
 
@@ -149,7 +150,8 @@ class ModuleForward:
 
 @contextmanager
 def in_eval(model: nn.Module) -> Iterator[None]:
-    """Turn dropout off, and checkpointing that would drop the cache, where a learner left them on."""
+    """Turn dropout off, and checkpointing that would drop the cache, where a learner left them
+    on."""
     training = model.training
     if training:
         model.eval()
@@ -189,7 +191,8 @@ def slot_attention(
 ) -> tuple[Tensor, None]:
     """Attend one query a slot to the cache's blocks, under the interface of Transformers.
 
-    query [S, H, 1, D]; key and value as `SlotCache.write` returns them; attention_mask [S, 1, 1, K].
+    query [S, H, 1, D]; key and value as `SlotCache.write` returns them; attention_mask [S, 1, 1,
+    K].
     """
     unknown = [
         name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None
@@ -220,10 +223,10 @@ AttentionInterface.register(SLOT_ATTENTION, slot_attention)
 class Choice:
     """A proven way through a model.
 
-    row_counts: slots padded to a whole number of rows, and smaller numbers of rows that gave the same
-    bits, the largest first. row_multiple: of the first. independent: whether completions are, to the
-    bit, the same beside any neighbors (not so in a mixture of experts, whose products are as long as
-    the neighbors' routes make them). reasons: why faster ways were not taken.
+    row_counts: slots padded to a whole number of rows, and smaller numbers of rows that gave the
+    same bits, the largest first. row_multiple: of the first. independent: whether completions are,
+    to the bit, the same beside any neighbors (not so in a mixture of experts, whose products are as
+    long as the neighbors' routes make them). reasons: why faster ways were not taken.
     """
 
     forward: Forward
@@ -288,7 +291,7 @@ def ways_through(model: nn.Module, num_slots: int) -> tuple[Callable[[], Forward
         fast += [lambda packed=packed: CompiledForward(model, packed) for packed in (True, False)]
     for sharing in (True, False) if shared else (False,):
         if on_cuda:
-            fast.append(lambda sharing=sharing: CapturedForward(LeanForward(model, shared=sharing)))
+            fast.append(lambda sharing=sharing: CapturedForward(model, sharing))
         else:
             fast.append(lambda sharing=sharing: LeanForward(model, packed=True, shared=sharing))
     return (
@@ -310,7 +313,8 @@ def _probe_tokens(model: nn.Module, context_length: int | None) -> Tensor:
 def _fewer_rows(
     forward: Forward, tokens_L: Tensor, num_rows: int, expected_LV: Tensor, kv_mib: float
 ) -> Iterator[int]:
-    """Yield numbers of rows, each half of the last, while they give the bits that ``num_rows`` gave.
+    """Yield numbers of rows, each half of the last, while they give the bits that ``num_rows``
+    gave.
 
     Not for a GPU: there fewer rows hardly cost less, and each number of them is captured anew.
     """
@@ -325,7 +329,8 @@ def _fewer_rows(
 def _through_cache(
     forward: Forward, tokens_L: Tensor, num_rows: int, kv_mib: float = math.inf
 ) -> tuple[Tensor, bool]:
-    """Return log-probabilities of the last positions, and whether all rows and extents gave the same bits."""
+    """Return log-probabilities of the last positions, and whether all rows and extents gave the
+    same bits."""
     num_prompt = max(len(tokens_L) - PROBE_STEPS, 1)
     found = [forward.prefill(tokens_L[:num_prompt])]
     cache, beyond = forward.cache, PROBE_BEYOND

@@ -1,8 +1,8 @@
 """Keys and values of every slot, preallocated; and attention over them that no neighbor can change.
 
-Keys of a layer stand as ``[num_blocks, S, H, BLOCK, D]``: position p of a slot is in block p // BLOCK.
-Attention multiplies block by block, so every product has one shape however far the longest slot
-has come, and blocks beyond a slot's own length add exact zeros. One product over the whole
+Keys of a layer stand as ``[num_blocks, S, H, BLOCK, D]``: position p of a slot is in block p //
+BLOCK. Attention multiplies block by block, so every product has one shape however far the longest
+slot has come, and blocks beyond a slot's own length add exact zeros. One product over the whole
 extent would not do: for some shapes the library splits the sum differently at another extent, and
 the last bits of a completion would depend on its neighbors' lengths.
 """
@@ -10,6 +10,7 @@ the last bits of a completion would depend on its neighbors' lengths.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,14 +35,77 @@ class Extent:
 
 @dataclass(frozen=True)
 class Room:
-    """What a generation needs room for: its extent at the most, and how many share their prompts."""
+    """What a generation needs room for: its extent at the most, and how many share their
+    prompts."""
 
     extent: Extent
     num_groups: int
     group_size: int
 
 
-class SlotCache(Cache):
+class KeyValues:
+    """What every cache is: room for so many slots, and the prompt that is on its way to them.
+
+    layout: another number whenever it takes other memory.
+    """
+
+    def __init__(self) -> None:
+        self.num_slots = 0
+        self.layout = 0
+        self.prompt: Prompt = {}
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What one token of one slot takes, by the shapes of the last prompt."""
+        tensors = [tensor for pair in self.prompt.values() for tensor in pair]
+        return sum(one.shape[1] * one.shape[3] * one.element_size() for one in tensors)
+
+    @property
+    def num_bytes(self) -> int:
+        """What is held now."""
+        return sum(store.numel() * store.element_size() for store in self._stores())
+
+    def begin_prompt(self) -> None:
+        """Take down the keys and values of the next prompt."""
+        self.prompt = {}
+
+    def keep(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Take down a layer of the prompt: [1, H, L, D]."""
+        self.prompt[layer] = (keys, values)
+
+    def num_tokens(self, num_slots: int, room: Room) -> int:
+        """Return how many tokens it may come to hold."""
+        raise NotImplementedError
+
+    def prompt_tokens(self, room: Room) -> int:
+        """Return how many tokens one prompt takes on its way."""
+        raise NotImplementedError
+
+    def make_room(self, num_slots: int, room: Room) -> None:
+        """Make room for ``num_slots``, in the shapes of the last prompt; what was held is lost."""
+        raise NotImplementedError
+
+    def place(self, slots: Tensor) -> None:
+        """Let ``slots`` attend to the prompt."""
+        raise NotImplementedError
+
+    def keep_slots(self, slots: Tensor, num_active: int) -> None:
+        """Go on with these slots alone, in this order; those beyond ``num_active`` are idle."""
+        raise NotImplementedError
+
+    def begin_step(self, positions_S: Tensor, extent: Extent) -> None:
+        """Expect one token for each slot, at its position; no position is beyond ``extent``."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Give the memory back."""
+        raise NotImplementedError
+
+    def _stores(self) -> Iterable[Tensor]:
+        raise NotImplementedError
+
+
+class SlotCache(KeyValues, Cache):
     """The cache that a Hugging Face model reads and writes, one row a slot.
 
     Between `begin_prompt` and the end of the model's call it takes down a prompt's keys and values,
@@ -49,11 +113,9 @@ class SlotCache(Cache):
     """
 
     def __init__(self) -> None:
-        super().__init__(layers=[])
-        self.num_slots = 0
-        self.layout = 0  # another number whenever it takes other memory
+        KeyValues.__init__(self)
+        Cache.__init__(self, layers=[])
         self.num_blocks = 0  # of the step at hand: the rounded extent is num_blocks * BLOCK
-        self.prompt: Prompt = {}
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         self._in_prompt = False
         self._positions_S = torch.zeros(0, dtype=torch.int64)
@@ -67,27 +129,13 @@ class SlotCache(Cache):
         """How many tokens a slot can hold."""
         return next((keys.shape[0] * BLOCK for keys, _ in self._layers.values()), 0)
 
-    @property
-    def bytes_per_token(self) -> int:
-        """What one token of one slot takes, by the shapes of the last prompt."""
-        return bytes_per_token(self.prompt)
-
-    @property
-    def num_bytes(self) -> int:
-        """What is held now."""
-        stores = self._layers.values()
-        return sum(store.numel() * store.element_size() for pair in stores for store in pair)
-
     def num_tokens(self, num_slots: int, room: Room) -> int:
-        """Return how many tokens it will hold."""
         return num_slots * self.prompt_tokens(room)
 
     def prompt_tokens(self, room: Room) -> int:
-        """Return how many tokens one prompt and its completion take."""
-        return -(-room.extent.total // BLOCK) * BLOCK
+        return num_blocks_of(room.extent.total) * BLOCK
 
     def make_room(self, num_slots: int, room: Room) -> None:
-        """Make room for ``num_slots``, in the shapes of the last prompt."""
         self.allocate(num_slots, room.extent.total)
 
     def allocate(self, num_slots: int, capacity: int) -> None:
@@ -111,8 +159,10 @@ class SlotCache(Cache):
         self._order = torch.arange(num_blocks * BLOCK, device=device)
 
     def release(self) -> None:
-        """Give the memory back."""
         self._layers.clear()
+
+    def _stores(self) -> Iterable[Tensor]:
+        return (store for pair in self._layers.values() for store in pair)
 
     def in_blocks(self, extent: Extent) -> Extent:
         """Return the extent that a step computes, in whole blocks; steps of one shape have one."""
@@ -120,16 +170,10 @@ class SlotCache(Cache):
         return Extent(total, total, total)
 
     def begin_prompt(self) -> None:
-        """Take down the keys and values of the model's next call, which is a prompt."""
-        self.prompt = {}
+        super().begin_prompt()
         self._in_prompt = True
 
-    def keep(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Take down a layer of the prompt: [1, H, L, D]."""
-        self.prompt[layer] = (keys, values)
-
     def place(self, slots: Tensor) -> None:
-        """Copy the prompt into ``slots``."""
         for layer, prompt in self.prompt.items():
             for store, (tensor,) in zip(self._layers[layer], prompt, strict=True):
                 heads, length, width = tensor.shape
@@ -139,14 +183,12 @@ class SlotCache(Cache):
                 store[:num_blocks].index_copy_(1, slots, blocks.expand(-1, len(slots), -1, -1, -1))
 
     def keep_slots(self, slots: Tensor, num_active: int) -> None:
-        """Go on with these slots alone, in this order; those beyond ``num_active`` are idle."""
         self.num_slots = len(slots)
         self.layout += 1
         for layer, (keys, values) in self._layers.items():  # one layer at a time is held twice
             self._layers[layer] = keys.index_select(1, slots), values.index_select(1, slots)
 
     def begin_step(self, positions_S: Tensor, extent: Extent) -> None:
-        """Expect one token for each slot, at its position; no position is beyond ``extent``."""
         self._in_prompt = False
         self.num_blocks = -(-extent.total // BLOCK)
         self._positions_S = positions_S
@@ -163,13 +205,15 @@ class SlotCache(Cache):
         return self._bias_SK[:, None, None]
 
     def bias(self, heads: int) -> Tensor:
-        """Return the step's mask in the form that `attend` takes, for a layer of so many key heads."""
+        """Return the step's mask in the form that `attend` takes, for a layer of so many key
+        heads."""
         if heads not in self._bias_of_heads:
             self._bias_of_heads[heads] = blocked_bias(self._bias_SK, heads)
         return self._bias_of_heads[heads]
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store one token a slot ([S * heads, D] each) and return all blocks of the step's extent."""
+        """Store one token a slot ([S * heads, D] each) and return all blocks of the step's
+        extent."""
         key_store, value_store = self._layers[layer]
         heads = key_store.shape[2]
         if heads not in self._row_of_heads:
@@ -182,7 +226,8 @@ class SlotCache(Cache):
     def attend(
         self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float
     ) -> Tensor:
-        """Store one token a slot (keys, values: [S * H, D]) and attend to all that each slot may see.
+        """Store one token a slot (keys, values: [S * H, D]) and attend to all that each slot may
+        see.
 
         query: [S * H, queries a head, D]. Returns the same shape.
         """
@@ -223,15 +268,6 @@ class SlotCache(Cache):
         return (query_length if self._in_prompt else self.num_blocks * BLOCK), 0
 
 
-def bytes_per_token(prompt: Prompt) -> int:
-    """Return what a token takes in the layers of a prompt."""
-    return sum(
-        tensor.shape[1] * tensor.shape[3] * tensor.element_size()
-        for pair in prompt.values()
-        for tensor in pair
-    )
-
-
 def blocked_bias(bias_SK: Tensor, heads: int, block: int = BLOCK) -> Tensor:
     """Return a mask as [num_blocks * S * heads, 1, block]."""
     num_slots, extent = bias_SK.shape
@@ -245,19 +281,42 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: flo
     query: [S * heads, queries a head, D], heads counted as the keys'. keys, values: [num_blocks, S,
     heads, BLOCK, D]. bias: from `blocked_bias`. Returns [S * heads, queries a head, D of values].
     """
-    num_blocks = keys.shape[0]
-    num_rows, num_queries, _ = query.shape
-    flat_keys = keys.view(num_blocks * num_rows, BLOCK, keys.shape[-1]).transpose(1, 2)
-    flat_values = values.view(num_blocks * num_rows, BLOCK, values.shape[-1])
-    if num_blocks == 1:
-        weights = torch.baddbmm(bias, query, flat_keys, alpha=scale).softmax(-1)
-        return torch.bmm(weights, flat_values)
-    query = query.expand(num_blocks, -1, -1, -1).reshape(num_blocks * num_rows, num_queries, -1)
+    scores = block_scores(query, keys, bias, scale)
+    weights = torch.cat(scores.unbind(), -1).softmax(-1)
+    return block_sum(split_blocks(weights, BLOCK), values)
+
+
+def block_scores(query: Tensor, keys: Tensor, bias: Tensor, scale: float) -> Tensor:
+    """Return scale * query keys^T + bias, block by block: [num_blocks, rows, queries, block].
+
+    query: [rows, queries, D]. keys: [num_blocks, ..., block, D], rows between. bias: from
+    `blocked_bias`.
+    """
+    num_blocks, (num_rows, num_queries, width) = len(keys), query.shape
+    flat_keys = keys.reshape(num_blocks * num_rows, -1, keys.shape[-1]).transpose(1, 2)
+    if num_blocks > 1:
+        query = query.expand(num_blocks, -1, -1, -1).reshape(-1, num_queries, width)
     scores = torch.baddbmm(bias, query, flat_keys, alpha=scale)
-    scores = scores.view(num_blocks, num_rows, num_queries, BLOCK).permute(1, 2, 0, 3)
-    weights = scores.reshape(num_rows, num_queries, num_blocks * BLOCK).softmax(-1)
-    weights = weights.view(num_rows, num_queries, num_blocks, BLOCK).permute(2, 0, 1, 3)
-    parts = torch.bmm(weights.reshape(num_blocks * num_rows, num_queries, BLOCK), flat_values)
-    # a sum over the first axis goes block after block: zeros at its end change nothing
+    return scores.view(num_blocks, num_rows, num_queries, -1)
+
+
+def block_sum(weights: Tensor, values: Tensor) -> Tensor:
+    """Return the sum of values, weighted [num_blocks, rows, queries, block]: [rows, queries, D].
+
+    The sum over blocks goes one after the other: zeros at its end change nothing.
+    """
+    num_blocks, num_rows, num_queries, size = weights.shape
+    flat_values = values.reshape(num_blocks * num_rows, size, values.shape[-1])
+    parts = torch.bmm(weights.reshape(-1, num_queries, size), flat_values)
     parts = parts.view(num_blocks, num_rows, num_queries, -1)
-    return parts[0] + parts[1] if num_blocks == 2 else parts.sum(0)
+    return parts[0] if num_blocks == 1 else parts[0] + parts[1] if num_blocks == 2 else parts.sum(0)
+
+
+def split_blocks(weights: Tensor, size: int) -> Tensor:
+    """Return [rows, queries, blocks * size] as [blocks, rows, queries, size]."""
+    return weights.unflatten(-1, (-1, size)).permute(2, 0, 1, 3)
+
+
+def num_blocks_of(length: int, block: int = BLOCK) -> int:
+    """Return how many blocks hold so many tokens, at least one."""
+    return max(-(-length // block), 1)

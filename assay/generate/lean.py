@@ -1,7 +1,8 @@
-"""A lean way through the common decoder family (Llama, Mistral, Qwen2, Qwen3): the same parameters, less Python.
+"""A lean way through the common decoder family (Llama, Mistral, Qwen2, Qwen3): the same parameters,
+less Python.
 
-For a model of a few million parameters most of a decoding step is the overhead of modules, hooks and
-masks. Here are the tensor operations alone, read from the live modules. Any wrapper, hook or
+For a model of a few million parameters most of a decoding step is the overhead of modules, hooks
+and masks. Here are the tensor operations alone, read from the live modules. Any wrapper, hook or
 unknown part (LoRA, quantization) makes it refuse, and the module's own forward is used.
 """
 
@@ -94,8 +95,8 @@ class LeanForward:
         self._grow_rotary(extent.total)
 
     def memory(self) -> tuple[int, ...]:
-        """Return what is another tuple whenever a step works on other memory than before, within one
-        generation: the tables' address, and the cache's layout."""
+        """Return what is another tuple whenever a step works on other memory than before, within
+        one generation: the tables' address, and the cache's layout."""
         return self._cos_KD.data_ptr(), self._sin_KD.data_ptr(), self.cache.layout
 
     def _layers(self) -> Iterator[tuple[Layer, LayerProducts]]:
@@ -129,7 +130,8 @@ class LeanForward:
         return F.silu(gate).mul_(up)
 
     def _step_attention(self, positions_S: Tensor) -> Attend:
-        """Return what attends in each layer of a step: one token a slot, to what the slot may see."""
+        """Return what attends in each layer of a step: one token a slot, to what the slot may
+        see."""
         cos = self._cos_KD.index_select(0, positions_S)[:, None]
         sin = self._sin_KD.index_select(0, positions_S)[:, None]
         num_slots, width, scale = len(positions_S), self._decoder.width, self._decoder.scale
@@ -167,7 +169,8 @@ class LeanForward:
 
 
 def _normalize(hidden: Tensor, norm: Norm) -> Tensor:
-    """Root-mean-square norm, rounded where the modules round: in bfloat16 the learner's bits matter."""
+    """Root-mean-square norm, rounded where the modules round: in bfloat16 the learner's bits
+    matter."""
     weight, epsilon = norm
     normed = F.rms_norm(hidden.float(), (weight.shape[0],), None, epsilon)
     return normed.to(hidden.dtype).mul_(weight)

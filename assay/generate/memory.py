@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TypeAlias
 
 import torch
 
-from assay.generate.compiled_cache import CompiledCache
-from assay.generate.kv_cache import Room, SlotCache
-from assay.generate.shared_prompt import SharedPromptCache
+from assay.generate.kv_cache import KeyValues, Room
 from assay.run.environment import memory_mib
-
-AnyCache: TypeAlias = SlotCache | SharedPromptCache | CompiledCache
 
 UNTOLD_MIB = 8192.0  # of a machine whose system does not tell
 
@@ -28,7 +23,7 @@ def default_kv_mib(device: torch.device) -> float:
     return (memory_mib() or UNTOLD_MIB) / 4
 
 
-def num_that_fit(cache: AnyCache, room: Room, num_slots: int, multiple: int, kv_mib: float) -> int:
+def num_that_fit(cache: KeyValues, room: Room, num_slots: int, multiple: int, kv_mib: float) -> int:
     """Return how many of ``num_slots`` fit in ``kv_mib`` beside the prompt on its way to them.
 
     A multiple of ``multiple``, unless not even one multiple fits.

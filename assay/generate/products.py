@@ -3,7 +3,8 @@
 On a CPU most of a step is products of a few rows with every weight, and the library reorders a
 weight each time it meets it. Packed once at the start of a generation (query, key and value as one
 map, gate and up as another) they run at the speed of arithmetic. Packed copies are as large as
-the weights and blind to updates: they are kept while the weights are found unchanged, and no update runs.
+the weights and blind to updates: they are kept while the weights are found unchanged, and no update
+runs.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class Products:
 
     @classmethod
     def of(cls, decoder: Decoder, packed_for: int = 0) -> Products:
-        """Return the live maps, or copies packed for so many rows; raise NotLean where none can be."""
+        """Return the live maps, or copies packed for so many rows; raise NotLean where none can
+        be."""
         if packed_for and not can_pack(decoder.embedding):
             raise NotLean("no packed products for this device and type")
         if packed_for and (size := mib_of(decoder)) > default_kv_mib(decoder.embedding.device):
@@ -94,7 +96,8 @@ class Products:
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Return whether this build of torch packs weights of this kind, and this CPU multiplies them."""
+    """Return whether this build of torch packs weights of this kind, and this CPU multiplies
+    them."""
     kernels: Any = torch.ops.mkldnn
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
@@ -112,7 +115,8 @@ def mib_of(decoder: Decoder) -> float:
 
 
 def fingerprint(decoder: Decoder) -> tuple[object, ...]:
-    """Return what changes with any weight that `Products` packs: where each stands, and its sum as integers.
+    """Return what changes with any weight that `Products` packs: where each stands, and its sum as
+    integers.
 
     It reads all weights, some twenty times as fast as they are packed. Sums over integers see the
     last bit of one weight, which sums over numbers round away.

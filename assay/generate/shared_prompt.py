@@ -1,15 +1,17 @@
-"""The cache of the lean way: siblings share their prompt's keys and values, and attend to it together.
+"""The cache of the lean way: siblings share their prompt's keys and values, and attend to it
+together.
 
-A prompt stands once for up to `SIBLINGS` slots, in blocks [num_blocks, N, H, PROMPT_BLOCK, D] of N rows;
-what a slot sampled itself stands in its own blocks [num_blocks, S, H, BLOCK, D]. A step multiplies
-the queries of a row's siblings with their prompt in one product, and takes one softmax over
-prompt and own tokens. Every product has one shape whatever the neighbors are: vacant places of a
-row are computed too, and shorter prompts end in exact zeros.
+A prompt stands once for up to `SIBLINGS` slots, in blocks [num_blocks, N, H, PROMPT_BLOCK, D] of N
+rows; what a slot sampled itself stands in its own blocks [num_blocks, S, H, BLOCK, D]. A step
+multiplies the queries of a row's siblings with their prompt in one product, and takes one softmax
+over prompt and own tokens. Every product has one shape whatever the neighbors are: vacant places of
+a row are computed too, and shorter prompts end in exact zeros.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -19,10 +21,14 @@ from torch import Tensor
 from assay.generate.kv_cache import (
     BLOCK,
     Extent,
-    Prompt,
+    KeyValues,
     Room,
+    SlotCache,
+    block_scores,
+    block_sum,
     blocked_bias,
-    bytes_per_token,
+    num_blocks_of,
+    split_blocks,
 )
 
 PROMPT_BLOCK = 128
@@ -44,15 +50,17 @@ class _Row:
         return all(slot is None for slot in self.slots)
 
 
-class SharedPromptCache:
-    """Keys and values of S slots whose prompts are shared; all layers have the same heads."""
+class SharedPromptCache(KeyValues):
+    """Keys and values of S slots whose prompts are shared; all layers have the same heads.
+
+    What the slots sampled stands in a `SlotCache`, whose first token is the first behind the
+    prompt.
+    """
 
     def __init__(self) -> None:
-        self.num_slots = 0
-        self.layout = 0  # another number whenever it takes other memory
-        self.prompt: Prompt = {}
+        super().__init__()
+        self._own = SlotCache()
         self._prompt_number = 0
-        self._own: list[tuple[Tensor, Tensor]] = []
         self._prompts: list[tuple[Tensor, Tensor]] = []
         self._rows: list[_Row] = []
         self._capacity = Extent(0, 0, 0)
@@ -64,61 +72,47 @@ class SharedPromptCache:
         """How many tokens a slot can hold."""
         return self._capacity.total
 
-    @property
-    def bytes_per_token(self) -> int:
-        """What one token of one slot takes, by the shapes of the last prompt."""
-        return bytes_per_token(self.prompt)
-
-    @property
-    def num_bytes(self) -> int:
-        """What is held now."""
-        stores = (*self._own, *self._prompts)
-        return sum(store.numel() * store.element_size() for pair in stores for store in pair)
-
     def num_tokens(self, num_slots: int, room: Room) -> int:
-        """Return how many tokens it may come to hold."""
-        own = _rounded(room.extent.own, BLOCK)
+        own = num_blocks_of(room.extent.own) * BLOCK
         return num_slots * own + _max_rows(num_slots, room) * self.prompt_tokens(room)
 
     def prompt_tokens(self, room: Room) -> int:
-        """Return how many tokens one prompt takes."""
-        return _rounded(room.extent.prompt, PROMPT_BLOCK)
+        return num_blocks_of(room.extent.prompt, PROMPT_BLOCK) * PROMPT_BLOCK
 
     def make_room(self, num_slots: int, room: Room) -> None:
-        """Make room for ``num_slots``, in the shapes of the last prompt; what was held is lost."""
-        if not self.prompt:
-            raise NotImplementedError("the model keeps no keys and values in its cache")
         self.release()  # before the new tensors, so that never both are held
         self.num_slots, self._capacity = num_slots, room.extent
+        self._own.prompt = self.prompt
+        self._own.allocate(num_slots, room.extent.own)
         keys = self.prompt[0][0]
         self._heads, self._device, self._dtype = keys.shape[1], keys.device, keys.dtype
-        self._own = self._blocks(_rounded(room.extent.own, BLOCK) // BLOCK, num_slots, BLOCK)
         self._max_rows = _max_rows(num_slots, room)
         self._grow()
         self._at: list[tuple[int, int] | None] = [None] * num_slots  # each slot's row and place
         self._prompt_length_S = torch.zeros(num_slots, dtype=torch.int64, device=self._device)
 
     def release(self) -> None:
-        """Give the memory back."""
-        self._own, self._prompts, self._rows = [], [], []
+        self._own.release()
+        self._own.prompt = {}
+        self._prompts, self._rows = [], []
         self._capacity = Extent(0, 0, 0)
+
+    def _stores(self) -> Iterable[Tensor]:
+        return (*self._own._stores(), *(store for pair in self._prompts for store in pair))
 
     def in_blocks(self, extent: Extent) -> Extent:
         """Return the extent that a step computes, in whole blocks; steps of one shape have one."""
-        prompt, own = _rounded(extent.prompt, PROMPT_BLOCK), _rounded(extent.own, BLOCK)
+        prompt = num_blocks_of(extent.prompt, PROMPT_BLOCK) * PROMPT_BLOCK
+        own = num_blocks_of(extent.own) * BLOCK
         return Extent(prompt + own, prompt, own)
 
     def begin_prompt(self) -> None:
-        """Take down the keys and values of the next prompt."""
-        self.prompt = {}
+        super().begin_prompt()
         self._prompt_number += 1
 
-    def keep(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Take down a layer of the prompt: [1, H, L, D]."""
-        self.prompt[layer] = (keys, values)
-
     def place(self, slots: Tensor) -> None:
-        """Let ``slots`` attend to the prompt: beside siblings where a place is left, else in new rows."""
+        """Let ``slots`` attend to the prompt: beside siblings where a place is left, else in new
+        rows."""
         chosen: list[int] = slots.tolist()
         for slot in chosen:
             if (before := self._at[slot]) is not None:
@@ -133,7 +127,6 @@ class SharedPromptCache:
         self._map()
 
     def keep_slots(self, slots: Tensor, num_active: int) -> None:
-        """Go on with these slots alone, in this order; those beyond ``num_active`` are idle."""
         chosen: list[int] = slots.tolist()
         places = [self._at[slot] for slot in chosen[:num_active]]
         used = sorted({at[0] for at in places if at is not None}) or [0]
@@ -145,7 +138,7 @@ class SharedPromptCache:
                 self._at[slot] = (row_numbers[at[0]], at[1])
                 self._rows[row_numbers[at[0]]].slots[at[1]] = slot
         rows = torch.tensor(used, device=self._device)
-        self._own = [(k.index_select(1, slots), v.index_select(1, slots)) for k, v in self._own]
+        self._own.keep_slots(slots, num_active)
         self._prompts = [
             (k.index_select(1, rows), v.index_select(1, rows)) for k, v in self._prompts
         ]
@@ -155,33 +148,23 @@ class SharedPromptCache:
         self._map()
 
     def begin_step(self, positions_S: Tensor, extent: Extent) -> None:
-        """Expect one token for each slot, at its position; no slot is beyond ``extent``."""
         own_S = (positions_S - self._prompt_length_S).clamp_(min=0)
-        self._num_own = _rounded(extent.own, BLOCK) // BLOCK
-        order = torch.arange(self._num_own * BLOCK, device=self._device)
-        bias_SK = torch.zeros((len(own_S), len(order)), dtype=self._dtype, device=self._device)
-        bias_SK.masked_fill_(order > own_S[:, None], -math.inf)
-        self._own_bias = blocked_bias(bias_SK, self._heads)
-        self._num_prompt = _rounded(extent.prompt, PROMPT_BLOCK) // PROMPT_BLOCK
+        self._own.begin_step(own_S, Extent(extent.own, 0, extent.own))
+        self._num_prompt = num_blocks_of(extent.prompt, PROMPT_BLOCK)
         size = self._num_prompt * len(self._rows) * self._heads
         self._prompt_bias = self._all_prompt_bias[:size]
-        heads = torch.arange(self._heads, device=self._device)
-        row_S = own_S // BLOCK * self.num_slots + torch.arange(len(own_S), device=self._device)
-        row_SH = row_S[:, None] * self._heads + heads
-        self._written = (row_SH * BLOCK + own_S[:, None] % BLOCK).view(-1)
 
     def attend(
         self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float
     ) -> Tensor:
-        """Store one token a slot (keys, values: [S * H, D]) and attend to all that each slot may see.
+        """Store one token a slot (keys, values: [S * H, D]) and attend to all that each slot may
+        see.
 
         query: [S * H, queries a head, D]. Returns the same shape.
         """
-        own_keys, own_values = self._own[layer]
-        own_keys.view(-1, keys.shape[-1]).index_copy_(0, self._written, keys)
-        own_values.view(-1, values.shape[-1]).index_copy_(0, self._written, values)
+        own_keys, own_values = self._own.write(layer, keys, values)
         prompt_keys, prompt_values = self._prompts[layer]
-        own = block_scores(query, own_keys[: self._num_own], self._own_bias, scale)
+        own = block_scores(query, own_keys, self._own.bias(self._heads), scale)
         num_queries, width = query.shape[1:]
         together = query.index_select(0, self._slot_of_place).view(
             -1, SIBLINGS * num_queries, width
@@ -194,31 +177,25 @@ class SharedPromptCache:
         prompt = prompt.view(self._num_prompt, -1, num_queries, PROMPT_BLOCK)
         weights = torch.cat((*prompt.unbind(), *own.unbind()), -1).softmax(-1)
         split = self._num_prompt * PROMPT_BLOCK
-        shared = _in_blocks(weights[..., :split], PROMPT_BLOCK).index_select(1, self._slot_of_place)
+        shared = split_blocks(weights[..., :split], PROMPT_BLOCK)
+        shared = shared.index_select(1, self._slot_of_place)
         shared = shared.view(self._num_prompt, -1, SIBLINGS * num_queries, PROMPT_BLOCK)
         seen = block_sum(shared, prompt_values[: self._num_prompt])
         seen = seen.view(-1, num_queries, seen.shape[-1]).index_select(0, self._place_of_slot)
-        return seen.add_(
-            block_sum(_in_blocks(weights[..., split:], BLOCK), own_values[: self._num_own])
-        )
-
-    def _blocks(self, num_blocks: int, num_rows: int, size: int) -> list[tuple[Tensor, Tensor]]:
-        # zeros, not garbage: a masked position still enters a product, where 0 * nan is nan
-        return [
-            (
-                keys.new_zeros(num_blocks, num_rows, self._heads, size, keys.shape[3]),
-                values.new_zeros(num_blocks, num_rows, self._heads, size, values.shape[3]),
-            )
-            for keys, values in self.prompt.values()
-        ]
+        return seen.add_(block_sum(split_blocks(weights[..., split:], BLOCK), own_values))
 
     def _grow(self) -> None:
         """Add rows for prompts."""
         num_rows = min(len(self._rows) + ROWS_AT_ONCE, self._max_rows)
         assert num_rows > len(self._rows), "more prompts at once than there can be"
-        num_blocks = _rounded(self._capacity.prompt, PROMPT_BLOCK) // PROMPT_BLOCK
         if not self._rows:
-            self._prompts = self._blocks(num_blocks, num_rows, PROMPT_BLOCK)
+            num_blocks = num_blocks_of(self._capacity.prompt, PROMPT_BLOCK)
+            sizes = (num_blocks, num_rows, self._heads, PROMPT_BLOCK)
+            # zeros, not garbage: a masked position still enters a product, where 0 * nan is nan
+            self._prompts = [
+                (k.new_zeros(*sizes, k.shape[3]), v.new_zeros(*sizes, v.shape[3]))
+                for k, v in self.prompt.values()
+            ]
         else:  # a layer at a time, so that little is held twice
             added = num_rows - len(self._rows)
             for layer, pair in enumerate(self._prompts):
@@ -254,7 +231,8 @@ class SharedPromptCache:
         slot_NHB = slot_NB[:, None] * heads + head_H[:, None]
         place_SH = (row_S[:, None] * heads + head_H) * SIBLINGS + place_S[:, None]
         length_N1 = torch.tensor([[row.length] for row in self._rows])
-        order_K = torch.arange(_rounded(self._capacity.prompt, PROMPT_BLOCK))
+        num_blocks = num_blocks_of(self._capacity.prompt, PROMPT_BLOCK)
+        order_K = torch.arange(num_blocks * PROMPT_BLOCK)
         bias_NK = torch.zeros((len(self._rows), len(order_K)), dtype=self._dtype)
         bias_NK.masked_fill_(order_K >= length_N1, -math.inf)
         bias = blocked_bias(bias_NK, heads, PROMPT_BLOCK).contiguous()
@@ -269,41 +247,7 @@ class SharedPromptCache:
             self._all_prompt_bias.copy_(bias)
 
 
-def block_scores(query: Tensor, keys: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """Return scale * query keys^T + bias, block by block: [num_blocks, rows, queries, block].
-
-    query: [rows, queries, D]. keys: [num_blocks, ..., block, D], rows between. bias: from `blocked_bias`.
-    """
-    num_blocks, (num_rows, num_queries, width) = len(keys), query.shape
-    flat_keys = keys.reshape(num_blocks * num_rows, -1, keys.shape[-1]).transpose(1, 2)
-    if num_blocks > 1:
-        query = query.expand(num_blocks, -1, -1, -1).reshape(-1, num_queries, width)
-    scores = torch.baddbmm(bias, query, flat_keys, alpha=scale)
-    return scores.view(num_blocks, num_rows, num_queries, -1)
-
-
-def block_sum(weights: Tensor, values: Tensor) -> Tensor:
-    """Return the sum of values, weighted [num_blocks, rows, queries, block]: [rows, queries, D].
-
-    The sum over blocks goes one after the other: zeros at its end change nothing.
-    """
-    num_blocks, num_rows, num_queries, size = weights.shape
-    flat_values = values.reshape(num_blocks * num_rows, size, values.shape[-1])
-    parts = torch.bmm(weights.reshape(-1, num_queries, size), flat_values)
-    parts = parts.view(num_blocks, num_rows, num_queries, -1)
-    return parts[0] if num_blocks == 1 else parts[0] + parts[1] if num_blocks == 2 else parts.sum(0)
-
-
-def _in_blocks(weights: Tensor, size: int) -> Tensor:
-    """Return [rows, queries, blocks * size] as [blocks, rows, queries, size]."""
-    return weights.unflatten(-1, (-1, size)).permute(2, 0, 1, 3)
-
-
 def _max_rows(num_slots: int, room: Room) -> int:
     """Return how many copies of prompts there can be: a group has one for every `SIBLINGS` of it,
     and none is without a slot."""
     return max(min(num_slots, room.num_groups * -(-room.group_size // SIBLINGS)), 1)
-
-
-def _rounded(length: int, block: int) -> int:
-    return max(-(-length // block), 1) * block

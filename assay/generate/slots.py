@@ -26,7 +26,8 @@ class Waiting:
 
 
 class Slots:
-    """The host's side of every slot, as arrays [S]; idle slots feed token 0 at position 0, or are dropped."""
+    """The host's side of every slot, as arrays [S]; idle slots feed token 0 at position 0, or are
+    dropped."""
 
     def __init__(self, num_slots: int, num_rows: int, longest: int) -> None:
         self.num_usable = num_slots
@@ -71,8 +72,8 @@ class Slots:
         self.num_usable = min(self.num_usable, len(kept))
 
     def positions(self) -> np.ndarray:
-        """Return where each slot's last token goes; a slot that has none yet writes past its prompt,
-        where its first token will go."""
+        """Return where each slot's last token goes; a slot that has none yet writes past its
+        prompt, where its first token will go."""
         positions_S = self.prompt_length_S + np.maximum(self.counts_S, 1) - 1
         return np.where(self.active_S, positions_S, 0)
 

@@ -43,7 +43,8 @@ def on_threads(number: int) -> Iterator[None]:
 
 
 def fastest_threads(model: nn.Module, forward: Forward, num_rows: int) -> int:
-    """Return 1 or all threads, whichever decodes ``num_rows`` rows faster here; all where that is not kept.
+    """Return 1 or all threads, whichever decodes ``num_rows`` rows faster here; all where that is
+    not kept.
 
     What was found is kept for this user, by processor, versions, threads and sizes: the same run
     decides alike the next time.

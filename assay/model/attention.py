@@ -1,10 +1,11 @@
 """Attention over the rectangles of a micro-batch, forward and backward, without autograd's records.
 
 Queries, keys and values are flat over the tokens of all rectangles, one after another, as
-`assay.model.lean_decoder` computes them; here each rectangle is cut out and attends to itself and, where
-it continues one, to its prompt. On a CPU the products are written out: in bfloat16 they take a third
-of the time of the library's fused attention, whose backward pass is made for long rows. Elsewhere that
-one is used.
+`assay.model.lean_decoder` computes them; here each rectangle is cut out and attends to itself and,
+where it continues one, to its prompt. On a CPU the products are written out: in bfloat16 they take
+a third of the time of the library's fused attention, whose backward pass is made for long rows.
+Elsewhere that one is used. Either way a long row is attended to by blocks of its queries, and no
+mask of all pairs of its tokens is held.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from torch import Tensor
 from assay.model.layouts import ModelInputs, seen_by
 
 SCORES_AT_ONCE = 2**22
-"""Scores that are held at one time on a CPU: longer rows are attended to by blocks of queries."""
+"""Scores that are held at one time where products are written out."""
+MASK_AT_ONCE = 2**25
+"""Pairs of tokens whose mask is held at one time where the library's attention is used."""
 
 WRITTEN_OUT_ON = frozenset({"cpu"})
 """Devices on which the products are written out."""
@@ -29,9 +32,10 @@ WRITTEN_OUT_ON = frozenset({"cpu"})
 class Segment:
     """One rectangle's place among the flat tokens, and what its tokens see.
 
-    prompt: the rectangle that it continues, whose row ``parent_B``, of ``prompt_length_B`` tokens, each
-    of its rows stands behind. bias: [B or 1, 1, L, K], 0 where a token sees another and -inf where not,
-    its prompt's first; None: too large to be held, and made a block of queries at a time.
+    prompt: the rectangle that it continues, whose row ``parent_B``, of ``prompt_length_B`` tokens,
+    each of its rows stands behind. bias: [B or 1, 1, L, K], 0 where a token sees another and -inf
+    where not, its prompt's first; None: too large to be held, and made a block of queries at a
+    time.
     """
 
     first: int
@@ -48,7 +52,8 @@ class Segment:
         return 0 if self.prompt is None else self.prompt.length
 
     def bias_of(self, queries: slice, like: Tensor) -> Tensor:
-        """Return the bias of a block of queries over the keys that it can see, in the type of ``like``."""
+        """Return the bias of a block of queries over the keys that it can see, in the type of
+        ``like``."""
         if self.bias is not None:
             return self.bias[:, :, queries, : self.prompt_extent + queries.stop]
         seen = seen_by(queries, self.prompt_length_B, self.prompt_extent, like.device)
@@ -75,8 +80,8 @@ def segments_of(inputs: ModelInputs, dtype: torch.dtype) -> list[Segment]:
         behind = prompt if rectangle.parent_B is not None else None
         lengths_B = rectangle.prompt_length_B
         size = (1 if lengths_B is None else num_rows) * length * rectangle.extent
-        written_out = rectangle.tokens.device.type in WRITTEN_OUT_ON
-        held = size <= SCORES_AT_ONCE if written_out else lengths_B is not None
+        most = SCORES_AT_ONCE if _is_written_out(rectangle.tokens) else MASK_AT_ONCE
+        held = size <= most and not (lengths_B is None and most == MASK_AT_ONCE)
         bias = _bias(rectangle.mask(), dtype) if held else None
         segment = Segment(first, num_rows, length, behind, rectangle.parent_B, lengths_B, bias)
         segments.append(segment)
@@ -100,18 +105,11 @@ def attend(
     attended = query.new_empty(query.shape)  # contiguous, which the query need not be
     for segment in segments:
         q, k, v = segment.heads(query), _with_prompt(segment, key), _with_prompt(segment, value)
-        if q.device.type in WRITTEN_OUT_ON:
-            out = torch.empty_like(q)
-            for block, seen in _blocks(segment, q.shape[1], k.shape[2]):
-                q_block = _by_key_heads(q[:, :, block], k.shape[1])
-                bias = segment.bias_of(block, q)
-                weights = _weights(q_block, k[:, :, :seen], bias, scale)
-                out[:, :, block] = torch.bmm(weights, v[:, :, :seen].flatten(0, 1)).view(
-                    out[:, :, block].shape
-                )
-        else:
-            out = _fused(segment, q, k, v, scale)
-        _put(segment, attended, out)
+        product = _written_out if _is_written_out(q) else _fused
+        for block, seen in _blocks(segment, q, k):
+            bias = _bias_of(segment, block, q)
+            out = product(q[:, :, block], k[:, :, :seen], v[:, :, :seen], bias, scale)
+            _put(segment, attended, out, block)
     return attended
 
 
@@ -124,7 +122,8 @@ def attend_backward(
     scale: float,
     into: Sequence[Tensor],
 ) -> None:
-    """Write the gradients of query, key and value ``into`` three tensors, given that of `attend`'s result.
+    """Write the gradients of query, key and value ``into`` three tensors, given that of `attend`'s
+    result.
 
     A prompt's keys and values receive those of all its completions, added up in float32.
     """
@@ -133,9 +132,7 @@ def attend_backward(
     from_branches: dict[int, tuple[Tensor, Tensor]] = {}
     for segment in reversed(segments):
         q, k, v = segment.heads(query), _with_prompt(segment, key), _with_prompt(segment, value)
-        written_out = q.device.type in WRITTEN_OUT_ON
-        back = _written_out_backward if written_out else _fused_backward
-        dq, dk, dv = back(segment, segment.heads(grad), q, k, v, scale)
+        dq, dk, dv = _segment_backward(segment, segment.heads(grad), q, k, v, scale)
         _put(segment, grad_query, dq)
         if segment.prompt is not None and segment.parent_B is not None:
             extent = segment.prompt.length
@@ -153,68 +150,89 @@ def attend_backward(
         _put(segment, grad_value, dv)
 
 
-def _written_out_backward(
+def _segment_backward(
     segment: Segment, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    num_rows, heads = k.shape[:2]
+    """Return the gradients of a rectangle's queries, and of all keys and values that they see."""
+    back = _written_out_backward if _is_written_out(q) else _fused_backward
+    wide = torch.promote_types(k.dtype, torch.float32)
     dq, dk, dv = torch.empty_like(q), None, None
-    for block, seen in _blocks(segment, q.shape[1], k.shape[2]):
-        q_block, grad_block = (_by_key_heads(t[:, :, block], heads) for t in (q, grad))
-        k_seen, v_seen = (t[:, :, :seen].flatten(0, 1) for t in (k, v))
-        bias = segment.bias_of(block, q)
-        weights = _weights(q_block, k[:, :, :seen], bias, scale)
-        grad_weights = torch.bmm(grad_block, v_seen.transpose(1, 2))
-        grad_scores = torch.ops.aten._softmax_backward_data(
-            grad_weights, weights, -1, weights.dtype
-        )
-        dq_block = torch.baddbmm(q_block, grad_scores, k_seen, beta=0, alpha=scale)
-        dq[:, :, block] = dq_block.view(dq[:, :, block].shape)
-        dk_seen = torch.baddbmm(k_seen, grad_scores.transpose(1, 2), q_block, beta=0, alpha=scale)
-        dv_seen = torch.bmm(weights.transpose(1, 2), grad_block)
-        if dk is None or dv is None:
-            if seen == k.shape[2]:
-                dk, dv = dk_seen.view(k.shape), dv_seen.view(v.shape)
-                continue
-            wide = torch.promote_types(k.dtype, torch.float32)
-            dk, dv = (torch.zeros_like(t, dtype=wide) for t in (k, v))
-        dk[:, :, :seen] += dk_seen.view(num_rows, heads, seen, -1)
-        dv[:, :, :seen] += dv_seen.view(num_rows, heads, seen, -1)
+    for block, seen in _blocks(segment, q, k):
+        seen_kv = k[:, :, :seen], v[:, :, :seen]
+        bias = _bias_of(segment, block, q)
+        found = back(grad[:, :, block], q[:, :, block], *seen_kv, bias, scale)
+        if block == slice(0, segment.length):
+            return found
+        dq[:, :, block], dk_seen, dv_seen = found
+        if dk is None or dv is None:  # of the last queries, which see every key
+            dk, dv = dk_seen.to(wide), dv_seen.to(wide)
+        else:
+            dk[:, :, :seen] += dk_seen
+            dv[:, :, :seen] += dv_seen
     assert dk is not None and dv is not None, "a rectangle without tokens"
     return dq, dk, dv
 
 
-def _fused_backward(
-    segment: Segment, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    with torch.enable_grad():
-        q, k, v = (tensor.detach().requires_grad_() for tensor in (q, k, v))
-        out = _fused(segment, q, k, v, scale)
-        dq, dk, dv = torch.autograd.grad(out, (q, k, v), grad)
-    return dq, dk, dv
-
-
-def _fused(segment: Segment, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    bias = None if segment.prompt is None else segment.bias_of(slice(0, segment.length), q)
-    return F.scaled_dot_product_attention(
-        q, k, v, bias, is_causal=bias is None, scale=scale, enable_gqa=True
-    )
-
-
-def _blocks(segment: Segment, heads: int, extent: int) -> Iterator[tuple[slice, int]]:
+def _blocks(segment: Segment, q: Tensor, k: Tensor) -> Iterator[tuple[slice, int]]:
     """Yield blocks of queries, last first, and how many keys the block's last query can see."""
-    at_once = max(1, SCORES_AT_ONCE // (segment.num_rows * heads * extent))
-    num_blocks = -(-segment.length // at_once)
+    extent, at_once = k.shape[2], segment.length
+    if _is_written_out(q):
+        at_once = SCORES_AT_ONCE // (segment.num_rows * q.shape[1] * extent)
+    elif segment.prompt is not None:  # without one the library needs no mask
+        at_once = MASK_AT_ONCE // (segment.num_rows * extent)
+    num_blocks = -(-segment.length // max(1, at_once))
     size = -(-segment.length // num_blocks)
     for first in reversed(range(0, segment.length, size)):
         last = min(first + size, segment.length)
         yield slice(first, last), extent - segment.length + last
 
 
-def _weights(q_block: Tensor, k_seen: Tensor, bias: Tensor, scale: float) -> Tensor:
+def _bias_of(segment: Segment, block: slice, q: Tensor) -> Tensor | None:
+    """Return the bias of a block of queries; None where the library's own mask is meant."""
+    if segment.prompt is None and not _is_written_out(q):
+        return None
+    return segment.bias_of(block, q)
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    return F.scaled_dot_product_attention(
+        q, k, v, bias, is_causal=bias is None, scale=scale, enable_gqa=True
+    )
+
+
+def _fused_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
+) -> tuple[Tensor, ...]:
+    with torch.enable_grad():
+        q, k, v = (tensor.detach().requires_grad_() for tensor in (q, k, v))
+        return torch.autograd.grad(_fused(q, k, v, bias, scale), (q, k, v), grad)
+
+
+def _written_out(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    weights = _weights(_by_key_heads(q, k.shape[1]), k, bias, scale)
+    return torch.bmm(weights, v.flatten(0, 1)).view(q.shape)
+
+
+def _written_out_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
+) -> tuple[Tensor, ...]:
+    q_block, grad_block = (_by_key_heads(tensor, k.shape[1]) for tensor in (q, grad))
+    weights = _weights(q_block, k, bias, scale)
+    grad_weights = torch.bmm(grad_block, v.flatten(0, 1).transpose(1, 2))
+    grad_scores = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
+    keys = k.flatten(0, 1)
+    dq = torch.baddbmm(q_block, grad_scores, keys, beta=0, alpha=scale)
+    dk = torch.baddbmm(keys, grad_scores.transpose(1, 2), q_block, beta=0, alpha=scale)
+    dv = torch.bmm(weights.transpose(1, 2), grad_block)
+    return dq.view(q.shape), dk.view(k.shape), dv.view(v.shape)
+
+
+def _weights(q_block: Tensor, k_seen: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     """Return the attention weights, [B * H_kv, queries of a key head, keys]."""
     num_rows, heads, seen, _ = k_seen.shape
     keys = k_seen.flatten(0, 1).transpose(1, 2)
     scores = torch.baddbmm(q_block[:, :, :1], q_block, keys, beta=0, alpha=scale)
+    assert bias is not None, "products that are written out have a mask"
     num_queries = bias.shape[2]
     scores.view(num_rows, heads, -1, num_queries, seen).add_(bias[:, :, None])
     if scores.dtype == torch.float64:
@@ -237,7 +255,12 @@ def _with_prompt(segment: Segment, flat: Tensor) -> Tensor:
     return torch.cat([prompt, own], dim=2)
 
 
-def _put(segment: Segment, flat: Tensor, heads: Tensor) -> None:
-    """Write [B, H, L, D] to its place among the flat tokens."""
+def _is_written_out(tensor: Tensor) -> bool:
+    return tensor.device.type in WRITTEN_OUT_ON
+
+
+def _put(segment: Segment, flat: Tensor, heads: Tensor, block: slice | None = None) -> None:
+    """Write [B, H, L, D], or a block of its queries, to its place among the flat tokens."""
     place = flat[segment.tokens].view(segment.num_rows, segment.length, *flat.shape[1:])
+    place = place if block is None else place[:, block]
     place.copy_(heads.transpose(1, 2))

@@ -66,11 +66,8 @@ class Decoder:
         config: Any = getattr(model, "config", None)
         if getattr(config, "model_type", None) not in FAMILIES or config.hidden_act != "silu":
             raise NotLean("not of the Llama family")
-        if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-            raise NotLean("attends to a sliding window")
-        kinds = {*(getattr(config, "layer_types", None) or ())} - {"full_attention"}
-        if kinds:
-            raise NotLean(f"has layers of {', '.join(sorted(kinds))}")
+        if hidden := hidden_tokens(config):
+            raise NotLean(hidden)
         if config.rope_parameters.get("rope_type") not in STATIC_ROPES:
             raise NotLean("its rotary embedding changes with the length")
         for name, module in model.named_modules():
@@ -104,6 +101,17 @@ class Decoder:
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+
+
+def hidden_tokens(config: Any) -> str | None:
+    """Say why a model does not attend to all that stands before a token; None where it does."""
+    kinds = {*(getattr(config, "layer_types", None) or ())} - {"full_attention"}
+    if kinds:
+        return f"the model has layers of {', '.join(sorted(kinds))}"
+    window = getattr(config, "sliding_window", None)
+    if window and getattr(config, "use_sliding_window", True):
+        return f"the model attends through a window of {window} tokens"
+    return None
 
 
 def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """The output head: from hidden states to log-probabilities and entropies, never all logits at once.
 
-Logits are computed for a chunk of tokens in one product, and turned into probabilities a few rows at a
-time, so that on a CPU these stay in its cache. In the backward pass they are computed again, unless the
-caller could say beforehand what the gradients would be: then they are used while they are there.
+Logits are computed for a chunk of tokens in one product, and turned into probabilities a few rows
+at a time, so that on a CPU these stay in its cache. In the backward pass they are computed again,
+unless the caller could say beforehand what the gradients would be: then they are used while they
+are there.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Head:
 
     @classmethod
     def of(cls, model: nn.Module) -> Head:
-        """Return the head of a Hugging Face causal model; raises ModelError for one of another form."""
+        """Return the head of a Hugging Face causal model; raises ModelError for one of another
+        form."""
         inner = unwrap(model)
         linear = inner.get_output_embeddings()
         if type(linear) is not nn.Linear:
@@ -72,7 +74,8 @@ class Gains:
 
 
 class HeadRoom:
-    """Room for the logits of one product and for the weight's gradient by it, used again by the next.
+    """Room for the logits of one product and for the weight's gradient by it, used again by the
+    next.
 
     Each is as large as many activations together, and memory of that size that comes and goes comes
     back from the system page by page: that took as long as the product.
@@ -119,7 +122,8 @@ class _Task:
             yield slice(first, min(first + size, len(self.tokens_T)))
 
     def blocks(self, chunk: slice) -> Iterator[tuple[slice, slice]]:
-        """Yield the rows of a chunk that are looked at together: within the chunk, and of all tokens."""
+        """Yield the rows of a chunk that are looked at together: within the chunk, and of all
+        tokens."""
         size = chunk.stop - chunk.start
         if self.tokens_T.device.type == "cpu":
             size = max(1, min(size, LOGITS_IN_CACHE // len(self.head.weight_VD)))
@@ -175,9 +179,9 @@ def head_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Return log p(token) and the entropy of p, [T] each in nats, both with gradient.
 
-    p = softmax(softcap(scale * (h W' + b)) / temperature). expected: gradients that the backward pass
-    will bring; the head's own are then computed on the way, and, should others come, what is missing
-    in the backward pass. accumulators: where the weight's gradient is added at once.
+    p = softmax(softcap(scale * (h W' + b)) / temperature). expected: gradients that the backward
+    pass will bring; the head's own are then computed on the way, and, should others come, what is
+    missing in the backward pass. accumulators: where the weight's gradient is added at once.
     room: what is shared with other calls.
     """
     task = _Task(head, tokens_T, temperature, logits_at_once, accumulators, room or HeadRoom())
@@ -256,7 +260,8 @@ class _Gradients:
             self._total_VD = task.accumulators(task.head.weight_VD)
 
     def add(self, chunk: slice, grad_raw: Tensor, again: bool = False) -> None:
-        """Take in the gradient of a chunk's raw logits. again: it comes on top of an earlier one."""
+        """Take in the gradient of a chunk's raw logits. again: it comes on top of an earlier
+        one."""
         if self._hidden_TD is not None:
             part = self._hidden_TD[chunk]
             torch.addmm(part, grad_raw, self._head.weight_VD, beta=float(again), out=part)
@@ -272,7 +277,8 @@ class _Gradients:
             self._bias_V = _added(self._bias_V, grad_raw.sum(0))
 
     def narrow(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return all three in the types of what they are gradients of; zero where nothing was added."""
+        """Return all three in the types of what they are gradients of; zero where nothing was
+        added."""
         weight_VD, bias_V = self._head.weight_VD, self._head.bias_V
         if self._needs_weight and self._weight_VD is None and self._total_VD is None:
             self._weight_VD = torch.zeros_like(weight_VD)
@@ -292,7 +298,8 @@ def _added(total: Tensor | None, part: Tensor) -> Tensor:
 
 
 def _look_at(scaled: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return scaled logits [B, V] and their probabilities, log-normalizers [B] and entropies [B]."""
+    """Return scaled logits [B, V] and their probabilities, log-normalizers [B] and entropies
+    [B]."""
     probs = scaled.softmax(-1)
     normalizer = scaled.amax(-1) - probs.amax(-1).log()  # both of the likeliest token
     entropy = normalizer - torch.mul(probs, scaled).sum(-1)

@@ -24,7 +24,8 @@ from torch import Tensor
 Layout = Literal["tree", "plain"]
 
 RECTANGLE_TOKENS = {"cpu": (256, 1024), "cuda": (4096, 2**15)}
-"""By device: a rectangle of the first size takes no much shorter row, and none grows past the second.
+"""By device: a rectangle of the first size takes no much shorter row, and none grows past the
+second.
 
 On a CPU a rectangle's activations should stay in its cache; on a GPU every launch should count.
 """
@@ -37,7 +38,8 @@ A CPU gains nothing from more, and its memory grows; on a GPU every launch shoul
 
 
 def micro_batch_tokens(configured: int | None, device: str) -> int:
-    """Return the tokens of one forward and backward pass: as configured, or by the type of device."""
+    """Return the tokens of one forward and backward pass: as configured, or by the type of
+    device."""
     return configured or MICRO_BATCH_TOKENS.get(device, MICRO_BATCH_TOKENS["cuda"])
 
 
@@ -140,8 +142,8 @@ class BatchShape:
 def fill(sizes: np.ndarray, room: int) -> list[tuple[int, int]]:
     """Return (first, last) of consecutive members that together fit, or of one that alone does not.
 
-    As few parts as there can be, and of those divisions the one whose largest part is smallest: what
-    memory a part takes is decided by the largest.
+    As few parts as there can be, and of those divisions the one whose largest part is smallest:
+    what memory a part takes is decided by the largest.
     """
     parts = _fill_greedily(sizes, room)
     low, high = -(-int(sizes.sum()) // max(1, len(parts))), room

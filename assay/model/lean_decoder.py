@@ -1,10 +1,11 @@
-"""The learner's lean way through the common decoder family: a forward and a backward pass written out.
+"""The learner's lean way through the common decoder family: a forward and a backward pass written
+out.
 
 Autograd through a Transformers module keeps some thirty tensors a layer and goes over memory once
 for each. Here a layer is one step of autograd, which keeps six: what it was given, its heads,
 what attention gave, the residual between its halves, and the gate and up projections; everything
-else is computed again in passing. Weights are read from the live modules (`assay.model.family`), and
-tokens of all rectangles go through a product at once.
+else is computed again in passing. Weights are read from the live modules (`assay.model.family`),
+and tokens of all rectangles go through a product at once.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ def _positions(rectangle: Any) -> Tensor:
 class _Kept:
     """What a layer keeps for its backward pass, beside its input.
 
-    heads: [N, H + 2 H_kv, D], queries, keys and values as they attend. raw: the same before norm and
-    rotation, where each head has a norm.
+    heads: [N, H + 2 H_kv, D], queries, keys and values as they attend. raw: the same before norm
+    and rotation, where each head has a norm.
     """
 
     heads: Tensor

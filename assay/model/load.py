@@ -38,9 +38,9 @@ class LoadedModel:
 def load_model(config: ModelConfig, device: str | None, seed: int) -> LoadedModel:
     """Load the model and tokenizer that a configuration names; dropout is off.
 
-    A folder that holds an adapter is loaded with its base model, wherever that lies. Raises ModelError
-    in one line for whatever cannot be loaded, adapters that are not those asked for among it; MissingExtra for adapters without peft and GGUF files
-    without gguf.
+    A folder that holds an adapter is loaded with its base model, wherever that lies. Raises
+    ModelError in one line for whatever cannot be loaded, adapters that are not those asked for
+    among it; MissingExtra for adapters without peft and GGUF files without gguf.
     """
     silence_transformers()
     keep_freed_memory()
@@ -88,7 +88,8 @@ def choose_device(device: str | None) -> torch.device:
 
 
 def choose_dtype(name: str | None, device: torch.device) -> torch.dtype:
-    """Return the type of the forward pass: as asked, else bfloat16 on CUDA and float32 elsewhere."""
+    """Return the type of the forward pass: as asked, else bfloat16 on CUDA and float32
+    elsewhere."""
     if name is None:
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
@@ -97,7 +98,8 @@ def choose_dtype(name: str | None, device: torch.device) -> torch.dtype:
 def find_eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     """Return every token that ends a completion: the model's, the tokenizer's, its chat template's.
 
-    A token is none by its name: ``<|end|>`` ends a turn of one family, and a part of a turn of another.
+    A token is none by its name: ``<|end|>`` ends a turn of one family, and a part of a turn of
+    another.
     """
     found = {end} if (end := end_of_turn(tokenizer)) is not None else set[int]()
     for owner in (getattr(model, "generation_config", None), model.config, tokenizer):
@@ -107,7 +109,8 @@ def find_eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
 
 
 def save_model(model: Any, tokenizer: Any, folder: Path | str) -> None:
-    """Save in Hugging Face layout (safetensors): a plain model whole, an adapted one as its adapter.
+    """Save in Hugging Face layout (safetensors): a plain model whole, an adapted one as its
+    adapter.
 
     An adapter's folder names its base model by full path, or by hub name.
     """
@@ -169,7 +172,8 @@ def _tokenizer_source(config: ModelConfig, source: Source) -> Source:
 
 
 def _check_vocabulary(model: Any, tokenizer: Any, source: Source) -> None:
-    """Complain about a tokenizer of another model; single added tokens may be beyond the embedding."""
+    """Complain about a tokenizer of another model; single added tokens may be beyond the
+    embedding."""
     num_embedded = len(model.get_input_embeddings().weight)
     if tokenizer.vocab_size > num_embedded:
         found = f"a tokenizer of {tokenizer.vocab_size} tokens"

@@ -36,13 +36,14 @@ def token_logprobs(
     accumulators: Accumulators | None = None,
     room: HeadRoom | None = None,
 ) -> TokenStats:
-    """Score a micro-batch's completion tokens under ``model`` at ``temperature``; float32, [T] each.
+    """Score a micro-batch's completion tokens under ``model`` at ``temperature``; float32, [T]
+    each.
 
     All results carry gradient. The head is applied to predicting positions only, some tokens at a
-    time. lean: go through the layers by `assay.model.lean_decoder` where the model is of its family.
-    expected: the gradients of the first two, where they are known before the backward pass brings
-    them; it is then a third shorter in the head. accumulators: where gradients as large as the
-    vocabulary are added as they come; parameters that have one get no other gradient from here.
+    time. lean: go through the layers by `assay.model.lean_decoder` where the model is of its
+    family. expected: the gradients of the first two, where they are known before the backward pass
+    brings them; it is then a third shorter in the head. accumulators: where gradients as large as
+    the vocabulary are added as they come; parameters that have one get no other gradient from here.
     room: what calls of the head share.
     """
     hidden_TD = hidden_states(model, micro_batch.inputs(layout), lean, accumulators)

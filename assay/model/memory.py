@@ -22,10 +22,11 @@ MUCH_MIB = 256
 def keep_freed_memory() -> bool:
     """Let this process use freed memory again instead of returning it; returns whether it does now.
 
-    glibc hands every block above 32 MiB, and whatever lies free at the heap's end, back to the system at
-    once, and the same memory comes back page by page, zeroed: that took as long as the arithmetic of
-    some operations. Blocks up to 256 MiB are kept now. Larger ones (optimizer state, gradients) still
-    come and go on their own: among the others they would leave holes that nothing else fills.
+    glibc hands every block above 32 MiB, and whatever lies free at the heap's end, back to the
+    system at once, and the same memory comes back page by page, zeroed: that took as long as the
+    arithmetic of some operations. Blocks up to 256 MiB are kept now. Larger ones (optimizer state,
+    gradients) still come and go on their own: among the others they would leave holes that nothing
+    else fills.
 
     Only on Linux with glibc, and not where the environment sets glibc's malloc already
     (``GLIBC_TUNABLES=glibc.malloc...``, ``MALLOC_TRIM_THRESHOLD_``, ``MALLOC_MMAP_THRESHOLD_``).
@@ -49,28 +50,19 @@ def keep_freed_memory() -> bool:
 class _Mallinfo(ctypes.Structure):
     """glibc's struct mallinfo2; ``fordblks`` is what lies free in the heap, in bytes."""
 
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in [
-            "arena",
-            "ordblks",
-            "smblks",
-            "hblks",
-            "hblkhd",
-            "usmblks",
-            "fsmblks",
-            "uordblks",
-            "fordblks",
-            "keepcost",
-        ]
-    ]
+    _fields_ = (
+        ("others", ctypes.c_size_t * 8),
+        ("fordblks", ctypes.c_size_t),
+        ("keepcost", ctypes.c_size_t),
+    )
 
 
 def return_freed_memory() -> bool:
-    """Return to the system what `keep_freed_memory` keeps, where it is much; returns whether it did.
+    """Return to the system what `keep_freed_memory` keeps, where it is much; returns whether it
+    did.
 
-    To be called where one phase of a step ends whose memory the next has no use for: what generation
-    freed would else lie beside all that an update needs.
+    To be called where one phase of a step ends whose memory the next has no use for: what
+    generation freed would else lie beside all that an update needs.
     """
     if not keep_freed_memory():
         return False

@@ -1,7 +1,7 @@
 """Packed batches: flat vectors over completion tokens, split into parts for one pass each.
 
-Nothing in a `Batch` is padded, and each prompt is stored once a group. A `MicroBatch` is a part of a
-batch that fits one forward and backward pass; `assay.model.layouts` says what the model is fed.
+Nothing in a `Batch` is padded, and each prompt is stored once a group. A `MicroBatch` is a part of
+a batch that fits one forward and backward pass; `assay.model.layouts` says what the model is fed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ class Batch:
 
     Rows of a group are neighbors and tokens of a row are neighbors, in order. T counts completion
     tokens only; ``prompts`` holds the P prompts [L], on the CPU. Where a row was not judged,
-    ``rewards_R``, ``scores_R`` and ``correct_R`` are not a number. ``think_T``: the token is part of
-    the think block. ``sampled_T``: the policy chose the token; others are context only.
-    ``versions_T``: the policy version that each token was sampled under.
-    ``step_ends_T``: a judged step of the completion ends here, with its score in ``step_scores_T``;
-    both are None where no step was judged. The last three fields are None until `Learner.score`
-    fills them.
+    ``rewards_R``, ``scores_R`` and ``correct_R`` are not a number. ``think_T``: the token is part
+    of the think block. ``sampled_T``: the policy chose the token; others are context only.
+    ``versions_T``: the policy version that each token was sampled under. ``step_ends_T``: a judged
+    step of the completion ends here, with its score in ``step_scores_T``; both are None where no
+    step was judged. The last three fields are None until `Learner.score` fills them.
 
     Raises ValueError where a tensor's size contradicts its suffix.
     """
@@ -125,8 +124,8 @@ class Batch:
         """Split into micro-batches of at most ``max_tokens`` input tokens, padding not counted.
 
         groups: leave out all others. Under ``tree`` a prompt counts once, a group that does not fit
-        is divided by rows, and its prompt is repeated; under ``plain`` a prompt counts in every row. A
-        row that is longer than ``max_tokens`` is a micro-batch of its own.
+        is divided by rows, and its prompt is repeated; under ``plain`` a prompt counts in every
+        row. A row that is longer than ``max_tokens`` is a micro-batch of its own.
         """
         chosen = range(self.num_groups) if groups is None else groups
         if layout == "tree":
@@ -244,7 +243,8 @@ def pack(
 def _steps(
     verdicts: Sequence[Verdict], first_R: np.ndarray, length_R: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Return where judged steps end, and their scores; raises ValueError for an end beyond its row."""
+    """Return where judged steps end, and their scores; raises ValueError for an end beyond its
+    row."""
     ends_T = np.zeros(length_R.sum(), np.bool_)
     scores_T = np.zeros(length_R.sum(), np.float32)
     for verdict, first, length in zip(verdicts, first_R, length_R, strict=True):

@@ -1,4 +1,5 @@
-"""The start-up probe: is a prompt that is computed once for its group the same as one that is not?"""
+"""The start-up probe: is a prompt that is computed once for its group the same as one that is
+not?"""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from assay.errors import ModelError, message
 from assay.model.decoder import unwrap
+from assay.model.family import hidden_tokens
 from assay.model.logprobs import token_logprobs
 from assay.model.packing import Batch, Layout
 
@@ -60,7 +62,7 @@ def probe_layouts(
     difference = 0.0
     if layout is not None:
         reason = f"{layout}, chosen beforehand"
-    elif forbidden := _hidden_window(model):
+    elif forbidden := hidden_tokens(unwrap(model).config.get_text_config()):
         layout, reason = "plain", f"one row a completion: {forbidden}"
     else:
         difference = measure_difference(model, lean)
@@ -73,7 +75,8 @@ def probe_layouts(
 
 
 def prove_lean(model: nn.Module) -> tuple[bool, str]:
-    """Return whether the lean way through the layers is the model's own, and what to note where it is not.
+    """Return whether the lean way through the layers is the model's own, and what to note where it
+    is not.
 
     Raises ModelError where the plain layout does not give what the model itself says.
     """
@@ -103,8 +106,8 @@ def _choose(difference: float, limit: float, savings: float) -> tuple[Layout, st
 def _savings(model: Any, prompt: int, completion: int, group_size: int) -> float:
     """Return the share of a layer's multiplications that the tree saves.
 
-    A token takes 12 D^2 in the layer's matrices; a pair of tokens 2 D in attention. Under a mask all
-    pairs of a rectangle are computed, without one only the causal half.
+    A token takes 12 D^2 in the layer's matrices; a pair of tokens 2 D in attention. Under a mask
+    all pairs of a rectangle are computed, without one only the causal half.
     """
     width = getattr(unwrap(model).config.get_text_config(), "hidden_size", 1024)
     tree_pairs = prompt**2 + group_size * completion * (prompt + completion)
@@ -112,18 +115,6 @@ def _savings(model: Any, prompt: int, completion: int, group_size: int) -> float
     tree = 6 * width * (prompt + group_size * completion) + tree_pairs
     plain = 6 * width * group_size * (prompt + completion) + plain_pairs
     return 1 - tree / plain
-
-
-def _hidden_window(model: nn.Module) -> str | None:
-    """Say why a model's own mask must not be replaced, if so; too short a text would not show it."""
-    config = unwrap(model).config.get_text_config()
-    kinds = {*(getattr(config, "layer_types", None) or ())} - {"full_attention"}
-    if kinds:
-        return f"the model has layers of {', '.join(sorted(kinds))}"
-    window = getattr(config, "sliding_window", None)
-    if window and getattr(config, "use_sliding_window", True):
-        return f"the model attends through a window of {window} tokens"
-    return None
 
 
 def check_head(model: nn.Module) -> None:

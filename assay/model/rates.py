@@ -16,7 +16,8 @@ NOISE = 0.8  # two measurements of one rate lie within this
 
 
 def best_seconds(work: Callable[[], object], seconds: float, device: str = "cpu") -> float:
-    """Return the shortest of as many calls as fit into ``seconds`` (at least three), after one more."""
+    """Return the shortest of as many calls as fit into ``seconds`` (at least three), after one
+    more."""
 
     def wait() -> None:
         if device != "cpu":
@@ -57,7 +58,8 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def slow_type(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Return a line where products in a narrow type are slower here than in float32; None otherwise."""
+    """Return a line where products in a narrow type are slower here than in float32; None
+    otherwise."""
     if dtype == torch.float32:
         return None
     rate, full = (product_rate(one, str(device)) for one in (dtype, torch.float32))

@@ -56,7 +56,8 @@ class ScoredGroup:
 
     @property
     def num_shared(self) -> int:
-        """Tokens that all texts begin with and that are computed once; no score is read before the last."""
+        """Tokens that all texts begin with and that are computed once; no score is read before the
+        last."""
         most = min(int(text.places[0]) + 1 for text in self.texts)
         first = self.texts[0].tokens[:most]
         for text in self.texts[1:]:
@@ -74,8 +75,8 @@ class ScoredGroup:
 class ScoreBatch:
     """Groups for one pass of the model.
 
-    S: places of all texts in order. row_S: the text of each; labels_S: its label; place_S: its index
-    among the batch's tokens. margins_P: one a group.
+    S: places of all texts in order. row_S: the text of each; labels_S: its label; place_S: its
+    index among the batch's tokens. margins_P: one a group.
     """
 
     batch: Batch
@@ -85,7 +86,8 @@ class ScoreBatch:
     margins_P: Tensor
 
     def inputs(self, layout: Layout) -> ModelInputs:
-        """Return what the model is fed; what it would predict tokens from are the S places alone."""
+        """Return what the model is fed; what it would predict tokens from are the S places
+        alone."""
         batch = self.batch
         everything = MicroBatch(
             batch,
@@ -128,7 +130,8 @@ def pack_scores(groups: Sequence[ScoredGroup], device: torch.device | str = "cpu
 def micro_batches(
     groups: Sequence[ScoredGroup], max_tokens: int, layout: Layout
 ) -> Iterator[Sequence[ScoredGroup]]:
-    """Yield consecutive groups that together fit a pass, or one that alone does not: none is divided."""
+    """Yield consecutive groups that together fit a pass, or one that alone does not: none is
+    divided."""
     sizes = np.array([group.num_tokens(layout) for group in groups], np.int64)
     for first, last in fill(sizes, max_tokens):
         yield groups[first:last]

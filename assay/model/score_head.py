@@ -1,4 +1,5 @@
-"""Models that score text: a decoder under a head of one or two labels, in Hugging Face's own classes.
+"""Models that score text: a decoder under a head of one or two labels, in Hugging Face's own
+classes.
 
 A causal model becomes one by its layers, which are kept, and a fresh head; what was saved as a
 reward model goes on as it is. Either loads again with ``AutoModelForSequenceClassification`` (one
@@ -42,10 +43,10 @@ def load_scorer(
 ) -> LoadedModel:
     """Load a model to be trained as a reward model; dropout is off.
 
-    config: a causal model, whose head is replaced by a fresh one, or a reward model of the same kind
-    and number of labels, which goes on. The fresh head is drawn with standard deviation
-    1/sqrt(D + 1) from ``seed`` (as in Stiennon et al. 2020, told by Huang et al. 2024, arXiv:2403.17031).
-    Raises ModelError.
+    config: a causal model, whose head is replaced by a fresh one, or a reward model of the same
+    kind and number of labels, which goes on. The fresh head is drawn with standard deviation
+    1/sqrt(D + 1) from ``seed`` (as in Stiennon et al. 2020, told by Huang et al. 2024,
+    arXiv:2403.17031). Raises ModelError.
     """
     if config.lora is not None:
         remedy = "leave [model.lora] out: a reward model is trained whole"
@@ -143,8 +144,8 @@ def choose_way(model: Any, groups: list[ScoredGroup]) -> ScoreWay:
     """Score some texts in each way, hold them against the model's own forward pass, and choose.
 
     The lean way through the layers, and texts that share what they begin with, are taken where they
-    give the model's own scores within its type's rounding. Raises ModelError where not even the plain
-    way does.
+    give the model's own scores within its type's rounding. Raises ModelError where not even the
+    plain way does.
     """
     device = next(model.parameters()).device
     limit = TOLERANCE.get(next(model.parameters()).dtype, 0.0)
@@ -181,7 +182,8 @@ def choose_way(model: Any, groups: list[ScoredGroup]) -> ScoreWay:
 
 
 def padding_token(tokenizer: Any) -> int | None:
-    """Return a token to pad with that ends no text: heads over a sequence look for the last other one."""
+    """Return a token to pad with that ends no text: heads over a sequence look for the last other
+    one."""
     ends: set[int] = set(tokenizer("x")["input_ids"][-1:])
     if tokenizer.chat_template:
         turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]

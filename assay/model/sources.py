@@ -94,8 +94,8 @@ class Source:
 def read_model(source: Source, dtype: torch.dtype, family: str = "AutoModelForCausalLM") -> Any:
     """Return the model with every weight as it was saved, in ``dtype``, in eval mode.
 
-    family: the class of Transformers that reads it. Raises ModelError in one line: also for weights that the folder lacks, which Transformers would
-    draw at random with no more than a warning.
+    family: the class of Transformers that reads it. Raises ModelError in one line: also for weights
+    that the folder lacks, which Transformers would draw at random with no more than a warning.
     """
     import transformers
 
@@ -127,7 +127,8 @@ def read_model(source: Source, dtype: torch.dtype, family: str = "AutoModelForCa
 
 
 def saved_family(source: Source) -> str:
-    """Return the class of Transformers that reads what a folder holds: a reward model's, or a causal model's."""
+    """Return the class of Transformers that reads what a folder holds: a reward model's, or a
+    causal model's."""
     file = Path(source.place) / "config.json"
     try:
         names = json.loads(file.read_text(encoding="utf-8")).get("architectures") or []
@@ -142,7 +143,8 @@ def saved_family(source: Source) -> str:
 def read_tokenizer(source: Source, model: Any) -> Any:
     """Return the tokenizer; raises ModelError in one line.
 
-    model: what the source holds beside it; a GGUF file's first and last token are as the model says.
+    model: what the source holds beside it; a GGUF file's first and last token are as the model
+    says.
     """
     from transformers import AutoTokenizer
 

@@ -7,7 +7,6 @@ A token was chosen in the state that stands at its predicting position, which is
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ from torch import Tensor, nn
 from assay.config import ModelConfig
 from assay.errors import ModelError, RunError, message
 from assay.model.decoder import unwrap
-from assay.model.score_head import Scores, load_scorer, score_head, with_score_head
+from assay.model.score_head import FAMILIES, load_scorer, score_head, with_score_head
+from assay.model.sources import Source, saved_family
 
 HEAD_FILE = "value_head.safetensors"
 
@@ -59,8 +59,9 @@ class ValueHead(nn.Module):
 class ValueModel(nn.Module):
     """A model of its own whose output is a value: a decoder under a `ValueHead`.
 
-    backbone: in Transformers' form for token classification with one label, so that it saves as one;
-    its own score layer is not trained, and `write_score` makes it the head's rounding to its type.
+    backbone: in Transformers' form for token classification with one label, so that it saves as
+    one; its own score layer is not trained, and `write_score` makes it the head's rounding to its
+    type.
     """
 
     def __init__(self, backbone: Any, head: ValueHead) -> None:
@@ -74,7 +75,8 @@ class ValueModel(nn.Module):
     def of_policy(cls, policy: nn.Module) -> ValueModel:
         """Return one with a copy of the policy's layers, adapters merged, and a head of zeros.
 
-        Raises ModelError where Transformers has no form of the policy's architecture that scores tokens.
+        Raises ModelError where Transformers has no form of the policy's architecture that scores
+        tokens.
         """
         whole: Any = copy.deepcopy(policy)
         if hasattr(whole, "merge_and_unload"):
@@ -90,13 +92,15 @@ class ValueModel(nn.Module):
     def load(
         cls, path: str, dtype: torch.dtype, device: torch.device, tokenizer: Any
     ) -> ValueModel:
-        """Return one that starts from a reward model's folder, head included, or from a causal model's.
+        """Return one that starts from a reward model's folder, head included, or from a causal
+        model's.
 
         tokenizer: the policy's, whose tokens it will read. Raises ModelError, also where the folder
         has another tokenizer, or its head more than one label.
         """
         config = ModelConfig(path=path, dtype="bfloat16" if dtype == torch.bfloat16 else "float32")
-        kind = _saved_form(path)
+        saved = saved_family(Source(str(Path(path).expanduser())))
+        kind = next((one for one, family in FAMILIES.items() if family == saved), None)
         try:
             loaded = load_scorer(config, str(device), 0, kind or "token", 1)
             backbone: Any = loaded.model
@@ -109,11 +113,11 @@ class ValueModel(nn.Module):
             raise ModelError(message(f"critic.path {path}", "another tokenizer", accepted))
         model = cls(backbone, ValueHead(width_of(backbone), device))
         if kind is not None:
-            saved = score_head(loaded.model)
+            head = score_head(loaded.model)
             with torch.no_grad():
-                model.head.weight.copy_(saved.weight[0])
-                if saved.bias is not None:
-                    model.head.bias.copy_(saved.bias)
+                model.head.weight.copy_(head.weight[0])
+                if head.bias is not None:
+                    model.head.bias.copy_(head.bias)
         return model
 
     @torch.no_grad()
@@ -128,15 +132,3 @@ class ValueModel(nn.Module):
 def width_of(model: nn.Module) -> int:
     """Return the width of a model's hidden states."""
     return unwrap(model).config.get_text_config().hidden_size
-
-
-def _saved_form(path: str) -> Scores | None:
-    """Return what a saved model scores; None of one that does not score."""
-    file = Path(path).expanduser() / "config.json"
-    try:
-        names = json.loads(file.read_text(encoding="utf-8")).get("architectures") or []
-    except (OSError, ValueError):  # whoever loads it says what is wrong
-        return None
-    if any(name.endswith("ForSequenceClassification") for name in names):
-        return "text"
-    return "token" if any(name.endswith("ForTokenClassification") for name in names) else None

@@ -1,4 +1,5 @@
-"""A policy's weights on their way to a generator: named tensors of one version, with a fingerprint."""
+"""A policy's weights on their way to a generator: named tensors of one version, with a
+fingerprint."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ from assay.errors import ModelError, message
 class Weights:
     """A policy's tensors by the names of its module's `state_dict`, as they are at one version.
 
-    The tensors of `Weights.of` are the live ones: whoever holds the same memory has nothing to load.
-    fingerprint: of the tensors, for a copy that travels (`sealed`); None: nobody has computed it.
+    The tensors of `Weights.of` are the live ones: whoever holds the same memory has nothing to
+    load. fingerprint: of the tensors, for a copy that travels (`sealed`); None: nobody has computed
+    it.
     """
 
     version: int
@@ -34,7 +36,8 @@ class Weights:
         return replace(self, fingerprint=fingerprint(self.tensors))
 
     def load_into(self, model: nn.Module) -> None:
-        """Make a model's tensors these. One that shares the memory stays as it is; others are copied.
+        """Make a model's tensors these. One that shares the memory stays as it is; others are
+        copied.
 
         Raises ModelError where the tensors are those of another model, or not what was sealed.
         """

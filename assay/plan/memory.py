@@ -20,9 +20,9 @@ from torch import Tensor
 from assay.config import TrainConfig
 from assay.generate.compiled import CompiledForward
 from assay.generate.forward import PROBE_BEYOND, PROBE_PROMPT, PROBE_STEPS, SHARED_FROM_MIB
-from assay.generate.kv_cache import Extent, Room, SlotCache
+from assay.generate.kv_cache import Extent, KeyValues, Room, SlotCache
 from assay.generate.lean import kv_mib_of_a_block
-from assay.generate.memory import AnyCache, default_kv_mib, num_that_fit
+from assay.generate.memory import default_kv_mib, num_that_fit
 from assay.generate.products import can_pack, mib_of
 from assay.generate.shared_prompt import ROWS_AT_ONCE, SharedPromptCache
 from assay.model.attention import SCORES_AT_ONCE
@@ -291,7 +291,7 @@ def _generation_parts(
     }
 
 
-def _empty_cache(model: Any, slots: int) -> AnyCache:
+def _empty_cache(model: Any, slots: int) -> KeyValues:
     """Return the cache that the engine will choose, with the shapes of a prompt and no memory."""
     try:
         return CompiledForward(model).cache
@@ -309,7 +309,7 @@ def _empty_cache(model: Any, slots: int) -> AnyCache:
     return cache
 
 
-def _cache_bytes(cache: AnyCache, room: Room, slots: int, budget: float) -> float:
+def _cache_bytes(cache: KeyValues, room: Room, slots: int, budget: float) -> float:
     """Return what the keys and values of as many slots as fit take, with one prompt on its way."""
     rows = num_that_fit(cache, room, slots, ROW_MULTIPLE, budget)
     tokens = cache.num_tokens(rows, room)

@@ -1,6 +1,7 @@
 """Generate with Transformers and write what it took. Run by `bench.vs_generate`; needs no Assay.
 
-python transformers_generate.py WORKLOAD.json RESULT.json     the workload as of bench.workload, plus "natural"
+python transformers_generate.py WORKLOAD.json RESULT.json
+    the workload as of bench.workload, plus "natural"
 
 All completions in one batch, each prompt repeated for its siblings, padded on the left; no scores
 are kept, which is its fastest way. natural: completions end where the model ends them.

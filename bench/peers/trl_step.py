@@ -1,6 +1,8 @@
-"""Take some GRPO steps with TRL and write what they took. Run by `bench.vs_trl`, in TRL's environment.
+"""Take some GRPO steps with TRL and write what they took. Run by `bench.vs_trl`, in TRL's
+environment.
 
-python trl_step.py WORKLOAD.json RESULT.json     the workload as of bench.workload, plus "micro_batch"
+python trl_step.py WORKLOAD.json RESULT.json
+    the workload as of bench.workload, plus "micro_batch"
 
 TRL at its best: gradient checkpointing off, no reference model, the fused optimizer, every weight,
 gradient and moment in the workload's own type. Nothing of TRL is replaced; two methods are timed.

@@ -1,6 +1,7 @@
 """Generate with vLLM and write what it took. Run by `bench.vs_vllm`, in vLLM's environment.
 
-python vllm_generate.py WORKLOAD.json RESULT.json     the workload as of bench.workload, plus "natural"
+python vllm_generate.py WORKLOAD.json RESULT.json
+    the workload as of bench.workload, plus "natural"
 
 The log-probability of each sampled token is asked for, as training needs it. Prompts are shared
 within a step; between steps the prefix cache is dropped, as training must when the weights change.

@@ -4,7 +4,7 @@ A scalar model gives the probability at once; a chain-of-thought model writes it
 a verdict, as Kimi k1.5's reward models for mathematics do (arXiv:2501.12599, section 2.3.5). Both
 are trained from the same labelled pairs:
 
-    examples.reward_model.equivalence:scalar_rows?pairs=pairs.jsonl       for ``[reward_model]`` (outcome)
+    examples.reward_model.equivalence:scalar_rows?pairs=pairs.jsonl       for an outcome model
     examples.reward_model.equivalence:reasoning_traces?pairs=pairs.jsonl  for ``[sft]``
     examples.reward_model.equivalence:verdict_problems?pairs=held.jsonl   for ``data.heldout``
     examples.reward_model.equivalence:says_the_label                      the verifier of those

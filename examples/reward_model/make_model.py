@@ -1,4 +1,4 @@
-"""Save the demo's fresh 0.7M-parameter model: python examples/reward_model/make_model.py models/tiny"""
+"""Save the demo's fresh model: python examples/reward_model/make_model.py models/tiny"""
 
 from __future__ import annotations
 

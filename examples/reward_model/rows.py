@@ -38,7 +38,8 @@ def outcomes(size: int = 1000, split: Split = "train", seed: int = 0) -> Iterato
 
 @source
 def pairs(size: int = 1000, split: Split = "train", seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield pairs of a faultless and a faulty working of one sum; the margin is how many steps are wrong."""
+    """Yield pairs of a faultless and a faulty working of one sum; the margin is how many steps are
+    wrong."""
     right = worked(size, split, seed, 0.0)
     wrong = worked(size, split, seed, SLIPS, at_least_one=True)
     for (prompt, chosen, _), (_, rejected, labels) in zip(right, wrong, strict=True):
@@ -50,7 +51,8 @@ def pairs(size: int = 1000, split: Split = "train", seed: int = 0) -> Iterator[d
 def worked(
     size: int, split: Split, seed: int, slips: float, at_least_one: bool = False
 ) -> Iterator[tuple[str, list[str], list[bool]]]:
-    """Yield (prompt, steps, labels); a step's result is off by 1 to 3 with probability ``slips``."""
+    """Yield (prompt, steps, labels); a step's result is off by 1 to 3 with probability
+    ``slips``."""
     for index, problem in enumerate(chain_sums(size, seed, split)):
         random = Random(f"steps {seed} {index}")
         expression = str(problem.prompt).rstrip("=")

@@ -72,7 +72,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
     def only_captured(model: torch.nn.Module, num_slots: int) -> Any:
         shared = forward_module.SHARED_FROM_MIB == 0
-        return (lambda: CapturedForward(LeanForward(model, shared=shared), recorder),)
+        return (lambda: CapturedForward(model, shared, recorder),)
 
     monkeypatch.setattr(forward_module, "ways_through", only_captured)
     return recorder
@@ -143,7 +143,7 @@ def test_weights_updated_in_place_are_seen_by_a_captured_step(recorder: Recorder
         with torch.inference_mode():
             found = forward.decode(step.tokens_S.clone(), step.positions_S.clone(), extent)
             assert recorder.num_captures == captures
-            expected = forward._lean.decode(step.tokens_S, step.positions_S, extent)
+            expected = LeanForward.decode(forward, step.tokens_S, step.positions_S, extent)
         assert torch.equal(found, expected)
 
     at_the_first_group(engine, look)
@@ -189,7 +189,7 @@ def engine_that_captures_by(capture: Any, monkeypatch: pytest.MonkeyPatch) -> En
         forward_module,
         "ways_through",
         lambda model, num_slots: (
-            lambda: CapturedForward(LeanForward(model), capture),
+            lambda: CapturedForward(model, capture=capture),
             lambda: LeanForward(model),
         ),
     )
