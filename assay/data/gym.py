@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterator
 from typing import Any
 
-from assay.data.sources import UNREAD, Source, split_settings
+from assay.data.source import UNREAD, Source, split_settings
 from assay.errors import DataError, cause, message
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from assay.data.sources import Source, split_settings
+from assay.data.source import Source, split_settings
 from assay.errors import DataError, MissingExtra, cause, message
 
 _FORM = "hf:OWNER/NAME[/CONFIG][?split=train&revision=main]"

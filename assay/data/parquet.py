@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from assay.data.sources import Source
+from assay.data.source import Source
 from assay.errors import DataError, cause
 
 CACHE_BYTES = 256 * 2**20

@@ -17,7 +17,8 @@ from typing import Any, Generic, Literal, Self, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.data.sources import UNREAD, Source, open_source
+from assay.data.source import UNREAD, Source
+from assay.data.sources import open_source
 from assay.errors import DataError, message
 
 Row = TypeVar("Row")

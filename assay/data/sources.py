@@ -23,16 +23,15 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
-from urllib.parse import unquote
 
 from assay.data.rows import shown
+from assay.data.source import Source, split_settings
 from assay.errors import DataError, cause, message
 from assay.foreign import FAILURES, OBJECT_NAME, import_object
 
 ACCEPTED = "a JSONL or Parquet file, hf:NAME, gym:TASK or package.module:object"
 _DECLARED = "__assay_source__"
-UNREAD: Any = object()
-"""Stands for a row that trusted code makes on demand, so that scanning need not make it."""
+
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -45,30 +44,6 @@ def source(function: Function) -> Function:
     """
     setattr(function, _DECLARED, True)
     return function
-
-
-class Source:
-    """Rows in a fixed order, each found again by an integer position: here, by its index.
-
-    label: the source as it was named.
-    """
-
-    def __init__(self, label: str, rows: Any = ()) -> None:
-        self.label = label
-        self._rows = rows
-
-    def scan(self) -> Iterator[tuple[int, int, Any]]:
-        """Yield (position, number, raw row) of every row; the number is how people count it."""
-        for index, row in enumerate(self._rows):
-            yield index, index, row
-
-    def fetch(self, position: int) -> Any:
-        """Return the raw row at a position, from any thread."""
-        return self._rows[position]
-
-    def parse(self, raw: Any, where: str) -> Any:
-        """Return a raw row as plain keys and values; raises DataError."""
-        return raw
 
 
 def open_source(text: str) -> Source:
@@ -87,29 +62,6 @@ def open_source(text: str) -> Source:
     if OBJECT_NAME.fullmatch(name):
         return _open_object(text, name, settings)
     raise DataError(message(text, "no such file", ACCEPTED))
-
-
-def split_settings(text: str) -> tuple[str, dict[str, Any]]:
-    """Split ``name?key=value&...`` into the name and its settings."""
-    name, mark, query = text.partition("?")
-    settings: dict[str, Any] = {}
-    for part in query.split("&") if mark else ():
-        key, equals, value = part.partition("=")
-        if not equals or not key or key in settings:
-            found = f"{key!r} twice" if key in settings else repr(part)
-            raise DataError(message(text, found, "name?key=value&key=value"))
-        settings[key] = _read_setting(unquote(value))
-    return name, settings
-
-
-def _read_setting(text: str) -> Any:
-    spelled = {"True": True, "False": False, "None": None}
-    if text in spelled:  # as Python spells them: the text "False" would be true
-        return spelled[text]
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def python_name(source: str) -> str | None:

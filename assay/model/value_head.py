@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from assay.config import ModelConfig
 from assay.errors import ModelError, RunError, message
 from assay.model.decoder import unwrap
-from assay.model.score_head import FAMILIES, load_scorer, score_head, with_score_head
+from assay.model.score_head import FAMILIES, Scores, load_scorer, score_head, with_score_head
 from assay.model.sources import Source, saved_family
 
 HEAD_FILE = "value_head.safetensors"
@@ -100,7 +100,8 @@ class ValueModel(nn.Module):
         """
         config = ModelConfig(path=path, dtype="bfloat16" if dtype == torch.bfloat16 else "float32")
         saved = saved_family(Source(str(Path(path).expanduser())))
-        kind = next((one for one, family in FAMILIES.items() if family == saved), None)
+        kinds: list[Scores] = [one for one, family in FAMILIES.items() if family == saved]
+        kind = kinds[0] if kinds else None
         try:
             loaded = load_scorer(config, str(device), 0, kind or "token", 1)
             backbone: Any = loaded.model

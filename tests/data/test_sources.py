@@ -17,7 +17,8 @@ from data_files import complaint_about
 from assay.data import parquet
 from assay.data.gym import GymRows
 from assay.data.problems import load_problems
-from assay.data.sources import python_name, split_settings
+from assay.data.source import split_settings
+from assay.data.sources import python_name
 from assay.errors import DataError, MissingExtra
 from assay.types import Problem
 
