@@ -1,4 +1,5 @@
-"""The simple baselines of learning from feedback, beside GRPO at the same number of sampled completions."""
+"""The simple baselines of learning from feedback, beside GRPO at the same number of sampled
+completions."""
 
 from studies.campaign import Arm, Outcome, Panel, Study, Task, main
 from studies.claims import Of, exceeds, not_below
@@ -9,7 +10,8 @@ GOOD, BAD = "good ", "bad "
 
 
 def run_baseline(task: Task) -> Outcome:
-    """Do what ``task.settings["method"]`` says with one pool of 960 x 8 completions, or as many new ones."""
+    """Do what ``task.settings["method"]`` says with one pool of 960 x 8 completions, or as many new
+    ones."""
     method = task.settings["method"]
     if method == "best_of_n":
         found = measured(task, cold_started(task), k=8)
@@ -36,9 +38,9 @@ STUDY = Study(
     name="baselines",
     title="Best-of-n, binary FeedME, reward conditioning and GRPO",
     source=(
-        "Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), table 2: reinforcement learning and best-of-n"
-        " improve on supervised fine-tuning; binary FeedME (fine-tuning on positives) and binary reward"
-        " conditioning do not."
+        "Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), table 2: reinforcement learning and"
+        " best-of-n improve on supervised fine-tuning; binary FeedME (fine-tuning on positives) and"
+        " binary reward conditioning do not."
     ),
     setup=SETUP,
     run=run_baseline,
@@ -103,20 +105,20 @@ STUDY = Study(
     panels=(Panel("accuracy", "held-out accuracy", is_value=True),),
     columns={"accuracy": "held-out accuracy", "tokens": "tokens a completion"},
     limits=(
-        "Feedback here is a verifier's, exact and about the very thing that is measured; AlpacaFarm's is"
-        " noisy, and about preferences that fine-tuning already meets well. Best-of-8 by the verifier is an"
-        " upper bound that needs the answer at test time. Quark is not among the arms: with binary rewards"
-        " it is reward conditioning, repeated."
+        "Feedback here is a verifier's, exact and about the very thing that is measured;"
+        " AlpacaFarm's is noisy, and about preferences that fine-tuning already meets well."
+        " Best-of-8 by the verifier is an upper bound that needs the answer at test time. Quark is"
+        " not among the arms: with binary rewards it is reward conditioning, repeated."
     ),
     reading=(
-        "In short: where the verifier is exact and a quarter of the samples pass, fine-tuning on what"
-        " passed ends three points above GRPO from the same number of completions (beyond its error in"
-        " the first run, not in the second), at one setting of each: three passes over its traces"
-        " against one step a batch. Both double the start's accuracy. That is the opposite of"
-        " AlpacaFarm, where feedback is noisy and the start is already fine-tuned on what is asked."
-        " Conditioning gains three to five points, far less; the first run cannot tell that from"
-        " nothing. The best of eight shows what is there to be had: the answer is among them seven"
-        " times in eight."
+        "In short: where the verifier is exact and a quarter of the samples pass, fine-tuning on"
+        " what passed ends three points above GRPO from the same number of completions (beyond its"
+        " error in the first run, not in the second), at one setting of each: three passes over its"
+        " traces against one step a batch. Both double the start's accuracy. That is the opposite"
+        " of AlpacaFarm, where feedback is noisy and the start is already fine-tuned on what is"
+        " asked. Conditioning gains three to five points, far less; the first run cannot tell that"
+        " from nothing. The best of eight shows what is there to be had: the answer is among them"
+        " seven times in eight."
     ),
 )
 

@@ -1,4 +1,5 @@
-"""What a study is, and how it is run: arms x seeds, a process each, finished ones kept, a page at the end."""
+"""What a study is, and how it is run: arms x seeds, a process each, finished ones kept, a page at
+the end."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Arm:
-    """One way of doing it. says: a line for the page. settings: what the run is told that others are not.
+    """One way of doing it. says: a line for the page. settings: what the run is told that others
+    are not.
 
     run: what performs it, where it is not the study's.
     """
@@ -73,7 +75,8 @@ class Arm:
 
 @dataclass(frozen=True)
 class Panel:
-    """A part of the figure: a curve averaged over ``window`` points, or, as is_value, a value's bar an arm."""
+    """A part of the figure: a curve averaged over ``window`` points, or, as is_value, a value's bar
+    an arm."""
 
     curve: str
     label: str
@@ -87,8 +90,8 @@ class Study:
     """A claim, the arms that test it, and what is shown of them.
 
     run: performs one run, in a process of its own. claims: what is judged, by criteria that stand
-    here before any run. columns: of the table, a value's name to its heading. reading: what a person
-    made of it afterwards; it takes no part in the judgement.
+    here before any run. columns: of the table, a value's name to its heading. reading: what a
+    person made of it afterwards; it takes no part in the judgement.
     """
 
     name: str
@@ -112,7 +115,8 @@ class Study:
 def once(
     folder: Path, key: Mapping[str, Any], make: Callable[[], Mapping[str, Any]]
 ) -> Mapping[str, Any]:
-    """Return what ``make`` returned, kept in the folder; made again where ``key`` is not that of then.
+    """Return what ``make`` returned, kept in the folder; made again where ``key`` is not that of
+    then.
 
     Another process that wants the same waits. What a killed one left in the folder is removed.
     """
@@ -138,7 +142,8 @@ def once(
 
 
 def main(study: Study, argv: Sequence[str] | None = None) -> None:
-    """Run the study's command line: all runs that are not there yet, then the page and its figure."""
+    """Run the study's command line: all runs that are not there yet, then the page and its
+    figure."""
     options = _parser(study).parse_args(argv)
     if options.run is not None:
         arm, seed = options.run
@@ -157,7 +162,8 @@ def main(study: Study, argv: Sequence[str] | None = None) -> None:
 
 
 def second_rounding() -> str:
-    """Return the name of the rounding just below this machine's own; raises SystemExit where it has none."""
+    """Return the name of the rounding just below this machine's own; raises SystemExit where it has
+    none."""
     import torch
 
     own = torch.backends.cpu.get_cpu_capability()
@@ -178,7 +184,8 @@ def run_all(
     quick: bool,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, dict[int, Mapping[str, Any]]]:
-    """Perform every arm with every seed, ``jobs`` at a time; returns what each found, by arm and seed.
+    """Perform every arm with every seed, ``jobs`` at a time; returns what each found, by arm and
+    seed.
 
     environment: variables of the runs' processes, for another rounding.
 
@@ -224,7 +231,8 @@ def run_one(study: Study, arm: Arm, seed: int, work: Path, quick: bool) -> Mappi
 
 
 def machine() -> str:
-    """Return this machine's processor, the kernels that PyTorch takes on it, and versions, in words."""
+    """Return this machine's processor, the kernels that PyTorch takes on it, and versions, in
+    words."""
     import torch
 
     try:
@@ -255,7 +263,8 @@ def merge(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, Any
 
 
 def folder_of(study: Study, arm: Arm, seed: int, work: Path, quick: bool) -> Path:
-    """Return where a run works: by what it does, so that studies share the runs that they have in common."""
+    """Return where a run works: by what it does, so that studies share the runs that they have in
+    common."""
     base = work / "quick" if quick else work
     settings = json.dumps(settings_of(study, arm), sort_keys=True)
     digest = hashlib.sha256(settings.encode()).hexdigest()[:12]
@@ -287,7 +296,8 @@ def _run_apart(
 
 
 def outcomes_of(found: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Outcomes:
-    """Return the numbers alone, the run's own seconds of processor among them: by arm, by seed, by name."""
+    """Return the numbers alone, the run's own seconds of processor among them: by arm, by seed, by
+    name."""
     return {
         arm: {
             seed: {**one["values"], "cpu_seconds": one["cpu_seconds"]}

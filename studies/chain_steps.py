@@ -12,11 +12,12 @@ NUMBER_OR_OPERATOR = re.compile(r"\d+|[+-]")
 
 
 def judge_steps(problem: Problem, completion: Completion) -> Verdict:
-    """Score each ``3+5=8`` of the reasoning, and last the answer; the completion's score is the answer's.
+    """Score each ``3+5=8`` of the reasoning, and last the answer; the completion's score is the
+    answer's.
 
-    A step is right where it is the next step of the sum: the value so far (the true one), the sum's next
-    operator and number, and their result. `StepScore.end` is the index of its last character, which is
-    its last token where a token is a byte; the answer's step ends with the completion.
+    A step is right where it is the next step of the sum: the value so far (the true one), the sum's
+    next operator and number, and their result. `StepScore.end` is the index of its last character,
+    which is its last token where a token is a byte; the answer's step ends with the completion.
     """
     answer = completion.answer_text.strip()
     right = float(answer == problem.spec["answer"])

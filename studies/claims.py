@@ -2,9 +2,9 @@
 
 Arms share their seeds (cold start, problems), so that differences are taken seed by seed. What
 decides is the 95 % interval of their mean, by Student's t (Student 1908): mean ± t e, where e is
-sqrt(sum (d - mean)^2 / (n - 1) / n) and t is that of n - 1 degrees of freedom (2.36 of eight seeds).
-Fewer than eight seeds decide nothing. Each interval is for its claim alone: of forty, two miss.
-A verdict stands where a second run, which rounds otherwise, comes to the same.
+sqrt(sum (d - mean)^2 / (n - 1) / n) and t is that of n - 1 degrees of freedom (2.36 of eight
+seeds). Fewer than eight seeds decide nothing. Each interval is for its claim alone: of forty, two
+miss. A verdict stands where a second run, which rounds otherwise, comes to the same.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
 def t_quantile(degrees: int) -> float:
     """Return the t that |T| exceeds with probability 5 %, T of Student's distribution.
 
-    By bisection of P(|T| > t) = I_x(degrees / 2, 1 / 2), x = degrees / (degrees + t^2), I the regularized
-    incomplete beta function.
+    By bisection of P(|T| > t) = I_x(degrees / 2, 1 / 2), x = degrees / (degrees + t^2), I the
+    regularized incomplete beta function.
     """
     from mpmath import betainc
 
@@ -69,7 +69,8 @@ def t_quantile(degrees: int) -> float:
 
 @dataclass(frozen=True)
 class Interval:
-    """The mean of paired differences and the 95 % interval around it; wide open of too few seeds."""
+    """The mean of paired differences and the 95 % interval around it; wide open of too few
+    seeds."""
 
     mean: float
     low: float
@@ -105,7 +106,8 @@ class Of:
 
 
 def compare(outcomes: Outcomes, first: Of, second: Of, as_ratio: bool = False) -> list[float]:
-    """Return ``first - second`` of each seed that measured both; as a ratio: log(first / second)."""
+    """Return ``first - second`` of each seed that measured both; as a ratio: log(first /
+    second)."""
     seeds = sorted(outcomes[first.arm].keys() & outcomes[second.arm].keys())
     found = [
         (outcomes[first.arm][n].get(first.value), outcomes[second.arm][n].get(second.value))
@@ -116,16 +118,18 @@ def compare(outcomes: Outcomes, first: Of, second: Of, as_ratio: bool = False) -
 
 
 def exceeds(says: str, first: Of, second: Of, margin: float, as_ratio: bool = False) -> Claim:
-    """Claim that one value exceeds another by at least ``margin``; as a ratio: is at least ``margin`` times it.
+    """Claim that one value exceeds another by at least ``margin``; as a ratio: is at least
+    ``margin`` times it.
 
-    With d the mean over seeds of the difference (of the log ratio) and m the margin (its logarithm):
-    reproduced where d >= m and the interval lies above 0; not reproduced where it lies below m; else undecided.
+    With d the mean over seeds of the difference (of the log ratio) and m the margin (its
+    logarithm): reproduced where d >= m and the interval lies above 0; not reproduced where it lies
+    below m; else undecided.
     """
     bound = math.log(margin) if as_ratio else margin
     criterion = (
-        f"{_sides(first, second, as_ratio)}: reproduced if its mean is at least {margin:g} and its 95 %"
-        f" interval lies above {1 if as_ratio else 0}; not reproduced if the interval lies below {margin:g};"
-        " else undecided"
+        f"{_sides(first, second, as_ratio)}: reproduced if its mean is at least {margin:g} and its"
+        f" 95 % interval lies above {1 if as_ratio else 0}; not reproduced if the interval lies"
+        f" below {margin:g}; else undecided"
     )
 
     def test(outcomes: Outcomes) -> Finding:
@@ -146,8 +150,8 @@ def equals(says: str, first: Of, second: Of, margin: float, as_ratio: bool = Fal
     bound = math.log(margin) if as_ratio else margin
     allowed = f"1/{margin:g} and {margin:g}" if as_ratio else f"-{margin:g} and {margin:g}"
     criterion = (
-        f"{_sides(first, second, as_ratio)}: reproduced if its 95 % interval lies between {allowed};"
-        " not reproduced if it lies wholly outside; else undecided"
+        f"{_sides(first, second, as_ratio)}: reproduced if its 95 % interval lies between"
+        f" {allowed}; not reproduced if it lies wholly outside; else undecided"
     )
 
     def test(outcomes: Outcomes) -> Finding:
@@ -166,8 +170,8 @@ def not_below(says: str, first: Of, second: Of, margin: float) -> Claim:
     Reproduced where the interval lies above -m; not reproduced where it lies below; else undecided.
     """
     criterion = (
-        f"{_sides(first, second, as_ratio=False)}: reproduced if its 95 % interval lies above -{margin:g};"
-        " not reproduced if it lies below that; else undecided"
+        f"{_sides(first, second, as_ratio=False)}: reproduced if its 95 % interval lies above"
+        f" -{margin:g}; not reproduced if it lies below that; else undecided"
     )
 
     def test(outcomes: Outcomes) -> Finding:
@@ -181,7 +185,8 @@ def not_below(says: str, first: Of, second: Of, margin: float) -> Claim:
 
 
 def standing(findings: Sequence[Finding]) -> str:
-    """Return what a claim's runs say together, in words: one verdict stands only where two runs agree."""
+    """Return what a claim's runs say together, in words: one verdict stands only where two runs
+    agree."""
     verdicts = [finding.verdict for finding in findings]
     if len(verdicts) == 1:
         return f"{verdicts[0].capitalize()}, in one run alone"

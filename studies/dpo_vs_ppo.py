@@ -60,8 +60,9 @@ STUDY = Study(
     name="dpo_vs_ppo",
     title="DPO and PPO on the same preferences",
     source=(
-        "Xu et al. 2024, Is DPO superior to PPO for LLM alignment? (arXiv 2404.10719), section 6: PPO with a"
-        " reward model of the same preferences beats DPO, most of all on code and reasoning."
+        "Xu et al. 2024, Is DPO superior to PPO for LLM alignment? (arXiv 2404.10719), section 6:"
+        " PPO with a reward model of the same preferences beats DPO, most of all on code and"
+        " reasoning."
     ),
     setup=SETUP,
     run=run_arm,
@@ -85,16 +86,17 @@ STUDY = Study(
     panels=(Panel("accuracy", "held-out accuracy", is_value=True),),
     columns={"accuracy": "held-out accuracy", "tokens": "tokens a completion"},
     limits=(
-        "Pairs: up to two a problem of 960 x 8 completions of the cold start, a right and a wrong one each, so"
-        " they are on-policy to begin with. One setting of each method; DPO sees no new completions, the other"
-        " two sample 60 x 128."
+        "Pairs: up to two a problem of 960 x 8 completions of the cold start, a right and a wrong"
+        " one each, so they are on-policy to begin with. One setting of each method; DPO sees no"
+        " new completions, the other two sample 60 x 128."
     ),
     reading=(
-        "In short: all three end at a tenth, below the quarter that they began with, and no further from one another than"
-        " their own seeds are. What they share is the preferences: a reward model of such pairs tells reasoning from guessing,"
-        " and hardly a right chain from a wrong one (see the study of over-optimization), so that PPO and GRPO climb a wrong"
-        " reward; and at DPO's end three quarters to 95 % of the pairs have become less likely on *both* sides. The claim is"
-        " about preferences that say what is wanted; it is not tested here."
+        "In short: all three end at a tenth, below the quarter that they began with, and no further"
+        " from one another than their own seeds are. What they share is the preferences: a reward"
+        " model of such pairs tells reasoning from guessing, and hardly a right chain from a wrong"
+        " one (see the study of over-optimization), so that PPO and GRPO climb a wrong reward; and"
+        " at DPO's end three quarters to 95 % of the pairs have become less likely on *both* sides."
+        " The claim is about preferences that say what is wanted; it is not tested here."
     ),
 )
 

@@ -8,8 +8,8 @@ STUDY = Study(
     name="grpo_vs_ppo",
     title="GRPO and PPO",
     source=(
-        "Shao et al. 2024, DeepSeekMath (arXiv 2402.03300), section 4.1: GRPO does without the critic, and so"
-        " takes less memory and computation than PPO, at no loss."
+        "Shao et al. 2024, DeepSeekMath (arXiv 2402.03300), section 4.1: GRPO does without the"
+        " critic, and so takes less memory and computation than PPO, at no loss."
     ),
     setup=SETUP,
     run=reinforce,
@@ -56,18 +56,20 @@ STUDY = Study(
         "cpu_seconds": "seconds of processor, the whole run",
     },
     limits=(
-        "Seconds are those of the trainer's own process, start and evaluation included, since seconds on the clock"
-        " say more of what else the machine did. Peak memory is the process's: Python, PyTorch and Transformers"
-        " alone take some 400 MiB, beside which a critic of 0.7M parameters (16 bytes each: weight, gradient, two"
-        " moments) is 11 MiB. A larger model of random weights was tried and left out: its completions are all wrong,"
-        " so that GRPO has no advantages and skips its update, and nothing is compared (memory and time are judged on the small model since then, so those two criteria were set after its"
-        " figures had been seen). One setting of each; the"
-        " critic has the policy's learning rate and no warm-up."
+        "Seconds are those of the trainer's own process, start and evaluation included, since"
+        " seconds on the clock say more of what else the machine did. Peak memory is the process's:"
+        " Python, PyTorch and Transformers alone take some 400 MiB, beside which a critic of 0.7M"
+        " parameters (16 bytes each: weight, gradient, two moments) is 11 MiB. A larger model of"
+        " random weights was tried and left out: its completions are all wrong, so that GRPO has no"
+        " advantages and skips its update, and nothing is compared (memory and time are judged on"
+        " the small model since then, so those two criteria were set after its figures had been"
+        " seen). One setting of each; the critic has the policy's learning rate and no warm-up."
     ),
     reading=(
-        "In short: GRPO and PPO end equally accurate here, within three points in both runs, and PPO takes 1.8 times the"
-        " processor. The critic is seen in memory too (some 30 MiB), but beside a process of 670 MiB it is just the five"
-        " percent that were asked for, so that this claim is not decided at 0.7M parameters."
+        "In short: GRPO and PPO end equally accurate here, within three points in both runs, and"
+        " PPO takes 1.8 times the processor. The critic is seen in memory too (some 30 MiB), but"
+        " beside a process of 670 MiB it is just the five percent that were asked for, so that this"
+        " claim is not decided at 0.7M parameters."
     ),
 )
 

@@ -15,8 +15,9 @@ STUDY = Study(
     name="kimi_vs_expert_iteration",
     title="Kimi's policy mirror descent and expert iteration",
     source=(
-        "Kimi Team 2025, Kimi k1.5 (arXiv 2501.12599), section 3.5 and figure 10: learning from wrong"
-        " completions too is far more sample-efficient than ReST, which fits the right ones alone."
+        "Kimi Team 2025, Kimi k1.5 (arXiv 2501.12599), section 3.5 and figure 10: learning from"
+        " wrong completions too is far more sample-efficient than ReST, which fits the right ones"
+        " alone."
     ),
     setup=SETUP,
     run=reinforce,
@@ -62,13 +63,15 @@ STUDY = Study(
         "entropy_end": "entropy at the end",
     },
     limits=(
-        "Four optimizer steps a batch, so that the mirror term has something to hold back. Expert iteration"
-        " is online here (a fresh batch each step); ReST in the paper collects larger batches."
+        "Four optimizer steps a batch, so that the mirror term has something to hold back. Expert"
+        " iteration is online here (a fresh batch each step); ReST in the paper collects larger"
+        " batches."
     ),
     reading=(
-        "In short: undecided. Early there is no difference; at the end Kimi's method is two to three points ahead in both"
-        " runs, but both intervals hold 0. Half of the samples pass soon, so that the right ones alone say nearly all; the"
-        " claim is about hard problems, where most fail."
+        "In short: undecided. Early there is no difference; at the end Kimi's method is two to"
+        " three points ahead in both runs, but both intervals hold 0. Half of the samples pass"
+        " soon, so that the right ones alone say nearly all; the claim is about hard problems,"
+        " where most fail."
     ),
 )
 

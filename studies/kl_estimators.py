@@ -18,10 +18,11 @@ STUDY = Study(
     name="kl_estimators",
     title="KL estimators in the loss and in the reward",
     source=(
-        "Schulman 2020, Approximating KL divergence (k1, k2, k3 as values); Tang and Munos 2025, On a few"
-        " pitfalls in KL divergence gradient estimation for RL (arXiv 2506.09477): the expected gradient"
-        " of k1 in the loss is zero, so that it restrains nothing; k2's in the loss, like k1 in the reward,"
-        " is the reverse KL's; k3's is the forward KL's (each token by token)."
+        "Schulman 2020, Approximating KL divergence (k1, k2, k3 as values); Tang and Munos 2025, On"
+        " a few pitfalls in KL divergence gradient estimation for RL (arXiv 2506.09477): the"
+        " expected gradient of k1 in the loss is zero, so that it restrains nothing; k2's in the"
+        " loss, like k1 in the reward, is the reverse KL's; k3's is the forward KL's (each token by"
+        " token)."
     ),
     setup=SETUP,
     run=reinforce,
@@ -38,7 +39,8 @@ STUDY = Study(
     ),
     claims=(
         equals(
-            "k1 in the loss does not restrain: the policy ends as far from its reference as without it.",
+            "k1 in the loss does not restrain: the policy ends as far from its reference as without"
+            " it.",
             Of("k1 loss", "kl_end"),
             Of("none", "kl_end"),
             margin=1.25,
@@ -67,17 +69,19 @@ STUDY = Study(
         "grad_norm_end": "gradient norm",
     },
     limits=(
-        "RLOO's row, whose loss sums over a completion's tokens, so that one weight means the same in the loss"
-        " and in the reward. The KL shown is k3's mean over sampled tokens, whatever the loss uses. One"
-        " weight, one learning rate. k1's gradient is zero in expectation only at the policy that sampled:"
-        " here each batch is used for one optimizer step. The number of steps was cut to 40 for want of time,"
-        " before any run."
+        "RLOO's row, whose loss sums over a completion's tokens, so that one weight means the same"
+        " in the loss and in the reward. The KL shown is k3's mean over sampled tokens, whatever"
+        " the loss uses. One weight, one learning rate. k1's gradient is zero in expectation only"
+        " at the policy that sampled: here each batch is used for one optimizer step. The number of"
+        " steps was cut to 40 for want of time, before any run."
     ),
     reading=(
-        "In short: k1 in the loss does nothing, as claimed. The other three do hold the policy nearer to its reference, but at"
-        " this weight by a tenth to a seventh, less than the quarter that was asked for beforehand: in forty steps the policy has moved"
-        " little (0.02 nats a token), and a weight of 0.05 on so little is small beside the reward. A larger weight would be the"
-        " next thing to run; it was not run here, so as not to look for a setting that agrees."
+        "In short: k1 in the loss does nothing, as claimed. The other three do hold the policy"
+        " nearer to its reference, but at this weight by a tenth to a seventh, less than the"
+        " quarter that was asked for beforehand: in forty steps the policy has moved little (0.02"
+        " nats a token), and a weight of 0.05 on so little is small beside the reward. A larger"
+        " weight would be the next thing to run; it was not run here, so as not to look for a"
+        " setting that agrees."
     ),
 )
 

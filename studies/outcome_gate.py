@@ -1,4 +1,5 @@
-"""Shaping terms in groups that hold nothing right: the advantages that they make there are phantoms."""
+"""Shaping terms in groups that hold nothing right: the advantages that they make there are
+phantoms."""
 
 from typing import Any
 
@@ -15,10 +16,10 @@ STUDY = Study(
     name="outcome_gate",
     title="A shaped length reward with and without the outcome gate",
     source=(
-        "an observation without a paper: under plain GRPO a shaped length reward collapsed accuracy from 0.715"
-        " to 0.10 over three seeds; counted only in groups that hold a right completion it kept 0.75."
-        " The shaping is the length reward of Kimi k1.5 (arXiv 2501.12599, section 2.3.3), which its authors"
-        " keep out of early training because it can slow it."
+        "an observation without a paper: under plain GRPO a shaped length reward collapsed accuracy"
+        " from 0.715 to 0.10 over three seeds; counted only in groups that hold a right completion"
+        " it kept 0.75. The shaping is the length reward of Kimi k1.5 (arXiv 2501.12599, section"
+        " 2.3.3), which its authors keep out of early training because it can slow it."
     ),
     setup=SETUP,
     run=reinforce,
@@ -64,15 +65,18 @@ STUDY = Study(
         "all_fail_end": "groups with nothing right at the end",
     },
     limits=(
-        "One shaping term at one weight. Where groups of eight nearly always hold something right, the gate"
-        " has nothing to do; how often they do not is in the table."
+        "One shaping term at one weight. Where groups of eight nearly always hold something right,"
+        " the gate has nothing to do; how often they do not is in the table."
     ),
     reading=(
-        "In short: the gate is worth 19 to 28 points of accuracy in the mean. Without it the runs part in two: three seeds of"
-        " eight fall to about 3 % in either run (seeds 0 and 2 in both), the others learn nearly as well as without shaping. So the mean alone leaves"
-        " undecided whether plain GRPO ends below its start: it is a matter of luck, which no average shows. Where it collapses, groups with nothing"
-        " right teach it to be short, which makes more such groups, until nearly every completion is a bare guess. Behind the"
-        " gate no seed collapses; two of the second run learn slowly (to 0.31 and 0.33), as Kimi's authors warn of early length rewards."
+        "In short: the gate is worth 19 to 28 points of accuracy in the mean. Without it the runs"
+        " part in two: three seeds of eight fall to about 3 % in either run (seeds 0 and 2 in"
+        " both), the others learn nearly as well as without shaping. So the mean alone leaves"
+        " undecided whether plain GRPO ends below its start: it is a matter of luck, which no"
+        " average shows. Where it collapses, groups with nothing right teach it to be short, which"
+        " makes more such groups, until nearly every completion is a bare guess. Behind the gate no"
+        " seed collapses; two of the second run learn slowly (to 0.31 and 0.33), as Kimi's authors"
+        " warn of early length rewards."
     ),
 )
 

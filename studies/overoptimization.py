@@ -1,4 +1,5 @@
-"""Gold reward as a proxy is optimized harder and harder, by best-of-n: noise, and ensembles against it."""
+"""Gold reward as a proxy is optimized harder and harder, by best-of-n: noise, and ensembles against
+it."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -26,10 +27,12 @@ AGGREGATES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def best_of_n(proxy: Sequence[float], gold: Sequence[float], n: int) -> float:
-    """Return the exact expectation of the gold score of the best by proxy among n of N samples without replacement.
+    """Return the exact expectation of the gold score of the best by proxy among n of N samples
+    without replacement.
 
     With samples ranked by proxy, the i-th best (from 0) is the best of n with probability
-    C(N - i - 1, n - 1) / C(N, n). Ties are broken by position, which knows nothing of the gold score.
+    C(N - i - 1, n - 1) / C(N, n). Ties are broken by position, which knows nothing of the gold
+    score.
     """
     ranked = sorted(range(len(proxy)), key=lambda i: -proxy[i])
     total = math.comb(len(proxy), n)
@@ -39,12 +42,14 @@ def best_of_n(proxy: Sequence[float], gold: Sequence[float], n: int) -> float:
 
 
 def divergence(n: int) -> float:
-    """Return the KL of best-of-n to the policy, log n - (n - 1) / n (Stiennon et al. 2020), in nats."""
+    """Return the KL of best-of-n to the policy, log n - (n - 1) / n (Stiennon et al. 2020), in
+    nats."""
     return math.log(n) - (n - 1) / n
 
 
 def member_scores(task: Task, groups: Sequence[Sequence[Mapping[str, Any]]]) -> np.ndarray:
-    """Return each member's scores of the pool, [member, problem, sample], standardized over the pool."""
+    """Return each member's scores of the pool, [member, problem, sample], standardized over the
+    pool."""
     noise = task.settings["noise"]
     key = {"noise": noise, "pairs": NUM_PAIRS, "members": MEMBERS}
     folder = task.shared / f"proxies-{noise}-{task.seed}"
@@ -90,7 +95,8 @@ def _logit(probability: float | None) -> float:
 
 
 def run_best_of_n(task: Task) -> Outcome:
-    """Score one pool by the proxy that the settings name; returns gold and proxy over the KL of best-of-n."""
+    """Score one pool by the proxy that the settings name; returns gold and proxy over the KL of
+    best-of-n."""
     groups = pool(task, "heldout", 150, SAMPLES)
     gold = [[float(passed(row)) for row in group] for group in groups]
     members = member_scores(task, groups)
@@ -122,10 +128,10 @@ STUDY = Study(
     name="overoptimization",
     title="Over-optimization of a learned reward",
     source=(
-        "Gao et al. 2022, Scaling laws for reward model overoptimization (arXiv 2210.10760): as the KL grows"
-        " the gold reward rises, then falls, while the proxy's goes on rising; Coste et al. 2023 (arXiv"
-        " 2310.02743): with 25 % of the labels flipped it is worse, and ensembles (minimum, mean less"
-        " deviation) mitigate it under best-of-n."
+        "Gao et al. 2022, Scaling laws for reward model overoptimization (arXiv 2210.10760): as the"
+        " KL grows the gold reward rises, then falls, while the proxy's goes on rising; Coste et"
+        " al. 2023 (arXiv 2310.02743): with 25 % of the labels flipped it is worse, and ensembles"
+        " (minimum, mean less deviation) mitigate it under best-of-n."
     ),
     setup=SETUP,
     run=run_best_of_n,
@@ -182,19 +188,22 @@ STUDY = Study(
         "proxy_end": "proxy, n = 64",
     },
     limits=(
-        "The proxies are the cold-started policy with a scalar head, trained on 300 pairs of a right and a wrong"
-        " completion each; gold is the verifier, right or wrong. *noiseless* and *noisy* are means over the"
-        " four members alone; members differ in their seed (and their flips). Best-of-n, exactly in"
-        " expectation, over one pool of 150 x 64 held-out completions a seed; best-of-n goes only as far"
-        " as log 64 - 63/64 = 3.2 nats, and reinforcement learning can go further."
+        "The proxies are the cold-started policy with a scalar head, trained on 300 pairs of a"
+        " right and a wrong completion each; gold is the verifier, right or wrong. *noiseless* and"
+        " *noisy* are means over the four members alone; members differ in their seed (and their"
+        " flips). Best-of-n, exactly in expectation, over one pool of 150 x 64 held-out completions"
+        " a seed; best-of-n goes only as far as log 64 - 63/64 = 3.2 nats, and reinforcement"
+        " learning can go further."
     ),
     reading=(
-        "In short: the curve of the literature. Best of 4 by a learned reward is right four times in ten,"
-        " best of 64 only once in eight, half as often as no selection at all, while the proxy goes on rising. The samples say"
-        " why: 300 pairs teach these models that reasoning beats guessing (scores go with length, at 0.8 to 0.9) and nothing of whether"
-        " a step is right; once all that is left to choose among are completions that reason, the top score goes to the oddest of them,"
-        " and the right answer is the commonest one. That error is shared, so that noise and ensembles move the curve by little:"
-        " one noisy model is the worst and the minimum of four the best in the mean, but not beyond two standard errors."
+        "In short: the curve of the literature. Best of 4 by a learned reward is right four times"
+        " in ten, best of 64 only once in eight, half as often as no selection at all, while the"
+        " proxy goes on rising. The samples say why: 300 pairs teach these models that reasoning"
+        " beats guessing (scores go with length, at 0.8 to 0.9) and nothing of whether a step is"
+        " right; once all that is left to choose among are completions that reason, the top score"
+        " goes to the oddest of them, and the right answer is the commonest one. That error is"
+        " shared, so that noise and ensembles move the curve by little: one noisy model is the"
+        " worst and the minimum of four the best in the mean, but not beyond two standard errors."
     ),
 )
 

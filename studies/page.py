@@ -20,7 +20,8 @@ COLORS = ("#2f8fd8", "#d9742b", "#3d9a5f", "#b0569e", "#8c7a2e", "#c8474b")
 
 
 def write_page(study: Study, runs: Sequence[Found], folder: Path) -> Path:
-    """Write ``NAME.svg`` and ``NAME.md`` of one run or of two that round otherwise; returns the page's path."""
+    """Write ``NAME.svg`` and ``NAME.md`` of one run or of two that round otherwise; returns the
+    page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     if study.panels:
         draw(study, runs[0], folder / f"{study.name}.svg")
@@ -54,7 +55,10 @@ def verdicts(study: Study, runs: Sequence[Outcomes]) -> str:
         findings = [claim.test(outcomes) for outcomes in runs]
         numbers = "; again: ".join(finding.numbers for finding in findings)
         lines.append(f"- {claim.says} **{standing(findings)}**: {numbers}.")
-    told = "In brackets the 95 % interval of the mean over seeds, by Student's t; *again*: a second run, which rounds otherwise."
+    told = (
+        "In brackets the 95 % interval of the mean over seeds, by Student's t; *again*: a second "
+        "run, which rounds otherwise."
+    )
     return "\n".join([*lines, "", told])
 
 
@@ -116,15 +120,16 @@ def _machines(runs: Sequence[Found]) -> str:
         cpu = sum(one["cpu_seconds"] for one in each)
         seeds = sorted({seed for by_seed in found.values() for seed in by_seed})
         lines.append(
-            f"{name}: seeds {', '.join(map(str, seeds))}; {len(each)} processes of one thread, two at a"
-            f" time, on {' and '.join(sorted({one['machine'] for one in each}))}; {cpu / len(each):.0f}"
-            f" seconds of processor each, {cpu / 60:.0f} minutes in all."
+            f"{name}: seeds {', '.join(map(str, seeds))}; {len(each)} processes of one thread, two"
+            f" at a time, on {' and '.join(sorted({one['machine'] for one in each}))};"
+            f" {cpu / len(each):.0f} seconds of processor each, {cpu / 60:.0f} minutes in all."
         )
     return "\n\n".join([*lines, f"{datetime.date.today().isoformat()}."])
 
 
 def draw(study: Study, found: Found, path: Path) -> None:
-    """Write the figure as SVG: a panel a curve, a color an arm; the same bytes for the same numbers."""
+    """Write the figure as SVG: a panel a curve, a color an arm; the same bytes for the same
+    numbers."""
     import matplotlib
 
     matplotlib.use("svg")

@@ -1,4 +1,5 @@
-"""Pools of judged completions of a cold-started policy, and what is made of them: pairs, traces, reward models."""
+"""Pools of judged completions of a cold-started policy, and what is made of them: pairs, traces,
+reward models."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ Row = Mapping[str, Any]
 
 
 def pool(task: Task, split: str, num_problems: int, num_samples: int) -> list[list[Row]]:
-    """Return judged completions of the seed's cold start at temperature 1, grouped by problem; sampled once."""
+    """Return judged completions of the seed's cold start at temperature 1, grouped by problem;
+    sampled once."""
     checkpoint = cold_started(task)
     num_problems = min(num_problems, 12) if task.quick else num_problems
     name = f"pool-{split}-{num_problems}x{num_samples}-{task.seed}"
@@ -66,7 +68,8 @@ def pairs(groups: Sequence[Sequence[Row]], seed: int, most: int = 1) -> list[dic
 
 
 def preferences(task: Task, most: int) -> list[dict[str, str]]:
-    """Return the pairs, up to ``most`` a problem, that the training pool of the seed's cold start gives."""
+    """Return the pairs, up to ``most`` a problem, that the training pool of the seed's cold start
+    gives."""
     placeholder = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
     found = pairs(pool(task, "train", NUM_PROBLEMS, GROUP_SIZE), task.seed, most)
     return found or [placeholder] * task.quick  # a quick run's cold start gets nothing right

@@ -16,8 +16,9 @@ STUDY = Study(
     name="rft_vs_grpo",
     title="Rejection sampling, outcome GRPO and process GRPO",
     source=(
-        "Shao et al. 2024, DeepSeekMath (arXiv 2402.03300), section 5.2.1 and figure 5: GRPO with outcome"
-        " rewards beats online rejection-sampling fine-tuning, and GRPO with process rewards beats both."
+        "Shao et al. 2024, DeepSeekMath (arXiv 2402.03300), section 5.2.1 and figure 5: GRPO with"
+        " outcome rewards beats online rejection-sampling fine-tuning, and GRPO with process"
+        " rewards beats both."
     ),
     setup=SETUP,
     run=reinforce,
@@ -42,7 +43,8 @@ STUDY = Study(
             margin=0.02,
         ),
         exceeds(
-            "Half way, process rewards are ahead of outcome rewards (training accuracy, steps 11 to 30).",
+            "Half way, process rewards are ahead of outcome rewards (training accuracy, steps 11 to"
+            " 30).",
             Of("grpo_process", "passed_early"),
             Of("grpo", "passed_early"),
             margin=0.02,
@@ -60,15 +62,16 @@ STUDY = Study(
         "length_end": "tokens a completion at the end",
     },
     limits=(
-        "The step verifier is a rule that knows the one right derivation, far better than the learned model"
-        " of the paper. All arms have one learning rate; their losses differ in scale, but AdamW's steps"
-        " hardly depend on it."
+        "The step verifier is a rule that knows the one right derivation, far better than the"
+        " learned model of the paper. All arms have one learning rate; their losses differ in"
+        " scale, but AdamW's steps hardly depend on it."
     ),
     reading=(
-        "In short: a reward a step is worth about three points over an outcome reward, in both runs. Outcome GRPO and"
-        " rejection sampling are not told apart: one run has GRPO 2.7 points behind, the other 1.4 ahead, and both"
-        " intervals hold 0. Where a completion either reasons well or slips once, and half of the samples pass, what"
-        " failed has little to add to what passed. Three seeds had once decided two of these claims the other way."
+        "In short: a reward a step is worth about three points over an outcome reward, in both"
+        " runs. Outcome GRPO and rejection sampling are not told apart: one run has GRPO 2.7 points"
+        " behind, the other 1.4 ahead, and both intervals hold 0. Where a completion either reasons"
+        " well or slips once, and half of the samples pass, what failed has little to add to what"
+        " passed. Three seeds had once decided two of these claims the other way."
     ),
 )
 

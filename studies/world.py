@@ -1,4 +1,5 @@
-"""The world that the studies share: the demo's 0.7M-parameter model and its sums, cold-started for less long.
+"""The world that the studies share: the demo's 0.7M-parameter model and its sums, cold-started for
+less long.
 
 A cold start is made once a seed and kept; every arm of every study begins with it.
 """
@@ -25,11 +26,12 @@ NUM_HELDOUT = 500
 LAST = 20  # steps at the end that a run's final figures are means of
 SETUP = (
     "a 0.7M-parameter Llama over bytes (`assay demo`'s), fresh a seed; sums of four numbers such as"
-    " `3+5-2+7=`, to be reasoned about step by step; a supervised cold start on 30 000 traces of which"
-    " 40 % are bare guesses and of whose steps 10 % are wrong; then, in every arm, the same problems in"
-    " the same order: steps of 16 problems x 8 completions of at most 48 tokens at temperature 1, one"
-    " optimizer step each, AdamW at a learning rate of 1e-4 (where an arm does not say otherwise)."
-    " Held-out: 500 problems that neither stage saw, one completion each at temperature 1"
+    " `3+5-2+7=`, to be reasoned about step by step; a supervised cold start on 30 000 traces of"
+    " which 40 % are bare guesses and of whose steps 10 % are wrong; then, in every arm, the same"
+    " problems in the same order: steps of 16 problems x 8 completions of at most 48 tokens at"
+    " temperature 1, one optimizer step each, AdamW at a learning rate of 1e-4 (where an arm does"
+    " not say otherwise). Held-out: 500 problems that neither stage saw, one completion each at"
+    " temperature 1"
 )
 
 
@@ -58,7 +60,8 @@ def cold_started(task: Task) -> str:
 
 
 def trained(tree: Mapping[str, Any]) -> TrainResult:
-    """Train to the end; raises RuntimeError for a run that was stopped before, which is no result."""
+    """Train to the end; raises RuntimeError for a run that was stopped before, which is no
+    result."""
     result = api.train(tree, quiet=True)
     if result.ended != "finished":
         raise RuntimeError(f"{result.run}: {result.ended} after {result.steps} steps")
@@ -66,7 +69,8 @@ def trained(tree: Mapping[str, Any]) -> TrainResult:
 
 
 def rl_config(task: Task, checkpoint: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of an RL run of ``task.settings["steps"]`` steps of 16 x 8 completions."""
+    """Return the configuration of an RL run of ``task.settings["steps"]`` steps of 16 x 8
+    completions."""
     base: dict[str, Any] = {
         "run": {"name": "rl", "directory": str(task.folder), "seed": task.seed, "threads": 1},
         "model": {"path": checkpoint},
