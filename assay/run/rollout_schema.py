@@ -233,7 +233,7 @@ def _lengths(column: pa.ChunkedArray) -> list[int | None]:
 
 def _means(column: pa.ChunkedArray) -> list[float | None]:
     """The mean of each list; None of one that is empty or not there."""
-    lists = _values_of(column, True)
+    lists = _values_of(column, _FLOATS)
     return [None if one is None or not len(one) else float(one.mean()) for one in lists]
 
 
