@@ -8,7 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
@@ -81,14 +81,15 @@ def read_environment(folder: Path) -> dict[str, Any] | None:
 
 def find_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return what differs between two environments and can change a result, one phrase each."""
-
-    def telling(facts: Mapping[str, Any]) -> dict[str, Any]:
-        found = {key: facts.get(key) for key in ("threads", "platform")}
-        for key in ("versions", "hardware"):
-            found |= facts.get(key) or {}
-        return {**found, "git commit": (facts.get("git") or {}).get("commit")}
-
     return _differences(telling(before), telling(now))
+
+
+def telling(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of an environment can change a result, as one flat table."""
+    found = {key: facts.get(key) for key in ("threads", "platform")}
+    for key in ("versions", "hardware"):
+        found |= facts.get(key) or {}
+    return {**found, "git commit": (facts.get("git") or {}).get("commit")}
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -120,6 +121,19 @@ def find_config_changes(before: TrainConfig, now: TrainConfig) -> list[str]:
         old, new = old_tree[section] or {}, new_tree[section] or {}
         changes += sorted(_differences(old, new, f"{section}."))
     return changes
+
+
+def settings_of(config: TrainConfig) -> dict[str, Any]:
+    """Return a configuration as one flat table of dotted keys; without those that are None."""
+    return dict(_flat(config.model_dump(mode="json", exclude_none=True)))
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def is_harmful(change: str) -> bool:

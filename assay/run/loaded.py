@@ -56,7 +56,7 @@ class LoadedRun:
 
         step: of one step; None: of all. problem: of one problem, by its id. status: ``passed``,
         ``failed`` or ``not_judged``. worst, best: so many of those that were judged, by their
-        reward; among equals the newest first. columns: any of the rollout log (docs/metrics.md),
+        reward; among equals the newest first. columns: any of the rollout log (docs/rollouts.md),
         ``num_tokens`` and ``advantage`` (the mean over the completion's tokens).
 
             run.rollouts(step="last", worst=5)

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from assay.config import LogConfig, TrainConfig, dump
 from assay.errors import MissingExtra, UserError, cause
 from assay.run.directory import Run
+from assay.run.environment import settings_of
 from assay.run.evaluations import FINISHED_EARLY, kind_of
 from assay.run.files import read_events
 from assay.terminal import escaped
@@ -57,10 +58,6 @@ class Place:
     def name(self) -> str:
         """What the run is to be called."""
         return self.log.name or self.folder.name
-
-    def settings(self) -> dict[str, Any]:
-        """Return the configuration as one flat table of dotted keys."""
-        return dict(_flat(self.config.model_dump(mode="json", exclude_none=True)))
 
 
 class Tracker(Protocol):
@@ -172,7 +169,7 @@ class Trackio:
                 name=place.known or place.name,
                 group=log.group,
                 resume="allow" if place.known else "never",
-                config=place.settings(),
+                config=settings_of(place.config),
                 private=True,
                 embed=False,
             )
@@ -208,7 +205,7 @@ class MLflow:
             tags = {"mlflow.runName": place.name, **({"group": log.group} if log.group else {})}
             tags |= dict.fromkeys(log.tags, "true")
             self.id = self._client.create_run(experiment, tags=tags).info.run_id
-            self._log_settings(place.settings())
+            self._log_settings(settings_of(place.config))
         else:
             self.id = place.known
             self._client.set_terminated(self.id, "RUNNING")
@@ -364,14 +361,6 @@ def choose(
     count = min(count, len(rollouts))
     last = max(1, count - 1)
     return [rollouts[n * (len(rollouts) - 1) // last] for n in range(count)]
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _as_code(text: str) -> str:

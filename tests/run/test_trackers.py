@@ -88,7 +88,7 @@ def test_a_tracker_hears_the_run(tmp_path: Path, opened: list[Recorder]) -> None
     }
     assert [(step, len(rows)) for step, rows in tracker.shown] == [(1, 3), (2, 3)]
     assert tracker.ended == ("RuntimeError: the power failed", False)
-    assert tracker.place.name == "test" and tracker.place.settings()["rl.steps"] == 5
+    assert tracker.place.name == "test"
     (event,) = events_of(folder, trackers.OPENED)
     assert event["tracker"] == "wandb" and event["id"] == "run 1"
 

@@ -1,0 +1,77 @@
+"""Commands that read what a run has written: its rollouts, and two runs side by side."""
+
+from __future__ import annotations
+
+import json
+import os
+import pydoc
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from assay.cli.console import Json, app
+from assay.errors import UserError, message
+
+
+@app.command()
+def rollouts(
+    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    count: Annotated[int, typer.Argument(min=1, help="How many to show.")] = 5,
+    worst: Annotated[bool, typer.Option("--worst", help="Lowest rewards first.")] = False,
+    best: Annotated[bool, typer.Option("--best", help="Highest rewards first.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Only what failed.")] = False,
+    not_judged: Annotated[
+        bool, typer.Option("--not-judged", help="Only what no verifier could judge.")
+    ] = False,
+    longest: Annotated[bool, typer.Option("--longest", help="Most tokens first.")] = False,
+    flipped: Annotated[
+        bool,
+        typer.Option("--flipped", help="Problems whose pass rate changed most: first and last."),
+    ] = False,
+    step: Annotated[int | None, typer.Option(help="Of one step. Default: of all.")] = None,
+    problem: Annotated[str | None, typer.Option(help="Of one problem, by its id.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Read rollouts of a run: prompts, completions and verdicts. Default: the newest five."""
+    from assay.run.loaded import load_run
+    from assay.run.reading import read_rollouts
+
+    asked = {
+        "worst": worst,
+        "best": best,
+        "failed": failed,
+        "not_judged": not_judged,
+        "longest": longest,
+        "flipped": flipped,
+    }
+    kinds = [name for name, is_asked in asked.items() if is_asked]
+    if len(kinds) > 1:
+        found = " and ".join(f"--{name.replace('_', '-')}" for name in kinds)
+        raise UserError(message("assay rollouts", found, "at most one of them"))
+    kind: Any = kinds[0] if kinds else None
+    show_paged(read_rollouts(load_run(run), kind, count, step, problem), as_json)
+
+
+@app.command(name="compare-runs")
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A", help="Run directory.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Run directory.")],
+    as_json: Json = False,
+) -> None:
+    """Compare two runs: settings that differ, where their curves end, and their speed."""
+    from assay.run.compare import compare_runs
+    from assay.run.loaded import load_run
+
+    show_paged(compare_runs(load_run(first), load_run(second)), as_json)
+
+
+def show_paged(result: Any, as_json: bool) -> None:
+    """Print a result; what is longer than the terminal goes through ``PAGER``, or ``less``."""
+    text = json.dumps(result.as_dict(), allow_nan=False) if as_json else str(result)
+    if as_json or not sys.stdout.isatty():
+        print(text, flush=True)
+        return
+    os.environ.setdefault("LESS", "-FRX")  # no pager for a text that fits
+    pydoc.pager(text)

@@ -1,0 +1,184 @@
+"""Two runs side by side: what was set otherwise, where their curves end, how fast they were."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+from assay.run.environment import settings_of, telling
+from assay.run.evaluations import Row, accuracy_of, by_kind, error_words, gain_between
+from assay.run.files import plain
+from assay.run.loaded import LoadedRun
+from assay.run.metrics import is_timing
+from assay.run.progress import format_seconds
+from assay.terminal import escaped
+
+Pair = tuple[Any, Any]
+"""Of the first run, A, and of the second, B; None where one has no such thing."""
+
+_ALWAYS_DIFFER = ("run.name", "run.directory")
+_SHOWN = (
+    *("reward/mean", "verdict/passed", "verdict/not_judged_share", "group/mixed", "length/mean"),
+    *("length/truncated", "entropy/mean", "kl/mean", "loss/total", "loss/nll"),
+    *("preference/accuracy", "optimizer/grad_norm"),
+)
+"""Metrics in the text; JSON has all."""
+_WIDEST = 60
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The last evaluation of one kind in A and in B."""
+
+    kind: str
+    rows: tuple[Row | None, Row | None]
+
+    @property
+    def difference(self) -> tuple[float, float | None] | None:
+        """B less A, and its standard error: problem by problem where both judged the same."""
+        first, last = self.rows
+        if first is None or last is None:
+            return None
+        if (gain := gain_between(first, last)) is not None:
+            return gain.value, gain.stderr
+        before, after = (accuracy_of(row) or 0.0 for row in (first, last))
+        errors = [row.get("eval/stderr") for row in (first, last)]
+        known = [error for error in errors if error is not None]
+        return after - before, sum(one**2 for one in known) ** 0.5 if len(known) == 2 else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        value, error = self.difference or (None, None)
+        return {
+            "kind": self.kind,
+            "step": [row and row["step"] for row in self.rows],
+            "accuracy": [row and accuracy_of(row) for row in self.rows],
+            "stderr": [row and row.get("eval/stderr") for row in self.rows],
+            "difference": value,
+            "difference_stderr": error,
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs, and what lies between them.
+
+    settings, surroundings: what differs of the configurations, of machines and versions. metrics:
+    means over the last tenth of each run's steps, at least one and at most twenty. speed: seconds a
+    step (the median), tokens a second, wall time, peak memory.
+    """
+
+    runs: tuple[str, str]
+    settings: Mapping[str, Pair]
+    surroundings: Mapping[str, Pair]
+    heldout: Sequence[HeldOut]
+    metrics: Mapping[str, Pair]
+    speed: Mapping[str, Pair]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON; a pair is a list."""
+        tables = ("runs", "settings", "surroundings", "metrics", "speed")
+        heldout = [one.as_dict() for one in self.heldout]
+        return plain({name: getattr(self, name) for name in tables} | {"heldout": heldout})
+
+    def __str__(self) -> str:
+        numbers = {name: self.metrics[name] for name in _SHOWN if name in self.metrics}
+        lines = [f"A: {self.runs[0]}", f"B: {self.runs[1]}"]
+        lines += _section("settings that differ", self.settings, _text)
+        lines += ["", "=== held-out accuracy ===", *(map(_heldout_line, self.heldout))]
+        lines += [] if self.heldout else ["none"]
+        lines += _section("last steps, mean", numbers, _number)
+        lines += _section("speed", self.speed, _number)
+        lines += _section("machine and versions that differ", self.surroundings, _text)
+        return escaped("\n".join(lines))
+
+
+def compare_runs(first: LoadedRun, second: LoadedRun) -> Comparison:
+    """Compare two runs, finished or not."""
+    runs = (first, second)
+    settings = _differing(*(settings_of(run.config) for run in runs))
+    kinds = [by_kind(run.evaluations) for run in runs]
+    return Comparison(
+        runs=(_described(first), _described(second)),
+        settings={key: settings[key] for key in settings if key not in _ALWAYS_DIFFER},
+        surroundings=_differing(*(telling(run.environment) for run in runs)),
+        heldout=[
+            HeldOut(kind, (kinds[0].get(kind, [None])[-1], kinds[1].get(kind, [None])[-1]))
+            for kind in dict.fromkeys([*kinds[0], *kinds[1]])
+        ],
+        metrics=_pairs(*map(_ends, runs)),
+        speed=_pairs(*map(_speed, runs)),
+    )
+
+
+def _described(run: LoadedRun) -> str:
+    ended = run.ended or "still running, or killed"
+    return f"{run.folder} ({ended}, {run.num_steps} steps, {format_seconds(run.seconds)})"
+
+
+def _ends(run: LoadedRun) -> dict[str, float]:
+    rows = run.metrics[-min(20, max(1, len(run.metrics) // 10)) :]
+    names = [name for name in run.metrics.columns if name != "step" and not is_timing(name)]
+    found = {name: _known(row.get(name) for row in rows) for name in names}
+    return {name: fmean(values) for name, values in found.items() if values}
+
+
+def _speed(run: LoadedRun) -> dict[str, float]:
+    seconds = _known(row.get("time/step") for row in run.metrics)
+    memory = _known(row.get("memory/peak_mib") for row in run.metrics)
+    found: dict[str, float] = {}
+    if seconds:
+        found = {"seconds a step": median(seconds), "seconds in all": run.seconds}
+    if run.seconds and run.num_tokens:
+        found["tokens a second"] = run.num_tokens / run.seconds
+    return found | ({"peak memory, MiB": max(memory)} if memory else {})
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _pairs(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Pair]:
+    return {name: (first.get(name), second.get(name)) for name in {**first, **second}}
+
+
+def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Pair]:
+    return {name: pair for name, pair in _pairs(first, second).items() if pair[0] != pair[1]}
+
+
+def _heldout_line(one: HeldOut) -> str:
+    shown = [
+        "not measured"
+        if row is None
+        else f"{accuracy_of(row):.1%}{error_words(row.get('eval/stderr'))} at step {row['step']}"
+        for row in one.rows
+    ]
+    line = f"{one.kind}: A {shown[0]}, B {shown[1]}"
+    if one.difference is None:
+        return line
+    value, error = one.difference
+    spread = "" if error is None else f" ± {100 * error:.1f}"
+    return f"{line}; B less A {100 * value:+.1f}{spread} points"
+
+
+def _section(title: str, rows: Mapping[str, Pair], words: Callable[[Any], str]) -> Iterator[str]:
+    yield from ("", f"=== {title} ===")
+    table = [(name, *map(words, pair)) for name, pair in rows.items()]
+    if not table:
+        yield "none"
+        return
+    widths = [max(len(row[n]) for row in [("", "A", "B"), *table]) for n in range(2)]
+    for name, a, b in [("", "A", "B"), *table]:
+        yield f"{name:{widths[0]}}  {a:{widths[1]}}  {b}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+
+
+def _text(value: Any) -> str:
+    text = "-" if value is None else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."

@@ -1,0 +1,111 @@
+"""Rollouts of a run chosen to be read, as text for a terminal or plain rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal
+
+from assay.errors import RunError, message
+from assay.run.files import plain
+from assay.run.loaded import LoadedRun
+from assay.terminal import escaped
+
+Kind = Literal["worst", "best", "failed", "not_judged", "longest", "flipped"]
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Some rollouts of a run. found: how many there were to choose from."""
+
+    rollouts: Sequence[Row]
+    found: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return plain({"rollouts": self.rollouts, "found": self.found})
+
+    def __str__(self) -> str:
+        lines: list[str] = []
+        last_prompt = None
+        for row in self.rollouts:
+            prompt = (row["problem_id"], row["prompt"])
+            if prompt != last_prompt:
+                last_prompt = prompt
+                lines += [f"=== {row['problem_id']} ===", row["prompt"] or ""]
+            lines += [f"--- {', '.join(_facts(row))} ---", row["text"] or ""]
+        lines.append(f"({len(self.rollouts)} of {self.found} rollouts)")
+        return escaped("\n".join(lines))
+
+
+def read_rollouts(
+    run: LoadedRun,
+    kind: Kind | None = None,
+    count: int = 5,
+    step: int | Literal["last"] | None = None,
+    problem: str | None = None,
+) -> Reading:
+    """Return so many rollouts of a run.
+
+    kind: None: the newest. ``worst``, ``best``: by reward, of those that were judged. ``failed``,
+    ``not_judged``: the newest of them. ``longest``: by tokens. ``flipped``: of problems that were
+    drawn more than once, those whose share of passed completions has changed most between the first
+    draw and the last; one completion of each draw, the earlier first. step, problem: of these
+    alone. Raises RunError for a problem that has no rollouts.
+    """
+    status = kind if kind in ("failed", "not_judged") else None
+    every = list(run.rollouts(step=step, problem=problem, status=status))
+    if problem is not None and not every and not run.rollouts(step=step, problem=problem):
+        ids = dict.fromkeys(run.rollouts(step=step, columns=["problem_id"])["problem_id"])
+        known = ", ".join([*ids][:3])
+        where = f"{run.folder} --problem"
+        raise RunError(message(where, repr(problem), f"an id, as {known}" if ids else "none"))
+    if kind in ("worst", "best"):
+        sign = 1 if kind == "worst" else -1
+        every = [row for row in every if row["reward"] is not None]
+        every.sort(key=lambda row: (sign * row["reward"], -row["step"]))
+    elif kind == "longest":
+        every.sort(key=lambda row: (-row["num_tokens"], -row["step"]))
+    elif kind == "flipped":
+        pairs = sorted(_flips(every), key=lambda pair: -pair[0])
+        return Reading([row for _, *pair in pairs[:count] for row in pair], 2 * len(pairs))
+    else:
+        every.sort(key=lambda row: -row["step"])
+    return Reading(every[:count], len(every))
+
+
+def _flips(rows: Sequence[Row]) -> Iterator[tuple[float, Row, Row]]:
+    """Yield (change, rollout of the first draw, of the last) of each problem that changed."""
+    judged = [row for row in rows if row["status"] in ("passed", "failed")]
+    judged.sort(key=lambda row: (row["problem_id"], row["step"]))
+    for _, of_problem in groupby(judged, key=lambda row: row["problem_id"]):
+        draws = [[*draw] for _, draw in groupby(of_problem, key=lambda row: row["group_id"])]
+        first, last = draws[0], draws[-1]
+        change = _share_passed(last) - _share_passed(first)
+        if change:
+            before, after = ("failed", "passed") if change > 0 else ("passed", "failed")
+            yield abs(change), _one_of(first, before), _one_of(last, after)
+
+
+def _share_passed(rows: Sequence[Row]) -> float:
+    return sum(row["status"] == "passed" for row in rows) / len(rows)
+
+
+def _one_of(rows: Sequence[Row], status: str) -> Row:
+    return next(row for row in rows if row["status"] == status)
+
+
+def _facts(row: Row) -> Iterator[str]:
+    yield f"step {row['step']}"
+    yield row["status"].replace("_", " ")
+    if row["reward"] is not None:
+        yield f"reward {row['reward']:.4g}"
+    yield from (f"{name} {value:.4g}" for name, value in (row["components"] or {}).items())
+    if row["advantage"] is not None:
+        yield f"advantage {row['advantage']:+.3g}"
+    yield f"{row['num_tokens']} tokens, {row['finish_reason']}"
+    if row["extracted"] is not None:
+        yield f"extracted {row['extracted']!r}"
+    yield from (str(row[name]) for name in ("reason", "detail") if row[name])

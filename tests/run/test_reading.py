@@ -1,0 +1,150 @@
+"""Rollouts in a terminal, and two runs side by side."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_fakes import FakeLearner, make_config, make_rollouts
+
+from assay import cli
+from assay.errors import RunError
+from assay.run.compare import compare_runs
+from assay.run.directory import Run
+from assay.run.loaded import LoadedRun, load_run
+from assay.run.reading import Kind, read_rollouts
+
+
+def make_run(parent: Path, num_steps: int, accuracy: float, **sections: object) -> Path:
+    """Make a run; its evaluations judge two problems, the second of which it never solves."""
+    with Run.create(make_config(parent, **sections), quiet=True) as run:
+        learner = FakeLearner()
+        run.attach(learner=learner)
+        row = {"eval/temperature": 0.0, "eval/stderr": 0.1, "eval/num_problems": 2}
+        run.record_evaluation({**row, "eval/pass_at_1": 0.0})
+        for _ in range(num_steps):
+            groups, verdicts = make_rollouts(run.step + 1)
+            first = replace(groups[0].completions[0], text="\x1b]0;mine\x07 red")
+            members = (first, *groups[0].completions[1:])
+            groups[0] = replace(groups[0], completions=members)
+            run.record(groups, verdicts)
+            run.finish_step(learner.learn(groups, verdicts))
+        by_problem = {"a": 2 * accuracy, "b": 0.0}
+        run.record_evaluation({**row, "eval/pass_at_1": accuracy, "eval/by_problem": by_problem})
+        return run.folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> LoadedRun:
+    return load_run(make_run(tmp_path_factory.mktemp("runs"), 3, 0.25))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> LoadedRun:
+    changes = {"rl": {"steps": 4}, "sampling": {"temperature": 0.5}}
+    return load_run(make_run(tmp_path_factory.mktemp("other"), 4, 0.5, **changes))
+
+
+def test_what_is_asked_for_is_shown_first(run: LoadedRun) -> None:
+    every = list(run.rollouts())
+    rewards = sorted(row["reward"] for row in every if row["reward"] is not None)
+
+    def read(kind: Kind, count: int = 4) -> list[dict[str, object]]:
+        return [dict(row) for row in read_rollouts(run, kind, count).rollouts]
+
+    assert [row["reward"] for row in read("worst")] == rewards[:4]
+    assert [row["reward"] for row in read("best")] == rewards[::-1][:4]
+    lengths = sorted((row["num_tokens"] for row in every), reverse=True)
+    assert [row["num_tokens"] for row in read("longest")] == lengths[:4]
+    for kind in ("failed", "not_judged"):
+        found = read_rollouts(run, kind, 100)
+        assert {row["status"] for row in found.rollouts} == {kind}
+        assert found.found == len(run.rollouts(status=kind)) > 0
+    newest = read_rollouts(run, count=2)
+    assert [row["step"] for row in newest.rollouts] == [3, 3] and newest.found == len(every)
+    assert {row["step"] for row in read_rollouts(run, step=2).rollouts} == {2}
+    assert {row["problem_id"] for row in read_rollouts(run, problem="p1").rollouts} == {"p1"}
+
+
+def test_flipped_problems_are_shown_before_and_after(run: LoadedRun) -> None:
+    rows = read_rollouts(run, "flipped", 100).rollouts
+    changes: list[float] = []
+    assert rows
+    for before, after in zip(rows[::2], rows[1::2], strict=True):
+        assert before["problem_id"] == after["problem_id"]
+        assert before["step"] == 1 and after["step"] == 3
+        shares = []
+        for step in (1, 3):
+            judged = run.rollouts(step=step, problem=before["problem_id"])["status"]
+            judged = [status for status in judged if status != "not_judged"]
+            shares.append(judged.count("passed") / len(judged))
+        rose = shares[1] > shares[0]
+        assert [before["status"], after["status"]] == (
+            ["failed", "passed"] if rose else ["passed", "failed"]
+        )
+        changes.append(abs(shares[1] - shares[0]))
+    assert changes == sorted(changes, reverse=True) and 0 not in changes
+
+
+def test_a_wrong_problem_or_step_is_one_line(run: LoadedRun) -> None:
+    with pytest.raises(RunError, match="--problem: found 'p9'; accepted: an id, as p0, p1, p2"):
+        read_rollouts(run, problem="p9")
+    with pytest.raises(RunError, match="of step: found 9; accepted: a step from 1 to 3"):
+        read_rollouts(run, step=9)
+    assert read_rollouts(run, "worst", problem="p0", step=2).rollouts
+
+
+@pytest.fixture
+def output(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["assay", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        said = capsys.readouterr()
+        return int(end.value.code or 0), said.out, said.err
+
+    return call
+
+
+def test_the_command_shows_text_escaped(run: LoadedRun, output: Any) -> None:
+    code, text, _ = output("rollouts", run.folder, "--step", 2, "100")
+    assert code == 0 and "\x1b" not in text and "\\u001b]0;mine" in text
+    assert "=== p0 ===\nQ: 0\n--- step 2, " in text and "(12 of 12 rollouts)" in text
+    code, text, _ = output("rollouts", run.folder, "--worst", "2", "--json")
+    (line,) = text.splitlines()
+    assert code == 0 and len(json.loads(line)["rollouts"]) == 2 and json.loads(line)["found"] > 2
+    code, _, said = output("rollouts", run.folder, "--worst", "--not-judged")
+    assert code == 2 and "found --worst and --not-judged; accepted: at most one" in said
+    code, _, said = output("rollouts", run.folder.parent)
+    assert code == 2 and "not a run directory" in said
+
+
+def test_two_runs_are_compared(run: LoadedRun, other: LoadedRun, output: Any) -> None:
+    found = compare_runs(run, other)
+    assert found.settings == {"rl.steps": (12, 4), "sampling.temperature": (1.0, 0.5)}
+    (greedy,) = found.heldout
+    value, error = greedy.difference or (0.0, None)
+    assert (value, error) == (pytest.approx(0.25), pytest.approx(0.25))  # 0.5 and 0 of two problems
+    assert found.metrics["reward/mean"] == (
+        pytest.approx(run.metrics["reward/mean"][-1]),
+        pytest.approx(other.metrics["reward/mean"][-1]),
+    )
+    assert not any(name.startswith(("time/", "speed/")) for name in found.metrics)
+    assert found.speed["seconds a step"][0] > 0 and found.surroundings == {}
+    code, text, _ = output("compare-runs", run.folder, other.folder)
+    assert code == 0 and "rl.steps" in text
+    assert "greedy: A 25.0% ± 10.0% at step 3, B 50.0% ± 10.0% at step 4" in text
+    assert "B less A +25.0 ± 25.0 points" in text
+    code, text, _ = output("compare-runs", run.folder, other.folder, "--json")
+    table = json.loads(text)
+    assert table["settings"]["rl.steps"] == [12, 4] and table["heldout"][0]["difference"] == 0.25
+
+
+def test_a_run_is_like_itself(run: LoadedRun) -> None:
+    found = compare_runs(run, run)
+    assert not found.settings and "=== settings that differ ===\nnone" in str(found)
+    assert all(a == b for a, b in found.metrics.values())
