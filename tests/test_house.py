@@ -68,7 +68,7 @@ BUDGETS = {
     "plan": 1980,
     "reward_models": 1530,  # was verify/reward_model: it reads runs and checkpoints
     "run": 4670,  # `load_run` 220, four experiment trackers 370, rollouts read and runs compared 300
-    "training": 4688,
+    "training": 4670,
     "verify/*.py": 1265,  # fields that all rooms share: options, choices, flags, lists
     "verify/answers": 3800,
     "verify/instructions": 850,

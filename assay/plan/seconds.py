@@ -146,8 +146,9 @@ def time_rl(
     from assay.learn.advantages import compute_advantages
     from assay.training.assemble import choose_layout, make_learner
 
-    config = bench.config
-    learner = make_learner(config, bench, row, choose_layout(config, bench, problems))
+    config, rl = bench.config, bench.config.rl
+    assert rl is not None
+    learner = make_learner(bench, row, choose_layout(bench, problems, rl.group_size))
 
     def learn(groups: Sequence[Group]) -> None:
         batch = learner.score(groups, spread_verdicts(groups))
@@ -169,8 +170,8 @@ def time_sft(bench: Bench) -> StepSeconds:
 
     config, sft = bench.config, bench.config.sft
     assert sft is not None
-    most, (lean, _) = sft.max_tokens_per_micro_batch, prove_lean(bench.loaded.model)
-    learner = SFTLearner(make_passes(config, bench, 1000, "sft", most, "plain", lean))
+    lean, _ = prove_lean(bench.loaded.model)
+    learner = SFTLearner(make_passes(config, bench.loaded, 1000, "plain", lean))
 
     def learn(groups: Sequence[Group]) -> None:
         learner.update(pack(groups, spread_verdicts(groups), learner.device))

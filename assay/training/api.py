@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -15,10 +16,7 @@ from assay.config import TrainConfig
 from assay.data.chat import keep_fitting
 from assay.data.problems import ProblemSet, load_problems
 from assay.data.rows import read_problem
-from assay.data.traces import load_traces
 from assay.errors import ConfigError, RunError, VerifierError
-from assay.learn.algorithms import describe
-from assay.model.probe import prove_lean
 from assay.plan.memory import plan_memory
 from assay.run.files import check_folder, check_output
 from assay.run.loaded import load_run
@@ -26,24 +24,18 @@ from assay.run.names import find_checkpoint
 from assay.run.trackers import check_trackers
 from assay.training.assemble import (
     Bench,
-    choose_algorithm,
-    choose_layout,
     fit_heldout,
-    fit_problems,
     fixed_words,
     open_bench,
     open_verifiers,
     rate_words,
-    read_problems,
     show_sampling,
     with_slots,
 )
 from assay.training.consent import TO_SAMPLE, open_config
 from assay.training.evaluate import Evaluation, evaluate, sample_and_judge
 from assay.training.results import DryRun, SampleResult, TrainResult, describe_sample, read_result
-from assay.training.sft import run_sft
-from assay.training.stage import Stage
-from assay.training.stages import run_rl
+from assay.training.stage import Kind, Stage
 from assay.types import Group, Problem, Verdict
 from assay.verify.service import VerifierService
 
@@ -95,7 +87,7 @@ def run_stage(stage: Stage) -> TrainResult:
         check_folder(Path(stage.config.run.directory), "run.directory")
     check_trackers(stage.config.log)
     stage = replace(stage, config=settled(stage.config))
-    return read_result(_runner(stage.config)(stage))
+    return read_result(_kind(stage.config).run(stage))
 
 
 def run_stages(
@@ -130,19 +122,13 @@ def run_stages(
     return results
 
 
-def _runner(config: TrainConfig) -> Callable[[Stage], Path]:
-    """Return what performs the configured stage."""
-    if config.rl is not None:
-        return run_rl
-    if config.sft is not None:
-        return run_sft
-    if config.preference is not None:
-        from assay.training.preference import run_preference
+KINDS = {"rl": "stages", "sft": "sft", "preference": "preference", "reward_model": "reward_model"}
+"""The module of each kind of stage, imported when it is run; its ``KIND`` is what it can do."""
 
-        return run_preference
-    from assay.training.reward_model import run_reward_model
 
-    return run_reward_model
+def _kind(config: TrainConfig) -> Kind:
+    """Return what the configured kind of stage can do."""
+    return import_module(f"assay.training.{KINDS[config.stage]}").KIND
 
 
 class HowToSample(TypedDict, total=False):
@@ -236,59 +222,18 @@ def dry_run(config: Configured, *, overrides: Sequence[str] = (), quiet: bool = 
     settings = settled(read_config(config, overrides))
     check_trackers(settings.log)
     path = Path(config) if isinstance(config, Path | str) else None
-    has_critic = False
     with configuration.naming_lines(path, overrides), ExitStack() as stack:
-        verifiers = open_verifiers(settings, stack)
-        opened = _read_rows(settings, verifiers)
+        kind, verifiers = _kind(settings), open_verifiers(settings, stack)
+        rows = kind.read(settings, verifiers)
         bench = open_bench(settings, verifiers)
         show_sampling(bench, stack, quiet)
-        if settings.preference is not None:
-            from assay.training.preference import first_look
-
-            problem, notes, has_reference = first_look(bench, settings.preference, opened)
-            rows: Sequence[Problem] = [problem]
-        elif settings.reward_model is not None:
-            from assay.training.reward_model import first_look as first_rows
-
-            problem, notes = first_rows(settings, bench.loaded, opened)
-            rows, has_reference = [problem], False
-        elif settings.rl is None:
-            rows = [Problem("trace", opened[0].prompt)]
-            notes = [f"{len(opened)} traces", f"the first completion is {opened[0].completion!r}"]
-            notes += filter(None, [prove_lean(bench.loaded.model)[1]])
-            has_reference = False
-        else:
-            row = choose_algorithm(settings)
-            opened = fit_problems(opened, bench)
-            rows = [opened.train[0]]
-            layout = choose_layout(settings, bench, opened.train)
-            source = f"{row.name}: {row.paper}, {row.equation}"
-            sets = f"{row.name} here sets: {describe(row) or 'nothing beside the defaults'}"
-            notes = [*opened.notes, source, sets, layout.reason]
-            completions = settings.rl.num_prompts * settings.rl.group_size
-            notes.append(f"{settings.rl.steps} steps of {completions} completions")
-            notes += [f"warning: {text}" for text in bench.verifiers.warnings()]
-            has_reference, has_critic = row.kl_weight > 0, row.has_critic
+        look = kind.look(settings, bench, rows)
         rate = f"learning rate {rate_words(settings, bench.loaded.model)}"
-        notes = [*notes, rate, *fixed_words(bench)]
-        length = len(bench.renderer.render(rows[0]).tokens)
-        memory = plan_memory(settings, bench.loaded.model, length, has_reference, has_critic)
-        return DryRun(_sample(bench, rows, 1, settings.sampling.temperature), notes, memory)
-
-
-def _read_rows(config: TrainConfig, verifiers: VerifierService) -> Any:
-    """Open the rows of whichever stage it is, as its run does before it loads a model."""
-    if config.preference is not None:
-        from assay.training.preference import read_rows
-
-        return read_rows(config, verifiers)
-    if config.reward_model is not None:
-        from assay.training.reward_rows import open_rows
-
-        return open_rows(config)
-    if config.sft is not None:
-        return load_traces(config.sft.traces, on_bad_row=config.data.on_bad_row)
-    return read_problems(config, verifiers)
+        length = len(bench.renderer.render(look.problem).tokens)
+        needs = (look.has_reference, look.has_critic)
+        memory = plan_memory(settings, bench.loaded.model, length, *needs)
+        first = _sample(bench, [look.problem], 1, settings.sampling.temperature)
+        return DryRun(first, [*look.notes, rate, *fixed_words(bench)], memory)
 
 
 def export(model: str, out: Path | str) -> Path:

@@ -313,25 +313,25 @@ def _check_critic(config: TrainConfig, rl: RLConfig, row: Algorithm) -> None:
         raise ConfigError(message("critic.warmup_steps", found, accepted))
 
 
-def choose_layout(config: TrainConfig, bench: Bench, problems: Sequence[Problem]) -> LayoutChoice:
-    """Prove that shared prompts equal plain ones, and choose the layout for this run's shape."""
-    assert config.rl is not None
+def choose_layout(bench: Bench, problems: Sequence[Problem], group_size: int) -> LayoutChoice:
+    """Prove that shared prompts equal plain ones, and choose the layout for this run's shape.
+
+    Prompts count as those of the first problems, completions as half of the longest.
+    """
     first = [problems[n] for n in range(min(PROBED_PROMPTS, len(problems)))]
     lengths = sorted(len(bench.renderer.render(problem).tokens) for problem in first)
     return probe_layouts(
         bench.loaded.model,
         prompt_length=lengths[len(lengths) // 2],
-        completion_length=config.sampling.max_tokens // 2,
-        group_size=config.rl.group_size,
+        completion_length=bench.config.sampling.max_tokens // 2,
+        group_size=group_size,
     )
 
 
-def make_learner(
-    config: TrainConfig, bench: Bench, row: Algorithm, layout: LayoutChoice
-) -> PolicyLearner:
+def make_learner(bench: Bench, row: Algorithm, layout: LayoutChoice) -> PolicyLearner:
     """Return the learner of the RL stage; it weighs what a generator samples that is not exact."""
     row = for_generator(row, bench.generator.exact)
-    rl, loaded = config.rl, bench.loaded
+    config, rl, loaded = bench.config, bench.config.rl, bench.loaded
     assert rl is not None
     start = None
     if row.has_critic and config.critic.path is not None:
@@ -357,27 +357,22 @@ def make_learner(
 
 
 def make_passes(
-    config: TrainConfig,
-    bench: Bench,
-    total_steps: int,
-    section: str,
-    max_tokens_per_micro_batch: int | None,
-    layout: Layout,
-    lean: bool,
+    config: TrainConfig, loaded: LoadedModel, total_steps: int, layout: Layout, lean: bool
 ) -> Passes:
-    """Return the way of batches through the policy, at temperature 1, for stages without sampling.
+    """Return the way of batches through a model, at temperature 1, for stages without sampling.
 
     layout, lean: as proved on this very model (`assay.model.probe`).
     """
+    section: Any = getattr(config, config.stage)
     return Passes(
-        bench.loaded.model,
-        Optimizer(bench.loaded.model, config.optimizer, total_steps, section),
-        section=section,
+        loaded.model,
+        Optimizer(loaded.model, config.optimizer, total_steps, config.stage),
+        section=config.stage,
         layout=layout,
         lean=lean,
-        max_tokens_per_micro_batch=max_tokens_per_micro_batch,
+        max_tokens_per_micro_batch=section.max_tokens_per_micro_batch,
         activation_checkpointing=config.model.activation_checkpointing,
-        tokenizer=bench.loaded.tokenizer,
+        tokenizer=loaded.tokenizer,
     )
 
 

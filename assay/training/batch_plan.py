@@ -35,9 +35,14 @@ class BatchPlan:
         """Return how the step after ``step`` finished ones is sampled."""
         if not self.temperatures:
             return self.sampling
-        steps, temperatures = zip(*self.temperatures, strict=True)
-        temperature = float(np.interp(step, steps, temperatures))
+        temperature = at_step(self.temperatures, step)
         return self.sampling.model_copy(update={"temperature": temperature})
+
+
+def at_step(points: Sequence[tuple[int, float]], step: int) -> float:
+    """Return what a schedule says after ``step`` steps: linear between its points."""
+    steps, values = zip(*points, strict=True)
+    return float(np.interp(step, steps, values))
 
 
 def sample_groups(

@@ -25,9 +25,9 @@ from assay.model.probe import LayoutChoice, probe_layouts
 from assay.run.directory import Run
 from assay.run.guard import Guard
 from assay.training.assemble import (
-    PROBED_PROMPTS,
     Bench,
     Problems,
+    choose_layout,
     fit_heldout,
     fit_problems,
     make_passes,
@@ -36,7 +36,7 @@ from assay.training.assemble import (
     read_heldout,
     read_problems,
 )
-from assay.training.batch_plan import BatchPlan
+from assay.training.batch_plan import BatchPlan, at_step
 from assay.training.given import Schedule
 from assay.training.pairwise import PairwiseVerifiers
 from assay.training.preference_data import (
@@ -50,6 +50,8 @@ from assay.training.preference_evaluation import record_pairs
 from assay.training.preference_reference import ReferenceTable, pack_examples
 from assay.training.rl import collect
 from assay.training.stage import (
+    FirstLook,
+    Kind,
     Stage,
     attach_sampling,
     evaluate_heldout,
@@ -130,11 +132,8 @@ def run_preference(stage: Stage) -> Path:
 
 
 def beta_at(step: int, settings: PreferenceConfig, row: Preference) -> float:
-    """Return beta after ``step`` steps: linear between the schedule's points, constant outside."""
-    if not settings.beta_schedule:
-        return row.beta
-    steps, betas = zip(*settings.beta_schedule, strict=True)
-    return float(np.interp(step, steps, betas))
+    """Return beta after ``step`` steps: by the schedule, where there is one."""
+    return at_step(settings.beta_schedule, step) if settings.beta_schedule else row.beta
 
 
 def nothing_learned(learner: PreferenceLearner) -> Update:
@@ -216,7 +215,8 @@ class _Opening:
         judge = pairwise_judge(config)
         problems = fit_problems(self.rows, bench)
         tested = try_verifiers(config, bench.verifiers)
-        layout = self._sampled_layout(problems)
+        group_size = 2 if self.row.paired else settings.group_size
+        layout = choose_layout(bench, problems.train, group_size)
         learner = self._learner(settings.steps, layout)
         heldout = self._heldout_pairs()
         run = self._run(settings.steps, ())
@@ -226,7 +226,7 @@ class _Opening:
         reference = Reference(learner.policy) if self.row.needs_reference else None
         moving = reference if settings.reference_every is not None else None
         parts = {} if moving is None else {"reference": moving}
-        sampling = attach_sampling(
+        curriculum, generator, verifiers = attach_sampling(
             run, bench, problems, learner, layout, tested, self.stack, judge=judge, **parts
         )
         plan = BatchPlan(settings.num_prompts, settings.group_size, config.sampling)
@@ -238,9 +238,7 @@ class _Opening:
 
         def draw(step: int) -> PreferenceBatch | None:
             """Sample and judge one step's groups; return their pairs."""
-            groups, verdicts = collect(
-                sampling.curriculum, sampling.generator, sampling.verifiers, run, plan
-            )
+            groups, verdicts = collect(curriculum, generator, verifiers, run, plan)
             examples: list[Example] = []
             for number, (group, judged) in enumerate(zip(groups, verdicts, strict=True)):
                 rng = np.random.default_rng((config.run.seed, step + 1, number))
@@ -250,13 +248,12 @@ class _Opening:
             return pack_examples(examples, learner, None if reference is None else score)
 
         loop = PreferenceLoop(draw, run, learner, self.guard, settings, problems.heldout, evaluate)
-        loop.generator, loop.moving = sampling.generator, moving
+        loop.generator, loop.moving = generator, moving
         return loop
 
     def _learner(self, num_steps: int, layout: LayoutChoice) -> PreferenceLearner:
-        most, config = self.settings.max_tokens_per_micro_batch, self.stage.config
-        way, lean = layout.layout, layout.lean
-        passes = make_passes(config, self.bench, num_steps, "preference", most, way, lean)
+        way = layout.layout, layout.lean
+        passes = make_passes(self.stage.config, self.bench.loaded, num_steps, *way)
         return PreferenceLearner(passes, self.row)
 
     def _run(self, num_steps: int, notes: Sequence[str]) -> Run:
@@ -304,17 +301,6 @@ class _Opening:
                 of = f"{repeated} of {len(prompts)}"
                 yield f"{of} held-out {noun} have a prompt that is learned from"
 
-    def _sampled_layout(self, problems: Problems) -> LayoutChoice:
-        """Choose the layout by the lengths of prompts; completions count as half of the longest."""
-        bench, count = self.bench, min(PROBED_PROMPTS, len(problems.train))
-        lengths = sorted(len(bench.renderer.render(problems.train[n]).tokens) for n in range(count))
-        return probe_layouts(
-            bench.loaded.model,
-            prompt_length=lengths[len(lengths) // 2],
-            completion_length=self.stage.config.sampling.max_tokens // 2,
-            group_size=2 if self.row.paired else self.settings.group_size,
-        )
-
 
 def _looked_up(table: ReferenceTable) -> Callable[[Sequence[Group], Batch], Tensor]:
     return lambda groups, batch: table.rows(groups, batch.device)
@@ -351,22 +337,24 @@ def pairwise_judge(config: TrainConfig) -> PairwiseVerifiers | None:
     return None
 
 
-def first_look(
-    bench: Bench, settings: PreferenceConfig, rows: Problems
-) -> tuple[Problem, list[str], bool]:
-    """Return the first problem, a line for each finding, and whether a reference is held."""
+def first_look(config: TrainConfig, bench: Bench, rows: Problems) -> FirstLook:
+    """Say what the stage would do with given pairs, or with problems to sample them of."""
+    settings = config.preference
+    assert settings is not None
     row = choose_preference(settings)
     told = f"{row.name}: {row.paper}, {row.equation}"
     if not settings.pairs:
         problems = fit_problems(rows, bench)
-        completions = settings.num_prompts * settings.group_size
-        steps = f"{settings.steps} steps of {completions} completions"
-        return problems.train[0], [*problems.notes, told, steps], row.needs_reference
+        steps = f"{settings.steps} steps of {config.completions_a_step} completions"
+        return FirstLook(problems.train[0], [*problems.notes, told, steps], row.needs_reference)
     examples, notes = open_examples(bench, settings.pairs, settings, row)
     num_steps = _schedule(len(examples), settings, 0).num_steps
     steps = f"{num_steps} steps of {settings.pairs_per_step}"
     layout = pair_layout(bench, examples)
-    return examples[0].group.problem, [*notes, told, layout.reason, steps], False
+    return FirstLook(examples[0].group.problem, [*notes, told, layout.reason, steps])
+
+
+KIND = Kind(read_rows, first_look, run_preference)
 
 
 def open_examples(

@@ -9,8 +9,6 @@ from typing import Any
 
 from assay.config import RewardModelConfig, TrainConfig
 from assay.data.labelled import Comparison
-from assay.learn.optimizer import Optimizer
-from assay.learn.passes import Passes
 from assay.learn.reward_losses import RewardObjective
 from assay.learn.reward_update import RewardLearner
 from assay.model.load import LoadedModel
@@ -18,11 +16,11 @@ from assay.model.score_batch import ScoredGroup
 from assay.model.score_head import Scores, ScoreWay, choose_way, load_scorer, with_score_head
 from assay.run.files import read_facts, write_json
 from assay.run.guard import Guard
-from assay.training.assemble import set_threads, warn_of_slow_type
+from assay.training.assemble import Bench, make_passes, set_threads, warn_of_slow_type
 from assay.training.given import Schedule
 from assay.training.reward_evaluation import UNITS, RewardEvaluation, evaluate_reward_model
 from assay.training.reward_rows import OpenedRows, RowReader, open_rows
-from assay.training.stage import Stage, evaluation_due, open_run, steps_of
+from assay.training.stage import FirstLook, Kind, Stage, evaluation_due, open_run, steps_of
 from assay.types import FACTS_FILE, Problem
 
 PROBED_ROWS = 4
@@ -78,11 +76,9 @@ def open_model(config: TrainConfig) -> LoadedModel:
     return loaded
 
 
-def first_look(
-    config: TrainConfig, loaded: LoadedModel, opened: OpenedRows
-) -> tuple[Problem, list[str]]:
-    """Open what a run would learn from: the first row's prompt, and a line a finding."""
-    settings = config.reward_model
+def first_look(config: TrainConfig, bench: Bench, opened: OpenedRows) -> FirstLook:
+    """Say what the stage would do with these rows; the problem is the first row's prompt."""
+    loaded, settings = bench.loaded, config.reward_model
     assert settings is not None
     reader = RowReader(settings, config.data, loaded.tokenizer, loaded.context_length)
     rows, heldout, warnings = read_all(reader, opened)
@@ -93,7 +89,10 @@ def first_look(
     size = f"{len(rows)} rows, {len(heldout)} held out; {steps} steps of {settings.rows_per_step}"
     first = opened.rows[0]
     prompt = first.pair.prompt if isinstance(first, Comparison) else first.prompt
-    return Problem("row", prompt), [size, way.reason, *warnings]
+    return FirstLook(Problem("row", prompt), [size, way.reason, *warnings])
+
+
+KIND = Kind(lambda config, verifiers: open_rows(config), first_look, run_reward_model)
 
 
 def row_schedule(num_rows: int, settings: RewardModelConfig, seed: int) -> Schedule:
@@ -107,16 +106,7 @@ def make_reward_learner(
     """Return the learner of the reward-model stage."""
     settings = config.reward_model
     assert settings is not None
-    passes = Passes(
-        loaded.model,
-        Optimizer(loaded.model, config.optimizer, total_steps, "reward_model"),
-        section="reward_model",
-        layout=way.layout,
-        lean=way.lean,
-        max_tokens_per_micro_batch=settings.max_tokens_per_micro_batch,
-        activation_checkpointing=config.model.activation_checkpointing,
-        tokenizer=loaded.tokenizer,
-    )
+    passes = make_passes(config, loaded, total_steps, way.layout, way.lean)
     objective = RewardObjective(
         kind=settings.kind,
         centering=settings.centering,

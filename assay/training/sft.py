@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from assay.config import TrainConfig
 from assay.data.chat import PromptRenderer
 from assay.data.traces import Trace, load_traces
 from assay.learn.sft_update import SFTLearner
@@ -13,6 +14,7 @@ from assay.model.packing import pack
 from assay.model.probe import prove_lean
 from assay.run.guard import Guard
 from assay.training.assemble import (
+    Bench,
     fit_heldout,
     make_passes,
     open_bench,
@@ -20,8 +22,9 @@ from assay.training.assemble import (
     read_heldout,
 )
 from assay.training.given import GOOD, Schedule, check_length, given_completion
-from assay.training.stage import Stage, evaluate_heldout, open_run, steps_of
+from assay.training.stage import FirstLook, Kind, Stage, evaluate_heldout, open_run, steps_of
 from assay.types import Group, Problem, Prompt
+from assay.verify.service import VerifierService
 
 
 def run_sft(stage: Stage) -> Path:
@@ -31,7 +34,7 @@ def run_sft(stage: Stage) -> Path:
     with ExitStack() as stack:
         guard = Guard(config.guard)
         verifiers = open_verifiers(config, stack)
-        traces = load_traces(config.sft.traces, on_bad_row=config.data.on_bad_row)
+        traces = read_traces(config, verifiers)
         rows = read_heldout(config, verifiers)
         bench = open_bench(config, verifiers)
         heldout = fit_heldout(rows, bench)
@@ -40,10 +43,8 @@ def run_sft(stage: Stage) -> Path:
         per_step = config.sft.tokens_per_step
         schedule = Schedule(len(groups), config.sft.epochs, config.run.seed, per_step, lengths)
         lean, note = prove_lean(bench.loaded.model)
-        most = config.sft.max_tokens_per_micro_batch
         # A trace shares its prompt with no other, so a tree would only add a mask.
-        passes = make_passes(config, bench, schedule.num_steps, "sft", most, "plain", lean)
-        learner = SFTLearner(passes)
+        learner = SFTLearner(make_passes(config, bench.loaded, schedule.num_steps, "plain", lean))
         run = open_run(stage, schedule.num_steps, bench.loaded.model, stack, bench)
         run.attach(model=learner)
         learner.clock = run.clock
@@ -55,6 +56,23 @@ def run_sft(stage: Stage) -> Path:
             run.finish_step(update)
             guard.check(run)
     return run.folder
+
+
+def read_traces(config: TrainConfig, verifiers: VerifierService) -> Sequence[Trace]:
+    """Open the traces; raises DataError for a bad one, or leaves it out."""
+    assert config.sft is not None
+    return load_traces(config.sft.traces, on_bad_row=config.data.on_bad_row)
+
+
+def first_look(config: TrainConfig, bench: Bench, traces: Sequence[Trace]) -> FirstLook:
+    """Say what the supervised stage would do with these traces."""
+    first = f"the first completion is {traces[0].completion!r}"
+    lean = prove_lean(bench.loaded.model)[1]
+    notes = [f"{len(traces)} traces", first, *filter(None, [lean])]
+    return FirstLook(Problem("trace", traces[0].prompt), notes)
+
+
+KIND = Kind(read_traces, first_look, run_sft)
 
 
 def trace_groups(

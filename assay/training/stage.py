@@ -50,6 +50,29 @@ class Stage:
     quiet: bool = False
 
 
+@dataclass(frozen=True)
+class FirstLook:
+    """What a stage would do: its first problem, a line a finding, and what it needs memory for."""
+
+    problem: Problem
+    notes: Sequence[str]
+    has_reference: bool = False
+    has_critic: bool = False
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a kind of stage can do.
+
+    read: open its rows, and check them, before a model is loaded. look: say what a run would do,
+    with a model and those rows. run: do it; returns the run's folder, raises RunStopped by a guard.
+    """
+
+    read: Callable[[TrainConfig, VerifierService], Any]
+    look: Callable[[TrainConfig, Bench, Any], FirstLook]
+    run: Callable[[Stage], Path]
+
+
 def open_run(
     stage: Stage, num_steps: int, model: Any, stack: ExitStack, bench: Bench | None = None
 ) -> Run:
@@ -89,15 +112,6 @@ def open_run(
     return stack.enter_context(run)
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """The parts of a run that samples what it learns from."""
-
-    curriculum: Curriculum
-    generator: RunGenerator
-    verifiers: RunVerifiers
-
-
 def attach_sampling(
     run: Run,
     bench: Bench,
@@ -109,8 +123,8 @@ def attach_sampling(
     *,
     judge: Any = None,
     **parts: Any,
-) -> Sampling:
-    """Give a run its parts, restore them on resume, and hand the policy to the generator.
+) -> tuple[Curriculum, RunGenerator, RunVerifiers]:
+    """Give a run that samples its parts, restore them on resume, and hand on the policy.
 
     tested: see `try_verifiers`. judge: what judges in place of the bench's verifiers. parts:
     further ones, for checkpoints.
@@ -134,7 +148,7 @@ def attach_sampling(
     bench.generator.load_policy(learner.weights())
     judge = judge or bench.verifiers
     verifiers = RunVerifiers(judge, run, judge.describe)
-    return Sampling(curriculum, RunGenerator(bench.generator, run), verifiers)
+    return curriculum, RunGenerator(bench.generator, run), verifiers
 
 
 def report_if_possible(folder: Path) -> None:

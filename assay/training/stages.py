@@ -5,8 +5,12 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
+from assay.config import TrainConfig
+from assay.learn.algorithms import describe
 from assay.run.guard import Guard
 from assay.training.assemble import (
+    Bench,
+    Problems,
     choose_algorithm,
     choose_layout,
     fit_problems,
@@ -18,6 +22,8 @@ from assay.training.assemble import (
 from assay.training.batch_plan import BatchPlan
 from assay.training.rl import Loop, train_step
 from assay.training.stage import (
+    FirstLook,
+    Kind,
     Stage,
     attach_sampling,
     evaluate_heldout,
@@ -39,14 +45,15 @@ def run_rl(stage: Stage) -> Path:
         bench = open_bench(config, verifiers)
         problems = fit_problems(rows, bench)
         tested = try_verifiers(config, bench.verifiers)
-        layout = choose_layout(config, bench, problems.train)
-        learner = make_learner(config, bench, algorithm, layout)
+        layout = choose_layout(bench, problems.train, config.rl.group_size)
+        learner = make_learner(bench, algorithm, layout)
         run = open_run(stage, config.rl.steps, bench.loaded.model, stack, bench)
-        sampling = attach_sampling(run, bench, problems, learner, layout, tested, stack)
+        parts = attach_sampling(run, bench, problems, learner, layout, tested, stack)
+        curriculum, generator, verifiers = parts
         loop = Loop(
-            curriculum=sampling.curriculum,
-            generator=sampling.generator,
-            verifiers=sampling.verifiers,
+            curriculum=curriculum,
+            generator=generator,
+            verifiers=verifiers,
             run=run,
             learner=learner,
             guard=guard,
@@ -63,3 +70,21 @@ def run_rl(stage: Stage) -> Path:
         for _ in steps_of(run, lambda: evaluate_heldout(run, bench, heldout)):
             train_step(loop)
     return run.folder
+
+
+def first_look(config: TrainConfig, bench: Bench, rows: Problems) -> FirstLook:
+    """Say what the RL stage would do with these problems."""
+    assert config.rl is not None
+    row, problems = choose_algorithm(config), fit_problems(rows, bench)
+    notes = [
+        *problems.notes,
+        f"{row.name}: {row.paper}, {row.equation}",
+        f"{row.name} here sets: {describe(row) or 'nothing beside the defaults'}",
+        choose_layout(bench, problems.train, config.rl.group_size).reason,
+        f"{config.rl.steps} steps of {config.completions_a_step} completions",
+        *(f"warning: {text}" for text in bench.verifiers.warnings()),
+    ]
+    return FirstLook(problems.train[0], notes, row.kl_weight > 0, row.has_critic)
+
+
+KIND = Kind(read_problems, first_look, run_rl)

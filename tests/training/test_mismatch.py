@@ -62,5 +62,5 @@ def test_what_another_generator_samples_is_weighed(
         if not exact:
             scripted: Any = ScriptedGenerator(lambda problem, sibling: "1")
             bench = replace(bench, generator=scripted)
-        learner = make_learner(config, bench, choose_algorithm(config), layout)
+        learner = make_learner(bench, choose_algorithm(config), layout)
     assert learner.algorithm.importance_cap == want
