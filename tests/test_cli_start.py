@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+
+from assay import __version__
+from assay.cli import command  # noqa: F401
+from assay.cli.console import TASKS, app
 
 
 def test_an_interruption_that_left_an_exec_does_not_end_python_by_a_signal() -> None:
@@ -25,3 +30,34 @@ def test_greedy_siblings_are_refused_before_anything_is_imported() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stderr.startswith("error: temperature: found 0 with several samples")
     assert done.stderr.endswith("2 False\n")
+
+
+def assay(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `assay` by its name, as a shell that completes it does."""
+    program = "import sys\nsys.argv[0] = 'assay'\nfrom assay.cli import main\nmain()\n"
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def test_the_version_is_printed() -> None:
+    done = assay("--version")
+    assert (done.stdout, done.returncode) == (f"assay {__version__}\n", 0)
+
+
+def test_a_shell_completes_commands_and_options() -> None:
+    words = {"COMP_WORDS": "assay re", "COMP_CWORD": "1", "_ASSAY_COMPLETE": "complete_bash"}
+    assert {"redteam", "report"} <= set(assay(**words).stdout.split())
+    words |= {"COMP_WORDS": "assay train --res", "COMP_CWORD": "2"}
+    assert assay(**words).stdout.split() == ["--resume"]
+
+
+def test_the_help_lists_each_command_under_its_task() -> None:
+    untasked = [each.name for each in app.registered_commands if each.rich_help_panel not in TASKS]
+    assert not untasked, "give the command its rich_help_panel"
+    shown = assay("--help", COLUMNS="100").stdout
+    places = [shown.index(f"─ {task} ") for task in TASKS]
+    assert places == sorted(places)

@@ -9,16 +9,43 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from assay import __version__
 from assay.terminal import escaped
 
 app = typer.Typer(
     name="assay",
     help="Train language models to reason from rewards that can be checked, and keep the evidence.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+
+# The tasks under which the help lists commands, in its order.
+TASKS = BEGIN, TRAIN, READ, JUDGE = (
+    "Begin",
+    "Train",
+    "Measure, read and hand on a model",
+    "Judge completions",
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"assay {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def before_a_command(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Take the options that stand before a command; each acts by itself."""
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of text.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: CUDA if any.")]

@@ -8,10 +8,21 @@ from typing import Annotated
 
 import typer
 
-from assay.cli.console import Allow, Device, Json, Overrides, TrustRun, app, say_line, show
+from assay.cli.console import (
+    JUDGE,
+    READ,
+    Allow,
+    Device,
+    Json,
+    Overrides,
+    TrustRun,
+    app,
+    say_line,
+    show,
+)
 
 
-@app.command(name="eval")
+@app.command(name="eval", rich_help_panel=READ)
 def evaluate(
     model: Annotated[
         str, typer.Argument(help="Model folder, hub name, or a run: RUN, RUN@best, RUN@120.")
@@ -58,7 +69,7 @@ def evaluate(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(rich_help_panel=READ)
 def sample(
     model: Annotated[
         str, typer.Argument(help="Model folder, hub name, or a run: RUN, RUN@best, RUN@120.")
@@ -103,7 +114,7 @@ def sample(
     show(result, as_json)
 
 
-@app.command(name="label-steps")
+@app.command(name="label-steps", rich_help_panel=JUDGE)
 def label_steps(
     model: Annotated[
         str, typer.Argument(help="Model folder, hub name, or a run: RUN, RUN@best, RUN@120.")
@@ -154,7 +165,7 @@ def label_steps(
     show(result, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=READ)
 def export(
     model: Annotated[str, typer.Argument(help="RUN, RUN@best, RUN@last, RUN@120 or a checkpoint.")],
     out: Annotated[Path, typer.Argument(help="New folder for the merged model.")],

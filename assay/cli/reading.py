@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
-from assay.cli.console import Json, app
+from assay.cli.console import READ, Json, app
 from assay.errors import UserError, message
 
 
-@app.command()
+@app.command(rich_help_panel=READ)
 def rollouts(
     run: Annotated[Path, typer.Argument(help="Run directory.")],
     count: Annotated[int, typer.Argument(min=1, help="How many to show.")] = 5,
@@ -54,7 +54,7 @@ def rollouts(
     show_paged(read_rollouts(load_run(run), kind, count, step, problem), as_json)
 
 
-@app.command(name="compare-runs")
+@app.command(name="compare-runs", rich_help_panel=READ)
 def compare(
     first: Annotated[Path, typer.Argument(metavar="A", help="Run directory.")],
     second: Annotated[Path, typer.Argument(metavar="B", help="Run directory.")],

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from assay.cli.console import Json, Overrides, TrustRun, app, say_line, show
+from assay.cli.console import BEGIN, TRAIN, Json, Overrides, TrustRun, app, say_line, show
 from assay.errors import INTERRUPTED, UserError, VerifierError
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def train(
     config: Annotated[
         Path | None, typer.Argument(help="TOML file (docs/configuration.md).")
@@ -65,7 +65,7 @@ def train(
         raise typer.Exit(INTERRUPTED)
 
 
-@app.command()
+@app.command(rich_help_panel=BEGIN)
 def demo(
     directory: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs"),
     seed: Annotated[int, typer.Option(help="Seed of the whole demo.")] = 0,
@@ -77,7 +77,7 @@ def demo(
     show(recipes.demo(directory, seed=seed, quiet=as_json), as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def plan(
     config: Annotated[
         Path | None, typer.Argument(help="TOML file; without one, facts are given or asked for.")

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from assay.cli.console import Json, app
+from assay.cli.console import BEGIN, READ, Json, app
 
 
-@app.command()
+@app.command(rich_help_panel=READ)
 def report(
     run: Annotated[Path, typer.Argument(help="Run directory.")],
     as_json: Json = False,
@@ -23,7 +23,7 @@ def report(
     print(json.dumps({"report": str(path)}) if as_json else path)
 
 
-@app.command()
+@app.command(rich_help_panel=BEGIN)
 def doctor(as_json: Json = False) -> None:
     """Say what this machine can do, and whether the install is sound."""
     from assay import doctor as clinic

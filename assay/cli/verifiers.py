@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from assay.cli.console import (
+    JUDGE,
     Allow,
     Json,
     TrustRun,
@@ -26,7 +27,7 @@ from assay.cli.console import (
 from assay.errors import UserError
 
 
-@app.command()
+@app.command(rich_help_panel=JUDGE)
 def verify(
     file: Annotated[
         Path | None, typer.Argument(help="Rows of id, completion and a spec such as answer.")
@@ -114,7 +115,7 @@ def _self_test(
     return 1 if num_wrong else 0
 
 
-@app.command()
+@app.command(rich_help_panel=JUDGE)
 def redteam(
     verifier: Annotated[
         str | None,

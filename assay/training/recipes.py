@@ -121,7 +121,7 @@ def stages(directory: Path, model: Path, seed: int, quiet: bool = False) -> list
     ]
 
 
-def make_model(folder: Path, seed: int) -> Path:
+def make_model(folder: Path, seed: int, max_positions: int = 128) -> Path:
     """Save a freshly initialized 0.7M-parameter Llama and a byte tokenizer; returns the folder."""
     from assay.testing import byte_tokenizer
 
@@ -131,7 +131,7 @@ def make_model(folder: Path, seed: int) -> Path:
         intermediate_size=256,
         num_hidden_layers=4,
         num_attention_heads=4,
-        max_position_embeddings=128,
+        max_position_embeddings=max_positions,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=257,

@@ -1,0 +1,176 @@
+"""`assay init`: what it sees of rows and models, what it writes, and what it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay import config
+from assay.errors import DataError, RunError, UserError
+from assay.start import starter
+from assay.start.init import init
+from assay.start.look import look_at_model, think_tags
+from assay.testing import CHAT_TEMPLATE, byte_tokenizer, save_tiny_model
+
+OPENS = CHAT_TEMPLATE.replace("<|assistant|>", "<|assistant|><think>") + "{# </think> #}"
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder is empty, and what stands in it can be imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return save_tiny_model(tmp_path / "model", max_positions=64).name
+
+
+def write_rows(*rows: dict[str, Any], name: str = "mine.jsonl") -> list[str]:
+    Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return [name]
+
+
+def test_what_is_written_can_be_loaded(model: str) -> None:
+    result = init("grpo", model=model)
+    read = config.load(result.config)
+    assert read.data.train == ("rows.jsonl",) and read.data.verifier == "my_reward:reward"
+    assert read.model.path == "model" and read.rl is not None and read.rl.num_prompts == 5
+    assert read.sampling.max_tokens == len("Nairobi") + 8
+    assert [text.partition(":")[0] for text in result.written] == [
+        "rows.jsonl",
+        "my_reward.py",
+        "grpo.toml",
+    ]
+    assert result.next[-1] == "assay train grpo.toml"
+    assert json.loads(json.dumps(result.as_dict()))["config"] == "grpo.toml"
+    assert "wrote grpo.toml: the configuration" in str(result)
+
+
+def test_the_reward_reads_the_row_s_answer(model: str) -> None:
+    from assay.types import Completion, Problem
+
+    init("grpo", model=model)
+    namespace: dict[str, Any] = {}
+    exec(Path("my_reward.py").read_text(encoding="utf-8"), namespace)
+    judged = [
+        namespace["reward"](Problem("p", "q", {"answer": "Lima"}), Completion.from_text(text))
+        for text in ("Lima", " Lima\n", "It is Lima", "Paris")
+    ]
+    assert judged == [1.0, 1.0, 0.2, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("row", "verifier"),
+    [
+        ({"question": "2+2?", "answer": "so 4\n#### 4"}, "math"),
+        ({"prompt": "2+2?", "answer": 4}, "math"),
+        ({"problem": "Half of 1?", "answer": "1/2"}, "math"),
+        ({"prompt": "A or B?", "answer": "B"}, "choice"),
+        ({"prompt": "Add.", "tests": [{"assert": "add(1, 2) == 3"}]}, "code"),
+        ({"prompt": "Say hi.", "answer": "hi there"}, "my_reward:reward"),
+    ],
+)
+def test_the_verifier_is_the_one_that_reads_the_rows(
+    row: dict[str, Any], verifier: str, model: str
+) -> None:
+    result = init("grpo", data=write_rows(row), model=model)
+    assert config.load(result.config).data.verifier == verifier
+    assert Path("my_reward.py").exists() == (verifier == "my_reward:reward")
+
+
+def test_rows_that_name_their_verifier_keep_it(model: str) -> None:
+    rows = write_rows({"prompt": "Say hi.", "answer": "hi", "verifier": "exact"})
+    result = init("grpo", data=rows, model=model)
+    assert "each row names its own verifier" in result.assumed
+    assert not Path("my_reward.py").exists()
+
+
+def test_held_out_rows_are_measured_on(model: str) -> None:
+    rows = write_rows({"prompt": "2+2?", "answer": 4})
+    held = write_rows({"prompt": "2+3?", "answer": 5}, name="held.jsonl")
+    read = config.load(init("grpo", data=rows, heldout=held, model=model).config)
+    assert read.data.heldout == ("held.jsonl",) and read.evaluation.every == 20
+
+
+def test_a_chat_template_that_opens_its_block_is_seen(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "chat", chat_template=OPENS, max_positions=4096)
+    seen = look_at_model("chat")
+    assert seen.chat and seen.opens and seen.think == ("<think>", "</think>")
+    read = config.load(init("grpo", model="chat").config)
+    assert (read.data.template, read.data.think) == ("chat", "free")
+
+
+def test_other_tags_are_written_into_the_configuration(tmp_path: Path) -> None:
+    template = CHAT_TEMPLATE + "{# <reasoning></reasoning> #}"
+    save_tiny_model(tmp_path / "chat", chat_template=template)
+    read = config.load(init("grpo", model="chat").config)
+    assert (read.data.think_open, read.data.think_close) == ("<reasoning>", "</reasoning>")
+
+
+def test_tags_that_are_tokens_are_seen_and_half_a_pair_is_none() -> None:
+    tokenizer = byte_tokenizer()
+    assert think_tags(tokenizer) is None
+    tokenizer.add_tokens(["[THINK]"])
+    assert think_tags(tokenizer) is None
+    tokenizer.add_tokens(["[/THINK]"])
+    assert think_tags(tokenizer) == ("[THINK]", "[/THINK]")
+
+
+def test_a_completion_fits_the_model_s_context(model: str) -> None:
+    rows = write_rows({"prompt": "q" * 20, "answer": "1" * 60})
+    read = config.load(init("grpo", data=rows, model=model).config)
+    assert read.sampling.max_tokens == 64 - 20 - 32
+
+
+def test_a_configuration_is_not_written_over_and_files_of_yours_never(model: str) -> None:
+    init("grpo", model=model)
+    Path("my_reward.py").write_text("def reward(problem, completion):\n    return 0.5\n")
+    with pytest.raises(RunError, match=r"grpo\.toml: found a file that exists.*--overwrite"):
+        init("grpo", model=model)
+    result = init("grpo", model=model, overwrite=True)
+    assert "return 0.5" in Path("my_reward.py").read_text()
+    assert "my_reward.py was there, and is used as it is" in result.assumed
+
+
+def test_a_bad_row_is_told_at_its_place_and_nothing_is_written(model: str) -> None:
+    rows = write_rows({"prompt": "q", "answer": "a"}, {"prompt": " ", "answer": "a"})
+    with pytest.raises(DataError, match=r"mine\.jsonl:2 prompt"):
+        init("grpo", data=rows, model=model)
+    assert not Path("grpo.toml").exists()
+
+
+def test_an_unknown_kind_names_the_known_ones() -> None:
+    with pytest.raises(UserError, match='"gpro"; accepted: grpo'):
+        init("gpro")
+
+
+def test_a_tiny_model_is_made_where_none_is_named(
+    monkeypatch: pytest.MonkeyPatch, one_thread: None
+) -> None:
+    monkeypatch.setattr(starter, "NUM_TRACES", 40)
+    monkeypatch.setattr(starter, "NUM_STEPS", 2)
+    result = init("grpo")
+    traces = [json.loads(line) for line in Path("tiny/traces.jsonl").read_text().splitlines()]
+    assert len(traces) == 40
+    right = {
+        row["question"]: row["answer"]
+        for row in map(json.loads, Path("rows.jsonl").read_text().splitlines())
+    }
+    share = sum(right[row["prompt"]] == row["completion"] for row in traces) / len(traces)
+    assert 0.2 < share < 0.7, "most of what it learns is wrong"
+    read = config.load(result.config)
+    assert read.model.path == "tiny" and look_at_model("tiny").is_tiny
+    with pytest.raises(RunError, match="--model tiny to use it"):
+        init("grpo", out=Path("other.toml"))
+
+
+def test_rows_too_long_for_a_tiny_model_are_told() -> None:
+    rows = write_rows({"prompt": "q" * 3000, "answer": "1"})
+    with pytest.raises(DataError, match="name a real model with --model"):
+        init("grpo", data=rows)
