@@ -178,8 +178,8 @@ def test_a_byte_order_mark_is_read_over(toml: Path) -> None:
         ),
         (
             RL + "[algorithm]\ndual_clip = 0.5\n",
-            "run.toml:7 algorithm.dual_clip: found 0.5; accepted: a number > 1 (Largest ratio that a "
-            "completion worse than its baseline is pushed down with (Ye et al. 2020, eq. 5))",
+            "run.toml:7 algorithm.dual_clip: found 0.5; accepted: a number > 1 (Largest ratio with "
+            "which a completion that is worse than its baseline is pushed down (Ye et al. 2020, eq. 5))",
         ),
         (
             RL + "temperature_schedule = 3\n",

@@ -48,7 +48,7 @@ def _fill(found: re.Match[str]) -> str:
 def _settings(row: Any) -> str:
     """Return what a row sets beside the defaults, as a configuration would say it."""
     said = [f"`{key} = {_toml(value)}`" for key, value in _changed(row).items()]
-    return f"sets {', '.join(said)}" if said else "sets nothing: it is the default"
+    return f"sets {', '.join(said)}" if said else "sets nothing: every key has its default"
 
 
 def _toml(value: Any) -> str:
@@ -74,7 +74,7 @@ def _link(name: str) -> str:
 
 
 def _algorithms() -> str:
-    head = f"| row | {' | '.join(COLUMNS)} | beside |\n|{'---|' * (len(COLUMNS) + 2)}"
+    head = f"| method | {' | '.join(COLUMNS)} | beside |\n|{'---|' * (len(COLUMNS) + 2)}"
     return "\n".join([head, *(_algorithm_row(row) for row in ALGORITHMS.values())])
 
 
@@ -91,7 +91,7 @@ def _algorithm_row(row: Any) -> str:
 
 
 def _preferences() -> str:
-    lines = ["| row | paper | equation | settings |", "|---|---|---|---|"]
+    lines = ["| method | paper | equation | settings |", "|---|---|---|---|"]
     for row in PREFERENCES.values():
         settings = ", ".join(f"`{key} = {_toml(value)}`" for key, value in _changed(row).items())
         equation = row.equation.replace("|", "\\|")

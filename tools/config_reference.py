@@ -5,12 +5,19 @@ The docstrings of `assay.config` are the only source; a test says when the page 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
+from assay.complaints import toml_words
 from assay.config import TrainConfig, field_help, section_of
+from assay.learn.algorithms import ALGORITHMS
+from assay.learn.preference_table import PREFERENCES
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 
@@ -38,26 +45,80 @@ steps = 200
 - `--set section.key=value` overrides a key for one run. The value is TOML; a key that holds text
   takes it as it stands (`--set model.path=out/base`); an empty value gives the key its default
   again (`--set sampling.top_k=`).
-- A default of None is the behavior that the description states, and is written by leaving the key
-  out.
+- The column *default* says what holds where a key is left out. If it is a value, you may write it
+  down too. If it is words, leave the key out to have it: TOML has no value for "none".
 - An unknown key, or a value of another type, is an error that names the line, what was found, what
   is accepted, and the remedy. Nothing is ignored.
 - The run directory's `config.toml` holds every key as the run used it.
 """
 
 
+METHODS: dict[str, Mapping[str, Any]] = {"algorithm": ALGORITHMS, "preference": PREFERENCES}
+"""The methods whose fields are keys of a section."""
+
+
 def reference() -> str:
     """Return the whole page."""
     parts = [HEAD]
-    for section, rows in groupby(field_help(), key=lambda row: row[0].rpartition(".")[0]):
+    for section, keys in groupby(field_help(), key=lambda told: told[0].rpartition(".")[0]):
         parts.append(f"## [{section}]\n\n{_section_text(section)}\n")
-        parts.append("| key | accepts | default | what it does |\n|---|---|---|---|")
-        for key, kind, default, description in rows:
-            shown = default if default in ("required", "None") else f"`{default}`"
-            cells = (f"`{key.rpartition('.')[2]}`", kind, shown, description)
+        methods = METHODS.get(section, {})
+        heads = [
+            "key",
+            "accepts",
+            "default",
+            *["methods with another value"] * bool(methods),
+            "what it does",
+        ]
+        parts.append(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
+        for key, kind, default, description in keys:
+            name = key.rpartition(".")[2]
+            default, others, text = _default(name, default, description, methods)
+            cells = (f"`{name}`", kind, default, *[others] * bool(methods), text)
             parts.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
         parts.append("")
     return "\n".join(parts)
+
+
+def _default(
+    name: str, default: str, description: str, methods: Mapping[str, Any]
+) -> tuple[str, str, str]:
+    """Return the default in words or as a value, the methods that have another, and the rest.
+
+    A description says what None means in a sentence that begins with "None:".
+    """
+    others = ""
+    if methods and default == "None" and name in (of := _values(name, methods)):
+        default, others = of[name], of["others"]
+    meaning = re.search(r"\s*None:\s+(.*?)\.(?:\s|$)", f"{description}\n", re.DOTALL)
+    if meaning:
+        description = description.replace(meaning[0].rstrip(), "").strip()
+    if default == "None":
+        return (meaning[1] if meaning else "none"), others, description
+    return (default if default == "required" else f"`{default}`"), others, description
+
+
+def _values(name: str, methods: Mapping[str, Any]) -> dict[str, str]:
+    """Return what most methods have of a field, and which have another value; nothing of others."""
+    kind = type(next(iter(methods.values())))
+    known = {field.name: field for field in fields(kind)}
+    if name == "name" or name not in known:
+        return {}
+    values = {row.name: getattr(row, name) for row in methods.values()}
+    usual = known[name].default
+    if usual is MISSING:
+        usual = max(values.values(), key=list(values.values()).count)
+    other = [(method, value) for method, value in values.items() if value != usual]
+    told = [
+        f"{', '.join(f'`{m}`' for m, v in other if v == value)}: {_words(value)}"
+        for value in dict.fromkeys(value for _, value in other)
+    ]
+    return {name: "None" if usual is None else toml_words(usual), "others": "; ".join(told)}
+
+
+def _words(value: Any) -> str:
+    # the one field of a method that is None: a share of a limit that the method does not know
+    return "a fifth of `sampling.max_tokens`" if value is None else f"`{toml_words(value)}`"
 
 
 def _section_text(section: str) -> str:
@@ -69,7 +130,11 @@ def _section_text(section: str) -> str:
         model = section_of(field.annotation) or model
     lines = (model.__doc__ or "").splitlines()
     text = "\n".join(line.strip() for line in lines).replace("``", "`")
-    return f"{text.strip()} Absent unless it is written." if is_optional else text.strip()
+    return (
+        f"{text.strip()} The section is absent unless you write it."
+        if is_optional
+        else text.strip()
+    )
 
 
 def _cell(text: str) -> str:

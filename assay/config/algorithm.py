@@ -39,12 +39,12 @@ class Algorithm:
     paper: str
     equation: str
     credit: Credit = "completion"
-    """What a token is credited with: the whole completion's reward, the step rewards that follow
-    it (process rewards), the discounted rewards that follow it, or generalized advantage
-    estimates from a critic."""
+    """What a token is credited with. ``completion``: the reward of the whole completion. ``steps``:
+    the scores of the reasoning steps that end at it or after it. ``to_go``: the discounted rewards
+    that follow it. ``gae``: generalized advantage estimates, from a critic."""
     baseline: Baseline = "mean"
-    """What is subtracted from a reward: the group's mean or median, the mean of the other
-    siblings, or nothing."""
+    """What is subtracted from a reward: the mean or the median of the group, the mean of the
+    siblings (``leave_one_out``), or nothing."""
     scale: Scale = "none"
     """What an advantage is divided by: the group's standard deviation, or nothing."""
     std_ddof: Literal[0, 1] = 1
@@ -57,37 +57,38 @@ class Algorithm:
     """Lambda of generalized advantage estimation: 1 uses returns alone, 0 the critic's next
     value alone."""
     whiten_rewards: WhitenRewards = "none"
-    """Divide the deviations of a batch's rewards from their mean by their standard deviation;
-    ``scale`` keeps the mean, ``shift_and_scale`` takes it off. Rewards are those of completions,
-    or of tokens under credit ``to_go`` and ``gae``."""
+    """Divide rewards by their standard deviation over the batch. ``scale`` keeps their mean;
+    ``shift_and_scale`` subtracts it too. The rewards are those of completions, or those of tokens
+    under credit ``to_go`` and ``gae``."""
     whiten_advantages: bool = False
-    """Shift and scale the advantages of a batch's tokens to mean 0 and deviation 1."""
+    """Shift and scale the advantages of all tokens of a batch to mean 0 and deviation 1."""
     surrogate: Surrogate = "clip"
-    """What is maximized: PPO's clipped minimum; the log-probability under a clipped constant
-    weight (CISPO); the plain log-probability; the same with a squared sequence log-ratio taken
-    off (Kimi's mirror descent); the ratio unclipped."""
+    """What is maximized. ``clip``: PPO's clipped minimum. ``cispo``: the log-probability, weighed
+    by the clipped ratio, which carries no gradient. ``log_likelihood``: the log-probability.
+    ``mirror``: the same, less a squared log-ratio of the completion (Kimi's mirror descent).
+    ``ratio``: the ratio, not clipped."""
     ratio_level: RatioLevel = "token"
-    """Ratio of each token, the geometric mean over its completion (GSPO), or the product over
-    its completion. The last two go with aggregation ``sequence_mean``, which counts a completion
-    once."""
+    """``token``: a ratio for each token. ``sequence_mean``: the geometric mean of these over a
+    completion (GSPO). ``sequence_product``: their product. The last two go with aggregation
+    ``sequence_mean``, which counts a completion once."""
     aggregation: Aggregation = "token_mean"
-    """How token losses become one number: mean of each completion's mean, mean over all tokens,
-    or sum over a constant."""
+    """How the losses of tokens become one number. ``sequence_mean``: the mean of each completion's
+    mean. ``token_mean``: the mean over all tokens. ``constant_length``: each completion's sum,
+    divided by a constant."""
     length_divisor: Positive | None = None
-    """What ``constant_length`` divides a completion's sum by. None: as the row says, else
-    `sampling.max_tokens`."""
+    """The constant of aggregation ``constant_length``. None: `sampling.max_tokens`."""
     clip_low: NonNegative = 0.2
     """Lower clip range: the ratio's floor is 1 - clip_low."""
     clip_high: NonNegative = 0.2
     """Upper clip range: the ratio's ceiling is 1 + clip_high."""
     dual_clip: Annotated[float, Field(gt=1.0)] | None = None
-    """Largest ratio that a completion worse than its baseline is pushed down with (Ye et al.
-    2020, eq. 5). None: no bound."""
+    """Largest ratio with which a completion that is worse than its baseline is pushed down (Ye et
+    al. 2020, eq. 5). None: no bound."""
     importance_cap: Positive | None = None
-    """Weigh each token by its probability under the learner over that under the generator, at
-    most this (truncated importance sampling): corrects off-policy or mismatched batches. None:
-    no weight for the built-in engine, whose probabilities are the learner's; 2 for any other
-    generator."""
+    """Weigh each token by its probability under the learner divided by that under the generator, at
+    most this (truncated importance sampling). It corrects batches of an older policy, or of a
+    generator that computes differently. None: no weight for the built-in engine, whose
+    probabilities are those of the learner; 2 for any other generator."""
     tau: NonNegative = 0.0
     """Weight of the squared log-ratio in Kimi's objective, as tau / 2."""
     kl_weight: NonNegative = 0.0
@@ -95,49 +96,50 @@ class Algorithm:
     kl_estimator: KLEstimator = "k3"
     """Estimator of the KL (Schulman 2020)."""
     kl_place: KLPlace = "loss"
-    """Whether the KL is a term of the loss or is subtracted from the reward: of the whole
-    completion under credit ``completion``, token by token, each with what follows it, under the
-    others."""
+    """``loss``: the KL is a term of the loss. ``reward``: it is subtracted from the reward; under
+    credit ``completion`` the KL of the whole completion, else token by token, each token with what
+    follows it."""
     kl_clamp: bool = False
     """Count a token's KL in the reward as 0 where its estimate is negative (AlpacaFarm)."""
     kl_target: Positive | None = None
-    """Dynamic KL weight: after each step the weight moves so that the mean KL to the reference
-    nears this, in nats a token. None: the weight stays."""
+    """Let the weight of the KL move after each step, so that the mean KL to the reference comes
+    near this, in nats per token. None: the weight stays."""
     kl_horizon: Positive = 10000.0
-    """Completions over which the dynamic KL weight answers a deviation of the KL."""
+    """How slowly the moving weight of the KL follows (`kl_target`), in completions."""
     penalty_weight: NonNegative = 0.0
-    """First weight of a penalty on KL(old || new), PPO's alternative to clipping. 0: none."""
+    """First weight of a penalty on KL(old || new), which PPO may have in place of the clip. 0:
+    none."""
     penalty_target: Positive | None = None
-    """Target of KL(old || new), in nats a token: the penalty's weight doubles above 1.5 x target
-    and halves below target / 1.5. None: the weight stays."""
+    """Target of KL(old || new), in nats per token. The weight of the penalty doubles above 1.5 x
+    target and halves below target / 1.5. None: the weight stays."""
     stop_kl: Positive | None = None
-    """Leave out the rest of a batch's optimizer steps once KL(old || new) exceeds this, in nats
-    a token. None: never."""
+    """Leave out the other optimizer steps of a batch once KL(old || new) is larger than this, in
+    nats per token. None: never."""
     trust_region: Positive | None = None
-    """Take one natural-gradient step a minibatch, by conjugate gradients and a line search, with
-    KL(old || new) at most this (TRPO), in place of the optimizer's. For small models. None: the
-    optimizer's step."""
+    """Take one natural-gradient step for each minibatch in place of the optimizer's step: conjugate
+    gradients and a line search, with KL(old || new) at most this (TRPO). For small models. None:
+    the optimizer's step."""
     entropy_weight: float = 0.0
     """Weight of an entropy bonus in the loss."""
     value_weight: NonNegative = 0.5
     """Weight of the critic's loss where it shares the policy's layers."""
     value_clip: Positive | None = None
-    """The critic's value moves at most this far from its old one before its loss stops pulling.
-    None: no bound."""
+    """How far the critic's value may move from its old one before its loss stops pulling. None: no
+    bound."""
     keep: Keep = "all"
-    """Learn from all completions, or only from those that passed (rejection sampling, expert
-    iteration); the mean is over all of them."""
+    """``all``: learn from all completions. ``correct``: only from those that passed (rejection
+    sampling, expert iteration); the mean is still taken over all of them."""
     outcome_gate: bool = False
-    """Let the parts of a reward beside correctness count only in groups that hold a completion
-    that passed; elsewhere the reward is the verdict's score."""
+    """Count the parts of a reward beside correctness only in groups in which some completion
+    passed. In other groups the reward is the score."""
     mask_truncated: bool = False
     """Leave truncated completions out of the loss (they still count in the baseline)."""
     overlong_buffer: Annotated[int, Field(ge=0)] | None = 0
-    """Soft overlong punishment (DAPO eq. 13): over the last so many tokens before
-    `sampling.max_tokens` the reward falls linearly by 1. 0: off."""
+    """Soft punishment of overlong completions (DAPO eq. 13): over this many tokens before
+    `sampling.max_tokens` the reward falls in a straight line, by 1 in all. 0: off."""
     dynamic_sampling: bool = False
-    """Replace groups whose completions are all right or all wrong by fresh ones. A step that
-    finds no other group is measured and changes no weight."""
+    """Replace groups whose completions are all right or all wrong by new ones. If no other group is
+    found, the step is measured and changes no weight."""
     max_tokens: Natural | None = None
     """The longest completion that is sampled."""
 
@@ -208,8 +210,8 @@ class Algorithm:
 
 
 NAMES = (
-    "A row of the table, or ``package.module:object``. The rows: ``ppo``, ``ppo_penalty``, "
-    "``trpo``, ``reinforce``, ``rloo``, ``reinforce_plus_plus``, "
+    "A method of docs/algorithms.md, or ``package.module:object``. The methods: ``ppo``, "
+    "``ppo_penalty``, ``trpo``, ``reinforce``, ``rloo``, ``reinforce_plus_plus``, "
     "``reinforce_plus_plus_baseline``, ``grpo``, ``grpo_process``, ``dr_grpo``, ``dapo``, "
     "``gspo``, ``gspo_product``, ``cispo``, ``kimi``, ``rft``."
 )
@@ -218,7 +220,7 @@ NAMES = (
 if TYPE_CHECKING:
 
     class AlgorithmConfig(Section):
-        """A row of the algorithm table, and what of it to change."""
+        """The method of ``[rl]``, and what of it to change."""
 
         name: Text = "dr_grpo"
 
@@ -228,8 +230,8 @@ else:
     AlgorithmConfig = section_of_row(
         Algorithm,
         "AlgorithmConfig",
-        "A row of the algorithm table (docs/algorithms.md), and what of it to change."
-        " None: as the row says.",
+        "The method of ``[rl]`` (docs/algorithms.md), and what of it to change. `name` chooses the"
+        " method, which sets every other key. A key that you write overrides the method.",
         OF_A_ROW,
         name=("dr_grpo", NAMES),
     )
@@ -239,16 +241,16 @@ class CriticConfig(Section):
     """The critic, where the algorithm has one (credit ``gae``)."""
 
     backbone: Literal["copy", "shared"] = "copy"
-    """``copy``: a model of its own that starts from the policy. ``shared``: a value head on the
-    policy's layers, far less memory."""
+    """``copy``: a model of its own, which starts as a copy of the policy. ``shared``: a value head
+    on the policy's layers, with far less memory."""
     path: Text | None = None
-    """A reward model (a folder in Hugging Face layout, or a run's checkpoint as in `model.path`)
-    that the critic starts from, in place of the policy. Only with ``copy``. None: the policy."""
+    """A reward model that the critic starts from: a folder in Hugging Face layout, or a run's
+    checkpoint as in `model.path`. Only with ``copy``. None: the policy."""
     learning_rate: Positive | None = None
-    """Peak learning rate of a critic of its own, or of a shared critic's value head. None:
+    """Peak learning rate of a critic of its own, or of the value head of a shared one. None:
     `optimizer.learning_rate`."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps in which only the critic learns, before the policy does. One in which it has nothing
-    to learn (it foresaw every return, as it does until the first reward comes) is not counted."""
+    """Steps at the start in which only the critic learns. A step in which it has nothing to learn
+    is not counted: before the first reward comes, it predicts every return correctly."""
     max_grad_norm: Positive = 1.0
     """The gradients of a critic of its own are scaled down to this global norm."""

@@ -48,25 +48,26 @@ class Preference:
     equation: str
     link: Link
     beta: Positive
-    """Strength of the pull to the reference, and scale of the implicit reward; IPO's tau, ORPO's
-    lambda."""
+    """How strongly the policy is pulled to the reference; it scales the implicit reward. IPO's tau,
+    ORPO's lambda."""
     label_smoothing: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.0
-    """Share of pairs that are taken to be the wrong way round (cDPO)."""
+    """The share of pairs that is assumed to be the wrong way round (cDPO)."""
     robust: bool = False
-    """Under label smoothing, the unbiased loss (robust DPO) in place of the conservative one."""
+    """Under label smoothing, take the loss without bias (robust DPO) in place of the conservative
+    one."""
     reference_free: bool = False
     """Compare log-probabilities alone, without those of the reference."""
     length_normalized: bool = False
-    """Compare means over a completion's tokens, and not sums."""
+    """Compare means over the tokens of a completion in place of sums."""
     margin: NonNegative = 0.0
-    """What the chosen completion's reward is to be ahead by (SimPO's gamma)."""
+    """By how much the reward of the chosen completion shall be ahead (SimPO's gamma)."""
     nll_weight: NonNegative = 0.0
-    """Weight of the chosen completion's negative log-likelihood a token. Keeps its probability
-    from falling."""
+    """Weight of the negative log-likelihood of the chosen completion, per token. It keeps the
+    probability of that completion from falling."""
     desirable_weight: NonNegative = 1.0
-    """Weight of a desirable completion's loss (KTO)."""
+    """Weight of the loss of a desirable completion (KTO)."""
     undesirable_weight: NonNegative = 1.0
-    """Weight of an undesirable completion's loss (KTO)."""
+    """Weight of the loss of an undesirable completion (KTO)."""
 
     def __post_init__(self) -> None:
         check_fields(self, "preference")
@@ -110,11 +111,11 @@ else:
     _Method = section_of_row(
         Preference,
         "_Method",
-        "A row of the table of preference methods, and what of it to change.",
+        "The method of ``[preference]``, and what of it to change.",
         {"name", "paper", "equation", "link"},
         method=(
             "dpo",
-            "A row of the table of preference methods, or ``package.module:object``. The rows: "
+            "A method of docs/algorithms.md, or ``package.module:object``. The methods: "
             "``dpo``, ``dpo_reference_free``, ``cdpo``, ``rdpo``, ``dpo_norm``, ``irpo``, ``ipo``, "
             "``kto``, ``simpo``, ``orpo``.",
         ),
@@ -127,20 +128,20 @@ class PreferenceConfig(_Method):
 
     pairs: tuple[Text, ...] = ()
     """Sources of rows with ``prompt``, ``chosen`` and ``rejected`` (or ``completion`` and
-    ``label``), in the forms of `data.train`; or judged groups, to be paired: ``run:FOLDER``, the
-    rollouts of a run, or ``verdicts:FILE``, what ``assay eval --out`` wrote. Empty: completions
-    of `data.train` are sampled, judged and paired while training."""
+    ``label``), in the forms of `data.train`. Judged groups are accepted too, and paired:
+    ``run:FOLDER`` (the rollouts of a run) or ``verdicts:FILE`` (what ``assay eval --out FILE``
+    wrote). Empty: completions of `data.train` are sampled, judged and paired while training."""
     heldout: tuple[Text, ...] = ()
-    """Sources of held-out pairs: loss, accuracy and margin on them before the first step, during
-    the run and after it."""
+    """Sources of held-out pairs. The loss, accuracy and margin on them are measured before the
+    first step, during the run and after it."""
     beta_schedule: tuple[tuple[int, float], ...] = ()
-    """Beta while training: ``[step, beta]`` points, linear in between and constant outside, as
-    ``[[0, 0.1], [200, 0.02]]``. Empty: `beta` throughout."""
+    """Beta while training: ``[step, beta]`` points, with straight lines between them and constant
+    outside, as ``[[0, 0.1], [200, 0.02]]``. Empty: `beta` throughout."""
     epochs: Epochs = 1.0
     """Passes over the pairs; a fraction stops part way."""
     pairs_per_step: Natural = 32
-    """Pairs (single completions, where the method learns from these) that one optimizer step
-    learns from."""
+    """Pairs that one optimizer step learns from. For a method without pairs (KTO): single
+    completions."""
     max_tokens: Natural | None = None
     """Longest prompt and completion together, in tokens. A longer one is a malformed row (see
     `data.on_bad_row`). None: the model's context."""
@@ -148,29 +149,30 @@ class PreferenceConfig(_Method):
     """Tokens in one forward and backward pass: lower it when memory runs out. None: 2048 on a
     CPU, 8192 on a GPU."""
     watch_start: bool = True
-    """Measure how far log-probabilities have moved since the start also where the method has no
-    reference; costs one forward pass over the given pairs before the first step."""
+    """Measure how far log-probabilities have moved since the start, also for a method without a
+    reference. It costs one forward pass over the given pairs before the first step."""
     warn_fall: Positive = 0.5
-    """Warn once when the chosen completions have lost so much log-probability since the start,
-    in nats a token."""
+    """Warn once when the chosen completions have lost this much log-probability since the start, in
+    nats per token."""
     steps: Natural = 100
-    """On-policy: steps in all."""
+    """Only where pairs are sampled while training: steps in all."""
     num_prompts: Count = 8
-    """On-policy: prompts a step."""
+    """Only where pairs are sampled while training: prompts in a step."""
     group_size: Annotated[int, Field(ge=2, le=65536)] = 8
-    """On-policy: completions a prompt."""
+    """Only where pairs are sampled while training: completions of a prompt."""
     pairs_per_group: Count = 1
-    """From verdicts: pairs that a group gives at most."""
+    """Only where pairs are made of verdicts: the most pairs that a group gives."""
     choose: Literal["best_worst", "random"] = "best_worst"
-    """From verdicts: pair the completion with the highest reward with the one with the lowest,
-    the second with the second lowest and so on; or draw pairs of a completion that passed and
-    one that did not."""
+    """Only where pairs are made of verdicts. ``best_worst``: pair the completion that has the
+    highest reward with the one that has the lowest, the second with the second lowest, and so on.
+    ``random``: draw pairs of a completion that passed and one that did not."""
     judge: Literal["verdicts", "pairwise"] = "verdicts"
-    """On-policy: who decides which of two completions is better: the verdicts' rewards, or a
-    judge that compares them in both orders (``[verification.options.judge]``)."""
+    """Only where pairs are sampled while training: who decides which of two completions is better.
+    ``verdicts``: their rewards. ``pairwise``: a judge that compares them in both orders
+    (``[verification.options.judge]``)."""
     reference_every: Natural | None = None
-    """On-policy: steps after which the policy becomes the reference. None: the reference stays
-    the policy at the start."""
+    """Only where pairs are sampled while training: after this many steps the policy becomes the new
+    reference, again and again. None: the reference stays the policy at the start."""
 
     @field_validator("beta_schedule", mode="before")
     @classmethod

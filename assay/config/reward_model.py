@@ -15,58 +15,61 @@ class RewardModelConfig(Section):
     """The reward-model stage: a scalar, outcome or process model from labelled completions."""
 
     kind: Literal["preference", "outcome", "process"] = "preference"
-    """``preference``: Bradley-Terry from pairs. ``outcome``: is the completion right.
-    ``process``: is each step right."""
+    """``preference``: a scalar model from pairs (Bradley-Terry). ``outcome``: is the completion
+    right? ``process``: is each reasoning step right?"""
     rows: Annotated[tuple[Text, ...], Field(min_length=1)]
     """Sources of labelled rows, in the forms of `data.train`. ``preference``: ``prompt``,
-    ``chosen``, ``rejected``; ``outcome``: ``prompt``, ``completion``, ``label`` (true, false, or
-    a probability); ``process``: ``prompt``, ``steps`` (or ``completion``, with ``step_ends``
-    where they are not seen by `split`) and ``labels``, one a step."""
+    ``chosen``, ``rejected``. ``outcome``: ``prompt``, ``completion``, ``label`` (true, false, or a
+    probability). ``process``: ``prompt``, ``steps`` and ``labels``, one for each step; in place of
+    ``steps`` a row may have ``completion``, with ``step_ends`` where `split` cannot find the
+    steps."""
     heldout: tuple[Text, ...] = ()
-    """Sources of rows that are never learned from: accuracy and calibration are measured on them
-    before, during (`evaluation.every`) and after. At most `evaluation.max_problems` are used."""
+    """Sources of rows that are never learned from. Accuracy and calibration are measured on them
+    before, during (`evaluation.every`) and after training, on at most `evaluation.max_problems`
+    rows."""
     epochs: Epochs = 1.0
     """Passes over the rows; a fraction stops part way."""
     rows_per_step: Natural = 32
-    """Rows (pairs, of ``preference``) that one optimizer step learns from."""
+    """Rows that one optimizer step learns from (of kind ``preference``: pairs)."""
     max_tokens_per_micro_batch: Natural | None = None
-    """Tokens in one forward and backward pass: lower it when memory runs out. None: 2048 on a
-    CPU, 8192 on a GPU."""
+    """Tokens in one forward and backward pass: make it smaller when memory runs out. None: 2048 on
+    a CPU, 8192 on a GPU."""
     margins: bool = False
-    """Of ``preference``: each row's ``margin`` is how much better the chosen completion is to
-    score (Llama 2); a row without one has 0."""
+    """Only of kind ``preference``: the ``margin`` of a row says by how much the chosen completion
+    shall score higher (Llama 2). A row without one has 0."""
     centering: NonNegative = 0.0
-    """Of ``preference``: weight of the squared sum of a pair's two scores, which keeps scores
-    around 0, as 0.01 (Eisenstein et al.); 0: none."""
+    """Only of kind ``preference``: weight of the squared sum of a pair's two scores, which keeps
+    scores near 0; for example 0.01 (Eisenstein et al.). 0: none."""
     every_token: bool = False
-    """Of ``outcome``: learn to predict the outcome after every token of the completion and not
-    after the last alone (Cobbe et al.); judged is the last."""
+    """Only of kind ``outcome``: learn to predict the outcome after every token of the completion,
+    and not only after the last one (Cobbe et al.). Judging uses the last one."""
     head: Literal["two_labels", "scalar"] = "two_labels"
-    """Of ``process``: two labels a step, or one number whose sigmoid is the probability that the
-    step is right."""
+    """Only of kind ``process``. ``two_labels``: two labels for each step. ``scalar``: one number,
+    whose sigmoid is the probability that the step is right."""
     loss: Literal["cross_entropy", "squared"] = "cross_entropy"
-    """Of ``outcome`` and ``process``: between predicted probability and label. ``squared`` is
-    the Brier score: milder to labels that are wrong."""
+    """Only of kinds ``outcome`` and ``process``: the loss between the predicted probability and the
+    label. ``squared`` is the Brier score, which wrong labels disturb less."""
     until_first_error: bool = False
-    """Of ``process``: steps after the first wrong one carry no loss (Lightman et al.)."""
+    """Only of kind ``process``: steps after the first wrong one carry no loss (Lightman et al.)."""
     split: Text = "newline"
-    """Of ``process``: what ends a step: ``newline``, ``blank_line``, or the text itself."""
+    """Only of kind ``process``: what ends a step: ``newline``, ``blank_line``, or the text
+    itself."""
     step_ends_in: Literal["characters", "tokens"] = "characters"
-    """Of ``process``: what a row's ``step_ends`` count: characters of the completion, or its
-    tokens under the model's own tokenizer."""
+    """Only of kind ``process``: what ``step_ends`` of a row counts: characters of the completion,
+    or its tokens under the model's own tokenizer."""
     step_tag: Text = "\n"
-    """Of ``process``: text behind each step, at whose last token the step is scored."""
+    """Only of kind ``process``: text after each step. The step is scored at its last token."""
     step_join: str = ""
-    """Of ``process``: text between a tag and the next step."""
+    """Only of kind ``process``: text between a tag and the next step."""
     format: Literal["chat", "plain"] | None = None
-    """How the model reads a prompt and its completion: by the tokenizer's chat template, or in
-    `plain_template`. None: chat where there is a template. It is saved with the model, and
-    judging follows it."""
+    """How the model reads a prompt and its completion. ``chat``: by the tokenizer's chat template.
+    ``plain``: in `plain_template`. It is saved with the model, and judging uses it too. None: chat
+    where there is a template, else plain."""
     plain_template: Text = PLAIN_TEMPLATE
-    """Of format ``plain``: text with ``{prompt}`` and ``{completion}``."""
+    """Text with ``{prompt}`` and ``{completion}``, for format ``plain``."""
     max_tokens: Natural | None = None
-    """Longest row, prompt and completion; a longer one is a bad row (`data.on_bad_row`). None:
-    what the model takes."""
+    """Longest row (prompt and completion), in tokens. A longer one is a malformed row
+    (`data.on_bad_row`). None: what the model takes."""
 
     @field_validator("plain_template")
     @classmethod

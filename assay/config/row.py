@@ -75,7 +75,7 @@ def section_of_row(
     }
     for key, (hint, _) in _checks(kind).items():
         if key not in without:
-            text = said[key] if "None:" in said[key] else f"{said[key]} None: as the row says."
+            text = said[key] if "None:" in said[key] else f"{said[key]} None: as the method says."
             settings[key] = (hint | None, Field(None, description=text))
     return create_model(
         title, __base__=Section, __module__=kind.__module__, __doc__=doc, **settings

@@ -39,30 +39,31 @@ class RLConfig(Section):
     """The reinforcement learning stage."""
 
     steps: Natural = 100
-    """Steps in all. A step is one collected batch and what is learned from it. Changed on
-    resume, it stretches `optimizer.schedule`, which the run says; `temperature_schedule` stays
-    where it is."""
+    """Steps in all. A step is one collected batch, and what is learned from it. If you change it on
+    resume, `optimizer.schedule` is stretched to the new length, and the run says so;
+    `temperature_schedule` stays where it is."""
     num_prompts: Count = 8
-    """Prompts a step."""
+    """Prompts in a step."""
     group_size: Count = 8
-    """Completions a prompt. Group-relative methods need at least 2."""
+    """Completions of a prompt. Methods that compare the completions of a group need at least 2."""
     epochs: Count = 1
     """Passes over each batch."""
     num_minibatches: Natural = 1
-    """Optimizer steps a pass: the batch's groups are split into this many parts."""
+    """Optimizer steps in a pass: the groups of the batch are split into this many parts."""
     max_tokens_per_micro_batch: Natural | None = None
-    """Tokens (prompts counted once a group) in one forward and backward pass: lower it when memory
-    runs out. None: 2048 on a CPU, 8192 on a GPU."""
+    """Tokens in one forward and backward pass; a prompt counts once for its group. Make it smaller
+    when memory runs out. None: 2048 on a CPU, 8192 on a GPU."""
     max_refills: Annotated[int, Field(ge=0)] = 4
-    """Dynamic sampling: how often a step may draw again to replace groups that are all right or
-    all wrong. 0: they stay, and are learned from."""
+    """Dynamic sampling: how often a step may sample again to replace groups that are all right or
+    all wrong. 0: these groups stay, and are learned from."""
     max_group_size: Count | None = None
-    """Adaptive group size: a group of which nothing passed is sampled on, `group_size`
-    completions at a time, until something passes or it has this many. Each prompt counts alike
-    in the loss, however many completions it has. None: groups keep their size."""
+    """Adaptive group size. If no completion of a group passes, `group_size` more are sampled, again
+    and again, until one passes or the group has this many. Each prompt counts the same in the loss,
+    however many completions it has. None: groups keep their size."""
     temperature_schedule: tuple[tuple[int, float], ...] = ()
-    """Sampling temperature while training: ``[step, temperature]`` points, linear in between and
-    constant outside, as ``[[0, 1.2], [200, 0.8]]``. Empty: `sampling.temperature` throughout."""
+    """Sampling temperature while training: ``[step, temperature]`` points, with straight lines
+    between them and constant outside, as ``[[0, 1.2], [200, 0.8]]``. Empty: `sampling.temperature`
+    throughout."""
 
     @field_validator("temperature_schedule", mode="before")
     @classmethod
@@ -77,11 +78,11 @@ class OptimizerConfig(Section):
     name: Literal["adamw", "adamw_8bit"] = "adamw"
     """``adamw_8bit`` keeps its state in 8 bits (needs the extra ``bnb``)."""
     state_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the two moments of ``adamw``. ``bfloat16`` halves them (4 bytes less a trained
-    weight) for when memory is short; they are rounded at random, right on average and the same
-    in a resumed run, at about a third more time an optimizer step and a little noise in it."""
+    """Type of the two moments of ``adamw``. ``bfloat16`` halves their memory (4 bytes less for each
+    trained weight). They are then rounded at random, which is right on average, and the same in a
+    resumed run. An optimizer step takes about a third more time and gets a little noise."""
     learning_rate: Positive | None = None
-    """Peak learning rate. None: that of the stage: 1e-6 in ``[rl]``, 1e-5 in ``[sft]`` and
+    """Peak learning rate. None: depends on the stage: 1e-6 in ``[rl]``, 1e-5 in ``[sft]`` and
     ``[reward_model]``, 5e-7 in ``[preference]``; ten times as much where only adapters are
     trained."""
     betas: tuple[Decay, Decay] = (0.9, 0.95)
@@ -93,9 +94,9 @@ class OptimizerConfig(Section):
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Optimizer steps of linear warm-up."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """What follows warm-up, down to `final_fraction` of the peak at the last step. A run that is
-    resumed with another number of steps goes on where a run of that length would be, which it
-    says."""
+    """What follows the warm-up: the learning rate stays, or falls to `final_fraction` of its peak
+    at the last step. A run that is resumed with another number of steps goes on where a run of that
+    length would be, and says so."""
     final_fraction: Rate = 0.1
     """Learning rate at the end of a linear or cosine schedule, as a share of the peak."""
     max_grad_norm: Positive = 1.0
@@ -122,5 +123,5 @@ class SFTConfig(Section):
     tokens_per_step: Natural = 4096
     """Tokens that one optimizer step learns from."""
     max_tokens_per_micro_batch: Natural | None = None
-    """Tokens in one forward and backward pass: lower it when memory runs out. None: 2048 on a
-    CPU, 8192 on a GPU."""
+    """Tokens in one forward and backward pass: make it smaller when memory runs out. None: 2048 on
+    a CPU, 8192 on a GPU."""

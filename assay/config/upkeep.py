@@ -25,19 +25,19 @@ class EvaluationConfig(Section):
     every: Natural | None = None
     """Steps between evaluations. None: only before the first step and after the last."""
     patience: Natural | None = None
-    """End the run early after so many evaluations in a row without an improvement: an accuracy
-    above that of the last improvement by more than its standard error. The first evaluation
-    (before the first step) counts as one; evaluations are those of `every`, at the first of
-    `temperatures`. What a stage ranks or scores instead of solving (pairs, labels) counts alike.
-    The run then ends with a checkpoint, as one that took all its steps; a schedule of the
-    learning rate still spans all of them. Choose 3 or more: two evaluations that do not rise may
-    be noise. None: all steps are taken."""
+    """End the run early after this many evaluations in a row that bring no improvement. An
+    improvement is an accuracy above that of the last improvement by more than its standard error.
+    It counts the evaluations of `every`, at the first of `temperatures`; the one before the first
+    step counts too. In stages that rank or score (pairs, labels) their accuracy counts. The run
+    ends with a checkpoint, as after all its steps. A schedule of the learning rate still spans all
+    steps. Choose 3 or more: two evaluations that do not rise may be noise. None: all steps are
+    taken."""
     num_samples: Count = 1
-    """Completions a problem."""
+    """Completions of a problem."""
     temperatures: Annotated[tuple[Temperature, ...], Field(min_length=1)] = (0.0,)
     """Temperatures to evaluate at; 0 is greedy. The first decides which checkpoint is best."""
     max_problems: Natural | None = None
-    """Evaluate on the first so many held-out problems. None: on all."""
+    """Evaluate on this many held-out problems, the first ones. None: all."""
 
 
 class CheckpointConfig(Section):
@@ -50,7 +50,7 @@ class CheckpointConfig(Section):
     keep_best: bool = True
     """Also keep the checkpoint that did best on held-out problems."""
     max_disk_gib: Positive | None = None
-    """Disk that checkpoints may take. None: no bound."""
+    """Disk space that checkpoints may take. None: no bound."""
 
 
 class VerificationConfig(Section):
@@ -59,22 +59,22 @@ class VerificationConfig(Section):
     num_workers: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Worker processes. None: one for every two cores, at least one."""
     deadline: Positive = 5.0
-    """Seconds for one completion, after which the worker is killed and the completion is not
+    """Seconds for one completion. After that the worker is killed, and the completion is not
     judged. A verifier may have a limit of its own."""
     cache_mib: NonNegative = 64.0
-    """Memory for verdicts that are looked up where the same text is judged by the same verifier
-    again. 0: none are."""
+    """Memory for verdicts that are used again when the same verifier judges the same text. 0:
+    none."""
     allow: tuple[Text, ...] = ()
-    """Python code that a row may name as its verifier, beside what `data.verifier` names: a
-    module, or ``package.module:object``. Rows are data, and often a stranger's: what they name
-    is imported only where it stands here."""
+    """Python code that a row may name as its verifier, beside what `data.verifier` names: a module,
+    or ``package.module:object``. Rows are data, and often come from strangers: what they name is
+    imported only if it stands here."""
     options: dict[str, dict[str, Any]] = Field(default={})
-    """Options of verifiers, a table for each: ``[verification.options.math]``. They stand under
-    the keys of a row, which wins. What a verifier reads is listed in docs/verifiers.md."""
+    """Options of verifiers, one table for each: ``[verification.options.math]``. A row may hold the
+    same key; then the row's value counts. docs/verifiers.md lists what each verifier reads."""
     schedule: dict[str, tuple[tuple[int, float], ...]] = Field(default={})
-    """Multipliers of terms' weights while the policy learns: ``[policy_version, multiplier]``
-    points, linear in between and constant outside, as ``kimi_length = [[200, 0.0], [400,
-    1.0]]``."""
+    """Multipliers of the weights of a sum's terms while the policy learns: ``[policy_version,
+    multiplier]`` points, with straight lines between them and constant outside, as ``kimi_length =
+    [[200, 0.0], [400, 1.0]]``."""
 
     @field_validator("options", mode="before")
     @classmethod
@@ -91,19 +91,20 @@ class GuardConfig(Section):
     """What stops a run."""
 
     max_not_judged: Rate = 0.25
-    """Largest share of completions that a step may leave not judged."""
+    """Largest share of the completions of a step that may stay not judged."""
     max_kl: Positive | None = None
-    """Largest mean KL to the reference, in nats a token. None: no bound."""
+    """Largest mean KL to the reference, in nats per token. None: no bound."""
     min_entropy: NonNegative | None = None
-    """Smallest mean entropy, in nats a token. None: no bound."""
+    """Smallest mean entropy, in nats per token. None: no bound."""
     max_mismatch: Positive = 0.1
-    """``[rl]``: largest mean difference of a token's log-probability between what sampled it and
-    the learner before its update, in nats. Rounding makes 1e-6 of it in float32 and up to 0.02
-    in bfloat16 (measured with the built-in engine); beyond the default other weights, another
-    tokenizer or another temperature were sampled from. A large number turns it off."""
+    """Only in ``[rl]``: largest mean difference, in nats, between a token's log-probability when it
+    was sampled and under the learner before its update. Rounding makes 1e-6 in float32 and up to
+    0.02 in bfloat16 (measured with the built-in engine). More than the default means that other
+    weights, another tokenizer or another temperature were sampled from. A large number turns it
+    off."""
     rules: tuple[Text, ...] = ()
-    """More rules, as ``package.module:function``: called with the run, returning None or the
-    reason to stop. One that raises stops the run too, with its own words."""
+    """More rules, as ``package.module:function``. A rule is called with the run, and returns None
+    or the reason to stop. A rule that raises stops the run too, with its own message."""
 
 
 class LogConfig(Section):

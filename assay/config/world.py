@@ -31,14 +31,13 @@ class RunConfig(Section):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seeds the curriculum, the sampling and the initial weights of adapters and heads."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """CPU threads for tensor operations. None: all cores. Part of what makes a CPU run bitwise
-    repeatable."""
+    """CPU threads for tensor operations. A CPU run can be repeated bitwise only with the same
+    number. None: all cores."""
     device: str | None = None
     """``cpu``, ``cuda`` or ``cuda:1``. None: CUDA when there is one, else the CPU."""
     max_minutes: Positive | None = None
-    """Stop cleanly, with a checkpoint, so many minutes after the start. At least one step is
-    taken. The limit is of one start: a run does not keep it, and ``--resume`` goes on without
-    it. None: no limit."""
+    """Stop cleanly, with a checkpoint, this many minutes after the start. At least one step is
+    taken. The limit holds for one start only: ``--resume`` goes on without it. None: no limit."""
 
     @field_validator("name")
     @classmethod
@@ -58,9 +57,9 @@ class RunConfig(Section):
 
 
 class LoraConfig(Section):
-    """Low-rank adapters in place of full fine-tuning (needs the extra ``lora``). Where
-    `model.path` holds adapters already, these are trained further: leave the section out, or say
-    what they are."""
+    """Low-rank adapters in place of full fine-tuning (needs the extra ``lora``). If `model.path`
+    holds adapters already, these are trained further: then leave the section out, or repeat
+    their settings."""
 
     rank: Count = 16
     """Rank of each adapter."""
@@ -75,17 +74,17 @@ class ModelConfig(Section):
 
     path: Text
     """A folder in Hugging Face layout, a hub name, or a run's checkpoint. ``RUN@best`` is the
-    one that did best on held-out problems, ``RUN@last`` the newest, ``RUN@120`` that of a step.
-    ``RUN`` alone is the newest, unless a guard stopped the run. The run that starts from it
-    keeps the checkpoint's folder here."""
+    checkpoint that did best on held-out problems, ``RUN@last`` the newest, ``RUN@120`` that of step
+    120. ``RUN`` alone is the newest; if a guard stopped that run, the checkpoint must be named. The
+    configuration that a run keeps holds the folder of the checkpoint here."""
     revision: str | None = None
-    """Branch, tag or commit of a hub model. None: its default branch."""
+    """Branch, tag or commit of a hub model. None: the model's default branch."""
     tokenizer: str | None = None
     """Folder or hub name of the tokenizer. None: the model's own."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Type of the forward and backward pass; master weights and optimizer state stay float32.
-    Where its products are slower on this machine than those of float32, every command that opens
-    the model says so at its start. None: bfloat16 on CUDA, float32 on the CPU."""
+    """Type of the forward and backward pass. Master weights and the state of the optimizer stay
+    float32. If bfloat16 is slower than float32 on this machine, every command that opens the model
+    says so. None: bfloat16 on CUDA, float32 on the CPU."""
     lora: LoraConfig | None = None
     """Train adapters only; a reference then takes the memory of the adapters alone. None: train
     every weight."""
@@ -99,8 +98,8 @@ class DataConfig(Section):
     """Problems, and how they are shown to the policy.
 
     A source is a file (JSONL or Parquet), ``hf:NAME[/CONFIG][?split=train]``,
-    ``gym:TASK[?setting=value&size=1000&seed=0]`` or ``package.module:object``: rows, or a function
-    under ``@assay.source`` that returns them.
+    ``gym:TASK[?setting=value&size=1000&seed=0]`` or ``package.module:object`` (rows, or a function
+    under ``@assay.source`` that returns them). docs/data.md describes rows.
     """
 
     train: tuple[Text, ...] = ()
@@ -109,16 +108,16 @@ class DataConfig(Section):
     """Sources of held-out problems, for evaluation only. A question that also stands in train is
     an error."""
     verifier: Text = "math"
-    """Verifier of rows that name none: a name, ``package.module:object``, or a weighted sum such
-    as ``math*1.0 + think_format*0.1`` (the first term is the correctness)."""
+    """Verifier of rows that name none: a name, ``package.module:object``, or a weighted sum such as
+    ``math*1.0 + think_format*0.1``. The first term of a sum is the correctness."""
     template: Literal["chat", "base"] | None = None
     """``chat``: the tokenizer's chat template. ``base``: `prompt_template` as plain text. None:
     chat where the tokenizer has a template, else base."""
     prompt_template: str = "{question}\n"
-    """Text around the question under the base template; ``{question}`` is replaced."""
+    """Text around the question under template ``base``; ``{question}`` is replaced."""
     system_prompt: str | None = None
-    """System message that opens every chat; under the base template it precedes the prompt.
-    None: no such message."""
+    """System message at the start of every chat. Under template ``base`` it stands before the
+    prompt. None: no such message."""
     think: Literal["off", "free", "opened", "empty"] = "off"
     """Reasoning block. ``off``: none. ``free``: the policy writes it. ``opened``: the prompt
     ends with the open tag. ``empty``: the prompt holds an empty block (no-think mode)."""
@@ -127,17 +126,18 @@ class DataConfig(Section):
     think_close: Text = "</think>"
     """The tag that closes the reasoning block."""
     on_bad_row: Literal["stop", "skip"] = "stop"
-    """What a malformed row does: stop with its place, or skip it and report how many were
-    skipped. A prompt that is too long (`max_prompt_tokens`) is one: it is never cut, since a cut
-    question is another question under the same answer."""
+    """What happens at a malformed row. ``stop``: the command stops and names the row's place.
+    ``skip``: the row is left out, and the number of such rows is reported. A prompt that is too
+    long (`max_prompt_tokens`) is malformed too. It is never cut, since a cut question is another
+    question with the same answer."""
     near_duplicates: Literal["report", "drop", "ignore"] = "report"
-    """Training problems that nearly repeat a held-out one (by shared n-grams): report, drop or
-    ignore."""
+    """What happens to training problems that nearly repeat a held-out one (by shared n-grams): they
+    are reported, dropped or ignored."""
     near_duplicate_overlap: Rate = 0.8
-    """Share of a held-out question's 8-grams that a training question must hold to count as a
-    near duplicate."""
+    """A training question is a near duplicate of a held-out one if it holds at least this share of
+    its 8-grams."""
     max_prompt_tokens: Natural | None = None
-    """Longest prompt. A longer one is a malformed row (see `on_bad_row`). None: what the model's
+    """Longest prompt. A longer one is a malformed row (`on_bad_row`). None: what the model's
     context leaves beside `sampling.max_tokens`."""
 
     @field_validator("prompt_template")
@@ -155,25 +155,26 @@ class DataConfig(Section):
 
 
 class SamplingConfig(Section):
-    """How completions are sampled. Ratios and KL of ``[rl]`` are those of the distribution
-    described here, over all tokens: what cuts some off is refused there, and free in other
-    stages, ``assay eval`` and ``assay sample``."""
+    """How completions are sampled. The ratios and the KL of ``[rl]`` are those of this
+    distribution, over all tokens. So ``[rl]`` refuses `top_k`, `top_p` and `min_p`, which cut
+    tokens off. Other stages, ``assay eval`` and ``assay sample`` accept them."""
 
     temperature: Temperature = 1.0
     """Divides the logits. 0: greedy, for evaluation only."""
     top_k: Natural | None = None
-    """Sample among the k most likely tokens. None: no limit, the only one in training by
-    ``[rl]``."""
+    """Sample among the k most likely tokens. Training by ``[rl]`` accepts no limit. None: no
+    limit."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Sample among the smallest set of tokens that holds this probability. 1 in training by
-    ``[rl]``."""
+    """Sample among the smallest set of tokens that holds this probability. Training by ``[rl]``
+    accepts 1 only."""
     min_p: Rate = 0.0
-    """Drop tokens less likely than this share of the most likely one. 0 in training by ``[rl]``."""
+    """Leave out tokens that are less likely than this share of the most likely one. Training by
+    ``[rl]`` accepts 0 only."""
     max_tokens: Natural = 256
     """Longest completion, in tokens."""
     stop: tuple[Text, ...] = ()
-    """Strings that end a completion when they appear; the text keeps them, so that what was
-    sampled is what is learned from."""
+    """Strings that end a completion where they appear. They stay in its text, so that exactly what
+    was sampled is learned from."""
 
     @property
     def truncates(self) -> bool:
@@ -185,21 +186,21 @@ class EngineConfig(Section):
     """The built-in generator."""
 
     num_slots: Count | None = None
-    """Completions decoded at once, each in a row. Rows without one are left out of a step where
-    a look at the start finds that fewer rows give the same bits (on a CPU, nearly always); else
-    they are computed all the same, so that a completion does not depend on its neighbors. None:
-    one for each completion of a step, at most 64; on a GPU, where idle rows cost little, 64. A
+    """How many completions are decoded at the same time, each in a slot. Empty slots are left out
+    of the computation if a check at the start finds that this gives the same bits (on a CPU, nearly
+    always). Else they are computed too, so that a completion does not depend on its neighbors. A
     run keeps the number that it began with: with another one, completions may differ in the last
-    bits."""
+    bits. None: on a CPU one slot for each completion of a step, at most 64; on a GPU, where empty
+    slots cost little, 64."""
     max_kv_mib: Positive | None = None
-    """Bound on the key/value cache in MiB; fewer slots are used where `num_slots` does not fit.
-    None: a quarter of the memory there is."""
+    """Limit of the key/value cache, in MiB. If `num_slots` does not fit in it, there are fewer
+    slots. None: a quarter of the memory there is."""
 
     threads: Count | None = None
-    """CPU threads of a decoding step, at most `run.threads`. None: one or all, whichever is
-    clearly faster on this machine with this model; it is timed once, kept for this user, and a
-    run keeps the number that it began with: with another one, completions may differ in the last
-    bits."""
+    """CPU threads of a decoding step, at most `run.threads`. The default is measured once and kept
+    for this user and this model. A run keeps the number that it began with: with another one,
+    completions may differ in the last bits. None: one thread or all, whichever is clearly faster on
+    this machine with this model."""
 
     @property
     def slots(self) -> int:
