@@ -56,13 +56,11 @@ def section(verifier: Verifier) -> Iterator[str]:
     if verifier.accepts:
         yield f"- Accepts: {verifier.accepts}."
     yield f"- Partial credit: {verifier.partial_credit}."
-    if verifier.hidden_tests != "none":
-        yield f"- Hidden tests: {verifier.hidden_tests}."
     bounds = (
         "not bounded" if verifier.bounds is None else "from {:g} to {:g}".format(*verifier.bounds)
     )
     yield f"- Value: {bounds}; weight {verifier.weight:g} where a sum names none."
-    if limits := list(limit_words(verifier.limits, verifier.memory_mib)):
+    if limits := list(limit_words(verifier.limits)):
         yield f"- Limits: {', '.join(limits)}."
     if count := sum(1 for _ in labelled_rows(verifier.name)):
         command = f"assay verify --self-test --verifier {verifier.name}"
@@ -84,13 +82,10 @@ def section(verifier: Verifier) -> Iterator[str]:
         yield from map(known, verifier.known_errors)
 
 
-def limit_words(limits: Limits, memory_mib: int | None) -> Iterator[str]:
+def limit_words(limits: Limits) -> Iterator[str]:
     """Yield each limit in words."""
     for name, words in UNITS.items():
-        value = getattr(limits, name)
-        if name == "memory_mib":
-            value = value or memory_mib
-        if value is not None:
+        if (value := getattr(limits, name)) is not None:
             yield words.format(value)
 
 

@@ -42,13 +42,6 @@ class KnownError:
     should_say: Literal["passed", "failed"]
 
 
-def known_errors(verifier: str) -> tuple[KnownError, ...]:
-    """Return a built-in verifier's known errors, of ``labelled/known_errors.jsonl``."""
-    lines = (files("assay.verify") / "labelled" / "known_errors.jsonl").read_text(encoding="utf-8")
-    rows = [json.loads(line) for line in lines.splitlines()]
-    return tuple(KnownError(**row) for row in rows if row.pop("verifier") == verifier)
-
-
 @dataclass(frozen=True, slots=True)
 class Field:
     """A key of the spec that a verifier reads.
@@ -143,6 +136,7 @@ class Limits:
     """What a verifier lets one completion cost; None: no bound of its own.
 
     seconds: wall time, where the service's deadline is not the bound. cpu_seconds: of one test.
+    memory_mib: of a worker's data while it judges, or of a program in a sandbox.
     """
 
     seconds: float | None = None
@@ -193,15 +187,15 @@ class Verifier:
     does. ``thread``: in threads of this process, for waiting on a network. ``device``: in one
     thread of this process, beside the learner's device. ``inline``: at once, in this process:
     arithmetic. weight: its weight in a sum where none is written and it is not the first term.
-    bounds: of its value, where known. memory_mib: bound on the worker's data while it judges.
-    limits: for the documentation, and what a sandbox enforces. text_only: it reads a completion's
-    text, think format and finish reason, and neither tokens nor the rendered prompt, so that they
-    need not travel. cached: equal text, spec and version give an equal verdict, so that it may be
-    looked up. modules, packages: what the content hash covers. extra: the optional dependency that
-    it needs. check_options: raises VerifierError where the options together, or this machine, do
-    not let it work; called before a run. check_spec: raises VerifierError, whose text begins with
-    the key, for a spec that is wrong though each of its keys is right; called as rows are loaded.
-    evidence: what a run notes of the options besides their digest, as the hash of a named model.
+    bounds: of its value, where known. limits: what its worker, or its sandbox, enforces. text_only:
+    it reads a completion's text, think format and finish reason, and neither tokens nor the
+    rendered prompt, so that they need not travel. cached: equal text, spec and version give an
+    equal verdict, so that it may be looked up. modules, packages: what the content hash covers.
+    extra: the optional dependency that it needs. check_options: raises VerifierError where the
+    options together, or this machine, do not let it work; called before a run. check_spec: raises
+    VerifierError, whose text begins with the key, for a spec that is wrong though each of its keys
+    is right; called as rows are loaded. evidence: what a run notes of the options besides their
+    digest, as the hash of a named model.
 
     The problem that ``judge`` gets holds, in its spec, the configured options under the row's keys.
     """
@@ -215,12 +209,9 @@ class Verifier:
     fields: tuple[Field, ...] = ()
     accepts: str = ""
     partial_credit: str = "none"
-    hidden_tests: str = "none"
     weight: float = 1.0
     bounds: tuple[float, float] | None = (0.0, 1.0)
-    memory_mib: int | None = None
     limits: Limits = Limits()
-    known_errors: tuple[KnownError, ...] = ()
     text_only: bool = False
     cached: bool = False
     modules: tuple[str, ...] = ()
@@ -234,6 +225,13 @@ class Verifier:
     def label(self) -> str:
         """``name@version``."""
         return f"{self.name}@{self.version}"
+
+    @cached_property
+    def known_errors(self) -> tuple[KnownError, ...]:
+        """Those of a built-in verifier: its rows of ``labelled/known_errors.jsonl``."""
+        text = (files("assay.verify") / "labelled" / "known_errors.jsonl").read_text("utf-8")
+        rows = map(json.loads, text.splitlines())
+        return tuple(KnownError(**row) for row in rows if row.pop("verifier") == self.name)
 
     @cached_property
     def hash(self) -> str:

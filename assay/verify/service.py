@@ -43,18 +43,11 @@ _services: weakref.WeakSet[VerifierService] = weakref.WeakSet()
 class Judging:
     """Groups on their way through the verifiers; at the context's end what is left is cancelled.
 
-    submit begins to judge a group, wait sleeps until it is judged, finish returns its verdicts,
-    cancel gives jobs up.
+    cancelled: set where nobody waits for their verdicts any more.
     """
 
-    def __init__(
-        self,
-        submit: Callable[[Group], Job],
-        wait: Callable[[Job], None],
-        finish: Callable[[Job], tuple[Verdict, ...]],
-        cancel: Callable[[Iterable[Job]], None],
-    ) -> None:
-        self._submit, self._wait, self._finish, self._cancel = submit, wait, finish, cancel
+    def __init__(self, service: VerifierService, cancelled: threading.Event | None = None) -> None:
+        self._service, self._engine, self._cancelled = service, service._engine, cancelled
         self._jobs: dict[Group, Job] = {}
         self._found: dict[Group, tuple[Verdict, ...]] = {}
         self._waiting: deque[Group] = deque()
@@ -62,28 +55,29 @@ class Judging:
     def add(self, group: Group) -> None:
         """Begin to judge a group; raises VerifierError where a reward never works."""
         if group not in self._jobs:
-            self._jobs[group] = self._submit(group)
+            self._jobs[group] = self._service._submit(group)
             self._waiting.append(group)
         while self._waiting and not self._jobs[self._waiting[0]].num_missing:
             self._take()
 
     def verdicts(self, groups: Iterable[Group]) -> list[tuple[Verdict, ...]]:
         """Return the verdicts of groups that were handed over, once all are there."""
-        if self._waiting:
-            self._wait(self._jobs[self._waiting[-1]])  # to wake up once, and not for every group
+        if self._waiting and self._service._give_up_after is None:
+            # to wake up once, and not for every group; else the first failures are to be seen first
+            self._engine.wait(self._jobs[self._waiting[-1]], self._cancelled)
         while self._waiting:
             self._take()
         return [self._found[group] for group in groups]
 
     def _take(self) -> None:
         group = self._waiting.popleft()
-        self._found[group] = self._finish(self._jobs[group])
+        self._found[group] = self._service._finish(self._jobs[group], self._cancelled)
 
     def __enter__(self) -> Judging:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._cancel(self._jobs.values())
+        self._engine.cancel(self._jobs.values())
 
 
 class VerifierService:
@@ -164,11 +158,11 @@ class VerifierService:
 
     def judge(self, groups: Sequence[Group]) -> list[tuple[Verdict, ...]]:
         """Return the verdicts of every completion, aligned with ``groups``."""
-        return self._judge(groups, None)
+        return self._judge(groups)
 
     def judging(self) -> Judging:
         """Judge groups that are handed over one by one, while others are still sampled."""
-        return self._judging(None)
+        return Judging(self)
 
     async def judge_async(self, groups: Sequence[Group]) -> list[tuple[Verdict, ...]]:
         """Judge without blocking the event loop; a cancelled call leaves nothing under way."""
@@ -193,22 +187,12 @@ class VerifierService:
             raise
 
     def _judge(
-        self, groups: Sequence[Group], cancelled: threading.Event | None
+        self, groups: Sequence[Group], cancelled: threading.Event | None = None
     ) -> list[tuple[Verdict, ...]]:
-        with self._judging(cancelled) as jobs:
+        with Judging(self, cancelled) as jobs:
             for group in groups:
                 jobs.add(group)
             return jobs.verdicts(groups)
-
-    def _judging(self, cancelled: threading.Event | None) -> Judging:
-        def wait(job: Job) -> None:
-            if self._give_up_after is None:  # else the first failures are to be seen first
-                self._engine.wait(job, cancelled)
-
-        def finish(job: Job) -> tuple[Verdict, ...]:
-            return self._finish(job, cancelled)
-
-        return Judging(self._submit, wait, finish, self._engine.cancel)
 
     def judge_text(
         self, pairs: Iterable[tuple[Problem, Completion | str]], window: int = 256

@@ -23,7 +23,7 @@ from assay.verify.answers.commitment import (
 )
 from assay.verify.answers.math_policy import is_answer
 from assay.verify.answers.tables import opens, pattern, says
-from assay.verify.base import Field, Part, Verifier, known_errors, spec_check
+from assay.verify.base import Field, Part, Verifier, spec_check
 
 MAX_CHOICE = 400  # characters of a label with its option's text
 
@@ -319,7 +319,6 @@ CHOICE = Verifier(
     accepts=r"the last of \boxed{B}, <answer>B</answer>, 'the answer is (b)', 'B is correct', "
     "'option B'; else a reply, or a last line, that is only a label, a labelled option or an "
     "option's text",
-    known_errors=known_errors("choice"),
     text_only=True,
     cached=True,
     modules=("assay.verify.answers", "assay.types"),

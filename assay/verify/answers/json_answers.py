@@ -13,7 +13,7 @@ from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.answers.commitment import MAX_TEXT, clipped, marks
 from assay.verify.answers.tables import says
-from assay.verify.base import Field, Part, Verifier, known_errors, spec_check
+from assay.verify.base import Field, Part, Verifier, spec_check
 from assay.verify.loading import slow_import
 
 MAX_VALUES = 10_000  # values inside the answer
@@ -270,7 +270,6 @@ JSON_SCHEMA = Verifier(
     accepts="the JSON value in the last answer tag or ```json block, the whole reply, or the last "
     f"object or list in it; at most {MAX_VALUES} values, {MAX_DEPTH} levels, no key twice, no NaN "
     "or Infinity",
-    known_errors=known_errors("json_schema"),
     text_only=True,
     cached=True,
     modules=("assay.verify.answers", "assay.types"),

@@ -20,7 +20,7 @@ from assay.verify.answers.math_policy import (
 )
 from assay.verify.answers.plain_numbers import read_number
 from assay.verify.answers.sentences import MAX_SHORT, of_one_sentence
-from assay.verify.base import Limits, Part, Verifier, known_errors
+from assay.verify.base import Limits, Part, Verifier
 
 _WRAPPED = re.compile(r"\\(?:text|mbox|mathrm)\s*\{([^{}]*)\}")
 _WORD, _COMMAND = re.compile(r"[A-Za-z]{2}"), re.compile(r"\\[A-Za-z]+")
@@ -115,9 +115,7 @@ MATH = Verifier(
     accepts=r"the last of \boxed{}, <answer>, 'the answer is', ####, Final:, A:; else a reply that "
     "commits without a mark: only an answer, one sentence with one value, a last line or a final "
     "bold value that is only an answer",
-    memory_mib=4096,
     limits=Limits(memory_mib=4096),
-    known_errors=known_errors("math"),
     text_only=True,
     cached=True,
     modules=("assay.verify.answers", "assay.types"),

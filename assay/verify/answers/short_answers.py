@@ -11,7 +11,7 @@ from assay.types import Completion, Problem
 from assay.verify.answers.commitment import MAX_TEXT, STOPS, bare, clipped, committed, unwrapped
 from assay.verify.answers.math_policy import TEXT_ANSWER, is_answer
 from assay.verify.answers.tables import says
-from assay.verify.base import Field, Limits, Part, Verifier, known_errors, one_of
+from assay.verify.base import Field, Limits, Part, Verifier, one_of
 
 PLACES = ("auto", "whole", "last_line", "marked")
 LETTERS = "imsx"
@@ -156,7 +156,6 @@ EXACT = Verifier(
     ),
     accepts="the accepted text itself, wrapped in **, quotes, $ or ` and ended by a period or not, "
     f"where spec.where says; a reply of more than {MAX_TEXT} characters has no answer",
-    known_errors=known_errors("exact"),
     text_only=True,
     cached=True,
     modules=("assay.verify.answers", "assay.types"),
@@ -180,7 +179,6 @@ REGEX = Verifier(
     accepts="a text that the pattern matches, where spec.where says, without white space around it "
     "(for auto and marked also without emphasis, quotes and a final period); a reply of more than "
     f"{MAX_TEXT} characters has no answer",
-    known_errors=known_errors("regex"),
     limits=Limits(cpu_seconds=MATCH_SECONDS),
     text_only=True,
     cached=True,

@@ -16,7 +16,7 @@ from typing import Any
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
-from assay.verify.base import Field, Part, Verifier, choice, flag, known_errors, spec_check
+from assay.verify.base import Field, Part, Verifier, choice, flag, spec_check
 from assay.verify.instructions.reading import Instruction, read_instruction
 from assay.verify.instructions.rules import RULES
 
@@ -130,7 +130,6 @@ INSTRUCTIONS = Verifier(
     fields=(IDS, TABLES, MODE, CREDIT, STRICTER),
     accepts="any text; only what stands outside the think block counts",
     partial_credit="credit = fraction: the share of instructions that are followed",
-    known_errors=known_errors("instructions"),
     text_only=True,
     cached=True,
     modules=("assay.verify.instructions", "assay.types"),

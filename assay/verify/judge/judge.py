@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from assay.types import Completion, NotJudgedReason, Problem
-from assay.verify.base import Limits, Part, Verifier, known_errors
+from assay.verify.base import Limits, Part, Verifier
 from assay.verify.judge.costs import judge_costs
 from assay.verify.judge.panel import Vote, close_judges, panel_for
 from assay.verify.judge.quoting import cut_middle
@@ -110,7 +110,6 @@ JUDGE = Verifier(
     partial_credit="scores map linearly from the scale to [0, 1]; the median of several votes "
     "counts",
     limits=Limits(seconds=MAX_PATIENCE + 100),
-    known_errors=known_errors("judge"),
     modules=("assay.verify.judge", "assay.verify.judge.judge"),
     extra="judge",
     check_options=check_judge,

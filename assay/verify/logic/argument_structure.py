@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from assay.types import Completion, Problem
 from assay.verify.answers.commitment import MAX_TEXT
-from assay.verify.base import Field, Part, Verifier, choice, known_errors, list_of
+from assay.verify.base import Field, Part, Verifier, choice, list_of
 
 MAX_STEPS = 200
 MIN_STEPS = 2
@@ -160,7 +160,6 @@ ARGUMENT_STRUCTURE = Verifier(
     partial_credit="the share of supported steps, halved where the last is no conclusion; passes "
     f"from {PASSES}",
     weight=0.1,
-    known_errors=known_errors("argument_structure"),
     text_only=True,
     cached=True,
     modules=("assay.verify.logic", "assay.verify.answers", "assay.types"),

@@ -18,7 +18,7 @@ from typing import Any
 
 from assay.types import Completion, Problem
 from assay.verify.answers.commitment import bare, clipped, committed, unwrapped
-from assay.verify.base import Field, Part, Verifier, choice, known_errors, list_of, spec_check
+from assay.verify.base import Field, Part, Verifier, choice, list_of, spec_check
 
 MAX_EXPRESSION = 1000  # characters
 MAX_DEPTH = 50
@@ -211,7 +211,6 @@ COUNTDOWN = Verifier(
     accepts=r"+ - * / and parentheses over the numbers (also × • ÷ : x, \times, \div, \frac), "
     "'= target' after it or not; in a box, answer tags, after 'the answer is', alone, or as the "
     "last line",
-    known_errors=known_errors("countdown"),
     text_only=True,
     cached=True,
     modules=("assay.verify.logic", "assay.verify.answers", "assay.types"),

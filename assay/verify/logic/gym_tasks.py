@@ -14,7 +14,7 @@ from typing import Any
 from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.answers.commitment import bare, clipped, last_marks, last_phrase, unwrapped
-from assay.verify.base import Field, Part, Verifier, flag, known_errors, spec_check
+from assay.verify.base import Field, Limits, Part, Verifier, flag, spec_check
 from assay.verify.loading import slow_import
 from assay.verify.logic.gym_scorers import EVALUATES, GATES, STRICT
 
@@ -216,8 +216,7 @@ GYM = Verifier(
     partial_credit="the task's own (often 0.01 for a form, or the share of the reply that is the "
     "answer), never a pass; none for "
     f"{', '.join(sorted(name for name, (_, replaces) in STRICT.items() if replaces))}",
-    memory_mib=4096,
-    known_errors=known_errors("gym"),
+    limits=Limits(memory_mib=4096),
     text_only=True,
     cached=True,
     modules=("assay.verify.logic", "assay.verify.answers", "assay.types"),

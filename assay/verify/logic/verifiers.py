@@ -19,7 +19,6 @@ from assay.verify.base import (
     Verifier,
     choice,
     is_text,
-    known_errors,
     list_of,
     spec_check,
 )
@@ -262,7 +261,6 @@ def _check_consistent(premises: tuple[Formula, ...], where: str) -> None:
 _SIZES = f"formulas of at most {MAX_FORMULA} characters and {MAX_NODES} connectives"
 _SHARED: Mapping[str, Any] = {
     "limits": Limits(memory_mib=4096),
-    "memory_mib": 4096,
     "text_only": True,
     "cached": True,
     "modules": ("assay.verify.logic", "assay.verify.answers", "assay.types"),
@@ -279,7 +277,6 @@ BOOLEAN_EQUIVALENCE = Verifier(
     fields=(FORMULA, FORM, MAX_CONNECTIVES),
     accepts="the formula in a box, answer tags or after 'the answer is', else the last line; what "
     f"follows its last = ; {_SIZES}; a truth table up to {MAX_TABLE} variables, z3 beyond",
-    known_errors=known_errors("boolean_equivalence"),
     **_SHARED,
 )
 
@@ -294,6 +291,5 @@ ENTAILMENT = Verifier(
     accepts="a label or a formula in a box, answer tags or after 'the answer is', else in the last "
     f"line; propositional or first-order with one sort, functions and equality; {_SIZES}; z3 under "
     f"a limit of {RLIMIT} units, beyond which a completion is not judged",
-    known_errors=known_errors("entailment"),
     **_SHARED,
 )

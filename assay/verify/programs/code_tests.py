@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from assay.errors import VerifierError
 from assay.types import Completion, Problem
-from assay.verify.base import Limits, Part, Verifier, known_errors, spec_check
+from assay.verify.base import Limits, Part, Verifier, spec_check
 from assay.verify.loading import slow_import
 from assay.verify.programs.checks import is_hard_coded, unsafe_calls
 from assay.verify.programs.compare import compare
@@ -154,12 +154,10 @@ CODE = Verifier(
     "(one that never closes runs to the end); without a fence the whole text where it is a program,"
     " else its last indented block; with a prompt that is code to continue, also a function's body",
     partial_credit="spec.credit = fraction: the fraction of the tests, public and hidden, that "
-    "pass",
-    hidden_tests="tests may be shown in a prompt; hidden_tests never are. The score counts both, "
-    "the components public and hidden tell them apart: a public share far above the hidden one is "
+    "pass. Tests may be shown in a prompt; hidden_tests never are. The score counts both, the "
+    "components public and hidden tell them apart: a public share far above the hidden one is "
     "special-casing",
-    limits=Limits(seconds=120.0, cpu_seconds=4.0, memory_mib=512, output_kib=4096, processes=16),
-    known_errors=known_errors("code"),
+    limits=Limits(seconds=120.0, cpu_seconds=4.0, output_kib=4096, processes=16),
     text_only=True,
     cached=True,
     modules=("assay.verify.programs", "assay.verify.sandbox", "assay.types"),

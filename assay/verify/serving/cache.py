@@ -12,8 +12,7 @@ from dataclasses import replace
 
 from assay.types import Completion, Problem
 from assay.verify.base import Part
-from assay.verify.serving.configured import Configured
-from assay.verify.serving.options import canonical, options_digest
+from assay.verify.serving.configured import Configured, canonical, options_digest
 
 ENTRY_BYTES = 600  # of a part and its key, beside texts and components
 COMPONENT_BYTES = 120

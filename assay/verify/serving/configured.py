@@ -1,22 +1,33 @@
 """A verifier under the options of a configuration: all that the service knows of it.
 
 A user's verifier is described by a worker, in plain values: their code never runs in this process.
+Options and rows are checked before a run. ``[verification.options.NAME]`` stands under the keys of
+a row: the row wins. A field that only the configuration may set (``from_row=False``) is not read
+from a row: there such a key is metadata.
 """
 
 from __future__ import annotations
 
+import difflib
+import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
-from assay.errors import VerifierError
+from assay.errors import VerifierError, message
 from assay.types import Problem
 from assay.verify.base import Field, Limits, Takes, Verifier, resolve
-from assay.verify.serving.options import complaint_of_options, options_digest
 
+LANE_OPTIONS: Mapping[str, Mapping[str, int]] = {
+    "thread": {"concurrency": 8},
+    "device": {"batch_size": 64},
+}
+"""Options that every verifier of a lane has, with their defaults; they change no verdict."""
+
+_SPEED = frozenset(name for options in LANE_OPTIONS.values() for name in options)
 _TOLD = ("name", "version", "hash", "takes", "text_only", "cached", "weight", "bounds")
 
 
@@ -46,7 +57,7 @@ class Configured:
             verifier = resolve(name)
         except VerifierError as error:
             return cls.unusable(name, str(error))
-        found = complaint_of_options(verifier.name, verifier.fields, verifier.lane, options)
+        found = complaint_of_options(verifier, options)
         try:
             if not found and verifier.check_options is not None:
                 verifier.check_options(options)
@@ -77,8 +88,7 @@ class Configured:
             verifier = Verifier(judge=_elsewhere, fields=fields, limits=limits, **told)
         except (KeyError, TypeError, ValueError) as error:
             return cls.unusable(name, f"verifier {name}: it does not describe itself well: {error}")
-        bare = name.partition("@")[0]
-        found = complaint_of_options(bare, fields, "worker", options) if fields else ""
+        found = complaint_of_options(verifier, options) if fields else ""
         return cls(verifier, str(facts["hash"]), options, found)
 
     @property
@@ -96,6 +106,10 @@ class Configured:
         """Whether it is asked about a group at once."""
         batch = self.verifier.takes == "batch" and self.verifier.lane == "device"
         return self.verifier.takes != "completion" and not batch
+
+    def lane_option(self, key: str) -> int:
+        """Return an option of the verifier's lane, or its default."""
+        return int(self.options.get(key, LANE_OPTIONS[self.verifier.lane][key]))
 
     @cached_property
     def _not_from_rows(self) -> frozenset[str]:
@@ -127,9 +141,130 @@ class Configured:
         return facts
 
 
+class RowCheck:
+    """Checks the spec of rows for the verifiers of one expression, in microseconds."""
+
+    def __init__(self, verifiers: Sequence[Configured]) -> None:
+        self._checked: list[tuple[Field, bool]] = []  # and whether it is needed
+        self._whole = [one for one in verifiers if one.verifier.check_spec is not None]
+        for one in verifiers:
+            for each in one.verifier.fields:
+                needed = each.needed and one.options.get(each.name) is None
+                if needed or (each.check is not None and each.from_row):
+                    self._checked.append((each, needed))
+        fields = [each for one in verifiers for each in one.verifier.fields]
+        self._names = {each.name for each in fields if each.from_row}
+        self._fine = set(self._names)  # keys that are read, or are metadata
+        self._meant: dict[str, str] = {}  # a key that is nearly one that is read
+
+    def __call__(self, problem: Problem) -> None:
+        """Raise VerifierError, which names the key, what was found and what is accepted."""
+        get = problem.spec.get
+        if not self._fine.issuperset(problem.spec):
+            self._check_names(problem)
+        for each, needed in self._checked:
+            value = get(each.name)
+            if value is None:
+                if needed:
+                    raise VerifierError(_missing(problem, each))
+            elif not accepts(each, value):
+                raise VerifierError(message(_place(problem, each.name), shown(value), each.accepts))
+        for one in self._whole:
+            try:
+                assert one.verifier.check_spec is not None
+                one.verifier.check_spec(one.reads(problem).spec)
+            except VerifierError as error:
+                raise VerifierError(_place(problem, str(error))) from error
+
+    def _check_names(self, problem: Problem) -> None:
+        """Refuse a key that is nearly one that a verifier reads, and which the row does not have.
+
+        Other keys are metadata. Short names are left alone: a word that is near one is a word too.
+        """
+        for key in problem.spec:
+            if key not in self._fine and key not in self._meant:
+                long = [name for name in self._names if len(name) >= 6 and len(str(key)) >= 6]
+                near = difflib.get_close_matches(str(key), long, n=1, cutoff=0.85)
+                if near:
+                    self._meant[key] = near[0]
+                else:
+                    self._fine.add(key)
+            if key in self._meant and problem.spec.get(self._meant[key]) is None:
+                raise VerifierError(
+                    f"{_place(problem, key)}: found a key that no verifier here reads; "
+                    f"did you mean {self._meant[key]}?"
+                )
+
+
+def _missing(problem: Problem, field: Field) -> str:
+    near = difflib.get_close_matches(field.name, map(str, problem.spec), n=1, cutoff=0.6)
+    near = [name for name in near if name != field.name]
+    remedy = f"; the row has {near[0]}: rename it" if near else ""
+    return f"{_place(problem, field.name)}: missing, or null; accepted: {field.accepts}{remedy}"
+
+
+def _place(problem: Problem, key: str) -> str:
+    return f"{problem.source or f'problem {problem.id}'} {key}"
+
+
 def facts_of(verifier: Verifier) -> dict[str, Any]:
     """Return what a worker tells of a user's verifier; raises TypeError where it is not plain."""
     facts = {key: getattr(verifier, key) for key in _TOLD}
     facts["seconds"] = verifier.limits.seconds
     facts["fields"] = [[f.name, f.accepts, f.needed, f.from_row] for f in verifier.fields]
     return json.loads(json.dumps(facts, allow_nan=False))
+
+
+def complaint_of_options(verifier: Verifier, options: Mapping[str, Any]) -> str:
+    """Return what is wrong with the options of one verifier, or an empty string."""
+    known = {field.name: field for field in verifier.fields}
+    of_lane = LANE_OPTIONS.get(verifier.lane, {})
+    for key, value in options.items():
+        where = f"verification.options.{verifier.name}.{key}"
+        if key in known:
+            if not accepts(known[key], value):
+                return message(where, shown(value), known[key].accepts)
+        elif key in of_lane:
+            if type(value) is not int or value < 1:
+                return message(where, shown(value), "a whole number >= 1")
+        else:
+            every = [*known, *of_lane]
+            near = difflib.get_close_matches(key, every, n=1, cutoff=0.5)
+            remedy = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(every)}"
+            return f"{where}: unknown key; {remedy}"
+    return ""
+
+
+def options_digest(options: Mapping[str, Any]) -> str:
+    """Return twelve hexadecimal digits over the options that can change a verdict; "" of none."""
+    telling = {key: value for key, value in options.items() if key not in _SPEED}
+    return hashlib.sha256(canonical(telling).encode()).hexdigest()[:12] if telling else ""
+
+
+def canonical(value: Any) -> str:
+    """Return a text that equal plain values share, whatever the order of their keys.
+
+    Raises TypeError for a value that is not plain.
+    """
+    if value is None or type(value) in (str, int, float, bool):
+        return repr(value)
+    if isinstance(value, Mapping):
+        pairs = cast("Mapping[Any, Any]", value).items()
+        return "{" + ",".join(sorted(f"{canonical(k)}:{canonical(v)}" for k, v in pairs)) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(canonical, cast("Sequence[Any]", value))) + "]"
+    raise TypeError(f"{type(value).__name__} is not plain")
+
+
+def accepts(field: Field, value: Any) -> bool:
+    """Whether a field may hold a value."""
+    try:
+        return field.check is None or bool(field.check(value))
+    except Exception:  # a check need not expect every type
+        return False
+
+
+def shown(value: Any) -> str:
+    """Return a value as a complaint shows it."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"

@@ -16,7 +16,6 @@ from assay.verify.base import Part
 from assay.verify.serving.calling import ANY_ERROR, judge_batch, judge_unit
 from assay.verify.serving.configured import Configured
 from assay.verify.serving.job import Call
-from assay.verify.serving.options import lane_option
 
 THREAD_SECONDS = 300.0  # for one call that waits on a network, where its verifier has no limit
 DEVICE_SECONDS = 1800.0  # for one batch, the loading of a model included
@@ -82,9 +81,9 @@ class ThreadLane(Lane):
         self.is_device = one.verifier.lane == "device"
         self.max_threads, self.batch_size = 1, 1
         if not self.is_device:
-            self.max_threads = lane_option("thread", "concurrency", one.options)
+            self.max_threads = one.lane_option("concurrency")
         elif one.verifier.takes == "batch":
-            self.batch_size = lane_option("device", "batch_size", one.options)
+            self.batch_size = one.lane_option("batch_size")
         limit = DEVICE_SECONDS if self.is_device else THREAD_SECONDS
         patience = 1.25 * float(one.options.get("patience", 0.0))
         self.seconds = max(one.verifier.limits.seconds or limit, patience)

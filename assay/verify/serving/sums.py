@@ -10,8 +10,7 @@ from typing import Any
 from assay.types import Verdict
 from assay.verify.base import Part
 from assay.verify.expression import Term, parse_expression
-from assay.verify.serving.configured import Configured
-from assay.verify.serving.rows import RowCheck
+from assay.verify.serving.configured import Configured, RowCheck
 from assay.verify.serving.schedule import Schedule, unpinned
 
 NOT_ASKED = Part.not_judged("unavailable", "not asked")

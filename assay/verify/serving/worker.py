@@ -100,9 +100,10 @@ class Answering:
 
     def limit_memory(self, verifier: Verifier) -> None:
         """Bound the data of this process: too much is a MemoryError here, not the trainer's end."""
-        if verifier.memory_mib == self.memory_mib:
+        mib = verifier.limits.memory_mib
+        if mib == self.memory_mib:
             return
-        self.memory_mib = mib = verifier.memory_mib
+        self.memory_mib = mib
         with suppress(ImportError, ValueError, OSError):  # not every system has the limit
             import resource
 

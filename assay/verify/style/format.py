@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 
 from assay.types import Completion, Problem, ThinkFormat
-from assay.verify.base import Field, Part, Verifier, flag, is_text, known_errors
+from assay.verify.base import Field, Part, Verifier, flag, is_text
 
 # Letters and symbols by their category, of which nothing is seen: fillers, empty braille.
 _UNSEEN = frozenset("\u115f\u1160\u2800\u3164\uffa0\ufffc")
@@ -126,7 +126,6 @@ THINK_FORMAT = Verifier(
     accepts="the tags of the prompt's think format, exactly once, in order, spelled exactly, with "
     "content",
     weight=0.1,
-    known_errors=known_errors("think_format"),
     text_only=True,
     cached=True,
     modules=("assay.verify.style.format", "assay.types"),
@@ -142,7 +141,6 @@ ANSWER_TAGS = Verifier(
     accepts="outside the think block: the tags exactly once, in order, spelled exactly, with "
     "content, and nothing but white space after them",
     weight=0.1,
-    known_errors=known_errors("answer_tags"),
     text_only=True,
     cached=True,
     modules=("assay.verify.style.format", "assay.types"),

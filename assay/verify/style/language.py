@@ -12,7 +12,7 @@ from typing import Any
 
 from assay.errors import VerifierError
 from assay.types import Completion, Problem
-from assay.verify.base import Field, Part, Verifier, choice, known_errors
+from assay.verify.base import Field, Part, Verifier, choice
 from assay.verify.instructions.languages import LANGUAGES, detect_language, script_share
 
 CHUNK = 40  # letters: shorter sentences are taken together, for no detector knows them
@@ -243,7 +243,6 @@ LANGUAGE = Verifier(
     accepts="any text; code, formulas, numbers, tags and addresses do not count",
     partial_credit="the share of words",
     weight=0.1,
-    known_errors=known_errors("language"),
     text_only=True,
     cached=True,
     modules=(

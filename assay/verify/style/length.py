@@ -12,7 +12,7 @@ from typing import Any
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Group, Problem
-from assay.verify.base import Field, Part, Verifier, choice, known_errors, spec_check
+from assay.verify.base import Field, Part, Verifier, choice, spec_check
 
 SLACK = 0.5  # L1-Max's delta: what an answer of just the target length has left of its reward
 
@@ -212,7 +212,6 @@ LENGTH_TARGET = Verifier(
     accepts=_IN_UNITS.format("target"),
     partial_credit="falls linearly with the distance, from 0 to -1",
     bounds=(-1.0, 0.0),
-    known_errors=known_errors("length_target"),
     **_SHARED,
 )
 
@@ -240,7 +239,6 @@ OVERLONG = Verifier(
     accepts=_IN_UNITS.format("max"),
     partial_credit="falls linearly over the buffer, from 0 to -1",
     bounds=(-1.0, 0.0),
-    known_errors=known_errors("overlong"),
     **_SHARED,
 )
 

@@ -10,7 +10,7 @@ from operator import and_
 from typing import Any
 
 from assay.types import Completion, Problem
-from assay.verify.base import Field, Part, Verifier, known_errors
+from assay.verify.base import Field, Part, Verifier
 
 NGRAM = 4  # units; NGRAM_CJK where most units are single characters
 NGRAM_CJK = 8
@@ -148,7 +148,6 @@ REPETITION = Verifier(
     partial_credit="the share of repetition, from 0 to -1",
     weight=0.1,
     bounds=(-1.0, 0.0),
-    known_errors=known_errors("repetition"),
     text_only=True,
     cached=True,
     modules=("assay.verify.style.repetition", "assay.types"),

@@ -14,9 +14,7 @@ from assay.errors import VerifierError
 from assay.types import Problem
 from assay.verify.base import Field, Verifier
 from assay.verify.service import VerifierService
-from assay.verify.serving.configured import Configured
-from assay.verify.serving.options import canonical, options_digest
-from assay.verify.serving.rows import RowCheck
+from assay.verify.serving.configured import Configured, RowCheck, canonical, options_digest
 
 pytestmark = pytest.mark.usefixtures("planted")
 

@@ -87,7 +87,7 @@ def deeds(problem, completion):
 def hungry(problem, completion):
     return float(len(bytearray(int(completion.text) * 2**20)) > 0)
 
-BOUNDED = Verifier("bounded", 1, hungry, memory_mib=200)
+BOUNDED = Verifier("bounded", 1, hungry, limits=Limits(memory_mib=200))
 HASTY = Verifier("hasty", 1, deeds, limits=Limits(seconds=0.3))
 '''
 
