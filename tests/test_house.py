@@ -71,7 +71,7 @@ BUDGETS = {
     "run": 4670,  # `load_run` 220, four experiment trackers 370, rollouts read and runs compared 300
     "training": 4670,
     "start": 660,  # `assay init`: what a first run needs, for the rows and the model at hand
-    "verify/*.py": 1247,  # fields that all rooms share: options, choices, flags, lists
+    "verify/*.py": 1253,  # fields that all rooms share: options, choices, flags, lists
     "verify/answers": 3800,
     "verify/instructions": 850,
     "verify/judge": 1850,
@@ -79,7 +79,7 @@ BUDGETS = {
     "verify/programs": 2255,
     "verify/redteam": 470,
     "verify/sandbox": 2836,
-    "verify/serving": 2121,
+    "verify/serving": 2127,
     "verify/style": 820,
 }
 LIGHT = ["assay", "assay.types", "assay.errors", "assay.config", "assay.cli"]

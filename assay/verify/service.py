@@ -47,7 +47,7 @@ class Judging:
     """
 
     def __init__(self, service: VerifierService, cancelled: threading.Event | None = None) -> None:
-        self._service, self._engine, self._cancelled = service, service._engine, cancelled
+        self._service, self._cancelled = service, cancelled
         self._jobs: dict[Group, Job] = {}
         self._found: dict[Group, tuple[Verdict, ...]] = {}
         self._waiting: deque[Group] = deque()
@@ -55,29 +55,28 @@ class Judging:
     def add(self, group: Group) -> None:
         """Begin to judge a group; raises VerifierError where a reward never works."""
         if group not in self._jobs:
-            self._jobs[group] = self._service._submit(group)
+            self._jobs[group] = self._service.submit(group)
             self._waiting.append(group)
         while self._waiting and not self._jobs[self._waiting[0]].num_missing:
             self._take()
 
     def verdicts(self, groups: Iterable[Group]) -> list[tuple[Verdict, ...]]:
         """Return the verdicts of groups that were handed over, once all are there."""
-        if self._waiting and self._service._give_up_after is None:
-            # to wake up once, and not for every group; else the first failures are to be seen first
-            self._engine.wait(self._jobs[self._waiting[-1]], self._cancelled)
+        if self._waiting and not self._service.is_wary:  # wake up once, and not for every group
+            self._service.engine.wait(self._jobs[self._waiting[-1]], self._cancelled)
         while self._waiting:
             self._take()
         return [self._found[group] for group in groups]
 
     def _take(self) -> None:
         group = self._waiting.popleft()
-        self._found[group] = self._service._finish(self._jobs[group], self._cancelled)
+        self._found[group] = self._service.finish(self._jobs[group], self._cancelled)
 
     def __enter__(self) -> Judging:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._engine.cancel(self._jobs.values())
+        self._service.engine.cancel(self._jobs.values())
 
 
 class VerifierService:
@@ -135,26 +134,26 @@ class VerifierService:
         clear_of_dead_parents()
         asked = [self._verifier(name) for name in names if _bare(name) in BUILT_IN]
         if any(one.verifier.lane == "worker" and not one.error for one in asked):
-            self._engine.pool.start()
+            self.engine.pool.start()
         _services.add(self)
 
     def _open(self) -> None:
         self._building = threading.RLock()  # held while a verifier is looked up
-        self._engine = Engine(*self._settings)
-        self._finalizer = weakref.finalize(self, self._engine.close)
+        self.engine = Engine(*self._settings)
+        self._finalizer = weakref.finalize(self, self.engine.close)
 
     def listen(self, on_event: Callable[..., None] | None) -> None:
         """Tell of events from now on as the parameter ``on_event`` does."""
         self._settings = (*self._settings[:2], on_event, *self._settings[3:])
-        self._engine.on_event = on_event
+        self.engine.on_event = on_event
 
     def after_fork(self) -> None:
         """In the child of a fork: threads, locks and workers are the parent's; have new ones."""
-        self._engine.pool.abandon()
+        self.engine.pool.abandon()
         self._finalizer.detach()
-        closed = self._engine.closed
+        closed = self.engine.closed
         self._open()
-        self._engine.closed = closed
+        self.engine.closed = closed
 
     def judge(self, groups: Sequence[Group]) -> list[tuple[Verdict, ...]]:
         """Return the verdicts of every completion, aligned with ``groups``."""
@@ -204,23 +203,30 @@ class VerifierService:
                 if isinstance(completion, str):
                     completion = Completion.from_text(completion)
                 prompt = Prompt(problem.question, completion.tokens[:0], completion.think)
-                waiting.append(self._submit(Group(problem, prompt, (completion,))))
+                waiting.append(self.submit(Group(problem, prompt, (completion,))))
                 if len(waiting) >= window:
-                    yield self._finish(waiting.popleft())[0]
+                    yield self.finish(waiting.popleft())[0]
             while waiting:
-                yield self._finish(waiting.popleft())[0]
+                yield self.finish(waiting.popleft())[0]
         finally:
-            self._engine.cancel(waiting)
+            self.engine.cancel(waiting)
 
-    def _submit(self, group: Group) -> Job:
-        return self._engine.submit(self._sum(group.problem.verifier), group)
+    def submit(self, group: Group) -> Job:
+        """Begin to judge a group."""
+        return self.engine.submit(self._sum(group.problem.verifier), group)
 
-    def _finish(self, job: Job, cancelled: threading.Event | None = None) -> tuple[Verdict, ...]:
-        self._engine.wait(job, cancelled)
+    def finish(self, job: Job, cancelled: threading.Event | None = None) -> tuple[Verdict, ...]:
+        """Wait for a group, and return its verdicts."""
+        self.engine.wait(job, cancelled)
         verdicts = job.verdicts()
-        if self._give_up_after is not None:
+        if self.is_wary:
             self._be_patient(verdicts)
         return verdicts
+
+    @property
+    def is_wary(self) -> bool:
+        """Whether no completion was judged yet, so that each verdict is to be seen at once."""
+        return self._give_up_after is not None
 
     def _be_patient(self, verdicts: Iterable[Verdict]) -> None:
         """Raise VerifierError where a reward has failed on each of its first completions.
@@ -287,18 +293,18 @@ class VerifierService:
     @property
     def stats(self) -> dict[str, Any]:
         """Of each verifier what `VerifierStats.summary` says; and kills and deaths of workers."""
-        with self._engine.lock:
-            counts = {name: each.summary() for name, each in self._engine.stats.items()}
-            pool = self._engine.pool
+        with self.engine.lock:
+            counts = {name: each.summary() for name, each in self.engine.stats.items()}
+            pool = self.engine.pool
             return {"verifiers": counts, "kills": pool.kills, "deaths": pool.deaths}
 
     def take_metrics(self) -> dict[str, float]:
         """Return the metrics of what was judged since the last call, as ``verify/NAME/p50``."""
-        return self._engine.take_metrics()
+        return self.engine.take_metrics()
 
     def close(self) -> None:
         """Kill and reap the workers and end the lanes; a second call does nothing."""
-        self._engine.closed = True
+        self.engine.closed = True
         self._finalizer()
 
     def __enter__(self) -> VerifierService:
@@ -348,7 +354,7 @@ class VerifierService:
         notice.daemon = True
         notice.start()
         try:
-            return self._engine.pool.describe(name)
+            return self.engine.pool.describe(name)
         finally:
             notice.cancel()
 

@@ -99,9 +99,9 @@ def ask_math(texts: Sequence[str], gold: str, verifier: str = "math") -> tuple[f
     asked: list[int] = []
 
     class Counting(VerifierService):
-        def _submit(self, group: Any) -> Any:
+        def submit(self, group: Any) -> Any:
             asked.append(len(group.completions))
-            return super()._submit(group)
+            return super().submit(group)
 
     generator = ScriptedGenerator(lambda problem, sibling: texts[sibling])  # type: ignore[arg-type]
     problem = Problem("p", "?", {"answer": gold})

@@ -23,6 +23,7 @@ from assay.verify.serving.remains import clear, new_family, start_watcher
 MAX_FAILED_STARTS = 3
 MOST_AT_ONCE = 64  # calls that a worker is given in one request, but where they are quick
 BYTES_AT_ONCE = 1 << 16  # of a request, from which on it takes no further group
+QUICKEST = 1e-4  # seconds of a call: of saying what to judge, and what came of it
 WORTH_SHARING = 0.02  # seconds of work: to share less costs more than it gains
 
 
@@ -49,6 +50,7 @@ class Pool(Lane):
         self.options = {name: dict(table) for name, table in options.items()}
         self.kills = 0
         self.deaths = 0
+        self.pace = 1.0  # seconds that a call took of late, rather too many
         self.workers: list[Worker] = []
         self.watcher: subprocess.Popen[bytes] | None = None
         self._family = new_family()
@@ -64,10 +66,14 @@ class Pool(Lane):
     def submit(self, calls: Sequence[Call]) -> None:
         """Queue calls of one job."""
         with self.changed:
+            is_first = not self.queue
             self.queue.extend(calls)
             if len(self.workers) < self.num_workers:
                 self.start()
-            self.changed.notify(len(calls))
+            if len(self.queue) * self.pace > WORTH_SHARING:
+                self.changed.notify(len(calls))
+            elif is_first:  # else somebody is awake who takes these, too
+                self.changed.notify()
 
     def describe(self, name: str) -> Mapping[str, Any]:
         """Have a worker import a user's verifier; return what it tells: `facts_of`, or ``error``.
@@ -122,16 +128,16 @@ class Pool(Lane):
 
     def _work(self, worker: Worker | None) -> None:
         """Drive a worker, and those that take its place, until the pool is closed."""
-        while worker is not None and (calls := self._take(worker)):
+        while worker is not None and (calls := self._take()):
             while worker is not None and calls:
                 worker = self._have_answered(worker, calls)
 
-    def _take(self, worker: Worker) -> deque[Call]:
+    def _take(self) -> deque[Call]:
         """Wait for calls; take a worker's share of them."""
         with self.changed:
             self.wait_for_calls()  # a closed lane has none
             share = min(MOST_AT_ONCE, -(-len(self.queue) // self.num_workers))
-            count = min(len(self.queue), max(share, int(WORTH_SHARING / worker.pace)))
+            count = min(len(self.queue), max(share, int(WORTH_SHARING / self.pace)))
             return deque(self.queue.popleft() for _ in range(count))
 
     def _have_answered(self, worker: Worker, calls: deque[Call]) -> Worker | None:
@@ -139,7 +145,7 @@ class Pool(Lane):
         try:
             worker.greet(self.options)
             self._failed_starts = 0
-            started, num_calls = time.monotonic(), len(calls)
+            seconds, num_calls = 0.0, len(calls)
             while calls:
                 if not worker.num_waiting:
                     self._ask(worker, calls)
@@ -147,9 +153,10 @@ class Pool(Lane):
                 allowed = (call.one.verifier.limits.seconds or self.deadline) * call.size
                 data = worker.reply(allowed, lambda: calls[0].job.cancelled)
                 parts = _read(call, data)
+                seconds += sum(part.seconds for part in parts)
                 calls.popleft()
                 self.deliver(call, parts)
-            worker.pace = (time.monotonic() - started) / num_calls
+            self.pace = max(0.7 * self.pace, seconds / num_calls, QUICKEST)
             return worker
         except Lost as lost:
             return self._replace(worker, lost, calls)

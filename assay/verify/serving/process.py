@@ -47,7 +47,7 @@ class Worker:
     """A fresh interpreter that runs `assay.verify.serving.worker`, and our end of its socket.
 
     family: of the mark by which all that it starts is found. since: when it began what it does.
-    num_waiting: how many answers it still owes. pace: seconds that a call took of late.
+    num_waiting: how many answers it still owes.
     """
 
     def __init__(self, family: str) -> None:
@@ -76,7 +76,6 @@ class Worker:
         self._poll.register(self.channel, select.POLLIN)
         self._inbox = bytearray()
         self.num_waiting = 0
-        self.pace = 1.0
         self._num_answered = 0
         self._loading = False
         self.ready = False

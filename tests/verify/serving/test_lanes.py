@@ -44,7 +44,7 @@ def judge(
 def test_no_worker_is_started_where_none_is_needed(expression: str) -> None:
     with VerifierService(expression) as service:
         judge(service, ["good", "bad"])
-        assert not service._engine.pool.workers
+        assert not service.engine.pool.workers
 
 
 def test_threads_wait_together() -> None:

@@ -261,7 +261,7 @@ def end_without_closing(villains: str, texts: list[str], ending: str) -> list[li
         verdicts = list(service.judge_text((Problem("p", "q"), text) for text in {texts}))
         pids = [int(v.components.get("{villains}.pid", 0)) for v in verdicts]
         print(*[pid for pid in pids if pid], flush=True)
-        pool = service._engine.pool
+        pool = service.engine.pool
         print(*[w.remains.folder for w in pool.workers], flush=True)
         watcher = pool.watcher.pid
         print(watcher, flush=True)
@@ -299,7 +299,7 @@ def test_a_later_run_clears_up_where_the_watcher_was_killed_too(villains: str) -
     assert gone(workers) and until(lambda: not running("/bin/sleep 6108"))
     with VerifierService(villains, num_workers=1) as other:
         judge(other, ["a"])
-        own = other._engine.pool.workers[0].remains.folder
+        own = other.engine.pool.workers[0].remains.folder
         assert os.path.isdir(own)
         assert not any(map(os.path.exists, folders))
 
@@ -401,9 +401,9 @@ def test_what_waits_is_not_pickled_ahead(villains: str, monkeypatch: pytest.Monk
             "send",
             lambda self, n, *said: (sent.append(len(pickle.dumps(said))), send(self, n, *said)),
         )
-        jobs = [service._submit(group) for group in groups]
+        jobs = [service.submit(group) for group in groups]
         assert sum(sent) < sum(len(c.text) for group in groups[:20] for c in group.completions)
-        assert all(service._finish(job)[0].correct for job in jobs)
+        assert all(service.finish(job)[0].correct for job in jobs)
         assert max(sent) < 4.1 * len(big), "no more than one of these groups is sent at once"
         assert len(sent) >= len(groups)
 

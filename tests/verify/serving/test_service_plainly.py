@@ -141,7 +141,7 @@ def test_the_service_says_what_plain_calls_say(expression: str, batch: list[list
         for thread in threads:
             thread.join()
         counts = service.stats["verifiers"]
-        assert not service._engine.pool.workers
+        assert not service.engine.pool.workers
     assert len(found) == 4
     for verdicts in found:
         for group, wanted in zip(verdicts, expected, strict=True):

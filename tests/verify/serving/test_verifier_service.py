@@ -380,7 +380,7 @@ def test_a_formula_that_never_ends_is_killed() -> None:
 def test_close_reaps_everything() -> None:
     service = VerifierService(num_workers=2)
     assert judge(service, ["5"])[0].correct
-    processes = [worker.process for worker in service._engine.pool.workers]
+    processes = [worker.process for worker in service.engine.pool.workers]
     service.close()
     service.close()
     assert all(process.returncode is not None for process in processes)
@@ -406,7 +406,7 @@ def test_workers_end_with_a_killed_parent(rewards: str, tmp_path: Path, text: st
         from assay.verify.service import VerifierService
         service = VerifierService("{rewards}:mixed", num_workers=2, deadline=100)
         service.check([None])
-        print(*[w.process.pid for w in service._engine.pool.workers], flush=True)
+        print(*[w.process.pid for w in service.engine.pool.workers], flush=True)
         pairs = [(Problem("p", "q"), "{text.format(begun)}")] * 2
         work = threading.Thread(target=lambda: list(service.judge_text(pairs)), daemon=True)
         work.start()
@@ -432,7 +432,7 @@ def test_a_parent_that_forgets_to_close_leaves_nothing() -> None:
         """
         from assay.verify.service import VerifierService
         service = VerifierService(num_workers=2)
-        print(*[w.process.pid for w in service._engine.pool.workers], flush=True)
+        print(*[w.process.pid for w in service.engine.pool.workers], flush=True)
         """
     )
     out, _ = parent.communicate(timeout=30)
