@@ -79,7 +79,7 @@ BUDGETS = {
     "verify/programs": 2255,
     "verify/redteam": 470,
     "verify/sandbox": 2836,
-    "verify/serving": 2127,
+    "verify/serving": 2128,
     "verify/style": 820,
 }
 LIGHT = ["assay", "assay.types", "assay.errors", "assay.config", "assay.cli"]

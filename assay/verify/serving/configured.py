@@ -57,7 +57,7 @@ class Configured:
             verifier = resolve(name)
         except VerifierError as error:
             return cls.unusable(name, str(error))
-        found = complaint_of_options(verifier, options)
+        found = complaint_of_options(verifier.name, verifier, options)
         try:
             if not found and verifier.check_options is not None:
                 verifier.check_options(options)
@@ -88,7 +88,8 @@ class Configured:
             verifier = Verifier(judge=_elsewhere, fields=fields, limits=limits, **told)
         except (KeyError, TypeError, ValueError) as error:
             return cls.unusable(name, f"verifier {name}: it does not describe itself well: {error}")
-        found = complaint_of_options(verifier, options) if fields else ""
+        bare = name.partition("@")[0]
+        found = complaint_of_options(bare, verifier, options) if fields else ""
         return cls(verifier, str(facts["hash"]), options, found)
 
     @property
@@ -215,12 +216,12 @@ def facts_of(verifier: Verifier) -> dict[str, Any]:
     return json.loads(json.dumps(facts, allow_nan=False))
 
 
-def complaint_of_options(verifier: Verifier, options: Mapping[str, Any]) -> str:
+def complaint_of_options(name: str, verifier: Verifier, options: Mapping[str, Any]) -> str:
     """Return what is wrong with the options of one verifier, or an empty string."""
     known = {field.name: field for field in verifier.fields}
     of_lane = LANE_OPTIONS.get(verifier.lane, {})
     for key, value in options.items():
-        where = f"verification.options.{verifier.name}.{key}"
+        where = f"verification.options.{name}.{key}"
         if key in known:
             if not accepts(known[key], value):
                 return message(where, shown(value), known[key].accepts)
