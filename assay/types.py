@@ -89,6 +89,11 @@ class Problem:
         return f"{self.id}#{self.draw}"
 
     @property
+    def place(self) -> str:
+        """Where the row stands, else its name."""
+        return self.source or self.id
+
+    @property
     def question(self) -> str:
         """The prompt as plain text: the last user message of a chat, or the text itself."""
         if isinstance(self.prompt, str):

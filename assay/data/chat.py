@@ -66,7 +66,7 @@ class PromptRenderer:
 
     def render(self, problem: Problem) -> Prompt:
         """Return a problem's prompt; DataError where it is longer than the limit."""
-        return self._render(problem.prompt, problem.source or problem.id)
+        return self._render(problem.prompt, problem.place)
 
     def render_trace(self, trace: Trace) -> tuple[Tokens, Tokens]:
         """Return the tokens of a trace's prompt and of its completion, end token included.

@@ -91,14 +91,12 @@ def check_overlap(
     (a question of fewer than 8 words has none). Raises DataError, naming both rows, where a
     question stands in both sets.
     """
-    places: list[str] = []
     exact: dict[tuple[str, ...], int] = {}
     holders: defaultdict[int, list[int]] = defaultdict(list)
     num_ngrams: list[int] = []
     num_self_answering = 0
     for index, problem in enumerate(heldout):
         words = normalize(problem)
-        places.append(problem.source or problem.id)
         exact.setdefault(words, index)
         ngrams = set(_ngrams(words)) if near != "ignore" else set()
         for ngram in ngrams:
@@ -112,22 +110,18 @@ def check_overlap(
         words = normalize(problem)
         hashes[index] = hash(words), hash(str(problem.spec.get("answer")))
         if words in exact:
-            raise _shared_question(problem, places[exact[words]])
+            raise _shared_question(problem, heldout[exact[words]].place)
         num_self_answering += holds_own_answer(problem)
         if near == "ignore" or heldout_ngrams.isdisjoint(_ngrams(words)):
             continue
-        counts = Counter(
-            holder for ngram in set(_ngrams(words)) for holder in holders.get(ngram, ())
+        held = Counter(index for ngram in set(_ngrams(words)) for index in holders.get(ngram, ()))
+        share, nearest = max(
+            (count / num_ngrams[holder], -holder) for holder, count in held.items()
         )
-        share, nearest = max((n / num_ngrams[holder], -holder) for holder, n in counts.items())
         if share >= overlap:
-            place = problem.source or problem.id
-            found[index] = NearDuplicate(place, places[-nearest], share)
+            found[index] = NearDuplicate(problem.place, heldout[-nearest].place, share)
+    contradictions = tuple((train[a].place, train[b].place) for a, b in _contradictions(hashes))
     num_prompts = len(train) + len(heldout)
-    contradictions = tuple(
-        (train[a].source or train[a].id, train[b].source or train[b].id)
-        for a, b in _contradictions(hashes)
-    )
     drop = near == "drop" and bool(found)
     if drop:
         train = train.select(index for index in range(len(train)) if index not in found)
@@ -135,14 +129,9 @@ def check_overlap(
         raise DataError(
             message("data.train", "near duplicates of held-out problems alone", "other problems")
         )
-    return OverlapReport(
-        train,
-        tuple(found.values()),
-        len(found) if drop else 0,
-        num_self_answering,
-        num_prompts,
-        contradictions,
-    )
+    num_dropped, near_duplicates = len(found) if drop else 0, tuple(found.values())
+    counts = num_dropped, num_self_answering, num_prompts
+    return OverlapReport(train, near_duplicates, *counts, contradictions)
 
 
 def _contradictions(hashes: np.ndarray) -> list[tuple[int, int]]:
@@ -194,7 +183,7 @@ def _ngrams(words: tuple[str, ...]) -> map[int]:
 
 
 def _shared_question(problem: Problem, place: str) -> DataError:
-    here = problem.source or problem.id
+    here = problem.place
     remedy = "remove one of them"
     if here.startswith("gym:") and place.startswith("gym:"):
         remedy = (

@@ -55,12 +55,10 @@ class CapturedForward(LeanForward):
         self.release()
 
     def release(self) -> None:
-        """Give back the memory that only a generation needs."""
         self._steps.clear()
         super().release()
 
     def decode(self, tokens_S: Tensor, positions_S: Tensor, extent: Extent) -> Tensor:
-        """Feed one token a slot and return the logits [S, V] of the next."""
         self.reach(extent)
         if self._memory != self.memory():
             self._steps.clear()

@@ -235,7 +235,7 @@ class Engine:
 
     def _admit(self, position: int, problem: Problem, sampling: SamplingConfig) -> Waiting:
         prompt = self.render(problem)
-        where, length = problem.source or problem.id, len(prompt.tokens)
+        where, length = problem.place, len(prompt.tokens)
         if not length:
             raise DataError(f"{where}: the prompt has no tokens; give it text, or a template")
         room = sampling.max_tokens

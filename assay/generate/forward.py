@@ -32,17 +32,11 @@ from assay.generate.shared_prompt import PROMPT_BLOCK
 SLOT_ATTENTION = "assay_slots"
 ROW_MULTIPLES = (8, 16, 64)
 LEAST_ROWS = 4  # of a step, where idle ones are left out: below, products take other ways
-PROBE_PROMPT, PROBE_STEPS, PROBE_BEYOND = (
-    PROMPT_BLOCK + 6,
-    2,
-    3 * BLOCK,
-)  # so that the probe reaches into a second block
+PROBE_PROMPT, PROBE_STEPS = PROMPT_BLOCK + 6, 2  # the probe reaches into a second block
+PROBE_BEYOND = 3 * BLOCK
 SHARED_FROM_MIB = 64  # of the slots' keys and values, a block each: less stays in the cache anyway
 MAX_DIFFERENCE = 1e-3  # of log-probabilities over the whole vocabulary, in float32
-MEAN_DIFFERENCE, P99_DIFFERENCE = (
-    0.15,
-    0.75,
-)  # in narrower types, whose own rounding is up to half of it
+MEAN_DIFFERENCE, P99_DIFFERENCE = 0.15, 0.75  # in narrower types, which round up to half of it
 
 
 class Forward(Protocol):
@@ -101,22 +95,18 @@ class ModuleForward:
         """Nothing to do: the module itself is called."""
 
     def end_call(self) -> None:
-        """Give the cache's memory back."""
         self.cache.release()
 
     def release(self) -> None:
-        """Nothing else is held."""
         self.cache.release()
 
     def prefill(self, tokens_L: Tensor) -> Tensor:
-        """Take a prompt's keys and values down in the cache and return its last logits [V]."""
         self.cache.begin_prompt()
         positions_L = torch.arange(len(tokens_L), device=tokens_L.device)
         logits = self._call(tokens_L[None], positions_L[None], None, **self._last_only)
         return logits[0, -1]
 
     def decode(self, tokens_S: Tensor, positions_S: Tensor, extent: Extent) -> Tensor:
-        """Feed one token a slot and return the logits [S, V] of the next."""
         self.cache.begin_step(positions_S, extent)
         with self._slot_attention():
             logits = self._call(tokens_S[:, None], positions_S[:, None], self.cache.mask)
@@ -170,13 +160,8 @@ class GatheringCache(SlotCache):
         keys, values = super().update(*args, **kwargs)
         if keys.dim() == 4:
             return keys, values
-        gathered = [
-            tensor.permute(1, 2, 0, 3, 4).reshape(
-                tensor.shape[1], tensor.shape[2], -1, tensor.shape[4]
-            )
-            for tensor in (keys, values)
-        ]
-        return gathered[0], gathered[1]
+        keys, values = (one.permute(1, 2, 0, 3, 4).flatten(2, 3) for one in (keys, values))
+        return keys, values
 
 
 def slot_attention(
@@ -194,11 +179,9 @@ def slot_attention(
     query [S, H, 1, D]; key and value as `SlotCache.write` returns them; attention_mask [S, 1, 1,
     K].
     """
-    unknown = [
-        name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None
-    ]
-    if unknown:
-        raise NotImplementedError(f"attention with {', '.join(unknown)}")
+    for name in ("softcap", "s_aux", "position_bias"):
+        if kwargs.get(name) is not None:
+            raise NotImplementedError(f"attention with {name}")
     num_slots, num_queries, _, width = query.shape
     heads = key.shape[2]
     bias_SK = attention_mask[:, 0, 0]
@@ -284,7 +267,7 @@ def choose_forward(
 
 def ways_through(model: nn.Module, num_slots: int) -> tuple[Callable[[], Forward], ...]:
     """Return the ways to try, the fastest first."""
-    shared = kv_mib_of_a_block(model) * num_slots >= SHARED_FROM_MIB
+    shared = shares_prompts(model, num_slots)
     on_cuda = next(model.parameters()).device.type == "cuda"
     fast: list[Callable[[], Forward]] = []
     if not on_cuda:
@@ -300,6 +283,11 @@ def ways_through(model: nn.Module, num_slots: int) -> tuple[Callable[[], Forward
         lambda: ModuleForward(model, by_blocks=True),
         lambda: ModuleForward(model, by_blocks=False),
     )
+
+
+def shares_prompts(model: nn.Module, num_slots: int) -> bool:
+    """Return whether the slots' keys and values are so much that siblings read one prompt."""
+    return kv_mib_of_a_block(model) * num_slots >= SHARED_FROM_MIB
 
 
 def _probe_tokens(model: nn.Module, context_length: int | None) -> Tensor:

@@ -282,7 +282,8 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: flo
     heads, BLOCK, D]. bias: from `blocked_bias`. Returns [S * heads, queries a head, D of values].
     """
     scores = block_scores(query, keys, bias, scale)
-    weights = torch.cat(scores.unbind(), -1).softmax(-1)
+    joined = scores[0] if len(scores) == 1 else torch.cat(scores.unbind(), -1)
+    weights = joined.softmax(-1)
     return block_sum(split_blocks(weights, BLOCK), values)
 
 

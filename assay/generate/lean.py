@@ -57,16 +57,13 @@ class LeanForward:
         self._weights = weights
 
     def end_call(self) -> None:
-        """Give the cache's memory back."""
         self.cache.release()
 
     def release(self) -> None:
-        """Give the memory of cache and packed maps back."""
         self.cache.release()
         self._products = None
 
     def prefill(self, tokens_L: Tensor) -> Tensor:
-        """Take a prompt's keys and values down in the cache and return its last logits [V]."""
         length, scale = len(tokens_L), self._decoder.scale
         self._grow_rotary(length)
         cos, sin = self._cos_KD[:length, None], self._sin_KD[:length, None]
@@ -85,7 +82,6 @@ class LeanForward:
         return self._logits(hidden_LD[-1:], added_LD[-1:])[0]
 
     def decode(self, tokens_S: Tensor, positions_S: Tensor, extent: Extent) -> Tensor:
-        """Feed one token a slot and return the logits [S, V] of the next."""
         self.reach(extent)
         self.cache.begin_step(positions_S, extent)
         return self._logits(*self._through_layers(tokens_S, self._step_attention(positions_S)))

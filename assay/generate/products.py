@@ -71,12 +71,8 @@ class Products:
     def of(cls, decoder: Decoder, packed_for: int = 0) -> Products:
         """Return the live maps, or copies packed for so many rows; raise NotLean where none can
         be."""
-        if packed_for and not can_pack(decoder.embedding):
-            raise NotLean("no packed products for this device and type")
-        if packed_for and (size := mib_of(decoder)) > default_kv_mib(decoder.embedding.device):
-            raise NotLean(
-                f"packed products would take {size:.0f} MiB, over a quarter of all memory"
-            )
+        if packed_for:
+            packed_mib(decoder)
 
         def product(*maps: Map) -> Live | Packed:
             return Packed(maps, packed_for) if packed_for else Live(maps)
@@ -108,10 +104,18 @@ def can_pack(weight: Tensor) -> bool:
     return weight.dtype == torch.float32
 
 
-def mib_of(decoder: Decoder) -> float:
-    """Return what packed copies of all maps take."""
-    maps = (decoder.head, *(one for layer in decoder.layers for one in layer.maps))
-    return sum(weight.numel() * weight.element_size() for weight, _ in maps) / 2**20
+def packed_mib(decoder: Decoder) -> float:
+    """Return what packed copies of all maps take; raise NotLean where none are made."""
+    if not can_pack(decoder.embedding):
+        raise NotLean("no packed products for this device and type")
+    size = sum(weight.numel() * weight.element_size() for weight, _ in _maps(decoder)) / 2**20
+    if size > default_kv_mib(decoder.embedding.device):
+        raise NotLean(f"packed products would take {size:.0f} MiB, over a quarter of all memory")
+    return size
+
+
+def _maps(decoder: Decoder) -> tuple[Map, ...]:
+    return (decoder.head, *(one for layer in decoder.layers for one in layer.maps))
 
 
 def fingerprint(decoder: Decoder) -> tuple[object, ...]:
@@ -121,8 +125,7 @@ def fingerprint(decoder: Decoder) -> tuple[object, ...]:
     It reads all weights, some twenty times as fast as they are packed. Sums over integers see the
     last bit of one weight, which sums over numbers round away.
     """
-    maps = (decoder.head, *(one for layer in decoder.layers for one in layer.maps))
-    return tuple(_mark(part) for one in maps for part in one if part is not None)
+    return tuple(_mark(part) for one in _maps(decoder) for part in one if part is not None)
 
 
 def _mark(tensor: Tensor) -> object:

@@ -202,10 +202,11 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -
 
 def _fused_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor, Tensor]:
     with torch.enable_grad():
         q, k, v = (tensor.detach().requires_grad_() for tensor in (q, k, v))
-        return torch.autograd.grad(_fused(q, k, v, bias, scale), (q, k, v), grad)
+        dq, dk, dv = torch.autograd.grad(_fused(q, k, v, bias, scale), (q, k, v), grad)
+    return dq, dk, dv
 
 
 def _written_out(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
@@ -215,7 +216,7 @@ def _written_out(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: fl
 
 def _written_out_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor, Tensor]:
     q_block, grad_block = (_by_key_heads(tensor, k.shape[1]) for tensor in (q, grad))
     weights = _weights(q_block, k, bias, scale)
     grad_weights = torch.bmm(grad_block, v.flatten(0, 1).transpose(1, 2))

@@ -19,11 +19,10 @@ from torch import Tensor
 
 from assay.config import TrainConfig
 from assay.generate.compiled import CompiledForward
-from assay.generate.forward import PROBE_BEYOND, PROBE_PROMPT, PROBE_STEPS, SHARED_FROM_MIB
+from assay.generate.forward import PROBE_BEYOND, PROBE_PROMPT, PROBE_STEPS, shares_prompts
 from assay.generate.kv_cache import Extent, KeyValues, Room, SlotCache
-from assay.generate.lean import kv_mib_of_a_block
 from assay.generate.memory import default_kv_mib, num_that_fit
-from assay.generate.products import can_pack, mib_of
+from assay.generate.products import packed_mib
 from assay.generate.shared_prompt import ROWS_AT_ONCE, SharedPromptCache
 from assay.model.attention import SCORES_AT_ONCE
 from assay.model.decoder import decoder_of
@@ -297,8 +296,7 @@ def _empty_cache(model: Any, slots: int) -> KeyValues:
         return CompiledForward(model).cache
     except NotLean:
         pass
-    shared = kv_mib_of_a_block(model) * slots >= SHARED_FROM_MIB
-    cache = SharedPromptCache() if shared else SlotCache()
+    cache = SharedPromptCache() if shares_prompts(model, slots) else SlotCache()
     shape = model.config.get_text_config()
     heads = shape.num_attention_heads
     width = getattr(shape, "head_dim", None) or shape.hidden_size // heads
@@ -322,12 +320,9 @@ def _cache_bytes(cache: KeyValues, room: Room, slots: int, budget: float) -> flo
 def _packed_bytes(model: Any) -> float:
     """Return what copies of the linear maps take, where the engine makes them."""
     try:
-        decoder = Decoder.of(model)
+        return packed_mib(Decoder.of(model)) * MIB
     except NotLean:
         return 0.0
-    size = mib_of(decoder)
-    device = decoder.embedding.device
-    return size * MIB if can_pack(decoder.embedding) and size <= default_kv_mib(device) else 0.0
 
 
 def _state_bytes(config: TrainConfig, trained: Sequence[Any]) -> tuple[int, int]:

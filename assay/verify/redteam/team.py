@@ -205,7 +205,7 @@ def choose_suite(
     for problem in problems or ():
         if not found.fits(problem):
             accepted = f"rows that the suite {found.name} can work with (see its documentation)"
-            raise DataError(message(problem.source or problem.id, "another kind of row", accepted))
+            raise DataError(message(problem.place, "another kind of row", accepted))
     return found
 
 
