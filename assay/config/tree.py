@@ -80,43 +80,9 @@ class TrainConfig(Section):
                 f"found {' and '.join(present) or 'no stage'}; accepted: exactly one of {accepted} "
                 "(two stages are two runs: the second starts from the first one's checkpoint)"
             )
-        if self.rl is not None:
-            _check_rl(self)
-        else:
-            _check_guard(self, present[0])
-        if self.preference is not None and not self.preference.pairs:
-            _check_on_policy(self)
-        if self.evaluation.patience is not None:
-            _check_patience(self)
+        for complaint in _clashes(self):
+            raise ValueError(complaint)
         return self
-
-
-def _check_guard(config: TrainConfig, stage: str) -> None:
-    """Complain of bounds on what a stage other than ``[rl]`` does not measure."""
-    found: dict[str, float | None] = {"max_kl": config.guard.max_kl}
-    if config.guard.max_mismatch != GuardConfig().max_mismatch:
-        found["max_mismatch"] = config.guard.max_mismatch
-    if config.reward_model is not None:
-        found["min_entropy"] = config.guard.min_entropy
-    for key, value in found.items():
-        if value is not None:
-            raise ValueError(
-                f"guard.{key}: found {value} in a run of {stage}, which does not measure it; "
-                "accepted: none; leave it out"
-            )
-
-
-def _check_patience(config: TrainConfig) -> None:
-    """Complain of patience with evaluations that never come."""
-    stages = (config.data, config.preference, config.reward_model)
-    if config.evaluation.every is None:
-        missing, remedy = "evaluation.every", "set the steps between evaluations"
-    elif not any(stage and stage.heldout for stage in stages):
-        missing, remedy = "held-out data", "give some (heldout), or leave it out"
-    else:
-        return
-    found, accepted = f"{config.evaluation.patience} without {missing}", "patience with both"
-    raise ValueError(message("evaluation.patience", found, accepted, remedy))
 
 
 def load(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
@@ -247,52 +213,64 @@ def _holds_text(key: str) -> bool:
     return any(name == key and kind.startswith("text") for name, kind, _, _ in field_help())
 
 
-def _check_rl(config: TrainConfig) -> None:
-    """Complain of what the sections of a reinforcement learning run say against each other."""
-    rl = config.rl
-    assert rl is not None
-    if not config.data.train:
-        raise ValueError('data.train: missing; add train = ["problems.jsonl"] to [data]')
-    if config.sampling.temperature == 0:
-        raise ValueError(
-            "sampling.temperature: found 0 (greedy); accepted: a number > 0 while training, "
-            "or all siblings would be equal"
-        )
-    if rl.num_minibatches > rl.num_prompts:
-        raise ValueError(
-            f"rl.num_minibatches: found {rl.num_minibatches}; accepted: at most "
-            f"rl.num_prompts ({rl.num_prompts}): groups are never separated"
-        )
-    if (config.algorithm.overlong_buffer or 0) > config.sampling.max_tokens:
-        raise ValueError(
-            f"algorithm.overlong_buffer: found {config.algorithm.overlong_buffer}; accepted: "
-            f"at most sampling.max_tokens ({config.sampling.max_tokens})"
-        )
-    if rl.max_group_size is not None and rl.max_group_size < rl.group_size:
-        raise ValueError(
-            f"rl.max_group_size: found {rl.max_group_size}; accepted: at least rl.group_size "
-            f"({rl.group_size})"
-        )
-    for _, temperature in rl.temperature_schedule:
-        if not COOLEST <= temperature <= HOTTEST:
-            found, accepted = f"{temperature:g}", f"numbers from {COOLEST} to {HOTTEST:g}"
-            raise ValueError(message("rl.temperature_schedule", found, accepted))
-    if config.critic.path is not None and config.critic.backbone == "shared":
-        raise ValueError(
-            'critic.path: found one with backbone = "shared", which has the policy\'s layers; '
-            'accepted: none, or backbone = "copy"'
-        )
-
-
-def _check_on_policy(config: TrainConfig) -> None:
-    """Complain of what a preference run without given pairs lacks."""
-    if not config.data.train:
-        raise ValueError(
+def _clashes(config: TrainConfig) -> Iterator[str]:
+    """Yield what the sections say against each other, each beginning with the key it is about."""
+    if config.rl is not None:
+        yield from _clashes_of_rl(config, config.rl)
+    else:
+        yield from _not_measured(config)
+    on_policy = config.preference is not None and not config.preference.pairs
+    if on_policy and not config.data.train:
+        yield (
             'preference.pairs: missing; add pairs = ["pairs.jsonl"] to [preference], or problems to'
             " sample pairs from to [data], as train"
         )
-    if config.sampling.temperature == 0:
-        raise ValueError(
-            "sampling.temperature: found 0 (greedy); accepted: a number > 0 while pairs are"
-            " sampled, or all siblings would be equal"
-        )
+    if config.sampling.temperature == 0 and (on_policy or config.rl is not None):
+        when = "while pairs are sampled" if on_policy else "while training"
+        accepted = f"a number > 0 {when}, or all siblings would be equal"
+        yield message("sampling.temperature", "0 (greedy)", accepted)
+    stages = (config.data, config.preference, config.reward_model)
+    missing = remedy = ""
+    if config.evaluation.every is None:
+        missing, remedy = "evaluation.every", "set the steps between evaluations"
+    elif not any(stage and stage.heldout for stage in stages):
+        missing, remedy = "held-out data", "give some (heldout), or leave it out"
+    if missing and config.evaluation.patience is not None:
+        found = f"{config.evaluation.patience} without {missing}"
+        yield message("evaluation.patience", found, "patience with both", remedy)
+
+
+def _clashes_of_rl(config: TrainConfig, rl: RLConfig) -> Iterator[str]:
+    """Yield what is wrong with a run of reinforcement learning."""
+    if not config.data.train:
+        yield 'data.train: missing; add train = ["problems.jsonl"] to [data]'
+    if rl.num_minibatches > rl.num_prompts:
+        accepted = f"at most rl.num_prompts ({rl.num_prompts}): groups are never separated"
+        yield message("rl.num_minibatches", rl.num_minibatches, accepted)
+    buffer, longest = config.algorithm.overlong_buffer, config.sampling.max_tokens
+    if (buffer or 0) > longest:
+        accepted = f"at most sampling.max_tokens ({longest})"
+        yield message("algorithm.overlong_buffer", buffer, accepted)
+    if rl.max_group_size is not None and rl.max_group_size < rl.group_size:
+        accepted = f"at least rl.group_size ({rl.group_size})"
+        yield message("rl.max_group_size", rl.max_group_size, accepted)
+    for _, temperature in rl.temperature_schedule:
+        if not COOLEST <= temperature <= HOTTEST:
+            found, accepted = f"{temperature:g}", f"numbers from {COOLEST} to {HOTTEST:g}"
+            yield message("rl.temperature_schedule", found, accepted)
+    if config.critic.path is not None and config.critic.backbone == "shared":
+        found = 'one with backbone = "shared", which has the policy\'s layers'
+        yield message("critic.path", found, 'none, or backbone = "copy"')
+
+
+def _not_measured(config: TrainConfig) -> Iterator[str]:
+    """Yield bounds on what a stage other than ``[rl]`` does not measure."""
+    found: dict[str, float | None] = {"max_kl": config.guard.max_kl}
+    if config.guard.max_mismatch != GuardConfig().max_mismatch:
+        found["max_mismatch"] = config.guard.max_mismatch
+    if config.reward_model is not None:
+        found["min_entropy"] = config.guard.min_entropy
+    for key, value in found.items():
+        if value is not None:
+            where = f"{value} in a run of [{config.stage}], which does not measure it"
+            yield message(f"guard.{key}", where, "none", "leave it out")

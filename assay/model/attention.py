@@ -80,8 +80,9 @@ def segments_of(inputs: ModelInputs, dtype: torch.dtype) -> list[Segment]:
         behind = prompt if rectangle.parent_B is not None else None
         lengths_B = rectangle.prompt_length_B
         size = (1 if lengths_B is None else num_rows) * length * rectangle.extent
-        most = SCORES_AT_ONCE if _is_written_out(rectangle.tokens) else MASK_AT_ONCE
-        held = size <= most and not (lengths_B is None and most == MASK_AT_ONCE)
+        written_out = _is_written_out(rectangle.tokens)
+        most = SCORES_AT_ONCE if written_out else MASK_AT_ONCE
+        held = size <= most and (written_out or lengths_B is not None)
         bias = _bias(rectangle.mask(), dtype) if held else None
         segment = Segment(first, num_rows, length, behind, rectangle.parent_B, lengths_B, bias)
         segments.append(segment)
