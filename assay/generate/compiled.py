@@ -1,16 +1,13 @@
 """The lean way with its small operations compiled: norms, gates and attention of a step in C.
 
-``decode_step.c`` beside this file is built once for a machine, by its C compiler, and kept in the
-user's state folder. Attention then reads each slot's own tokens and no more, and siblings read one
-copy of their prompt. Without a compiler this way is refused, and tensor operations do the work.
+``decode_step.c`` beside this file is built by `assay.model.compiled`. Attention then reads each
+slot's own tokens and no more, and siblings read one copy of their prompt. Without a compiler this
+way is refused, and tensor operations do the work.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -18,52 +15,24 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from assay.generate.compiled_cache import CAPABILITY, LANES, CompiledCache
+from assay.generate.compiled_cache import CompiledCache
 from assay.generate.lean import Attend, LeanForward, Norm
+from assay.model.compiled import KINDS, LANES, build
 from assay.model.family import Layer, NotLean
 from assay.run.environment import c_compiler
-from assay.run.files import state_folder
 
 SOURCE = Path(__file__).with_name("decode_step.c")
-MARCH = {"AVX2": ("-march=x86-64-v3",), "AVX512": ("-march=x86-64-v4",)}
-FLAGS = ("-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-w")
-KINDS = {torch.float32: (), torch.bfloat16: ("-DBFLOAT16",)}
 
 
 @cache
 def library(dtype: torch.dtype) -> ctypes.CDLL:
-    """Return the compiled functions for numbers of this type; raise NotLean where there are none.
-
-    The instruction set is the one that PyTorch uses here, so that variables which hold PyTorch to
-    an older one hold this too.
-    """
-    compiler = c_compiler()
-    assert compiler is not None, "CompiledForward has asked for it"
-    path, version = compiler
-    command = [path, *MARCH.get(CAPABILITY, ()), f"-DLANES={LANES}", *FLAGS, *KINDS[dtype]]
-    try:
-        made = _built(command, version)
-        found = ctypes.CDLL(str(made))
-    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
-        raise NotLean(f"{path}: {error}") from error
+    """Return the functions for numbers of this type; raise NotLean where there are none."""
+    found = build(SOURCE, dtype)
     number, pointer = ctypes.c_int64, ctypes.c_void_p
     found.add_norm.argtypes = (pointer, pointer, pointer, ctypes.c_double, number, number, pointer)
     found.silu_product.argtypes = (pointer, number, number, pointer)
     found.attend.argtypes = (pointer, number, *[pointer] * 7)
     return found
-
-
-def _built(command: list[str], version: str) -> Path:
-    """Return the library that the command makes, made now unless it is kept."""
-    parts = [SOURCE.read_bytes(), *map(str.encode, (version, *command))]
-    key = hashlib.sha256(b"\0".join(parts))
-    path = state_folder() / f"decode-step-{key.hexdigest()[:16]}.so"
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        subprocess.run([*command, "-o", str(partial), str(SOURCE)], capture_output=True, check=True)
-        partial.replace(path)
-    return path
 
 
 class _Layer(ctypes.Structure):

@@ -9,9 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from assay.generate.kv_cache import Extent, KeyValues, Prompt, Room
-
-CAPABILITY = torch.backends.cpu.get_cpu_capability()
-LANES = {"AVX512": 16, "AVX2": 8}.get(CAPABILITY, 4)  # floats of a vector register
+from assay.model.compiled import LANES
 
 
 class CompiledCache(KeyValues):

@@ -66,12 +66,18 @@ class Segment:
 
     def heads(self, flat: Tensor) -> Tensor:
         """Return its part of [N, H, D] as [B, H, L, D], contiguous."""
-        part = flat[self.tokens].view(self.num_rows, self.length, *flat.shape[1:])
-        return part.transpose(1, 2).contiguous()
+        return self.rows(flat).transpose(1, 2).contiguous()
+
+    def rows(self, flat: Tensor) -> Tensor:
+        """Return its part of [N, H, D] as [B, L, H, D], a view."""
+        return flat[self.tokens].view(self.num_rows, self.length, *flat.shape[1:])
 
 
-def segments_of(inputs: ModelInputs, dtype: torch.dtype) -> list[Segment]:
-    """Return where each rectangle of ``inputs`` stands, with its mask in the type of the scores."""
+def segments_of(inputs: ModelInputs, dtype: torch.dtype | None) -> list[Segment]:
+    """Return where each rectangle of ``inputs`` stands, with its mask in the type of the scores.
+
+    dtype: None: without masks.
+    """
     segments: list[Segment] = []
     prompt: Segment | None = None
     first = 0
@@ -83,7 +89,7 @@ def segments_of(inputs: ModelInputs, dtype: torch.dtype) -> list[Segment]:
         written_out = _is_written_out(rectangle.tokens)
         most = SCORES_AT_ONCE if written_out else MASK_AT_ONCE
         held = size <= most and (written_out or lengths_B is not None)
-        bias = _bias(rectangle.mask(), dtype) if held else None
+        bias = _bias(rectangle.mask(), dtype) if held and dtype is not None else None
         segment = Segment(first, num_rows, length, behind, rectangle.parent_B, lengths_B, bias)
         segments.append(segment)
         first += num_rows * length
@@ -263,6 +269,5 @@ def _is_written_out(tensor: Tensor) -> bool:
 
 def _put(segment: Segment, flat: Tensor, heads: Tensor, block: slice | None = None) -> None:
     """Write [B, H, L, D], or a block of its queries, to its place among the flat tokens."""
-    place = flat[segment.tokens].view(segment.num_rows, segment.length, *flat.shape[1:])
-    place = place if block is None else place[:, block]
+    place = segment.rows(flat) if block is None else segment.rows(flat)[:, block]
     place.copy_(heads.transpose(1, 2))

@@ -18,15 +18,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from assay.model.accumulators import Accumulators
-from assay.model.attention import Segment, attend, attend_backward, segments_of
-from assay.model.family import Decoder, Layer, rotate
+from assay.model.attention import Segment
+from assay.model.family import Decoder, Layer
 from assay.model.layouts import ModelInputs
+from assay.model.operations import Heads, Operations, operations_of
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
     """What all layers of one pass share. cos, signed_sin: [N, 1, D], of each token's position."""
 
+    operations: Operations
     segments: list[Segment]
     cos: Tensor
     signed_sin: Tensor
@@ -50,8 +52,10 @@ def lean_hidden_states(
     positions_N = torch.cat([_positions(rectangle) for rectangle in inputs.rectangles])
     longest = max(rectangle.extent for rectangle in inputs.rectangles)
     cos, signed_sin = decoder.rotations(longest)
+    operations = operations_of(decoder)
     frame = Frame(
-        segments=segments_of(inputs, decoder.embedding.dtype),
+        operations=operations,
+        segments=operations.segments(inputs, decoder.embedding.dtype),
         cos=cos.index_select(0, positions_N)[:, None],
         signed_sin=signed_sin.index_select(0, positions_N)[:, None],
         width=decoder.width,
@@ -61,8 +65,8 @@ def lean_hidden_states(
     hidden_ND = _Embed.apply(decoder.embedding, tokens_N, decoder.padding_token, accumulators)  # pyright: ignore
     for layer in decoder.layers:
         hidden_ND = _LayerStep.apply(hidden_ND, frame, layer, *_parameters(layer))  # pyright: ignore
-    weight, epsilon = decoder.final_norm
-    return _FinalNorm.apply(hidden_ND.index_select(0, inputs.predict_T), weight, epsilon)  # pyright: ignore
+    hidden_TD = hidden_ND.index_select(0, inputs.predict_T)
+    return _FinalNorm.apply(hidden_TD, *decoder.final_norm, operations)  # pyright: ignore
 
 
 def _positions(rectangle: Any) -> Tensor:
@@ -143,36 +147,37 @@ class _FinalNorm(torch.autograd.Function):
     """The norm before the head, of predicting positions only."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, epsilon: float, operations: Operations
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.epsilon = epsilon
-        return _norm(x, (weight, epsilon))
+        ctx.epsilon, ctx.operations = epsilon, operations
+        return operations.norm(x, (weight, epsilon))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        grad_x, grad_weight = _norm_backward(grads[0], x, (weight, ctx.epsilon))
-        return grad_x, grad_weight, None
+        norm = (weight, ctx.epsilon)
+        return *ctx.operations.norm_backward(grads[0], x, norm), None, None
 
 
 def _layer_forward(x: Tensor, frame: Frame, layer: Layer) -> tuple[Tensor, _Kept]:
-    normed = _norm(x, layer.attention_norm)
+    do = frame.operations
     weight, bias = _stack(layer)
-    raw = F.linear(normed, weight, bias).view(len(x), -1, frame.width)
+    raw = F.linear(do.norm(x, layer.attention_norm), weight, bias).view(len(x), -1, frame.width)
     heads = raw
     sizes = _num_heads(layer, frame)
     if layer.query_norm and layer.key_norm:
-        query, key, value = raw.split(sizes, 1)
-        query, key = _norm(query, layer.query_norm), _norm(key, layer.key_norm)
-        heads = torch.cat([query, key, value], 1)
-    turned = heads[:, : sizes[0] + sizes[1]]
-    turned.copy_(rotate(turned, frame.cos, frame.signed_sin))
-    query, key, value = heads.split(sizes, 1)
-    attended = attend(frame.segments, query, key, value, frame.scale).flatten(1)
+        query, key, value = _heads(raw, sizes)
+        heads = torch.cat(
+            [do.norm(query, layer.query_norm), do.norm(key, layer.key_norm), value], 1
+        )
+    do.rotate(heads[:, : sizes[0] + sizes[1]], frame.cos, frame.signed_sin)
+    attended = do.attend(frame.segments, _heads(heads, sizes), frame.scale).flatten(1)
     middle = F.linear(attended, *layer.output).add_(x)
-    normed = _norm(middle, layer.mlp_norm)
+    normed = do.norm(middle, layer.mlp_norm)
     gate, up = F.linear(normed, *layer.gate), F.linear(normed, *layer.up)
-    out = F.linear(F.silu(gate).mul_(up), *layer.down).add_(middle)
+    out = F.linear(do.gated(gate, up), *layer.down).add_(middle)
     return out, _Kept(heads, None if heads is raw else raw, attended, middle, gate, up)
 
 
@@ -180,17 +185,16 @@ def _layer_backward(
     grad: Tensor, x: Tensor, kept: _Kept, frame: Frame, layer: Layer
 ) -> tuple[Tensor, dict[int, Tensor]]:
     """Return the gradient of the layer's input, and those of its parameters by identity."""
+    do = frame.operations
     found: dict[int, Tensor] = {}
-    activated = F.silu(kept.gate)
-    _map_backward(found, layer.down, grad, activated * kept.up)
-    grad_gated = grad @ layer.down[0]
-    grad_up = activated.mul_(grad_gated)
-    grad_gate = torch.ops.aten.silu_backward(grad_gated.mul_(kept.up), kept.gate)
-    normed = _norm(kept.middle, layer.mlp_norm)
+    product, grad_gate, grad_up = do.gated_backward(grad @ layer.down[0], kept.gate, kept.up)
+    _map_backward(found, layer.down, grad, product)
+    del product
+    normed = do.norm(kept.middle, layer.mlp_norm)
     _map_backward(found, layer.gate, grad_gate, normed)
     _map_backward(found, layer.up, grad_up, normed)
     grad_normed = torch.mm(grad_up, layer.up[0]).addmm_(grad_gate, layer.gate[0])
-    grad_middle, found[id(layer.mlp_norm[0])] = _norm_backward(
+    grad_middle, found[id(layer.mlp_norm[0])] = do.norm_backward(
         grad_normed, kept.middle, layer.mlp_norm
     )
     grad_middle += grad
@@ -202,26 +206,23 @@ def _attention_backward(
     grad: Tensor, x: Tensor, kept: _Kept, frame: Frame, layer: Layer
 ) -> tuple[Tensor, dict[int, Tensor]]:
     """Return the gradient of what attention was given, before its norm, and of its parameters."""
+    do = frame.operations
     found: dict[int, Tensor] = {}
     sizes = _num_heads(layer, frame)
     _map_backward(found, layer.output, grad, kept.attended)
     grad_attended = (grad @ layer.output[0]).view(len(x), -1, frame.width)
     grad_heads = torch.empty_like(kept.heads)
-    query, key, value = kept.heads.split(sizes, 1)
-    attend_backward(
-        frame.segments, grad_attended, query, key, value, frame.scale, grad_heads.split(sizes, 1)
-    )
-    turned = grad_heads[:, : sizes[0] + sizes[1]]
-    turned.copy_(rotate(turned, frame.cos, -frame.signed_sin))
+    parts = _heads(grad_heads, sizes)
+    do.attend_backward(frame.segments, grad_attended, _heads(kept.heads, sizes), frame.scale, parts)
+    do.rotate(grad_heads[:, : sizes[0] + sizes[1]], frame.cos, frame.signed_sin, back=True)
     if kept.raw is not None and layer.query_norm and layer.key_norm:
         norms = (layer.query_norm, layer.key_norm)
-        parts = zip(grad_heads.split(sizes, 1), kept.raw.split(sizes, 1), norms, strict=False)
-        for grad_part, raw_part, norm in parts:
-            grad_raw, found[id(norm[0])] = _norm_backward(grad_part, raw_part, norm)
+        for grad_part, raw_part, norm in zip(parts, _heads(kept.raw, sizes), norms, strict=False):
+            grad_raw, found[id(norm[0])] = do.norm_backward(grad_part, raw_part, norm)
             grad_part.copy_(grad_raw)
     flat = grad_heads.flatten(1)
     weight, _ = _stack(layer)
-    grad_weight = flat.T @ _norm(x, layer.attention_norm)
+    grad_weight = flat.T @ do.norm(x, layer.attention_norm)
     columns = [count * frame.width for count in sizes]
     maps = (layer.query, layer.key, layer.value)
     for one, part, grad_part in zip(
@@ -230,7 +231,7 @@ def _attention_backward(
         found[id(one[0])] = grad_part
         if one[1] is not None:
             found[id(one[1])] = part.sum(0)
-    grad_x, found[id(layer.attention_norm[0])] = _norm_backward(
+    grad_x, found[id(layer.attention_norm[0])] = do.norm_backward(
         flat @ weight, x, layer.attention_norm
     )
     return grad_x, found
@@ -247,37 +248,6 @@ def _map_backward(
         found[id(bias)] = grad.sum(0)
 
 
-def _norm(x: Tensor, norm: tuple[Tensor, float]) -> Tensor:
-    """Root-mean-square norm over the last axis, rounded where the modules round."""
-    weight, epsilon = norm
-    wide, scale = _widened(x, epsilon)
-    return wide.mul_(scale).to(x.dtype).mul_(weight)
-
-
-def _norm_backward(grad: Tensor, x: Tensor, norm: tuple[Tensor, float]) -> tuple[Tensor, Tensor]:
-    """Return the gradients of a root-mean-square norm's input and weight.
-
-    With n = x r, r = (mean x^2 + epsilon)^(-1/2), and g the gradient of n: r (g - n mean(g n)).
-    """
-    weight, epsilon = norm
-    wide, scale = _widened(x, epsilon)
-    normed = wide.mul_(scale)
-    wide_weight = weight.to(wide.dtype)
-    wide_grad = grad.to(wide.dtype, copy=True)
-    product = wide_grad * normed
-    grad_weight = product.flatten(0, -2).sum(0)
-    overlap = (product @ wide_weight).div_(x.shape[-1]).unsqueeze(-1)
-    grad_x = wide_grad.mul_(wide_weight).addcmul_(normed, overlap, value=-1).mul_(scale)
-    return grad_x.to(x.dtype), grad_weight.to(weight.dtype)
-
-
-def _widened(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Return a copy of x in float32 (or wider), and (mean x^2 + epsilon)^(-1/2) of each row."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32), copy=True)
-    scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
-    return wide, scale.div_(x.shape[-1]).add_(epsilon).rsqrt_()
-
-
 def _stack(layer: Layer) -> tuple[Tensor, Tensor | None]:
     """Return the maps to queries, keys and values as one."""
     maps = (layer.query, layer.key, layer.value)
@@ -289,6 +259,12 @@ def _stack(layer: Layer) -> tuple[Tensor, Tensor | None]:
 def _num_heads(layer: Layer, frame: Frame) -> list[int]:
     """Return the numbers of query, key and value heads."""
     return [len(one[0]) // frame.width for one in (layer.query, layer.key, layer.value)]
+
+
+def _heads(flat: Tensor, sizes: list[int]) -> Heads:
+    """Return queries, keys and values as parts of one tensor."""
+    query, key, value = flat.split(sizes, 1)
+    return query, key, value
 
 
 def _parameters(layer: Layer) -> list[Tensor]:

@@ -22,9 +22,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from assay.config import EngineConfig, SamplingConfig
 from assay.generate import compiled as compiled_module
 from assay.generate.compiled import CompiledForward, library
-from assay.generate.compiled_cache import LANES, padded
+from assay.generate.compiled_cache import padded
 from assay.generate.engine import Engine
 from assay.generate.kv_cache import Extent, Room
+from assay.model import compiled as model_compiled
+from assay.model.compiled import LANES
 from assay.model.family import NotLean
 from assay.run.environment import c_compiler
 
@@ -186,7 +188,7 @@ def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pat
     failing = tmp_path / "cc"
     failing.write_text("#!/bin/sh\nexit 1\n")
     failing.chmod(0o755)
-    monkeypatch.setattr(compiled_module, "c_compiler", lambda: (str(failing), "1"))
+    monkeypatch.setattr(model_compiled, "c_compiler", lambda: (str(failing), "1"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     library.cache_clear()
     with pytest.raises(NotLean, match=str(failing)):

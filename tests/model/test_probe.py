@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import assay.model.decoder as decoder
-import assay.model.lean_decoder as lean_decoder
+import assay.model.operations as operations
 from assay.config import LoraConfig
 from assay.errors import ModelError
 from assay.model.load import add_adapter
@@ -106,8 +106,8 @@ def test_a_lean_way_that_is_wrong_is_not_taken(monkeypatch: pytest.MonkeyPatch) 
     def half(q: Any, k: Any, v: Any, *rest: Any) -> Any:
         return attend(q, k, v, *rest) / 2
 
-    attend = lean_decoder.attend
-    monkeypatch.setattr(lean_decoder, "attend", half)
+    attend = operations.attend
+    monkeypatch.setattr(operations, "attend", half)
     choice = probe_layouts(model, 60, 40, 8)
     assert not choice.lean and "the lean way differs by" in choice.reason
     assert choice.layout == "tree" and choice.max_difference < 1e-5  # through the modules

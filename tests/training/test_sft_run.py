@@ -12,7 +12,7 @@ from train_worlds import World, rows_of
 from transformers import LlamaForCausalLM
 
 import assay.model.decoder as decoder
-import assay.model.lean_decoder as lean_decoder
+import assay.model.operations as operations
 from assay.errors import ModelError
 from assay.training.api import dry_run, train
 
@@ -44,8 +44,8 @@ def test_layers_whose_lean_way_is_wrong_are_gone_through_by_their_modules(
     with monkeypatch.context() as patch:
         patch.setattr(decoder.Decoder, "of", by_modules)
         want = train(world.sft_tree(run={"name": "modules"}), quiet=True)
-    attend = lean_decoder.attend
-    monkeypatch.setattr(lean_decoder, "attend", lambda *args: attend(*args) / 2)
+    attend = operations.attend
+    monkeypatch.setattr(operations, "attend", lambda *args: attend(*args) / 2)
     assert any("the lean way differs by" in note for note in dry_run(world.sft_tree()).notes)
     capsys.readouterr()
     got = train(world.sft_tree(run={"name": "wrong"}))

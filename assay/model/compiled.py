@@ -1,0 +1,54 @@
+"""Small operations in C: built by the machine's compiler, kept in the user's state folder."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+
+import torch
+
+from assay.model.family import NotLean
+from assay.run.environment import c_compiler
+from assay.run.files import state_folder
+
+CAPABILITY = torch.backends.cpu.get_cpu_capability()
+LANES = {"AVX512": 16, "AVX2": 8}.get(CAPABILITY, 4)  # floats of a vector register
+HEADER = Path(__file__).with_name("vectors.h")
+MARCH = {"AVX2": ("-march=x86-64-v3",), "AVX512": ("-march=x86-64-v4",)}
+FLAGS = ("-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-w")
+KINDS = {torch.float32: (), torch.bfloat16: ("-DBFLOAT16",)}
+
+
+def build(source: Path, dtype: torch.dtype) -> ctypes.CDLL:
+    """Return a C file's functions for numbers of a type; raise NotLean where there are none.
+
+    The instruction set is the one that PyTorch uses here, so that variables which hold PyTorch to
+    an older one hold this too.
+    """
+    compiler = c_compiler()
+    if compiler is None or dtype not in KINDS:
+        raise NotLean(f"no C compiler (cc), or no compiled functions for {dtype}")
+    path, version = compiler
+    command = [path, *MARCH.get(CAPABILITY, ()), f"-DLANES={LANES}", *FLAGS, *KINDS[dtype]]
+    try:
+        return ctypes.CDLL(str(_built(source, command, version)))
+    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+        raise NotLean(f"{path}: {error}") from error
+
+
+def _built(source: Path, command: list[str], version: str) -> Path:
+    """Return the library that the command makes, made now unless it is kept."""
+    parts = [source.read_bytes(), HEADER.read_bytes(), *map(str.encode, (version, *command))]
+    key = hashlib.sha256(b"\0".join(parts))
+    name = source.stem.replace("_", "-")
+    path = state_folder() / f"{name}-{key.hexdigest()[:16]}.so"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        command = [*command, f"-I{HEADER.parent}", "-o", str(partial), str(source)]
+        subprocess.run(command, capture_output=True, check=True)
+        partial.replace(path)
+    return path

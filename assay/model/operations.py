@@ -1,0 +1,221 @@
+"""A layer's small operations, forward and backward: by tensor operations, or in C (``layer.c``)."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from assay.model.attention import Segment, attend, attend_backward, segments_of
+from assay.model.compiled import LANES, build
+from assay.model.family import Decoder, NotLean, rotate
+from assay.model.layouts import ModelInputs
+
+SOURCE = Path(__file__).with_name("layer.c")
+BLOCK = 64
+"""Rows whose part of a weight's gradient is one sum, as in the source."""
+
+Norm = tuple[Tensor, float]
+Heads = tuple[Tensor, Tensor, Tensor]
+"""Queries [N, H, D], keys and values [N, H_kv, D]: of each token, or their gradients."""
+
+
+class Operations:
+    """By tensor operations, on any device and in any type."""
+
+    def segments(self, inputs: ModelInputs, dtype: torch.dtype) -> list[Segment]:
+        """Return where each rectangle stands among the flat tokens."""
+        return segments_of(inputs, dtype)
+
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        """Root-mean-square norm over the last axis, rounded where the modules round."""
+        weight, epsilon = norm
+        wide, scale = _widened(x, epsilon)
+        return wide.mul_(scale).to(x.dtype).mul_(weight)
+
+    def norm_backward(self, grad: Tensor, x: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        """Return the gradients of a root-mean-square norm's input and weight.
+
+        With n = x r, r = (mean x^2 + epsilon)^(-1/2), and g the gradient of n: r (g - n mean(g n)).
+        """
+        weight, epsilon = norm
+        wide, scale = _widened(x, epsilon)
+        normed = wide.mul_(scale)
+        wide_weight = weight.to(wide.dtype)
+        wide_grad = grad.to(wide.dtype, copy=True)
+        product = wide_grad * normed
+        grad_weight = product.flatten(0, -2).sum(0)
+        overlap = (product @ wide_weight).div_(x.shape[-1]).unsqueeze(-1)
+        grad_x = wide_grad.mul_(wide_weight).addcmul_(normed, overlap, value=-1).mul_(scale)
+        return grad_x.to(x.dtype), grad_weight.to(weight.dtype)
+
+    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Return silu(gate) * up."""
+        return F.silu(gate).mul_(up)
+
+    def gated_backward(self, grad: Tensor, gate: Tensor, up: Tensor) -> Heads:
+        """Return silu(gate) * up again, and the gradients of gate and up; ``grad`` is used up."""
+        activated = F.silu(gate)
+        product = activated * up
+        grad_up = activated.mul_(grad)
+        return product, torch.ops.aten.silu_backward(grad.mul_(up), gate), grad_up
+
+    def rotate(self, heads: Tensor, cos: Tensor, signed_sin: Tensor, back: bool = False) -> None:
+        """Rotate heads [N, H, D] in place by their positions, or back."""
+        heads.copy_(rotate(heads, cos, -signed_sin if back else signed_sin))
+
+    def attend(self, segments: list[Segment], heads: Heads, scale: float) -> Tensor:
+        """Return what each token's queries gather, [N, H, D]."""
+        return attend(segments, *heads, scale)
+
+    def attend_backward(
+        self, segments: list[Segment], grad: Tensor, heads: Heads, scale: float, into: Heads
+    ) -> None:
+        """Write the gradients of the heads ``into`` three tensors, given that of the result."""
+        attend_backward(segments, grad, *heads, scale, into)
+
+
+class CompiledOperations(Operations):
+    """In C, for float32 on a CPU. Attention reads each row's own tokens, and holds no mask."""
+
+    def __init__(self, functions: ctypes.CDLL) -> None:
+        self._functions = functions
+
+    def segments(self, inputs: ModelInputs, dtype: torch.dtype) -> list[Segment]:
+        return segments_of(inputs, None)
+
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        weight, epsilon = norm
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        size = x.shape[-1]
+        self._functions.norm(*_at(x, weight), epsilon, x.numel() // size, size, *_at(out))
+        return out
+
+    def norm_backward(self, grad: Tensor, x: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        weight, epsilon = norm
+        grad, x = grad.contiguous(), x.contiguous()
+        size = x.shape[-1]
+        rows = x.numel() // size
+        grad_x, grad_weight = torch.empty_like(x), x.new_empty(-(-rows // BLOCK), size)
+        self._functions.norm_backward(
+            *_at(grad, x, weight), epsilon, rows, size, *_at(grad_x, grad_weight)
+        )
+        return grad_x, grad_weight.sum(0)
+
+    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        out = torch.empty_like(gate)
+        self._functions.gated(*_at(gate, up), gate.numel(), *_at(out))
+        return out
+
+    def gated_backward(self, grad: Tensor, gate: Tensor, up: Tensor) -> Heads:
+        product, grad_up = torch.empty_like(gate), torch.empty_like(gate)
+        self._functions.gated_backward(*_at(grad, gate, up), gate.numel(), *_at(product, grad_up))
+        return product, grad, grad_up
+
+    def rotate(self, heads: Tensor, cos: Tensor, signed_sin: Tensor, back: bool = False) -> None:
+        rows, count, width = heads.shape
+        self._functions.rotate(
+            *(*_at(heads), rows, count, width, heads.stride(0), *_at(cos, signed_sin)),
+            -1.0 if back else 1.0,
+        )
+
+    def attend(self, segments: list[Segment], heads: Heads, scale: float) -> Tensor:
+        attended = heads[0].new_empty(heads[0].shape)
+        for segment in segments:
+            shape = _Shape.of(segment, heads, scale)
+            behind = _at(segment.parent_B, segment.prompt_length_B)
+            self._functions.attend(ctypes.byref(shape), *_at(*heads), *behind, *_at(attended))
+        return attended
+
+    def attend_backward(
+        self, segments: list[Segment], grad: Tensor, heads: Heads, scale: float, into: Heads
+    ) -> None:
+        grad = grad.contiguous()
+        totals: dict[int, Tensor] = {}
+        for segment in reversed(segments):
+            shape = _Shape.of(segment, heads, scale)
+            sizes = (2, segment.num_rows, shape.heads, segment.prompt_extent, shape.width)
+            given = grad.new_empty(sizes)  # to the keys and to the values of prompts
+            self._functions.attend_backward(
+                *(ctypes.byref(shape), *_at(grad, *heads)),
+                *_at(segment.parent_B, segment.prompt_length_B, *into, given[0], given[1]),
+            )
+            if segment.prompt is not None and segment.parent_B is not None:
+                none = given.new_zeros(2, segment.prompt.num_rows, *sizes[2:])
+                total = totals.setdefault(segment.prompt.first, none)
+                total.index_add_(1, segment.parent_B, given)
+            elif segment.first in totals:
+                for flat, total in zip(into[1:], totals.pop(segment.first), strict=True):
+                    segment.rows(flat).add_(total.transpose(1, 2))
+
+
+class _Shape(ctypes.Structure):
+    """A segment as ``layer.c`` declares it."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("heads", "queries", "width", "rows", "length")),
+        *((name, ctypes.c_int64) for name in ("first", "prompt_first", "extent")),
+        *((name, ctypes.c_int64) for name in ("query_stride", "key_stride")),
+        ("scale", ctypes.c_double),
+    )
+
+    @classmethod
+    def of(cls, segment: Segment, heads: Heads, scale: float) -> _Shape:
+        query, key, _ = heads
+        count, prompt = key.shape[1], segment.prompt
+        return cls(
+            *(count, query.shape[1] // count, key.shape[2], segment.num_rows, segment.length),
+            *(segment.first, 0 if prompt is None else prompt.first, segment.prompt_extent),
+            *(query.stride(0), key.stride(0), scale),
+        )
+
+
+def operations_of(decoder: Decoder) -> Operations:
+    """Return the compiled operations where they serve this model here, else tensor operations."""
+    weight = decoder.embedding
+    norms = [decoder.final_norm]
+    sizes = {weight.shape[1]}
+    for layer in decoder.layers:
+        sizes.add(len(layer.gate[0]))
+        each = (layer.attention_norm, layer.mlp_norm, layer.query_norm, layer.key_norm)
+        norms += [norm for norm in each if norm]
+    fits = not decoder.width % (2 * LANES) and not any(size % LANES for size in sizes)
+    tensors = [weight, *(norm[0] for norm in norms)]
+    plain = all(one.dtype == torch.float32 and one.is_contiguous() for one in tensors)
+    if weight.device.type == "cpu" and plain and fits and (built := functions()):
+        return CompiledOperations(built)
+    return Operations()
+
+
+@cache
+def functions() -> ctypes.CDLL | None:
+    """Return ``layer.c`` built for this machine; None where there is no compiler."""
+    try:
+        found = build(SOURCE, torch.float32)
+    except NotLean:
+        return None
+    number, pointer, real = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
+    found.norm.argtypes = (pointer, pointer, real, number, number, pointer)
+    found.norm_backward.argtypes = (*[pointer] * 3, real, number, number, pointer, pointer)
+    found.gated.argtypes = (pointer, pointer, number, pointer)
+    found.gated_backward.argtypes = (*[pointer] * 3, number, pointer, pointer)
+    found.rotate.argtypes = (pointer, *[number] * 4, pointer, pointer, real)
+    found.attend.argtypes = (pointer,) * 7
+    found.attend_backward.argtypes = (pointer,) * 12
+    return found
+
+
+def _at(*tensors: Tensor | None) -> list[int | None]:
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
+def _widened(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Return a copy of x in float32 (or wider), and (mean x^2 + epsilon)^(-1/2) of each row."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32), copy=True)
+    scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
+    return wide, scale.div_(x.shape[-1]).add_(epsilon).rsqrt_()
