@@ -6,7 +6,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all gpu-check lint clean
+.PHONY: help setup demo test test-all gpu-check lint docs clean
 
 BIN := .venv/bin
 STAMP := .venv/.complete
@@ -63,6 +63,10 @@ lint: setup  ## check style (ruff), format (ruff) and types (pyright)
 	@$(BIN)/python -m pyright
 	@echo "lint: pyright, strict on types, errors, config, learn, verify and reward_models"
 	@$(BIN)/python -m pyright -p pyright-strict.json
+
+docs: setup  ## build the pages as a site, in build/docs/site
+	@$(PIP_INSTALL) -e '.[docs]'
+	@$(BIN)/python tools/site.py
 
 clean:  ## remove .venv and every cache; runs are kept
 	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
