@@ -58,10 +58,11 @@ _BEFORE = re.compile(r"[*_ \t]{0,9}\n\s*+(?:[*-][ \t]+)?|\*{1,3}[ \t]+")
 _ENOUGH = re.compile(r"[.!?;](?:\s|$)|,?\s(?:because|since|as|so|not)\b")
 _ASIDE = re.compile(r"(?:an?|the|for|about|if|that|to|let)\s")  # "sorry for", "it is a city"
 _PAIRS = (("**", "**"), ("__", "__"), ("*", "*"), ("`", "`"), ('"', '"'), ("“", "”"), ("«", "»"))
-_QUOTES = (*_PAIRS[4:], ("'", "'"), ("‘", "’"), ("「", "」"))
+_QUOTES = dict([*_PAIRS[4:], ("'", "'"), ("‘", "’"), ("「", "」")])
 STOPS = ".。!！"
 _FENCE = re.compile(r"\A```[\w+-]*[ \t]*\n(.*?)\n?```\Z", re.DOTALL)
 _BLOCK = re.compile(r"[ \t]*```[^\n]*\n(?=\s*\S)(.*?)\n```", re.DOTALL)
+_WRAPPERS = frozenset("`\\{$*_")  # how a wrapped text begins
 _WRAPS = tuple(
     re.compile(rf"{wrap}\Z", re.DOTALL)
     for wrap in (
@@ -350,11 +351,9 @@ def bare(text: str) -> str:
     for _ in range(4):
         before = text
         text = unwrapped(text.strip().rstrip(STOPS))
-        for opening, closing in _QUOTES:
-            inside = text[1:-1]
-            quoted = len(text) > 2 and text[0] == opening and text[-1] == closing
-            if quoted and opening not in inside and closing not in inside:
-                text = inside.strip()
+        closing, inside = _QUOTES.get(text[:1]), text[1:-1]
+        if closing and inside and text[-1] == closing and not {text[0], closing} & {*inside}:
+            text = inside.strip()
         if text == before:
             break
     return text
@@ -363,7 +362,7 @@ def bare(text: str) -> str:
 def unwrapped(text: str) -> str:
     r"""Return a text without the fence, ``$``, ``\text{}`` or emphasis that wraps all of it."""
     text = text.strip()
-    for _ in range(8):
+    for _ in range(8 * (text[:1] in _WRAPPERS)):
         match = _FENCE.match(text) or next((m for w in _WRAPS if (m := w.match(text))), None)
         if match is None or (match[1].count("{") != match[1].count("}") and "\\" in match[0][:2]):
             return text

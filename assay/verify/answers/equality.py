@@ -57,7 +57,7 @@ _SPACED = re.compile(r"\d(?:\s|\\(?:quad|qquad|[ ,;:!]))+\d")
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A collection as written: ``list`` (1, 2 and 3), ``set``, ``tuple`` (round or square brackets)."""
+    """A collection as written: ``list`` (1, 2 and 3), ``set``, ``tuple`` (in brackets)."""
 
     kind: Literal["list", "set", "tuple"]
     items: tuple[str, ...]

@@ -273,7 +273,7 @@ def _balanced(content: str) -> str:
 
 
 def _is_weak(text: str, match: re.Match[str]) -> bool:
-    """Whether a phrase is too vague to overrule a box: neither at a line's start nor final or is."""
+    """Whether a phrase is too vague to overrule a box: not at a line's start, nor final or is."""
     opens_line = not text[: match.start()].rpartition("\n")[2].strip()
     return not opens_line and not re.search(r"####|final|\bis\b", match[0], re.IGNORECASE)
 

@@ -179,7 +179,7 @@ def is_label(text: str) -> bool:
 
 
 def strip_label(text: str) -> tuple[str, str]:
-    r"""Return (label, value) of ``x = 5``, ``5 = x`` or ``x \in S``; without a label it is empty."""
+    r"""Return (label, value) of ``x = 5``, ``5 = x`` or ``x \in S``; the label may be empty."""
     pieces = split_equals(text)
     if len(pieces) == 2 and all(pieces):
         if is_label(pieces[0]):

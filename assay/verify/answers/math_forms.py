@@ -148,8 +148,8 @@ def is_called(gold: str, text: str) -> bool:
     r"""Whether a text calls a function that the expected constant does without: ``\gcd(12,18)``.
 
     Powers, roots, fractions, factorials and binomials write a number down; a function has a value
-    that is still to be found. One of the same family in the expected text (``\ln 2``) shows that the
-    question leaves it so.
+    that is still to be found. One of the same family in the expected text (``\ln 2``) shows that
+    the question leaves it so.
     """
     head, remainder, _ = text.partition(r"\mod")
     if "=" in text or (remainder and squeeze(head) == squeeze(gold)):

@@ -298,7 +298,7 @@ def _same_value(a: Any, b: Any, float_rounding: int = 0, numeric_precision: int 
 
 
 def _same_formula(a: Any, b: Any) -> bool:
-    """Compare two formulas: at random points, which is cheap and mostly decides, then by algebra."""
+    """Compare two formulas: at random points, which is cheap and often decides, then by algebra."""
     from sympy import Expr, MatrixBase, simplify
 
     if isinstance(a, MatrixBase) or isinstance(b, MatrixBase):

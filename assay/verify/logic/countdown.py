@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 from assay.types import Completion, Problem
@@ -32,7 +32,12 @@ _LATEX = (
     (re.compile(r"\\div(?![a-z])"), "/"),
 )
 _FRAC = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
-_TOKEN = re.compile(r"\s*(?:([0-9]+|[-+*/()])|[xX](?=[\s(0-9]))")
+_SIGN = r"[-+*/()]|[xX](?=[\s(0-9])"
+_EXPRESSION = re.compile(rf"(?:\s*(?:[0-9]{{1,{MAX_DIGITS}}}(?![0-9])|{_SIGN}))*\s*")
+_TOKEN = re.compile(rf"0*([0-9]+)|{_SIGN}")
+_UNSIGNED = re.compile(r"([0-9)]) \(")  # a product without its sign, as in 2(3 + 4)
+_DANGLING = re.compile(r"[(+*/-] [+*/]|[+*/-] -")  # a minus may open an expression, no plus does
+_DIGITS = re.compile("[0-9]+")
 _RATIO = re.compile(r"(?<=[0-9)\]])\s{0,3}[:∶]\s{0,3}(?=[0-9(\[])")  # 8 : 4
 _LEAD = re.compile(
     r"\A(?:so|thus|hence|therefore|then|finally|one\s+way)\b\s*[:,]?\s*", re.IGNORECASE
@@ -42,11 +47,11 @@ _LABEL = re.compile(
     r"\s*(?:is|:)\s*:?",
     re.IGNORECASE,
 )
-_COMPUTE: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+_COMPUTE: Mapping[type[ast.operator], Callable[[Any, Any], int | Fraction]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
+    ast.Div: Fraction,
 }
 
 
@@ -62,6 +67,7 @@ NUMBERS = Field(
 TARGET = Field(
     "target", "a whole number (or metadata.target)", check=lambda value: type(value) is int
 )
+_NEEDED = tuple(replace(field, needed=True) for field in (NUMBERS, TARGET))
 USE = choice(
     "use", "all", "subset", accepts="all (every number exactly once), subset (each at most once)"
 )
@@ -87,25 +93,27 @@ def judge_countdown(problem: Problem, completion: Completion) -> Part:
 
 def read_countdown(problem: Problem) -> tuple[list[int], int, str]:
     """Return numbers, target and use of a problem; raises VerifierError."""
-    facts: Mapping[str, Any] = METADATA.read(problem) or {}
-    given = {key: value for key, value in problem.spec.items() if value is not None}
-    whole = replace(problem, spec={**facts, **given})
-    numbers, target = (replace(field, needed=True).read(whole) for field in (NUMBERS, TARGET))
+    where, facts = f"problem {problem.id}: spec", METADATA.read(problem) or {}
+    given = {**facts, **{key: value for key, value in problem.spec.items() if value is not None}}
+    numbers, target = (field.of(given, where) for field in _NEEDED)
     return list(numbers), target, USE.read(problem)
 
 
 def fault_of(text: str, numbers: Sequence[int], target: int, use: str = "all") -> str:
     """Return what is wrong with an expression, an empty text where nothing is."""
+    given = sorted(numbers)
     try:
-        value, used = evaluate(text, Counter(numbers))
+        value, used = evaluate(text, given)
     except NotArithmetic as error:
         return f"{error}"
     except ZeroDivisionError:
         return "a division by zero"
-    if use == "all" and used != Counter(numbers):
+    if use == "all" and used != given:
         return "a number is not used"
-    shown = str(value) if len(str(value)) <= 40 else f"a number of {len(str(value))} digits"
-    return "" if value == target else f"reaches {shown}"
+    if value == target:
+        return ""
+    shown = str(value)
+    return f"reaches {shown if len(shown) <= 40 else f'a number of {len(shown)} digits'}"
 
 
 def marked_or_last(text: str) -> tuple[str, ...]:
@@ -123,8 +131,8 @@ def expression_of(text: str) -> str | None:
     return bare(_LABEL.sub("", _LEAD.sub("", content, count=1), count=1)) or None
 
 
-def evaluate(text: str, numbers: Counter[int]) -> tuple[Fraction, Counter[int]]:
-    """Return the exact value of an expression and the numbers in it.
+def evaluate(text: str, numbers: list[int]) -> tuple[int | Fraction, list[int]]:
+    """Return the exact value of an expression and the numbers in it, in order of size.
 
     One ``= value`` may follow or precede it. Raises NotArithmetic for anything else, for a number
     that is not among ``numbers`` often enough, and ZeroDivisionError.
@@ -136,12 +144,12 @@ def evaluate(text: str, numbers: Counter[int]) -> tuple[Fraction, Counter[int]]:
         raise NotArithmetic("a chain of equalities; accepted: one expression")
     if len(sides) == 2 and re.fullmatch(r"\d+", sides[0]):
         sides.reverse()
-    tokens = _tokens(sides[0])
-    used = Counter(int(token) for token in tokens if token.isdigit())
-    if used - numbers:  # before any arithmetic, so that no value can grow large
+    spaced = _spaced(sides[0])
+    used = sorted(map(int, _DIGITS.findall(spaced)))
+    if used != numbers and Counter(used) - Counter(numbers):  # before values can grow large
         raise NotArithmetic("a number that is not given, or is used too often")
     try:
-        tree = ast.parse(" ".join(tokens), mode="eval")
+        tree = ast.parse(spaced, mode="eval")
     except SyntaxError as error:
         raise NotArithmetic(
             "an operator without a number, or a parenthesis without its other"
@@ -155,48 +163,38 @@ def evaluate(text: str, numbers: Counter[int]) -> tuple[Fraction, Counter[int]]:
 def _plain(text: str) -> str:
     """Return an expression in ASCII, without LaTeX."""
     text = _RATIO.sub("/", text.translate(_SIGNS))
-    for pattern, plain in _LATEX:
+    for pattern, plain in _LATEX if "\\" in text else ():
         text = pattern.sub(plain, text)
-    for _ in range(20):
+    for _ in range(20 * ("\\" in text)):
         text, count = _FRAC.subn(r"((\1)/(\2))", text)
         if not count:
             break
     return text.strip()
 
 
-def _tokens(text: str) -> list[str]:
-    """Return numbers, signs and parentheses; a minus may open an expression, no plus does.
-
-    A product may be written without its sign, as in 2(3 + 4).
-    """
-    tokens: list[str] = []
-    position = 0
-    while position < len(text):
-        match = _TOKEN.match(text, position)
-        if match is None or len(match[0].strip()) > MAX_DIGITS:
-            raise NotArithmetic("no expression of numbers, + - * / and parentheses")
-        token = match[1] or "*"
-        if token == "(" and tokens and (tokens[-1].isdigit() or tokens[-1] == ")"):
-            tokens.append("*")
-        tokens.append(str(int(token)) if token.isdigit() else token)
-        position = match.end()
-    for before, token in pairwise(["(", *tokens]):
-        if token in "+-*/" and before in "(+-*/" and (before, token) != ("(", "-"):
-            raise NotArithmetic("an operator without a number")
-    depths = accumulate((token == "(") - (token == ")") for token in tokens)
-    if max(depths, default=0) >= MAX_DEPTH:
+def _spaced(text: str) -> str:
+    """Return an expression as Python reads it, with a space between tokens."""
+    if not _EXPRESSION.fullmatch(text):
+        raise NotArithmetic("no expression of numbers, + - * / and parentheses")
+    tokens = (match[1] or match[0] for match in _TOKEN.finditer(text))
+    spaced = _UNSIGNED.sub(r"\1 * (", " ".join(tokens).replace("x", "*").replace("X", "*"))
+    if _DANGLING.search(f"( {spaced}"):
+        raise NotArithmetic("an operator without a number")
+    depths = accumulate((sign == "(") - (sign == ")") for sign in spaced)
+    if spaced.count("(") >= MAX_DEPTH and max(depths) >= MAX_DEPTH:
         raise NotArithmetic(f"more than {MAX_DEPTH} levels of parentheses")
-    return tokens
+    return spaced
 
 
-def _value(node: ast.expr) -> Fraction:
+def _value(node: ast.expr) -> int | Fraction:
+    """Return the exact value: whole numbers stay whole up to the first division."""
     match node:
-        case ast.Constant(value=int(number)):
-            return Fraction(number)
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_value(operand)
         case ast.BinOp(left=left, op=sign, right=right):
             return _COMPUTE[type(sign)](_value(left), _value(right))
+        case ast.Constant(value=int(number)):
+            return number
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand)
         case _:
             raise NotArithmetic("an operator without a number")
 
