@@ -67,14 +67,14 @@ BUDGETS = {
     "learn": 3900,
     "model": 3600,  # 240: a layer in C, the demo's update in four fifths of its time; attention by blocks on a GPU
     "plan": 1980,
-    "reward_models": 1530,  # was verify/reward_model: it reads runs and checkpoints
+    "reward_models": 1460,  # was verify/reward_model: it reads runs and checkpoints
     "run": 4670,  # `load_run` 220, four experiment trackers 370, rollouts read and runs compared 300
     "training": 4670,
     "start": 660,  # `assay init`: what a first run needs, for the rows and the model at hand
-    "verify/*.py": 1253,  # fields that all rooms share: options, choices, flags, lists
-    "verify/answers": 3800,
+    "verify/*.py": 1295,  # fields that all rooms share, and what each may hold: numbers, lists
+    "verify/answers": 3785,
     "verify/instructions": 850,
-    "verify/judge": 1850,
+    "verify/judge": 1800,
     "verify/logic": 1730,
     "verify/programs": 2255,
     "verify/redteam": 470,

@@ -119,7 +119,9 @@ def read_model(source: Source, dtype: torch.dtype, family: str = "AutoModelForCa
         if report[keys]:
             name = min(str(key[0] if isinstance(key, tuple) else key) for key in report[keys])
             found = f"weights {complaint} {name} ({len(report[keys])} in all)"
-            raise ModelError(message(where, found, "weights that fit config.json"))
+            fit = "weights that fit config.json"
+            head = "a checkpoint that was saved with its head"
+            raise ModelError(message(where, found, fit if "CausalLM" in family else head))
     if source.gguf is not None:
         model = _as_plain_model(model, dtype)
     model.name_or_path = source.name

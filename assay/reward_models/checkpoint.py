@@ -10,11 +10,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from assay.errors import AssayError, VerifierError, message
+from assay.errors import AssayError, VerifierError
 from assay.verify.loading import slow_import
 
 Kind = Literal["sequence", "token", "causal"]
 
+FAMILIES: dict[Kind, str] = {
+    "sequence": "AutoModelForSequenceClassification",
+    "token": "AutoModelForTokenClassification",
+    "causal": "AutoModelForCausalLM",
+}
 WHOLE_TENSOR = 1 << 20  # bytes: smaller tensors are hashed whole, heads and norms among them
 SAMPLE = 1 << 16  # bytes at each of `SAMPLES` places of a larger one
 SAMPLES = 8
@@ -70,20 +75,13 @@ def load_tokenizer(path: str, where: str) -> Any:
 
 def _load(path: str, kind: Kind, device: str | None, dtype: str | None, where: str) -> Checkpoint:
     with slow_import():
-        import transformers
-
         from assay.model.load import choose_device, choose_dtype, silence_transformers
-        from assay.model.sources import Source, read_tokenizer
+        from assay.model.sources import Source, read_model, read_tokenizer
     silence_transformers()
-    classes: dict[Kind, Any] = {
-        "sequence": transformers.AutoModelForSequenceClassification,
-        "token": transformers.AutoModelForTokenClassification,
-        "causal": transformers.AutoModelForCausalLM,
-    }
     try:
         place = choose_device(device)
         source = Source.find(path)
-        model = _read(classes[kind], source, choose_dtype(dtype, place), f"{where} {path}")
+        model = read_model(source, choose_dtype(dtype, place), FAMILIES[kind])
         tokenizer = read_tokenizer(source, model)
     except AssayError as error:
         raise _as_ours(error, where) from error
@@ -93,35 +91,11 @@ def _load(path: str, kind: Kind, device: str | None, dtype: str | None, where: s
     return Checkpoint(path, model, tokenizer, place, limit if isinstance(limit, int) else None)
 
 
-def _read(family: Any, source: Any, dtype: Any, where: str) -> Any:
-    try:
-        loaded = family.from_pretrained(
-            source.place,
-            dtype=dtype,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            **source.options(),
-        )
-    except Exception as error:  # a foreign library reads foreign files: told in one line
-        line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-        text = f"{where}: cannot be loaded: {type(error).__name__}: {line[:240]}"
-        raise VerifierError(text) from error
-    model, report = loaded
-    for complaint, keys in (
-        ("without", "missing_keys"),
-        ("of another shape for", "mismatched_keys"),
-    ):
-        if report[keys]:
-            name = min(str(key[0] if isinstance(key, tuple) else key) for key in report[keys])
-            found = f"weights {complaint} {name} ({len(report[keys])} in all)"
-            accepted = "a checkpoint that was saved with its head"
-            raise VerifierError(message(where, found, accepted))
-    return model.eval()
-
-
 def _as_ours(error: AssayError, where: str) -> VerifierError:
     if isinstance(error, VerifierError):
         return error
+    if "trust_remote_code" in str(error):
+        return VerifierError(f"{where}: it ships its own Python code, which is never run")
     options = where.rpartition(".")[0]
     text = str(error).replace("model.path", where).replace("run.device", f"{options}.device")
     return VerifierError(text if options in text else f"{where}: {text}")

@@ -8,7 +8,6 @@ A checkpoint that Assay trained has a ``reward_model.json``, which tells how it 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -16,21 +15,12 @@ from typing import Any, cast
 
 from assay.errors import RunError, VerifierError, message
 from assay.reward_models.text import FORMATS, PLAIN, READS, TOO_LONG
+from assay.run.files import read_json
 from assay.run.names import find_checkpoint
 from assay.types import FACTS_FILE
-from assay.verify.base import Field, choice, one_of, option
+from assay.verify.base import Field, choice, is_number, one_of, option, whole
 
 DTYPES = ("float32", "bfloat16")
-
-
-def is_count(value: Any) -> bool:
-    """Whether a value is a whole number above 0."""
-    return type(value) is int and value > 0
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is a finite number."""
-    return type(value) in (int, float) and abs(value) < float("inf")
 
 
 def is_text(value: Any) -> bool:
@@ -61,12 +51,12 @@ COMMON_FIELDS = (
         None,
         one_of(*DTYPES),
     ),
-    option("max_tokens", "a whole number above 0; null: what the model takes", None, is_count),
+    option("max_tokens", "a whole number above 0; null: what the model takes", None, whole(1)),
     option(
         "batch_tokens",
         "tokens of one padded batch; null: 16384 on CUDA, 4096 elsewhere",
         None,
-        is_count,
+        whole(1),
     ),
     option(
         "format",
@@ -138,12 +128,9 @@ def _says(path: str, name: str, keys: set[str]) -> dict[str, Any]:
     file = Path(path).expanduser() / FACTS_FILE
     if not file.is_file():
         return {}
-    try:
-        facts: Any = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise VerifierError(f"{file}: cannot be read ({error})") from error
-    if not isinstance(facts, dict) or not isinstance(facts.get("options"), dict):
-        raise VerifierError(message(str(file), repr(facts)[:80], 'an object with "options"'))
+    facts = read_json(file)
+    if facts is None or not isinstance(facts.get("options"), dict):
+        raise VerifierError(message(str(file), "a damaged file", 'a JSON object with "options"'))
     if facts.get("verifier", name) != name:
         found, remedy = (
             f"a model of kind {facts.get('kind')}",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,8 +13,11 @@ from typing import Any, cast
 
 from assay.errors import DataError, VerifierError, message
 from assay.reward_models.checkpoint import checkpoint_hash
-from assay.reward_models.options import is_number, is_text, place
+from assay.reward_models.options import is_text, place
+from assay.run.files import read_json, write_json
 from assay.types import Completion, Problem
+from assay.verify.base import is_number
+from assay.verify.selftest import read_pair
 
 RawScores = Callable[[int, Sequence[tuple[Problem, Completion]]], Sequence[float | None]]
 _WHERE = f"{place('reward_model')}.normalize"
@@ -63,7 +65,7 @@ def scales_of(
         found = f"{normalize}, which cannot be read ({error.strerror})"
         raise VerifierError(message(_WHERE, found, "{mean, std}, or a JSON Lines file")) from error
     store = file.with_name(f"{file.name}.stats.json")
-    stored = _read_store(store)
+    stored: dict[str, Any] = read_json(store) or {}
     scales: list[Scale] = []
     for member, path in enumerate(paths):
         key = hashlib.sha256(content + how.encode()).hexdigest()[:12]
@@ -71,7 +73,8 @@ def scales_of(
         if key not in stored:
             raws = raw_scores(member, _pairs(content, file))
             stored[key] = _measure([raw for raw in raws if raw is not None])
-            _write_store(store, stored)
+            with suppress(OSError):  # a folder that cannot be written: measured again next time
+                write_json(store, stored)
         scales.append(_scale(stored[key]))
     return tuple(scales)
 
@@ -102,8 +105,6 @@ def _measure(raws: Sequence[float]) -> dict[str, float]:
 
 
 def _pairs(content: bytes, file: Path) -> list[tuple[Problem, Completion]]:
-    from assay.verify.selftest import read_pair
-
     pairs: list[tuple[Problem, Completion]] = []
     for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), 1):
         if not line.strip():
@@ -114,19 +115,3 @@ def _pairs(content: bytes, file: Path) -> list[tuple[Problem, Completion]]:
         except (DataError, json.JSONDecodeError) as error:
             raise VerifierError(f"{_WHERE}: {where}: {str(error).removeprefix(where)}") from error
     return pairs
-
-
-def _read_store(store: Path) -> dict[str, dict[str, float]]:
-    with suppress(OSError, ValueError):
-        found: Any = json.loads(store.read_text(encoding="utf-8"))
-        if isinstance(found, dict):
-            return cast("dict[str, dict[str, float]]", found)
-    return {}
-
-
-def _write_store(store: Path, stored: Mapping[str, Any]) -> None:
-    """Keep what was measured; where the folder cannot be written it is measured again next time."""
-    with suppress(OSError):
-        fresh = store.with_name(f".{store.name}.{os.getpid()}")
-        fresh.write_text(json.dumps(stored, indent=1, sort_keys=True), encoding="utf-8")
-        fresh.replace(store)

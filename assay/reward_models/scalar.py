@@ -11,11 +11,11 @@ from assay.errors import VerifierError, message
 from assay.reward_models.batches import sequence_logits
 from assay.reward_models.checkpoint import Checkpoint
 from assay.reward_models.learned import LearnedReward, Pairs, checkpoint_evidence, sigmoid
-from assay.reward_models.options import COMMON_FIELDS, is_number, option
+from assay.reward_models.options import COMMON_FIELDS
 from assay.reward_models.reference import Scale, is_normalize, scales_of
 from assay.reward_models.text import ConversationEncoder, Encoded
 from assay.types import Completion, Problem
-from assay.verify.base import Part, Verifier, one_of
+from assay.verify.base import Part, Verifier, is_number, one_of, option
 
 
 class RewardModel(LearnedReward):

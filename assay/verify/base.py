@@ -13,7 +13,7 @@ import importlib.util
 import inspect
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
@@ -87,6 +87,38 @@ def is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
+def is_flag(value: Any) -> bool:
+    """Whether a value is true or false."""
+    return isinstance(value, bool)
+
+
+def is_number(value: Any, low: float = -math.inf, high: float = math.inf) -> bool:
+    """Whether a value is a finite number in [low, high]."""
+    return type(value) in (int, float) and abs(value) < math.inf and low <= value <= high
+
+
+def number(low: float, high: float = math.inf) -> Callable[[Any], bool]:
+    """Return the check of a field that holds a number in [low, high]."""
+    return lambda value: is_number(value, low, high)
+
+
+def whole(low: int, high: float = math.inf) -> Callable[[Any], bool]:
+    """Return the check of a field that holds a whole number in [low, high]."""
+    return lambda value: type(value) is int and low <= value <= high
+
+
+def listed(value: Any) -> Sequence[Any]:
+    """Return a list as it is, and anything else as a list of one."""
+    return cast("Sequence[Any]", value) if isinstance(value, list | tuple) else [value]
+
+
+def is_answer(value: Any) -> bool:
+    """Whether a value is text, a number, or a list of at least one of them."""
+    return bool(listed(value)) and all(
+        is_text(each) or (isinstance(each, Real) and not is_flag(each)) for each in listed(value)
+    )
+
+
 def list_of(check: Callable[[Any], bool], most: int, least: int = 0) -> Callable[[Any], bool]:
     """Return the check of a field that holds a list of things that each pass a check."""
 
@@ -116,7 +148,11 @@ def option(
 
 def flag(name: str, accepts: str, default: bool = False) -> Field:
     """Return a field that holds true or false."""
-    return Field(name, accepts, default=default, check=lambda value: isinstance(value, bool))
+    return Field(name, accepts, default=default, check=is_flag)
+
+
+TEXT_ANSWER = "text, a number, or a list of accepted ones"
+ANSWER = Field("answer", TEXT_ANSWER, needed=True, check=is_answer, equates=True)
 
 
 def spec_check(read: Callable[[Problem], Any]) -> Callable[[Mapping[str, Any]], None]:

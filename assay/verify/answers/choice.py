@@ -21,9 +21,8 @@ from assay.verify.answers.commitment import (
     retraction,
     unwrapped,
 )
-from assay.verify.answers.math_policy import is_answer
 from assay.verify.answers.tables import opens, pattern, says
-from assay.verify.base import Field, Part, Verifier, spec_check
+from assay.verify.base import Field, Part, Verifier, is_answer, listed, spec_check
 
 MAX_CHOICE = 400  # characters of a label with its option's text
 
@@ -90,8 +89,7 @@ def read_spec(problem: Problem) -> tuple[Options, Labels]:
 
     Raises VerifierError where the spec is malformed or the answer names no option.
     """
-    given, answer = OPTIONS.read(problem), ANSWER.read(problem)
-    golds: Sequence[Any] = answer if isinstance(answer, (list, tuple)) else [answer]
+    given, golds = OPTIONS.read(problem), listed(ANSWER.read(problem))
     texts: dict[str, str] = {}
     if given is not None:
         labelled = isinstance(given, Mapping)

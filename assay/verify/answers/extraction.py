@@ -49,13 +49,14 @@ class Commitment:
     parts: what was committed to; several where boxes stand together. earlier: the other, different
     boxes of the text; they count only with `parts`, as the parts of an expected answer of several.
     phrase: the whole phrase around a single part, where that may be the answer too. how: ``box``,
-    ``tag``, ``phrase``, or the name of what found it.
+    ``tag``, ``phrase``, or the name of what found it. end: where a phrase ends.
     """
 
     parts: tuple[str, ...]
     earlier: tuple[str, ...] = ()
     phrase: str = ""
     how: str = ""
+    end: int = 0
 
 
 _SPACES = re.compile(r"[ \t]{3,}|\n{3,}")
@@ -106,7 +107,7 @@ def find_answer(
     end = every[-1].end if every else 0
     said = find_phrase(text, end, beside_box=found is not None, truncated=truncated)
     if said is not None and not _is_approximation(said, text[end : said.end], found):
-        found, end = Commitment(said.values, phrase=said.phrase, how="phrase"), said.end
+        found, end = said, said.end
     if found is not None:
         found = _with_second_thought(found, text[end:], truncated)
     elif not every and not truncated:
@@ -150,7 +151,7 @@ def _inner(content: str) -> str:
     if len(content) > MAX_SHORT or "\n" in content or is_phrase(content):
         said = find_phrase(content, 0)
         if said is not None:
-            return ", ".join(said.values)
+            return ", ".join(said.parts)
     return content if len(content) <= MAX_ANSWER else ""
 
 
@@ -176,20 +177,11 @@ def _with_second_thought(found: Commitment, rest: str, truncated: bool) -> Commi
     return found if value in found.parts else Commitment((*found.parts, value), how=found.how)
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
-    """What a phrase says: its values, the whole phrase where that may be the answer, its end."""
-
-    values: tuple[str, ...]
-    phrase: str
-    end: int
-
-
-def _is_approximation(said: Said, words: str, box: Commitment | None) -> bool:
+def _is_approximation(said: Commitment, words: str, box: Commitment | None) -> bool:
     """Whether a phrase only says about how much the box before it is, which it cannot overrule."""
-    if box is None or len(said.values) != 1 or len(box.parts) != 1 or not says("about", words):
+    if box is None or len(said.parts) != 1 or len(box.parts) != 1 or not says("about", words):
         return False
-    about, exact = (read_number(each.strip("$ ")) for each in (said.values[0], box.parts[0]))
+    about, exact = (read_number(each.strip("$ ")) for each in (said.parts[0], box.parts[0]))
     if about is None or exact is None:
         return about is not None
     return abs(about.value - exact.value) * 100 <= abs(exact.value)
@@ -197,7 +189,7 @@ def _is_approximation(said: Said, words: str, box: Commitment | None) -> bool:
 
 def find_phrase(
     text: str, start: int, beside_box: bool = False, truncated: bool = False
-) -> Said | None:
+) -> Commitment | None:
     """Return what the last phrase such as "the answer is" after ``start`` says.
 
     beside_box: the phrase may overrule a box before it only by a number or a formula. Phrases that
@@ -209,26 +201,26 @@ def find_phrase(
         said = _said(text, later, beside_box, truncated)
         if said is None:
             continue
-        values = said.values
+        values = said.parts
         for match in found:
             before = _said(text, match, beside_box, truncated)
             if before is None or not _are_joined(text, match, before, later):
                 break
-            values, later = (*before.values, *values), match
-        return replace(said, values=tuple(dict.fromkeys(values)))
+            values, later = (*before.parts, *values), match
+        return replace(said, parts=tuple(dict.fromkeys(values)))
     return None
 
 
-def _are_joined(text: str, first: re.Match[str], said: Said, later: re.Match[str]) -> bool:
+def _are_joined(text: str, first: re.Match[str], said: Commitment, later: re.Match[str]) -> bool:
     """Whether two phrases are one commitment: nothing but and, or or the like stands between."""
     if said.end > later.start():  # the later phrase stands inside what the first one says
         return bool(says("joins", text, first.end(), later.start()))
-    if opens("lead", later[0]) or re.match(r"not\b", said.values[0]):
+    if opens("lead", later[0]) or re.match(r"not\b", said.parts[0]):
         return False
     return bool(pattern("between").fullmatch(text, said.end, later.start()))
 
 
-def _said(text: str, match: re.Match[str], beside_box: bool, truncated: bool) -> Said | None:
+def _said(text: str, match: re.Match[str], beside_box: bool, truncated: bool) -> Commitment | None:
     """Return what follows a phrase, or None where it says nothing."""
     if (beside_box and _is_weak(text, match)) or says("given", match[0]):
         return None
@@ -249,8 +241,9 @@ def _said(text: str, match: re.Match[str], beside_box: bool, truncated: bool) ->
         return None
     value = value_of(content)
     if value is not None and not _names_another(content):
-        return Said((value,), content, end)
-    return Said((content,), "", end) if len(content) <= MAX_SENTENCE and not beside_box else None
+        return Commitment((value,), phrase=content, how="phrase", end=end)
+    whole = len(content) <= MAX_SENTENCE and not beside_box
+    return Commitment((content,), how="phrase", end=end) if whole else None
 
 
 def _names_another(content: str) -> bool:

@@ -13,7 +13,7 @@ from assay.errors import VerifierError, message
 from assay.types import Completion, Problem
 from assay.verify.answers.commitment import MAX_TEXT, clipped, marks
 from assay.verify.answers.tables import says
-from assay.verify.base import Field, Part, Verifier, spec_check
+from assay.verify.base import Field, Part, Verifier, flag, spec_check
 from assay.verify.loading import slow_import
 
 MAX_VALUES = 10_000  # values inside the answer
@@ -254,12 +254,8 @@ def is_schema(value: Any) -> bool:
 
 
 SCHEMA = Field("schema", _SCHEMA, needed=True, check=is_schema)
-SURROUNDING = Field(
-    "allow_surrounding_text",
-    "true, or false: the reply is the value alone, fenced or not",
-    default=True,
-    check=lambda value: isinstance(value, bool),
-)
+_SURROUNDED = "true, or false: the reply is the value alone, fenced or not"
+SURROUNDING = flag("allow_surrounding_text", _SURROUNDED, True)
 JSON_SCHEMA = Verifier(
     name="json_schema",
     version=2,

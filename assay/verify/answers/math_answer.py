@@ -12,7 +12,6 @@ from assay.verify.answers.extraction import Commitment, find_answer
 from assay.verify.answers.latex_text import brackets_of, canonical, split_top
 from assay.verify.answers.math_forms import is_altered
 from assay.verify.answers.math_policy import (
-    ANSWER,
     DEFAULT,
     OPTIONS,
     Policy,
@@ -20,7 +19,7 @@ from assay.verify.answers.math_policy import (
 )
 from assay.verify.answers.plain_numbers import read_number
 from assay.verify.answers.sentences import MAX_SHORT, of_one_sentence
-from assay.verify.base import Limits, Part, Verifier
+from assay.verify.base import ANSWER, Limits, Part, Verifier, listed
 
 _WRAPPED = re.compile(r"\\(?:text|mbox|mathrm)\s*\{([^{}]*)\}")
 _WORD, _COMMAND = re.compile(r"[A-Za-z]{2}"), re.compile(r"\\[A-Za-z]+")
@@ -53,8 +52,7 @@ def expected_answers(problem: Problem) -> tuple[str, ...]:
     answer: Any = problem.spec.get("answer")
     if type(answer) is str and answer.strip():
         return (answer,)  # the commonest kind by far
-    answer = ANSWER.read(problem)
-    return tuple(map(str, answer)) if isinstance(answer, (list, tuple)) else (str(answer),)
+    return tuple(map(str, listed(ANSWER.read(problem))))
 
 
 @lru_cache(maxsize=4096)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 from assay.types import Completion, Problem
 from assay.verify.answers.commitment import MAX_TEXT, STOPS, bare, clipped, committed, unwrapped
-from assay.verify.answers.math_policy import TEXT_ANSWER, is_answer
 from assay.verify.answers.tables import says
-from assay.verify.base import Field, Limits, Part, Verifier, one_of
+from assay.verify.base import (
+    ANSWER,
+    Field,
+    Limits,
+    Part,
+    Verifier,
+    flag,
+    listed,
+    one_of,
+)
 
 PLACES = ("auto", "whole", "last_line", "marked")
 LETTERS = "imsx"
@@ -28,8 +35,7 @@ def judge_exact(problem: Problem, completion: Completion) -> Part:
 
     Reads ``answer``, ``where`` and the ``ignore_*`` options of the spec.
     """
-    answer = ANSWER.read(problem)
-    golds: Sequence[Any] = answer if isinstance(answer, (list, tuple)) else [answer]
+    golds = listed(ANSWER.read(problem))
     where = EXACT_PLACE.read(problem)
     found = place(completion, where)
     if found is None:
@@ -129,18 +135,12 @@ def _are_flags(value: Any) -> bool:
     return isinstance(value, str) and set(value) <= set(LETTERS)
 
 
-def _switch(name: str, default: bool, accepts: str = "true or false") -> Field:
-    return Field(name, accepts, default=default, check=lambda value: isinstance(value, bool))
-
-
-ANSWER = Field("answer", TEXT_ANSWER, needed=True, check=is_answer, equates=True)
 EXACT_PLACE = Field("where", _PLACE, default="auto", check=one_of(*PLACES))
-IGNORE_CASE = _switch("ignore_case", True)
-IGNORE_WHITESPACE = _switch(
-    "ignore_whitespace", True, "true (runs of white space are one) or false"
-)
-IGNORE_PUNCTUATION = _switch("ignore_punctuation", False)
-IGNORE_ACCENTS = _switch("ignore_accents", False)
+_EITHER = "true or false"
+IGNORE_CASE = flag("ignore_case", _EITHER, True)
+IGNORE_WHITESPACE = flag("ignore_whitespace", "true (runs of white space are one) or false", True)
+IGNORE_PUNCTUATION = flag("ignore_punctuation", _EITHER)
+IGNORE_ACCENTS = flag("ignore_accents", _EITHER)
 EXACT = Verifier(
     name="exact",
     version=2,

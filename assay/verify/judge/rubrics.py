@@ -12,9 +12,8 @@ from typing import Any, Literal, cast
 
 from assay.errors import VerifierError, message
 from assay.types import Problem
-from assay.verify.base import Field
+from assay.verify.base import TEXT_ANSWER, Field, is_answer, is_number, listed, number, one_of
 from assay.verify.judge.quoting import Quote, blocks, code_for
-from assay.verify.judge.settings import is_number
 
 CHOICES = ("correct", "incorrect")
 PAIR_CHOICES = ("A", "B", "tie")
@@ -94,20 +93,6 @@ def is_scale(value: Any) -> bool:
     return len(ends) == 2 and all(is_number(end, -1e9, 1e9) for end in ends) and ends[0] < ends[1]
 
 
-def is_texts(value: Any) -> bool:
-    """Whether a value is text, a number, or a list of at least one of them."""
-    listed = _listed(value)
-    return bool(listed) and all(
-        bool(each.strip()) if isinstance(each, str) else type(each) in (int, float)
-        for each in listed
-    )
-
-
-def _listed(value: Any) -> Sequence[Any]:
-    return cast("Sequence[Any]", value) if isinstance(value, list | tuple) else [value]
-
-
-_REFERENCE = "text, a number, or a list of accepted ones"
 RUBRIC_FIELDS = (
     Field(
         "rubric",
@@ -115,9 +100,9 @@ RUBRIC_FIELDS = (
         default="equivalence",
         check=is_rubric,
     ),
-    Field("answer", _REFERENCE, check=is_texts),
-    Field("reference", f"{_REFERENCE}; read in place of answer", check=is_texts),
-    Field("criteria", "text, or a list of texts, that count besides the rubric", check=is_texts),
+    Field("answer", TEXT_ANSWER, check=is_answer),
+    Field("reference", f"{TEXT_ANSWER}; read in place of answer", check=is_answer),
+    Field("criteria", "text, or a list of texts, that count besides the rubric", check=is_answer),
     Field(
         "scale",
         "two numbers, the worst and then the best, such as [1, 5]",
@@ -127,12 +112,12 @@ RUBRIC_FIELDS = (
     Field(
         "pass_at",
         "the lowest score of the scale that passes (none: two thirds of the way up)",
-        check=lambda value: is_number(value, -1e9, 1e9),
+        check=number(-1e9, 1e9),
     ),
     Field(
         "reads",
         "answer (outside the think block) or trace (all); none: what the rubric says",
-        check=lambda value: value in ("answer", "trace"),
+        check=one_of("answer", "trace"),
     ),
 )
 _FIELDS = {field.name: field for field in RUBRIC_FIELDS}
@@ -173,15 +158,15 @@ def context(problem: Problem, rubric: Rubric) -> list[Quote]:
     name = "answer" if problem.spec.get("reference") is None else "reference"
     references = _FIELDS[name].read(problem)
     if references is not None:
-        found += [Quote("reference", str(each)) for each in _listed(references)]
+        found += [Quote("reference", str(each)) for each in listed(references)]
     elif rubric.needs_reference:
         place, remedy = (
             f"problem {problem.id}: spec.answer",
             "give the expected answer, or another rubric",
         )
-        raise VerifierError(message(place, "None", _REFERENCE, remedy))
+        raise VerifierError(message(place, "None", TEXT_ANSWER, remedy))
     if (criteria := _FIELDS["criteria"].read(problem)) is not None:
-        found += [Quote("criterion", str(each)) for each in _listed(criteria)]
+        found += [Quote("criterion", str(each)) for each in listed(criteria)]
     return found
 
 

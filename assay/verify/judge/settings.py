@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -15,7 +14,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from assay.errors import VerifierError, message
-from assay.verify.base import option
+from assay.verify.base import is_flag, is_text, number, option, whole
 
 URL, MODEL, KEY = "ASSAY_JUDGE_URL", "ASSAY_JUDGE_MODEL", "ASSAY_JUDGE_KEY"
 OPTIONS = "verification.options.judge"
@@ -27,29 +26,6 @@ _ADDRESS = "an http or https address without user name, password or key"
 _KEYS = "a table of further keys of the request, such as reasoning_effort; not "
 _PATIENCE = f"seconds for one judgement with all its requests, to {MAX_PATIENCE:g}"
 _OURS = ("model", "messages", "stream", "response_format", "n", "tools")
-
-Check = Callable[[Any], bool]
-
-
-def is_number(value: Any, low: float = 0.0, high: float = math.inf) -> bool:
-    """Whether a value is a finite number in [low, high]."""
-    return type(value) in (int, float) and math.isfinite(value) and low <= value <= high
-
-
-def _number(low: float, high: float) -> Check:
-    return lambda value: is_number(value, low, high)
-
-
-def _count(low: int, high: int) -> Check:
-    return lambda value: type(value) is int and low <= value <= high
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
-
-
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
 
 
 def _are_judges(value: Any) -> bool:
@@ -64,26 +40,26 @@ def _is_request(value: Any) -> bool:
 # What each judge of a list may say for itself; the rest is said once for all.
 JUDGE_FIELDS = (
     option("url", _ADDRESS),  # no check: a complaint would show a password in it
-    option("model", "the model's name, as the endpoint knows it", None, _is_text),
+    option("model", "the model's name, as the endpoint knows it", None, is_text),
     option("api_key_env", "the name of an environment variable", KEY),
-    option("temperature", "a number from 0 to 2", 0.0, _number(0, 2)),
-    option("max_tokens", "a whole number from 1", 2048, _count(1, 10**7)),
-    option("price_input", "a price per million tokens", 0.0, is_number),
-    option("price_output", "a price per million tokens", 0.0, is_number),
+    option("temperature", "a number from 0 to 2", 0.0, number(0, 2)),
+    option("max_tokens", "a whole number from 1", 2048, whole(1, 10**7)),
+    option("price_input", "a price per million tokens", 0.0, number(0)),
+    option("price_output", "a price per million tokens", 0.0, number(0)),
     option("request", _KEYS + ", ".join(_OURS), None, _is_request),
 )
 SHARED_FIELDS = (
     option("judges", "a list of tables, each with the keys of one judge", None, _are_judges),
-    option("votes", "how often each judge is asked, from 1", 1, _count(1, 99)),
-    option("timeout", "seconds for one request", 120.0, _number(0.001, MAX_PATIENCE)),
-    option("patience", _PATIENCE, 300.0, _number(0.001, MAX_PATIENCE)),
-    option("retries", "how often a request is tried again, from 0", 4, _count(0, 100)),
-    option("backoff", "seconds before the second attempt, then doubled", 0.5, _number(0, 3600)),
-    option("concurrency", "requests at a time, from 1", 8, _count(1, 1024)),
-    option("budget", "the most to spend, in the currency of the prices", None, is_number),
-    option("replies", "the path of a JSON Lines file of raw replies", None, _is_text),
-    option("offline", "true: replies come from the file alone", False, _is_flag),
-    option("max_chars", "characters shown of one text, from 200", 24_000, _count(200, 10**7)),
+    option("votes", "how often each judge is asked, from 1", 1, whole(1, 99)),
+    option("timeout", "seconds for one request", 120.0, number(0.001, MAX_PATIENCE)),
+    option("patience", _PATIENCE, 300.0, number(0.001, MAX_PATIENCE)),
+    option("retries", "how often a request is tried again, from 0", 4, whole(0, 100)),
+    option("backoff", "seconds before the second attempt, then doubled", 0.5, number(0, 3600)),
+    option("concurrency", "requests at a time, from 1", 8, whole(1, 1024)),
+    option("budget", "the most to spend, in the currency of the prices", None, number(0)),
+    option("replies", "the path of a JSON Lines file of raw replies", None, is_text),
+    option("offline", "true: replies come from the file alone", False, is_flag),
+    option("max_chars", "characters shown of one text, from 200", 24_000, whole(200, 10**7)),
 )
 
 

@@ -18,7 +18,15 @@ from typing import Any
 
 from assay.types import Completion, Problem
 from assay.verify.answers.commitment import bare, clipped, committed, unwrapped
-from assay.verify.base import Field, Part, Verifier, choice, list_of, spec_check
+from assay.verify.base import (
+    Field,
+    Part,
+    Verifier,
+    choice,
+    list_of,
+    spec_check,
+    whole,
+)
 
 MAX_EXPRESSION = 1000  # characters
 MAX_DEPTH = 50
@@ -62,7 +70,7 @@ class NotArithmetic(ValueError):
 NUMBERS = Field(
     "numbers",
     "a list of 1 to 50 whole numbers >= 0 (or metadata.numbers)",
-    check=list_of(lambda n: type(n) is int and 0 <= n < 10**MAX_DIGITS, 50, least=1),
+    check=list_of(whole(0, 10**MAX_DIGITS - 1), 50, least=1),
 )
 TARGET = Field(
     "target", "a whole number (or metadata.target)", check=lambda value: type(value) is int

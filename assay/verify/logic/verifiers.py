@@ -21,6 +21,7 @@ from assay.verify.base import (
     is_text,
     list_of,
     spec_check,
+    whole,
 )
 from assay.verify.logic.countdown import marked_or_last
 from assay.verify.logic.formulas import (
@@ -75,7 +76,7 @@ FORM = choice("form", "any", "nnf", "cnf", "dnf", accepts=_FORM)
 MAX_CONNECTIVES = Field(
     "max_connectives",
     "how many connectives the answer may have, a whole number",
-    check=lambda value: type(value) is int and value >= 0,
+    check=whole(0),
 )
 ANSWER = Field(
     "answer",

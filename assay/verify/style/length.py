@@ -12,17 +12,13 @@ from typing import Any
 
 from assay.errors import VerifierError, message
 from assay.types import Completion, Group, Problem
-from assay.verify.base import Field, Part, Verifier, choice, spec_check
+from assay.verify.base import Field, Part, Verifier, choice, number, spec_check
 
 SLACK = 0.5  # L1-Max's delta: what an answer of just the target length has left of its reward
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value < float("inf")
-
-
 def _is_positive(value: Any) -> bool:
-    return _is_number(value) and value > 0
+    return number(0)(value) and value > 0
 
 
 TARGET = (
@@ -34,9 +30,9 @@ LIMIT = (
     Field("max_words", "a number above 0, in words", check=_is_positive),
 )
 VARIANT = choice("variant", "exact", "max")
-ALPHA = Field("alpha", "a number, per token or word; null: 1/target", check=_is_number)
-DELTA = Field("delta", "a number, of variant max", default=SLACK, check=_is_number)
-TOLERANCE = Field("tolerance", "a share of the target", default=0.1, check=_is_number)
+ALPHA = Field("alpha", "a number, per token or word; null: 1/target", check=number(0))
+DELTA = Field("delta", "a number, of variant max", default=SLACK, check=number(0))
+TOLERANCE = Field("tolerance", "a share of the target", default=0.1, check=number(0))
 BUFFER = Field("buffer", "a number above 0, at most the limit; null: a fifth", check=_is_positive)
 
 # A word, or one character of a script that is written without spaces.

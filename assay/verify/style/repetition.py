@@ -10,7 +10,7 @@ from operator import and_
 from typing import Any
 
 from assay.types import Completion, Problem
-from assay.verify.base import Field, Part, Verifier
+from assay.verify.base import Field, Part, Verifier, whole
 
 NGRAM = 4  # units; NGRAM_CJK where most units are single characters
 NGRAM_CJK = 8
@@ -40,7 +40,7 @@ FIELDS = (
         "ngram",
         f"a whole number from 2 to 64; null: {NGRAM} words, or {NGRAM_CJK} characters of a text "
         "without spaces",
-        check=lambda value: type(value) is int and 2 <= value <= 64,
+        check=whole(2, 64),
     ),
     Field("tolerance", "a share: below it the text passes", default=0.1, check=_is_share),
 )

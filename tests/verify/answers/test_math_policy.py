@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -9,7 +10,12 @@ import pytest
 from assay.errors import VerifierError
 from assay.verify.answers.equality import equivalent
 from assay.verify.answers.math_answer import MATH
-from assay.verify.answers.math_policy import ANSWER, DEFAULT, OPTIONS, Policy, read_policy
+from assay.verify.answers.math_policy import DEFAULT, OPTIONS, Policy, read_policy
+from assay.verify.base import ANSWER
+
+
+def test_an_option_that_is_not_set_is_the_policys_own() -> None:
+    assert {option.name: option.default for option in OPTIONS} == asdict(DEFAULT)
 
 
 @pytest.mark.parametrize(
