@@ -2,9 +2,10 @@
 
 python -m bench.math_verifiers --json
 
-Accuracy and false accepts on labelled answers, seconds a thousand rows, and what happens to rows
-that are made to hang. Each peer runs in a process of its own that is killed when a row takes too
-long, so that the benchmark itself always ends. Needs the real data (ASSAY_DATA); TRL may be absent.
+Accuracy and false accepts on labelled answers, seconds and processor seconds a thousand rows (where
+a machine does other work only the latter can be compared), and what happens to rows that are made
+to hang. Each peer runs in a process of its own that is killed when a row takes too long, so that
+the benchmark itself always ends. Needs the real data (ASSAY_DATA); TRL may be absent.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -33,6 +35,7 @@ HANG_SECONDS = 10.0
 OPTIONS = ("id", "answer", "completion", "think", "expected", "kind")
 
 Judge = Callable[[str, str], float | None]
+Found = tuple[float | None, str, float, float]  # score, error, seconds, processor seconds
 
 # Rows that are made to cost much. None of them is right; every one has a verdict: 0.
 BOMBS = {
@@ -110,7 +113,7 @@ PEERS: dict[str, Callable[[], Judge]] = {
 
 
 def _serve(channel: Connection, name: str, from_thread: bool) -> None:
-    """Answer (gold, text) with (score, error, seconds), in the main thread or in another one."""
+    """Answer (gold, text) with what was `Found`, in the main thread or in another one."""
 
     logging.disable(logging.CRITICAL)  # peers print the text of each row that they give up
 
@@ -122,12 +125,14 @@ def _serve(channel: Connection, name: str, from_thread: bool) -> None:
             return
         channel.send("ready")
         while (row := channel.recv()) is not None:
-            started, score, error = time.perf_counter(), None, ""
+            score, error = None, ""
+            started = time.perf_counter(), time.process_time()
             try:
                 score = judge(*row)
             except Exception as raised:  # foreign code runs here
                 error = f"{type(raised).__name__}: {raised}"[:80]
-            channel.send((score, error, time.perf_counter() - started))
+            ended = time.perf_counter(), time.process_time()
+            channel.send((score, error, ended[0] - started[0], ended[1] - started[1]))
 
     if from_thread:
         thread = threading.Thread(target=loop)
@@ -155,9 +160,8 @@ class Peer:
         said = self.channel.recv() if self.channel.poll(120) else "absent: it does not start"
         self.absent = "" if said == "ready" else said
 
-    def judge(self, row: Row, limit: float) -> tuple[float | None, str, float]:
-        """Return (score, error, seconds); a row that overruns ``limit`` costs the process its
-        life."""
+    def judge(self, row: Row, limit: float) -> Found:
+        """Return what was found; a row that overruns ``limit`` costs the process its life."""
         self.channel.send((row.gold, row.text))
         try:
             if self.channel.poll(limit):
@@ -167,7 +171,7 @@ class Peer:
             error = "died"
         self.close()
         self._start()
-        return None, error, limit
+        return None, error, limit, limit
 
     def close(self) -> None:
         """End the process."""
@@ -209,19 +213,31 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def _figures(rows: list[Row], found: list[tuple[float | None, str, float]]) -> dict[str, Any]:
-    right = [(score == 1.0) == row.right for row, (score, _, _) in zip(rows, found, strict=True)]
-    accepted = [
-        score == 1.0 and not row.right for row, (score, _, _) in zip(rows, found, strict=True)
-    ]
+def processor_seconds() -> float:
+    """Return what this process and all that it started have used so far."""
+    ticks: dict[int, tuple[int, int]] = {}  # of a process: its parent, its ticks
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            ticks[int(path.parent.name)] = int(fields[1]), sum(map(int, fields[11:15]))
+    ours = {os.getpid()}
+    while more := {pid for pid, (parent, _) in ticks.items() if parent in ours} - ours:
+        ours |= more
+    return sum(ticks[pid][1] for pid in ours) / os.sysconf("SC_CLK_TCK")
+
+
+def _figures(rows: list[Row], found: list[Found]) -> dict[str, Any]:
+    right = [(one[0] == 1.0) == row.right for row, one in zip(rows, found, strict=True)]
+    accepted = [one[0] == 1.0 and not row.right for row, one in zip(rows, found, strict=True)]
     return {
         "rows": len(rows),
         "right": sum(right),
         "accuracy": round(sum(right) / len(rows), 4),
         "false_accepts": sum(accepted),
         "false_rejects": len(rows) - sum(right) - sum(accepted),
-        "raised_or_hung": sum(bool(error) for _, error, _ in found),
-        "seconds_per_1000": round(1000 * sum(seconds for _, _, seconds in found) / len(rows), 3),
+        "raised_or_hung": sum(bool(one[1]) for one in found),
+        "seconds_per_1000": round(1000 * sum(one[2] for one in found) / len(rows), 3),
+        "processor_seconds_per_1000": round(1000 * sum(one[3] for one in found) / len(rows), 3),
     }
 
 
@@ -247,9 +263,9 @@ def measure_peer(name: str, sets: dict[str, list[Row]]) -> dict[str, Any]:
         peer.close()
         result[f"bombs, {title}"] = {
             "rows": len(BOMBS),
-            "returned": sum(not error for _, error, _ in found.values()),
-            "slowest": round(max(seconds for _, _, seconds in found.values()), 2),
-            "faults": {what: error for what, (_, error, _) in found.items() if error},
+            "returned": sum(not one[1] for one in found.values()),
+            "slowest": round(max(one[2] for one in found.values()), 2),
+            "faults": {what: one[1] for what, one in found.items() if one[1]},
             "a right answer scores": probe[0] if not probe[1] else probe[1],
         }
     return result
@@ -261,16 +277,16 @@ def measure_service(sets: dict[str, list[Row]]) -> dict[str, Any]:
     with VerifierService("math", num_workers=2, deadline=HANG_SECONDS) as service:
         list(service.judge_text([(Problem("warm", "", {"answer": "x+x"}), r"\boxed{2x}")] * 64))
         for title, rows in sets.items():
-            started = time.perf_counter()
+            started = time.perf_counter(), processor_seconds()
             verdicts = list(
                 service.judge_text(
                     (Problem(str(n), "", {"answer": r.gold}), r.text) for n, r in enumerate(rows)
                 )
             )
-            seconds = time.perf_counter() - started
-            found = [(v.score, v.reason or "", seconds / len(rows)) for v in verdicts]
+            seconds = (time.perf_counter() - started[0]) / len(rows)
+            used = (processor_seconds() - started[1]) / len(rows)
+            found = [(v.score, v.reason or "", seconds, used) for v in verdicts]
             result[title] = _figures(rows, found)
-        started = time.perf_counter()
         verdicts = list(
             service.judge_text((Problem(w, "", {"answer": g}), t) for w, (g, t) in BOMBS.items())
         )
