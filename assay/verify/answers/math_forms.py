@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from assay.verify.answers.latex_text import brackets_of, read_rules, split_top, squeeze
+from assay.verify.answers.number_words import read_words
 from assay.verify.answers.plain_numbers import read_number
 from assay.verify.answers.tables import pattern, says
 
@@ -66,19 +67,6 @@ def _time(text: str) -> tuple[int, bool] | None:
 _BASED = re.compile(
     r"\(?(\d[0-9A-Za-z]{0,200}|[0-9A-F]{1,200}(?=\)?_\{?16))\)?_\{?(\d\d?|[a-z]{3,8})\}?"
 )
-_BASES = [
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-]
 
 
 def _based(text: str) -> tuple[str, str] | None:
@@ -86,8 +74,8 @@ def _based(text: str) -> tuple[str, str] | None:
     match = _BASED.fullmatch(squeeze(text))
     if match is None:
         return None
-    base = str(_BASES.index(match[2]) + 2) if match[2] in _BASES else match[2]
-    return (match[1], base) if base.isdigit() else None
+    base = match[2] if match[2].isdigit() else read_words(match[2])
+    return None if base is None else (match[1], str(base))
 
 
 def same_based(gold: str, found: str) -> bool | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
@@ -89,7 +89,7 @@ OPTIONS = (
         "to be solved) may stand for an expected value",
     ),
 )
-_OPTIONS = {option.name: option for option in OPTIONS}
+_OPTIONS = {option.name: replace(option, needed=True) for option in OPTIONS}  # None is none
 
 
 def read_policy(spec: Mapping[str, Any]) -> Policy:

@@ -61,9 +61,8 @@ class Panel:
     @property
     def store(self) -> JudgeStore:
         """Where its replies are kept: as the settings say, else where `keep_replies` did."""
-        if self.settings.replies is not None:
-            return _store_at(self.settings.replies)
-        return self._store if _default is None else _default
+        path = self.settings.replies or _kept_at
+        return self._store if path is None else _store_at(path)
 
     def votes(self, rubric: Rubric, quotes: Sequence[Quote]) -> list[Vote]:
         """Return every vote, in the order of the judges: a verdict, a choice or a score each."""
@@ -131,7 +130,7 @@ class Panel:
 _lock = threading.Lock()
 _panels: dict[Settings, Panel] = {}
 _stores: dict[Path, JudgeStore] = {}
-_default: JudgeStore | None = None
+_kept_at: Path | None = None
 
 
 def panel_for(options: Mapping[str, Any]) -> Panel:
@@ -145,29 +144,24 @@ def panel_for(options: Mapping[str, Any]) -> Panel:
 
 def keep_replies(path: Path, read_only: bool = False) -> None:
     """Keep the replies of judges whose options name no file here, until `close_judges`."""
-    global _default
-    if _default is not None:
-        _default.close()
-    _default = JudgeStore(path, read_only)
+    global _kept_at
+    _store_at(path, read_only)
+    _kept_at = path
 
 
-def _store_at(path: Path) -> JudgeStore:
+def _store_at(path: Path, read_only: bool = False) -> JudgeStore:
     with _lock:
         if path not in _stores:
-            _stores[path] = JudgeStore(path)
+            _stores[path] = JudgeStore(path, read_only)
         return _stores[path]
 
 
 def close_judges() -> None:
     """Close every connection and file; panels and their budgets start anew when next used."""
-    global _default
+    global _kept_at
     with _lock:
-        open_ones = [
-            *_panels.values(),
-            *_stores.values(),
-            *([] if _default is None else [_default]),
-        ]
-        _default = None
+        open_ones = [*_panels.values(), *_stores.values()]
+        _kept_at = None
         _panels.clear()
         _stores.clear()
     for each in open_ones:

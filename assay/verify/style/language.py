@@ -12,7 +12,7 @@ from typing import Any
 
 from assay.errors import VerifierError
 from assay.types import Completion, Problem
-from assay.verify.base import Field, Part, Verifier, choice
+from assay.verify.base import Field, Part, Verifier, choice, number
 from assay.verify.instructions.languages import LANGUAGES, detect_language, script_share
 
 CHUNK = 40  # letters: shorter sentences are taken together, for no detector knows them
@@ -52,17 +52,15 @@ _WORD = re.compile(
 )
 
 
-def _is_share(value: Any) -> bool:
-    return type(value) in (int, float) and 0.0 <= value <= 1.0
-
-
 def _is_target(value: Any) -> bool:
     return isinstance(value, str) and (value.lower() in LANGUAGES or value.lower() == "zh")
 
 
 TARGET = Field("target", "a language code such as en, zh, de", needed=True, check=_is_target)
 PART = choice("part", "reasoning", "answer", "all")
-THRESHOLD = Field("threshold", "a share: from it on the text passes", default=0.9, check=_is_share)
+THRESHOLD = Field(
+    "threshold", "a share: from it on the text passes", default=0.9, check=number(0, 1)
+)
 
 
 def judge_language(problem: Problem, completion: Completion) -> Part:
