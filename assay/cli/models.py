@@ -20,6 +20,7 @@ from assay.cli.console import (
     say_line,
     show,
 )
+from assay.errors import UserError
 
 
 @app.command(name="eval", rich_help_panel=READ)
@@ -168,11 +169,23 @@ def label_steps(
 @app.command(rich_help_panel=READ)
 def export(
     model: Annotated[str, typer.Argument(help="RUN, RUN@best, RUN@last, RUN@120 or a checkpoint.")],
-    out: Annotated[Path, typer.Argument(help="New folder for the merged model.")],
+    out: Annotated[
+        Path | None, typer.Argument(help="New folder for the merged model.", show_default=False)
+    ] = None,
+    push: Annotated[
+        str, typer.Option(metavar="NAME", help="Upload it to the hub, as OWNER/NAME.")
+    ] = "",
+    public: Annotated[bool, typer.Option("--public", help="A new repository is public.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write a run's model, adapters merged, as a plain Hugging Face folder for serving."""
-    from assay.training import api
+    """Write a run's model, adapters merged, as a plain Hugging Face folder with a model card."""
+    if out is None and not push:
+        raise UserError("assay export: give a new folder, --push NAME, or both")
+    from assay.training import api, publish
 
-    path = api.export(model, out)
-    print(json.dumps({"model": str(path)}) if as_json else path)
+    if push:
+        place = publish.publish(model, push, out, public=public)
+    else:
+        assert out is not None
+        place = api.export(model, out)
+    print(json.dumps({"model": str(place)}) if as_json else place)

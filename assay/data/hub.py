@@ -7,18 +7,20 @@ from typing import Any
 from assay.data.source import Source, split_settings
 from assay.errors import DataError, MissingExtra, cause, message
 
-_FORM = "hf:OWNER/NAME[/CONFIG][?split=train&revision=main]"
+_FORM = "hf:OWNER/NAME[/CONFIG][?split=train&revision=main&rename=COLUMN:KEY,COLUMN:KEY]"
 
 
 def open_hub(text: str) -> Source:
     """Load ``hf:OWNER/NAME[/CONFIG][?split=train&revision=...]``; HF_HUB_OFFLINE is respected.
 
-    Without a configuration it is the dataset's default one, else its only one, else ``main``
+    ``rename=input:prompt,target:answer`` gives columns the keys that a problem has. Without a
+    configuration it is the dataset's default one, else its only one, else ``main``
     (so that ``hf:openai/gsm8k`` means what people mean by it).
     """
     name, settings = split_settings(text.removeprefix("hf:"))
     split = settings.pop("split", "train")
     revision = settings.pop("revision", None)
+    names = _read_names(text, settings.pop("rename", None))
     parts = name.split("/")
     if settings or not 1 <= len(parts) <= 3 or not all(parts):
         found = f"setting {next(iter(settings))!r}" if settings else repr(name)
@@ -31,11 +33,23 @@ def open_hub(text: str) -> Source:
     try:
         config = parts[2] if len(parts) == 3 else _choose_config(datasets, path, revision)
         rows = datasets.load_dataset(path, config, split=split, revision=revision)
+        rows = rows.rename_columns(names) if names else rows
     except DataError:
         raise
     except Exception as error:  # of `datasets`, where each cause has its own type
-        raise DataError(f"{text}: cannot be loaded ({cause(error)}); accepted: {_FORM}") from error
+        advice = hub_advice(error) or f"accepted: {_FORM}"
+        raise DataError(f"{text}: cannot be loaded ({cause(error)}); {advice}") from error
     return Source(text, rows)
+
+
+def _read_names(text: str, renames: Any) -> dict[str, str]:
+    """Return the keys that columns become, of ``column:key,column:key``."""
+    if renames is None:
+        return {}
+    pairs = [part.split(":") for part in str(renames).split(",")]
+    if not all(len(pair) == 2 and all(pair) for pair in pairs):
+        raise DataError(message(f"{text} rename", repr(renames), "COLUMN:KEY,COLUMN:KEY"))
+    return dict(pairs)
 
 
 def _choose_config(datasets: Any, path: str, revision: str | None) -> str | None:
@@ -48,3 +62,22 @@ def _choose_config(datasets: Any, path: str, revision: str | None) -> str | None
         return "main"
     accepted = f"one of hf:{path}/" + f", hf:{path}/".join(names)
     raise DataError(message(f"hf:{path}", "no configuration named", accepted))
+
+
+def hub_advice(error: BaseException | None) -> str:
+    """Return what to do about an error of the hub's client; "" where nothing is known."""
+    while error is not None:
+        kind = type(error).__name__
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if kind == "OfflineModeIsEnabled" or "offline mode" in str(error).lower():
+            return "HF_HUB_OFFLINE is set: unset it"
+        if kind == "GatedRepoError":
+            return "accept its terms on its page, then run: hf auth login"
+        if kind == "LocalTokenNotFoundError" or status == 401:
+            return "check the name; what is private needs a token: hf auth login, or HF_TOKEN"
+        if status == 403:
+            return "the token may not do this: take one that may write, or another name"
+        if isinstance(error, ConnectionError) or kind in ("ConnectError", "ConnectTimeout"):
+            return "the hub cannot be reached: check the network, and HF_ENDPOINT"
+        error = error.__cause__ or error.__context__
+    return ""

@@ -68,7 +68,7 @@ def render(summary: LoadedRun) -> str:
         decision=_decision_html(summary.folder / "decision.md"),
         settings=_table(
             (f"<code>{safe(key)}</code>", safe(_text(value)))
-            for key, value in _changed(summary.config)
+            for key, value in changed_settings(summary.config)
         ),
         config=safe(dump(summary.config)),
         environment=_table(
@@ -104,12 +104,12 @@ def _state_html(ended: str | None) -> str:
 
 
 def _subtitle(summary: LoadedRun) -> list[str]:
-    stage, sources = _stage(summary.config)
+    stage, sources = stage_words(summary.config)
     created = str(summary.environment.get("created") or "")[:10]
     return [stage, f"model {summary.config.model.path}", f"on {', '.join(sources)}", created]
 
 
-def _stage(config: TrainConfig) -> tuple[str, Sequence[str]]:
+def stage_words(config: TrainConfig) -> tuple[str, Sequence[str]]:
     """Return what was done, and with which sources."""
     if config.sft is not None:
         return "supervised fine-tuning", config.sft.traces
@@ -203,12 +203,12 @@ def _decision_html(path: Path) -> str:
     return f'<section id="decision"><h2>Decision</h2><pre>{safe(text)}</pre></section>'
 
 
-def _changed(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def changed_settings(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the settings that are not at their default."""
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         if isinstance(value, BaseModel):
-            yield from _changed(value, f"{prefix}{name}.")
+            yield from changed_settings(value, f"{prefix}{name}.")
         elif prefix and (field.is_required() or value != field.default):
             yield f"{prefix}{name}", value
 

@@ -237,14 +237,20 @@ def dry_run(config: Configured, *, overrides: Sequence[str] = (), quiet: bool = 
 
 
 def export(model: str, out: Path | str) -> Path:
-    """Write a checkpoint, as `find_checkpoint` names it, as a plain Hugging Face folder."""
+    """Write a checkpoint, as `find_checkpoint` names it, as a plain Hugging Face folder.
+
+    That of a run has a model card with the run's evidence.
+    """
     from assay.model.load import export as export_model
+    from assay.training.model_card import write_card
 
     check_folder(Path(out).expanduser(), "export to")
     folder = checkpoint_of(model) or Path(model)
     if not folder.is_dir():
         raise RunError(f"{model}: found nothing there; accepted: a run directory or a checkpoint")
-    return export_model(folder, Path(out))
+    made = export_model(folder, Path(out))
+    write_card(folder, made)
+    return made
 
 
 def read_config(config: Configured, overrides: Sequence[str]) -> TrainConfig:

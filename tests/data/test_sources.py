@@ -152,7 +152,7 @@ def test_hub_names_choose_dataset_configuration_and_split(
 
 
 def test_hub_complaints_are_one_line(hub: FakeHub) -> None:
-    assert "hf:no/where: cannot be loaded (ConnectionError: Couldn't reach the hub)" in (
+    assert "hf:no/where: cannot be loaded (ConnectionError: Couldn't reach the hub); the hub" in (
         complaint_about("hf:no/where")
     )
     assert "found 'a/b/c/d'" in complaint_about("hf:a/b/c/d")
@@ -160,6 +160,57 @@ def test_hub_complaints_are_one_line(hub: FakeHub) -> None:
     assert "found setting 'splt'" in complaint_about("hf:a/b?splt=test")
     hub.configs = ["x", "y"]
     assert "accepted: one of hf:a/b/x, hf:a/b/y" in complaint_about("hf:a/b")
+
+
+class FakeRows(list[dict[str, Any]]):
+    """Rows with the one method of a dataset that is called."""
+
+    def rename_columns(self, names: dict[str, str]) -> FakeRows:
+        if missing := names.keys() - self[0].keys():
+            raise ValueError(f"Original column names {missing} not in the dataset")
+        return FakeRows(
+            [{names.get(key, key): value for key, value in row.items()} for row in self]
+        )
+
+
+def test_columns_of_the_hub_are_renamed(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = FakeRows([{"input": "3+5=", "target": "8"}])
+    monkeypatch.setattr(hub, "load_dataset", lambda *_, **__: rows, raising=False)
+    (problem,) = load_problems(["hf:o/n/main?split=test&rename=input:prompt,target:answer"])
+    assert problem.prompt == "3+5=" and problem.spec["answer"] == "8"
+    assert "Original column names {'inptu'} not in the dataset" in (
+        complaint_about("hf:o/n/main?rename=inptu:prompt")
+    )
+    assert "found 'input'; accepted: COLUMN:KEY,COLUMN:KEY" in (
+        complaint_about("hf:o/n/main?rename=input")
+    )
+
+
+def test_the_hub_offline_or_without_a_token_says_what_to_do(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(error: Exception) -> str:
+        def load(*_: Any, **__: Any) -> None:
+            raise ValueError("no data files") from error
+
+        monkeypatch.setattr(hub, "load_dataset", load, raising=False)
+        text = complaint_about("hf:o/n/main")
+        assert "\n" not in text
+        return text
+
+    class GatedRepoError(Exception):
+        pass
+
+    class OfflineModeIsEnabled(ConnectionError):
+        pass
+
+    refused = PermissionError("401")
+    refused.response = SimpleNamespace(status_code=401)  # pyright: ignore[reportAttributeAccessIssue]
+    assert fail(GatedRepoError()).endswith("accept its terms on its page, then run: hf auth login")
+    assert fail(OfflineModeIsEnabled()).endswith("HF_HUB_OFFLINE is set: unset it")
+    assert fail(refused).endswith("what is private needs a token: hf auth login, or HF_TOKEN")
+    assert fail(ConnectionError()).endswith("check the network, and HF_ENDPOINT")
+    assert "accepted: hf:OWNER/NAME" in fail(RuntimeError())
 
 
 # ---- reasoning-gym
