@@ -6,7 +6,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all gpu-check lint docs clean
+.PHONY: help setup demo test test-all gpu-check lint docs dist clean
 
 BIN := .venv/bin
 STAMP := .venv/.complete
@@ -67,6 +67,9 @@ lint: setup  ## check style (ruff), format (ruff) and types (pyright)
 docs: setup  ## build the pages as a site, in build/docs/site
 	@$(PIP_INSTALL) -e '.[docs]'
 	@$(BIN)/python tools/site.py
+
+dist: setup  ## build the wheel and the source package into dist/
+	@$(BIN)/python tools/dist.py dist
 
 clean:  ## remove .venv and every cache; runs are kept
 	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
