@@ -25,13 +25,14 @@ TRACES = f"assay.data.tasks:imperfect_traces?{TERMS}&corrupted=0.1&guessed=0.4&b
 NUM_HELDOUT = 500
 LAST = 20  # steps at the end that a run's final figures are means of
 SETUP = (
-    "a 0.7M-parameter Llama over bytes (`assay demo`'s), fresh a seed; sums of four numbers such as"
-    " `3+5-2+7=`, to be reasoned about step by step; a supervised cold start on 30 000 traces of"
-    " which 40 % are bare guesses and of whose steps 10 % are wrong; then, in every arm, the same"
-    " problems in the same order: steps of 16 problems x 8 completions of at most 48 tokens at"
-    " temperature 1, one optimizer step each, AdamW at a learning rate of 1e-4 (where an arm does"
-    " not say otherwise). Held-out: 500 problems that neither stage saw, one completion each at"
-    " temperature 1"
+    "a 0.7M-parameter Llama over bytes (that of `assay demo`), new for each seed. It solves "
+    "sums of four numbers, such as `3+5-2+7=`, step by step. First it learns from 30 000 "
+    "written solutions (a supervised cold start). 40 % of them are bare guesses, and in the "
+    "others 10 % of the steps are wrong. Then every arm gets the same problems in the same "
+    "order: steps of 16 problems x 8 completions of at most 48 tokens at temperature 1, one "
+    "optimizer step each, AdamW at a learning rate of 1e-4 (unless the arm names another). "
+    "Held-out accuracy is measured on 500 problems that neither stage saw, with one "
+    "completion each at temperature 1"
 )
 
 
