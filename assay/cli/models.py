@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,25 +25,54 @@ from assay.cli.console import (
 )
 from assay.errors import UserError
 
+Model = Annotated[
+    str, typer.Argument(help="Model folder, hub name, or a run: RUN, RUN@best, RUN@120.")
+]
 
-@app.command(name="eval", rich_help_panel=READ)
-def evaluate(
-    model: Annotated[
-        str, typer.Argument(help="Model folder, hub name, or a run: RUN, RUN@best, RUN@120.")
-    ],
-    problems: Annotated[list[str], typer.Option(help="Source of problems. Repeatable.")],
-    samples: Annotated[int, typer.Option(min=1, help="Completions a problem.")] = 1,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 0.0,
+
+def how_to_sample(
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest completion.")] = None,
-    max_problems: Annotated[int | None, typer.Option(min=1, help="The first so many.")] = None,
     verifier: Annotated[str | None, typer.Option(help="Verifier of rows that name none.")] = None,
     overrides: Overrides = None,
     allow: Allow = None,
     trust_run: TrustRun = False,
-    out: Annotated[Path | None, typer.Option(help="Also write every completion, as JSONL.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     device: Device = None,
+) -> dict[str, Any]:
+    """Return `assay.training.api.HowToSample`; its parameters are options of every such command."""
+    how = {"max_tokens": max_tokens, "verifier": verifier, "trust_run": trust_run, "seed": seed}
+    return {**how, "overrides": overrides or [], "allow": allow or [], "device": device}
+
+
+def samples(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `how_to_sample`; it is called with what they come to."""
+    shared = inspect.signature(how_to_sample, eval_str=True).parameters
+    own = inspect.signature(command, eval_str=True).parameters
+    options = {**{name: one for name, one in own.items() if name != "how"}, **shared}
+
+    @wraps(command)
+    def with_options(**given: Any) -> None:
+        how = how_to_sample(**{name: given.pop(name) for name in shared})
+        command(**given, **how)
+
+    ordered = sorted(options.values(), key=lambda one: one.name == "as_json")
+    keywords = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in ordered]
+    with_options.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {one.name: one.annotation for one in ordered}
+    return with_options
+
+
+@app.command(name="eval", rich_help_panel=READ)
+@samples
+def evaluate(
+    model: Model,
+    problems: Annotated[list[str], typer.Option(help="Source of problems. Repeatable.")],
+    samples: Annotated[int, typer.Option(min=1, help="Completions a problem.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 0.0,
+    max_problems: Annotated[int | None, typer.Option(min=1, help="The first so many.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write every completion, as JSONL.")] = None,
     as_json: Json = False,
+    **how: Any,
 ) -> None:
     """Measure a model on problems: pass@1 with its standard error, pass@k, majority@k."""
     from assay.config import check_siblings
@@ -53,15 +85,9 @@ def evaluate(
         problems,
         num_samples=samples,
         temperature=temperature,
-        max_tokens=max_tokens,
         max_problems=max_problems,
-        verifier=verifier,
-        overrides=overrides or [],
-        allow=allow or [],
-        trust_run=trust_run,
         out=out,
-        seed=seed,
-        device=device,
+        **how,
         quiet=as_json,
     )
     show(result, as_json)
@@ -71,10 +97,9 @@ def evaluate(
 
 
 @app.command(rich_help_panel=READ)
+@samples
 def sample(
-    model: Annotated[
-        str, typer.Argument(help="Model folder, hub name, or a run: RUN, RUN@best, RUN@120.")
-    ],
+    model: Model,
     prompt: Annotated[str | None, typer.Option(help="The question to ask.")] = None,
     problems: Annotated[list[str] | None, typer.Option(help="Or a source of problems.")] = None,
     answer: Annotated[
@@ -83,14 +108,8 @@ def sample(
     num: Annotated[int, typer.Option(min=1, help="Completions of each prompt.")] = 4,
     max_problems: Annotated[int, typer.Option(min=1, help="Problems to show.")] = 1,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 1.0,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest completion.")] = None,
-    verifier: Annotated[str | None, typer.Option(help="Verifier of rows that name none.")] = None,
-    overrides: Overrides = None,
-    allow: Allow = None,
-    trust_run: TrustRun = False,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
-    device: Device = None,
     as_json: Json = False,
+    **how: Any,
 ) -> None:
     """Read completions of a prompt, with their verdicts."""
     from assay.training import api
@@ -103,23 +122,16 @@ def sample(
         num_samples=num,
         max_problems=max_problems,
         temperature=temperature,
-        max_tokens=max_tokens,
-        verifier=verifier,
-        overrides=overrides or [],
-        allow=allow or [],
-        trust_run=trust_run,
-        seed=seed,
-        device=device,
+        **how,
         quiet=as_json,
     )
     show(result, as_json)
 
 
 @app.command(name="label-steps", rich_help_panel=JUDGE)
+@samples
 def label_steps(
-    model: Annotated[
-        str, typer.Argument(help="Model folder, hub name, or a run: RUN, RUN@best, RUN@120.")
-    ],
+    model: Model,
     completions: Annotated[
         list[str], typer.Argument(help="Rows as `assay verify` reads them, or run directories.")
     ],
@@ -132,15 +144,9 @@ def label_steps(
         "newline"
     ),
     temperature: Annotated[float, typer.Option(min=0.01, help="Of the continuations.")] = 1.0,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest continuation.")] = None,
     max_completions: Annotated[int | None, typer.Option(min=1, help="The first so many.")] = None,
-    verifier: Annotated[str | None, typer.Option(help="Verifier of rows that name none.")] = None,
-    overrides: Overrides = None,
-    allow: Allow = None,
-    trust_run: TrustRun = False,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
-    device: Device = None,
     as_json: Json = False,
+    **how: Any,
 ) -> None:
     """Label each step of completions by rolling out from it (Math-Shepherd), for process models."""
     from assay.training import step_labels
@@ -153,14 +159,8 @@ def label_steps(
         estimate="soft" if soft else "hard",
         split=split,
         temperature=temperature,
-        max_tokens=max_tokens,
         max_completions=max_completions,
-        verifier=verifier,
-        overrides=overrides or [],
-        allow=allow or [],
-        trust_run=trust_run,
-        seed=seed,
-        device=device,
+        **how,
         say=say_line,
     )
     show(result, as_json)
