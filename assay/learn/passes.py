@@ -5,19 +5,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from assay.learn.checkpoint import restore_weights
-from assay.learn.memory import RecomputedActivations
+from assay.errors import ModelError, RunError, message
 from assay.learn.optimizer import Optimizer
-from assay.model.decoder import hidden_states
+from assay.model.decoder import hidden_states, unwrap
 from assay.model.head import Gains, HeadRoom
 from assay.model.layouts import micro_batch_tokens
-from assay.model.load import save_model
+from assay.model.load import ADAPTER_FILE, save_model
 from assay.model.logprobs import TokenStats, token_logprobs
 from assay.model.memory import out_of_memory_names
 from assay.model.packing import Batch, Layout, MicroBatch
@@ -187,3 +188,68 @@ class PassesLearner:
     def load_state(self, folder: Path) -> None:
         """Restore what `save_state` wrote, bit for bit, into the live policy. Raises RunError."""
         self.passes.load_state(folder)
+
+
+class RecomputedActivations:
+    """Within the context a Transformers model keeps only each layer's input for the backward pass.
+
+    Transformers recomputes in layers in training mode only, so the layers themselves, not their
+    children (whose dropout stays off), are in training mode meanwhile. Outside the context the
+    model is as it was: its layers would refuse the cache that generation needs.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+        if not layers:
+            found = f"{type(model).__name__}, which has no layer that can"
+            raise ModelError(message("model.activation_checkpointing", found, "false"))
+        self._layers: list[Any] = list(layers)
+        for layer in self._layers:
+            recompute = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
+            layer._gradient_checkpointing_func = recompute
+
+    def __enter__(self) -> None:
+        self._switch(True)
+
+    def __exit__(self, *_: object) -> None:
+        self._switch(False)
+
+    def _switch(self, on: bool) -> None:
+        for layer in self._layers:
+            layer.gradient_checkpointing = layer.training = on
+
+
+def restore_weights(model: nn.Module, folder: Path) -> None:
+    """Copy the weights that `model.load.save_model` wrote into the live model, in place.
+
+    Its parameters stay the same objects, so that the optimizer, and a generator that shares them,
+    go on with it. Raises RunError where the folder does not hold this model's weights.
+    """
+    try:
+        if (folder / ADAPTER_FILE).is_file():
+            _restore_adapter(model, folder)
+        else:
+            _restore_model(model, folder)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().split("\n")[0]
+        accepted = f"a save of this {type(unwrap(model)).__name__}"
+        raise RunError(message(str(folder), reason, accepted)) from error
+
+
+def _restore_model(model: nn.Module, folder: Path) -> None:
+    dtype = next(model.parameters()).dtype
+    saved, found = type(unwrap(model)).from_pretrained(
+        folder, dtype=dtype, output_loading_info=True
+    )
+    if found["missing_keys"]:
+        raise ValueError(f"a save without {sorted(found['missing_keys'])[0]}")
+    model.load_state_dict(saved.state_dict())
+
+
+def _restore_adapter(model: nn.Module, folder: Path) -> None:
+    import peft
+
+    tensors = peft.load_peft_weights(str(folder), device="cpu")
+    outcome: Any = peft.set_peft_model_state_dict(model, tensors)
+    if outcome.unexpected_keys:
+        raise ValueError(f"the adapter of another model ({outcome.unexpected_keys[0]})")

@@ -3,11 +3,11 @@
 methods.toml   the table: methods, what speaks for and against each, questions, pilots
 table.py       how it is read: conditions, and texts with their figures
 facts.py       what is known of reward, problems, policy, verifier and machine
-decision.py    the table applied to facts     settings.py  keys to set along with it
+decision.py    the table applied to facts, and the keys to set along with a method
 pilot.py       a narrow first run             record.py    decision.md, of a plan and of a run
 questions.py   facts that are told or asked for
 configured.py  facts that a configuration tells by itself
 measure.py     facts that its model, problems and verifier tell
-machine.py     memory.py (with activations.py, resident.py) and seconds.py, on the loaded model
+memory.py      what a run takes     seconds.py  and how long, on the loaded model
 api.py         what the command calls
 """

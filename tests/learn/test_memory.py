@@ -19,7 +19,7 @@ import assay.learn.passes as passes_module
 from assay.config import LoraConfig
 from assay.errors import ModelError, OutOfMemory
 from assay.learn.algorithms import algorithm
-from assay.learn.memory import RecomputedActivations
+from assay.learn.passes import RecomputedActivations
 from assay.model.load import add_adapter
 from assay.testing import tiny_model
 

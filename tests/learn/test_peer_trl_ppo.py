@@ -34,11 +34,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from assay.config import CriticConfig, OptimizerConfig
-from assay.learn.advantages import compute_advantages
+from assay.learn.advantages import compute_advantages, whiten
 from assay.learn.algorithms import Algorithm
 from assay.learn.optimizer import StepReport
 from assay.learn.update import PolicyLearner
-from assay.learn.whitening import whiten
 from assay.model.packing import Batch
 from assay.model.value_head import ValueModel
 from assay.testing import byte_tokenizer, tiny_model

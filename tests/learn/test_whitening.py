@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.learn.whitening import whiten
+from assay.learn.advantages import whiten
 
 VALUES = st.lists(
     st.tuples(st.floats(-100, 100, allow_subnormal=False), st.booleans()), min_size=1, max_size=20

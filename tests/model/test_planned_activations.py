@@ -9,7 +9,7 @@ import torch
 from model_batches import make_batch
 
 from assay.config import parse
-from assay.learn.memory import RecomputedActivations
+from assay.learn.passes import RecomputedActivations
 from assay.model.decoder import hidden_states
 from assay.plan.memory import MIB, plan_memory
 from assay.testing import tiny_model
