@@ -166,9 +166,7 @@ def _check_processor() -> Iterator[Finding]:
         yield Finding("processor", "ok", found)
     yield _products_on("cpu")
     compiler = c_compiler()
-    remedy = (
-        "" if compiler else "install one (Debian: apt install gcc): a CPU is faster with it"
-    )
+    remedy = "" if compiler else "install one (Debian: apt install gcc): a CPU is faster with it"
     found = compiler[1] if compiler else "no cc was found: tensor operations do the work"
     yield Finding("C compiler", "ok" if compiler else "note", found, remedy)
 
