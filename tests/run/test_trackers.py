@@ -233,8 +233,8 @@ CHECKS: Mapping[str, Callable[[Path, str], None]] = {
 def test_the_real_library_goes_on_with_the_same_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # which is read at import
     pytest.importorskip(name, reason=f'needs {name}: pip install -e ".[{name}]"')
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     monkeypatch.chdir(tmp_path)
     trackers.check_trackers(LogConfig(to=(name,), offline=True))  # pyright: ignore[reportArgumentType]
     about = {"project": "tests", "group": "seeds", "tags": ["a"], "offline": True}
