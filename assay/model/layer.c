@@ -1,7 +1,8 @@
-/* A decoder layer around its products, forward and backward, in float32: norms, gates, rotations and
+/* A decoder layer around its products, forward and backward: norms, gates and rotations, and in float32
  * attention over packed rows.
  *
- * `compiled.py` builds this file once for a machine. All widths are whole multiples of 2 * LANES. Every
+ * `compiled.py` builds this file once for a machine and a type. Results are rounded where tensor
+ * operations would round. All widths are whole multiples of 2 * LANES. Every
  * sum is taken in an order that sizes alone decide, so that threads cannot change a bit.
  */
 
@@ -10,38 +11,38 @@
 #define BLOCK 64   /* rows whose part of a weight's gradient is one sum */
 #define QUERIES 16 /* queries of a head that attend together */
 
-static inline float root(const float *row, float epsilon, int64_t size) {
+static inline float root(const number *row, float epsilon, int64_t size) {
     vector squares = {0};
     for (int64_t i = 0; i < size; i += LANES) squares += load(row + i) * load(row + i);
     return 1.0f / sqrtf(total(squares) / (float)size + epsilon);
 }
 
 /* out = x / rms(x) * weight, of rows of this size. */
-void norm(const float *x, const float *weight, double epsilon, int64_t rows, int64_t size, float *out) {
+void norm(const number *x, const number *weight, double epsilon, int64_t rows, int64_t size, number *out) {
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < rows; row++) {
-        const float *own = x + row * size;
+        const number *own = x + row * size;
         float scale = root(own, (float)epsilon, size);
         for (int64_t i = 0; i < size; i += LANES)
-            store(out + row * size + i, load(own + i) * scale * load(weight + i));
+            store(out + row * size + i, rounded(load(own + i) * scale) * load(weight + i));
     }
 }
 
 /* With n = x r, r = 1 / rms(x) and g the gradient of n: grad_x = r (g - n mean(g n)).
  * grad_weight: [blocks, size], a sum for each BLOCK rows. */
-void norm_backward(const float *grad, const float *x, const float *weight, double epsilon, int64_t rows,
-                   int64_t size, float *grad_x, float *grad_weight) {
+void norm_backward(const number *grad, const number *x, const number *weight, double epsilon, int64_t rows,
+                   int64_t size, number *grad_x, float *grad_weight) {
 #pragma omp parallel for schedule(static)
     for (int64_t block = 0; block < (rows + BLOCK - 1) / BLOCK; block++) {
         float *sums = grad_weight + block * size;
         memset(sums, 0, size * sizeof(float));
         for (int64_t row = block * BLOCK; row < lesser((block + 1) * BLOCK, rows); row++) {
-            const float *own = x + row * size, *above = grad + row * size;
+            const number *own = x + row * size, *above = grad + row * size;
             float scale = root(own, (float)epsilon, size);
             vector overlap = {0};
             for (int64_t i = 0; i < size; i += LANES) {
                 vector product = load(above + i) * (load(own + i) * scale);
-                store(sums + i, load(sums + i) + product);
+                *(vector *)(sums + i) += product;
                 overlap += product * load(weight + i);
             }
             float mean = total(overlap) / (float)size;
@@ -58,44 +59,46 @@ static inline vector sigmoid(vector x) {
 }
 
 /* out = silu(gate) * up. */
-void gated(const float *gate, const float *up, int64_t size, float *out) {
+void gated(const number *gate, const number *up, int64_t size, number *out) {
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < size; i += LANES) {
         vector x = load(gate + i);
-        store(out + i, x * sigmoid(x) * load(up + i));
+        store(out + i, rounded(x * sigmoid(x)) * load(up + i));
     }
 }
 
 /* grad: of silu(gate) * up, turned into that of the gate. */
-void gated_backward(float *grad, const float *gate, const float *up, int64_t size, float *out,
-                    float *grad_up) {
+void gated_backward(number *grad, const number *gate, const number *up, int64_t size, number *out,
+                    number *grad_up) {
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < size; i += LANES) {
         vector x = load(gate + i), share = sigmoid(x), silu = x * share, above = load(grad + i);
-        store(out + i, silu * load(up + i));
-        store(grad_up + i, above * silu);
-        store(grad + i, above * load(up + i) * (share + silu * (1.0f - share)));
+        store(out + i, rounded(silu) * load(up + i));
+        store(grad_up + i, above * rounded(silu));
+        store(grad + i, rounded(above * load(up + i)) * (share + silu * (1.0f - share)));
     }
 }
 
 /* Rotate the first heads of each row in place; stride: numbers from row to row. cosine, sine: [rows, width]. */
-void rotate(float *heads, int64_t rows, int64_t count, int64_t width, int64_t stride, const float *cosine,
-            const float *sine, double sign) {
+void rotate(number *heads, int64_t rows, int64_t count, int64_t width, int64_t stride, const number *cosine,
+            const number *sine, double sign) {
     int64_t half = width / 2;
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < rows; row++)
         for (int64_t head = 0; head < count; head++) {
-            float *own = heads + row * stride + head * width;
-            const float *c = cosine + row * width, *s = sine + row * width;
+            number *own = heads + row * stride + head * width;
+            const number *c = cosine + row * width, *s = sine + row * width;
             for (int64_t d = 0; d < half; d += LANES) {
                 vector first = load(own + d), second = load(own + half + d);
-                store(own + d, first * load(c + d) + second * load(s + d) * (float)sign);
-                store(own + half + d,
-                      second * load(c + half + d) + first * load(s + half + d) * (float)sign);
+                store(own + d, rounded(first * load(c + d)) +
+                                   rounded(second * load(s + d) * (float)sign));
+                store(own + half + d, rounded(second * load(c + half + d)) +
+                                          rounded(first * load(s + half + d) * (float)sign));
             }
         }
 }
 
+#ifndef BFLOAT16 /* whose products are faster by the library */
 /* A matrix read by its strides: from row to row and from column to column; from vector to vector of columns. */
 typedef struct {
     const float *first;
@@ -317,3 +320,4 @@ void attend_backward(const Shape *shape, const float *grad, const float *query, 
         free(room);
     }
 }
+#endif

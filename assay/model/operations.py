@@ -80,13 +80,13 @@ class Operations:
 
 
 class CompiledOperations(Operations):
-    """In C, for float32 on a CPU. Attention reads each row's own tokens, and holds no mask."""
+    """In C, on a CPU; attention in float32 alone, by each row's own tokens and without a mask."""
 
     def __init__(self, functions: ctypes.CDLL) -> None:
         self._functions = functions
 
     def segments(self, inputs: ModelInputs, dtype: torch.dtype) -> list[Segment]:
-        return segments_of(inputs, None)
+        return segments_of(inputs, None if dtype == torch.float32 else dtype)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         weight, epsilon = norm
@@ -101,11 +101,14 @@ class CompiledOperations(Operations):
         grad, x = grad.contiguous(), x.contiguous()
         size = x.shape[-1]
         rows = x.numel() // size
-        grad_x, grad_weight = torch.empty_like(x), x.new_empty(-(-rows // BLOCK), size)
+        grad_x, grad_weight = (
+            torch.empty_like(x),
+            x.new_empty(-(-rows // BLOCK), size, dtype=torch.float32),
+        )
         self._functions.norm_backward(
             *_at(grad, x, weight), epsilon, rows, size, *_at(grad_x, grad_weight)
         )
-        return grad_x, grad_weight.sum(0)
+        return grad_x, grad_weight.sum(0).to(weight.dtype)
 
     def gated(self, gate: Tensor, up: Tensor) -> Tensor:
         out = torch.empty_like(gate)
@@ -125,6 +128,8 @@ class CompiledOperations(Operations):
         )
 
     def attend(self, segments: list[Segment], heads: Heads, scale: float) -> Tensor:
+        if heads[0].dtype != torch.float32:
+            return super().attend(segments, heads, scale)
         attended = heads[0].new_empty(heads[0].shape)
         for segment in segments:
             shape = _Shape.of(segment, heads, scale)
@@ -135,6 +140,8 @@ class CompiledOperations(Operations):
     def attend_backward(
         self, segments: list[Segment], grad: Tensor, heads: Heads, scale: float, into: Heads
     ) -> None:
+        if grad.dtype != torch.float32:
+            return super().attend_backward(segments, grad, heads, scale, into)
         grad = grad.contiguous()
         totals: dict[int, Tensor] = {}
         for segment in reversed(segments):
@@ -186,17 +193,17 @@ def operations_of(decoder: Decoder) -> Operations:
         norms += [norm for norm in each if norm]
     fits = not decoder.width % (2 * LANES) and not any(size % LANES for size in sizes)
     tensors = [weight, *(norm[0] for norm in norms)]
-    plain = all(one.dtype == torch.float32 and one.is_contiguous() for one in tensors)
-    if weight.device.type == "cpu" and plain and fits and (built := functions()):
+    plain = all(one.dtype == weight.dtype and one.is_contiguous() for one in tensors)
+    if weight.device.type == "cpu" and plain and fits and (built := functions(weight.dtype)):
         return CompiledOperations(built)
     return Operations()
 
 
 @cache
-def functions() -> ctypes.CDLL | None:
-    """Return ``layer.c`` built for this machine; None where there is no compiler."""
+def functions(dtype: torch.dtype) -> ctypes.CDLL | None:
+    """Return ``layer.c`` built for this machine and type; None where it cannot be."""
     try:
-        found = build(SOURCE, torch.float32)
+        found = build(SOURCE, dtype)
     except NotLean:
         return None
     number, pointer, real = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
@@ -205,8 +212,9 @@ def functions() -> ctypes.CDLL | None:
     found.gated.argtypes = (pointer, pointer, number, pointer)
     found.gated_backward.argtypes = (*[pointer] * 3, number, pointer, pointer)
     found.rotate.argtypes = (pointer, *[number] * 4, pointer, pointer, real)
-    found.attend.argtypes = (pointer,) * 7
-    found.attend_backward.argtypes = (pointer,) * 12
+    if dtype == torch.float32:
+        found.attend.argtypes = (pointer,) * 7
+        found.attend_backward.argtypes = (pointer,) * 12
     return found
 
 
