@@ -65,7 +65,7 @@ BUDGETS = {
     "data": 2320,  # 30 more: columns of the hub are renamed, its errors say what to do
     "generate": 2560,  # 300 more: a decoding step in C, 1.7 times as fast on the demo
     "learn": 3850,
-    "model": 3600,  # 240: a layer in C, the demo's update in four fifths of its time; attention by blocks on a GPU
+    "model": 3620,  # 240: a layer in C, the demo's update in four fifths of its time; attention by blocks on a GPU
     "plan": 1980,
     "reward_models": 1460,  # was verify/reward_model: it reads runs and checkpoints
     "run": 4670,  # `load_run` 220, four experiment trackers 370, rollouts read and runs compared 300
