@@ -141,7 +141,7 @@ def test_the_hubs_errors_are_one_line(
     assert "hf auth login, or HF_TOKEN" in complaint(endpoint=place, token="hf_x")
     statuses.update({"/api/whoami-v2": 200, "/api/repos/create": 403})
     assert "the token may not do this" in complaint(endpoint=place, token="hf_x")
-    nobody = "http://127.0.0.1:9"
+    nobody = "http://localhost:9"
     assert "the hub cannot be reached" in complaint(endpoint=nobody, token="hf_x")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE is set: unset it" in complaint(endpoint=place, token="hf_x")
