@@ -264,10 +264,8 @@ class Verifier:
 
     @cached_property
     def known_errors(self) -> tuple[KnownError, ...]:
-        """Those of a built-in verifier: its rows of ``labelled/known_errors.jsonl``."""
-        text = (files("assay.verify") / "labelled" / "known_errors.jsonl").read_text("utf-8")
-        rows = map(json.loads, text.splitlines())
-        return tuple(KnownError(**row) for row in rows if row.pop("verifier") == self.name)
+        """Those of a built-in verifier."""
+        return known_errors(self.name)
 
     @cached_property
     def hash(self) -> str:
@@ -278,6 +276,13 @@ class Verifier:
         for package in self.packages:
             digest.update(f"{package}=={_version_of(package)}\n".encode())
         return digest.hexdigest()[:12]
+
+
+def known_errors(name: str) -> tuple[KnownError, ...]:
+    """Return a built-in verifier's rows of ``labelled/known_errors.jsonl``; none of any other."""
+    text = (files("assay.verify") / "labelled" / "known_errors.jsonl").read_text("utf-8")
+    rows = map(json.loads, text.splitlines())
+    return tuple(KnownError(**row) for row in rows if row.pop("verifier") == name)
 
 
 def resolve(name: str) -> Verifier:
