@@ -362,7 +362,9 @@ def bare(text: str) -> str:
 def unwrapped(text: str) -> str:
     r"""Return a text without the fence, ``$``, ``\text{}`` or emphasis that wraps all of it."""
     text = text.strip()
-    for _ in range(8 * (text[:1] in _WRAPPERS)):
+    for _ in range(8):
+        if text[:1] not in _WRAPPERS:
+            return text
         match = _FENCE.match(text) or next((m for w in _WRAPS if (m := w.match(text))), None)
         if match is None or (match[1].count("{") != match[1].count("}") and "\\" in match[0][:2]):
             return text

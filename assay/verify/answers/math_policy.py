@@ -89,7 +89,8 @@ OPTIONS = (
         "to be solved) may stand for an expected value",
     ),
 )
-_OPTIONS = {option.name: replace(option, needed=True) for option in OPTIONS}  # None is none
+# A row that names an option says its value: None is refused.
+_OPTIONS = {option.name: replace(option, needed=True) for option in OPTIONS}
 
 
 def read_policy(spec: Mapping[str, Any]) -> Policy:

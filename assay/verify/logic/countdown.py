@@ -171,9 +171,11 @@ def evaluate(text: str, numbers: list[int]) -> tuple[int | Fraction, list[int]]:
 def _plain(text: str) -> str:
     """Return an expression in ASCII, without LaTeX."""
     text = _RATIO.sub("/", text.translate(_SIGNS))
-    for pattern, plain in _LATEX if "\\" in text else ():
+    if "\\" not in text:
+        return text.strip()
+    for pattern, plain in _LATEX:
         text = pattern.sub(plain, text)
-    for _ in range(20 * ("\\" in text)):
+    for _ in range(20):
         text, count = _FRAC.subn(r"((\1)/(\2))", text)
         if not count:
             break
