@@ -311,6 +311,15 @@ def test_a_language_model_is_no_reward_model(tmp_path: Path) -> None:
         check_reward_model({"path": path, "device": "cpu"})
 
 
+def test_code_that_a_checkpoint_ships_is_never_run_and_no_setting_is_advised(folder: str) -> None:
+    file = Path(folder) / "config.json"
+    facts = {**json.loads(file.read_text()), "model_type": "x", "auto_map": {"AutoConfig": "c.C"}}
+    file.write_text(json.dumps(facts))
+    with pytest.raises(VerifierError, match="own Python code, which is never run") as caught:
+        check_reward_model({"path": folder, "device": "cpu"})
+    assert "trust_remote_code" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [
