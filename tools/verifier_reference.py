@@ -19,14 +19,14 @@ PAGE = DOCS / "verifiers.md"
 HEAD = Path(__file__).resolve().parent / "verifiers_head.md"
 
 LANES = {
-    "worker": "in a worker process, killed at its deadline",
+    "worker": "in a worker process, which is killed at its deadline",
     "thread": "in threads of the trainer's process: it waits for a network",
     "device": "in one thread of the trainer's process, in batches, on the learner's device",
     "inline": "in the trainer's process: arithmetic on what is already judged",
 }
 UNITS = {
     "seconds": "{:g} s of wall time",
-    "cpu_seconds": "{:g} s of CPU time a test",
+    "cpu_seconds": "{:g} s of CPU time for each test",
     "memory_mib": "{} MiB of memory",
     "output_kib": "{} KiB of output",
     "processes": "{} processes",
@@ -59,7 +59,7 @@ def section(verifier: Verifier) -> Iterator[str]:
     bounds = (
         "not bounded" if verifier.bounds is None else "from {:g} to {:g}".format(*verifier.bounds)
     )
-    yield f"- Value: {bounds}; weight {verifier.weight:g} where a sum names none."
+    yield f"- Value: {bounds}. Default weight in a sum: {verifier.weight:g}."
     if limits := list(limit_words(verifier.limits)):
         yield f"- Limits: {', '.join(limits)}."
     if count := sum(1 for _ in labelled_rows(verifier.name)):
