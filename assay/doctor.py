@@ -52,6 +52,11 @@ class Finding:
     remedy: str = ""
 
 
+def noted(name: str, found: str, remedy: str = "") -> Finding:
+    """Return a finding that is fine, or a note where it has a remedy."""
+    return Finding(name, "note" if remedy else "ok", found, remedy)
+
+
 def diagnose(directory: Path | str = "runs") -> list[Finding]:
     """Examine the machine, the install and the folder of runs; takes a few seconds.
 
@@ -159,16 +164,13 @@ def _check_processor() -> Iterator[Finding]:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = torch.get_num_threads()
     found = f"{usable} cores usable, {threads} threads for tensors ({platform.machine()})"
-    if usable and threads > usable:
-        remedy = f"more threads than cores: set run.threads or OMP_NUM_THREADS to {usable}"
-        yield Finding("processor", "note", found, remedy)
-    else:
-        yield Finding("processor", "ok", found)
+    remedy = f"more threads than cores: set run.threads or OMP_NUM_THREADS to {usable}"
+    yield noted("processor", found, remedy if usable and threads > usable else "")
     yield _products_on("cpu")
     compiler = c_compiler()
-    remedy = "" if compiler else "install one (Debian: apt install gcc): a CPU is faster with it"
+    remedy = "install one (Debian: apt install gcc): a CPU is faster with it"
     found = compiler[1] if compiler else "no cc was found: tensor operations do the work"
-    yield Finding("C compiler", "ok" if compiler else "note", found, remedy)
+    yield noted("C compiler", found, "" if compiler else remedy)
 
 
 def _products_on(device: str) -> Finding:
@@ -179,8 +181,7 @@ def _products_on(device: str) -> Finding:
     found = ", ".join(f"{name} {rate:.3g} GFLOP/s" for name, rate in rates.items())
     slow = [name for name, rate in rates.items() if rate < NOISE * rates["float32"]]
     remedy = f'slower than float32 here: {", ".join(slow)}; set model.dtype = "float32"'
-    name = f"matrix products on {device}"
-    return Finding(name, "note" if slow else "ok", found, remedy if slow else "")
+    return noted(f"matrix products on {device}", found, remedy if slow else "")
 
 
 def _check_cuda() -> Iterator[Finding]:
@@ -199,7 +200,7 @@ def _check_cuda() -> Iterator[Finding]:
         found = f"{facts.name}, {memory}, CUDA {torch.version.cuda}"
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         remedy = "" if has_bf16 else 'it has no bfloat16: set model.dtype = "float32"'
-        yield Finding(f"cuda:{index}", "ok" if has_bf16 else "note", found, remedy)
+        yield noted(f"cuda:{index}", found, remedy)
         yield _products_on(f"cuda:{index}")
 
 
@@ -215,11 +216,8 @@ def _check_memory() -> Iterator[Finding]:
     found = f"{free:.1f} of {total:.1f} GiB free"
     if limit < total:
         found += f", limited to {limit:.1f} GiB by a control group"
-    if min(free, limit) < LITTLE_MEMORY_GIB:
-        remedy = "enough for the demo; for a real model see  assay train --dry-run"
-        yield Finding("memory", "note", found, remedy)
-    else:
-        yield Finding("memory", "ok", found)
+    remedy = "enough for the demo; for a real model see  assay train --dry-run"
+    yield noted("memory", found, remedy if min(free, limit) < LITTLE_MEMORY_GIB else "")
 
 
 def _check_directory(directory: Path) -> Iterator[Finding]:
@@ -236,18 +234,17 @@ def _check_directory(directory: Path) -> Iterator[Finding]:
         return
     yield Finding("runs", "ok", f"{place} can be written")
     free = shutil.disk_usage(place).free / GIB
-    little = free < LITTLE_DISK_GIB
-    remedy = "checkpoint.max_disk_gib bounds what checkpoints take" if little else ""
-    yield Finding("disk", "note" if little else "ok", f"{free:.0f} GiB free", remedy)
+    remedy = "checkpoint.max_disk_gib bounds what checkpoints take"
+    yield noted("disk", f"{free:.0f} GiB free", remedy if free < LITTLE_DISK_GIB else "")
 
 
 def _check_hub() -> Iterator[Finding]:
     set_to = os.environ.get("HF_HUB_OFFLINE", "")
     if set_to.upper() in ("1", "ON", "YES", "TRUE"):
         found = f"HF_HUB_OFFLINE={set_to}: models and problems come from folders and the cache"
-        yield Finding("model hub", "note", found, "unset it to fetch from the hub")
+        yield noted("model hub", found, "unset it to fetch from the hub")
     else:
-        yield Finding("model hub", "ok", "online names are allowed (HF_HUB_OFFLINE is not set)")
+        yield noted("model hub", "online names are allowed (HF_HUB_OFFLINE is not set)")
 
 
 def _check_verifiers() -> Iterator[Finding]:
@@ -285,7 +282,7 @@ def _check_isolation() -> Iterator[Finding]:
 
     for what, works, detail in sandbox_report():
         remedy = "" if works else "needed only to judge programs (the verifier code)"
-        yield Finding(what, "ok" if works else "note", detail, remedy)
+        yield noted(what, detail, remedy)
 
 
 def _check_learning() -> Iterator[Finding]:

@@ -262,17 +262,24 @@ def keep_fitting(problems: ProblemSet, renderer: PromptRenderer, on_bad_row: str
 
 def end_of_turn(tokenizer: Any) -> int | None:
     """Return the special token that a chat template writes behind a reply, if there is one."""
-    if not tokenizer.chat_template:
-        return None
-    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _MARK}]
-    try:
-        with deadline(TEMPLATE_SECONDS, "the chat template"):
-            text = str(tokenizer.apply_chat_template(turns, tokenize=False))
-    except Exception:  # a template that takes no finished turn says nothing of its end
+    text = finished_chat(tokenizer, _MARK)
+    if text is None:
         return None
     tail = list(tokenizer.encode(text.rpartition(_MARK)[2].lstrip(), add_special_tokens=False))
     special = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
     return tail[0] if tail and tail[0] in special else None
+
+
+def finished_chat(tokenizer: Any, reply: str) -> str | None:
+    """Return a question and its reply as the chat template writes them; None where it does not."""
+    if not tokenizer.chat_template:
+        return None
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": reply}]
+    try:
+        with deadline(TEMPLATE_SECONDS, "the chat template"):
+            return str(tokenizer.apply_chat_template(turns, tokenize=False))
+    except Exception:  # a template that takes no finished turn says nothing of its end
+        return None
 
 
 def _behind_open(prompt: Prompt, text: str) -> str:

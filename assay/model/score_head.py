@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from assay.config import ModelConfig
+from assay.data.chat import finished_chat
 from assay.errors import ModelError, message
 from assay.model.accumulators import Accumulators
 from assay.model.decoder import hidden_states
@@ -185,13 +186,10 @@ def padding_token(tokenizer: Any) -> int | None:
     """Return a token to pad with that ends no text: heads over a sequence look for the last other
     one."""
     ends: set[int] = set(tokenizer("x")["input_ids"][-1:])
-    if tokenizer.chat_template:
-        turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]
-        try:
-            text = tokenizer.apply_chat_template(turns, tokenize=False)
-            ends |= set(tokenizer(text, add_special_tokens=False)["input_ids"][-1:])
-        except Exception:  # a template that takes no finished turn says nothing of its end
-            ends.add(tokenizer.eos_token_id)
+    if (text := finished_chat(tokenizer, "x")) is not None:
+        ends |= set(tokenizer(text, add_special_tokens=False)["input_ids"][-1:])
+    elif tokenizer.chat_template:
+        ends.add(tokenizer.eos_token_id)
     candidates = [tokenizer.pad_token_id, *tokenizer.all_special_ids]
     return next((one for one in candidates if one is not None and one not in ends), None)
 
