@@ -135,6 +135,12 @@ def test_every_command_of_the_pages_is_accepted() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_the_page_of_commands_names_every_command() -> None:
+    page = read(ROOT / "docs" / "commands.md")
+    known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert not [name for name in known if f"`assay {name}" not in page]
+
+
 def test_a_command_that_is_not_accepted_is_found() -> None:
     assert not refusal("assay train run.toml --set rl.steps=3   # a comment")
     assert refusal("assay train run.toml --no-such-option")
