@@ -1,7 +1,11 @@
 """Assay: train language models to reason from rewards that can be checked, and keep the evidence.
 
-The public names are loaded when they are first used, so that ``import assay`` is quick and loads no
-torch.
+    result = assay.train("run.toml")           # or a dict of the same sections
+    run = assay.load_run(result.run)           # run.metrics, run.rollouts(step="last", worst=5)
+    assay.evaluate(f"{result.run}@best", "heldout.jsonl")
+
+docs/python.md lists every name. They are loaded when they are first used, so that ``import assay``
+is quick and loads no torch.
 """
 
 from __future__ import annotations
@@ -29,8 +33,13 @@ if TYPE_CHECKING:
     )
     from assay.run.loaded import LoadedRun, load_run
     from assay.run.table import Table
-    from assay.training.api import train
+    from assay.training.adapters import RewardFunction, reward
+    from assay.training.api import dry_run, evaluate, export, sample, train
+    from assay.training.evaluate import Evaluation
+    from assay.training.judging import judge, redteam
+    from assay.training.results import DryRun, SampleResult, TrainResult
     from assay.types import Completion, Group, Problem, Prompt, ThinkFormat, Verdict
+    from assay.verify.redteam.team import RedTeamResult
 
 __version__ = "0.1.0"
 
@@ -40,6 +49,8 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DiskFull",
+    "DryRun",
+    "Evaluation",
     "Group",
     "LoadedRun",
     "MissingExtra",
@@ -47,41 +58,60 @@ __all__ = [
     "OutOfMemory",
     "Problem",
     "Prompt",
+    "RedTeamResult",
+    "RewardFunction",
     "RunError",
     "RunStopped",
+    "SampleResult",
     "Table",
     "ThinkFormat",
     "TrainConfig",
+    "TrainResult",
     "UserError",
     "Verdict",
     "VerifierError",
     "WorkerDied",
+    "dry_run",
+    "evaluate",
+    "export",
+    "judge",
     "load_config",
     "load_run",
+    "redteam",
+    "reward",
+    "sample",
     "source",
     "train",
 ]
 
 _HOMES = {
-    "LoadedRun": "assay.run.loaded:LoadedRun",
-    "Table": "assay.run.table:Table",
-    "TrainConfig": "assay.config:TrainConfig",
+    "LoadedRun": "assay.run.loaded",
+    "Table": "assay.run.table",
+    "TrainConfig": "assay.config",
     "load_config": "assay.config:load",
-    "load_run": "assay.run.loaded:load_run",
-    "source": "assay.data.sources:source",
-    "train": "assay.training.api:train",
-    **{
-        name: f"assay.types:{name}"
-        for name in ("Completion", "Group", "Problem", "Prompt", "ThinkFormat", "Verdict")
-    },
+    "load_run": "assay.run.loaded",
+    "source": "assay.data.sources",
+    "Evaluation": "assay.training.evaluate",
+    "RedTeamResult": "assay.verify.redteam.team",
+    **dict.fromkeys(("RewardFunction", "reward"), "assay.training.adapters"),
+    **dict.fromkeys(("judge", "redteam"), "assay.training.judging"),
+    **dict.fromkeys(("DryRun", "SampleResult", "TrainResult"), "assay.training.results"),
+    **dict.fromkeys(("dry_run", "evaluate", "export", "sample", "train"), "assay.training.api"),
+    **dict.fromkeys(
+        ("Completion", "Group", "Problem", "Prompt", "ThinkFormat", "Verdict"), "assay.types"
+    ),
 }
+_PACKAGES = ("testing", "verify")
+"""May be used as ``assay.verify.checker`` without an import of their own."""
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f"assay.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'assay' has no public name {name!r}")
-    module, _, attribute = _HOMES.get(name, f"assay.errors:{name}").partition(":")
-    return getattr(import_module(module), attribute)
+    module, _, attribute = _HOMES.get(name, "assay.errors").partition(":")
+    return getattr(import_module(module), attribute or name)
 
 
 def __dir__() -> list[str]:

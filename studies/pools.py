@@ -28,7 +28,7 @@ def pool(task: Task, split: str, num_problems: int, num_samples: int) -> list[li
     source = f"{PROBLEMS}&split={split}&size={num_problems}&seed={1000 + task.seed}"
 
     def make() -> Mapping[str, Any]:
-        api.evaluate_model(
+        api.evaluate(
             checkpoint,
             [source],
             num_samples=num_samples,
@@ -151,7 +151,7 @@ def measured(task: Task, model: str, prompt_template: str = "{question}", k: int
         'data.template="base"',
         'data.think="free"',
     ]
-    found = api.evaluate_model(
+    found = api.evaluate(
         model,
         heldout(task.seed, task.quick),
         num_samples=k,

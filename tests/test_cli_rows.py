@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from assay.cli import rows
-from assay.cli.rows import judge_file, verify_file
+from assay.cli.rows import verify_file
 from assay.errors import DataError, VerifierError
+from assay.training.judging import judged_rows
 from assay.types import Completion, Problem
 from assay.verify.service import VerifierService
 
@@ -60,7 +61,7 @@ def test_one_verdict_a_row_in_order(tmp_path: Path) -> None:
         row(6, "6", verifier=NEVER),
         row(7, "7", verifier="think_format", think="opened"),
     )
-    found = list(judge_file(path, num_workers=1, allow=["test_cli_rows"]))
+    found = list(judged_rows(path, num_workers=1, allow=["test_cli_rows"]))
     assert [list(each) for each in found] == [KEYS] * 7
     assert [each["status"] for each in found] == [
         "passed",
@@ -97,7 +98,7 @@ def test_one_verdict_a_row_in_order(tmp_path: Path) -> None:
 def test_a_bad_row_is_named_after_the_rows_before_it(tmp_path: Path, bad: Any, words: str) -> None:
     path = write(tmp_path / "rows.jsonl", row(1, "1"), bad, row(3, "3"))
     with pytest.raises(DataError) as caught:
-        list(judge_file(path, num_workers=1))
+        list(judged_rows(path, num_workers=1))
     assert f"{path}:2" in str(caught.value)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -107,7 +108,7 @@ def test_rows_before_a_bad_one_are_judged(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", row(1, "1"), row(2, "1"), "{broken")
     found: list[str] = []
     with pytest.raises(DataError):
-        for each in judge_file(path, num_workers=1):
+        for each in judged_rows(path, num_workers=1):
             found.append(each["status"])
     assert found == ["passed", "failed"]
 
@@ -117,10 +118,10 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "binary.jsonl").write_bytes(b"\x00\x01\xff" * 10)
     for name in ("empty.jsonl", "binary.jsonl", "absent.jsonl", "."):
         with pytest.raises(DataError) as caught:
-            list(judge_file(tmp_path / name, num_workers=1))
+            list(judged_rows(tmp_path / name, num_workers=1))
         assert "\n" not in str(caught.value)
     with pytest.raises(VerifierError):
-        list(judge_file(tmp_path / "empty.jsonl", "mth"))
+        list(judged_rows(tmp_path / "empty.jsonl", "mth"))
 
 
 def test_verify_file_writes_and_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,7 +154,7 @@ def test_broken_unicode_in_a_completion_is_judged(tmp_path: Path) -> None:
         tmp_path / "rows.jsonl",
         r'{"id": "x", "answer": "5", "completion": "\ud800 \\boxed{5\udfff}"}',
     )
-    (found,) = judge_file(path, num_workers=1)
+    (found,) = judged_rows(path, num_workers=1)
     assert found["status"] == "failed"
     json.dumps(found, ensure_ascii=False).encode("utf-8")
 
@@ -169,7 +170,7 @@ def test_many_rows_take_constant_memory(tmp_path: Path, monkeypatch: pytest.Monk
     peaks: list[int] = []
     count = 0
     tracemalloc.start()
-    for count, _ in enumerate(judge_file(path, num_workers=1), start=1):
+    for count, _ in enumerate(judged_rows(path, num_workers=1), start=1):
         if count in (20_000, 100_000):
             peaks.append(tracemalloc.get_traced_memory()[1])
     tracemalloc.stop()

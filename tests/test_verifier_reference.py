@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from assay.cli.rows import judge_file
+from assay.training.judging import judged_rows
 from assay.types import Completion, Group, Problem, Prompt
 from assay.verify.base import resolve
 from assay.verify.expression import BUILT_IN
@@ -53,7 +53,7 @@ def test_the_rows_on_the_page_pass(tmp_path: Path) -> None:
     assert rows is not None
     path = tmp_path / "rows.jsonl"
     path.write_text(rows[1] + "\n", encoding="utf-8")
-    found = list(judge_file(path, num_workers=1, deadline=60.0))
+    found = list(judged_rows(path, num_workers=1, deadline=60.0))
     assert len(found) >= 17
     assert [row["id"] for row in found if row["status"] != "passed"] == []
 

@@ -80,7 +80,7 @@ def evaluate(
     check_siblings(samples, temperature)  # before torch is imported, which takes long
     from assay.training import api
 
-    result = api.evaluate_model(
+    result = api.evaluate(
         model,
         problems,
         num_samples=samples,

@@ -6,64 +6,15 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from assay.data.completions import read_completions
-from assay.data.problems import check_spec
 from assay.errors import DataError
 from assay.terminal import escaped
-from assay.types import Completion, Problem
+from assay.training.judging import judged_rows
 from assay.verify.service import Options, VerifierService
-
-
-def judge_file(
-    path: Path | str,
-    verifier: str = "math",
-    service: VerifierService | None = None,
-    **settings: Any,
-) -> Iterator[dict[str, Any]]:
-    """Yield one verdict a row, in order.
-
-    Keys: id, score, reward, components, status, reason, extracted, detail, verifier, seconds.
-    verifier: for rows that name none. settings: of the service, where none is given. Raises
-    DataError (``file.jsonl:12 key: ...``) at the first malformed row, after the verdicts of the
-    rows before it.
-    """
-    ids: dict[int, str] = {}
-    failure: list[DataError] = []
-
-    def pairs(check: Callable[[Problem], None]) -> Iterator[tuple[Problem, Completion]]:
-        """Read ahead of the verdicts; the first malformed row ends it and is kept."""
-        try:
-            for number, (problem, completion) in enumerate(read_completions(Path(path))):
-                check_spec(problem, check)
-                ids[number] = problem.id
-                yield problem, completion
-        except DataError as error:
-            failure.append(error)
-
-    with ExitStack() as stack:
-        if service is None:
-            service = stack.enter_context(VerifierService(verifier, **settings))
-        service.check([verifier])
-        for number, verdict in enumerate(service.judge_text(pairs(service.check_problem))):
-            yield {
-                "id": ids.pop(number),
-                "score": verdict.score,
-                "reward": verdict.reward,
-                "components": dict(verdict.components),
-                "status": verdict.status,
-                "reason": verdict.reason,
-                "extracted": verdict.extracted,
-                "detail": verdict.detail,
-                "verifier": verdict.verifier,
-                "seconds": round(verdict.seconds, 6),
-            }
-        if failure:
-            raise failure[0]
 
 
 def verify_file(
@@ -93,7 +44,7 @@ def verify_file(
         if warn is not None:
             for text in service.warnings(verifier):
                 warn(text)
-        for row in judge_file(path, verifier, service):
+        for row in judged_rows(path, verifier, service):
             file.write(escaped(json.dumps(row, ensure_ascii=False)) + "\n")
             counts[row["status"]] += 1
             if row["reason"]:

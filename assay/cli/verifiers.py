@@ -134,18 +134,17 @@ def redteam(
     as_json: Json = False,
 ) -> None:
     """Try known reward hacks on a verifier; exit 1 where it pays for one."""
-    from assay.data.problems import load_problems
+    from assay.training import judging
     from assay.verify.redteam import team as red
 
     if verifier is None and (problems or suite):
         raise UserError("assay redteam: --problems and --suite need --verifier")
     settings: dict[str, Any] = {"num_workers": workers, "deadline": deadline}
     settings["options"] = verifier_options(overrides, unsafe_no_sandbox)
-    given = None if problems is None else load_problems([problems])
     results = (
         red.red_team_all(**settings)
         if verifier is None
-        else [red.red_team(verifier, given, suite=suite, **settings)]
+        else [judging.redteam(verifier, problems, suite=suite, **settings)]
     )
     held = True
     for warning in red.warnings(verifier, settings["options"]) if verifier else ():

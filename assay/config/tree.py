@@ -88,6 +88,8 @@ class TrainConfig(Section):
 def load(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
     """Read a TOML file and apply overrides of the form ``section.key=value``.
 
+        config = assay.load_config("run.toml", ["rl.steps=20"])
+
     The value is TOML; a key that holds text takes it as it stands; an empty value gives the key its
     default again. Raises ConfigError, whose message names the line, the key, what was found and
     what is accepted.

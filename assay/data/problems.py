@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from assay.data.rows import read_problem
 from assay.data.rowset import OnBadRow, RowSet, load_rows
+from assay.data.source import Source
 from assay.errors import DataError, VerifierError
 from assay.types import Problem
 
@@ -14,7 +15,7 @@ ProblemSet = RowSet[Problem]
 
 
 def load_problems(
-    sources: Sequence[str],
+    sources: Sequence[str | Source],
     *,
     on_bad_row: OnBadRow = "stop",
     limit: int | None = None,
@@ -24,10 +25,11 @@ def load_problems(
 
     check: raises VerifierError for a problem that its verifier cannot use; such a row is a bad one.
 
-    Sources are described in `assay.data.sources`, rows in `assay.data.rows`. A row without an id
-    is named after its file and line. Raises DataError, in one line that names the place: for the
-    first bad row (a repeated id is one) unless ``on_bad_row`` is ``skip``, and always for a source
-    without a good row; MissingExtra for ``hf:`` without `datasets`.
+    Sources are opened ones, or named as `assay.data.sources` describes; rows are those of
+    `assay.data.rows`. A row without an id is named after its file and line. Raises DataError, in
+    one line that names the place: for the first bad row (a repeated id is one) unless
+    ``on_bad_row`` is ``skip``, and always for a source without a good row; MissingExtra for
+    ``hf:`` without `datasets`.
     """
     return load_rows(
         "problems",

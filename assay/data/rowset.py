@@ -187,7 +187,7 @@ class _Loading:
 def load_rows(
     noun: str,
     read: Callable[[Any, str, str], Row],
-    sources: Sequence[str],
+    sources: Sequence[str | Source],
     *,
     key: Callable[[Row], str] | None = None,
     check: Callable[[Row], None] | None = None,
@@ -204,9 +204,9 @@ def load_rows(
     if isinstance(sources, str) or not sources:
         raise DataError(message("sources", repr(sources), "a list of at least one source"))
     loading = _Loading(read, key, check, on_bad_row, limit)
-    for text, name in zip(sources, _short_names(sources), strict=True):
+    for one, name in zip(sources, _short_names(list(map(str, sources))), strict=True):
         if loading.num_accepted != limit:
-            loading.scan(Shelf(open_source(text), name))
+            loading.scan(Shelf(open_source(one) if isinstance(one, str) else one, name))
     rows = RowSet(noun, read, loading.shelves)
     if key:
         repeats = dict[int, DataError]()

@@ -39,6 +39,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def source(function: Function) -> Function:
     """Declare that a function returns rows, so that a source may name it and give its arguments.
 
+        @assay.source                      # in sums.py; data.train = ["sums:problems?size=500"]
+        def problems(size):
+            return [{"question": f"{n}+1=", "answer": str(n + 1)} for n in range(size)]
+
     Only such functions are called: a source that a stranger wrote cannot name any other, as one
     that runs commands.
     """
@@ -62,6 +66,25 @@ def open_source(text: str) -> Source:
     if OBJECT_NAME.fullmatch(name):
         return _open_object(text, name, settings)
     raise DataError(message(text, "no such file", ACCEPTED))
+
+
+Rows = str | Path | Iterable[str | Path | Mapping[str, Any]]
+"""What a notebook may give for rows: a source, several, or rows themselves."""
+
+
+def as_sources(given: Rows) -> list[str | Source]:
+    """Return sources as they are, and rows (a list of dicts, a data set) as a source of them."""
+    items = [given] if isinstance(given, str | Path) else rows_in(given)
+    if all(isinstance(one, str | Path) for one in items):
+        return list(map(str, items))
+    return [ObjectRows("rows", items)]
+
+
+def rows_in(given: Any) -> list[Any]:
+    """Return the rows of an iterable; a data frame of pandas or polars gives one a line."""
+    if hasattr(given, "to_dicts"):
+        return given.to_dicts()
+    return list(given.to_dict("records") if hasattr(given, "iterrows") else given)
 
 
 def python_name(source: str) -> str | None:
@@ -157,6 +180,9 @@ class ObjectRows(Source):
         is_sequence = isinstance(rows, Sequence)
         super().__init__(label, rows if is_sequence else [])
         self._rest = iter(()) if is_sequence else iter(rows)
+
+    def __str__(self) -> str:
+        return self.label
 
     def scan(self) -> Iterator[tuple[int, int, Any]]:
         """Yield (index, index, row), taking from an iterator only as much as is asked for."""

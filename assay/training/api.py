@@ -1,4 +1,7 @@
-"""What the command line and notebooks call: train, evaluate a model, read samples, export."""
+"""What commands and notebooks call: train, evaluate, sample, dry_run, export.
+
+`assay.training.judging` has what is asked of verifiers alone.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from assay.config import TrainConfig
 from assay.data.chat import keep_fitting
 from assay.data.problems import ProblemSet, load_problems
 from assay.data.rows import read_problem
+from assay.data.sources import Rows, Source, as_sources
 from assay.errors import ConfigError, RunError, VerifierError
 from assay.plan.memory import plan_memory
 from assay.run.files import check_folder, check_output
@@ -33,7 +37,8 @@ from assay.training.assemble import (
     with_slots,
 )
 from assay.training.consent import TO_SAMPLE, open_config
-from assay.training.evaluate import Evaluation, evaluate, sample_and_judge
+from assay.training.evaluate import Evaluation, sample_and_judge
+from assay.training.evaluate import evaluate as measure
 from assay.training.results import DryRun, SampleResult, TrainResult, describe_sample, read_result
 from assay.training.stage import Kind, Stage
 from assay.types import Group, Problem, Verdict
@@ -51,9 +56,22 @@ def train(
     trust_run: bool = False,
     quiet: bool = False,
 ) -> TrainResult:
-    """Train as ``config`` says (a TOML file, a tree or a `TrainConfig`), or go on with a run.
+    """Train as a configuration says, or go on with a run; return how it ended.
 
-    trust_run: import what the configuration of a run from elsewhere names, on resume.
+        result = assay.train("run.toml", overrides=["rl.steps=20"])
+        result = assay.train({
+            "model": {"path": "Qwen/Qwen3-0.6B"},
+            "data": {"train": ["problems.jsonl"], "heldout": ["heldout.jsonl"]},
+            "rl": {"steps": 20},
+        })
+        run = assay.load_run(result.run)
+
+    config: a TOML file, a dict with the same sections and keys (docs/configuration.md), or a
+    `TrainConfig`. overrides: keys to set beside, as ``["rl.steps=20"]``. resume: the directory of
+    a run to go on with, in place of ``config``. accept_changed_verifiers: resume although the
+    reward changed; it is recorded. trust_run: import what the configuration of a run from elsewhere
+    names, on resume. quiet: show nothing while it runs.
+
     Raises UserError where the input is wrong, RunStopped where a guard stopped the run, DiskFull,
     OutOfMemory.
     """
@@ -132,12 +150,9 @@ def _kind(config: TrainConfig) -> Kind:
 
 
 class HowToSample(TypedDict, total=False):
-    """How a command samples from a model and judges; what is left out is as its run had it.
+    """How a command samples from a model and judges, as `evaluate` takes it in words.
 
-    max_tokens: the longest completion. verifier: of rows that name none. overrides: of the
-    configuration, as ``rl.steps=20``. allow: Python code that rows may name as their verifier.
-    trust_run: import what a run from elsewhere names. seed: 0 where it is left out. device:
-    ``cpu``, ``cuda`` or ``cuda:1``.
+    What is left out is as the model's run had it.
     """
 
     max_tokens: int | None
@@ -149,29 +164,59 @@ class HowToSample(TypedDict, total=False):
     device: str | None
 
 
-def evaluate_model(
-    model: str,
-    problems: Sequence[str],
+def evaluate(
+    model: Path | str,
+    problems: Rows,
     *,
     num_samples: int = 1,
     temperature: float = 0.0,
+    max_tokens: int | None = None,
     max_problems: int | None = None,
-    out: Path | None = None,
+    verifier: str | None = None,
+    overrides: Sequence[str] = (),
+    allow: Sequence[str] = (),
+    trust_run: bool = False,
+    out: Path | str | None = None,
+    seed: int = 0,
+    device: str | None = None,
     quiet: bool = False,
-    **how: Unpack[HowToSample],
 ) -> Evaluation:
-    """Measure a model on problems: a folder, a hub name, or a name for `find_checkpoint`.
+    """Measure a model on problems: pass@1 with its standard error, pass@k, majority@k.
 
-    A run's own configuration says how prompts are rendered. out: a JSONL file that gets every
-    completion with its verdict. quiet: do not show how far it is. how: see `HowToSample`.
+        rows = [{"question": "3+5=", "answer": "8"}, {"question": "2+2=", "answer": "4"}]
+        before = assay.evaluate("Qwen/Qwen3-0.6B", rows, max_tokens=512)
+        after = assay.evaluate("runs/first@best", rows)
+        after.pass_at_1, after.stderr
+
+    model: a folder, a hub name, or a run: ``RUN``, ``RUN@best``, ``RUN@120``; a run's own
+    configuration says how prompts are rendered. problems: sources (docs/configuration.md), or rows
+    themselves. temperature: 0 is greedy. max_tokens: the longest completion. max_problems: the
+    first so many. verifier: of rows that name none; None: as the run has it, or ``math``.
+    overrides: of the configuration, as ``["sampling.top_p=0.9"]``. allow: Python code that rows may
+    name as their verifier. trust_run: import what a run from elsewhere names. out: a JSONL file
+    that gets every completion with its verdict. device: ``cpu``, ``cuda`` or ``cuda:1``. quiet: do
+    not show how far it is.
+
+    Raises UserError where the input is wrong.
     """
     configuration.check_siblings(num_samples, temperature)
     if out is not None:
-        check_output(out)
-    config = sampling_config(model, problems, **how)
+        check_output(Path(out))
+    sources = as_sources(problems)
+    config = sampling_config(
+        str(model),
+        list(map(str, sources)),
+        max_tokens=max_tokens,
+        verifier=verifier,
+        overrides=overrides,
+        allow=allow,
+        trust_run=trust_run,
+        seed=seed,
+        device=device,
+    )
     with ExitStack() as stack:
         verifiers = open_verifiers(config, stack)
-        opened = _problems(config, verifiers, problems, max_problems)
+        opened = _problems(config, verifiers, sources, max_problems)
         bench = open_bench(with_slots(config, len(opened) * num_samples), verifiers)
         rows = keep_fitting(opened, bench.renderer, config.data.on_bad_row)
         sampling = configuration.at_temperature(config.sampling, temperature)
@@ -182,33 +227,55 @@ def evaluate_model(
         )
         watch = show_sampling(bench, stack, quiet)
         with watch.doing("problems", len(rows) * num_samples):
-            return evaluate(bench.generator, bench.verifiers, rows, sampling, num_samples, sink)
+            return measure(bench.generator, bench.verifiers, rows, sampling, num_samples, sink)
 
 
 def sample(
-    model: str,
-    *,
+    model: Path | str,
     prompt: str | None = None,
-    problems: Sequence[str] = (),
+    *,
+    problems: Rows = (),
     answer: str | None = None,
     num_samples: int = 4,
     max_problems: int = 1,
     temperature: float = 1.0,
+    max_tokens: int | None = None,
+    verifier: str | None = None,
+    overrides: Sequence[str] = (),
+    allow: Sequence[str] = (),
+    trust_run: bool = False,
+    seed: int = 0,
+    device: str | None = None,
     quiet: bool = False,
-    **how: Unpack[HowToSample],
 ) -> SampleResult:
     """Return completions of one prompt, or of the first problems of a source, with their verdicts.
 
-    how: see `HowToSample`.
+        print(assay.sample("runs/first@best", "What is 3+5?", answer="8"))
+
+    prompt: the question; answer: what it is judged by, where there is one. problems: sources or
+    rows instead, of which the first ``max_problems`` are asked. num_samples: completions of each.
+
+    The other parameters are those of `evaluate`.
     """
-    if (prompt is None) == (not problems):
-        raise ConfigError("sample: give --prompt or --problems, and not both")
+    sources = as_sources(problems)
+    if (prompt is None) == (not sources):
+        raise ConfigError("sample: give a prompt (--prompt) or problems (--problems), and not both")
     configuration.check_siblings(num_samples, temperature or 1.0)
-    config = sampling_config(model, problems, **how)
+    config = sampling_config(
+        str(model),
+        list(map(str, sources)),
+        max_tokens=max_tokens,
+        verifier=verifier,
+        overrides=overrides,
+        allow=allow,
+        trust_run=trust_run,
+        seed=seed,
+        device=device,
+    )
     with ExitStack() as stack:
         verifiers = open_verifiers(config, stack)
         if prompt is None:
-            opened = _problems(config, verifiers, problems, max_problems)
+            opened = _problems(config, verifiers, sources, max_problems)
         else:
             opened = [_prompted(prompt, answer)]
         bench = open_bench(with_slots(config, len(opened) * num_samples), verifiers)
@@ -218,7 +285,12 @@ def sample(
 
 
 def dry_run(config: Configured, *, overrides: Sequence[str] = (), quiet: bool = False) -> DryRun:
-    """Open everything that a run needs, sample one completion, and estimate the memory."""
+    """Show what `train` would do: one prompt, completion and verdict, the plan, and the memory.
+
+        print(assay.dry_run("run.toml"))
+
+    The parameters are those of `train`.
+    """
     settings = settled(read_config(config, overrides))
     check_trackers(settings.log)
     path = Path(config) if isinstance(config, Path | str) else None
@@ -236,16 +308,20 @@ def dry_run(config: Configured, *, overrides: Sequence[str] = (), quiet: bool = 
         return DryRun(first, [*look.notes, rate, *fixed_words(bench)], memory)
 
 
-def export(model: str, out: Path | str) -> Path:
-    """Write a checkpoint, as `find_checkpoint` names it, as a plain Hugging Face folder.
+def export(model: Path | str, out: Path | str) -> Path:
+    """Write a run's model as a plain Hugging Face folder for serving; return the folder.
 
-    That of a run has a model card with the run's evidence.
+        assay.export("runs/first@best", "served")
+
+    model: ``RUN``, ``RUN@best``, ``RUN@120`` or a checkpoint. out: a new folder.
+
+    Adapters are merged, and a model card holds the evidence of the run.
     """
     from assay.model.load import export as export_model
     from assay.training.model_card import write_card
 
     check_folder(Path(out).expanduser(), "export to")
-    folder = checkpoint_of(model) or Path(model)
+    folder = checkpoint_of(str(model)) or Path(model)
     if not folder.is_dir():
         raise RunError(f"{model}: found nothing there; accepted: a run directory or a checkpoint")
     made = export_model(folder, Path(out))
@@ -255,10 +331,16 @@ def export(model: str, out: Path | str) -> Path:
 
 def read_config(config: Configured, overrides: Sequence[str]) -> TrainConfig:
     """Return the validated configuration that a file, a tree or a model stands for."""
+    overrides = several(overrides)
     if isinstance(config, Path | str):
         return configuration.load(config, overrides)
     tree = config.model_dump(exclude_none=True) if isinstance(config, TrainConfig) else dict(config)
     return configuration.build(tree, overrides)
+
+
+def several(texts: Sequence[str] | str) -> Sequence[str]:
+    """Return a list of texts; one text is a list of one."""
+    return [texts] if isinstance(texts, str) else texts
 
 
 def checkpoint_of(model: str) -> Path | None:
@@ -292,8 +374,9 @@ def sampling_config(model: str, problems: Sequence[str], **how: Unpack[HowToSamp
 
     Raises RunError where the run's configuration needs consent (`assay.training.consent`).
     """
-    overrides, verifier = how.get("overrides", ()), how.get("verifier")
-    allow, max_tokens, device = how.get("allow", ()), how.get("max_tokens"), how.get("device")
+    overrides, verifier = several(how.get("overrides", ())), how.get("verifier")
+    max_tokens, device = how.get("max_tokens"), how.get("device")
+    allow = several(how.get("allow", ()))
     checkpoint = checkpoint_of(model)
     tree: dict[str, Any] = {"model": {"path": model}, "rl": {}}
     if checkpoint is not None:
@@ -321,7 +404,10 @@ def sampling_config(model: str, problems: Sequence[str], **how: Unpack[HowToSamp
 
 
 def _problems(
-    config: TrainConfig, verifiers: VerifierService, sources: Sequence[str], limit: int | None
+    config: TrainConfig,
+    verifiers: VerifierService,
+    sources: Sequence[str | Source],
+    limit: int | None,
 ) -> ProblemSet:
     on_bad_row, check = config.data.on_bad_row, verifiers.check_problem
     return load_problems(sources, on_bad_row=on_bad_row, limit=limit, check=check)

@@ -136,6 +136,8 @@ class Evaluation:
             parts.append(f"{self.num_not_judged} not judged")
         return ", ".join(parts)
 
+    __repr__ = __str__  # what a notebook shows
+
 
 def evaluate(
     generator: Generator,

@@ -68,6 +68,8 @@ class TrainResult:
             lines.append(f"go on with: assay train --resume {self.run}{more}")
         return "\n".join(lines)
 
+    __repr__ = __str__  # what a notebook shows
+
 
 def _rate(row: Mapping[str, Any]) -> str:
     if row["eval/pass_at_1"] is None:
@@ -134,6 +136,8 @@ class SampleResult:
             lines += [f"--- {', '.join(facts)} ---", sample["completion"]]
         return escaped("\n".join(lines))
 
+    __repr__ = __str__  # what a notebook shows
+
 
 def describe_sample(group: Group, index: int, verdict: Verdict | None) -> dict[str, Any]:
     """Return one completion of a group as plain values; without a verdict it is unjudged."""
@@ -175,3 +179,5 @@ class DryRun:
     def __str__(self) -> str:
         notes = "\n".join(f"  {note}" for note in self.notes)
         return f"{self.sample}\n=== plan ===\n{notes}\n=== estimated memory ===\n{self.memory}"
+
+    __repr__ = __str__  # what a notebook shows

@@ -12,12 +12,16 @@ that any trainer can use it.
 A verifier of your own is a function of ``(problem, completion)`` or ``(problem, group)``, named as
 ``package.module:function``; one that says more of itself is a `Verifier`. What it returns is a
 number, a dict, a `Part`, or None: not judged.
+
+This is a package, so it is no function: completions are judged by `assay.judge`.
 """
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from assay.verify.base import Field, Limits, Part, Verifier
@@ -48,3 +52,14 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'assay.verify' has no public name {name!r}")
     return getattr(import_module(f"assay.verify.{_HOMES.get(name, 'base')}"), name)
+
+
+class _Package(ModuleType):
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError(
+            "assay.verify is the package of verifiers, and no function; to judge completions: "
+            'assay.judge(rows, "math")'
+        )
+
+
+sys.modules[__name__].__class__ = _Package

@@ -17,7 +17,7 @@ from train_worlds import REWARD, World, events_of
 from assay import cli
 from assay import config as configuration
 from assay.errors import AssayError, DataError, ModelError, RunError
-from assay.training.api import evaluate_model, export, sample, train
+from assay.training.api import evaluate, export, sample, train
 from assay.training.rescore import rescore
 from assay.training.step_labels import label_steps
 
@@ -69,7 +69,7 @@ def commands(world: World, run: Path, **consent: Any) -> dict[str, Callable[[], 
     return {
         "resume": lambda: train(resume=run, quiet=True, **trust),
         "rescore": lambda: rescore(run, num_workers=1, **consent),
-        "eval": lambda: evaluate_model(str(run), [rows], max_tokens=4, **consent),
+        "eval": lambda: evaluate(str(run), [rows], max_tokens=4, **consent),
         "sample": lambda: sample(str(run), prompt="1 +", answer="2", num_samples=1, **consent),
         "label": lambda: label_steps(
             str(run), [judged], out, num_rollouts=1, max_tokens=4, **consent
@@ -143,8 +143,8 @@ def test_with_consent_it_is_opened(
 def test_the_users_own_value_needs_no_consent(world: World, own: Path, marker: Path) -> None:
     run = changed(own, data={"verifier": "strange:reward"})
     rows = [str(world.folder / "heldout.jsonl")]
-    evaluate_model(str(run), rows, max_tokens=4, verifier="math")
-    evaluate_model(str(run), rows, max_tokens=4, overrides=["data.verifier=math"])
+    evaluate(str(run), rows, max_tokens=4, verifier="math")
+    evaluate(str(run), rows, max_tokens=4, overrides=["data.verifier=math"])
     rescore(run, "math", num_workers=1)
     assert not marker.exists()
 
@@ -247,13 +247,13 @@ def test_rows_name_code_only_where_it_is_allowed(world: World, marker: Path) -> 
     model = str(world.folder / "model")
     refused = r"rows.jsonl:1 verifier: found strange:reward, Python code.*add --allow strange"
     with pytest.raises(DataError, match=refused):
-        evaluate_model(model, rows, max_tokens=4)
+        evaluate(model, rows, max_tokens=4)
     with pytest.raises(DataError, match=refused):
         sample(model, problems=rows, max_tokens=4)
     with pytest.raises(DataError, match=refused):
         train(world.tree(data={"train": rows}), quiet=True)
     assert not marker.exists()
-    evaluate_model(model, rows, max_tokens=4, allow=["strange"])
+    evaluate(model, rows, max_tokens=4, allow=["strange"])
     assert marker.exists()
     config = world.tree(data={"train": rows}, verification={"allow": ["strange:reward"]})
     assert train(config, overrides=["rl.steps=1"], quiet=True).ended == "finished"

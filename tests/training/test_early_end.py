@@ -12,7 +12,7 @@ from train_worlds import World, rows_of
 from assay.errors import RunError
 from assay.run.directory import Run
 from assay.run.metrics import is_timing
-from assay.training.api import evaluate_model, train
+from assay.training.api import evaluate, train
 
 NEVER_RIGHT = {"verifier": "train_worlds:wrong_in_many_ways"}
 PATIENT = {"every": 1, "patience": 2}
@@ -80,7 +80,7 @@ def test_a_run_that_ended_early_goes_on_only_if_asked(
 def test_a_model_of_such_a_run_can_be_evaluated(world: World) -> None:
     """Its held-out problems are left out then, and with them what watches them."""
     run = train(early_tree(world), quiet=True).run
-    found = evaluate_model(run, [str(world.folder / "train.jsonl")], max_problems=2, quiet=True)
+    found = evaluate(run, [str(world.folder / "train.jsonl")], max_problems=2, quiet=True)
     assert found.num_problems == 2
 
 

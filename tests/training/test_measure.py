@@ -13,26 +13,26 @@ from train_worlds import REWARD, World, rows_of
 
 from assay.errors import ConfigError, DataError, ModelError, OutOfMemory, UserError
 from assay.generate.engine import Engine
-from assay.training.api import checkpoint_of, dry_run, evaluate_model, export, sample, train
+from assay.training.api import checkpoint_of, dry_run, evaluate, export, sample, train
 
 
 def test_evaluate_model_and_what_it_writes(world: World) -> None:
     model, problems = str(world.folder / "model"), [str(world.folder / "train.jsonl")]
     out = world.folder / "out.jsonl"
     settings = {"max_tokens": 6, "verifier": REWARD, "overrides": ["engine.num_slots=8"]}
-    result = evaluate_model(model, problems, num_samples=3, temperature=1.0, out=out, **settings)
+    result = evaluate(model, problems, num_samples=3, temperature=1.0, out=out, **settings)
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["id"] for row in rows] == [f"p{n}#0/{k}" for n in range(10) for k in range(3)]
     assert result.pass_at_1 == pytest.approx(sum(row["score"] for row in rows) / 30)
     assert set(result.pass_at) == {1, 2, 3} and result.num_problems == 10
-    few = evaluate_model(model, problems, max_problems=4, **settings)
+    few = evaluate(model, problems, max_problems=4, **settings)
     assert few.num_completions == 4 and few.temperature == 0.0
 
 
 def test_a_run_is_measured_as_it_was_trained(world: World) -> None:
     tree = world.tree(rl={"steps": 1}, evaluation={"every": 1})
     run = train(tree, quiet=True).run
-    result = evaluate_model(run, [str(world.folder / "heldout.jsonl")])
+    result = evaluate(run, [str(world.folder / "heldout.jsonl")])
     last = rows_of(run, "evaluations")[-1]
     assert result.as_row()["eval/pass_at_1"] == last["eval/pass_at_1"]
     assert result.mean_tokens == last["eval/mean_tokens"] <= 8
@@ -41,7 +41,7 @@ def test_a_run_is_measured_as_it_was_trained(world: World) -> None:
 def test_tokens_may_be_cut_off_where_nothing_is_learned(world: World) -> None:
     run = train(world.tree(rl={"steps": 1}), quiet=True).run
     heldout, cut = [str(world.folder / "heldout.jsonl")], ["sampling.top_p=0.5", "sampling.top_k=3"]
-    assert evaluate_model(run, heldout, temperature=1.0, overrides=cut).num_completions == 3
+    assert evaluate(run, heldout, temperature=1.0, overrides=cut).num_completions == 3
     assert sample(run, prompt="1 + 1 =", num_samples=1, overrides=cut).samples
     with pytest.raises(ConfigError, match=r"sampling\.top_k: found 3; accepted: None in a run of"):
         train(resume=run, overrides=[*cut, "rl.steps=2"], quiet=True)
@@ -49,7 +49,7 @@ def test_tokens_may_be_cut_off_where_nothing_is_learned(world: World) -> None:
 
 def test_several_equal_samples_are_refused(world: World) -> None:
     with pytest.raises(ConfigError, match=r"found 0 with several samples.*accepted: a number > 0"):
-        evaluate_model(str(world.folder / "model"), ["x.jsonl"], num_samples=2)
+        evaluate(str(world.folder / "model"), ["x.jsonl"], num_samples=2)
 
 
 def test_sample_reads_completions_with_their_verdicts(world: World) -> None:
@@ -126,8 +126,8 @@ def test_slots_are_no_more_than_what_is_sampled(
     monkeypatch.setattr(Engine, "_begin", counted)
     model, rows = str(world.folder / "model"), [str(world.folder / "train.jsonl")]
     sample(model, prompt="Hello", max_tokens=4, num_samples=3)
-    evaluate_model(model, rows, max_problems=5, max_tokens=4)
-    evaluate_model(model, rows, num_samples=7, temperature=1.0, max_tokens=4)
+    evaluate(model, rows, max_problems=5, max_tokens=4)
+    evaluate(model, rows, num_samples=7, temperature=1.0, max_tokens=4)
     assert used == [3, 5, 64]
 
 
@@ -172,8 +172,8 @@ def test_export_writes_a_plain_model(world: World, lora: bool) -> None:
     heldout = [str(world.folder / "heldout.jsonl")]
     overrides = ["sampling.max_tokens=8", "engine.num_slots=8"]
     settings = {"verifier": REWARD, "overrides": overrides}
-    exported = evaluate_model(str(out), heldout, **settings).as_row()
-    checkpoint = evaluate_model(result.run, heldout, **settings).as_row()
+    exported = evaluate(str(out), heldout, **settings).as_row()
+    checkpoint = evaluate(result.run, heldout, **settings).as_row()
     same = ("eval/pass_at_1", "eval/mean_tokens", "eval/truncated")
     assert [exported[key] for key in same] == [checkpoint[key] for key in same]
     with pytest.raises(ModelError, match="new or empty folder"):
@@ -206,6 +206,6 @@ def test_a_prompt_that_does_not_fit_is_told(world: World) -> None:
     with pytest.raises(
         DataError, match=r"long\.jsonl:1 prompt: found 81 tokens; accepted: at most"
     ):
-        evaluate_model(str(world.folder / "model"), [str(long)], max_tokens=8)
+        evaluate(str(world.folder / "model"), [str(long)], max_tokens=8)
     with pytest.raises(ModelError, match=r"sampling\.max_tokens: found 256 on a context of 64"):
-        evaluate_model(str(world.folder / "model"), [str(long)])
+        evaluate(str(world.folder / "model"), [str(long)])

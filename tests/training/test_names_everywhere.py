@@ -32,7 +32,7 @@ def uses(world: World, run: Path) -> dict[str, Callable[[str], Any]]:
     ppo = {**later, "algorithm": {"name": "ppo"}}
     judged = {"reward_model": {"head": "scalar", "path": "NAME"}}
     return {
-        "eval": lambda name: api.evaluate_model(name, problems),
+        "eval": lambda name: api.evaluate(name, problems),
         "sample": lambda name: api.sample(name, prompt="1 + 1 =", num_samples=1),
         "export": lambda name: api.export(name, world.folder / "out"),
         "label-steps": lambda name: label_steps(name, [str(rows)], world.folder / "labels.jsonl"),

@@ -15,7 +15,7 @@ from train_worlds import REWARD, World, rows_of
 from assay.config import PreferenceConfig
 from assay.errors import ConfigError, DataError
 from assay.learn.preference_table import PREFERENCES
-from assay.training.api import dry_run, evaluate_model, train
+from assay.training.api import dry_run, evaluate, train
 from assay.training.preference import PreferenceLoop, beta_at, choose_preference, warn_of_fall
 
 
@@ -199,7 +199,7 @@ def test_the_rollouts_of_a_run_are_pairs(world: World) -> None:
 
 def test_what_an_evaluation_wrote_is_pairs(world: World) -> None:
     out = world.folder / "judged.jsonl"
-    found = evaluate_model(
+    found = evaluate(
         str(world.folder / "model"),
         [str(world.folder / "train.jsonl")],
         num_samples=4,

@@ -12,7 +12,7 @@ import torch
 from train_worlds import World
 
 from assay.model import rates
-from assay.training.api import dry_run, evaluate_model, sample, train
+from assay.training.api import dry_run, evaluate, sample, train
 
 NARROW = {"model": {"dtype": "bfloat16"}}
 
@@ -32,7 +32,7 @@ def commands(world: World) -> dict[str, Callable[[], object]]:
         "rl": lambda: train(world.tree(**NARROW, rl={"steps": 1}), quiet=True),
         "reward model": lambda: train(reward_tree(world), quiet=True),
         "dry run": lambda: dry_run(world.tree(**NARROW), quiet=True),
-        "eval": lambda: evaluate_model(model, rows, **few),
+        "eval": lambda: evaluate(model, rows, **few),
         "sample": lambda: sample(model, problems=rows, num_samples=1, **few),
     }
 

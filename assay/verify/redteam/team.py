@@ -97,6 +97,8 @@ class RedTeamResult:
             return f"{self.verifier}: skipped: {self.skipped}"
         return "\n".join([*self._table(), *self._shown_findings()])
 
+    __repr__ = __str__  # what a notebook shows
+
     def _table(self) -> Iterator[str]:
         """Yield a line of totals, then one for each family."""
         yield (
