@@ -1,4 +1,4 @@
-"""Write docs/python.md from the docstrings of the public names: ``python tools/python_reference.py``.
+"""Write docs/python.md from the public docstrings: ``python tools/python_reference.py``.
 
 `assay.__all__` and the docstrings are the only source; a test says when the page is out of date.
 """
@@ -70,7 +70,7 @@ def section(name: str, thing: Any) -> Iterator[str]:
     yield f"### assay.{name}"
     yield ""
     if inspect.isclass(thing):
-        fields = [one.name for one in dataclasses.fields(thing)] if is_data(thing) else []
+        fields = list(getattr(thing, "__dataclass_fields__", ()))
         yield markdown(inspect.getdoc(thing) or "", fields)
         if name not in HIDDEN_FIELDS:
             yield from members(name, thing)
@@ -80,7 +80,7 @@ def section(name: str, thing: Any) -> Iterator[str]:
     yield markdown(inspect.getdoc(thing) or "", list(inspect.signature(thing).parameters))
 
 
-def members(name: str, thing: type) -> Iterator[str]:
+def members(name: str, thing: Any) -> Iterator[str]:
     """Yield the fields, properties and methods of a class that are its own."""
     if is_data(thing):
         fields = [one for one in dataclasses.fields(thing) if not one.name.startswith("_")]
@@ -146,7 +146,7 @@ def plain(annotation: Any) -> str:
 
 
 def markdown(docstring: str, names: Sequence[str] = ()) -> str:
-    """Return a docstring as Markdown: indented blocks as Python, what it says of ``names`` a list."""
+    """Return a docstring as Markdown: an indented block is Python, ``names`` make a list."""
     parts: list[str] = []
     for block in re.split(r"\n\n", inspect.cleandoc(docstring)):
         if block.startswith("    "):

@@ -6,25 +6,24 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from assay import config as configuration
 from assay.config import TrainConfig
 from assay.data.chat import keep_fitting
 from assay.data.problems import ProblemSet, load_problems
 from assay.data.rows import read_problem
-from assay.data.sources import Rows, Source, as_sources
+from assay.data.source import Source
+from assay.data.sources import Rows, as_sources
 from assay.errors import ConfigError, RunError, VerifierError
 from assay.plan.memory import plan_memory
 from assay.run.files import check_folder, check_output
 from assay.run.loaded import load_run
-from assay.run.names import find_checkpoint
 from assay.run.trackers import check_trackers
 from assay.training.assemble import (
     Bench,
@@ -36,9 +35,10 @@ from assay.training.assemble import (
     show_sampling,
     with_slots,
 )
-from assay.training.consent import TO_SAMPLE, open_config
+from assay.training.consent import open_config
 from assay.training.evaluate import Evaluation, sample_and_judge
 from assay.training.evaluate import evaluate as measure
+from assay.training.how_to_sample import checkpoint_of, sampling_config, several
 from assay.training.results import DryRun, SampleResult, TrainResult, describe_sample, read_result
 from assay.training.stage import Kind, Stage
 from assay.types import Group, Problem, Verdict
@@ -147,21 +147,6 @@ KINDS = {"rl": "stages", "sft": "sft", "preference": "preference", "reward_model
 def _kind(config: TrainConfig) -> Kind:
     """Return what the configured kind of stage can do."""
     return import_module(f"assay.training.{KINDS[config.stage]}").KIND
-
-
-class HowToSample(TypedDict, total=False):
-    """How a command samples from a model and judges, as `evaluate` takes it in words.
-
-    What is left out is as the model's run had it.
-    """
-
-    max_tokens: int | None
-    verifier: str | None
-    overrides: Sequence[str]
-    allow: Sequence[str]
-    trust_run: bool
-    seed: int
-    device: str | None
 
 
 def evaluate(
@@ -338,22 +323,6 @@ def read_config(config: Configured, overrides: Sequence[str]) -> TrainConfig:
     return configuration.build(tree, overrides)
 
 
-def several(texts: Sequence[str] | str) -> Sequence[str]:
-    """Return a list of texts; one text is a list of one."""
-    return [texts] if isinstance(texts, str) else texts
-
-
-def checkpoint_of(model: str) -> Path | None:
-    """Return the folder of the checkpoint that a name stands for, and say it; None of other names.
-
-    See `find_checkpoint`, whose errors are raised.
-    """
-    found = find_checkpoint(model)
-    if found is not None and found != Path(model):
-        print(f"note: {model} is {found}", file=sys.stderr)
-    return found
-
-
 def settled(config: TrainConfig) -> TrainConfig:
     """Return the configuration with its checkpoints' folders and the engine's slots."""
     return with_slots(with_checkpoint(config), config.completions_a_step)
@@ -367,40 +336,6 @@ def with_checkpoint(config: TrainConfig) -> TrainConfig:
         if section.path is not None and (found := checkpoint_of(section.path)) is not None:
             changed[name] = section.model_copy(update={"path": str(found)})
     return config.model_copy(update=changed)
-
-
-def sampling_config(model: str, problems: Sequence[str], **how: Unpack[HowToSample]) -> TrainConfig:
-    """Return how to sample from a model: as its run did, or by the defaults.
-
-    Raises RunError where the run's configuration needs consent (`assay.training.consent`).
-    """
-    overrides, verifier = several(how.get("overrides", ())), how.get("verifier")
-    max_tokens, device = how.get("max_tokens"), how.get("device")
-    allow = several(how.get("allow", ()))
-    checkpoint = checkpoint_of(model)
-    tree: dict[str, Any] = {"model": {"path": model}, "rl": {}}
-    if checkpoint is not None:
-        run = checkpoint.parent.parent
-        if (run / "config.toml").is_file():
-            given = [*overrides, *(["data.verifier="] if verifier is not None else [])]
-            trust = how.get("trust_run", False)
-            kept = open_config(run, TO_SAMPLE, overrides=given, allow=allow, trust_run=trust)
-            tree = kept.model_dump(exclude_none=True)
-        tree["model"] = {**tree["model"], "path": str(checkpoint)}
-    data = {**tree.get("data", {}), "train": list(problems) or ["prompt"], "heldout": []}
-    tree["data"] = data
-    tree.pop("evaluation", None)  # it is of the run's held-out problems, which are left out
-    if verifier is not None:
-        data["verifier"] = verifier
-    if allow:
-        kept_allow = tree.get("verification", {}).get("allow", ())
-        tree["verification"] = {**tree.get("verification", {}), "allow": [*kept_allow, *allow]}
-    if max_tokens is not None:
-        tree["sampling"] = {**tree.get("sampling", {}), "max_tokens": max_tokens}
-    tree["run"] = {**tree.get("run", {}), "seed": how.get("seed", 0)}
-    if device is not None:
-        tree["run"]["device"] = device
-    return configuration.build(tree, overrides)
 
 
 def _problems(

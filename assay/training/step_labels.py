@@ -29,10 +29,10 @@ from assay.reward_models.steps import Places, Step, split_steps
 from assay.run.files import Journal, check_output
 from assay.run.progress import SamplingWatch
 from assay.run.rollout_log import RolloutLog
-from assay.training.api import HowToSample, sampling_config
 from assay.training.assemble import open_bench, open_verifiers
 from assay.training.consent import open_config
 from assay.training.evaluate import Judge, judge_groups
+from assay.training.how_to_sample import HowToSample, sampling_config
 from assay.training.rescore import recorded_groups
 from assay.types import Completion, Group, Problem, Prompt, Verdict
 

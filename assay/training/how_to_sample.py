@@ -1,0 +1,78 @@
+"""How to sample from a model that a name stands for: as its run did, or by the defaults."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+from assay import config as configuration
+from assay.config import TrainConfig
+from assay.run.names import find_checkpoint
+from assay.training.consent import TO_SAMPLE, open_config
+
+
+class HowToSample(TypedDict, total=False):
+    """How a command samples from a model and judges, as `evaluate` takes it in words.
+
+    What is left out is as the model's run had it.
+    """
+
+    max_tokens: int | None
+    verifier: str | None
+    overrides: Sequence[str]
+    allow: Sequence[str]
+    trust_run: bool
+    seed: int
+    device: str | None
+
+
+def sampling_config(model: str, problems: Sequence[str], **how: Unpack[HowToSample]) -> TrainConfig:
+    """Return how to sample from a model: as its run did, or by the defaults.
+
+    Raises RunError where the run's configuration needs consent (`assay.training.consent`).
+    """
+    overrides, verifier = several(how.get("overrides", ())), how.get("verifier")
+    max_tokens, device = how.get("max_tokens"), how.get("device")
+    allow = several(how.get("allow", ()))
+    checkpoint = checkpoint_of(model)
+    tree: dict[str, Any] = {"model": {"path": model}, "rl": {}}
+    if checkpoint is not None:
+        run = checkpoint.parent.parent
+        if (run / "config.toml").is_file():
+            given = [*overrides, *(["data.verifier="] if verifier is not None else [])]
+            trust = how.get("trust_run", False)
+            kept = open_config(run, TO_SAMPLE, overrides=given, allow=allow, trust_run=trust)
+            tree = kept.model_dump(exclude_none=True)
+        tree["model"] = {**tree["model"], "path": str(checkpoint)}
+    data = {**tree.get("data", {}), "train": list(problems) or ["prompt"], "heldout": []}
+    tree["data"] = data
+    tree.pop("evaluation", None)  # it is of the run's held-out problems, which are left out
+    if verifier is not None:
+        data["verifier"] = verifier
+    if allow:
+        kept_allow = tree.get("verification", {}).get("allow", ())
+        tree["verification"] = {**tree.get("verification", {}), "allow": [*kept_allow, *allow]}
+    if max_tokens is not None:
+        tree["sampling"] = {**tree.get("sampling", {}), "max_tokens": max_tokens}
+    tree["run"] = {**tree.get("run", {}), "seed": how.get("seed", 0)}
+    if device is not None:
+        tree["run"]["device"] = device
+    return configuration.build(tree, overrides)
+
+
+def checkpoint_of(model: str) -> Path | None:
+    """Return the folder of the checkpoint that a name stands for, and say it; None of other names.
+
+    See `find_checkpoint`, whose errors are raised.
+    """
+    found = find_checkpoint(model)
+    if found is not None and found != Path(model):
+        print(f"note: {model} is {found}", file=sys.stderr)
+    return found
+
+
+def several(texts: Sequence[str] | str) -> Sequence[str]:
+    """Return a list of texts; one text is a list of one."""
+    return [texts] if isinstance(texts, str) else texts
