@@ -86,46 +86,16 @@ LIGHT = ["assay", "assay.types", "assay.errors", "assay.config", "assay.cli"]
 HEAVY = {"torch", "transformers", "tokenizers", "pyarrow", "plotly", "sympy", "math_verify"}
 HEAVY |= {"reasoning_gym", "pandas", "peft", "datasets", "scipy", "matplotlib"}
 
+# fmt: off
 PUBLIC = {
-    "AssayError",
-    "Completion",
-    "ConfigError",
-    "DataError",
-    "DiskFull",
-    "DryRun",
-    "Evaluation",
-    "Group",
-    "LoadedRun",
-    "MissingExtra",
-    "ModelError",
-    "OutOfMemory",
-    "Problem",
-    "Prompt",
-    "RedTeamResult",
-    "RewardFunction",
-    "RunError",
-    "RunStopped",
-    "SampleResult",
-    "Table",
-    "ThinkFormat",
-    "TrainConfig",
-    "TrainResult",
-    "UserError",
-    "Verdict",
-    "VerifierError",
-    "WorkerDied",
-    "dry_run",
-    "evaluate",
-    "export",
-    "judge",
-    "load_config",
-    "load_run",
-    "redteam",
-    "reward",
-    "sample",
-    "source",
-    "train",
+    "AssayError", "Completion", "ConfigError", "DataError", "DiskFull", "DryRun", "Evaluation",
+    "Group", "LoadedRun", "MissingExtra", "ModelError", "OutOfMemory", "Problem", "Prompt",
+    "RedTeamResult", "RewardFunction", "RunError", "RunStopped", "SampleResult", "Table",
+    "ThinkFormat", "TrainConfig", "TrainResult", "UserError", "Verdict", "VerifierError",
+    "WorkerDied", "dry_run", "evaluate", "export", "judge", "load_config", "load_run",
+    "redteam", "reward", "sample", "source", "train",
 }
+# fmt: on
 
 
 def python_files(*folders: str) -> list[Path]:
