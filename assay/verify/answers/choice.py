@@ -31,6 +31,7 @@ _ANSWER = (
 )
 _OPTIONS = "a list of texts (labelled A, B, ...), or label -> text"
 _TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{\s*([^{}]*)\}")
+_LABEL = re.compile(r"\s*(?:[A-Za-z]|\d{1,2})\s*")
 _OWN_LABEL = re.compile(r"\s*\(?([A-Za-z]|\d{1,2})[).:]\s*(?=\S)")
 _UNSURE = ("?",)  # what stands for a choice that cannot be read
 _NUMBERS = tuple(map(str, range(100)))  # labels, where the answer is one
@@ -295,14 +296,15 @@ def _unmarked(text: str, options: Options) -> Labels:
 
 def is_options(value: Any) -> bool:
     """Whether a value may be the options of a question."""
-    labels: Sequence[Any] = ascii_uppercase
+    most = len(ascii_uppercase)
     if isinstance(value, Mapping):
-        labels, value = list(value), list(value.values())
+        if not all(_LABEL.fullmatch(str(label)) for label in value):
+            return False
+        value, most = list(value.values()), len(value)
     if isinstance(value, str) or not isinstance(value, Sequence):
         return False
-    named = all(re.fullmatch(r"\s*(?:[A-Za-z]|\d{1,2})\s*", str(label)) for label in labels)
     texts = all(isinstance(text, (str, int, float)) for text in cast("Sequence[Any]", value))
-    return named and texts and 0 < len(value) <= len(labels)
+    return texts and 0 < len(value) <= most
 
 
 ANSWER = Field("answer", _ANSWER, needed=True, check=is_answer, equates=True)
