@@ -179,5 +179,7 @@ def test_every_example_loads_and_is_listed(path: Path) -> None:
 
 
 def test_every_python_block_of_the_pages_compiles() -> None:
+    """docs/python.md shows signatures, which are no programs."""
     for page, text in blocks("python"):
-        compile(text, page, "exec")
+        if page != "docs/python.md":
+            compile(text, page, "exec")
