@@ -71,14 +71,14 @@ BUDGETS = {
     "run": 4670,  # `load_run` 220, four experiment trackers 370, rollouts read and runs compared 300
     "training": 5385,  # 200 more: the model card; 510: the Python API, reward functions of TRL and verl
     "start": 660,  # `assay init`: what a first run needs, for the rows and the model at hand
-    "verify/*.py": 1312,  # fields that all rooms share, and what each may hold: numbers, lists
+    "verify/*.py": 1309,  # fields that all rooms share, and what each may hold: numbers, lists
     "verify/answers": 3785,
     "verify/instructions": 850,
     "verify/judge": 1800,
     "verify/logic": 1730,
-    "verify/programs": 2255,
+    "verify/programs": 2183,
     "verify/redteam": 471,
-    "verify/sandbox": 2836,
+    "verify/sandbox": 2829,
     "verify/serving": 2128,
     "verify/style": 820,
 }

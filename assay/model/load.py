@@ -15,7 +15,7 @@ from assay.data.chat import end_of_turn
 from assay.errors import ModelError, message
 from assay.model.adapters import ADAPTER_FILE, add_adapter, base_of, load_adapter
 from assay.model.memory import keep_freed_memory
-from assay.model.sources import Source, read_model, read_tokenizer, saved_dtype, saved_family
+from assay.model.sources import ModelSource, read_model, read_tokenizer, saved_dtype, saved_family
 from assay.types import FACTS_FILE
 
 
@@ -49,7 +49,7 @@ def load_model(config: ModelConfig, device: str | None, seed: int) -> LoadedMode
     folder = Path(config.path).expanduser()
     has_adapter = (folder / ADAPTER_FILE).is_file()
     path, revision = base_of(folder) if has_adapter else (config.path, config.revision)
-    source = Source.find(path, revision, config.trust_remote_code)
+    source = ModelSource.find(path, revision, config.trust_remote_code)
     model = read_model(source, dtype)
     tokenizer = read_tokenizer(_tokenizer_source(config, source), model)
     _check_vocabulary(model, tokenizer, source)
@@ -137,7 +137,7 @@ def export(checkpoint: Path | str, out: Path | str) -> Path:
         raise ModelError(message(str(out), found, "a new or empty folder"))
     has_adapter = (checkpoint / ADAPTER_FILE).is_file()
     path, revision = base_of(checkpoint) if has_adapter else (str(checkpoint), None)
-    source = Source.find(path, revision)
+    source = ModelSource.find(path, revision)
     dtype = saved_dtype(source)
     model = read_model(source, torch.float32 if has_adapter else dtype, saved_family(source))
     if has_adapter:
@@ -159,19 +159,19 @@ def silence_transformers() -> None:
     logging.set_verbosity_error()
 
 
-def _tokenizer_source(config: ModelConfig, source: Source) -> Source:
+def _tokenizer_source(config: ModelConfig, source: ModelSource) -> ModelSource:
     """Return where the tokenizer is: as configured, beside an adapter, or with the model."""
     if config.tokenizer is not None:
-        return Source.of_tokenizer(config.tokenizer, config.trust_remote_code)
+        return ModelSource.of_tokenizer(config.tokenizer, config.trust_remote_code)
     folder = Path(config.path).expanduser()
     if (folder / ADAPTER_FILE).is_file():
-        beside = Source.of_tokenizer(str(folder), config.trust_remote_code)
+        beside = ModelSource.of_tokenizer(str(folder), config.trust_remote_code)
         if beside.has_tokenizer:
             return beside
     return source
 
 
-def _check_vocabulary(model: Any, tokenizer: Any, source: Source) -> None:
+def _check_vocabulary(model: Any, tokenizer: Any, source: ModelSource) -> None:
     """Complain about a tokenizer of another model; single added tokens may be beyond the
     embedding."""
     num_embedded = len(model.get_input_embeddings().weight)

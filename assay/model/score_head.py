@@ -27,7 +27,7 @@ from assay.model.layouts import Layout
 from assay.model.load import LoadedModel, choose_device, choose_dtype, load_model
 from assay.model.probe import TOLERANCE
 from assay.model.score_batch import ScoreBatch, ScoredGroup, pack_scores
-from assay.model.sources import Source, read_model, read_tokenizer, saved_family
+from assay.model.sources import ModelSource, read_model, read_tokenizer, saved_family
 
 Scores = Literal["text", "token"]
 """What a score is of: a whole text, or a token."""
@@ -67,7 +67,7 @@ def load_scorer(
                 f"a head of {model.config.num_labels} labels",
             )
             raise ModelError(message(where, found, f"{num_labels}, or a causal model"))
-        tokenizer_of = Source.of_tokenizer(config.tokenizer) if config.tokenizer else saved
+        tokenizer_of = ModelSource.of_tokenizer(config.tokenizer) if config.tokenizer else saved
         tokenizer = read_tokenizer(tokenizer_of, model)
         limit = getattr(model.config, "max_position_embeddings", None)
         loaded = LoadedModel(model.to(place), tokenizer, config.path, dtype, place, limit, ())
@@ -213,9 +213,9 @@ def _own_scores(model: Any, group: ScoredGroup, device: torch.device) -> Tensor:
     return torch.cat(found).float()
 
 
-def _saved_scorer(config: ModelConfig) -> Source | None:
+def _saved_scorer(config: ModelConfig) -> ModelSource | None:
     """Return the source of what was saved as a reward model; None of everything else."""
     if not (Path(config.path).expanduser() / "config.json").is_file():
         return None
-    source = Source.find(config.path, config.revision, config.trust_remote_code)
+    source = ModelSource.find(config.path, config.revision, config.trust_remote_code)
     return source if saved_family(source) in FAMILIES.values() else None

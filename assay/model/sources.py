@@ -23,7 +23,7 @@ HUB_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModelSource:
     """A place that a model or a tokenizer is read from.
 
     place: a folder or a hub name. gguf: the file in that folder. cached: read from the hub's local
@@ -39,7 +39,7 @@ class Source:
     @classmethod
     def find(
         cls, path: str, revision: str | None = None, trust_remote_code: bool = False
-    ) -> Source:
+    ) -> ModelSource:
         """Return the source of a model; raises ModelError where there can be none."""
         folder = Path(path).expanduser()
         if folder.is_file():
@@ -59,7 +59,7 @@ class Source:
         return cls(path, None, revision, trust_remote_code, _ask_hub(path, revision))
 
     @classmethod
-    def of_tokenizer(cls, path: str, trust_remote_code: bool = False) -> Source:
+    def of_tokenizer(cls, path: str, trust_remote_code: bool = False) -> ModelSource:
         """Return the source of a tokenizer; raises ModelError where there can be none."""
         folder = Path(path).expanduser()
         if folder.is_dir():
@@ -91,7 +91,9 @@ class Source:
         return options
 
 
-def read_model(source: Source, dtype: torch.dtype, family: str = "AutoModelForCausalLM") -> Any:
+def read_model(
+    source: ModelSource, dtype: torch.dtype, family: str = "AutoModelForCausalLM"
+) -> Any:
     """Return the model with every weight as it was saved, in ``dtype``, in eval mode.
 
     family: the class of Transformers that reads it. Raises ModelError in one line: also for weights
@@ -128,7 +130,7 @@ def read_model(source: Source, dtype: torch.dtype, family: str = "AutoModelForCa
     return model.eval()
 
 
-def saved_family(source: Source) -> str:
+def saved_family(source: ModelSource) -> str:
     """Return the class of Transformers that reads what a folder holds: a reward model's, or a
     causal model's."""
     file = Path(source.place) / "config.json"
@@ -142,7 +144,7 @@ def saved_family(source: Source) -> str:
     return "AutoModelForCausalLM"
 
 
-def read_tokenizer(source: Source, model: Any) -> Any:
+def read_tokenizer(source: ModelSource, model: Any) -> Any:
     """Return the tokenizer; raises ModelError in one line.
 
     model: what the source holds beside it; a GGUF file's first and last token are as the model
@@ -165,7 +167,7 @@ def read_tokenizer(source: Source, model: Any) -> Any:
     return tokenizer
 
 
-def saved_dtype(source: Source) -> torch.dtype:
+def saved_dtype(source: ModelSource) -> torch.dtype:
     """Return the type that weights were saved in; a GGUF file's few bits fit bfloat16."""
     from transformers import AutoConfig
 

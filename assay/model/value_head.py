@@ -19,7 +19,7 @@ from assay.config import ModelConfig
 from assay.errors import ModelError, RunError, message
 from assay.model.decoder import unwrap
 from assay.model.score_head import FAMILIES, Scores, load_scorer, score_head, with_score_head
-from assay.model.sources import Source, saved_family
+from assay.model.sources import ModelSource, saved_family
 
 HEAD_FILE = "value_head.safetensors"
 
@@ -99,7 +99,7 @@ class ValueModel(nn.Module):
         has another tokenizer, or its head more than one label.
         """
         config = ModelConfig(path=path, dtype="bfloat16" if dtype == torch.bfloat16 else "float32")
-        saved = saved_family(Source(str(Path(path).expanduser())))
+        saved = saved_family(ModelSource(str(Path(path).expanduser())))
         kinds: list[Scores] = [one for one, family in FAMILIES.items() if family == saved]
         kind = kinds[0] if kinds else None
         try:

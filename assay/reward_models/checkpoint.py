@@ -66,9 +66,9 @@ def forget_checkpoints() -> None:
 def load_tokenizer(path: str, where: str) -> Any:
     """Load the tokenizer of a folder or a hub name; raises VerifierError in one line."""
     with slow_import():
-        from assay.model.sources import Source, read_tokenizer
+        from assay.model.sources import ModelSource, read_tokenizer
     try:
-        return read_tokenizer(Source.of_tokenizer(path), None)
+        return read_tokenizer(ModelSource.of_tokenizer(path), None)
     except AssayError as error:
         raise _as_ours(error, where) from error
 
@@ -76,11 +76,11 @@ def load_tokenizer(path: str, where: str) -> Any:
 def _load(path: str, kind: Kind, device: str | None, dtype: str | None, where: str) -> Checkpoint:
     with slow_import():
         from assay.model.load import choose_device, choose_dtype, silence_transformers
-        from assay.model.sources import Source, read_model, read_tokenizer
+        from assay.model.sources import ModelSource, read_model, read_tokenizer
     silence_transformers()
     try:
         place = choose_device(device)
-        source = Source.find(path)
+        source = ModelSource.find(path)
         model = read_model(source, choose_dtype(dtype, place), FAMILIES[kind])
         tokenizer = read_tokenizer(source, model)
     except AssayError as error:

@@ -16,7 +16,7 @@ from assay.data.sources import open_source
 from assay.errors import DataError, ModelError, VerifierError, cause, message
 from assay.model.adapters import ADAPTER_FILE, base_of
 from assay.model.load import silence_transformers
-from assay.model.sources import Source, read_tokenizer
+from assay.model.sources import ModelSource, read_tokenizer
 from assay.run.names import find_checkpoint
 from assay.types import Problem
 from assay.verify.service import VerifierService
@@ -115,7 +115,7 @@ def look_at_model(path: str) -> LookedModel:
     base, revision = (place, None)
     if (folder / ADAPTER_FILE).is_file():
         base, revision = base_of(folder)
-    source = Source.find(base, revision)
+    source = ModelSource.find(base, revision)
     try:
         config: Any = AutoConfig.from_pretrained(source.place, **source.options())
     except Exception as error:  # a foreign library reads foreign files: told in one line

@@ -15,8 +15,7 @@ from assay.verify.loading import slow_import
 from assay.verify.programs.checks import is_hard_coded, unsafe_calls
 from assay.verify.programs.compare import compare
 from assay.verify.programs.program import Program, find_program
-from assay.verify.programs.results import Result
-from assay.verify.programs.running import Run
+from assay.verify.programs.running import Result, Run
 from assay.verify.programs.setup import for_program, prompt_code_of
 from assay.verify.programs.spec import FIELDS, CodeSpec, read_spec
 from assay.verify.sandbox import Sandbox, SandboxUnavailable
@@ -102,33 +101,27 @@ def _part(
     passed = sum(each.passed for each in results)
     whole = passed == len(results)
     score = passed / len(results) if spec.credit == "fraction" else float(whole)
-    faults = {each.fault for each in results}
-    components: dict[str, float] = {}
-    for name, hidden in (("public", False), ("hidden", True)):
-        mine = [
-            each.passed
-            for each, test in zip(results, spec.tests, strict=True)
-            if test.hidden is hidden
-        ]
-        if mine:
-            components[name] = sum(mine) / len(mine)
-    for fault in ("compile_error", "timeout", "memory"):
-        components[fault] = float(fault in faults)
-    components["type_errors"] = float("type" in faults)
-    oversized = program is not None and len(program.written) > spec.max_program
     tree = None if program is None else program.tree
     unsafe = () if tree is None else unsafe_calls(tree)
-    components["oversized"] = float(oversized)
-    components["unsafe_calls"] = float(bool(unsafe))
-    components["hard_coded"] = float(tree is not None and is_hard_coded(tree, spec.tests))
+    shares: dict[str, float] = {}
+    for name, hidden in (("public", False), ("hidden", True)):
+        tested = zip(results, spec.tests, strict=True)
+        if mine := [each.passed for each, test in tested if test.hidden is hidden]:
+            shares[name] = sum(mine) / len(mine)
+    faults = {each.fault for each in results}
+    found = {fault: fault in faults for fault in ("compile_error", "timeout", "memory")}
+    found["type_errors"] = "type" in faults
+    found["oversized"] = program is not None and len(program.written) > spec.max_program
+    found["unsafe_calls"] = bool(unsafe)
+    found["hard_coded"] = tree is not None and is_hard_coded(tree, spec.tests)
     if nondeterministic is not None:
-        components["nondeterministic"] = float(nondeterministic)
+        found["nondeterministic"] = nondeterministic
     return Part(
         score,
         passed=whole,
         extracted=None if program is None else program.written,
         detail=_detail(program, results, unsafe),
-        components=components,
+        components=shares | {name: float(each) for name, each in found.items()},
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Literal, TypeAlias, cast
 
@@ -161,27 +161,15 @@ def same_output(expected: str, actual: str, rule: str, tolerance: float = FLOAT_
     as tokens, and those that are decimal numbers compare within the tolerance, whole numbers
     exactly.
     """
-    return _OUTPUT_RULES[rule](_newlines(expected), _newlines(actual), tolerance)
-
-
-def _newlines(text: str) -> str:
-    return text.replace("\r\n", "\n")
+    expected, actual = expected.replace("\r\n", "\n"), actual.replace("\r\n", "\n")
+    if rule == "numbers":
+        return _same_numbers(expected, actual, tolerance)
+    read = {"lines": _lines, "exact": str, "tokens": str.split}[rule]
+    return read(expected) == read(actual)
 
 
 def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().split("\n")]
-
-
-def _same_lines(expected: str, actual: str, tolerance: float) -> bool:
-    return _lines(expected) == _lines(actual)
-
-
-def _same_text(expected: str, actual: str, tolerance: float) -> bool:
-    return expected == actual
-
-
-def _same_tokens(expected: str, actual: str, tolerance: float) -> bool:
-    return expected.split() == actual.split()
 
 
 def _same_numbers(expected: str, actual: str, tolerance: float) -> bool:
@@ -212,11 +200,3 @@ def _integer(token: str) -> tuple[bool, str] | None:
 
 def _number(token: str) -> float | None:
     return float(token) if len(token) <= MAX_NUMBER and _DECIMAL.fullmatch(token) else None
-
-
-_OUTPUT_RULES: dict[str, Callable[[str, str, float], bool]] = {
-    "lines": _same_lines,
-    "exact": _same_text,
-    "tokens": _same_tokens,
-    "numbers": _same_numbers,
-}

@@ -7,27 +7,26 @@ a stand-in: each use of it comes here as a question, and goes on to the submissi
 
 from __future__ import annotations
 
+import marshal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
 from typing import Any, cast
 
 from assay.errors import VerifierError, message
 from assay.verify.base import Limits
-from assay.verify.programs.bench import START, bench_code
 from assay.verify.programs.compare import compare, equal, same_output
-from assay.verify.programs.direct import DirectCall, direct_call
 from assay.verify.programs.program import Program, last_function
-from assay.verify.programs.results import (
-    FATAL,
-    SHOWN,
-    Fault,
-    Result,
-    Unsendable,
-    kind_of,
-    shown,
-    words,
+from assay.verify.programs.setup import (
+    DirectCall,
+    TestCode,
+    asked_for,
+    direct_call,
+    for_tests,
+    is_given,
+    tree_of,
 )
-from assay.verify.programs.setup import TestCode, asked_for, for_tests, is_given, tree_of
 from assay.verify.programs.spec import CodeSpec, CodeTest
 from assay.verify.sandbox import (
     Answer,
@@ -52,7 +51,44 @@ MAX_IDLE = 10.0  # seconds that a completion may sleep in all its tests
 MAX_WALL = 30.0  # seconds beside three times the CPU time of all tests
 IDLE_SHARE = 0.1  # a call that computes less of its time than this slept, on the busiest machine
 MIN_COUNTED = 0.5  # seconds: a shorter sleep may be the machine's
+NOT_SUPPORTED = "not supported"
+ACCEPTED_TESTS = "tests that call the program, pass plain data, and need the standard library only"
 MIN_IDLE = 2.0  # seconds that a test may sleep, whatever its limit
+SHOWN = 200
+FATAL = ("timeout", "memory", "output", "died", "unsupported", "compile_error")
+START = """
+import marshal, sys, types
+
+
+def start(code):
+    *modules, main = marshal.loads(code)
+    for name, each in modules:
+        sys.modules[name] = types.ModuleType(name)
+        exec(each, vars(sys.modules[name]))
+    exec(main[1], globals())
+"""
+_MODULES = ("given", "stand_ins", "test_process")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How one test went. fault: ``timeout``, ``memory``, ...; ``type``: only the type is wrong."""
+
+    passed: bool
+    why: str = ""
+    fault: str = ""
+
+
+class Fault(Exception):
+    """The submission ended a test: which way, and what is known of it."""
+
+    def __init__(self, kind: str, why: str) -> None:
+        super().__init__(kind, why)
+        self.kind, self.why = kind, why
+
+
+class Unsendable(Fault):
+    """Arguments that are too large or too deep for the channel."""
 
 
 @dataclass(eq=False)
@@ -104,20 +140,15 @@ class Run:
         if self.num_timeouts >= MAX_TIMEOUTS:
             return Result(False, "not run: tests before it ran out of time", "timeout")
         self.test_cpu, self.num_calls = 0.0, 0
+        run = {"stdin": self._stdin, "args": self._with_data, "generate": self._generated}
         try:
-            if test.kind == "stdin":
-                result = self._stdin(test)
-                self.num_timeouts += result.fault == "timeout"
-                return result
-            self._load()
-            if test.kind == "args":
-                return self._with_data(test)
-            if test.kind == "generate":
-                return self._generated(test)
-            return self._tested(test)
+            if test.kind != "stdin":
+                self._load()
+            result = run.get(test.kind, self._tested)(test)
         except Fault as fault:
-            self.num_timeouts += fault.kind == "timeout"
-            return Result(False, fault.why, fault.kind)
+            result = Result(False, fault.why, fault.kind)
+        self.num_timeouts += result.fault == "timeout"
+        return result
 
     # the submission's process
 
@@ -268,17 +299,10 @@ class Run:
         return Result(False, f"printed {shown(outcome.stdout)}")
 
     def _generated(self, test: CodeTest) -> Result:
-        plan = {
-            "setup": self.spec.setup,
-            "source": test.source,
-            "cases": test.cases,
-            "seed": test.seed,
-        }
+        plan = {"setup": self.spec.setup} | _seeded(test)
         limits = Limits(cpu_seconds=TEST_CPU, memory_mib=self.spec.memory_limit)
-        cases = cast(
-            "list[Any]",
-            self._of_row(self._bench().call("generate", (plan,), {}, limits), "generate"),
-        )
+        made = self._bench().call("generate", (plan,), {}, limits)
+        cases = cast("list[Any]", self._of_row(made, "generate"))
         reference = last_function(tree_of(test.reference), self.spec.entry_point)
         with self.sandbox.load(test.reference, limits) as solution:
             self._of_row(solution.loaded, "reference")
@@ -290,8 +314,7 @@ class Run:
                 after = found.args_after if expected is None else None
                 result = self._compared(given, {}, expected, False, after)
                 if not result.passed:
-                    why = f"case {number}, {shown(given)}: {result.why}"
-                    return Result(False, why, result.fault)
+                    return replace(result, why=f"case {number}, {shown(given)}: {result.why}")
         return Result(True)
 
     def _of_row(self, outcome: Outcome, what: str) -> Any:
@@ -325,14 +348,11 @@ class Run:
             return self._direct(call, test.source)
         plan = {
             "kind": test.kind,
-            "source": test.source,
             "parts": own.parts,
             "shared": own.shared,
             "entry": "" if entry in own.names else entry,
             "candidate": "" if test.kind == "assert" else self._entry(),
-            "cases": test.cases,
-            "seed": test.seed,
-        }
+        } | _seeded(test)
         try:
             outcome = self._bench().call("run_test", (plan,))
         except Unsupported as error:
@@ -346,11 +366,10 @@ class Run:
 
     def _direct(self, call: DirectCall, source: str) -> Result:
         outcome = self._call("call", call.name, call.args, call.kwargs)
-        if outcome.status != "ok":
-            return Result(False, f"{words(outcome)}: {source[:SHOWN]}")
-        if equal(outcome.value, call.expected):
+        if outcome.status == "ok" and equal(outcome.value, call.expected):
             return Result(True)
-        return Result(False, f"returned {shown(outcome.value)}: {source[:SHOWN]}")
+        found = f"returned {shown(outcome.value)}" if outcome.status == "ok" else words(outcome)
+        return Result(False, f"{found}: {source[:SHOWN]}")
 
     def _answer(self, verb: str, target: Any, args: Any, kwargs: Any) -> Answer:
         """Answer a question of the tests' process: the submission does what it asks for."""
@@ -375,5 +394,33 @@ class Run:
         return self.bench.ask(target, args, kwargs)
 
 
-NOT_SUPPORTED = "not supported"
-ACCEPTED_TESTS = "tests that call the program, pass plain data, and need the standard library only"
+def _seeded(test: CodeTest) -> dict[str, Any]:
+    return {"source": test.source, "cases": test.cases, "seed": test.seed}
+
+
+def kind_of(outcome: Outcome) -> str:
+    return outcome.status if outcome.status in FATAL else ""
+
+
+def words(outcome: Outcome) -> str:
+    if outcome.status in ("exception", "compile_error"):
+        return outcome.error[:SHOWN]
+    return f"{outcome.status}: {outcome.error[:SHOWN]}"
+
+
+def shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of too many digits
+        text = f"a value of type {type(value).__name__}"
+    return text if len(text) <= SHOWN else text[:SHOWN] + "..."
+
+
+@cache
+def bench_code() -> bytes:
+    """Return the modules of the tests' process, in the order in which they import each other."""
+    modules: list[tuple[str, Any]] = []
+    for name in _MODULES:
+        source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+        modules.append((name, compile(source, f"<{name}>", "exec", optimize=2)))
+    return marshal.dumps(modules)

@@ -1,4 +1,4 @@
-"""Which of the row's own code runs where: with the submission, with the tests, or with both."""
+"""What the row's own code is: which of it runs where, and what a test asks of the program."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import ast
 import builtins
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from assay.verify.programs.given import is_tool
 from assay.verify.programs.program import bound_names, find_block, parse
@@ -160,3 +161,41 @@ def _in_order(node: ast.AST) -> Iterator[ast.AST]:
     yield node
     for child in ast.iter_child_nodes(node):
         yield from _in_order(child)
+
+
+@dataclass(frozen=True, slots=True)
+class DirectCall:
+    """``assert name(*args, **kwargs) == expected``."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    expected: Any
+
+
+@lru_cache(maxsize=4096)
+def direct_call(source: str) -> DirectCall | None:
+    """Return the call that an assert makes, or None where it does anything besides.
+
+    Most of MBPP's make one. Comparing plain data needs no code of the test, and no process for it.
+    """
+    match tree_of(source).body:
+        case [
+            ast.Assert(
+                ast.Compare(
+                    ast.Call(ast.Name(name), args, keywords), [ast.Eq()], [ast.expr() as expected]
+                )
+            )
+        ] if all(each.arg for each in keywords):
+            pass
+        case _:
+            return None
+    try:
+        return DirectCall(
+            name,
+            tuple(map(ast.literal_eval, args)),
+            {f"{each.arg}": ast.literal_eval(each.value) for each in keywords},
+            ast.literal_eval(expected),
+        )
+    except (ValueError, TypeError, RecursionError, MemoryError):
+        return None

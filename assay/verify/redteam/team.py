@@ -29,7 +29,7 @@ REJECTED, ACCEPTED, DARK = "control rejected", "attack accepted", "not judged"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class WrongCase:
     """A case that went wrong: an accepted attack, a rejected control, or no judgement."""
 
     attack: str
@@ -51,7 +51,7 @@ class RedTeamResult:
     not_judged: Counter[str] = field(default_factory=Counter[str])
     controls: int = 0
     controls_passed: int = 0
-    findings: list[Finding] = field(default_factory=list[Finding])
+    findings: list[WrongCase] = field(default_factory=list[WrongCase])
     skipped: str = ""
 
     @property
@@ -85,7 +85,7 @@ class RedTeamResult:
             detail = f"{verdict.status}{read}{': ' if verdict.detail else ''}{verdict.detail}"
             expected = repr(case.problem.spec.get("answer", ""))[:80]
             row = (case.problem.id, expected, case.completion[:SHOWN_TEXT], detail[:SHOWN_TEXT])
-            self.findings.append(Finding(case.attack, kind, *row))
+            self.findings.append(WrongCase(case.attack, kind, *row))
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""

@@ -26,15 +26,8 @@ CLONE_THREAD = 0x00010000
 CLONE_NEW = 0x7E020080  # every flag that makes a namespace
 AF_UNIX, SOCK_STREAM = 1, 1
 IOCTLS = (0x5401, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS FIONREAD FIONBIO FIONCLEX FIOCLEX
-FCNTLS = (
-    0,
-    1,
-    2,
-    3,
-    4,
-    1030,
-    1032,
-)  # duplicate, flags, pipe size read; locks are memory of the kernel
+# duplicate, flags, pipe size read; locks are memory of the kernel
+FCNTLS = (0, 1, 2, 3, 4, 1030, 1032)
 PRCTLS = (3, 15, 16, 21, 23, 39, 0x53564D41)  # names and questions; never death signal or dumpable
 
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
