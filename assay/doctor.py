@@ -43,8 +43,8 @@ REINSTALL = "reinstall torch and transformers in the versions of constraints.txt
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One fact about the machine or the install."""
+class Checked:
+    """One thing that was looked at: of the machine or the install."""
 
     name: str
     status: Literal["ok", "note", "broken"]
@@ -52,17 +52,17 @@ class Finding:
     remedy: str = ""
 
 
-def noted(name: str, found: str, remedy: str = "") -> Finding:
+def noted(name: str, found: str, remedy: str = "") -> Checked:
     """Return a finding that is fine, or a note where it has a remedy."""
-    return Finding(name, "note" if remedy else "ok", found, remedy)
+    return Checked(name, "note" if remedy else "ok", found, remedy)
 
 
-def diagnose(directory: Path | str = "runs") -> list[Finding]:
+def diagnose(directory: Path | str = "runs") -> list[Checked]:
     """Examine the machine, the install and the folder of runs; takes a few seconds.
 
     Nothing is changed, and nothing is sent or fetched.
     """
-    checks: tuple[Callable[[], Iterator[Finding]], ...] = (
+    checks: tuple[Callable[[], Iterator[Checked]], ...] = (
         _check_python,
         _check_packages,
         _check_processor,
@@ -88,7 +88,7 @@ def report(as_json: bool = False, directory: Path | str = "runs") -> int:
     return 0 if sound else 1
 
 
-def _print_table(findings: list[Finding]) -> None:
+def _print_table(findings: list[Checked]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -112,14 +112,14 @@ def _print_table(findings: list[Finding]) -> None:
         console.print("\nthe install is sound", style=styles["ok"])
 
 
-def _check_python() -> Iterator[Finding]:
+def _check_python() -> Iterator[Checked]:
     found = f"{platform.python_version()} at {sys.executable}"
     is_new = sys.version_info >= (3, 11)
     remedy = "" if is_new else "install Python 3.11 or newer"
-    yield Finding("python", "ok" if is_new else "broken", found, remedy)
+    yield Checked("python", "ok" if is_new else "broken", found, remedy)
 
 
-def _check_packages() -> Iterator[Finding]:
+def _check_packages() -> Iterator[Checked]:
     """Each core dependency: installed, in the accepted range, and importable; then the extras."""
     from packaging.requirements import Requirement
 
@@ -127,9 +127,9 @@ def _check_packages() -> Iterator[Finding]:
         known = [Requirement(line) for line in requires(DISTRIBUTION) or []]
     except PackageNotFoundError:
         remedy = "run  pip install -e .  in the checkout"
-        yield Finding("assay", "broken", "its package metadata is not installed", remedy)
+        yield Checked("assay", "broken", "its package metadata is not installed", remedy)
         return
-    yield Finding("assay", "ok", f"{version(DISTRIBUTION)} at {Path(__file__).parent}")
+    yield Checked("assay", "ok", f"{version(DISTRIBUTION)} at {Path(__file__).parent}")
     core = [one for one in known if one.marker is None or one.marker.evaluate({"extra": ""})]
     for wanted in core:
         accepted = f"{wanted.name}{wanted.specifier}"
@@ -138,26 +138,26 @@ def _check_packages() -> Iterator[Finding]:
             installed = version(wanted.name)
             import_module(wanted.name.replace("-", "_"))
         except PackageNotFoundError:
-            yield Finding(wanted.name, "broken", f"not installed; accepted: {accepted}", remedy)
+            yield Checked(wanted.name, "broken", f"not installed; accepted: {accepted}", remedy)
         except Exception as error:  # importing runs foreign code
             found = f"cannot be imported: {type(error).__name__}: {error}"
-            yield Finding(wanted.name, "broken", found, remedy)
+            yield Checked(wanted.name, "broken", found, remedy)
         else:
             fits = wanted.specifier.contains(installed, prereleases=True)
             found = installed if fits else f"{installed}; accepted: {accepted}"
-            yield Finding(wanted.name, "ok" if fits else "broken", found, "" if fits else remedy)
+            yield Checked(wanted.name, "ok" if fits else "broken", found, "" if fits else remedy)
     for extra, purpose in EXTRAS.items():
         for wanted in known:
             if wanted in core or not (wanted.marker and wanted.marker.evaluate({"extra": extra})):
                 continue
             try:
-                yield Finding(f"extra {extra}", "ok", f"{wanted.name} {version(wanted.name)}")
+                yield Checked(f"extra {extra}", "ok", f"{wanted.name} {version(wanted.name)}")
             except PackageNotFoundError:
                 install = f'for {purpose}: pip install "{DISTRIBUTION}[{extra}]"'
-                yield Finding(f"extra {extra}", "note", f"{wanted.name} is not installed", install)
+                yield Checked(f"extra {extra}", "note", f"{wanted.name} is not installed", install)
 
 
-def _check_processor() -> Iterator[Finding]:
+def _check_processor() -> Iterator[Checked]:
     torch = _torch()
     if torch is None:
         return
@@ -173,7 +173,7 @@ def _check_processor() -> Iterator[Finding]:
     yield noted("C compiler", found, "" if compiler else remedy)
 
 
-def _products_on(device: str) -> Finding:
+def _products_on(device: str) -> Checked:
     """The rate of matrix products in each type that a model may have, measured."""
     from assay.model.rates import NOISE, TYPES, name_of, product_rate
 
@@ -184,7 +184,7 @@ def _products_on(device: str) -> Finding:
     return noted(f"matrix products on {device}", found, remedy if slow else "")
 
 
-def _check_cuda() -> Iterator[Finding]:
+def _check_cuda() -> Iterator[Checked]:
     torch = _torch()
     if torch is None:
         return
@@ -192,7 +192,7 @@ def _check_cuda() -> Iterator[Finding]:
         build = f"torch was built for CUDA {torch.version.cuda}" if torch.version.cuda else ""
         found = f"no GPU is usable ({build or 'a CPU build of torch'})"
         remedy = "check the driver with nvidia-smi" if build else "the CPU is used"
-        yield Finding("cuda", "note", found, remedy)
+        yield Checked("cuda", "note", found, remedy)
         return
     for index in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(index)
@@ -204,11 +204,11 @@ def _check_cuda() -> Iterator[Finding]:
         yield _products_on(f"cuda:{index}")
 
 
-def _check_memory() -> Iterator[Finding]:
+def _check_memory() -> Iterator[Checked]:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        yield Finding("memory", "note", "cannot be read on this system")
+        yield Checked("memory", "note", "cannot be read on this system")
         return
     facts = dict(line.split(":", 1) for line in lines)
     total, free = (int(facts[key].split()[0]) / 2**20 for key in ("MemTotal", "MemAvailable"))
@@ -220,7 +220,7 @@ def _check_memory() -> Iterator[Finding]:
     yield noted("memory", found, remedy if min(free, limit) < LITTLE_MEMORY_GIB else "")
 
 
-def _check_directory(directory: Path) -> Iterator[Finding]:
+def _check_directory(directory: Path) -> Iterator[Checked]:
     """The folder of runs, or the nearest one that exists: writable, with room for checkpoints."""
     place = directory.absolute()
     while not place.exists():
@@ -230,15 +230,15 @@ def _check_directory(directory: Path) -> Iterator[Finding]:
             pass
     except OSError as error:
         remedy = "choose another folder by run.directory"
-        yield Finding("runs", "broken", f"{place} cannot be written ({error.strerror})", remedy)
+        yield Checked("runs", "broken", f"{place} cannot be written ({error.strerror})", remedy)
         return
-    yield Finding("runs", "ok", f"{place} can be written")
+    yield Checked("runs", "ok", f"{place} can be written")
     free = shutil.disk_usage(place).free / GIB
     remedy = "checkpoint.max_disk_gib bounds what checkpoints take"
     yield noted("disk", f"{free:.0f} GiB free", remedy if free < LITTLE_DISK_GIB else "")
 
 
-def _check_hub() -> Iterator[Finding]:
+def _check_hub() -> Iterator[Checked]:
     set_to = os.environ.get("HF_HUB_OFFLINE", "")
     if set_to.upper() in ("1", "ON", "YES", "TRUE"):
         found = f"HF_HUB_OFFLINE={set_to}: models and problems come from folders and the cache"
@@ -247,22 +247,22 @@ def _check_hub() -> Iterator[Finding]:
         yield noted("model hub", "online names are allowed (HF_HUB_OFFLINE is not set)")
 
 
-def _check_verifiers() -> Iterator[Finding]:
+def _check_verifiers() -> Iterator[Checked]:
     """A worker process starts, and tells a right answer from a wrong one."""
     start = time.perf_counter()
     try:
         statuses = _try_verifier()
     except (AssayError, OSError) as error:
         remedy = "verifiers judge in processes of their own: allow this program to start them"
-        yield Finding("verifiers", "broken", f"no worker can be used: {error}", remedy)
+        yield Checked("verifiers", "broken", f"no worker can be used: {error}", remedy)
         return
     found = f"a worker judged in {time.perf_counter() - start:.1f} s"
     if statuses == ["passed", "failed"]:
-        yield Finding("verifiers", "ok", found)
+        yield Checked("verifiers", "ok", found)
     else:
         found = f"a right and a wrong answer are judged {' and '.join(statuses)}"
         remedy = "reinstall math-verify and sympy in the versions of constraints.txt"
-        yield Finding("verifiers", "broken", found, remedy)
+        yield Checked("verifiers", "broken", found, remedy)
 
 
 def _try_verifier() -> list[str]:
@@ -276,7 +276,7 @@ def _try_verifier() -> list[str]:
         return [verdict.status for verdict in service.judge_text(pairs)]
 
 
-def _check_isolation() -> Iterator[Finding]:
+def _check_isolation() -> Iterator[Checked]:
     """Whether programs that a model wrote can be run walled in, as the verifier ``code`` does."""
     from assay.verify.sandbox import sandbox_report
 
@@ -285,7 +285,7 @@ def _check_isolation() -> Iterator[Finding]:
         yield noted(what, detail, remedy)
 
 
-def _check_learning() -> Iterator[Finding]:
+def _check_learning() -> Iterator[Checked]:
     """A tiny model learns on each device; a group's shared prompt gives what separate ones give."""
     torch = _torch()
     if torch is None:
@@ -296,18 +296,18 @@ def _check_learning() -> Iterator[Finding]:
             gradient, difference, limit = _try_tiny_model(device)
         except Exception as error:  # torch, transformers and a driver: foreign code
             found = f"failed: {type(error).__name__}: {error}".splitlines()[0]
-            yield Finding(f"self-test {device}", "broken", found, REINSTALL)
+            yield Checked(f"self-test {device}", "broken", found, REINSTALL)
             continue
         if not 0 < gradient < float("inf"):
-            yield Finding(f"self-test {device}", "broken", f"its gradient is {gradient}", REINSTALL)
+            yield Checked(f"self-test {device}", "broken", f"its gradient is {gradient}", REINSTALL)
         elif not difference <= limit:
             found = f"shared prompts differ from separate ones by {difference:.2g} nats"
             remedy = "training falls back to separate prompts: right, and slower"
-            yield Finding(f"self-test {device}", "note", found, remedy)
+            yield Checked(f"self-test {device}", "note", found, remedy)
         else:
             seconds = time.perf_counter() - start
             found = f"a tiny model learns, prompts can be shared ({seconds:.1f} s)"
-            yield Finding(f"self-test {device}", "ok", found)
+            yield Checked(f"self-test {device}", "ok", found)
 
 
 def _try_tiny_model(device: str) -> tuple[float, float, float]:

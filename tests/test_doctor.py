@@ -11,7 +11,7 @@ from assay import doctor
 from assay.errors import WorkerDied
 
 
-def by_name(findings: list[doctor.Finding]) -> dict[str, doctor.Finding]:
+def by_name(findings: list[doctor.Checked]) -> dict[str, doctor.Checked]:
     return {finding.name: finding for finding in findings}
 
 
