@@ -13,7 +13,7 @@ from run_fakes import FakeLearner, make_config, make_rollouts, take_steps
 
 from assay.config import LogConfig
 from assay.errors import MissingExtra, UserError
-from assay.run import trackers
+from assay.run import listeners, trackers
 from assay.run.directory import Run
 from assay.run.files import read_events
 
@@ -119,9 +119,17 @@ def test_the_end_waits_longer_for_a_tracker_than_for_a_display(
     tmp_path: Path, opened: list[Recorder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was not yet sent is sent at the end."""
-    monkeypatch.setattr("assay.run.listeners.CLOSE_SECONDS", 0.0)
+    waited: list[float | None] = []
+
+    class Watched(listeners._Ear):
+        def join(self, timeout: float | None = None) -> None:
+            waited.append(timeout)
+            super().join(timeout)
+
+    monkeypatch.setattr(listeners, "_Ear", Watched)
     begin(tmp_path, to=["wandb"])
     assert opened[0].ended is not None
+    assert waited == [trackers.Reporter.close_seconds] and waited[0] > listeners.CLOSE_SECONDS
 
 
 def test_shown_rollouts_go_from_the_lowest_reward_to_the_highest() -> None:
