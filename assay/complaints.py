@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from assay.errors import message
+from assay.errors import message, nearest
 
 _Path = tuple[str | int, ...]
 _BOUNDS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
@@ -159,11 +158,11 @@ def _nearest_key(names: Sequence[str], root: type[BaseModel]) -> str:
         initials = {"".join(word[0] for word in name.split("_")): name for name in known}
         candidates = [".".join([*parents, initials[leaf]])] if leaf in initials else []
     if not candidates:
-        near = difflib.get_close_matches(leaf, known, n=1)
+        near = nearest(leaf, known)
         candidates = [".".join([*parents, name]) for name in near]
     if not candidates:
         leaves = {key.split(".")[-1]: key for key in reversed(everywhere)}
-        candidates = [leaves[n] for n in difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.8)]
+        candidates = [leaves[n] for n in nearest(leaf, leaves, 0.8)]
     if candidates:
         return f"did you mean {' or '.join(candidates)}?"
     return f"known keys: {', '.join(known)}"
@@ -196,7 +195,7 @@ def _value_remedy(found: Any, annotation: Any, names: Sequence[str], root: type[
         if re.fullmatch(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?", number):
             return f"write {number}, without quotes"
     if isinstance(found, str) and (values := list(_literals(annotation))):
-        near = difflib.get_close_matches(found, values, n=1)
+        near = nearest(found, values)
         return f'did you mean "{near[0]}"?' if near else ""
     return ""
 

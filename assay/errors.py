@@ -18,6 +18,12 @@ A message has one form: ``where: found X; accepted: Y; do Z``. `message` builds 
 
 from __future__ import annotations
 
+import difflib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 INTERRUPTED = 130
 """The exit code of a command that Ctrl-C or SIGTERM ended, as shells have it: 128 + SIGINT."""
 
@@ -92,3 +98,26 @@ def cause(error: BaseException) -> str:
     except Exception:  # the methods of a foreign error may raise
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def nearest(found: str, known: Iterable[str], cutoff: float = 0.6) -> list[str]:
+    """Return the name that was meant, in a list, or [] where none is near.
+
+    Of those that are near, the one with the fewest edits, and then of the same length: ``gpro`` is
+    ``grpo``, and not ``gspo``.
+    """
+    near = difflib.get_close_matches(found, list(known), n=8, cutoff=cutoff)
+    return sorted(near, key=lambda one: (edits(found, one), len(one) != len(found)))[:1]
+
+
+def edits(one: str, other: str) -> int:
+    """Return how many letters are put in, left out, changed or swapped with their neighbor."""
+    rows = [list(range(len(other) + 1))]
+    for i, letter in enumerate(one, 1):
+        row = [i]
+        for j, wanted in enumerate(other, 1):
+            row.append(min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (letter != wanted)))
+            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == wanted:
+                row[-1] = min(row[-1], rows[-2][j - 2] + 1)
+        rows.append(row)
+    return rows[-1][-1]

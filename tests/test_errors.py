@@ -45,3 +45,23 @@ def test_a_message_says_where_what_accepted_and_remedy() -> None:
     text = errors.message("rows.jsonl:3 answer", "nothing", "text or a number", "add it")
     assert text == "rows.jsonl:3 answer: found nothing; accepted: text or a number; add it"
     assert errors.message("a", 1, "2") == "a: found 1; accepted: 2"
+
+
+@pytest.mark.parametrize(
+    ("found", "known", "meant"),
+    [
+        ("gpro", ["gspo", "grpo", "ppo"], ["grpo"]),  # two letters changed places
+        ("dpao", ["dapo", "dpo_norm", "dpo"], ["dapo"]),
+        ("mth", ["math", "match"], ["math"]),
+        ("zzzz", ["math"], []),
+    ],
+)
+def test_the_nearest_name_has_the_fewest_edits(
+    found: str, known: list[str], meant: list[str]
+) -> None:
+    assert errors.nearest(found, known) == meant
+
+
+def test_an_edit_is_a_letter_put_in_left_out_changed_or_swapped() -> None:
+    pairs = {("", "ab"): 2, ("ab", "ba"): 1, ("gpro", "grpo"): 1, ("gpro", "gspo"): 2}
+    assert {pair: errors.edits(*pair) for pair in pairs} == pairs

@@ -7,7 +7,6 @@ the row's own value stands.
 from __future__ import annotations
 
 import ast
-import difflib
 import inspect
 import tomllib
 from collections.abc import Collection, Mapping
@@ -22,7 +21,7 @@ from pydantic import Field, TypeAdapter, ValidationError, create_model
 
 from assay.complaints import type_words
 from assay.config.section import Section, Text
-from assay.errors import ConfigError, message
+from assay.errors import ConfigError, message, nearest
 from assay.foreign import import_object
 
 if TYPE_CHECKING:
@@ -111,9 +110,9 @@ def choose_row(
             raise ConfigError(message(key, f"{name} = {found!r}", accepted))
         row = found
     if row is None:
-        nearest = difflib.get_close_matches(name, table, n=1, cutoff=0.4)
+        near = nearest(name, table, 0.4)
         accepted = " | ".join(table) + " | package.module:object"
-        remedy = f"did you mean {nearest[0]}?" if nearest else ""
+        remedy = f"did you mean {near[0]}?" if near else ""
         raise ConfigError(message(key, repr(name), accepted, remedy))
     known = {field.name for field in fields(kind)}
     unknown = sorted(set(overrides) - known)

@@ -6,7 +6,6 @@ alternatives: the later is asked only for what no earlier one accepted.
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import math
 import re
@@ -17,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NoReturn
 
-from assay.errors import VerifierError, message
+from assay.errors import VerifierError, message, nearest
 
 # Where each built-in verifier is defined; anything else is named as package.module:object.
 BUILT_IN = {
@@ -186,5 +185,5 @@ class _Parser:
 
 def nearest_built_in(name: str) -> str:
     """Return ``did you mean math?`` where a built-in verifier is spelled nearly so."""
-    nearest = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.5)
-    return f"did you mean {nearest[0]}?" if nearest else ""
+    near = nearest(name, BUILT_IN, 0.5)
+    return f"did you mean {near[0]}?" if near else ""
