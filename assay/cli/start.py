@@ -12,7 +12,7 @@ from assay.cli.console import BEGIN, Json, app, say_line, show
 
 @app.command(rich_help_panel=BEGIN)
 def init(
-    kind: Annotated[str, typer.Argument(help="What to do: grpo.")],
+    kind: Annotated[str, typer.Argument(help="grpo, code, judge, dpo, sft or reward_model.")],
     data: Annotated[
         list[str] | None, typer.Option(help="Source of rows. Repeatable. Default: five are made.")
     ] = None,

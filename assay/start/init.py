@@ -17,20 +17,59 @@ from string import Template
 from typing import Any
 
 from assay import config as configuration
+from assay.data.labelled import load_comparisons, load_outcomes, load_steps
+from assay.data.pairs import load_preferences
 from assay.data.problems import load_problems
-from assay.errors import RunError, UserError, message
+from assay.data.traces import load_traces
+from assay.errors import DataError, RunError, UserError, message
 from assay.start.look import (
     LookedModel,
     LookedRows,
+    columns_of,
     fitting_verifier,
     look_at_model,
     look_at_rows,
 )
-from assay.start.starter import make_starter
+from assay.start.starter import make_fresh, make_starter
 from assay.types import Problem
 from assay.verify.service import VerifierService
 
-KINDS = ("grpo",)
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What `assay init` writes of one kind.
+
+    template: of the configuration. rows: the file that is written where no rows are named, and
+    what is in it. load: how the stage reads rows; of ``reward_model`` the columns say it.
+    verifier: the one that judges; None: the one that fits the rows. solution: the column that a
+    tiny model guesses among; None: it begins knowing nothing.
+    """
+
+    template: str
+    rows: str
+    what: str
+    load: Callable[..., Sequence[Any]]
+    verifier: str | None = None
+    solution: str | None = None
+
+
+_QUESTIONS = ("rows.jsonl", "five questions and answers")
+_PAIRS = ("pairs.jsonl", "five questions, each with a better and a worse answer")
+_PROGRAMS = ("programs.jsonl", "five programs to write, each with its tests")
+KINDS = {
+    "grpo": Kind("grpo", *_QUESTIONS, load_problems, solution="answer"),
+    "code": Kind("grpo", *_PROGRAMS, load_problems, "code", solution="solution"),
+    "judge": Kind("grpo", *_QUESTIONS, load_problems, "judge", solution="answer"),
+    "dpo": Kind("dpo", *_PAIRS, load_preferences),
+    "reward_model": Kind("reward_model", *_PAIRS, load_comparisons),
+    "sft": Kind("sft", "traces.jsonl", "five questions with their answers", load_traces),
+}
+LABELLED = {"preference": load_comparisons, "outcome": load_outcomes, "process": load_steps}
+NO_DISTILL = (
+    "assay init distill: there is no stage of distillation yet; write what a teacher answers into "
+    "rows of prompt and completion, keep those that `assay verify` passes, and take  assay init "
+    "sft --data FILE"
+)
 MANY_ANSWERS = 40
 """Different answers of which a tiny model guesses the right one too rarely."""
 
@@ -93,30 +132,62 @@ def init(
     stay as they are. Raises UserError for rows or a model that cannot be used, and where the
     configuration exists and ``overwrite`` is not set.
     """
+    if kind == "distill":
+        raise UserError(NO_DISTILL)
     if kind not in KINDS:
         raise UserError(message("assay init", f'"{kind}"', ", ".join(KINDS)))
-    draft = Draft(kind, out or Path(f"{kind}.toml"))
+    draft, made = Draft(kind, out or Path(f"{kind}.toml")), KINDS[kind]
     if draft.file.exists() and not overwrite:
         remedy = "give --overwrite, or another --out"
         raise RunError(message(str(draft.file), "a file that exists", "a new one", remedy))
-    sources = list(data) or [_write_missing(draft, "rows.jsonl", "five questions and answers")]
-    rows = look_at_rows(sources, load_problems)
-    held = look_at_rows(heldout, load_problems) if heldout else None
-    expression = _choose_verifier(draft, rows, verifier)
-    path = model if model is not None else _make_tiny(draft, rows, overwrite, say)
+    sources = list(data) or [_write_missing(draft, made.rows, made.what)]
+    labels = _kind_of_labels(columns_of(sources[0])) if kind == "reward_model" else ""
+    load = LABELLED.get(labels, made.load)
+    rows = look_at_rows(sources, load)
+    held = look_at_rows(heldout, load) if heldout else None
+    is_rl = made.template == "grpo"
+    expression = _choose_verifier(draft, rows, verifier or made.verifier) if is_rl else None
+    path = model if model is not None else _make_tiny(draft, made, rows, overwrite, say)
     looked = look_at_model(path)
-    _describe_rows(draft, rows, held, expression)
+    draft.values |= {"kind": kind, "file": draft.file, "verification": _judge_keys(made)}
+    _describe_rows(draft, rows, held, _ROWS_KEYS.get(made.template, "train"))
     _describe_model(draft, looked)
-    _describe_lengths(draft, rows, looked)
-    _describe_training(draft, looked, len(rows.rows))
-    draft.values["file"] = draft.file
-    text = Template(_template(f"{kind}.toml")).substitute(draft.values)
+    if is_rl:
+        _describe_verifier(draft, expression)
+        _describe_lengths(draft, rows, looked)
+        _describe_training(draft, looked, len(rows.rows))
+    else:
+        draft.line("kind", labels, "what the rows are labels of", "labels")
+        _describe_epochs(draft, looked, len(rows.rows))
+    text = Template(_template(f"{made.template}.toml")).substitute(draft.values)
     draft.file.write_text(text, encoding="utf-8")
     draft.written.append(f"{draft.file}: the configuration")
     configuration.load(draft.file)
     command = f"assay train {shlex.quote(str(draft.file))}"
     following = [f"{command} --dry-run", command]
     return InitResult(str(draft.file), draft.written, draft.assumed, following)
+
+
+_ROWS_KEYS = {"sft": "traces", "dpo": "pairs", "reward_model": "rows"}
+
+
+def _kind_of_labels(columns: Sequence[str]) -> str:
+    """Return which kind of reward model rows of these columns are for."""
+    if "labels" in columns:
+        return "process"
+    return "outcome" if {"label", "correct", "score"} & {*columns} else "preference"
+
+
+def _judge_keys(made: Kind) -> str:
+    if made.verifier != "judge":
+        return ""
+    lines = [
+        "",
+        "[verification.options.judge]",
+        _line("url", "http://localhost:8000/v1", "any OpenAI-compatible endpoint"),
+        _line("model", "judge", "the judge's name there; its key is in ASSAY_JUDGE_KEY"),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _template(name: str) -> str:
@@ -156,16 +227,22 @@ def _choose_verifier(draft: Draft, rows: LookedRows, verifier: str | None) -> st
     return expression
 
 
-def _make_tiny(draft: Draft, rows: LookedRows, overwrite: bool, say: Callable[[str], None]) -> str:
+def _make_tiny(
+    draft: Draft, made: Kind, rows: LookedRows, overwrite: bool, say: Callable[[str], None]
+) -> str:
     """Make the tiny model, and say what it is."""
-    folder = Path("tiny")
+    folder = Path("tiny" if draft.kind == "grpo" else f"tiny-{draft.kind}")
     if folder.exists() and not overwrite:
-        remedy = "give --overwrite to make it again, or --model tiny to use it"
+        remedy = f"give --overwrite to make it again, or --model {folder} to use it"
         raise RunError(message(str(folder), "a folder that exists", "a new one", remedy))
-    pairs = [(str(problem.prompt), str(problem.spec["answer"])) for problem in rows.rows]
-    say("making a tiny model that guesses (some ten seconds on an idle machine)")
+    pairs = _prompts_and_answers(made, rows)
+    say("making a tiny model (some ten seconds on an idle machine)")
     if folder.exists():
         shutil.rmtree(folder)
+    if draft.kind in ("sft", "reward_model"):
+        make_fresh(folder, pairs)
+        draft.written.append(f"{folder}/: a model of 0.7 million parameters that knows nothing")
+        return str(folder)
     make_starter(folder, pairs)
     draft.written.append(
         f"{folder}/: a model of 0.7 million parameters that guesses among the rows' answers"
@@ -179,11 +256,28 @@ def _make_tiny(draft: Draft, rows: LookedRows, overwrite: bool, say: Callable[[s
     return str(folder)
 
 
-def _describe_rows(
-    draft: Draft, rows: LookedRows, held: LookedRows | None, expression: str | None
-) -> None:
+def _prompts_and_answers(made: Kind, rows: LookedRows) -> list[tuple[str, str]]:
+    """Return each prompt with what a model may write behind it."""
+    pairs: list[tuple[str, str]] = []
+    for row in rows.rows:
+        pair = getattr(row, "pair", row)
+        if isinstance(row, Problem):
+            answers = [row.spec.get(made.solution or "", row.spec.get("answer"))]
+        else:
+            names = ("chosen", "rejected", "completion")
+            answers = [getattr(pair, name) for name in names if hasattr(pair, name)]
+        pairs += [(str(pair.prompt), str(answer)) for answer in answers if answer]
+    if not pairs:
+        found = f"rows without {made.solution or 'a completion'}"
+        raise DataError(
+            message("--data", found, "rows to guess among", "name a model with --model")
+        )
+    return pairs
+
+
+def _describe_rows(draft: Draft, rows: LookedRows, held: LookedRows | None, key: str) -> None:
     note = f"{rows.size}; columns: {', '.join(rows.columns) or 'none'}"
-    draft.line("train", list(rows.sources), note)
+    draft.line(key, list(rows.sources), note, "train")
     draft.assumed.append(f"{', '.join(rows.sources)}: {note}")
     if held is not None:
         draft.line("heldout", list(held.sources), f"{held.size}, never trained on")
@@ -192,6 +286,9 @@ def _describe_rows(
         draft.assumed.append("no held-out rows: what is measured is accuracy on the training rows")
     every = (20, "steps between evaluations on the held-out rows")
     draft.line("every", *every) if held else draft.unset("every", *every)
+
+
+def _describe_verifier(draft: Draft, expression: str | None) -> None:
     if expression is None:
         draft.unset("verifier", "math", "each row names its own")
     elif ":" in expression:
@@ -199,6 +296,21 @@ def _describe_rows(
         draft.line("verifier", expression, f"the function {function} of {module}.py")
     else:
         draft.line("verifier", expression, "docs/verifiers.md has the others")
+
+
+def _describe_epochs(draft: Draft, model: LookedModel, num_rows: int) -> None:
+    """Choose passes over the rows, and how many a step learns from."""
+    epochs = 100.0 if model.is_tiny else 1.0
+    draft.line("epochs", epochs, "passes over the rows")
+    draft.line("tokens_per_step", 32 if model.is_tiny else 4096, "that are learned from")
+    for key in ("pairs_per_step", "rows_per_step"):
+        draft.line(key, min(32, num_rows))
+    rate = {"sft": 1e-5, "dpo": 5e-7, "reward_model": 1e-5}[KINDS[draft.kind].template]
+    if model.is_tiny:
+        tiny_rate = 5e-4 if draft.kind == "dpo" else 2e-3
+        draft.line("learning_rate", tiny_rate, f"for a tiny model; a pretrained one takes {rate:g}")
+    else:
+        draft.unset("learning_rate", rate, "the default; ten times as much for adapters")
 
 
 _TEMPLATES = {
@@ -232,7 +344,11 @@ def _describe_lengths(draft: Draft, rows: LookedRows, model: LookedModel) -> Non
     """Choose the longest completion: room for an answer, or for reasoning."""
     sample: Sequence[Problem] = rows.rows[:200]
     prompt = max(model.count(str(problem.prompt)) for problem in sample)
-    answer = max(model.count(str(problem.spec.get("answer", ""))) for problem in sample)
+    keys = ("solution", "answer")
+    answer = max(
+        model.count(str(next((problem.spec[key] for key in keys if key in problem.spec), "")))
+        for problem in sample
+    )
     if model.is_tiny:
         tokens, why = answer + 8, f"the longest answer has {answer} tokens"
     elif model.think is not None:

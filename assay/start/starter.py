@@ -13,6 +13,7 @@ from random import Random
 from typing import Any
 
 from assay.errors import DataError, message
+from assay.model.load import export
 from assay.training import api
 from assay.training.recipes import make_model
 
@@ -49,13 +50,13 @@ def make_starter(folder: Path, pairs: Sequence[tuple[str, str]], seed: int = 0) 
             },
             quiet=True,
         )
-        api.export(str(result.checkpoint), folder)
+        export(str(result.checkpoint), folder)
         (folder / traces.name).write_bytes(traces.read_bytes())
 
 
-def make_fresh(folder: Path, longest: int, seed: int = 0) -> None:
-    """Save the same model untaught; ``longest``: bytes of a prompt and a completion."""
-    make_model(folder, seed, _enough(longest))
+def make_fresh(folder: Path, pairs: Sequence[tuple[str, str]], seed: int = 0) -> None:
+    """Save the same model untaught, with room for each prompt and completion."""
+    make_model(folder, seed, _positions(pairs))
 
 
 def _positions(pairs: Sequence[tuple[str, str]]) -> int:

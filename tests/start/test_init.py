@@ -146,8 +146,71 @@ def test_a_bad_row_is_told_at_its_place_and_nothing_is_written(model: str) -> No
 
 
 def test_an_unknown_kind_names_the_known_ones() -> None:
-    with pytest.raises(UserError, match='"gpro"; accepted: grpo'):
+    with pytest.raises(UserError, match=r'"gpro"; accepted: grpo, code, judge, dpo'):
         init("gpro")
+    with pytest.raises(UserError, match=r"there is no stage of distillation yet.*init sft --data"):
+        init("distill")
+
+
+@pytest.mark.parametrize(
+    ("kind", "stage", "rows"),
+    [
+        ("code", "rl", "programs.jsonl"),
+        ("judge", "rl", "rows.jsonl"),
+        ("dpo", "preference", "pairs.jsonl"),
+        ("reward_model", "reward_model", "pairs.jsonl"),
+        ("sft", "sft", "traces.jsonl"),
+    ],
+)
+def test_each_kind_writes_its_rows_and_its_stage(
+    kind: str, stage: str, rows: str, model: str
+) -> None:
+    result = init(kind, model=model)
+    read = config.load(result.config)
+    assert read.stage == stage and Path(rows).is_file()
+    assert f"{rows}: 5 rows; columns: " in "\n".join(result.assumed)
+    if stage == "rl":
+        assert read.data.verifier == kind
+    assert ("judge" in read.verification.options) == (kind == "judge")
+
+
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        ({"prompt": "q", "chosen": "a", "rejected": "b"}, "preference"),
+        ({"prompt": "q", "completion": "a", "label": True}, "outcome"),
+        ({"prompt": "q", "steps": ["a", "b"], "labels": [True, False]}, "process"),
+    ],
+)
+def test_a_reward_model_is_of_the_kind_that_its_rows_show(
+    row: dict[str, Any], kind: str, model: str
+) -> None:
+    read = config.load(init("reward_model", data=write_rows(row), model=model).config)
+    assert read.reward_model is not None and read.reward_model.kind == kind
+
+
+def test_rows_of_another_kind_are_told_as_training_would(model: str) -> None:
+    rows = write_rows({"prompt": "q", "answer": "a"})
+    with pytest.raises(DataError, match=r'"chosen" and "rejected"'):
+        init("dpo", data=rows, model=model)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", ["code", "dpo", "reward_model", "sft"])
+def test_what_is_written_is_trained_as_it_stands(
+    kind: str, monkeypatch: pytest.MonkeyPatch, one_thread: None
+) -> None:
+    """Two steps of each: the tiny model is hardly taught."""
+    from assay.training import api
+
+    monkeypatch.setattr(starter, "NUM_TRACES", 40)
+    monkeypatch.setattr(starter, "NUM_STEPS", 2)
+    result = init(kind)
+    shorter = {"code": "rl.steps=2", "dpo": "preference.epochs=2"}
+    shorter |= {"reward_model": "reward_model.epochs=2", "sft": "sft.epochs=2"}
+    trained = api.train(result.config, overrides=[shorter[kind]], quiet=True)
+    assert trained.finished and trained.steps >= 1
 
 
 def test_a_tiny_model_is_made_where_none_is_named(
