@@ -23,7 +23,7 @@ START_DEADLINE = 120.0  # seconds for a fresh interpreter
 IMPORT_DEADLINE = 60.0  # seconds for an import inside a worker
 CONFIRMATION = 0.25  # seconds between finding a worker overdue and giving it up
 STALE = 1.0  # seconds that a worker may take for work that nobody waits for
-GATHER = 5e-5  # seconds for each reply that may come: waking up for one costs more than this
+GATHER = 1e-5  # seconds for each reply that may come: waking up for one costs more than this
 LOOK = 0.25  # seconds between two looks at whether somebody does
 
 NONSENSE = (ValueError, TypeError, IndexError, KeyError, AttributeError)  # a reply of another form
