@@ -1,0 +1,62 @@
+"""Every example's configuration is trained for two steps, with a tiny model in place of its own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from assay.testing import CHAT_TEMPLATE, save_tiny_model
+from assay.training import api
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = sorted((ROOT / "examples").rglob("*.toml"))
+# Its commands make its rows and its model: docs/tutorial.md.
+EXAMPLES = [path for path in EXAMPLES if path.parent.name != "tutorial"]
+GSM8K = '{"question": "%d+1?", "answer": "So it is.\\n#### %d"}\n'
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("examples") / "model"
+    return save_tiny_model(folder, chat_template=CHAT_TEMPLATE, max_positions=1024)
+
+
+def shortened(text: str, model: Path, folder: Path) -> str:
+    """Return a configuration that takes two steps: of the tiny model, a few rows, short texts."""
+    text = re.sub(r"(?m)^path = .*$", f'path = "{model}"', text)
+    text = re.sub(r"(?m)^dtype = .*$", "", text)
+    text = re.sub(r"size=\d+", "size=4", text)
+    text = re.sub(r"(?m)^steps = .*$", "steps = 2", text)
+    text = re.sub(r"(?m)^max_tokens = .*$", "max_tokens = 8", text)
+    text = re.sub(
+        r"(?m)^(num_prompts|group_size|pairs_per_step|rows_per_step) = .*$", r"\1 = 2", text
+    )
+    text = re.sub(r"(?m)^tokens_per_step = .*$", "tokens_per_step = 100", text)
+    for split in ("train", "test"):
+        rows = "".join(
+            GSM8K % (n, n + 1) for n in range(4 * (split == "test"), 4 + 4 * (split == "test"))
+        )
+        (folder / f"{split}.jsonl").write_text(rows)
+        text = text.replace(f"hf:openai/gsm8k/main?split={split}", str(folder / f"{split}.jsonl"))
+    return text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_example_trains(
+    path: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT))
+    config = tmp_path / path.name
+    config.write_text(shortened(path.read_text(encoding="utf-8"), model, tmp_path))
+    result = api.train(config, quiet=True)
+    assert result.finished and result.steps >= 2, str(result)
+
+
+def test_the_page_lists_every_example() -> None:
+    page = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    missing = [path.name for path in EXAMPLES if path.name not in page]
+    assert not missing, "describe these in examples/README.md"
