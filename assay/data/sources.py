@@ -39,7 +39,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def source(function: Function) -> Function:
     """Declare that a function returns rows, so that a source may name it and give its arguments.
 
-        @assay.source                      # in sums.py; data.train = ["sums:problems?size=500"]
+        @assay.source  # in sums.py; data.train = ["sums:problems?size=500"]
         def problems(size):
             return [{"question": f"{n}+1=", "answer": str(n + 1)} for n in range(size)]
 

@@ -59,11 +59,8 @@ def train(
     """Train as a configuration says, or go on with a run; return how it ended.
 
         result = assay.train("run.toml", overrides=["rl.steps=20"])
-        result = assay.train({
-            "model": {"path": "Qwen/Qwen3-0.6B"},
-            "data": {"train": ["problems.jsonl"], "heldout": ["heldout.jsonl"]},
-            "rl": {"steps": 20},
-        })
+        data = {"train": ["problems.jsonl"], "heldout": ["heldout.jsonl"]}
+        result = assay.train({"model": {"path": "Qwen/Qwen3-0.6B"}, "data": data})
         run = assay.load_run(result.run)
 
     config: a TOML file, a dict with the same sections and keys (docs/configuration.md), or a

@@ -117,9 +117,9 @@ def redteam(
     """Try known reward hacks on a verifier, a built-in one or your own; return what it paid for.
 
         result = assay.redteam("my_rewards:concise", "problems.jsonl")
-        print(result)              # a line for each kind of attack, and what got through
-        result.held                # True where nothing did
-        result.findings            # each case that went wrong
+        print(result)  # a line for each kind of attack, and what got through
+        result.held  # True where nothing did
+        result.findings  # each case that went wrong
 
     problems: sources or rows of yours to attack; None: the suite's own. suite: the attacks to use;
     None: those that fit the verifier.
