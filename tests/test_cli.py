@@ -248,7 +248,7 @@ def test_what_the_commands_need(assay: Assay, here: Path, model: Path) -> None:
     assert "not a run directory" in assay("train", "--resume", "runs/x").complaint
     assert "not a run directory" in assay("report", "runs/x").complaint
     assert "needs a CONFIG file" in assay("train", "--resume", "x", "--dry-run").complaint
-    assert "--prompt or --problems" in assay("sample", model).complaint
+    assert "(--prompt) or problems (--problems)" in assay("sample", model).complaint
     several = assay("eval", model, "--problems", "heldout.jsonl", "--samples", 4)
     assert "temperature: found 0" in several.complaint
     assert "a run directory or a checkpoint" in assay("export", "./nothing", "out").complaint
