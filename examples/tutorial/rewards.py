@@ -1,4 +1,4 @@
-"""The tutorial's reward: the right answer, and a little for showing the work."""
+"""The tutorial's reward: 1 for the right answer; the shown work is only counted."""
 
 from __future__ import annotations
 
