@@ -236,7 +236,7 @@ def _make_tiny(
         remedy = f"give --overwrite to make it again, or --model {folder} to use it"
         raise RunError(message(str(folder), "a folder that exists", "a new one", remedy))
     pairs = _prompts_and_answers(made, rows)
-    say("making a tiny model (some ten seconds on an idle machine)")
+    say("making a tiny model (about ten seconds on an idle machine)")
     if folder.exists():
         shutil.rmtree(folder)
     if draft.kind in ("sft", "reward_model"):
