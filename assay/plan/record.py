@@ -70,7 +70,7 @@ def decision_text(
             lines.append(f"| {name.replace('_', ' ')} | {number(value)} |")
     if (mixed := decision.facts.mixed) is not None:
         size = decision.facts.group_size
-        lines.append(f"| groups of {size} with right and wrong answers, expected | {number(mixed)} |")
+        lines.append(f"| groups of {size} with right and wrong answers | about {number(mixed)} |")
     for heading, text in sections:
         lines += ["", f"## {heading}", "", text]
     return "\n".join([*lines, "", OUTCOME, "", ""])
