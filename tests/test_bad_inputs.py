@@ -84,8 +84,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which every command works, with a finished run."""
     import torch
 
-    import assay.plan.api
     import assay.run.report
+    import assay.start.plan
     import assay.training.api
     import assay.training.preference
     import assay.training.recipes

@@ -95,9 +95,9 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Recommend a method and why not the others, a narrow pilot, memory and time; train nothing."""
-    from assay.plan import api
+    from assay.start import plan as start
 
-    result = api.plan(
+    result = start.plan(
         config,
         overrides=overrides or [],
         given=facts or [],

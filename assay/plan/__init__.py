@@ -7,7 +7,7 @@ decision.py    the table applied to facts, and the keys to set along with a meth
 pilot.py       a narrow first run             record.py    decision.md, of a plan and of a run
 questions.py   facts that are told or asked for
 configured.py  facts that a configuration tells by itself
-measure.py     facts that its model, problems and verifier tell
-memory.py      what a run takes     seconds.py  and how long, on the loaded model
-api.py         what the command calls
+memory.py      what a run takes, on the loaded model
+
+`assay.start` has the rest: what opens a model to measure it, and what the command calls.
 """

@@ -18,7 +18,7 @@ from assay.verify.expression import BUILT_IN, parse_expression
 
 if TYPE_CHECKING:
     from assay.plan.memory import MemoryPlan
-    from assay.plan.seconds import StepSeconds
+    from assay.start.seconds import StepSeconds
     from assay.training.assemble import Bench
     from assay.types import Group, Problem, Verdict
 
@@ -171,7 +171,7 @@ def measure_machine(
     import torch
 
     from assay.plan.memory import MIB, critic_bytes, plan_memory, reference_bytes
-    from assay.plan.seconds import time_rl, time_sft
+    from assay.start.seconds import time_rl, time_sft
     from assay.training.assemble import choose_algorithm
 
     config, model = bench.config, cast("Any", bench.loaded.model)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from assay.config import TrainConfig, parse
-from assay.plan import seconds
-from assay.plan.seconds import StepSeconds, UnitSeconds, estimate_rl, estimate_sft, measure_units
+from assay.start import seconds
+from assay.start.seconds import StepSeconds, UnitSeconds, estimate_rl, estimate_sft, measure_units
 from assay.types import Group
 
 ONE_STEP = UnitSeconds(begin=0.0, prompt_token=0.0, decode=1.0, update_fixed=0.0, update_token=0.0)

@@ -1,4 +1,4 @@
-"""What the command and notebooks call: from facts to a recommendation, pilot, memory and time."""
+"""`assay plan`: from facts to a recommendation, a pilot, memory and time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from assay.errors import UserError
 from assay.plan.configured import exists, facts_of_config, known_rows
 from assay.plan.decision import Decision, decide
 from assay.plan.facts import Facts
-from assay.plan.measure import MEASURED_PROBLEMS, measure
 from assay.plan.pilot import Pilot, propose
 from assay.plan.questions import ask_all, can_ask, read_facts
 from assay.plan.record import FILE, PILOT_OF, chosen_by, decision_text, owner, text_of, write_page
 from assay.run.environment import memory_mib
+from assay.start.measure import MEASURED_PROBLEMS, measure
 
 PILOT_FILE = "pilot.toml"
 

@@ -14,11 +14,12 @@ import tomli_w
 from assay import cli
 from assay import config as configuration
 from assay.errors import UserError
-from assay.plan import api, questions
+from assay.plan import questions
 from assay.plan.configured import reward_of
 from assay.plan.facts import Facts
 from assay.plan.questions import ask_all, read_facts
 from assay.plan.record import read_facts as facts_of_page
+from assay.start import plan as planning
 from assay.testing import save_tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -62,7 +63,7 @@ def test_a_configuration_is_measured_and_nothing_is_trained(
     tree: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = write(tree, tmp_path)
-    found = api.plan(config, num_problems=6)
+    found = planning.plan(config, num_problems=6)
     facts = found.decision.facts
     assert facts.num_problems == 52 and len(facts.passes) == 6
     assert 0 < (facts.pass_at_1 or 0) < 1 and facts.num_samples == 8
@@ -84,7 +85,7 @@ def test_a_configuration_is_measured_and_nothing_is_trained(
 
 def test_a_checker_that_judges_nothing_is_found_out(tree: dict[str, Any], tmp_path: Path) -> None:
     tree["data"]["verifier"] = "plan_rewards:never"
-    found = api.plan(write(tree, tmp_path), num_problems=2)
+    found = planning.plan(write(tree, tmp_path), num_problems=2)
     assert found.decision.name == "harden_verifier"
     assert "100% of completions are not judged" in found.decision.recommended.because
     assert found.pilot.config is None and len(found.files) == 1
@@ -93,11 +94,11 @@ def test_a_checker_that_judges_nothing_is_found_out(tree: dict[str, Any], tmp_pa
 def test_a_plan_without_a_pilot_leaves_no_earlier_one(tmp_path: Path) -> None:
     page, pilot = tmp_path / "decision.md", tmp_path / "pilot.toml"
     checked = ["reward=answer", "num_problems=2000", "pass_at_1=0.3"]
-    assert api.plan(None, given=checked, out=page).files == (page, pilot) and pilot.exists()
-    assert api.plan(None, given=["reward=pairs", "num_pairs=6"], out=page).files == (page,)
+    assert planning.plan(None, given=checked, out=page).files == (page, pilot) and pilot.exists()
+    assert planning.plan(None, given=["reward=pairs", "num_pairs=6"], out=page).files == (page,)
     assert not pilot.exists()
     pilot.write_text("# mine\n")
-    api.plan(None, given=["reward=pairs", "num_pairs=6"], out=page)
+    planning.plan(None, given=["reward=pairs", "num_pairs=6"], out=page)
     assert pilot.read_text() == "# mine\n"
 
 
@@ -111,7 +112,7 @@ def test_told_facts_stand_over_measured_ones(
     said: list[str] = []
     given = ["pass_at_1=0.5", "hours=3"]
     config = write(tree, tmp_path)
-    found = api.plan(config, given=given, num_problems=num_problems, say=said.append)
+    found = planning.plan(config, given=given, num_problems=num_problems, say=said.append)
     assert found.decision.facts.pass_at_1 == 0.5 and found.decision.facts.hours == 3.0
     assert (found.measured is None) == (num_problems is None)
     assert any("nothing is measured" in text for text in said) == (num_problems is None)
@@ -122,7 +123,7 @@ def test_supervised_and_preference_stages(tree: dict[str, Any], tmp_path: Path) 
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     cold = {name: tree[name] for name in ("run", "model", "sampling", "engine", "verification")}
     cold["sft"] = {"traces": [str(tmp_path / "t.jsonl")], "tokens_per_step": 64}
-    found = api.plan(write(cold, tmp_path))
+    found = planning.plan(write(cold, tmp_path))
     assert found.decision.name == "sft" == found.chosen and found.measured.seconds.total > 0
     assert found.decision.facts.num_demonstrations == 60
     pairs = [{"prompt": "a", "chosen": f"b{n}", "rejected": "c"} for n in range(120)]
@@ -130,7 +131,7 @@ def test_supervised_and_preference_stages(tree: dict[str, Any], tmp_path: Path) 
     del cold["sft"]
     preferred = {**cold, "preference": {"pairs": [str(tmp_path / "p.jsonl")], "method": "ipo"}}
     preferred["model"] = {"path": str(tmp_path / "elsewhere")}
-    found = api.plan(write(preferred, tmp_path))
+    found = planning.plan(write(preferred, tmp_path))
     assert found.decision.name == "dpo" and found.chosen == "ipo"
     assert found.decision.facts.num_pairs == 120 and found.measured is None
 
@@ -219,8 +220,8 @@ def test_a_person_is_asked_and_flags_do_without(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(questions, "can_ask", lambda: True)
-    monkeypatch.setattr(api, "can_ask", lambda: True)
-    asked = api.plan(None, ask=answering("demonstrations", "900"), say=lambda text: None)
+    monkeypatch.setattr(planning, "can_ask", lambda: True)
+    asked = planning.plan(None, ask=answering("demonstrations", "900"), say=lambda text: None)
     assert asked.decision.name == "sft"
     monkeypatch.setattr(
         sys, "argv", ["assay", "plan", "--json", "--fact", "reward=tests", "--out", "d.md"]
@@ -238,6 +239,6 @@ def test_help_loads_no_torch() -> None:
     code = (
         "import sys; from assay.cli import main; sys.argv = ['assay', 'plan', '--help']\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
-        "import assay.plan.api\nassert not {'torch', 'transformers'} & set(sys.modules)"
+        "import assay.start.plan\nassert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
