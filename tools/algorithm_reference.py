@@ -74,7 +74,7 @@ def _link(name: str) -> str:
 
 
 def _algorithms() -> str:
-    head = f"| method | {' | '.join(COLUMNS)} | beside |\n|{'---|' * (len(COLUMNS) + 2)}"
+    head = f"| method | {' | '.join(COLUMNS)} | other settings |\n|{'---|' * (len(COLUMNS) + 2)}"
     return "\n".join([head, *(_algorithm_row(row) for row in ALGORITHMS.values())])
 
 
