@@ -82,7 +82,8 @@ class Evaluation:
     enough judged completions for the largest k, which is one that half of the problems have.
     majority: share of problems whose most frequent answer is right (a tie counts in part); answers
     that the verifier holds equal are one, as 1/2 and 0.5; of a verifier that compares no answers
-    (a program's, a user's function) the extracted texts vote. None with a single sample.
+    (a program's, a user's function) the extracted texts vote. None with a single sample, and
+    where no answer was extracted at all.
     by_problem: the share of each problem, by its id.
     """
 
@@ -211,6 +212,7 @@ class _Tally:
         self.by_problem: dict[str, float] = {}
         self.counts: list[tuple[int, int]] = []  # judged and right, of each problem
         self.majorities: list[float] = []
+        self.has_votes = False
         self.by_tag: dict[str, list[float]] = defaultdict(list)
         self.lengths: list[int] = []
         self.num_truncated = 0
@@ -241,6 +243,7 @@ class _Tally:
             self.by_tag[tag].append(share)
         if self.num_samples > 1:
             self.majorities.append(majority_correct(judged, same))
+            self.has_votes |= any(verdict.extracted is not None for verdict in judged)
 
     def _pass_at(self) -> tuple[dict[int, float], int]:
         """Return each pass@k, and the number of problems with enough judged for the largest k."""
@@ -260,7 +263,7 @@ class _Tally:
             stderr=stderr_of(shares),
             pass_at=pass_at,
             pass_at_problems=pass_at_problems,
-            majority=_mean(self.majorities) if self.majorities else None,
+            majority=_mean(self.majorities) if self.has_votes else None,
             by_tag={tag: _mean(shares) for tag, shares in sorted(self.by_tag.items())},
             truncated=self.num_truncated / max(1, len(self.lengths)),
             mean_tokens=_mean(self.lengths),

@@ -94,6 +94,14 @@ def test_a_single_sample_has_no_majority() -> None:
     assert summarize(map(group_of, rows), rows).majority is None
 
 
+def test_where_no_answer_was_extracted_there_is_no_majority() -> None:
+    rows = [[verdict(True), verdict(True)], [verdict(True), verdict(False)]]
+    result = summarize(map(group_of, rows), rows)
+    assert result.majority is None and "majority" not in str(result)
+    rows[0] = [verdict(True, "1"), verdict(True, "1")]
+    assert summarize(map(group_of, rows), rows).majority == 0.5
+
+
 def ask_math(texts: Sequence[str], gold: str, verifier: str = "math") -> tuple[float | None, int]:
     """Return the majority of completions under a verifier, and how many judgements it took besides."""
     asked: list[int] = []
