@@ -149,8 +149,10 @@ def test_the_dockerfile_copies_what_there_is_and_its_commands_are_shell() -> Non
     assert set(re.findall(r"--build-arg (\w+)", DOCKERFILE + PAGE)) <= declared
 
 
-@pytest.mark.skipif(shutil.which("docker") is None, reason="needs a Docker engine")
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_image_is_built() -> None:
+    docker = shutil.which("docker")
+    if docker is None or subprocess.run([docker, "info"], capture_output=True).returncode:
+        pytest.skip("needs a Docker engine that runs")
     run("docker", "build", "-t", "assay-test", str(ROOT), cwd=ROOT)
