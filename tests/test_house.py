@@ -77,7 +77,7 @@ BUDGETS = {
     "verify/judge": 1800,
     "verify/logic": 1730,
     "verify/programs": 2183,
-    "verify/redteam": 471,
+    "verify/redteam": 480,
     "verify/sandbox": 2829,
     "verify/serving": 2128,
     "verify/style": 820,

@@ -31,7 +31,7 @@ def model_card(run: LoadedRun, step: int) -> str:
     """Return the README of a run's checkpoint: what it is, what was measured, how it was made."""
     stage, sources = stage_words(run.config)
     version = run.environment.get("versions", {}).get("assay") or "?"
-    made = f"Step {step} of a run of [Assay](https://pypi.org/project/assay-rl/) {version}: {stage}"
+    made = f"Step {step} of a run of Assay {version}: {stage}"
     lines = [
         *_front_matter(run),
         "",

@@ -112,6 +112,9 @@ class RedTeamResult:
             accepted, dark = self.accepted[attack], self.not_judged[attack]
             said = f"{accepted} of {count} ACCEPTED" if accepted else f"0 of {count} accepted"
             yield f"  {attack:<{width}}  {said}" + (f", {dark} not judged" if dark else "")
+        yield "Accepted is a score of 1: what a hack is paid below 1 is not counted here."
+        if self.controls_passed < self.controls:
+            yield "Controls are right answers in odd forms: one that asks for one form fails some."
 
     def _shown_findings(self) -> Iterator[str]:
         """Yield the commonest reasons of no judgement, then the first findings of each family."""
