@@ -289,7 +289,8 @@ def test_a_problem_that_cannot_be_judged(service: VerifierService) -> None:
 
 
 def test_describe_and_stats(service: VerifierService, rewards: str) -> None:
-    judge(service, ["5"], f"{rewards}:pid")
+    judge(service, ["5"], f"math + {rewards}:pid")
+    judge(service, ["hang"], f"{rewards}:mixed")
     described = service.describe()
     assert described["math"]["version"] == MATH.version
     assert len(described["math"]["hash"]) == len(described[f"{rewards}:pid"]["hash"]) == 12
