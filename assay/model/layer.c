@@ -195,6 +195,16 @@ static void turn(const float *from, int64_t tokens, int64_t width, float *to) {
             to[t / LANES * LANES * width + d * LANES + t % LANES] = t < tokens ? from[t * width + d] : 0.0f;
 }
 
+/* Copy the keys and values that a row's head sees, and turn its keys; return its prompt's tokens. */
+static int64_t see(const Shape *shape, const float *key, const float *value, int64_t head, int64_t row,
+                   const int64_t *parents, const int64_t *lengths, const Scratch *at) {
+    int64_t prompt = lengths ? lengths[row] : 0, parent = parents ? parents[row] : 0;
+    gather(shape, key, head, row, parent, prompt, at->keys);
+    turn(at->keys, prompt + shape->length, shape->width, at->turned_keys);
+    gather(shape, value, head, row, parent, prompt, at->values);
+    return prompt;
+}
+
 /* Turn scores into weights, in place, of tokens that a query sees; the others' weights are 0. */
 static void weigh(float *scores, int64_t seen, int64_t size, float scale) {
     for (int64_t t = seen; t < size; t++) scores[t] = -INFINITY;
@@ -234,11 +244,8 @@ void attend(const Shape *shape, const float *query, const float *key, const floa
         float *room = room_for(&at, stride, width);
 #pragma omp for schedule(dynamic)
         for (int64_t n = 0; n < shape->rows * heads; n++) {
-            int64_t row = n / heads, head = n % heads, prompt = lengths ? lengths[row] : 0;
-            int64_t parent = parents ? parents[row] : 0, place = shape->first + row * shape->length;
-            gather(shape, key, head, row, parent, prompt, at.keys);
-            turn(at.keys, prompt + shape->length, width, at.turned_keys);
-            gather(shape, value, head, row, parent, prompt, at.values);
+            int64_t row = n / heads, head = n % heads, place = shape->first + row * shape->length;
+            int64_t prompt = see(shape, key, value, head, row, parents, lengths, &at);
             for (int64_t of = head * shape->queries; of < (head + 1) * shape->queries; of++)
                 for (int64_t first = 0; first < shape->length; first += QUERIES) {
                     int64_t count = lesser(QUERIES, shape->length - first);
@@ -298,11 +305,8 @@ void attend_backward(const Shape *shape, const float *grad, const float *query, 
         float *room = room_for(&at, stride, width);
 #pragma omp for schedule(dynamic)
         for (int64_t n = 0; n < shape->rows * heads; n++) {
-            int64_t row = n / heads, head = n % heads, prompt = lengths ? lengths[row] : 0;
-            int64_t parent = parents ? parents[row] : 0, place = shape->first + row * shape->length;
-            gather(shape, key, head, row, parent, prompt, at.keys);
-            turn(at.keys, prompt + shape->length, width, at.turned_keys);
-            gather(shape, value, head, row, parent, prompt, at.values);
+            int64_t row = n / heads, head = n % heads, place = shape->first + row * shape->length;
+            int64_t prompt = see(shape, key, value, head, row, parents, lengths, &at);
             turn(at.values, prompt + shape->length, width, at.turned_values);
             head_backward(shape, grad, query, head, row, prompt, &at, stride, grad_query);
             for (int64_t t = 0; t < shape->length; t++) {
