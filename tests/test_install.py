@@ -156,3 +156,5 @@ def test_the_image_is_built() -> None:
     if docker is None or subprocess.run([docker, "info"], capture_output=True).returncode:
         pytest.skip("needs a Docker engine that runs")
     run("docker", "build", "-t", "assay-test", str(ROOT), cwd=ROOT)
+    said = run("docker", "run", "--rm", "assay-test", "--version", cwd=ROOT)
+    assert said.split()[-1] == __version__
