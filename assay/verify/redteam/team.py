@@ -49,6 +49,8 @@ class RedTeamResult:
     tried: Counter[str] = field(default_factory=Counter[str])
     accepted: Counter[str] = field(default_factory=Counter[str])
     not_judged: Counter[str] = field(default_factory=Counter[str])
+    # The highest score below acceptance, where it is above 0: training takes that too.
+    paid: dict[str, float] = field(default_factory=dict[str, float])
     controls: int = 0
     controls_passed: int = 0
     findings: list[WrongCase] = field(default_factory=list[WrongCase])
@@ -80,6 +82,8 @@ class RedTeamResult:
             elif not verdict.judged:
                 self.not_judged[case.attack] += 1
                 kind = DARK
+            elif verdict.score:
+                self.paid[case.attack] = max(verdict.score, self.paid.get(case.attack, 0.0))
         if kind:
             read = f"; it read {verdict.extracted!r}" if verdict.extracted is not None else ""
             detail = f"{verdict.status}{read}{': ' if verdict.detail else ''}{verdict.detail}"
@@ -111,8 +115,9 @@ class RedTeamResult:
         for attack, count in self.tried.items():
             accepted, dark = self.accepted[attack], self.not_judged[attack]
             said = f"{accepted} of {count} ACCEPTED" if accepted else f"0 of {count} accepted"
-            yield f"  {attack:<{width}}  {said}" + (f", {dark} not judged" if dark else "")
-        yield "Accepted is a score of 1: what a hack is paid below 1 is not counted here."
+            said += f", {dark} not judged" if dark else ""
+            said += f", paid up to {self.paid[attack]:.2g}" if attack in self.paid else ""
+            yield f"  {attack:<{width}}  {said}"
         if self.controls_passed < self.controls:
             yield "Controls are right answers in odd forms: one that asks for one form fails some."
 

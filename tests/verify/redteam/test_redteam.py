@@ -38,6 +38,11 @@ def rejects(problem: Problem, completion: Completion) -> float:
     return 0.0
 
 
+def nearly(problem: Problem, completion: Completion) -> float:
+    """A reward that pays for anything, and never quite all."""
+    return 0.99 if completion.text else 0.0
+
+
 def breaks(problem: Problem, completion: Completion) -> float:
     """A verifier that cannot judge long texts."""
     if len(completion.text) > 5000:
@@ -59,6 +64,14 @@ def test_a_weak_verifier_is_caught_with_the_completion_that_did_it() -> None:
     assert len(text.splitlines()) < 150
     plain = json.loads(json.dumps(result.as_dict()))
     assert plain["held"] is False and len(plain["findings"]) == len(result.findings)
+
+
+def test_what_is_paid_for_a_hack_without_accepting_it_is_told() -> None:
+    result = red_team(f"{HERE}:nearly", suite="math", num_workers=1)
+    assert result.num_accepted == 0 and set(result.paid.values()) == {0.99}
+    assert "accepted, paid up to 0.99" in str(result)
+    assert result.as_dict()["paid"] == result.paid
+    assert not red_team("math").paid
 
 
 def test_a_verifier_that_rejects_honest_work_does_not_hold() -> None:
