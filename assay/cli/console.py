@@ -21,9 +21,10 @@ app = typer.Typer(
 )
 
 # The tasks under which the help lists commands, in its order.
-TASKS = BEGIN, TRAIN, READ, JUDGE = (
+TASKS = BEGIN, TRAIN, CURATE, READ, JUDGE = (
     "Begin",
     "Train",
+    "Make data sets",
     "Measure, read and hand on a model",
     "Judge completions",
 )

@@ -20,9 +20,11 @@ from assay.config.tree import (
     check_siblings,
     dump,
     field_help,
+    holds_text,
     load,
     naming_lines,
     parse,
+    read_section,
 )
 from assay.config.upkeep import (
     CheckpointConfig,
@@ -68,8 +70,10 @@ __all__ = [
     "check_siblings",
     "dump",
     "field_help",
+    "holds_text",
     "load",
     "naming_lines",
     "parse",
+    "read_section",
     "section_of",
 ]

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tomli_w
 from pydantic import BaseModel, ValidationError, model_validator
@@ -109,7 +109,7 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
         raise ConfigError(f"{path}: not TOML: brackets nested too deeply") from error
     except ValueError as error:  # also a number of 5000 digits
         raise ConfigError(_not_toml(path, str(error))) from error
-    overridden = [apply_override(tree, override, _holds_text) for override in overrides]
+    overridden = [apply_override(tree, override, holds_text) for override in overrides]
     return parse(tree, where=str(path), lines=lines, overridden=overridden)
 
 
@@ -131,7 +131,7 @@ def naming_lines(path: Path | None, overrides: Sequence[str] = ()) -> Generator[
 def build(tree: Mapping[str, Any], overrides: Sequence[str] = ()) -> TrainConfig:
     """Validate a tree of plain values after overrides, which are those of `load`."""
     changed = copy.deepcopy(dict(tree))
-    overridden = [apply_override(changed, override, _holds_text) for override in overrides]
+    overridden = [apply_override(changed, override, holds_text) for override in overrides]
     return parse(changed, overridden=overridden)
 
 
@@ -145,12 +145,25 @@ def parse(
 
     lines: of each dotted key. overridden: the dotted keys that a ``--set`` has given.
     """
+    return read_section(TrainConfig, tree, where, lines, overridden)
+
+
+SectionType = TypeVar("SectionType", bound=BaseModel)
+
+
+def read_section(
+    model: type[SectionType],
+    tree: Mapping[str, Any],
+    where: str,
+    lines: Mapping[str, int] | None = None,
+    overridden: Collection[str] = (),
+) -> SectionType:
+    """Do as `parse` with the tree of any settings."""
     try:
-        return TrainConfig.model_validate(tree)
+        return model.model_validate(tree)
     except ValidationError as error:
         complaints = [
-            complain(dict(item), TrainConfig, where, lines or {}, overridden)
-            for item in error.errors()
+            complain(dict(item), model, where, lines or {}, overridden) for item in error.errors()
         ]
         raise ConfigError("\n".join(complaints)) from error
     except RecursionError as error:
@@ -182,10 +195,10 @@ def dump(config: TrainConfig) -> str:
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
 
 
-def field_help() -> Iterator[tuple[str, str, str, str]]:
+def field_help(model: type[BaseModel] = TrainConfig) -> Iterator[tuple[str, str, str, str]]:
     """Yield (dotted key, what it accepts, default, description) of every key, section by
     section."""
-    yield from _walk(TrainConfig, "")
+    yield from _walk(model, "")
 
 
 def _walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str, str]]:
@@ -211,8 +224,9 @@ def _not_toml(path: Path, reason: str) -> str:
     return f"{path}:{place[1]} not TOML: {reason[: place.start()]}, at column {place[2]}"
 
 
-def _holds_text(key: str) -> bool:
-    return any(name == key and kind.startswith("text") for name, kind, _, _ in field_help())
+def holds_text(key: str, model: type[BaseModel] = TrainConfig) -> bool:
+    """Return whether a key takes text, which an override then gives it as it stands."""
+    return any(name == key and kind.startswith("text") for name, kind, _, _ in field_help(model))
 
 
 def _clashes(config: TrainConfig) -> Iterator[str]:

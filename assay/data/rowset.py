@@ -77,13 +77,17 @@ class RowSet(Sequence[Row], Generic[Row]):
         other.num_skipped = self.num_skipped + len(complaints)
         return other
 
-    def describe(self) -> str:
-        """Return one line: how many rows, from where, and how many were left out."""
+    def counts(self) -> list[tuple[str, int]]:
+        """Return the label of each source, and how many of the rows are its."""
         rows = range(len(self)) if self._chosen is None else self._chosen
         shelf_of_row = np.searchsorted(self._ends, rows, side="right")
         counts = np.bincount(shelf_of_row, minlength=len(self._shelves)).tolist()
         labels = (shelf.source.label for shelf in self._shelves)
-        parts = (f"{count} from {label}" for count, label in zip(counts, labels, strict=True))
+        return list(zip(labels, counts, strict=True))
+
+    def describe(self) -> str:
+        """Return one line: how many rows, from where, and how many were left out."""
+        parts = (f"{count} from {label}" for label, count in self.counts())
         text = f"{len(self)} {self.noun}: {', '.join(parts)}"
         return f"{text}; {self.num_skipped} bad rows skipped" if self.num_skipped else text
 

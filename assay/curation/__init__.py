@@ -1,0 +1,1 @@
+"""Data stages: rows in, rows out, and a manifest that says what happened to each of them."""
