@@ -118,8 +118,11 @@ def refusal(line: str, in_text: bool = False) -> str:
         return ""
     if name not in known:
         return f"there is no command {name}"
+    command = known[name]
+    if arguments and arguments[0] in getattr(command, "commands", {}):
+        command, (name, *arguments) = command.commands[arguments[0]], arguments
     try:
-        known[name].make_context(name, list(arguments))
+        command.make_context(name, list(arguments))
     except Exception as error:  # of click, or of the copy of it that typer has
         if in_text and type(error).__name__ == "MissingParameter":
             return ""
@@ -146,6 +149,7 @@ def test_a_command_that_is_not_accepted_is_found() -> None:
     assert not refusal("assay train run.toml --set rl.steps=3   # a comment")
     assert refusal("assay train run.toml --no-such-option")
     assert refusal("assay eval RUN") and refusal("assay tarin run.toml")
+    assert refusal("assay recipe run --no-such-option") and not refusal("assay recipe show r1_zero")
 
 
 def blocks(language: str) -> list[tuple[str, str]]:

@@ -25,6 +25,7 @@ from assay.config.tree import (
     naming_lines,
     parse,
     read_section,
+    read_toml,
 )
 from assay.config.upkeep import (
     CheckpointConfig,
@@ -75,5 +76,6 @@ __all__ = [
     "naming_lines",
     "parse",
     "read_section",
+    "read_toml",
     "section_of",
 ]

@@ -94,7 +94,13 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
     default again. Raises ConfigError, whose message names the line, the key, what was found and
     what is accepted.
     """
-    path = Path(path)
+    tree, lines = read_toml(Path(path))
+    overridden = [apply_override(tree, override, holds_text) for override in overrides]
+    return parse(tree, where=str(path), lines=lines, overridden=overridden)
+
+
+def read_toml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return a TOML file as plain values, and the line of each dotted key; raises ConfigError."""
     if path.is_fifo() or path.is_char_device():
         raise ConfigError(message(str(path), "a pipe or a device", "a TOML file"))
     try:
@@ -109,8 +115,7 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
         raise ConfigError(f"{path}: not TOML: brackets nested too deeply") from error
     except ValueError as error:  # also a number of 5000 digits
         raise ConfigError(_not_toml(path, str(error))) from error
-    overridden = [apply_override(tree, override, holds_text) for override in overrides]
-    return parse(tree, where=str(path), lines=lines, overridden=overridden)
+    return tree, lines
 
 
 @contextmanager

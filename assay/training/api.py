@@ -102,7 +102,7 @@ def run_stage(stage: Stage) -> TrainResult:
         check_folder(Path(stage.config.run.directory), "run.directory")
     check_trackers(stage.config.log)
     stage = replace(stage, config=settled(stage.config))
-    return read_result(_kind(stage.config).run(stage))
+    return read_result(kind_of(stage.config).run(stage))
 
 
 def run_stages(
@@ -141,7 +141,7 @@ KINDS = {"rl": "stages", "sft": "sft", "preference": "preference", "reward_model
 """The module of each kind of stage, imported when it is run; its ``KIND`` is what it can do."""
 
 
-def _kind(config: TrainConfig) -> Kind:
+def kind_of(config: TrainConfig) -> Kind:
     """Return what the configured kind of stage can do."""
     return import_module(f"assay.training.{KINDS[config.stage]}").KIND
 
@@ -277,7 +277,7 @@ def dry_run(config: Configured, *, overrides: Sequence[str] = (), quiet: bool = 
     check_trackers(settings.log)
     path = Path(config) if isinstance(config, Path | str) else None
     with configuration.naming_lines(path, overrides), ExitStack() as stack:
-        kind, verifiers = _kind(settings), open_verifiers(settings, stack)
+        kind, verifiers = kind_of(settings), open_verifiers(settings, stack)
         rows = kind.read(settings, verifiers)
         bench = open_bench(settings, verifiers)
         show_sampling(bench, stack, quiet)

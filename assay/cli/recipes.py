@@ -1,0 +1,84 @@
+"""`assay recipe`: chains of stages, as files that people run, read and change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from assay.cli.console import TRAIN, Json, app, say_line, show
+from assay.errors import INTERRUPTED
+
+recipe = typer.Typer(
+    no_args_is_help=True, help="Chains of stages: a published pipeline, end to end, in one file."
+)
+app.add_typer(recipe, name="recipe", rich_help_panel=TRAIN)
+
+Name = Annotated[str, typer.Argument(help="A recipe of `assay recipe list`, or a TOML file.")]
+Scale = Annotated[
+    str | None, typer.Option(help="A scale that the recipe has, as small. Default: tiny.")
+]
+
+
+@recipe.command(name="list")
+def list_recipes(as_json: Json = False) -> None:
+    """Name the recipes that ship with Assay, and what each is."""
+    from assay.recipes.file import built_in, read_recipe
+
+    found = [read_recipe(path) for path in built_in().values()]
+    if as_json:
+        rows = [{"name": one.name, "about": one.about, "paper": one.paper} for one in found]
+        print(json.dumps({"recipes": rows}))
+        return
+    for one in found:
+        print(f"{one.name:<18}{one.about}")
+
+
+@recipe.command(name="show")
+def show_recipe(name: Name) -> None:
+    """Print a recipe's file, to read it, or to change a copy."""
+    from assay.recipes.file import find_recipe, read_recipe
+
+    path = find_recipe(name)
+    read_recipe(path)
+    print(path.read_text(encoding="utf-8"), end="")
+
+
+@recipe.command(name="run")
+def run(
+    name: Annotated[
+        str | None, typer.Argument(help="A recipe of `assay recipe list`, or a TOML file.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="STAGE.KEY=VALUE", help="Override a key. Repeatable."),
+    ] = None,
+    until: Annotated[str | None, typer.Option(help="The last stage to run.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Directory of a recipe's run to go on with.")
+    ] = None,
+    scale: Scale = None,
+    directory: Annotated[Path, typer.Option(help="Folder for its run.")] = Path("runs"),
+    dry_run: Annotated[
+        bool, typer.Option(help="Look at every stage, as far as its inputs are there; then stop.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Run a recipe's stages, one after the other, or go on with them (--resume)."""
+    from assay.recipes.run import run_recipe
+
+    result = run_recipe(
+        name,
+        directory=directory,
+        overrides=overrides or [],
+        until=until,
+        resume=resume,
+        scale=scale,
+        quiet=as_json,
+        say=say_line,
+    )
+    show(result, as_json)
+    if result.ended.startswith("interrupted"):
+        raise typer.Exit(INTERRUPTED)

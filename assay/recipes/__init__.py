@@ -1,0 +1,1 @@
+"""Chains of stages, each in one TOML file: `assay recipe`."""

@@ -1,0 +1,254 @@
+"""Run a recipe: stage after stage, each in a folder of its own; go on where it was killed."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from assay.config import STAGES
+from assay.curation.base import ROWS, run_stage
+from assay.errors import AssayError, ConfigError, RunError, UserError, message
+from assay.recipes.check import (
+    check_rows,
+    check_settings,
+    naming,
+    settings_of_data,
+    settings_of_model,
+    settings_of_training,
+)
+from assay.recipes.file import Recipe, RecipeStage, find_recipe, read_recipe
+from assay.recipes.manifest import TINY, Manifest, Row, inputs_of, settings_of
+from assay.run.files import DirectoryLock, check_folder, make_folder
+from assay.run.progress import format_seconds
+from assay.run.signature import why_not_own, write_config
+
+FILE = "recipe.toml"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class RecipeResult:
+    """How a recipe ended, and the row of each stage that was run or read."""
+
+    recipe: str
+    folder: str
+    ended: str
+    stages: Sequence[Row]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {**asdict(self), "stages": [asdict(row) for row in self.stages]}
+
+    def __str__(self) -> str:
+        lines = [f"{self.recipe}: {self.ended}"]
+        for row in self.stages:
+            took = format_seconds(row.seconds)
+            lines.append(f"  {row.stage:<16}{row.kind:<14}{row.ended or 'begun':<16}{took:>8}")
+        if not self.ended.startswith("finished"):
+            lines.append(f"go on with: assay recipe run --resume {self.folder}")
+        return "\n".join([*lines, f"everything is in {self.folder}"])
+
+
+def open_recipe(
+    name: str | None, resume: Path | None, scale: str | None, overrides: Sequence[str]
+) -> Recipe:
+    """Return the recipe to run: of a name or a file, or that of a directory to go on with."""
+    if name is not None:
+        return read_recipe(find_recipe(name), scale, overrides)
+    if resume is None:
+        raise UserError("assay recipe run: give a NAME or a FILE, or --resume DIR")
+    path = resume / FILE
+    if not path.is_file():
+        found = f"no {FILE} in it"
+        raise RunError(message(str(resume), found, "the directory of a recipe's run"))
+    if why := why_not_own(path):
+        remedy = f"read it, then name it: assay recipe run {path} --resume {resume}"
+        raise RunError(
+            message(str(path), f"a recipe that may name code, and {why}", "yours", remedy)
+        )
+    if scale is not None:
+        found = f"{scale} with --resume alone"
+        remedy = "give the recipe's name too, to change it"
+        raise ConfigError(message("--scale", found, "the scale with which it began", remedy))
+    return replace(read_recipe(path, None, overrides), name=Manifest.read(resume).name)
+
+
+def run_recipe(
+    name: str | None = None,
+    *,
+    directory: Path = Path("runs"),
+    overrides: Sequence[str] = (),
+    until: str | None = None,
+    resume: Path | None = None,
+    scale: str | None = None,
+    quiet: bool = False,
+    say: Say = print,
+) -> RecipeResult:
+    """Run the stages of a recipe that are not done; returns how it ended.
+
+    name: of a recipe that ships with Assay, or a file. overrides: as ``STAGE.KEY=VALUE``. until:
+    the last stage to run. resume: the directory of a recipe's run: what its stages have made stays,
+    unless their keys or inputs have changed.
+
+    Raises UserError where the input is wrong, and what a stage raises, with the stage's name.
+    """
+    recipe = open_recipe(name, resume, scale, overrides)
+    stages = recipe.until(until)
+    check_folder(resume or directory, "--resume" if resume else "--directory")
+    manifest = Manifest.read(resume) if resume else Manifest(directory / recipe.name)
+    manifest.describe(recipe)
+    standing = find_standing(stages, manifest)
+    outputs = planned_outputs(stages, manifest, standing)
+    check_settings(stages, outputs)
+    check_rows([one for one in stages if one.name not in standing], outputs, standing)
+    manifest.folder = resume or make_folder(directory, recipe.name)
+    lock = DirectoryLock(manifest.folder)
+    try:
+        text = tomli_w.dumps(recipe.as_tree())
+        write_config(manifest.folder / FILE, text)
+        ended = _run_stages(stages, manifest, standing, quiet, say)
+    finally:
+        lock.release()
+    return RecipeResult(
+        recipe.name, str(manifest.folder), ended, [manifest.rows[one.name] for one in stages]
+    )
+
+
+def find_standing(stages: Sequence[RecipeStage], manifest: Manifest) -> dict[str, Row]:
+    """Return the rows of the stages that need not be run: neither keys nor inputs have changed."""
+    found: dict[str, Row] = {}
+    for stage in stages:
+        if not {*stage.uses} <= found.keys():
+            continue
+        now = row_of(stage, found, "")
+        before = manifest.rows.get(stage.name)
+        if now.kind == "model":  # it is there
+            found[stage.name] = replace(now, output=stage.tree["model"], ended="finished")
+        elif before and before.finished and before.key == now.key and manifest.has(before):
+            found[stage.name] = before
+    return found
+
+
+def planned_outputs(
+    stages: Sequence[RecipeStage], manifest: Manifest, standing: Mapping[str, Row]
+) -> dict[str, str]:
+    """Return what each ``@NAME`` stands for, or will."""
+    rows = [
+        standing.get(stage.name) or Row(stage.name, kind_of_row(stage), "", {}, output_of(stage))
+        for stage in stages
+    ]
+    return {row.stage: manifest.output(row) for row in rows}
+
+
+def row_of(stage: RecipeStage, rows: Mapping[str, Row], output: str) -> Row:
+    """Return the row of a stage that is to be run, with the hashes of what it is made of."""
+    return Row(stage.name, kind_of_row(stage), settings_of(stage), inputs_of(stage, rows), output)
+
+
+def kind_of_row(stage: RecipeStage) -> str:
+    """Return the kind of a stage as its row has it."""
+    if stage.kind == "data":
+        return stage.tree["data"]
+    if stage.kind == "model":
+        return TINY if stage.tree["model"] == TINY else "model"
+    return next((name for name in STAGES if name in stage.tree), "training")
+
+
+def output_of(stage: RecipeStage, folder: str = "") -> str:
+    """Return a stage's output, in the recipe's directory."""
+    folder = folder or stage.name
+    return f"{folder}/{ROWS}" if stage.kind == "data" else folder
+
+
+def _run_stages(
+    stages: Sequence[RecipeStage],
+    manifest: Manifest,
+    standing: Mapping[str, Row],
+    quiet: bool,
+    say: Say,
+) -> str:
+    rows: dict[str, Row] = {}
+    for number, stage in enumerate(stages, 1):
+        head = f"[{number}/{len(stages)}] {stage.name}"
+        if stage.name in standing:
+            if standing[stage.name].kind != "model":
+                say(f"{head}: done before, and nothing that it was made of has changed")
+            rows[stage.name] = standing[stage.name]
+            manifest.put(rows[stage.name])
+            continue
+        row, before = row_of(stage, rows, ""), manifest.rows.get(stage.name)
+        if before is not None and not before.finished and before.key == row.key:
+            row = replace(before, ended=None)
+        else:
+            row = replace(row, output=output_of(stage, manifest.free_name(stage.name)))
+        say(f"{head}: {row.kind}" + (f" from {', '.join(stage.uses)}" if stage.uses else ""))
+        manifest.put(row)
+        rows[stage.name] = row = _run_stage(stage, row, manifest, rows, quiet)
+        if not row.finished:
+            return f"{row.ended} in stage {row.stage}"
+    return "finished"
+
+
+def _run_stage(
+    stage: RecipeStage, row: Row, manifest: Manifest, rows: Mapping[str, Row], quiet: bool
+) -> Row:
+    """Run one stage, or go on with it; returns its row at the end."""
+    outputs = {name: manifest.output(one) for name, one in rows.items()}
+    started, ended = time.perf_counter(), "failed"
+    try:
+        with naming(stage):
+            ended = _RUNNERS[stage.kind](stage, row, manifest, outputs, quiet)
+    except AssayError as error:
+        stays = (
+            f"what was finished stays; mend it, then: assay recipe run --resume {manifest.folder}"
+        )
+        error.args = (f"{error}\n{stays}", *error.args[1:])
+        raise
+    finally:
+        seconds = row.seconds + time.perf_counter() - started
+        row = replace(row, seconds=round(seconds, 3), ended=ended)
+        manifest.put(row)
+    return row
+
+
+def _make_model(
+    stage: RecipeStage, row: Row, manifest: Manifest, outputs: Mapping[str, str], quiet: bool
+) -> str:
+    from assay.training.recipes import make_model
+
+    shutil.rmtree(manifest.place(row), ignore_errors=True)
+    settings = settings_of_model(stage)
+    make_model(manifest.place(row), settings.seed, settings.max_positions)
+    return "finished"
+
+
+def _make_rows(
+    stage: RecipeStage, row: Row, manifest: Manifest, outputs: Mapping[str, str], quiet: bool
+) -> str:
+    shutil.rmtree(manifest.place(row), ignore_errors=True)
+    run_stage(row.kind, settings_of_data(stage, outputs), manifest.place(row))
+    return "finished"
+
+
+def _train(
+    stage: RecipeStage, row: Row, manifest: Manifest, outputs: Mapping[str, str], quiet: bool
+) -> str:
+    from assay.training import api
+    from assay.training.stage import Stage
+
+    folder = manifest.place(row)
+    if (folder / "config.toml").is_file():
+        return api.train(resume=folder, quiet=quiet).ended
+    shutil.rmtree(folder, ignore_errors=True)  # killed before it had begun
+    run = {"directory": str(manifest.folder.absolute()), "name": folder.name}
+    config = settings_of_training(stage, outputs, run)
+    return api.run_stage(Stage(config, quiet=quiet)).ended
+
+
+_RUNNERS = {"model": _make_model, "data": _make_rows, "training": _train}

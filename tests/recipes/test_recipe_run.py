@@ -1,0 +1,130 @@
+"""Chains of stages: what is run, what is not run again, and what a killed one comes to."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recipe_worlds import World
+
+from assay.errors import ConfigError, DataError, RunError
+from assay.recipes.manifest import Manifest
+from assay.run.directory import Run
+from assay.run.loaded import load_run
+from assay.run.metrics import is_timing
+from assay.training.api import train
+
+
+class Killed(BaseException):
+    """Nothing that Assay catches."""
+
+
+def learned(folder: Path) -> list[dict[str, Any]]:
+    rows = load_run(folder).metrics
+    return [{key: row[key] for key in row if not is_timing(key)} for row in rows]
+
+
+def weights(run: Path | str) -> list[bytes]:
+    return [path.read_bytes() for path in sorted(Path(run).rglob("model.safetensors"))]
+
+
+def kill_at(step: int, patch: pytest.MonkeyPatch, run: str) -> None:
+    """Let a run die once it has finished a step."""
+    finish = Run.finish_step
+
+    def dying(self: Run, update: Any) -> dict[str, float]:
+        row = finish(self, update)
+        if self.folder.name == run and self.step == step:
+            raise Killed
+        return row
+
+    patch.setattr(Run, "finish_step", dying)
+
+
+def test_each_stage_starts_from_what_it_names(world: World) -> None:
+    told: list[str] = []
+    result = world.run(world.file(), told)
+    assert result.ended == "finished" and len(result.stages) == 3
+    assert told == ["[2/3] cold: sft from start", "[3/3] reason: rl from cold"]
+    folder = Path(result.folder)
+    tree = world.tree()
+    run = {"threads": 1, "directory": str(world.folder / "alone")}
+    alone = {**tree["shared"], **tree["stage"]["reason"], "run": run}
+    alone["model"] = {"path": str(folder / "cold")}
+    assert learned(folder / "reason") == learned(Path(train(alone, quiet=True).run))
+    facts = json.loads((folder / "manifest.json").read_text())
+    assert facts["recipe"] == "two" and facts["scale"] == "tiny"
+    assert [row["ended"] for row in facts["stages"]] == ["finished"] * 3
+    assert facts["stages"][2]["inputs"].keys() >= {"@cold"}
+
+
+@pytest.mark.parametrize(("stage", "step"), [("cold", 2), ("reason", 1), ("reason", 3)])
+def test_a_killed_one_ends_as_one_that_was_never_killed(
+    world: World, stage: str, step: int
+) -> None:
+    recipe = world.file()
+    whole = Path(world.run(recipe).folder)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        kill_at(step, patch, stage)
+        world.run(recipe)
+    killed = whole.with_name("two-2")
+    assert Manifest.read(killed).rows[stage].ended != "finished"
+    assert world.run(resume=killed).ended == "finished"
+    assert "resumed" in load_run(killed / stage).events["kind"]
+    for name in ("cold", "reason"):
+        assert learned(killed / name) == learned(whole / name)
+        assert weights(killed / name) == weights(whole / name) != []
+
+
+def test_what_has_not_changed_is_not_run_again(world: World) -> None:
+    recipe = world.file()
+    folder = Path(world.run(recipe, until="cold").folder)
+    assert not (folder / "reason").exists()
+    told: list[str] = []
+    world.run(recipe, told, resume=folder)
+    assert "nothing that it was made of has changed" in told[0] and told[1].startswith("[3/3]")
+    told.clear()
+    world.run(recipe, told, resume=folder, overrides=["reason.rl.steps=1"])
+    assert "done before" in told[0] and told[1] == "[3/3] reason: rl from cold"
+    assert load_run(folder / "reason-2").num_steps == 1, "what was there stays"
+    told.clear()
+    with (world.folder / "traces.jsonl").open("a") as file:
+        file.write('{"prompt": "2 + 2 =", "completion": " 4"}\n')
+    world.run(None, told, resume=folder)
+    assert [one.split()[1] for one in told] == ["cold:", "reason:"], "and all that was made of it"
+    told.clear()
+    shutil.rmtree(folder / "reason-3")
+    world.run(None, told, resume=folder)
+    assert "done before" in told[0] and "rl from cold" in told[1]
+
+
+def test_a_stage_that_fails_is_named_and_the_others_stay(world: World) -> None:
+    recipe = world.file(world.tree(reason={"model": {"path": "@cold@7"}}))
+    with pytest.raises(RunError, match=r"stage reason: .*cold@7; accepted.*\n.*--resume") as caught:
+        world.run(recipe)
+    folder = world.folder / "runs" / "two"
+    assert Manifest.read(folder).rows["cold"].finished and caught.value.exit_code == 2
+    told: list[str] = []
+    world.run(world.file(), told, resume=folder)
+    assert "done before" in told[0] and "rl from cold" in told[1]
+
+
+def test_what_is_wrong_with_a_later_stage_is_told_before_the_first(world: World) -> None:
+    world.rows("train", [{"id": "x", "answer": "1"}])
+    wrong = world.file()
+    with pytest.raises(DataError, match=r"stage reason: .*train.jsonl:1"):
+        world.run(wrong)
+    with pytest.raises(ConfigError, match=r"stage cold: --set sft.epoch: .*mean sft.epochs"):
+        world.run(wrong, overrides=["cold.sft.epoch=3"])
+    assert not (world.folder / "runs").exists()
+
+
+def test_a_stranger_s_recipe_is_not_run_unread(world: World) -> None:
+    folder = Path(world.run(world.file(), until="start").folder)
+    text = (folder / "recipe.toml").read_text().replace("two stages", "others")
+    (folder / "recipe.toml").write_text(text)
+    with pytest.raises(RunError, match="read it, then name it: assay recipe run"):
+        world.run(resume=folder)
