@@ -41,10 +41,9 @@ def settings_of_model(stage: RecipeStage) -> ModelStage:
 
 def settings_of_data(stage: RecipeStage, outputs: Mapping[str, str]) -> StageSettings:
     """Return the validated settings of a data stage; raises ConfigError."""
-    name, *rest = stage.tree["data"], stage.where, stage.lines, stage.overridden
     tree = {key: value for key, value in stage.resolved(outputs).items() if key != "data"}
     with naming(stage):
-        return read_settings(name, tree, *rest)
+        return read_settings(stage.tree["data"], tree, stage.where, stage.lines, stage.overridden)
 
 
 def settings_of_training(
