@@ -211,7 +211,11 @@ def _literals(annotation: Any) -> Iterator[str]:
 def _type_at(path: _Path, root: type[BaseModel]) -> tuple[Any, Sequence[Any]]:
     """Return the type, and its limits, at a path of keys and list indices."""
     names = [part for part in path if isinstance(part, str)]
-    owner = _model_at(names[:-1], root) or root
+    owner = _model_at(names[:-1], root)
+    if owner is None:  # a value in a table of values
+        tables, _ = _type_at(tuple(names[:-1]), root)
+        table = next(kind for kind in (tables, *get_args(tables)) if get_origin(kind) is dict)
+        return get_args(table)[1], ()
     field = owner.model_fields[names[-1]]
     if isinstance(path[-1], str):
         return field.annotation, field.metadata

@@ -28,7 +28,15 @@ from assay.errors import ConfigError, DataError, DiskFull, RunError, message, ne
 from assay.run.files import check_folder, is_disk_full, plain, sync_file, write_atomic
 from assay.toml_text import apply_override
 
-STAGES = {"select": "assay.curation.selection"}
+STAGES = {
+    "select": "assay.curation.selection",
+    "pairs": "assay.curation.pairs",
+    "decontaminate": "assay.curation.decontaminate",
+    "deduplicate": "assay.curation.deduplicate",
+    "tag": "assay.curation.tag",
+    "balance": "assay.curation.balance",
+    "mix": "assay.curation.mix",
+}
 """The module of each data stage, imported when it is used; its ``STAGE`` is a `DataStage`."""
 ROWS, MANIFEST = "rows.jsonl", "manifest.json"
 MAX_EXAMPLES = 3

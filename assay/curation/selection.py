@@ -10,13 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from assay.config import VerificationConfig
 from assay.config.section import Natural, Rate, Text
 from assay.curation.base import DataStage, Manifest, Output, Row, StageSettings
-from assay.curation.judged import completion_of, judge, open_service, problem_key, read_collected
+from assay.curation.groups import Candidate, by_problem, status_of
+from assay.curation.judged import completion_of, judge, open_service, read_collected
 from assay.data.rowset import RowSet
 from assay.errors import DataError, message
 from assay.types import Verdict
@@ -24,8 +22,6 @@ from assay.verify.service import VerifierService
 from assay.verify.style.length import num_words
 
 SHINGLE = 3  # words: what two completions have in common is counted in rows of so many
-Candidate = tuple[int, Row]
-"""A row, and where it stands among the input's rows."""
 
 _CODE_BLOCK = re.compile(r"^[ \t]{0,3}(```|~~~)", re.MULTILINE)
 _PARAGRAPH_END = re.compile(r"\n\s*\n")
@@ -99,7 +95,7 @@ def _verified(
     """Yield what passed by its recorded verdict, then what the judge passes of the others."""
     unjudged = array("Q")
     for index, row in enumerate(rows):
-        status = _status(row)
+        status = status_of(row)
         if status == "passed":
             yield index, row
         elif status == "failed":
@@ -120,12 +116,6 @@ def _verified(
             yield index, row
         else:
             out.take("verified", row, _reason(settings.judge, verdict))
-
-
-def _status(row: Row) -> str | None:
-    """Return the status that a row's completion was given; None where it was not judged."""
-    verdict = row.get("verdict", row)
-    return verdict.get("status") if isinstance(verdict, dict) else None
 
 
 def _is_good(verdict: Verdict, min_score: float | None) -> bool:
@@ -186,32 +176,9 @@ def _passed(
 def _chosen(
     rows: RowSet[Row], candidates: Iterable[Candidate], settings: SelectSettings, out: Output
 ) -> Iterator[Row]:
-    """Yield the best of each problem, problems in the order in which they first stand.
-
-    Two numbers of a candidate are kept; its row is read again with those of its problem.
-    """
-    indices, keys = array("q"), array("q")
-    for index, row in candidates:
-        indices.append(index)
-        keys.append(hash(problem_key(row)))
-    for group in _grouped(np.frombuffer(indices, np.int64), np.frombuffer(keys, np.int64)):
-        of_problem: dict[str, list[Row]] = {}
-        for index in group.tolist():  # equal hashes only suggest equal problems
-            row = rows[index]
-            of_problem.setdefault(problem_key(row), []).append(row)
-        for found in of_problem.values():
-            yield from _best(found, settings, out)
-
-
-def _grouped(indices: NDArray[np.int64], keys: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Yield the indices of each key, rising; keys in the order of their first index."""
-    if not len(indices):
-        return
-    rising = np.argsort(indices)
-    _, first, number = np.unique(keys[rising], return_index=True, return_inverse=True)
-    order = np.argsort(first[number], kind="stable")
-    starts = np.flatnonzero(np.diff(first[number][order])) + 1
-    yield from np.split(indices[rising][order], starts)
+    """Yield the best of each problem, problems in the order in which they first stand."""
+    for found in by_problem(rows, candidates):
+        yield from _best(found, settings, out)
 
 
 def _best(found: Sequence[Row], settings: SelectSettings, out: Output) -> Sequence[Row]:

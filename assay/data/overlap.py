@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from assay.data.problems import ProblemSet
+from assay.data.rows import Text
 from assay.errors import DataError, message
 from assay.types import Problem
 
@@ -91,35 +92,23 @@ def check_overlap(
     (a question of fewer than 8 words has none). Raises DataError, naming both rows, where a
     question stands in both sets.
     """
-    exact: dict[tuple[str, ...], int] = {}
-    holders: defaultdict[int, list[int]] = defaultdict(list)
-    num_ngrams: list[int] = []
+    questions = Questions(NGRAM if near != "ignore" else None)
     num_self_answering = 0
-    for index, problem in enumerate(heldout):
-        words = normalize(problem)
-        exact.setdefault(words, index)
-        ngrams = set(_ngrams(words)) if near != "ignore" else set()
-        for ngram in ngrams:
-            holders[ngram].append(index)
-        num_ngrams.append(len(ngrams))
+    for problem in heldout:
+        questions.add(normalize(problem))
         num_self_answering += holds_own_answer(problem)
-    heldout_ngrams = holders.keys()
     found: dict[int, NearDuplicate] = {}
     hashes = np.empty((len(train), 2), np.int64)  # of question and answer
     for index, problem in enumerate(train):
         words = normalize(problem)
         hashes[index] = hash(words), hash(str(problem.spec.get("answer")))
-        if words in exact:
-            raise _shared_question(problem, heldout[exact[words]].place)
+        if (same := questions.equal(words)) is not None:
+            raise _shared_question(problem, heldout[same].place)
         num_self_answering += holds_own_answer(problem)
-        if near == "ignore" or heldout_ngrams.isdisjoint(_ngrams(words)):
-            continue
-        held = Counter(index for ngram in set(_ngrams(words)) for index in holders.get(ngram, ()))
-        share, nearest = max(
-            (count / num_ngrams[holder], -holder) for holder, count in held.items()
-        )
-        if share >= overlap:
-            found[index] = NearDuplicate(problem.place, heldout[-nearest].place, share)
+        shared = questions.shared(words)
+        if shared and shared[0].share >= overlap:
+            place = heldout[shared[0].index].place
+            found[index] = NearDuplicate(problem.place, place, shared[0].share)
     contradictions = tuple((train[a].place, train[b].place) for a, b in _contradictions(hashes))
     num_prompts = len(train) + len(heldout)
     drop = near == "drop" and bool(found)
@@ -142,17 +131,84 @@ def _contradictions(hashes: np.ndarray) -> list[tuple[int, int]]:
     return sorted((int(order[at]), int(order[at + 1])) for at in np.flatnonzero(again))
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """How many distinct n-grams a text has in common with a question, and of how many of it."""
+
+    index: int
+    count: int
+    of: int
+
+    @property
+    def share(self) -> float:
+        """The part of the question's n-grams that the text holds."""
+        return self.count / self.of
+
+
+class Questions:
+    """Held-out questions, found again in other texts: the same words, or some of their n-grams.
+
+    It keeps a hash of every n-gram of the questions, and nothing of the texts that it is asked
+    about. n: words in an n-gram; None: only equal texts are found. A question of fewer than ``n``
+    words has no n-gram.
+    """
+
+    def __init__(self, n: int | None = NGRAM) -> None:
+        self.n = n
+        self._exact: dict[int, int] = {}
+        self._holders: defaultdict[int, list[int]] = defaultdict(list)
+        self._sizes: list[int] = []
+
+    def add(self, words: tuple[str, ...]) -> None:
+        """Add a question; it is known by its number, from 0."""
+        index, ngrams = len(self._sizes), set(self._ngrams(words))
+        self._exact.setdefault(hash(words), index)
+        for ngram in ngrams:
+            self._holders[ngram].append(index)
+        self._sizes.append(len(ngrams))
+
+    def equal(self, words: tuple[str, ...]) -> int | None:
+        """Return the first question that has exactly these words."""
+        return self._exact.get(hash(words))
+
+    def shared(self, words: tuple[str, ...]) -> list[Shared]:
+        """Return the questions of which the text holds an n-gram, the largest share first."""
+        if self._holders.keys().isdisjoint(self._ngrams(words)):
+            return []
+        ngrams = set(self._ngrams(words))
+        held = Counter(index for ngram in ngrams for index in self._holders.get(ngram, ()))
+        found = [Shared(index, count, self._sizes[index]) for index, count in held.items()]
+        return sorted(found, key=lambda shared: (-shared.share, shared.index))
+
+    def _ngrams(self, words: tuple[str, ...]) -> Iterable[int]:
+        return ngrams(words, self.n) if self.n else ()
+
+
 def normalize(problem: Problem) -> tuple[str, ...]:
     """Return a question's words and marks: case folded, without spaces, full stops and commas.
 
     Of a chat it is everything but the system's part, since short last turns repeat.
     """
-    text = problem.prompt
-    if not isinstance(text, str):
-        text = "\n".join(turn["content"] for turn in text if turn["role"] != "system")
+    return words_in(plain_text(problem.prompt))
+
+
+def plain_text(prompt: Text) -> str:
+    """Return a prompt's text: of a chat, everything but the system's part."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(turn["content"] for turn in prompt if turn["role"] != "system")
+
+
+def words_in(text: str) -> tuple[str, ...]:
+    """Return a text's words and marks, as `normalize` has them."""
     if not text.isascii():
         text = text.translate(_QUOTES)
     return tuple(_WORD.findall(text.casefold()))
+
+
+def ngrams(words: tuple[str, ...], n: int) -> Iterator[int]:
+    """Yield the hash of every run of ``n`` words."""
+    return map(hash, zip(*(words[start:] for start in range(n)), strict=False))
 
 
 def holds_own_answer(problem: Problem) -> bool:
@@ -176,10 +232,6 @@ def holds_own_answer(problem: Problem) -> bool:
 def _continues(neighbor: str, edge: str) -> bool:
     """Whether the character beside a match belongs to the word or number of its edge."""
     return neighbor.isalnum() and edge.isalnum()
-
-
-def _ngrams(words: tuple[str, ...]) -> map[int]:
-    return map(hash, zip(*(words[n:] for n in range(NGRAM)), strict=False))
 
 
 def _shared_question(problem: Problem, place: str) -> DataError:

@@ -44,7 +44,7 @@ def read_problem(row: Any, where: str, default_id: str) -> Problem:
     prompt = read_prompt(spec.pop(key), where, key)
     if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
         raise complaint(where, key, "a chat that the assistant ends", "a chat that the user ends")
-    tags = _read_tags(spec.pop("tags", ()), where)
+    tags = read_tags(spec.pop("tags", ()), where)
     if key == "question":
         _take_final_answer(spec, where)
     elif key == "problem":
@@ -175,7 +175,8 @@ def _read_id(spec: dict[str, Any], where: str, default_id: str) -> str:
     raise complaint(where, "id", value, "text or a whole number")
 
 
-def _read_tags(value: Any, where: str) -> tuple[str, ...]:
+def read_tags(value: Any, where: str) -> tuple[str, ...]:
+    """Return a row's tags: a list of texts, or one."""
     if isinstance(value, str):
         return (value,)
     if isinstance(value, Sequence) and all(isinstance(tag, str) for tag in value):

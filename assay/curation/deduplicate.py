@@ -1,0 +1,117 @@
+"""`assay data deduplicate`: of rows whose texts are equal, or nearly, the first one stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from assay.config.section import Natural
+from assay.curation.base import DataStage, Manifest, Output, StageSettings
+from assay.curation.texts import Part, TextReader, text_of
+from assay.data.overlap import words_in
+from assay.errors import MissingExtra
+
+HASHES = 128
+"""Of a text's MinHash: it tells a similarity to about 0.04."""
+SEED = 0
+FOUND = 0.94
+"""The share of pairs at the limit that the index is to find; of nearer ones it finds more."""
+Similarity = Annotated[float, Field(ge=0.3, le=1.0)]
+
+
+class DeduplicateSettings(StageSettings):
+    """Take out rows whose text repeats an earlier one, exactly or nearly.
+
+    Texts are compared as words and marks, in any case. Near repeats are found by MinHash (Broder
+    1997), with the library rensa. Memory grows with the rows that stay: about 1.5 KB each, and
+    0.1 KB where only exact repeats are asked for.
+    """
+
+    similarity: Similarity = 0.8
+    """A row goes when it is at least this similar to an earlier one that stays: of the n-grams that
+    either of the two has, the share that both have (Jaccard). It is estimated, to about 0.04.
+    1: the same words only; this needs no library."""
+
+    n: Natural = 3
+    """Words in an n-gram. Raise it for documents (5), and for problems that are made from one
+    template: else each is compared with all others, which takes long."""
+
+    compare: Part = "prompt"
+    """What is compared of a row: its ``prompt``, its ``completion``, or ``all`` of it."""
+
+
+def deduplicate(settings: DeduplicateSettings, folder: Path) -> Manifest:
+    """Write the first of rows that are alike; show the others beside it."""
+    near = None if settings.similarity == 1 else _NearTexts(settings.similarity)
+    with Output("deduplicate", settings, folder) as out:
+        out.add_filters("same text", *(["similar text"] if near else []))
+        rows = out.open(settings.inputs, TextReader(settings.compare))
+        first: dict[int, int] = {}
+        for index, row in enumerate(rows):
+            text = text_of(row, settings.compare)
+            words = words_in(text)
+            name, earlier = "same text", first.setdefault(hash(words), index)
+            if near and earlier == index:
+                name, earlier = "similar text", near.find(index, words, settings.n)
+            if earlier == index:
+                out.write(row)
+                continue
+            kept = rows[earlier]
+            other = text_of(kept, settings.compare)
+            share = _similarity(words, words_in(other), settings.n)
+            shown = {"id": row["id"], "text": text, "kept_id": kept["id"], "kept": other}
+            out.take(name, shown, f"{share:.0%} like {kept['id']}")
+    return out.manifest
+
+
+class _NearTexts:
+    """An index of texts by MinHash."""
+
+    def __init__(self, similarity: float) -> None:
+        try:
+            import rensa  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            purpose = "deduplicate with similarity below 1"
+            raise MissingExtra.of("rensa", "curation", purpose) from error
+        self._sketch = rensa.RMinHash
+        self._index = rensa.RMinHashDeduplicator(
+            threshold=similarity,
+            num_perm=HASHES,
+            use_lsh=True,
+            num_bands=num_bands(similarity),
+            seed=SEED,
+        )
+
+    def find(self, index: int, words: tuple[str, ...], n: int) -> int:
+        """Return the first text that is near; a text that none is near is added under its index."""
+        sketch = self._sketch(num_perm=HASHES, seed=SEED)
+        sketch.update(list(_shingles(words, n)))
+        if found := self._index.get_duplicates(sketch):
+            return min(map(int, found))
+        self._index.add(str(index), sketch)
+        return index
+
+
+def num_bands(similarity: float) -> int:
+    """Return in how many bands the hashes are indexed: as few as find `FOUND` at the limit."""
+    for bands in (8, 16, 32, 64):
+        if 1 - (1 - similarity ** (HASHES // bands)) ** bands >= FOUND:
+            return bands
+    return HASHES
+
+
+def _shingles(words: tuple[str, ...], n: int) -> Iterator[str]:
+    """Yield the n-grams of a text; a shorter text is one."""
+    for start in range(max(1, len(words) - n + 1)):
+        yield " ".join(words[start : start + n])
+
+
+def _similarity(one: tuple[str, ...], other: tuple[str, ...], n: int) -> float:
+    a, b = {*_shingles(one, n)}, {*_shingles(other, n)}
+    return len(a & b) / len(a | b)
+
+
+STAGE = DataStage("deduplicate", DeduplicateSettings, deduplicate)

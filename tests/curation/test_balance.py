@@ -1,0 +1,90 @@
+"""Balance: so many rows of each tag, drawn by chance, in their order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stage_runs import run_on, took
+
+from assay.errors import ConfigError, DataError
+
+ROWS: list[dict[str, Any]] = [
+    {"id": str(n), "prompt": "p", "tags": ["code"] if n % 4 == 0 else ["math", "hard"]}
+    for n in range(40)
+]
+
+
+def tags(rows: list[dict[str, Any]]) -> Counter[str]:
+    return Counter(row["tags"][0] if row.get("tags") else "" for row in rows)
+
+
+def test_at_most_so_many_of_each_tag(tmp_path: Path) -> None:
+    rows = [*ROWS, {"id": "x", "prompt": "p"}]
+    kept, manifest = run_on(tmp_path, "balance", rows, at_most=12)
+    assert tags(kept) == {"code": 10, "math": 12, "": 1}
+    assert [row["id"] for row in kept[:-1]] == sorted((row["id"] for row in kept[:-1]), key=int)
+    assert took(manifest) == {
+        "too many of code": 0,
+        "too many of math": 18,
+        "too many of (none)": 0,
+    }
+    assert manifest.measured == {
+        "rows of code": "10 of 10", "rows of math": "12 of 30", "rows of (none)": "1 of 1"
+    }  # fmt: skip
+
+
+def test_the_seed_draws_others(tmp_path: Path) -> None:
+    drawn = [
+        [row["id"] for row in run_on(tmp_path / str(n), "balance", ROWS, at_most=5, seed=seed)[0]]
+        for n, seed in enumerate((0, 0, 1))
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_only_the_named_tags_count(tmp_path: Path) -> None:
+    kept, manifest = run_on(tmp_path, "balance", ROWS, at_most=3, tags=["hard"])
+    assert tags(kept) == {"code": 3, "math": 3}
+    assert manifest.measured == {"rows of (none)": "3 of 10", "rows of hard": "3 of 30"}
+
+
+def test_in_proportion(tmp_path: Path) -> None:
+    rows = [*ROWS, {"id": "x", "prompt": "p", "tags": "chat"}]
+    kept, manifest = run_on(tmp_path, "balance", rows, weights={"math": 2.0, "code": 1.0})
+    assert tags(kept) == {"math": 20, "code": 10}
+    assert took(manifest)["no tag of the weights"] == 1
+    kept, _ = run_on(tmp_path / "b", "balance", ROWS, weights={"math": 2.0, "code": 1.0}, rows=9)
+    assert tags(kept) == {"math": 6, "code": 3}
+
+
+def test_more_rows_than_there_are_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        run_on(tmp_path, "balance", ROWS, weights={"math": 1.0, "code": 1.0}, rows=21)
+    assert str(caught.value) == (
+        "balance.rows: found 21; accepted: at most 20 at these weights; code has 10 rows"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "one of at_most and weights"),
+        ({"at_most": 3, "weights": {"math": 1.0}}, "one of at_most and weights"),
+        ({"at_most": 3, "rows": 3}, "rows needs weights"),
+        ({"weights": {"math": 1.0}, "tags": ["math"]}, "weights name the tags"),
+        ({"weights": {"math": 0.0}}, "weights.math"),
+    ],
+)
+def test_settings_that_do_not_fit_are_told(
+    tmp_path: Path, settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        run_on(tmp_path, "balance", ROWS, **settings)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_tags_that_are_no_texts_are_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"input-0.jsonl:1 tags: found \[3\]; accepted: a list of"):
+        run_on(tmp_path, "balance", [{"prompt": "p", "tags": [3]}], at_most=1)
