@@ -41,6 +41,8 @@ def type_words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         return f"a list of {len(arguments)}, each {type_words(arguments[0])}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "a section"
+    if origin is dict and get_origin(arguments[1]) is Annotated:
+        return type_words(arguments[1]).replace("a number", "a table of numbers")
     if origin is dict:
         return "a table for each name"
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}

@@ -63,9 +63,9 @@ APART = {"verify", "generate", "learn"}
 BUDGETS = {
     "*.py": 1620,
     "cli": 1065,  # `assay verify FILE` from verify; 75: `rollouts`, `compare-runs`; 85: `init`; 45: `data`; 85: `recipe`
-    "config": 1595,  # what a row of a table is came from learn; settings of data stages, recipes' files
+    "config": 1720,  # 125: `[curriculum]`; what a row of a table is came from learn; settings of data stages, recipes' files
     "curation": 1620,  # data stages: what they share, and a file each; 700: six that choose, sort and mix rows
-    "data": 2400,  # 55 more: n-grams of held-out questions serve `assay data decontaminate`; columns of the hub are renamed, its errors say what to do
+    "data": 2840,  # 440: orders of draws, the posterior of pass rates, what rows say of themselves; 55 more: n-grams of held-out questions serve `assay data decontaminate`; columns of the hub are renamed, its errors say what to do
     "generate": 2560,  # 300 more: a decoding step in C, 1.7 times as fast on the demo
     "learn": 3850,
     "model": 3620,  # 240: a layer in C, the demo's update in four fifths of its time; attention by blocks on a GPU
@@ -73,7 +73,7 @@ BUDGETS = {
     "recipes": 900,  # chains of stages: their file, what is checked, run and gone on with
     "reward_models": 1460,  # was verify/reward_model: it reads runs and checkpoints
     "run": 4670,  # `load_run` 220, four experiment trackers 370, rollouts read and runs compared 300
-    "training": 5385,  # 200 more: the model card; 510: the Python API, reward functions of TRL and verl
+    "training": 5400,  # 15: the curriculum is opened with what its rows say; 200 more: the model card; 510: the Python API, reward functions of TRL and verl
     "start": 1275,  # `assay init` 660; 614 came from plan: what opens a model to measure it, for `assay plan`
     "verify/*.py": 1309,  # fields that all rooms share, and what each may hold: numbers, lists
     "verify/answers": 3785,

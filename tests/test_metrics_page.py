@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = (
     "reward|group|verdict|length|tokens|kl|loss|ratio|entropy|mismatch|advantage|optimizer|critic"
-    "|trust_region|update|penalty|policy|preference|sampling|memory|time|verify"
+    "|trust_region|update|penalty|policy|preference|sampling|memory|time|verify|curriculum"
 )
 NAME = re.compile(rf'"((?:{PARTS})/[a-z_0-9]+)"')
 ELSEWHERE = {"tokens/s"}
@@ -18,7 +18,7 @@ ELSEWHERE = {"tokens/s"}
 def test_every_metric_is_told() -> None:
     files = [
         path
-        for room in ("learn", "run", "training")
+        for room in ("data", "learn", "run", "training")
         for path in (ROOT / "assay" / room).rglob("*.py")
     ]
     named = {name for path in files for name in NAME.findall(path.read_text(encoding="utf-8"))}

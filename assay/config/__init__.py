@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from assay.complaints import section_of
 from assay.config.algorithm import AlgorithmConfig, CriticConfig
+from assay.config.curriculum import CurriculumConfig
 from assay.config.preference import PreferenceConfig
 from assay.config.reward_model import RewardModelConfig
 from assay.config.stages import OptimizerConfig, RLConfig, SFTConfig
@@ -50,6 +51,7 @@ __all__ = [
     "AlgorithmConfig",
     "CheckpointConfig",
     "CriticConfig",
+    "CurriculumConfig",
     "DataConfig",
     "EngineConfig",
     "EvaluationConfig",

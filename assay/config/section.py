@@ -55,5 +55,5 @@ class Section(BaseModel):
         return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
 
 
-def found_words(value: str, accepted: str, remedy: str = "") -> str:
+def found_words(value: object, accepted: str, remedy: str = "") -> str:
     return message("", toml_words(value), accepted, remedy).removeprefix(": ")

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError, model_validator
 
 from assay.complaints import at_its_line, complain, section_of, toml_words, type_words
 from assay.config.algorithm import AlgorithmConfig, CriticConfig
+from assay.config.curriculum import CurriculumConfig
 from assay.config.preference import PreferenceConfig
 from assay.config.reward_model import RewardModelConfig
 from assay.config.section import COOLEST, HOTTEST, MOST, Section
@@ -41,6 +42,7 @@ class TrainConfig(Section):
     run: RunConfig = RunConfig()
     model: ModelConfig
     data: DataConfig = DataConfig()
+    curriculum: CurriculumConfig = CurriculumConfig()
     sampling: SamplingConfig = SamplingConfig()
     engine: EngineConfig = EngineConfig()
     rl: RLConfig | None = None
@@ -65,10 +67,15 @@ class TrainConfig(Section):
     def completions_a_step(self) -> int | None:
         """Completions that a step samples, refills and growing groups aside; None: it samples
         none."""
-        for stage in (self.rl, self.preference):
-            if stage is not None and not (self.preference and self.preference.pairs):
-                return stage.num_prompts * stage.group_size
-        return None
+        stage = self.drawing
+        return None if stage is None else stage.num_prompts * stage.group_size
+
+    @property
+    def drawing(self) -> RLConfig | PreferenceConfig | None:
+        """The stage, where it draws problems and samples completions of them."""
+        if self.preference is not None and not self.preference.pairs:
+            return self.preference
+        return self.rl
 
     @model_validator(mode="after")
     def _sections_agree(self) -> TrainConfig:
@@ -241,6 +248,8 @@ def _clashes(config: TrainConfig) -> Iterator[str]:
     else:
         yield from _not_measured(config)
     on_policy = config.preference is not None and not config.preference.pairs
+    pairwise = config.preference is not None and config.preference.judge == "pairwise"
+    yield from config.curriculum.clashes(config.stage, config.drawing is not None, pairwise)
     if on_policy and not config.data.train:
         yield (
             'preference.pairs: missing; add pairs = ["pairs.jsonl"] to [preference], or problems to'

@@ -1,4 +1,4 @@
-"""Which problems come next: every problem once an epoch, in an order that the seed fixes."""
+"""Which problems come next, by an order that the configuration names and the seed fixes."""
 
 from __future__ import annotations
 
@@ -7,104 +7,302 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.config import CurriculumConfig
+from assay.data.outcomes import ALL, BINS, NEVER, Indices, Numbers, Outcomes
+from assay.data.row_facts import RowFacts
 from assay.errors import ConfigError, RunError, message
 from assay.types import Group, Problem, Verdict
 
 STATE_FILE = "curriculum.json"
+OUTCOMES_FILE = "problems.npy"
+ORDER_FILE = "order.npy"
+UNIFORM = {"order": "uniform", "label": None, "easy_is": "low", "weights": dict[str, float]()}
+"""What made the order of states that do not say it."""
+LEAST_CHANCE = 1e-9
+"""Of a problem that is in no way ruled out: a rounded 0 would be for ever."""
 
 
 class Curriculum:
-    """Draws problems without replacement, epoch after epoch, and remembers how they went.
+    """Draws problems, and remembers how they went.
 
-    A problem's `draw` is the number of the epoch, so that each draw of it names its own group.
+    A problem's ``draw`` is how often it was drawn before, so that each draw of it names its own
+    group. Orders that walk draw every problem once an epoch; the others draw at random, by what is
+    known of each problem's pass rate. Either way what comes next depends on the seed, on how many
+    problems were drawn, and on what was observed: a resumed run draws what it would have drawn.
     """
 
-    def __init__(self, problems: Sequence[Problem], seed: int) -> None:
+    def __init__(
+        self,
+        problems: Sequence[Problem],
+        seed: int,
+        settings: CurriculumConfig | None = None,
+        facts: RowFacts | None = None,
+        most_drawn: int | None = None,
+    ) -> None:
+        """Begin at the first epoch.
+
+        facts: what the rows say of themselves, where the settings ask for it. most_drawn: how many
+        draws the run will make, if all goes well.
+        """
         if not len(problems):
             raise ConfigError(message("data.train", "no problems", "at least one problem"))
         self._problems = problems
         self._seed = seed
+        self._settings = settings or CurriculumConfig()
+        self._facts = facts or RowFacts()
+        weights = self._facts.weights
+        if weights is not None and not weights.any():
+            accepted = "a weight above 0 for some problem"
+            raise ConfigError(message("curriculum.weights", "0 for every problem", accepted))
+        self._most_drawn = most_drawn or len(problems)
+        self._walks = self._settings.order in ("uniform", "easy_to_hard")
         self._epoch = 0
         self._position = 0
-        self._order = self._shuffle()
-        self._outcomes: dict[str, tuple[int, int]] = {}
+        self._num_drawn = 0
+        self._num_faded = 0
+        self.outcomes = Outcomes(self._facts.counts, len(problems))
+        self._order = self._new_order()
+        self._chances = self._chances_of()
+        self._in_hand: dict[str, int] = {}
+        self._of_step: set[int] = set()
 
     @property
     def epoch(self) -> int:
-        """How many times all problems have been drawn."""
+        """How many times a walk has been through all problems."""
         return self._epoch
 
-    def draw(self, num_prompts: int) -> list[Problem]:
-        """Return the next problems; one batch may run from the end of an epoch into the next."""
-        return [self._draw_one() for _ in range(num_prompts)]
+    def draw(self, num_prompts: int, refill: bool = False) -> list[Problem]:
+        """Return the next problems; one batch may run from the end of an epoch into the next.
+
+        refill: they are of the same step as those drawn before. At random, a step draws no problem
+        again while there are others.
+        """
+        self._fade()
+        if self._walks:
+            chosen = self._walk(num_prompts)
+        else:
+            self._of_step = self._of_step if refill else set()
+            chosen = self._choose(num_prompts)
+        return [self._hand_out(index) for index in chosen]
 
     def observe(self, groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]]) -> None:
-        """Count how many completions of each problem were judged, and how many passed."""
-        for group, siblings in zip(groups, verdicts, strict=True):
+        """Count how many completions of each drawn problem were judged, and how many passed."""
+        indices = [self._in_hand.pop(group.id) for group in groups]
+        for index, siblings in zip(indices, verdicts, strict=True):
             num_passed = sum(verdict.correct for verdict in siblings)
             num_judged = sum(verdict.judged for verdict in siblings)
-            before_passed, before_judged = self._outcomes.get(group.problem.id, (0, 0))
-            self._outcomes[group.problem.id] = (
-                before_passed + num_passed,
-                before_judged + num_judged,
-            )
+            self.outcomes.add(index, num_passed, num_judged)
+        self._judge_anew(np.array(indices, np.int64))
 
-    def pass_rate(self, problem_id: str) -> float | None:
-        """Return the share of a problem's judged completions that passed; None if there is none."""
-        num_passed, num_judged = self._outcomes.get(problem_id, (0, 0))
-        return num_passed / num_judged if num_judged else None
+    def metrics(self) -> dict[str, float]:
+        """Return how far the run is through its problems, and how hard they are as far as known."""
+        found = {
+            "curriculum/effective_epochs": self._num_drawn / len(self._problems),
+            "curriculum/drawn": float(np.mean(self.outcomes.draws > 0)),
+            "curriculum/retired": float(np.mean(self.outcomes.returns_at > self._num_drawn)),
+        }
+        shares = self.outcomes.histogram()
+        for low, high, share in zip(BINS, BINS[1:], shares, strict=False):
+            found[f"curriculum/pass_rate_{100 * low:.0f}_{100 * high:.0f}"] = float(share)
+        return found
+
+    def _hand_out(self, index: int) -> Problem:
+        draw = int(self.outcomes.draws[index])
+        problem = dataclasses.replace(self._problems[index], draw=draw)
+        self.outcomes.draws[index] += 1
+        self._num_drawn += 1
+        self._in_hand[problem.group_id] = index
+        return problem
+
+    def _walk(self, count: int) -> list[int]:
+        """Return the next problems of the epoch's order that are not retired."""
+        chosen: list[int] = []
+        while len(chosen) < count:
+            if self._position >= len(self._order):
+                self._begin_epoch()
+                continue
+            missing = count - len(chosen)
+            ahead = self._order[self._position :][: 2 * missing + 1024]
+            is_open = self.outcomes.returns_at[ahead] <= self._num_drawn
+            found = np.flatnonzero(is_open)[:missing]
+            self._position += len(ahead) if len(found) < missing else int(found[-1]) + 1
+            chosen += ahead[found].tolist()
+        return chosen
+
+    def _begin_epoch(self) -> None:
+        self._epoch += 1
+        self._position = 0
+        self._recall_if_none_is_left()
+        self._order = self._new_order()
+
+    def _new_order(self) -> Indices:
+        """Return the epoch's problems, in order."""
+        generator = np.random.default_rng([self._seed % 2**64, self._epoch])
+        order = generator.permutation(len(self._problems))
+        if not self._walks:
+            return order[:0]
+        weights = self._facts.weights
+        if weights is not None:
+            times = np.floor(weights + generator.random(len(weights))).astype(np.int64)
+            order = generator.permutation(np.repeat(order, times[order]))
+        if self._settings.order == "easy_to_hard":
+            order = order[: self._most_drawn]
+            hardness = self._facts.hardness
+            if hardness is None:
+                hardness = -self.outcomes.pass_rates()
+            order = order[np.argsort(hardness[order], kind="stable")]
+        return order
+
+    def _choose(self, count: int) -> list[int]:
+        """Draw at random, each problem in proportion to its chance among those not yet drawn."""
+        generator = np.random.default_rng([self._seed % 2**64, 1, self._num_drawn])
+        chosen: list[int] = []
+        self._recall_if_none_is_left()
+        chances = self._open_chances()
+        while len(chosen) < count:
+            sums = np.cumsum(chances)
+            if not sums[-1] > 0:  # the step has drawn every problem that is left
+                self._of_step = set()
+                chances = self._open_chances()
+                continue
+            uniform = generator.random(count - len(chosen)) * sums[-1]
+            found = np.searchsorted(sums, uniform, side="right")
+            fresh = list(dict.fromkeys(np.minimum(found, len(sums) - 1).tolist()))
+            fresh = [index for index in fresh if chances[index] > 0]
+            chances[fresh] = 0.0
+            self._of_step.update(fresh)
+            chosen += fresh
+        return chosen
+
+    def _open_chances(self) -> Numbers:
+        chances = self._chances * (self.outcomes.returns_at <= self._num_drawn)
+        chances[list(self._of_step)] = 0.0
+        return chances
+
+    def _chances_of(self, some: Indices | slice = ALL) -> Numbers:
+        """Return what problems are drawn in proportion to; nothing in an order that walks."""
+        if self._walks:
+            return np.zeros(0)
+        if self._settings.order == "band":
+            chances = self.outcomes.chances(some, *self._settings.band)
+        else:
+            chances = 1.0 - self.outcomes.pass_rates(some)
+        weights = self._facts.weights
+        times = 1.0 if weights is None else weights[some].astype(np.float64)
+        return np.maximum(chances, LEAST_CHANCE) * times
+
+    def _judge_anew(self, indices: Indices) -> None:
+        """Hold problems of which something was observed against the settings."""
+        if not self._walks:
+            self._chances[indices] = self._chances_of(indices)
+        settings = self._settings
+        if not settings.retires:
+            return
+        retired = np.zeros(len(indices), np.bool_)
+        for low, high in ((settings.retire_above, 1.0), (0.0, settings.retire_below)):
+            if low is not None and high is not None:
+                retired |= self.outcomes.chances(indices, low, high) >= settings.confidence
+        away = settings.return_after
+        until = NEVER if away is None else self._num_drawn + round(away * len(self._problems))
+        self.outcomes.returns_at[indices[retired]] = until
+
+    def _recall_if_none_is_left(self) -> None:
+        is_open = self.outcomes.returns_at <= self._num_drawn
+        if self._facts.weights is not None:
+            is_open &= self._facts.weights > 0
+        if not is_open.any():
+            self.outcomes.returns_at[:] = 0
+
+    def _fade(self) -> None:
+        """Forget, once in an epoch's worth of draws."""
+        epochs = self._num_drawn // len(self._problems)
+        if epochs > self._num_faded and self._settings.forgetting:
+            for _ in range(epochs - self._num_faded):
+                self.outcomes.fade(self._settings.forgetting)
+            self._chances = self._chances_of()
+        self._num_faded = epochs
 
     def save_state(self, folder: Path | str) -> None:
-        """Write where the curriculum stands to ``folder/curriculum.json``."""
+        """Write where the curriculum stands into a folder."""
+        folder = Path(folder)
         state = {
-            "seed": self._seed,
+            **self._identity(),
             "epoch": self._epoch,
             "position": self._position,
-            "num_problems": len(self._problems),
-            "fingerprint": self._fingerprint(),
-            "outcomes": self._outcomes,
+            "num_drawn": self._num_drawn,
+            "num_faded": self._num_faded,
+            "made_by": self._made_by(),
         }
-        (Path(folder) / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
+        (folder / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
+        self.outcomes.save(folder / OUTCOMES_FILE)
+        if self._settings.order == "easy_to_hard":  # rates have moved since it was made
+            np.save(folder / ORDER_FILE, self._order)
 
     def load_state(self, folder: Path | str) -> None:
-        """Go on where a saved curriculum stood; RunError where its problems or seed were others."""
-        path = Path(folder) / STATE_FILE
+        """Go on where a saved curriculum stood; RunError where its problems or seed were others.
+
+        One that was saved with other settings hands over what it observed. A walk whose order they
+        change begins a new epoch.
+        """
+        folder = Path(folder)
+        path = folder / STATE_FILE
         try:
             state = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise RunError(
                 f"{path}: cannot be read ({error}); choose another checkpoint"
             ) from error
-        here = {
-            "seed": self._seed,
-            "num_problems": len(self._problems),
-            "fingerprint": self._fingerprint(),
-        }
         saved = state if isinstance(state, dict) else {}
-        for name, value in here.items():
+        for name, value in self._identity().items():
             if saved.get(name) != value:
                 remedy = "resume with the data and the seed that the run began with"
                 raise RunError(message(f"{path} {name}", value, str(saved.get(name)), remedy))
         self._epoch, self._position = state["epoch"], state["position"]
-        self._order = self._shuffle()
-        self._outcomes = {key: (passed, n) for key, (passed, n) in state["outcomes"].items()}
+        if "outcomes" in state:
+            self._load_uniform(state["outcomes"])
+        else:
+            self._num_drawn, self._num_faded = state["num_drawn"], state["num_faded"]
+            has_label = state["made_by"]["label"] == self._settings.label
+            self.outcomes = Outcomes(None if has_label else self._facts.counts, len(self._problems))
+            self.outcomes.load(folder / OUTCOMES_FILE)
+        self._in_hand, self._of_step = {}, set()
+        self._chances = self._chances_of()
+        if state.get("made_by", UNIFORM) != self._made_by():
+            self._begin_epoch()
+        elif self._settings.order == "easy_to_hard":
+            self._order = np.load(folder / ORDER_FILE)
+        else:
+            self._order = self._new_order()
 
-    def _draw_one(self) -> Problem:
-        if self._position == len(self._order):
-            self._epoch += 1
-            self._position = 0
-            self._order = self._shuffle()
-        problem = self._problems[int(self._order[self._position])]
-        self._position += 1
-        return dataclasses.replace(problem, draw=self._epoch)
-
-    def _shuffle(self) -> NDArray[np.int64]:
+    def _load_uniform(self, outcomes: dict[str, Any]) -> None:
+        """Read a state of before there were other orders: counts by the problems' names."""
+        size = len(self._problems)
         generator = np.random.default_rng([self._seed % 2**64, self._epoch])
-        return generator.permutation(len(self._problems))
+        drawn: NDArray[np.int64] = generator.permutation(size)[: self._position]
+        self.outcomes.draws[:] = self._epoch
+        self.outcomes.draws[drawn] += 1
+        self._num_drawn = self._epoch * size + self._position
+        self._num_faded = self._num_drawn // size
+        for index in range(size) if self._epoch else drawn.tolist():
+            if found := outcomes.get(self._problems[index].id):
+                self.outcomes.add(index, *found)
+
+    def _made_by(self) -> dict[str, Any]:
+        """Return the settings that make an epoch's order."""
+        return {key: getattr(self._settings, key) for key in UNIFORM}
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what a state must agree on to be gone on with."""
+        return {
+            "seed": self._seed,
+            "num_problems": len(self._problems),
+            "fingerprint": self._fingerprint(),
+        }
 
     def _fingerprint(self) -> str:
         """Return a digest of up to 64 problems of the set: enough to tell two sets apart."""

@@ -13,8 +13,10 @@ import torch
 
 from assay.config import MOST_SLOTS, CriticConfig, RLConfig, SamplingConfig, TrainConfig
 from assay.data.chat import PromptRenderer, keep_fitting
+from assay.data.curriculum import Curriculum
 from assay.data.overlap import check_overlap
 from assay.data.problems import ProblemSet, RowSet, load_problems
+from assay.data.row_facts import RowReader
 from assay.errors import ConfigError, ModelError, VerifierError, message
 from assay.generate.engine import Engine
 from assay.learn.algorithms import Algorithm, algorithm, check_group_size, for_generator
@@ -197,13 +199,28 @@ def read_problems(
     No model is needed for that. check: of training problems, where it is not the verifiers' own.
     """
     data = config.data
-    check = check or _training_check(config, verifiers)
-    train = load_problems(data.train, on_bad_row=data.on_bad_row, check=check)
+    judged = check or _training_check(config, verifiers)
+    reader = RowReader(config.curriculum)
+
+    def check_all(problem: Problem) -> None:
+        judged(problem)
+        reader.check(problem)
+
+    train = load_problems(data.train, on_bad_row=data.on_bad_row, check=check_all)
+    reader.check_names(len(train))
     heldout = read_heldout(config, verifiers)
     report = check_overlap(
         train, heldout, near=data.near_duplicates, overlap=data.near_duplicate_overlap
     )
     return Problems(report.train, heldout, tuple(report.describe().splitlines()))
+
+
+def open_curriculum(problems: Sequence[Problem], config: TrainConfig) -> Curriculum:
+    """Return what draws a run's problems, at its first draw."""
+    stage, settings = config.drawing, config.curriculum
+    assert stage is not None
+    facts = RowReader(settings).read(problems)
+    return Curriculum(problems, config.run.seed, settings, facts, stage.steps * stage.num_prompts)
 
 
 def _training_check(config: TrainConfig, verifiers: VerifierService) -> Callable[[Problem], None]:

@@ -53,8 +53,8 @@ def collect(
     kept: list[Judged] = []
     passed_over: list[Judged] = []
     sampling = plan.sampling_at(run.step)
-    for _ in range(1 + plan.max_refills):
-        problems = curriculum.draw(plan.num_prompts - len(kept))
+    for number in range(1 + plan.max_refills):
+        problems = curriculum.draw(plan.num_prompts - len(kept), refill=number > 0)
         groups, verdicts = sample_groups(generator, verifiers, problems, sampling, plan)
         curriculum.observe(groups, verdicts)
         for judged in zip(groups, verdicts, strict=True):

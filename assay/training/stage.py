@@ -19,7 +19,7 @@ from assay.run.environment import read_environment
 from assay.run.evaluations import kind_of
 from assay.run.report import write_report
 from assay.run.trackers import report_to_trackers
-from assay.training.assemble import Bench, Problems, rate_words
+from assay.training.assemble import Bench, Problems, open_curriculum, rate_words
 from assay.training.evaluate import evaluate
 from assay.training.replay import RunGenerator, RunVerifiers
 from assay.types import Problem
@@ -129,8 +129,9 @@ def attach_sampling(
     tested: see `try_verifiers`. judge: what judges in place of the bench's verifiers. parts:
     further ones, for checkpoints.
     """
-    curriculum = Curriculum(problems.train, run.config.run.seed)
+    curriculum = open_curriculum(problems.train, run.config)
     run.add_metrics(bench.verifiers.take_metrics)
+    run.add_metrics(curriculum.metrics)
     run.attach(model=learner, curriculum=curriculum, **parts)
     keep_judges(run, bench.verifiers, stack, always=judge is not None)
     learner.clock = run.clock

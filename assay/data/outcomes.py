@@ -1,0 +1,107 @@
+"""What is known of each problem's pass rate: counts that fade, and the posterior that they give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.types import Floats
+
+Numbers = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+BINS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+NEVER = 2**62
+ALL = slice(None)
+_MIDPOINTS = 512
+_AT_ONCE = 256
+_MOST_JUDGED = 4096.0
+_COLUMNS = {"passed": "<f4", "judged": "<f4", "draws": "<i8", "returns_at": "<i8"}
+_SAVED = np.dtype([("index", "<i8"), *_COLUMNS.items()])
+
+
+class Outcomes:
+    """Of each problem, by its index: how often it was drawn, and what came of it.
+
+    passed, judged: completions, each counted less the longer ago it was. draws: its own counter,
+    which names its next group. returns_at: it is retired until so many draws, of all problems, were
+    made; 0: it is not.
+    """
+
+    def __init__(self, counts: Floats | None, num_problems: int) -> None:
+        start = np.zeros((2, num_problems), np.float32) if counts is None else counts.copy()
+        self.passed, self.judged = start
+        self.draws = np.zeros(num_problems, np.int64)
+        self.returns_at = np.zeros(num_problems, np.int64)
+
+    def add(self, index: int, num_passed: float, num_judged: float) -> None:
+        """Count the completions of one group."""
+        self.passed[index] += num_passed
+        self.judged[index] += num_judged
+
+    def fade(self, share: float) -> None:
+        """Forget a share of all that was observed."""
+        self.passed *= np.float32(1.0 - share)
+        self.judged *= np.float32(1.0 - share)
+
+    def pass_rates(self, some: Indices | slice = ALL) -> Numbers:
+        """Return the mean of each problem's posterior."""
+        passed, judged = self.passed[some], self.judged[some]
+        return (passed.astype(np.float64) + 1.0) / (judged.astype(np.float64) + 2.0)
+
+    def chances(self, some: Indices | slice, low: float, high: float) -> Numbers:
+        """Return the probability that each problem's pass rate lies from ``low`` to ``high``."""
+        return chance_within(self.passed[some], self.judged[some], low, high)
+
+    def histogram(self) -> Numbers:
+        """Return the share of the observed problems in each bin of pass rates; none: no shares."""
+        seen = self.judged > 0
+        counts, _ = np.histogram(self.passed[seen] / self.judged[seen], BINS)
+        return counts / max(1, counts.sum()) if counts.sum() else np.zeros(0)
+
+    def save(self, path: Path) -> None:
+        """Write what is known of the problems of which anything is."""
+        index = np.flatnonzero((self.draws > 0) | (self.judged > 0) | (self.returns_at > 0))
+        saved = np.empty(len(index), _SAVED)
+        saved["index"] = index
+        for name in _COLUMNS:
+            saved[name] = getattr(self, name)[index]
+        np.save(path, saved)
+
+    def load(self, path: Path) -> None:
+        """Take what was saved of some of these problems; ValueError where it is of others."""
+        saved = np.load(path)
+        if saved.dtype != _SAVED or (saved["index"] >= len(self.draws)).any():
+            raise ValueError("of other problems")
+        for name in _COLUMNS:
+            getattr(self, name)[saved["index"]] = saved[name]
+
+
+def chance_within(passed: Floats, judged: Floats, low: float, high: float) -> Numbers:
+    """Return the probability that each pass rate lies from ``low`` to ``high``.
+
+    Under a uniform prior the rate of a problem of which k of n completions passed has the density
+    p^k (1 - p)^(n - k), less a factor (Beta(k + 1, n - k + 1)). It is summed at the middles of
+    equal parts below, within and above the bounds, so that it is exact to about 1e-5.
+    """
+    rows = np.stack([passed, judged], axis=-1).astype(np.float32)
+    keys, places = np.unique(rows.view(np.int64).ravel(), return_inverse=True)
+    pairs = keys.view(np.float32).reshape(-1, 2).astype(np.float64)
+    pairs *= np.minimum(1.0, _MOST_JUDGED / np.maximum(pairs[:, 1:], 1.0))
+    edges = [(0.0, low), (low, high), (high, 1.0)]
+    middles = (np.arange(_MIDPOINTS) + 0.5) / _MIDPOINTS
+    rates = np.concatenate([start + (end - start) * middles for start, end in edges])
+    widths = np.repeat([end - start for start, end in edges], _MIDPOINTS)
+    is_empty = widths <= 0
+    log_right = np.log(np.where(is_empty, 0.5, rates))
+    log_wrong = np.log1p(-np.where(is_empty, 0.5, rates))
+    found = np.empty(len(pairs))
+    for first in range(0, len(pairs), _AT_ONCE):
+        k, n = pairs[first : first + _AT_ONCE, :1], pairs[first : first + _AT_ONCE, 1:]
+        logs = k * log_right + (n - k) * log_wrong
+        mass = np.exp(logs - logs.max(axis=1, keepdims=True)) * widths
+        parts = mass.reshape(len(k), 3, _MIDPOINTS).sum(axis=2)
+        found[first : first + _AT_ONCE] = parts[:, 1] / parts.sum(axis=1)
+    return found[places]

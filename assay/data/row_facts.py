@@ -1,0 +1,128 @@
+"""What a curriculum reads of rows: how hard they say that they are, and their weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from assay.config import CurriculumConfig
+from assay.data.rows import complaint
+from assay.errors import ConfigError, DataError, message
+from assay.types import Floats, Problem
+
+COUNTS = '{"passed": 3, "judged": 8}'
+_SHOWN_NAMES = 12
+
+
+@dataclass(frozen=True)
+class RowFacts:
+    """Facts of all problems, by index; None: rows were not asked for them.
+
+    hardness: larger is harder. counts: completions that passed, and that were judged, before the
+    run. weights: how often each is drawn beside others.
+    """
+
+    hardness: Floats | None = None
+    counts: Floats | None = None
+    weights: Floats | None = None
+
+
+class RowReader:
+    """Reads one row after the other, and remembers which names of weights it has met."""
+
+    def __init__(self, settings: CurriculumConfig) -> None:
+        self.settings = settings
+        self.reads = settings.label is not None or bool(settings.weights)
+        self._num_read = 0
+        self._met: set[str] = set()
+        self._names: dict[str, None] = {}
+
+    def check(self, problem: Problem) -> None:
+        """Read a row for its faults alone; raises DataError, which names the row and the key."""
+        self._hardness(problem)
+        self._weight(problem)
+
+    def check_names(self, num_rows: int) -> None:
+        """Raise ConfigError for a weight that no row asks for, if so many rows were read at all.
+
+        A gym's rows are not, before they are drawn.
+        """
+        if self._num_read < num_rows:
+            return
+        for name in self.settings.weights:
+            if name not in self._met:
+                some = [*self._names][:_SHOWN_NAMES]
+                more = "" if len(some) == len(self._names) else ", ..."
+                accepted = f"a tag or a source of data.train: {', '.join(some)}{more}"
+                raise ConfigError(message("curriculum.weights", f'"{name}"', accepted))
+
+    def read(self, problems: Sequence[Problem]) -> RowFacts:
+        """Return the facts of all problems, in one pass."""
+        if not self.reads:
+            return RowFacts()
+        size = len(problems)
+        hardness, weights = np.zeros(size, np.float32), np.ones(size, np.float32)
+        counts = np.zeros((2, size), np.float32)
+        for index in range(size):
+            problem = problems[index]
+            hardness[index], counts[:, index] = self._hardness(problem)
+            weights[index] = self._weight(problem)
+        self.check_names(size)
+        has_label, has_weights = self.settings.label is not None, bool(self.settings.weights)
+        return RowFacts(
+            hardness if has_label else None,
+            counts if has_label else None,
+            weights if has_weights else None,
+        )
+
+    def _weight(self, problem: Problem) -> float:
+        weight = 1.0
+        self._num_read += 1
+        for name in (*problem.tags, problem.source.rpartition(":")[0]):
+            if len(self._names) <= _SHOWN_NAMES:
+                self._names[name] = None
+            if name in self.settings.weights:
+                self._met.add(name)
+                weight *= self.settings.weights[name]
+        return weight
+
+    def _hardness(self, problem: Problem) -> tuple[float, tuple[float, float]]:
+        """Return a problem's hardness, and the counts of its label."""
+        label = self.settings.label
+        if label is None:
+            return 0.0, (0.0, 0.0)
+        by_order = self.settings.order == "easy_to_hard"
+        kinds = f"a number, or counts as {COUNTS}" if by_order else f"counts as {COUNTS}"
+        value = problem.spec.get(label)
+        if value is None:
+            value = _number_in_tags(label, problem.tags)
+        if value is None:
+            keys = ", ".join(map(str, problem.spec)) or "no keys"
+            found = f"none beside {keys}"
+            remedy = "label every row, or leave curriculum.label out"
+            raise DataError(message(f"{problem.place} {label}", found, kinds, remedy))
+        if isinstance(value, Mapping):
+            passed, judged = value.get("passed"), value.get("judged")
+            if not (_is_number(passed) and _is_number(judged) and 0 <= passed <= judged):
+                raise complaint(problem.place, label, value, kinds)
+            return 1.0 - (passed + 1.0) / (judged + 2.0), (passed, judged)
+        if not by_order or not _is_number(value):
+            raise complaint(problem.place, label, value, kinds)
+        return (value if self.settings.easy_is == "low" else -value), (0.0, 0.0)
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _number_in_tags(label: str, tags: Sequence[str]) -> float | None:
+    """Return 5.0 for the label ``level`` and the tag ``level-5``, which rows of MATH are given."""
+    for tag in tags:
+        name, _, number = tag.rpartition("-")
+        if name == label and number.replace(".", "", 1).isdecimal():
+            return float(number)
+    return None
