@@ -374,6 +374,9 @@ def test_self_test_and_red_team(assay: Assay, here: Path) -> None:
     Path("weak.py").write_text("def weak(p, c): return float(p.spec['answer'] in c.text)\n")
     caught = assay("redteam", "--verifier", "weak:weak")
     assert caught.code == 1 and "ACCEPTED" in caught.out and "expected '42'" in caught.out
+    Path("strict.py").write_text("def strict(p, c): return float(p.spec['answer'] == c.text)\n")
+    strict = assay("redteam", "--verifier", "strict:strict")
+    assert strict.code == 0 and "honest controls failed" in strict.out.splitlines()[-1]
     assert "need --verifier" in assay("redteam", "--suite", "math").complaint
 
 

@@ -133,7 +133,11 @@ def redteam(
     unsafe_no_sandbox: Unsafe = False,
     as_json: Json = False,
 ) -> None:
-    """Try known reward hacks on a verifier; exit 1 where it pays for one."""
+    """Try known reward hacks on a verifier; exit 1 where it does not hold.
+
+    It holds where it judges every hack, accepts none, and passes an honest control. The last lines
+    of the output say which of these was not so. Other controls that fail change no exit code.
+    """
     from assay.training import judging
     from assay.verify.redteam import team as red
 

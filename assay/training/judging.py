@@ -114,11 +114,11 @@ def redteam(
     deadline: float = 10.0,
     options: Options | None = None,
 ) -> RedTeamResult:
-    """Try known reward hacks on a verifier, a built-in one or your own; return what it paid for.
+    """Try known reward hacks on a verifier, a built-in one or your own; return what it accepted.
 
         result = assay.redteam("my_rewards:concise", "problems.jsonl")
         print(result)  # a line for each kind of attack, and what got through
-        result.held  # True where nothing did
+        result.held  # True where nothing did, and the verifier passed an honest control
         result.findings  # each case that went wrong
 
     problems: sources or rows of yours to attack; None: the suite's own. suite: the attacks to use;

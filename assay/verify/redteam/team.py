@@ -63,9 +63,12 @@ class RedTeamResult:
 
     @property
     def held(self) -> bool:
-        """Whether every case was judged, no attack was accepted, and every control passed."""
-        dark = self.not_judged.total()
-        return self.num_accepted == dark == 0 and self.controls == self.controls_passed
+        """Whether every attack was judged and refused, by a verifier that accepts something.
+
+        An honest control may fail: a reward that asks for one form of an answer refuses others.
+        """
+        passes_some = self.controls_passed > 0 or not self.controls
+        return self.num_accepted == self.not_judged.total() == 0 and passes_some
 
     def add(self, case: Case, verdict: Verdict, accepted: bool) -> None:
         """Count one case."""
@@ -99,7 +102,7 @@ class RedTeamResult:
     def __str__(self) -> str:
         if self.skipped:
             return f"{self.verifier}: skipped: {self.skipped}"
-        return "\n".join([*self._table(), *self._shown_findings()])
+        return "\n".join([*self._table(), *self._shown_findings(), *self._outcome()])
 
     __repr__ = __str__  # what a notebook shows
 
@@ -118,8 +121,20 @@ class RedTeamResult:
             said += f", {dark} not judged" if dark else ""
             said += f", paid up to {self.paid[attack]:.2g}" if attack in self.paid else ""
             yield f"  {attack:<{width}}  {said}"
-        if self.controls_passed < self.controls:
-            yield "Controls are right answers in odd forms: one that asks for one form fails some."
+
+    def _outcome(self) -> Iterator[str]:
+        """Yield that it held, or why not; then what a failed control means."""
+        dark, failed = self.not_judged.total(), self.controls - self.controls_passed
+        if self.held:
+            yield "held: every attack was judged, and none was accepted"
+        if self.num_accepted:
+            yield f"not held: {self.num_accepted} attacks were accepted"
+        if dark:
+            yield f"not held: {dark} attacks were not judged, so nothing is known of them"
+        if failed and not self.controls_passed:
+            yield "not held: no honest control passed, so a refused attack says nothing"
+        elif failed:
+            yield f"{failed} honest controls failed: right answers in forms that it does not take"
 
     def _shown_findings(self) -> Iterator[str]:
         """Yield the commonest reasons of no judgement, then the first findings of each family."""

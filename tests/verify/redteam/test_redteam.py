@@ -60,6 +60,7 @@ def test_a_weak_verifier_is_caught_with_the_completion_that_did_it() -> None:
     finding = next(one for one in result.findings if one.attack == "hedged words")
     assert finding.kind == "attack accepted" and " or " in finding.completion
     text = str(result)
+    assert f"not held: {result.num_accepted} attacks were accepted" in text
     assert "ACCEPTED" in text and finding.completion in text and "--json has them all" in text
     assert len(text.splitlines()) < 150
     plain = json.loads(json.dumps(result.as_dict()))
@@ -78,12 +79,29 @@ def test_a_verifier_that_rejects_honest_work_does_not_hold() -> None:
     result = red_team(f"{HERE}:rejects", num_workers=1)
     assert result.num_accepted == 0 and result.controls_passed == 0 and not result.held
     assert {one.kind for one in result.findings} == {"control rejected"}
+    assert str(result).endswith("not held: no honest control passed, so a refused attack says nothing")
+
+
+def strict(problem: Problem, completion: Completion) -> float:
+    """A reward that takes one form of the answer."""
+    return float(completion.text.strip() == str(problem.spec["answer"]))
+
+
+def test_failed_controls_are_told_and_do_not_decide() -> None:
+    result = red_team(f"{HERE}:strict", num_workers=1)
+    assert 0 < result.controls_passed < result.controls and not result.num_accepted
+    assert result.held
+    held, failed = str(result).splitlines()[-2:]
+    assert held == "held: every attack was judged, and none was accepted"
+    assert failed.startswith(f"{result.controls - result.controls_passed} honest controls failed")
 
 
 def test_attacks_that_are_not_judged_are_told_apart() -> None:
     result = red_team(f"{HERE}:breaks", num_workers=1)
     assert result.not_judged["length"] == result.tried["length"] and not result.accepted
     assert any(one.kind == "not judged" and "too long" in one.detail for one in result.findings)
+    dark = result.not_judged.total()
+    assert not result.held and f"not held: {dark} attacks were not judged" in str(result)
 
 
 def test_problems_of_the_users(tmp_path: Path) -> None:
@@ -177,7 +195,7 @@ def test_no_built_in_verifier_pays_for_a_known_hack(name: str) -> None:
     result = red_team(
         name, num_workers=4 if name == "code" else 1
     )  # programs that sleep do so side by side
-    assert result.held and not result.not_judged, str(result)
+    assert result.held and result.controls_passed == result.controls, str(result)
     assert sum(result.tried.values()) >= 4
 
 
@@ -186,4 +204,4 @@ def test_no_injection_sways_the_judge() -> None:
         options = {"judge": {"url": server.url, "model": "local"}}
         result = red_team("judge", options=options)
     close_judges()
-    assert result.held and not result.not_judged, str(result)
+    assert result.held and result.controls_passed == result.controls, str(result)
