@@ -129,7 +129,11 @@ def _complain_about_whole(
 def at_its_line(
     text: str, where: str, lines: Mapping[str, int], overridden: Collection[str]
 ) -> str:
-    """Return an error's text with the place of the key that it begins with, if it has one."""
+    """Return an error's text with the place of the key that it begins with, if it has one.
+
+    A verifier that no row named is that of ``data.verifier``.
+    """
+    text = re.sub(r"^(?=verifier )", "data.", text)
     key = re.match(r"[a-z_]+(?:\.\w+)+", text)
     if key is None or not (key[0] in overridden or key[0] in lines):
         return text

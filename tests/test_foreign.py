@@ -64,6 +64,31 @@ def test_whatever_a_module_does_is_one_line(modules: None, module: str, where: s
     assert "\n" not in str(caught.value)
 
 
+def test_a_complaint_of_an_import_names_the_line_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lacks_one.py").write_text("x = 1\nimport nothing_of_this_name\n")
+    (tmp_path / "fails_inside.py").write_text("def f():\n    1 / 0\n\n\nf()\n")
+    (tmp_path / "good_rewards.py").write_text("def concise(p, c): return 1.0\n")
+    said = {
+        "lacks_one:f": "ModuleNotFoundError: No module named 'nothing_of_this_name' in"
+        " lacks_one.py:2); accepted: a module that can be imported; install nothing_of_this_name,",
+        "fails_inside:f": "found what cannot be imported (ZeroDivisionError: division by zero in"
+        " fails_inside.py:2); accepted: a module that can be imported; mend it",
+        "good_reward:f": "found no module 'good_reward'; accepted: package.module:object; did you"
+        " mean good_rewards?",
+        "absent_here:f": "start in the folder of absent_here.py, or install absent_here",
+        "good_rewards:concice": "found no 'concice' in good_rewards; accepted:"
+        " package.module:object; did you mean concise?",
+    }
+    for name, words in said.items():
+        with pytest.raises(ConfigError) as caught:
+            import_object(name, "guard.rules", ConfigError)
+        assert words in str(caught.value) and str(caught.value).startswith("guard.rules: found")
+
+
 def test_a_source_that_exits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "exits_late.py").write_text(

@@ -25,7 +25,8 @@ class RunConfig(Section):
     """Where the run lives and what makes it repeatable."""
 
     name: Text | None = None
-    """Name of the run's directory. None: the configuration file's name, numbered if it exists."""
+    """Name of the run's directory; a name that is taken, also by a run that failed, gets a number,
+    as in ``first-2``. None: the configuration file's name."""
     directory: str = "runs"
     """Folder that holds run directories."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0

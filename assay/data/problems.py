@@ -43,10 +43,17 @@ def load_problems(
 
 
 def check_spec(problem: Problem, check: Callable[[Problem], None]) -> None:
-    """Run a check; its VerifierError becomes a DataError that names the problem's place."""
+    """Run a check; its VerifierError becomes a DataError that names the problem's place.
+
+    That no row's verifier is at fault stays a VerifierError: it is the configuration's, which is
+    the one of rows that name none.
+    """
     try:
         check(problem)
     except VerifierError as error:
-        text = str(error)
-        where = problem.source
-        raise DataError(text if text.startswith(where) else f"{where} verifier: {text}") from error
+        text, where = str(error), problem.source
+        if not text.startswith(where):
+            if problem.verifier is None:
+                raise
+            text = f"{where} {text if text.startswith('verifier') else f'verifier: {text}'}"
+        raise DataError(text) from error

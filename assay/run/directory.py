@@ -25,6 +25,7 @@ from assay.run.checkpoints import Checkpoints, Stateful
 from assay.run.decision import DECISION, add_outcome
 from assay.run.evaluations import FINISHED_EARLY, best_step, why_settled
 from assay.run.listeners import Journals, Listener
+from assay.run.loaded import state_of
 from assay.run.metrics import (
     find_non_finite,
     memory_metrics,
@@ -134,6 +135,8 @@ class Run:
                 f"{parent / name}: cannot be written ({reason}); set run.directory"
             ) from error
         run.event("created")
+        if (taken := parent / name) != folder:
+            run.note(f"{taken} is taken by {state_of(taken)}; this run is {folder}")
         run.check_verifiers(verifiers or {})
         return run
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from assay.config import TrainConfig, load
-from assay.errors import RunError, message
+from assay.errors import AssayError, RunError, message
 from assay.run.environment import read_environment
 from assay.run.evaluations import Row
 from assay.run.files import read_events, read_step_rows
@@ -89,7 +89,8 @@ class LoadedRun:
         if step is None or (step == "last" and steps):
             return steps if step is None else steps[-1:]
         if step not in steps:
-            accepted = f"a step from {steps[0]} to {steps[-1]}" if steps else "no step: it has none"
+            some = f"a step from {steps[0]} to {steps[-1]}" if steps else ""
+            accepted = some or f"no step, since it recorded none; it {self.state}"
             raise RunError(message(f"{self.folder} rollouts of step", step, accepted))
         return [int(step)]
 
@@ -119,9 +120,16 @@ class LoadedRun:
                 return None
         return None
 
+    @property
+    def state(self) -> str:
+        """How far the run came, and how it ended, in words that follow its name."""
+        ended, after = self.ended, f"after {self.num_steps} steps"
+        if ended is None:
+            return f"runs, or was killed, {after}"
+        return f"ended {after}: {ended}"
+
     def __repr__(self) -> str:
-        state = self.ended or "still running, or killed"
-        return f"LoadedRun({str(self.folder)!r}: {state} after {self.num_steps} steps)"
+        return f"LoadedRun({str(self.folder)!r}: {self.state})"
 
 
 def load_run(path: Path | str) -> LoadedRun:
@@ -144,6 +152,14 @@ def load_run(path: Path | str) -> LoadedRun:
         evaluations=Table(read_step_rows(folder / "evaluations.jsonl")),
         events=Table(read_events(folder / "events.jsonl")),
     )
+
+
+def state_of(path: Path) -> str:
+    """Return the state of the run in a folder, in words; also where it holds none."""
+    try:
+        return f"a run that {load_run(path).state}"
+    except AssayError:
+        return "what is no run that can be read"
 
 
 def _read_shard(path: Path, columns: list[str]) -> list[dict[str, Any]]:

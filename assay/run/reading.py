@@ -18,14 +18,15 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Reading:
-    """Some rollouts of a run. found: how many there were to choose from."""
+    """Some rollouts of a run. found: how many there were to choose from. why: there are none."""
 
     rollouts: Sequence[Row]
     found: int
+    why: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
-        return plain({"rollouts": self.rollouts, "found": self.found})
+        return plain({"rollouts": self.rollouts, "found": self.found, "why": self.why})
 
     def __str__(self) -> str:
         lines: list[str] = []
@@ -36,7 +37,7 @@ class Reading:
                 last_prompt = prompt
                 lines += [f"=== {row['problem_id']} ===", row["prompt"] or ""]
             lines += [f"--- {', '.join(_facts(row))} ---", row["text"] or ""]
-        lines.append(f"({len(self.rollouts)} of {self.found} rollouts)")
+        lines.append(self.why or f"({len(self.rollouts)} of {self.found} rollouts)")
         return escaped("\n".join(lines))
 
 
@@ -70,10 +71,21 @@ def read_rollouts(
         every.sort(key=lambda row: (-row["num_tokens"], -row["step"]))
     elif kind == "flipped":
         pairs = sorted(_flips(every), key=lambda pair: -pair[0])
-        return Reading([row for _, *pair in pairs[:count] for row in pair], 2 * len(pairs))
+        every = [row for _, *pair in pairs for row in pair]
+        count *= 2
     else:
         every.sort(key=lambda row: -row["step"])
-    return Reading(every[:count], len(every))
+    return Reading(every[:count], len(every), "" if every else _why_none(run, kind))
+
+
+def _why_none(run: LoadedRun, kind: Kind | None) -> str:
+    """Say why there is nothing to read: the run has no rollouts, or none of this kind."""
+    if total := len(run.rollouts(columns=["step"])):
+        words = {"failed": "has failed", "not_judged": "was not judged", "flipped": "has flipped"}
+        return f"none of the run's {total} rollouts {words.get(kind or '', 'was judged')}"
+    if run.config.completions_a_step is None:
+        return f"{run.folder}: no rollouts: a run of [{run.config.stage}] samples nothing"
+    return f"{run.folder}: no rollouts; the run {run.state}"
 
 
 def _flips(rows: Sequence[Row]) -> Iterator[tuple[float, Row, Row]]:

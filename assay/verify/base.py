@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from assay.errors import VerifierError, message
+from assay.foreign import find_object
 from assay.types import NotJudgedReason, Problem, StepScore, Verdict
 from assay.verify.expression import BUILT_IN
 
@@ -301,22 +302,12 @@ def resolve(name: str) -> Verifier:
 
 
 def _load(place: str, name: str) -> Verifier:
-    module_name, _, path = place.partition(":")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # foreign code runs here
-        raise VerifierError(
-            f"verifier {name}: {module_name} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-    for attribute in path.split("."):
-        if not hasattr(found, attribute):
-            raise VerifierError(f"verifier {name}: {module_name} has no {path}")
-        found = getattr(found, attribute)
+    found: Any = find_object(place, f"verifier {name}", VerifierError)
     if isinstance(found, Verifier):
         return found
     if not callable(found):
         raise VerifierError(message(f"verifier {name}", type(found).__name__, "a function"))
-    return _of_function(found, name, module_name)
+    return _of_function(found, name, place.partition(":")[0])
 
 
 def _of_function(function: Callable[..., Any], name: str, module: str) -> Verifier:

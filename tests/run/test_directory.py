@@ -114,6 +114,21 @@ def test_names_are_numbered_when_taken(tmp_path: Path) -> None:
     assert names == ["test", "test-2", "test-3"]
 
 
+def test_who_has_the_name_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = make_config(tmp_path)
+    with pytest.raises(ValueError), Run.create(config) as died:
+        raise ValueError("no such key")
+    assert "taken" not in capsys.readouterr().err
+    Run.create(config).__exit__(None, None, None)
+    ended = "a run that ended after 0 steps: ValueError: no such key"
+    assert (
+        f"{died.folder} is taken by {ended}; this run is {died.folder}-2" in capsys.readouterr().err
+    )
+    (died.folder / "config.toml").unlink()
+    Run.create(config).__exit__(None, None, None)
+    assert f"{died.folder} is taken by what is no run" in capsys.readouterr().err
+
+
 def test_without_a_name_the_configurations_file_gives_it(tmp_path: Path) -> None:
     config = make_config(tmp_path, run={"name": None})
     with Run.create(config, config_path="configs/gsm8k.toml", quiet=True) as run:

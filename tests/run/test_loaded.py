@@ -33,7 +33,7 @@ def test_a_run_is_loaded_by_its_public_name(run: LoadedRun) -> None:
     assert again == run
     assert (run.num_steps, run.metrics["step"]) == (3, [1, 2, 3])
     assert run.events[0]["kind"] == "created"
-    assert repr(run).endswith("after 3 steps)")
+    assert repr(run).endswith("ended after 3 steps: stopped early)")
 
 
 def test_rollouts_are_rows_with_their_verdicts(run: LoadedRun) -> None:

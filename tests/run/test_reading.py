@@ -12,11 +12,13 @@ import pytest
 from run_fakes import FakeLearner, make_config, make_rollouts
 
 from assay import cli
+from assay.config import parse
 from assay.errors import RunError
 from assay.run.compare import compare_runs
 from assay.run.directory import Run
 from assay.run.loaded import LoadedRun, load_run
 from assay.run.reading import Kind, read_rollouts
+from assay.types import Verdict
 
 
 def make_run(parent: Path, num_steps: int, accuracy: float, **sections: object) -> Path:
@@ -88,6 +90,48 @@ def test_flipped_problems_are_shown_before_and_after(run: LoadedRun) -> None:
         )
         changes.append(abs(shares[1] - shares[0]))
     assert changes == sorted(changes, reverse=True) and 0 not in changes
+
+
+def test_why_there_is_nothing_to_read(tmp_path: Path, output: Any) -> None:
+    config = make_config(tmp_path)
+    with pytest.raises(ValueError), Run.create(config, quiet=True) as died:
+        raise ValueError("reward: no key 'gold'")
+    said = "ended after 0 steps: ValueError: reward: no key 'gold'"
+    code, text, _ = output("rollouts", died.folder)
+    assert code == 0 and text == f"{died.folder}: no rollouts; the run {said}\n"
+    _, text, _ = output("rollouts", died.folder, "--worst", "--json")
+    assert json.loads(text) == {
+        "rollouts": [],
+        "found": 0,
+        "why": read_rollouts(load_run(died.folder)).why,
+    }
+    with pytest.raises(
+        RunError, match="of step: found 1; accepted: no step, since it recorded none; it ended"
+    ):
+        read_rollouts(load_run(died.folder), step=1)
+    run_in = {"directory": str(tmp_path), "name": "sft"}
+    tree = {"run": run_in, "model": {"path": "model"}, "sft": {"traces": ["traces.jsonl"]}}
+    with Run.create(parse(tree), num_steps=1, quiet=True) as run:
+        pass
+    assert "a run of [sft] samples nothing" in str(read_rollouts(load_run(run.folder)))
+
+
+def test_why_there_is_nothing_of_a_kind(tmp_path: Path) -> None:
+    groups, verdicts = make_rollouts(1)
+    with Run.create(make_config(tmp_path), quiet=True) as run:
+        learner = FakeLearner()
+        run.attach(learner=learner)
+        passed = [tuple(Verdict.of_score(1.0, "v@1") for _ in each) for each in verdicts]
+        run.record(groups, passed)
+        run.finish_step(learner.learn(groups, passed))
+    loaded = load_run(run.folder)
+    total = len(loaded.rollouts())
+    for kind, words in (
+        ("failed", "has failed"),
+        ("not_judged", "was not judged"),
+        ("flipped", "has flipped"),
+    ):
+        assert str(read_rollouts(loaded, kind)) == f"none of the run's {total} rollouts {words}"
 
 
 def test_a_wrong_problem_or_step_is_one_line(run: LoadedRun) -> None:

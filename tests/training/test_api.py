@@ -320,7 +320,7 @@ def test_a_row_with_an_unknown_verifier_is_told_with_its_place(world: World) -> 
         {"prompt": "2 =", "answer": "2", "verifier": "mth"},
     ]
     world.write_rows("train.jsonl", rows)
-    with pytest.raises(DataError, match=r"train\.jsonl:2 verifier: .*mth"):
+    with pytest.raises(DataError, match=r"train\.jsonl:2 verifier .*mth"):
         train(world.tree(), quiet=True)
     assert not (world.folder / "runs").exists()
 

@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
-from traceback import walk_tb
 from typing import Any
 
+from assay.foreign import line_of
 from assay.types import Group, Problem
 from assay.verify.base import Part, Verifier, as_part
 
@@ -96,17 +95,10 @@ def _explained(error: BaseException, problem: Problem) -> str:
     """Return an error in words, its line, and what to look at instead."""
     words = in_words(error)
     with suppress(Exception):  # as above
-        words += _place(error)
+        line = line_of(error, __file__)
+        words += f" ({line})" if line else ""
         words += _keys_hint(error, problem)
     return words
-
-
-def _place(error: BaseException) -> str:
-    """Return the line of the verifier's file that raised, or led to what did."""
-    frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
-    theirs = [(name, line) for name, line in frames if name != __file__]
-    lines = [line for name, line in theirs if name == theirs[0][0]]
-    return f" ({Path(theirs[0][0]).name}:{lines[-1]})" if lines else ""
 
 
 def _keys_hint(error: BaseException, problem: Problem) -> str:

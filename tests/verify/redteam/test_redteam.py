@@ -79,7 +79,9 @@ def test_a_verifier_that_rejects_honest_work_does_not_hold() -> None:
     result = red_team(f"{HERE}:rejects", num_workers=1)
     assert result.num_accepted == 0 and result.controls_passed == 0 and not result.held
     assert {one.kind for one in result.findings} == {"control rejected"}
-    assert str(result).endswith("not held: no honest control passed, so a refused attack says nothing")
+    assert str(result).endswith(
+        "not held: no honest control passed, so a refused attack says nothing"
+    )
 
 
 def strict(problem: Problem, completion: Completion) -> float:
