@@ -5,7 +5,10 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, overload
+
+from rich.cells import cell_len, set_cell_size
 
 from assay.errors import DataError, MissingExtra, message
 from assay.terminal import escaped
@@ -15,13 +18,14 @@ if TYPE_CHECKING:
 
 _SHOWN_ROWS = 20
 _SHOWN_CHARACTERS = 2000
+_NARROW = 24  # characters of a column in a terminal, as long as others want to be seen
 
 
 class Table(Sequence[Mapping[str, Any]]):
     """Rows that are mappings; one may lack a column that another has.
 
     ``table[3]`` is a row, ``table[2:5]`` a table, and ``table["reward"]`` a column as a list, with
-    None where a row lacks it. A notebook shows the first rows.
+    None where a row lacks it. A notebook, and `print`, show the first rows.
 
         run = assay.load_run("runs/first")
         run.metrics["reward/mean"][-1]
@@ -73,6 +77,20 @@ class Table(Sequence[Mapping[str, Any]]):
     def __repr__(self) -> str:
         return f"Table of {len(self)} rows: {', '.join(self.columns) or 'no columns'}"
 
+    def __str__(self) -> str:
+        """Return the first rows, and the columns that the terminal has room for."""
+        names, rows = self.columns, self._rows[:_SHOWN_ROWS]
+        table = [names, *([_line(_words(row.get(name))) for name in names] for row in rows)]
+        sizes = _sizes([max(map(cell_len, column)) for column in zip(*table, strict=True)])
+        lines = [
+            "  ".join(_fit(cell, size) for cell, size in zip(row, sizes, strict=False)).rstrip()
+            for row in table
+        ]
+        count = f"{len(rows)} of {len(self):,}" if len(rows) < len(self) else f"{len(self)}"
+        more = names[len(sizes) :]
+        listed = f"; {len(more)} more columns: {', '.join(more)}" if more else ""
+        return "\n".join([*lines[not names :], f"({count} rows{listed})"])
+
     def _repr_html_(self) -> str:
         """Return what a notebook shows. Models wrote the text, so it is escaped."""
         columns = self.columns
@@ -87,13 +105,40 @@ class Table(Sequence[Mapping[str, Any]]):
         return f'<table class="tex2jax_ignore mathjax_ignore">{body}</table>{more}'
 
 
-def _cell(value: Any) -> str:
+def _sizes(wide: Sequence[int]) -> list[int]:
+    """Return how wide the first columns are shown: as many as the terminal has room for."""
+    sizes, room = list[int](), get_terminal_size().columns + 2
+    for size in (min(one, _NARROW) + 2 for one in wide):
+        if sizes and size > room:
+            break
+        sizes.append(min(size, room) - 2)
+        room -= size
+    for index, size in enumerate(sizes):
+        more = max(0, min(wide[index] - size, room))
+        sizes[index], room = size + more, room - more
+    return sizes
+
+
+def _words(value: Any) -> str:
     if isinstance(value, float):
-        text = f"{value:.4g}"
-    elif isinstance(value, Mapping):
-        text = ", ".join(f"{key} {one:.4g}" for key, one in value.items())
-    else:
-        text = "" if value is None else str(value)
+        return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_words(one)}" for key, one in value.items())
+    return "" if value is None else str(value)
+
+
+def _line(text: str) -> str:
+    return " ".join(escaped(text[:_SHOWN_CHARACTERS]).split())
+
+
+def _fit(text: str, size: int) -> str:
+    if cell_len(text) > size:
+        text = f"{set_cell_size(text, size - 1)}…"
+    return set_cell_size(text, size)
+
+
+def _cell(value: Any) -> str:
+    text = _words(value)
     left = len(text) - _SHOWN_CHARACTERS
     text = f"{text[:_SHOWN_CHARACTERS]} … {left:,} more characters" if left > 0 else text
     style = "text-align: left; vertical-align: top; white-space: pre-wrap"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 from run_fakes import FakeLearner, make_config, take_steps
 
 import assay
@@ -124,6 +125,22 @@ def test_a_notebook_shows_a_table_whose_text_can_do_nothing() -> None:
     assert "<script>" not in page and "\x1b" not in page
     assert "&lt;script&gt;" in page and "math 1" in page
     assert page.count("<tr>") == 21 and "and 10 more rows" in page
+
+
+def test_a_printed_table_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    rows = [
+        {"step": n, "text": f"第{n} line\n\x1b[2J {'x' * 90}", "reward": 0.5} for n in range(30)
+    ]
+    table = Table([*rows[:5], {"step": 5, "facts": {"kind": "tree"}}, *rows[5:]])
+    lines = str(table).splitlines()
+    assert lines[0].split() == ["step", "text", "reward"]
+    assert lines[1].startswith("0     第0 line \\u001b[2J x") and lines[1].endswith("…  0.5")
+    assert max(map(cell_len, lines[:-1])) == 40 and lines[6].strip() == "5"
+    assert len(lines) == 22 and lines[-1] == "(20 of 31 rows; 1 more columns: facts)"
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "kind tree" in str(table) and f"{'x' * 90}  0.5" in str(table)
+    assert str(Table([])) == "(0 rows)" and "kind tree" in table._repr_html_()
 
 
 def test_a_table_becomes_a_data_frame() -> None:
