@@ -37,15 +37,15 @@ def import_object(name: str, where: str, error: type[AssayError]) -> Any:
     """
     if not OBJECT_NAME.fullmatch(name):
         raise error(message(where, repr(name), ACCEPTED))
-    here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)
     with deadline(IMPORT_SECONDS, f"importing {name.partition(':')[0]}"):
         return find_object(name, where, error)
 
 
 def find_object(name: str, where: str, error: type[AssayError]) -> Any:
-    """Do as `import_object`, in a process that may wait and has its path already."""
+    """Do as `import_object`, in a process that somebody else watches."""
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
     module_name, _, path = name.partition(":")
     try:
         found: Any = importlib.import_module(module_name)

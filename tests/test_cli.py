@@ -123,26 +123,6 @@ def test_an_unknown_key(assay: Assay, here: Path, model: Path) -> None:
     )
 
 
-def test_a_reward_that_cannot_be_imported_is_told_at_its_key(
-    assay: Assay, here: Path, model: Path
-) -> None:
-    Path("needs.py").write_text("import nothing_of_this_name\n")
-    found = "found what cannot be imported (ModuleNotFoundError: No module named"
-    told = assay("train", write_config(model), "--dry-run", "--set", "data.verifier=needs:f")
-    assert told.complaint.startswith(f"error: --set data.verifier needs:f: {found}")
-    assert "in needs.py:1)" in told.complaint and told.code == 2
-    config = Path(write_config(model))
-    text = config.read_text().replace("[data]\n", '[data]\nverifier = "needs:f"\n')
-    config.write_text(text)
-    line = text.splitlines().index('verifier = "needs:f"') + 1
-    told = assay("train", str(config), "--dry-run")
-    assert told.complaint.startswith(f"error: {config}:{line} data.verifier needs:f: {found}")
-    named = json.dumps({"prompt": "1", "answer": "1", "verifier": "needs:f"}) + "\n"
-    Path("named.jsonl").write_text(named)
-    rows = ("--problems", "named.jsonl", "--allow", "needs")
-    assert f"named.jsonl:1 verifier needs:f: {found}" in assay("eval", model, *rows).complaint
-
-
 DATA_FAULTS = {
     "a bad row": (
         '{"prompt": "1", "answer": "1"}\n{"prompt": 7}\n',

@@ -126,11 +126,12 @@ def test_why_there_is_nothing_of_a_kind(tmp_path: Path) -> None:
         run.finish_step(learner.learn(groups, passed))
     loaded = load_run(run.folder)
     total = len(loaded.rollouts())
-    for kind, words in (
-        ("failed", "has failed"),
-        ("not_judged", "was not judged"),
-        ("flipped", "has flipped"),
-    ):
+    words_of: dict[Kind, str] = {
+        "failed": "has failed",
+        "not_judged": "was not judged",
+        "flipped": "has flipped",
+    }
+    for kind, words in words_of.items():
         assert str(read_rollouts(loaded, kind)) == f"none of the run's {total} rollouts {words}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 from train_worlds import REWARD, World, events_of, rows_of
 
 from assay.config import parse
-from assay.errors import RunError, VerifierError
-from assay.training.api import train
+from assay.errors import DataError, RunError, VerifierError
+from assay.training.api import dry_run, evaluate, train
 from assay.training.assemble import verifier_options
 from assay.training.rescore import rescore
 
@@ -119,3 +120,22 @@ def test_learned_verifiers_get_the_runs_device_and_tokenizer(world: World) -> No
         "policy_tokenizer": model,
     }
     assert config.verification.options == options
+
+
+def test_a_reward_that_cannot_be_imported_is_told_at_its_key(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(world.folder)
+    Path("needs.py").write_text("import nothing_of_this_name\n")
+    why = re.escape("needs:f: found what cannot be imported (ModuleNotFoundError")
+    there = world.config_file(world.tree())
+    with pytest.raises(VerifierError, match=f"^--set data.verifier {why}.* in needs.py:1\\)"):
+        dry_run(there, overrides=["data.verifier=needs:f"], quiet=True)
+    named = world.config_file(world.tree(data={"verifier": "needs:f"}))
+    line = named.read_text().splitlines().index('verifier = "needs:f"') + 1
+    with pytest.raises(VerifierError, match=f"^{named}:{line} data.verifier {why}"):
+        train(named, quiet=True)
+    rows = [{"prompt": "1", "answer": "1", "verifier": "needs:f"}]
+    world.write_rows("named.jsonl", rows)
+    with pytest.raises(DataError, match=f"named.jsonl:1 verifier {why}"):
+        evaluate(world.tree()["model"]["path"], "named.jsonl", allow=["needs"], quiet=True)
