@@ -52,6 +52,10 @@ def samples(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def with_options(**given: Any) -> None:
+        from assay.run.names import check_place
+
+        for name in {"model", "first", "second"} & given.keys():
+            check_place(given[name], given[name])  # before torch is imported, which takes long
         how = how_to_sample(**{name: given.pop(name) for name in shared})
         command(**given, **how)
 

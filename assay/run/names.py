@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 
 from assay.config import CheckpointConfig
-from assay.errors import RunError
+from assay.config.world import RunConfig
+from assay.errors import RunError, message
 from assay.run.checkpoints import MANIFEST, Checkpoints, find_damage, step_of
 from assay.run.evaluations import best_step
 from assay.run.files import read_json, read_rows
@@ -35,6 +37,25 @@ def find_checkpoint(name: str) -> Path | None:
     if which in ("best", "last") or which.isdecimal():
         raise RunError(f"{name}: found no run directory at {run}; check the path")
     return None
+
+
+def check_place(name: str, where: str) -> None:
+    """Raise RunError where a name can only be a path, and nothing lies there.
+
+    ``OWNER/NAME`` may also be a model on the hub, which would be asked for it: unless ``OWNER`` is
+    a folder of runs.
+    """
+    folder = Path(name).expanduser()
+    if folder.exists() or "@" in name:  # of RUN@best, `find_checkpoint` says what is missing
+        return
+    runs = sorted(one.parent.name for one in folder.parent.glob("*/config.toml"))
+    in_runs = bool(runs) or str(folder.parent) == RunConfig.model_fields["directory"].default
+    is_path = name.startswith(("/", ".", "~")) or name.count("/") > 1 or folder.suffix == ".gguf"
+    if is_path or ("/" in name and in_runs):
+        accepted = "a run (RUN, RUN@best, RUN@120), a model's folder, a GGUF file or a hub name"
+        near = get_close_matches(folder.name, runs, n=3, cutoff=0.3) or runs[:3]
+        remedy = f"runs in {folder.parent}: {', '.join(near)}" if runs else "check the path"
+        raise RunError(message(where, "nothing there", accepted, remedy))
 
 
 def _is_checkpoint(folder: Path) -> bool:

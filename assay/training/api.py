@@ -24,6 +24,7 @@ from assay.errors import ConfigError, RunError, VerifierError
 from assay.plan.memory import plan_memory
 from assay.run.files import check_folder, check_output
 from assay.run.loaded import load_run
+from assay.run.names import check_place
 from assay.run.trackers import check_trackers
 from assay.training.assemble import (
     Bench,
@@ -330,6 +331,8 @@ def with_checkpoint(config: TrainConfig) -> TrainConfig:
     changed: dict[str, Any] = {}
     for name in ("model", "critic"):
         section = getattr(config, name)
+        if section.path is not None:
+            check_place(section.path, f"{name}.path {section.path}")
         if section.path is not None and (found := checkpoint_of(section.path)) is not None:
             changed[name] = section.model_copy(update={"path": str(found)})
     return config.model_copy(update=changed)

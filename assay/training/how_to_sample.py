@@ -9,7 +9,7 @@ from typing import Any, TypedDict, Unpack
 
 from assay import config as configuration
 from assay.config import TrainConfig
-from assay.run.names import find_checkpoint
+from assay.run.names import check_place, find_checkpoint
 from assay.training.consent import TO_SAMPLE, open_config
 
 
@@ -36,6 +36,7 @@ def sampling_config(model: str, problems: Sequence[str], **how: Unpack[HowToSamp
     overrides, verifier = several(how.get("overrides", ())), how.get("verifier")
     max_tokens, device = how.get("max_tokens"), how.get("device")
     allow = several(how.get("allow", ()))
+    check_place(model, model)
     checkpoint = checkpoint_of(model)
     tree: dict[str, Any] = {"model": {"path": model}, "rl": {}}
     if checkpoint is not None:

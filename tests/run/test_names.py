@@ -9,7 +9,7 @@ from run_fakes import FakeLearner, make_config, take_steps
 
 from assay.errors import RunError, RunStopped
 from assay.run.directory import Run
-from assay.run.names import find_checkpoint
+from assay.run.names import check_place, find_checkpoint
 
 
 def make_run(parent: Path, stopped: bool = False, accuracies: tuple[float, ...] = ()) -> Path:
@@ -137,3 +137,19 @@ def test_a_checkpoint_that_was_moved_is_checked_too(tmp_path: Path) -> None:
     assert find_checkpoint(str(moved)) is None  # a model's folder now, as any other
     (moved / "manifest.json").write_text('{"name": "not ours"}')
     assert find_checkpoint(str(moved)) is None
+
+
+def test_a_path_with_nothing_there_is_no_name_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/nope", "./nope", "/nope", "a/b/c", "models/x.gguf", "../nope/x"):
+        with pytest.raises(RunError, match=r"^here: found nothing there; accepted: a run \(RUN"):
+            check_place(name, "here")
+    run = make_run(tmp_path / "mine")
+    for good in ("Qwen/Qwen3-0.6B", "gpt2", str(run), f"{run}@8", str(tmp_path)):
+        check_place(good, "here")
+    missing = f"mine/{run.name[:-1]}"
+    with pytest.raises(RunError, match=f"; runs in mine: {run.name}$"):
+        check_place(missing, missing)
+    assert find_checkpoint("runs/nope") is None
