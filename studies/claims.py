@@ -9,16 +9,16 @@ miss. A verdict stands where a second run, which rounds otherwise, comes to the 
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from assay.run.intervals import t_quantile
+
 Outcomes = Mapping[str, Mapping[int, Mapping[str, float]]]
 Verdict = Literal["reproduced", "not reproduced", "undecided"]
 MIN_SEEDS = 8
-CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -47,24 +47,6 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
         return mean, math.nan
     variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
     return mean, math.sqrt(variance / len(values))
-
-
-@functools.cache
-def t_quantile(degrees: int) -> float:
-    """Return the t that |T| exceeds with probability 5 %, T of Student's distribution.
-
-    By bisection of P(|T| > t) = I_x(degrees / 2, 1 / 2), x = degrees / (degrees + t^2), I the
-    regularized incomplete beta function.
-    """
-    from mpmath import betainc
-
-    low, high = 0.0, 1e3
-    for _ in range(60):
-        middle = (low + high) / 2
-        x = degrees / (degrees + middle**2)
-        beyond = betainc(degrees / 2, 0.5, 0, x, regularized=True)
-        low, high = (middle, high) if beyond > 1 - CONFIDENCE else (low, middle)
-    return (low + high) / 2
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from statistics import fmean, median
 from typing import Any
 
 from assay.run.environment import settings_of, telling
-from assay.run.evaluations import Row, accuracy_of, by_kind, error_words, gain_between
+from assay.run.evaluations import Gain, Row, accuracy_of, by_kind, gain_between
 from assay.run.files import plain
+from assay.run.intervals import share_words
 from assay.run.loaded import LoadedRun
 from assay.run.metrics import is_timing
 from assay.run.progress import format_seconds
@@ -37,13 +38,19 @@ class HeldOut:
     rows: tuple[Row | None, Row | None]
 
     @property
+    def gain(self) -> Gain | None:
+        """B less A, problem by problem; None where not both judged the same."""
+        first, last = self.rows
+        return None if first is None or last is None else gain_between(first, last)
+
+    @property
     def difference(self) -> tuple[float, float | None] | None:
         """B less A, and its standard error: problem by problem where both judged the same."""
         first, last = self.rows
         if first is None or last is None:
             return None
-        if (gain := gain_between(first, last)) is not None:
-            return gain.value, gain.stderr
+        if self.gain is not None:
+            return self.gain.value, self.gain.stderr
         before, after = (accuracy_of(row) or 0.0 for row in (first, last))
         errors = [row.get("eval/stderr") for row in (first, last)]
         known = [error for error in errors if error is not None]
@@ -153,7 +160,7 @@ def _heldout_line(one: HeldOut) -> str:
     shown = [
         "not measured"
         if row is None
-        else f"{accuracy_of(row):.1%}{error_words(row.get('eval/stderr'))} at step {row['step']}"
+        else f"{accuracy_of(row):.1%}{share_words(row)} at step {row['step']}"
         for row in one.rows
     ]
     line = f"{one.kind}: A {shown[0]}, B {shown[1]}"
@@ -161,7 +168,8 @@ def _heldout_line(one: HeldOut) -> str:
         return line
     value, error = one.difference
     spread = "" if error is None else f" ± {100 * error:.1f}"
-    return f"{line}; B less A {100 * value:+.1f}{spread} points"
+    words = one.gain.points if one.gain is not None else f"{100 * value:+.1f} points{spread}"
+    return f"{line}; B less A {words}"
 
 
 def _section(title: str, rows: Mapping[str, Pair], words: Callable[[Any], str]) -> Iterator[str]:

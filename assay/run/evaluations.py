@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from assay.config import EvaluationConfig
+from assay.run.intervals import Interval, paired_interval, spread_words, stderr_of
 
 Row = Mapping[str, Any]
 FINISHED_EARLY = "finished early"
@@ -81,15 +82,25 @@ class Gain:
     """What accuracy gained between two evaluations, over the problems that both judged.
 
     stderr: of the mean of the problems' differences, since both met the same problems with the same
-    random numbers. None of a single problem.
+    random numbers. None of a single problem. interval: 95 %, as `paired_interval` has it.
     """
 
     value: float
     stderr: float | None
     num_problems: int
+    interval: Interval
 
     def __str__(self) -> str:
-        return f"{self.value:+.1%}{error_words(self.stderr)}"
+        spread = spread_words(self.stderr, self.interval, self.num_problems, "+.1%")
+        return f"{self.value:+.1%}{spread}"
+
+    @property
+    def points(self) -> str:
+        """The gain in percentage points."""
+        low, high = (100 * one for one in self.interval)
+        error = None if self.stderr is None else 100 * self.stderr
+        spread = spread_words(error, (low, high), self.num_problems, "+.1f")
+        return f"{100 * self.value:+.1f} points{spread}"
 
 
 def gain_between(first: Row, last: Row) -> Gain | None:
@@ -98,7 +109,13 @@ def gain_between(first: Row, last: Row) -> Gain | None:
     differences = [after[id] - before[id] for id in before if id in after]
     if first is last or not differences:
         return None
-    return Gain(float(np.mean(differences)), stderr_of(differences), len(differences))
+    return gain_of(differences)
+
+
+def gain_of(differences: Sequence[float]) -> Gain:
+    """Return the gain that the differences of at least one problem come to."""
+    interval = paired_interval(differences)
+    return Gain(float(np.mean(differences)), stderr_of(differences), len(differences), interval)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +149,3 @@ class Lift:
 def lifts_of(evaluations: Sequence[Row]) -> list[Lift]:
     """Return before and after of each kind of evaluation, in the order of their first rows."""
     return [Lift(rows[0], rows[-1]) for rows in by_kind(evaluations).values()]
-
-
-def stderr_of(values: Sequence[float]) -> float | None:
-    """Return the standard error of the mean of independent values; None of fewer than two."""
-    if len(values) < 2:
-        return None
-    return float(np.std(values, ddof=1)) / len(values) ** 0.5
-
-
-def error_words(stderr: float | None) -> str:
-    """Return ` ± 1.2%`; of a single problem, that it has no error."""
-    return " (no standard error)" if stderr is None else f" ± {stderr:.1%}"

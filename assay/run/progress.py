@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from assay.run.evaluations import Row, accuracy_of, kind_of
+from assay.run.intervals import share_words
 from assay.terminal import escaped
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -176,10 +177,10 @@ class Progress:
     def _evaluated(self, row: Row) -> None:
         self.evaluations.append(row)
         self._seconds_evaluating += row.get("eval/seconds") or 0.0
-        accuracy, stderr = accuracy_of(row), row.get("eval/stderr")
+        accuracy = accuracy_of(row)
         if accuracy is not None and not self.quiet:
-            spread = f" ± {stderr:.3f}" if stderr else ""
-            self._print(f"step {row['step']}: held-out {accuracy:.3f}{spread} ({kind_of(row)})")
+            shown = f"{accuracy:.3f}{share_words(row, '.3f')}"
+            self._print(f"step {row['step']}: held-out {shown} ({kind_of(row)})")
 
     def close(self) -> None:
         """Leave the terminal as it was."""

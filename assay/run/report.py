@@ -16,8 +16,9 @@ from pydantic import BaseModel
 
 from assay.config import TrainConfig, dump
 from assay.run.environment import verifier_text
-from assay.run.evaluations import Lift, error_words, lifts_of
+from assay.run.evaluations import Lift, Row, lifts_of
 from assay.run.files import disk_full_as, write_atomic
+from assay.run.intervals import share_words, shown_range
 from assay.run.loaded import LoadedRun, load_run
 from assay.run.progress import format_seconds
 from assay.run.report_charts import Chart, make_charts
@@ -130,7 +131,7 @@ def _lift_html(lift: Lift) -> str:
     what = "" if lift.kind in REWARD_MODEL_KINDS else "problems, "
     count = int(lift.last.get("eval/num_problems") or 0)
     problems = f"{count:,} held-out {what}" if count else ""
-    bars = _bar_html("before", lift.before, lift.first.get("eval/stderr"))
+    bars = _bar_html("before", lift.before, lift.first)
     if lift.last["step"] == 0:
         numbers = f'<span class="after">{lift.before:.1%}</span>'
         gain = '<span class="gain">before the first step</span>'
@@ -139,11 +140,11 @@ def _lift_html(lift: Lift) -> str:
             f'<span class="before">{lift.before:.1%}</span><span class="arrow">→</span>'
             f'<span class="after">{lift.after:.1%}</span>'
         )
-        points, error = 100 * (lift.after - lift.before), lift.gain.stderr if lift.gain else None
-        spread = "" if error is None else f" ± {100 * error:.1f}"
+        points = 100 * (lift.after - lift.before)
+        words = lift.gain.points if lift.gain else f"{points:+.1f} points"
         direction = "up" if points >= 0 else "down"
-        gain = f'<span class="gain {direction}">{points:+.1f}{spread} points</span>'
-        bars += _bar_html("after", lift.after, lift.last.get("eval/stderr"))
+        gain = f'<span class="gain {direction}">{words}</span>'
+        bars += _bar_html("after", lift.after, lift.last)
     return (
         f'<section class="lift"><h2>Held-out accuracy <small>{problems}{safe(lift.kind)}</small>'
         "</h2>"
@@ -151,12 +152,12 @@ def _lift_html(lift: Lift) -> str:
     )
 
 
-def _bar_html(name: str, share: float, stderr: float | None) -> str:
-    low, high = max(0.0, share - (stderr or 0.0)), min(1.0, share + (stderr or 0.0))
+def _bar_html(name: str, share: float, row: Row) -> str:
+    low, high = shown_range(row) or (share, share)
     return (
         f'<div class="bar {name}"><div><i style="width:{share:.2%}"></i>'
         f'<b style="left:{low:.2%};width:{high - low:.2%}"></b></div>'
-        f"<span>{name}{error_words(stderr)}</span></div>"
+        f"<span>{name}{share_words(row)}</span></div>"
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from assay.run.evaluations import Row, accuracy_of, by_kind
+from assay.run.intervals import shown_range
 from assay.run.loaded import LoadedRun
 
 Drawn = dict[str, Any]
@@ -77,7 +78,11 @@ def _accuracy(rows: Sequence[Row], chart: Chart) -> Chart:
     traces: list[Drawn] = []
     what = "problems answered correctly"
     for (kind, of_kind), color in zip(by_kind(rows).items(), _COLORS, strict=False):
-        errors = {"type": "data", "array": [row.get("eval/stderr") for row in of_kind]}
+        shares = [accuracy_of(row) or 0.0 for row in of_kind]
+        pairs = list(zip(shares, map(shown_range, of_kind), strict=True))
+        errors: dict[str, Any] = {"type": "data", "symmetric": False}
+        errors["array"] = [ends and ends[1] - share for share, ends in pairs]
+        errors["arrayminus"] = [ends and share - ends[0] for share, ends in pairs]
         steps = [row["step"] for row in of_kind]
         trace = _line(kind, steps, map(accuracy_of, of_kind), color)
         trace |= {"mode": "lines+markers", "marker": {"size": 7, "color": color}}

@@ -15,7 +15,7 @@ import numpy as np
 
 from assay.config import SamplingConfig
 from assay.generate.base import Generator
-from assay.run.evaluations import stderr_of
+from assay.run.intervals import share_interval, share_words, stderr_of
 from assay.training.voting import Compared, candidates
 from assay.types import Group, Problem, Verdict
 
@@ -77,7 +77,8 @@ class Evaluation:
 
     A rate is not a number (None in a row) where nothing was judged: that is not a 0. pass_at_1:
     mean over problems of the share of their completions that passed. stderr: its standard error
-    over problems (siblings are not independent, problems are); None of a single problem. pass_at:
+    over problems (siblings are not independent, problems are); None of a single problem. Of few
+    problems, and where all are right or all wrong, ``interval`` says more. pass_at:
     k to the unbiased estimate, every k over the same ``pass_at_problems`` problems: those with
     enough judged completions for the largest k, which is one that half of the problems have.
     majority: share of problems whose most frequent answer is right (a tie counts in part); answers
@@ -112,25 +113,26 @@ class Evaluation:
         """Return plain values for JSON: those of `as_row` without prefix and single problems."""
         row = {key.removeprefix("eval/"): value for key, value in self.as_row().items()}
         row.pop("by_problem")
-        return row
+        return {**row, "interval": self.interval}
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of pass_at_1 (Wilson's); None where nothing was judged."""
+        known = self.num_problems > 0
+        return share_interval(self.pass_at_1, self.num_problems, self.stderr) if known else None
 
     def __str__(self) -> str:
         if not self.num_problems:
             return f"nothing was judged: {self.num_not_judged} of {self.num_completions} not judged"
-        spread = "" if self.stderr is None else f" ± {self.stderr:.3f}"
-        parts = [f"pass@1 {self.pass_at_1:.3f}{spread}"]
+        parts = [f"pass@1 {self.pass_at_1:.3f}{share_words(self.as_row(), '.3f')}"]
         few = self.pass_at_problems < self.num_problems
         of = f" (of {self.pass_at_problems} problems)" if few else ""
         parts += [f"pass@{k} {rate:.3f}{of}" for k, rate in self.pass_at.items() if k > 1]
         if self.majority is not None:
             parts.append(f"majority {self.majority:.3f}")
         sampling = "greedy" if self.temperature == 0 else f"temperature {self.temperature:g}"
-        many = (
-            "1 problem: no standard error"
-            if self.stderr is None
-            else f"{self.num_problems} problems"
-        )
-        parts.append(f"{many}, {sampling}")
+        noun = "problem" if self.num_problems == 1 else "problems"
+        parts.append(f"{self.num_problems} {noun}, {sampling}")
         if self.truncated:
             parts.append(f"{self.truncated:.0%} cut at the limit")
         if self.num_not_judged:

@@ -10,7 +10,8 @@ from typing import Any
 
 from assay.run.checkpoints import step_of
 from assay.run.environment import verifier_text
-from assay.run.evaluations import Row, by_kind, error_words, gain_between
+from assay.run.evaluations import Row, by_kind, gain_between
+from assay.run.intervals import share_words
 from assay.run.loaded import LoadedRun, load_run
 from assay.run.progress import format_seconds
 from assay.run.report import changed_settings, stage_words
@@ -88,7 +89,7 @@ def _accuracy_lines(run: LoadedRun, step: int) -> Iterator[str]:
 
 
 def _accuracy(row: Row) -> str:
-    return f"{row['eval/pass_at_1']:.1%}{error_words(row.get('eval/stderr'))} (step {row['step']})"
+    return f"{row['eval/pass_at_1']:.1%}{share_words(row)} (step {row['step']})"
 
 
 def _making(run: LoadedRun, step: int, stage: str, sources: Any) -> Iterator[tuple[str, str]]:

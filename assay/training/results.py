@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from assay.plan.memory import MemoryPlan
-from assay.run.evaluations import FINISHED_EARLY, Gain, error_words, gain_between, kind_of
+from assay.run.evaluations import FINISHED_EARLY, Gain, gain_between, kind_of
 from assay.run.files import read_events, read_step_rows
+from assay.run.intervals import share_words
 from assay.terminal import escaped
 from assay.types import Group, Verdict
 
@@ -74,7 +75,7 @@ class TrainResult:
 def _rate(row: Mapping[str, Any]) -> str:
     if row["eval/pass_at_1"] is None:
         return "not judged"
-    return f"{row['eval/pass_at_1']:.1%}{error_words(row['eval/stderr'])}"
+    return f"{row['eval/pass_at_1']:.1%}{share_words(row)}"
 
 
 def read_result(folder: Path) -> TrainResult:

@@ -118,7 +118,9 @@ def test_a_run_writes_its_decision_and_how_it_ended(tmp_path: Path) -> None:
     assert "`dr_grpo`, as recommended" in text
     last = text.splitlines()[-1]
     assert "stopped early, after step 0 of 3" in last
-    assert "held-out accuracy 0.250 before, 0.500 after (greedy), gained +25.0% ± 25.0%" in last
+    assert (
+        "held-out accuracy 0.250 before, 0.500 after (greedy), gained +25.0% (95% interval" in last
+    )
 
 
 def test_an_outcome_needs_a_page_and_harms_nothing_without_one(tmp_path: Path) -> None:

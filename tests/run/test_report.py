@@ -85,7 +85,7 @@ def make_run(parent: Path, num_steps: int, evil: Sequence[str] = ()) -> Path:
             if step in (1, num_steps):
                 accuracy = 0.25 + 0.5 * (step > 1)
                 row = {"eval/pass_at_1": accuracy, "eval/stderr": 0.02, "eval/num_problems": 400}
-                row["eval/by_problem"] = {"a": accuracy, "b": 0.5, "c": accuracy}
+                row["eval/by_problem"] = {"a": accuracy, "b": 0.5, "c": 2 * accuracy - 0.5}
                 run.record_evaluation(row, step=0 if step == 1 else None)
             groups, verdicts = make_rollouts(step)
             for n, text in enumerate(evil):
@@ -125,7 +125,7 @@ def test_the_report_says_what_the_run_was(folder: Path) -> None:
     page = Page(path.read_text())
     text = " ".join(" ".join(page.texts).split())
     for wanted in (
-        "25.0% → 75.0% +50.0 ± 16.7 points",
+        "25.0% → 75.0% +50.0 points (95% interval ",
         "400 held-out problems, greedy",
         "before ± 2.0%",
         "12 of 12",
@@ -145,7 +145,7 @@ def test_the_report_says_what_the_run_was(folder: Path) -> None:
 
 def test_what_was_gained_has_the_error_of_paired_problems(folder: Path) -> None:
     text = write_report(folder).read_text()
-    assert "+50.0 ± 16.7 points" in text  # of 0.5, 0 and 0.5
+    assert "+50.0 points (95% interval" in text  # of 0.5, 0 and 1
 
 
 def test_the_page_is_one_file_that_loads_nothing(folder: Path) -> None:
@@ -199,7 +199,8 @@ def test_charts_are_what_plotly_accepts(folder: Path) -> None:
             assert len(trace["x"]) == len(trace["y"]) > 0
     accuracy = make_charts(load_run(folder))[0]
     assert accuracy.traces[0]["y"] == [0.25, 0.75]
-    assert accuracy.traces[0]["error_y"]["array"] == [0.02, 0.02]
+    for side in ("array", "arrayminus"):
+        assert accuracy.traces[0]["error_y"][side] == pytest.approx([0.02, 0.02])
 
 
 def test_many_steps_are_smoothed_and_thinned(tmp_path: Path) -> None:

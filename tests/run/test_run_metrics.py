@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from run_fakes import make_problem, make_rollouts
 
 from assay.run.evaluations import best_step, gain_between, kind_of
+from assay.run.intervals import paired_interval
 from assay.run.metrics import (
     is_timing,
     memory_metrics,
@@ -158,7 +160,11 @@ def test_a_gain_is_the_mean_of_problems_differences() -> None:
     assert gain is not None and gain.num_problems == 3
     assert gain.value == pytest.approx(statistics.mean(differences))
     assert gain.stderr == pytest.approx(statistics.stdev(differences) / 3**0.5)
-    assert str(gain) == "+33.3% ± 16.7%"
+    low, high = paired_interval(differences)
+    assert gain.interval == (low, high)
+    assert str(gain) == f"+33.3% (95% interval {low:+.1%} to {high:+.1%})", "of few problems"
+    assert str(replace(gain, num_problems=10)) == "+33.3% ± 16.7%"
+    assert replace(gain, num_problems=10).points == "+33.3 points ± 16.7"
     same = gain_between(last, dict(last))
     assert same is not None and (same.value, same.stderr) == (0.0, 0.0)
 
@@ -168,4 +174,5 @@ def test_a_gain_is_not_made_up() -> None:
     assert gain_between(row, row) is None, "one evaluation has no before and after"
     assert gain_between({"eval/pass_at_1": 0.5}, row) is None, "an older run"
     one = gain_between(row, {"eval/by_problem": {"a": 1.0}})
-    assert one is not None and one.stderr is None and str(one) == "+100.0% (no standard error)"
+    assert one is not None and one.stderr is None
+    assert str(one) == "+100.0% (95% interval -73.4% to +100.0%)"

@@ -22,7 +22,6 @@ from studies.claims import (
     not_below,
     number,
     standing,
-    t_quantile,
 )
 from studies.page import band, page, table, write_page
 
@@ -133,13 +132,6 @@ def test_fewer_than_eight_seeds_decide_nothing(claim: Any) -> None:
         found = claim("", Of("more", "x"), Of("less", "x"), margin=0.5).test(few)
         assert found.verdict == "undecided"
         assert "7 seeds, which are too few" in found.numbers
-
-
-@pytest.mark.parametrize(
-    ("degrees", "t"), [(2, 4.303), (7, 2.365), (9, 2.262), (30, 2.042), (100, 1.984)]
-)
-def test_quantiles_are_those_of_students_tables(degrees: int, t: float) -> None:
-    assert t_quantile(degrees) == pytest.approx(t, abs=5e-4)
 
 
 def test_two_standard_errors_over_eight_seeds_are_not_enough() -> None:

@@ -14,6 +14,7 @@ import pytest
 from train_worlds import World
 
 from assay.errors import RunError
+from assay.run.intervals import share_words
 from assay.run.loaded import load_run
 from assay.training.api import export, train
 from assay.training.model_card import model_card
@@ -63,8 +64,8 @@ def test_a_run_is_pushed_with_its_evidence(run: str, monkeypatch: pytest.MonkeyP
     before, after = loaded.evaluations[0], loaded.evaluations[-1]
     line = next(one for one in card.splitlines() if one.startswith("| greedy |"))
     for row, step in ((before, 0), (after, 2)):
-        error = f" ± {row['eval/stderr']:.1%}"
-        assert f"{row['eval/pass_at_1']:.1%}{error} (step {step})" in line
+        assert f"{row['eval/pass_at_1']:.1%} (95% interval " in line
+        assert f"{share_words(row)} (step {step})" in line
     assert f"`{loaded.config.model.path}`" in card and "reinforcement learning, " in card
     (name,) = loaded.environment["verifiers"]
     assert f"verifier `{name}` | version" in card and "| torch | " in card

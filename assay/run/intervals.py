@@ -1,0 +1,178 @@
+"""Intervals and tests of shares and of paired differences: what few problems allow one to say.
+
+All intervals are at 95 %. What is paired is paired by problem: the model's problems are the sample,
+and the completions of one problem are not independent (Miller 2024, arXiv 2411.00640, section 4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from functools import cache
+from typing import Any, TypeGuard
+
+import numpy as np
+
+CONFIDENCE = 0.95
+FEW = 10
+"""Of fewer problems a standard error promises more than is known, so that an interval is shown."""
+
+_NORMAL_QUANTILE = 1.959963984540054
+_MOST_DEGREES = 1000  # of freedom: beyond, Student's quantile is the normal one to a thousandth
+_MOST_POINTS = 2**18  # of the grid on which sums of differences are counted
+
+Interval = tuple[float, float]
+
+
+def stderr_of(values: Sequence[float]) -> float | None:
+    """Return the standard error of the mean of independent values; None of fewer than two."""
+    if len(values) < 2:
+        return None
+    return float(np.std(values, ddof=1)) / len(values) ** 0.5
+
+
+def share_interval(share: float, count: int, stderr: float | None = None) -> Interval:
+    """Return the score interval of the mean share of ``count`` problems (Wilson 1927).
+
+    With p the share, n the count and z = 1.96: (p + z^2/2n ± z sqrt(p(1-p)/n + z^2/4n^2)) /
+    (1 + z^2/n). Shares of several completions vary less than right and wrong: their standard error
+    makes n the effective number, p(1-p) / stderr^2 (z/t)^2, t Student's (Korn and Graubard 1998).
+    """
+    z, n = _NORMAL_QUANTILE, float(count)
+    if stderr and count > 1:
+        n = max(n, share * (1 - share) / stderr**2 * (z / t_quantile(count - 1)) ** 2)
+    middle = share + z**2 / (2 * n)
+    half = z * math.sqrt(max(0.0, share * (1 - share)) / n + z**2 / (4 * n**2))
+    scale = 1 + z**2 / n
+    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+
+
+def paired_interval(differences: Sequence[float]) -> Interval:
+    """Return the interval of the mean of paired differences, each from -1 to 1.
+
+    Student's, mean ± t e. Where each is -1, 0 or 1, as of one completion a problem, and where all
+    are equal: the adjusted Wald interval, which is the normal one with one more problem gained and
+    one more lost (Bonett and Price 2012); it does not shrink to a point where nothing differs.
+    """
+    count, error = len(differences), stderr_of(differences)
+    if error and not all(one in (-1, 0, 1) for one in differences):
+        mean, half = float(np.mean(differences)), t_quantile(count - 1) * error
+    else:
+        gained, lost = (
+            (sum(max(0.0, way * one) for one in differences) + 1) / (count + 2) for way in (1, -1)
+        )
+        mean, variance = gained - lost, gained + lost - (gained - lost) ** 2
+        half = _NORMAL_QUANTILE * math.sqrt(variance / (count + 2))
+    return max(-1.0, mean - half), min(1.0, mean + half)
+
+
+def sign_flip_p(differences: Sequence[float]) -> float:
+    """Return the chance of a sum as far from 0, were each difference as likely to be turned round.
+
+    The exact two-sided permutation test of pairs (Fisher 1935, section 21). Of differences -1, 0
+    and 1 it is McNemar's exact test. All signs are counted at once, by the product of the
+    characteristic functions cos(d w) on a grid (Pagano and Tritchler 1983); where they have
+    no small common denominator, each is rounded to a 260,000th of the sum of their sizes.
+    """
+    sizes = _whole_numbers(differences)
+    total, observed = sum(abs(one) for one in sizes), abs(sum(sizes))
+    if not observed:
+        return 1.0
+    num_points = 2 ** (2 * total + 1).bit_length()
+    angles = 2 * np.pi * np.arange(num_points // 2 + 1) / num_points  # the function is even
+    product = np.ones(len(angles))
+    for size, count in Counter(abs(one) for one in sizes if one).items():
+        product *= np.cos(size * angles) ** count
+    chances = np.fft.irfft(product, num_points)  # of a sum k, at index k modulo num_points
+    both = float(chances[observed : num_points - observed + 1].sum())
+    num_nonzero = sum(one != 0 for one in sizes)
+    return min(1.0, max(both, 2.0 ** (1 - num_nonzero)))  # it and its mirror image at least
+
+
+def _whole_numbers(differences: Sequence[float]) -> list[int]:
+    """Return the differences as multiples of their common unit, which rounds where it is tiny."""
+    exact = [Fraction(one).limit_denominator(_MOST_POINTS) for one in differences]
+    unit = math.lcm(*(one.denominator for one in exact))
+    extent = float(sum(abs(one) for one in exact))
+    unit = min(unit, max(1, int(_MOST_POINTS / (2 * extent)))) if extent else 1
+    return [round(one * unit) for one in exact]
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p values that count how many were looked at (Holm 1979), in the order given."""
+    order = sorted(range(len(p_values)), key=lambda n: p_values[n])
+    adjusted, least = [0.0] * len(p_values), 0.0
+    for rank, n in enumerate(order):
+        least = max(least, min(1.0, (len(p_values) - rank) * p_values[n]))
+        adjusted[n] = least
+    return adjusted
+
+
+@cache
+def t_quantile(degrees: int) -> float:
+    """Return the t that |T| exceeds with probability 5 %, T of Student's distribution.
+
+    By bisection of P(|T| <= t), for which a whole number of degrees has a finite sum (Abramowitz
+    and Stegun 1964, 26.7.3 and 26.7.4).
+    """
+    degrees = min(degrees, _MOST_DEGREES)
+    low, high = 0.0, 1e3
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, degrees) < CONFIDENCE else (low, middle)
+    return (low + high) / 2
+
+
+def _within(t: float, degrees: int) -> float:
+    """Return P(|T| <= t)."""
+    angle = math.atan(t / math.sqrt(degrees))
+    odd = degrees % 2
+    term = total = math.cos(angle) if odd else 1.0
+    for n in range(2 + odd, degrees - 1, 2):
+        term *= (n - 1) / n * math.cos(angle) ** 2
+        total += term
+    if not odd:
+        return math.sin(angle) * total
+    return 2 / math.pi * (angle + (math.sin(angle) * total if degrees > 1 else 0.0))
+
+
+def spread_words(
+    stderr: float | None, interval: Interval | None, count: int | None, style: str = ".1%"
+) -> str:
+    """Return ` ± 1.2%`, or the interval where the error of few or equal problems says too much.
+
+    interval: None where it is not known. style: how numbers are written.
+    """
+    if _tells(stderr, interval, count):
+        return f" ± {stderr:{style.lstrip('+')}}"
+    if interval is None:
+        return " (no standard error)"
+    return f" (95% interval {interval[0]:{style}} to {interval[1]:{style}})"
+
+
+def _tells(stderr: float | None, interval: Interval | None, count: int | None) -> TypeGuard[float]:
+    """Whether the standard error says enough."""
+    return bool(stderr) and (interval is None or count is None or count >= FEW)
+
+
+def share_words(row: Mapping[str, Any], style: str = ".1%") -> str:
+    """Return what an evaluation row's accuracy leaves open, in words: the one way to print it."""
+    return spread_words(row.get("eval/stderr"), *_share_interval(row), style)
+
+
+def shown_range(row: Mapping[str, Any]) -> Interval | None:
+    """Return the range that `share_words` tells, for a figure; None where nothing is known."""
+    share, stderr = row.get("eval/pass_at_1"), row.get("eval/stderr")
+    interval, count = _share_interval(row)
+    if share is not None and _tells(stderr, interval, count):
+        return max(0.0, share - stderr), min(1.0, share + stderr)
+    return interval
+
+
+def _share_interval(row: Mapping[str, Any]) -> tuple[Interval | None, int | None]:
+    share, count = row.get("eval/pass_at_1"), row.get("eval/num_problems")
+    known = share is not None and count
+    interval = share_interval(share, count, row.get("eval/stderr")) if known else None
+    return interval, count
