@@ -62,7 +62,7 @@ APART = {"verify", "generate", "learn"}
 # Lines that a room may have. A room that shrinks takes its budget with it; who raises one says why, behind it.
 BUDGETS = {
     "*.py": 1662,  # 40: what an import of a user's module lacked, and at which line
-    "cli": 1065,  # `assay verify FILE` from verify; 75: `rollouts`, `compare-runs`; 85: `init`; 45: `data`; 85: `recipe`
+    "cli": 1070,  # `assay verify FILE` from verify; 75: `rollouts`, `compare-runs`; 85: `init`; 45: `data`; 85: `recipe`; 45: `compare`
     "config": 1720,  # 125: `[curriculum]`; what a row of a table is came from learn; settings of data stages, recipes' files
     "curation": 1620,  # data stages: what they share, and a file each; 700: six that choose, sort and mix rows
     "data": 2840,  # 440: orders of draws, the posterior of pass rates, what rows say of themselves; 55 more: n-grams of held-out questions serve `assay data decontaminate`; columns of the hub are renamed, its errors say what to do
@@ -72,8 +72,8 @@ BUDGETS = {
     "plan": 1366,
     "recipes": 900,  # chains of stages: their file, what is checked, run and gone on with
     "reward_models": 1460,  # was verify/reward_model: it reads runs and checkpoints
-    "run": 4742,  # `load_run` 220, four experiment trackers 370, rollouts read and runs compared 300; 75: a table in a terminal 50, how a run ended 25
-    "training": 5400,  # 15: the curriculum is opened with what its rows say; 200 more: the model card; 510: the Python API, reward functions of TRL and verl
+    "run": 4960,  # `load_run` 220, four experiment trackers 370, rollouts read and runs compared 300; 75: a table in a terminal 50, how a run ended 25; intervals and exact tests 200
+    "training": 5405,  # 15: the curriculum is opened with what its rows say; 200 more: the model card; 510: the Python API, reward functions of TRL and verl; models compared 390, [pretrain] 100
     "start": 1275,  # `assay init` 660; 614 came from plan: what opens a model to measure it, for `assay plan`
     "verify/*.py": 1309,  # fields that all rooms share, and what each may hold: numbers, lists
     "verify/answers": 3785,

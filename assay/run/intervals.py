@@ -173,6 +173,6 @@ def shown_range(row: Mapping[str, Any]) -> Interval | None:
 
 def _share_interval(row: Mapping[str, Any]) -> tuple[Interval | None, int | None]:
     share, count = row.get("eval/pass_at_1"), row.get("eval/num_problems")
-    known = share is not None and count
-    interval = share_interval(share, count, row.get("eval/stderr")) if known else None
-    return interval, count
+    if share is None or not count:
+        return None, count
+    return share_interval(share, count, row.get("eval/stderr")), count

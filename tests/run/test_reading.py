@@ -183,7 +183,7 @@ def test_two_runs_are_compared(run: LoadedRun, other: LoadedRun, output: Any) ->
     code, text, _ = output("compare-runs", run.folder, other.folder)
     assert code == 0 and "rl.steps" in text
     assert "greedy: A 25.0% (95% interval " in text and "at step 3, B 50.0% (95% interval" in text
-    assert f"B less A {greedy.gain.points}" in text
+    assert greedy.gain is not None and f"B less A {greedy.gain.points}" in text
     code, text, _ = output("compare-runs", run.folder, other.folder, "--json")
     table = json.loads(text)
     assert table["settings"]["rl.steps"] == [12, 4] and table["heldout"][0]["difference"] == 0.25
