@@ -13,6 +13,7 @@ from assay.config.section import Natural, Positive, Text
 from assay.curation.base import DataStage, Manifest, Output, StageSettings
 from assay.curation.quotas import Draw, in_proportion
 from assay.curation.texts import read_tagged
+from assay.errors import DataError, message
 
 NONE = "(none)"
 """What rows without a tag that counts are counted under."""
@@ -45,12 +46,13 @@ class BalanceSettings(StageSettings):
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         if (self.at_most is None) == (not self.weights):
-            found = "neither" if self.at_most is None else "both"
-            raise ValueError(f"balance: found {found}; accepted: one of at_most and weights")
+            found = "neither it nor weights" if self.at_most is None else "weights too"
+            raise ValueError(message("at_most", found, "one of the two"))
         if self.rows and not self.weights:
-            raise ValueError("balance: rows needs weights; with at_most every tag has its number")
+            raise ValueError(message("rows", self.rows, "a number beside weights only"))
         if self.tags and self.weights:
-            raise ValueError("balance: tags goes with at_most; weights name the tags themselves")
+            found = "tags beside weights"
+            raise ValueError(message("tags", found, "tags beside at_most; weights name their own"))
         return self
 
 
@@ -60,6 +62,10 @@ def balance(settings: BalanceSettings, folder: Path) -> Manifest:
         wanted = tuple(settings.weights or settings.tags)
         rows = out.open(settings.inputs, read_tagged)
         counts = Counter(tag_of(row, wanted) for row in rows)
+        if absent := [tag for tag in settings.weights or () if not counts[tag]]:
+            there = ", ".join(sorted({tag for row in rows for tag in row.get("tags", ())})[:20])
+            accepted = f"tags that rows have: {there or 'none'}"
+            raise DataError(message(f"balance weights.{absent[0]}", "no row of this tag", accepted))
         quotas = _quotas(settings, counts)
         draws = {
             tag: Draw(counts[tag], quota, f"{settings.seed} {tag}") for tag, quota in quotas.items()
@@ -86,12 +92,12 @@ def tag_of(row: Mapping[str, Any], wanted: tuple[str, ...]) -> str:
     return next(found, NONE)
 
 
-def _quotas(settings: BalanceSettings, counts: Mapping[str, int]) -> dict[str, int]:
+def _quotas(settings: BalanceSettings, counts: Counter[str]) -> dict[str, int]:
     if settings.at_most is not None:
         return {tag: min(count, settings.at_most) for tag, count in counts.items()}
     assert settings.weights is not None
-    available = {tag: counts.get(tag, 0) for tag in settings.weights}
-    return in_proportion(available, settings.weights, settings.rows, "balance.rows")
+    available = {tag: counts[tag] for tag in settings.weights}
+    return in_proportion(available, settings.weights, settings.rows, "balance rows")
 
 
 STAGE = DataStage("balance", BalanceSettings, balance)

@@ -13,6 +13,7 @@ from pydantic import model_validator
 from assay.config.section import Natural, Positive
 from assay.curation.base import DataStage, Manifest, Output, Row, StageSettings, read_row
 from assay.curation.quotas import Draw, in_proportion
+from assay.errors import message
 
 
 class MixSettings(StageSettings):
@@ -37,7 +38,7 @@ class MixSettings(StageSettings):
     def _a_weight_each(self) -> Self:
         if self.weights and len(self.weights) != len(self.inputs):
             found = f"{len(self.weights)} weights for {len(self.inputs)} inputs"
-            raise ValueError(f"mix.weights: found {found}; accepted: one for each of them")
+            raise ValueError(message("weights", found, "one for each of them"))
         return self
 
 
@@ -48,7 +49,7 @@ def mix(settings: MixSettings, folder: Path) -> Manifest:
         names = [entry["source"] for entry in out.manifest.inputs]
         sizes = {entry["source"]: entry["rows"] for entry in out.manifest.inputs}
         weights = dict(zip(names, settings.weights, strict=True)) if settings.weights else sizes
-        quotas = in_proportion(sizes, weights, settings.rows, "mix.rows")
+        quotas = in_proportion(sizes, weights, settings.rows, "mix rows")
         starts = accumulate(sizes.values(), initial=0)
         streams = [
             _drawn(rows, range(start, start + size), quotas[name], f"{settings.seed} {number}")

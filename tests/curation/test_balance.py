@@ -63,18 +63,21 @@ def test_more_rows_than_there_are_is_told(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         run_on(tmp_path, "balance", ROWS, weights={"math": 1.0, "code": 1.0}, rows=21)
     assert str(caught.value) == (
-        "balance.rows: found 21; accepted: at most 20 at these weights; code has 10 rows"
+        "balance rows: found 21; accepted: at most 20 at these weights; code has 10 rows"
     )
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({}, "one of at_most and weights"),
-        ({"at_most": 3, "weights": {"math": 1.0}}, "one of at_most and weights"),
-        ({"at_most": 3, "rows": 3}, "rows needs weights"),
-        ({"weights": {"math": 1.0}, "tags": ["math"]}, "weights name the tags"),
-        ({"weights": {"math": 0.0}}, "weights.math"),
+        ({}, "balance at_most: found neither it nor weights; accepted: one of the two"),
+        ({"at_most": 3, "weights": {"math": 1.0}}, "balance at_most: found weights too"),
+        (
+            {"at_most": 3, "rows": 3},
+            "balance rows: found 3; accepted: a number beside weights only",
+        ),
+        ({"weights": {"math": 1.0}, "tags": ["math"]}, "balance tags: found tags beside weights"),
+        ({"weights": {"math": 0.0}}, "balance weights.math: found 0.0; accepted: a number > 0"),
     ],
 )
 def test_settings_that_do_not_fit_are_told(
@@ -83,6 +86,14 @@ def test_settings_that_do_not_fit_are_told(
     with pytest.raises(ConfigError, match=words) as caught:
         run_on(tmp_path, "balance", ROWS, **settings)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_weight_for_a_tag_that_no_row_has_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        run_on(tmp_path, "balance", ROWS, weights={"math": 1.0, "logic": 1.0})
+    assert str(caught.value) == (
+        "balance weights.logic: found no row of this tag; accepted: tags that rows have: code, hard, math"
+    )
 
 
 def test_tags_that_are_no_texts_are_told(tmp_path: Path) -> None:

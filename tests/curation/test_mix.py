@@ -77,5 +77,5 @@ def test_a_folder_of_a_stage_is_a_source(tmp_path: Path) -> None:
 def test_what_cannot_be_mixed_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="found 1 weights for 2 inputs; accepted: one for each"):
         run_on(tmp_path, "mix", numbered("a", 3), numbered("b", 3), weights=[1.0])
-    with pytest.raises(DataError, match=r"mix.rows: found 7; accepted: at most 6 at these weights"):
+    with pytest.raises(DataError, match=r"mix rows: found 7; accepted: at most 6 at these weights"):
         run_on(tmp_path, "mix", numbered("a", 3), numbered("b", 3), rows=7)
