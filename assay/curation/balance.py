@@ -36,6 +36,10 @@ class BalanceSettings(StageSettings):
     rows: Natural | None = None
     """With `weights`: rows in all. Without it: as many as the scarcest tag allows."""
 
+    key: Text = "tags"
+    """The key of a row that holds what is called a tag here. Another may hold a text or a number,
+    as ``source`` or ``level``."""
+
     tags: tuple[Text, ...] = ()
     """With `at_most`: the tags that count. Empty: all. A row counts under the first of its tags
     that counts, and under ``(none)`` where it has none."""
@@ -61,9 +65,9 @@ def balance(settings: BalanceSettings, folder: Path) -> Manifest:
     with Output("balance", settings, folder) as out:
         wanted = tuple(settings.weights or settings.tags)
         rows = out.open(settings.inputs, read_tagged)
-        counts = Counter(tag_of(row, wanted) for row in rows)
+        counts = Counter(_tag_of(row, settings.key, wanted) for row in rows)
         if absent := [tag for tag in settings.weights or () if not counts[tag]]:
-            there = ", ".join(sorted({tag for row in rows for tag in row.get("tags", ())})[:20])
+            there = ", ".join(sorted({tag for row in rows for tag in _tags(row, settings.key)})[:20])
             accepted = f"tags that rows have: {there or 'none'}"
             raise DataError(message(f"balance weights.{absent[0]}", "no row of this tag", accepted))
         quotas = _quotas(settings, counts)
@@ -72,9 +76,9 @@ def balance(settings: BalanceSettings, folder: Path) -> Manifest:
         }
         out.add_filters(*(f"too many of {tag}" for tag in draws))
         for row in rows:
-            tag = tag_of(row, wanted)
+            tag = _tag_of(row, settings.key, wanted)
             if tag not in draws:
-                out.take("no tag of the weights", row, f"its tags are {row.get('tags') or 'none'}")
+                out.take("no tag of the weights", row, f"its tags: {_tags(row, settings.key)}")
             elif draws[tag].takes():
                 out.write(row)
             else:
@@ -86,10 +90,14 @@ def balance(settings: BalanceSettings, folder: Path) -> Manifest:
     return out.manifest
 
 
-def tag_of(row: Mapping[str, Any], wanted: tuple[str, ...]) -> str:
+def _tags(row: Mapping[str, Any], key: str) -> list[str]:
+    found = row.get(key, [])
+    return list(map(str, found)) if isinstance(found, list) else [str(found)]
+
+
+def _tag_of(row: Mapping[str, Any], key: str, wanted: tuple[str, ...]) -> str:
     """Return the first tag of a row that counts; `NONE` where it has none."""
-    found = (tag for tag in row.get("tags", ()) if not wanted or tag in wanted)
-    return next(found, NONE)
+    return next((tag for tag in _tags(row, key) if not wanted or tag in wanted), NONE)
 
 
 def _quotas(settings: BalanceSettings, counts: Counter[str]) -> dict[str, int]:

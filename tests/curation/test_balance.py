@@ -50,6 +50,12 @@ def test_only_the_named_tags_count(tmp_path: Path) -> None:
     assert manifest.measured == {"rows of (none)": "3 of 10", "rows of hard": "3 of 30"}
 
 
+def test_another_key_is_counted_by(tmp_path: Path) -> None:
+    rows = [{"prompt": "p", "level": n % 3} for n in range(30)]
+    kept, _ = run_on(tmp_path, "balance", rows, key="level", weights={"0": 2.0, "2": 1.0})
+    assert Counter(row["level"] for row in kept) == {0: 10, 2: 5}
+
+
 def test_in_proportion(tmp_path: Path) -> None:
     rows = [*ROWS, {"id": "x", "prompt": "p", "tags": "chat"}]
     kept, manifest = run_on(tmp_path, "balance", rows, weights={"math": 2.0, "code": 1.0})
