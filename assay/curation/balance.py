@@ -67,8 +67,8 @@ def balance(settings: BalanceSettings, folder: Path) -> Manifest:
         rows = out.open(settings.inputs, read_tagged)
         counts = Counter(_tag_of(row, settings.key, wanted) for row in rows)
         if absent := [tag for tag in settings.weights or () if not counts[tag]]:
-            there = ", ".join(sorted({tag for row in rows for tag in _tags(row, settings.key)})[:20])
-            accepted = f"tags that rows have: {there or 'none'}"
+            there = sorted({tag for row in rows for tag in _tags(row, settings.key)})
+            accepted = f"tags that rows have: {', '.join(there[:20]) or 'none'}"
             raise DataError(message(f"balance weights.{absent[0]}", "no row of this tag", accepted))
         quotas = _quotas(settings, counts)
         draws = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -16,20 +16,24 @@ BUILT_IN = Path(__file__).with_name("domains.toml")
 READ = 20_000
 """Characters of a text that rules look at: its beginning tells what it is about."""
 _KEYS = ("words", "patterns")
+_TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """What is looked for: words or phrases in any case, and patterns as they are written."""
+    """What is looked for. words: the first token of each, and the expression for all of it where it
+    has more. patterns: as they are written."""
 
-    words: re.Pattern[str] | None
+    words: tuple[tuple[str, re.Pattern[str] | None], ...]
     patterns: tuple[re.Pattern[str], ...]
 
-    def matches(self, text: str) -> int:
+    def matches(self, text: str, folded: str, tokens: Collection[str]) -> int:
         """Return how many of the words and patterns a text has; each counts once."""
-        words = self.words.findall(text) if self.words else ()
-        patterns = sum(bool(pattern.search(text)) for pattern in self.patterns)
-        return len({*map(str.casefold, words)}) + patterns
+        words = sum(
+            first in tokens and (whole is None or bool(whole.search(folded)))
+            for first, whole in self.words
+        )
+        return words + sum(bool(pattern.search(text)) for pattern in self.patterns)
 
 
 def read_rules(path: Path) -> dict[str, Domain]:
@@ -55,7 +59,10 @@ def best_domain(domains: Mapping[str, Domain], text: str, least: int = 1) -> str
 
     None: it has fewer than ``least`` matches of every one.
     """
-    counts = {tag: domain.matches(text[:READ]) for tag, domain in domains.items()}
+    text = text[:READ]
+    folded = text.casefold()
+    tokens = {*_TOKEN.findall(folded)}
+    counts = {tag: domain.matches(text, folded, tokens) for tag, domain in domains.items()}
     best = max(counts, key=counts.__getitem__)
     return best if counts[best] >= least else None
 
@@ -72,10 +79,15 @@ def _domain(rules: Any, where: str) -> Domain:
         if not isinstance(texts, list) or not all(isinstance(one, str) and one for one in texts):
             raise DataError(message(f"{where}.{key}", toml_words(texts), "a list of texts"))
         lists[key] = cast("list[str]", texts)
-    longest_first = sorted(lists["words"], key=len, reverse=True)
-    listed = "|".join(map(re.escape, longest_first))
-    words = re.compile(rf"(?<!\w)(?:{listed})(?!\w)", re.IGNORECASE) if listed else None
-    return Domain(words, tuple(_compiled(one, f"{where}.patterns") for one in lists["patterns"]))
+    words = (_word(text.casefold()) for text in lists["words"])
+    patterns = (_compiled(one, f"{where}.patterns") for one in lists["patterns"])
+    return Domain(tuple(words), tuple(patterns))
+
+
+def _word(text: str) -> tuple[str, re.Pattern[str] | None]:
+    first = _TOKEN.search(text)
+    whole = re.compile(rf"(?<!\w){re.escape(text)}(?!\w)")
+    return (first[0], None if first[0] == text else whole) if first else (text, whole)
 
 
 def _compiled(pattern: str, where: str) -> re.Pattern[str]:
