@@ -68,7 +68,7 @@ BUDGETS = {
     "data": 2840,  # 440: orders of draws, the posterior of pass rates, what rows say of themselves; 55 more: n-grams of held-out questions serve `assay data decontaminate`; columns of the hub are renamed, its errors say what to do
     "generate": 2560,  # 300 more: a decoding step in C, 1.7 times as fast on the demo
     "learn": 3850,
-    "model": 3620,  # 240: a layer in C, the demo's update in four fifths of its time; attention by blocks on a GPU
+    "model": 3730,  # 240: a layer in C; attention by blocks on a GPU; 104: long rows of other models hold no whole mask
     "plan": 1366,
     "recipes": 900,  # chains of stages: their file, what is checked, run and gone on with
     "reward_models": 1460,  # was verify/reward_model: it reads runs and checkpoints

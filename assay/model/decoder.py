@@ -10,8 +10,9 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from assay.errors import ModelError, message
+from assay.model import long_rows
 from assay.model.accumulators import Accumulators
-from assay.model.family import Decoder, NotLean
+from assay.model.family import Decoder, NotLean, hidden_tokens
 from assay.model.layouts import ModelInputs, Rectangle
 from assay.model.lean_decoder import lean_hidden_states
 
@@ -66,7 +67,7 @@ def module_hidden_states(model: nn.Module, inputs: ModelInputs) -> Tensor:
             cache = BranchCache(prompts, rectangle.parent_B)
         else:
             cache = prompts = PromptCache()
-        options = _options(rectangle, cache, next(decoder.parameters()).dtype)
+        options = _options(rectangle, cache, decoder)
         output = decoder(input_ids=rectangle.tokens, use_cache=False, **options)
         states.append(output.last_hidden_state.flatten(0, 1))
     hidden = states[0] if len(states) == 1 else torch.cat(states)
@@ -82,13 +83,23 @@ def _recomputes(model: nn.Module) -> bool:
     )
 
 
-def _options(rectangle: Rectangle, cache: Cache, dtype: torch.dtype) -> dict[str, Any]:
+def _options(rectangle: Rectangle, cache: Cache, decoder: Any) -> dict[str, Any]:
+    """Return what a call of the model needs beside its tokens; a large mask is a short one."""
+    num_masks, length = rectangle.tokens.shape
+    if rectangle.prompt_length_B is None:
+        num_masks = 1
+    is_long = num_masks * length * rectangle.extent > long_rows.MASK_HELD
+    options: dict[str, Any] = {"past_key_values": cache}
     if rectangle.parent_B is None and not rectangle.is_prompts:  # nothing is kept
-        return {}
-    seen = rectangle.mask()
-    mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-    mask.masked_fill_(~seen, -torch.inf)  # added to scores by any kind of attention
-    options: dict[str, Any] = {"attention_mask": mask, "past_key_values": cache}
+        if not is_long or not long_rows.is_eager(decoder) or hidden_tokens(decoder.config):
+            return {}
+        options = {}
+    if is_long and long_rows.takes_short_masks(decoder):
+        options["attention_mask"] = long_rows.short_mask(rectangle)
+    elif options:
+        seen = rectangle.mask()
+        mask = torch.zeros(seen.shape, dtype=next(decoder.parameters()).dtype, device=seen.device)
+        options["attention_mask"] = mask.masked_fill_(~seen, -torch.inf)  # any attention adds it
     if rectangle.position_ids is not None:
         options["position_ids"] = rectangle.position_ids
     return options

@@ -1,0 +1,106 @@
+"""Long rows of models outside the lean family, without a mask of all pairs of their tokens.
+
+A mask says of each token which others it sees: it grows with the square of a row, and it is held
+from the forward to the backward pass. A model that is given a *short mask* instead is told only
+which places of its prompt a row sees, [B, 1, 1, prompt]; the keys behind these places are the row's
+own tokens, each of which sees those before it. The model's own attention is then called with some
+queries at a time. A block's mask and its scores are made anew in the backward pass.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from assay.model.layouts import Rectangle, seen_by
+
+MASK_HELD = 2**22
+"""Pairs of tokens whose mask is held for a whole pass, or for a block of queries."""
+
+OURS = {"sdpa": "assay_sdpa", "eager": "assay_eager"}
+"""What an attention of Transformers is called where it understands short masks."""
+
+
+def takes_short_masks(decoder: nn.Module) -> bool:
+    """Let the model's attention take short masks from now on; returns whether it can.
+
+    Any other mask gives what it gave before. Not where attention is not chosen by name, as in
+    models that add the distance of tokens to the scores.
+    """
+    if not getattr(decoder, "_supports_attention_backend", False):
+        return False
+    configs = {id(c): c for module in decoder.modules() if (c := getattr(module, "config", None))}
+    named = [c for c in configs.values() if getattr(c, "_attn_implementation", None)]
+    kinds = {config._attn_implementation for config in named}
+    if not kinds <= {*OURS, *OURS.values()}:
+        return False
+    if kinds & {"eager", OURS["eager"]} and _eager(decoder) is None:
+        return False
+    for config in named:
+        name = config._attn_implementation
+        config._attn_implementation = OURS.get(name, name)
+    return True
+
+
+def is_eager(decoder: Any) -> bool:
+    """Whether the model makes a mask even where each token sees all before it."""
+    return decoder.config._attn_implementation in ("eager", OURS["eager"])
+
+
+def short_mask(rectangle: Rectangle) -> Tensor:
+    """Return which places of its prompt each row sees, [B or 1, 1, 1, prompt]; it may see none."""
+    device = rectangle.tokens.device
+    column = torch.arange(rectangle.prompt_extent, device=device)
+    if rectangle.prompt_length_B is None:
+        return torch.ones(1, 1, 1, len(column), dtype=torch.bool, device=device)
+    return (column < rectangle.prompt_length_B[:, None])[:, None, None]
+
+
+def attend_by_blocks(
+    name: str,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attend under the interface of Transformers: by blocks where the mask is a short one."""
+    inner = AttentionInterface()["sdpa"] if name == "sdpa" else _eager(module)
+    assert inner is not None, "takes_short_masks has looked"
+    length, extent = query.shape[2], key.shape[2] - query.shape[2]
+    if attention_mask is None or attention_mask.shape[-1] != extent:
+        return inner(module, query, key, value, attention_mask, **options)
+    if name == "sdpa" and not extent:  # the library has no need of any mask
+        return inner(module, query, key, value, None, **options)
+    prompt_length_B = attention_mask[:, 0, 0].sum(-1) if extent else None
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, first: int) -> Tensor:
+        queries = slice(first, first + query.shape[2])
+        seen = seen_by(queries, prompt_length_B, extent, query.device)
+        bias = torch.zeros(seen.shape, dtype=query.dtype, device=query.device)
+        return inner(module, query, key, value, bias.masked_fill_(~seen, -torch.inf), **options)[0]
+
+    size = max(1, MASK_HELD // (len(attention_mask) * key.shape[2]))
+    parts: list[Tensor] = []
+    for first in range(0, length, size):
+        seen = extent + min(first + size, length)
+        heads = query[:, :, first : first + size], key[:, :, :seen], value[:, :, :seen]
+        parts.append(checkpoint(attend, *heads, first, use_reentrant=False))
+    return torch.cat(parts, dim=1), None
+
+
+def _eager(module: nn.Module) -> Any:
+    """Return the attention that is written out in the model's own file."""
+    return getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+
+
+for _name, _ours in OURS.items():
+    AttentionInterface.register(_ours, partial(attend_by_blocks, _name))
+    AttentionMaskInterface.register(_ours, AttentionMaskInterface()[_name])
