@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.metadata
 import importlib.util
 import inspect
 import json
@@ -16,7 +15,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib.resources import files
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -281,7 +279,7 @@ class Verifier:
 
 def known_errors(name: str) -> tuple[KnownError, ...]:
     """Return a built-in verifier's rows of ``labelled/known_errors.jsonl``; none of any other."""
-    text = (files("assay.verify") / "labelled" / "known_errors.jsonl").read_text("utf-8")
+    text = Path(__file__).with_name("labelled").joinpath("known_errors.jsonl").read_text("utf-8")
     rows = map(json.loads, text.splitlines())
     return tuple(KnownError(**row) for row in rows if row.pop("verifier") == name)
 
@@ -345,9 +343,11 @@ def _source_of(module: str) -> bytes:
 
 def _version_of(package: str) -> str:
     """An extra may be absent where a verifier needs it for some rows only."""
+    from importlib.metadata import PackageNotFoundError, version  # a sixth of a worker's start
+
     try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
+        return version(package)
+    except PackageNotFoundError:
         return "absent"
 
 

@@ -6,7 +6,7 @@ import re
 import sys
 import tomllib
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 _FRAGMENT = re.compile("<([A-Z_]+)>")
@@ -15,7 +15,7 @@ _FRAGMENT = re.compile("<([A-Z_]+)>")
 @cache
 def read_table(name: str) -> dict[str, dict[str, Any]]:
     """Return a data file of this room."""
-    return tomllib.loads((files("assay.verify.answers") / name).read_text(encoding="utf-8"))
+    return tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
 
 
 @cache

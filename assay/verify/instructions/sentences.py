@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import string
 import tomllib
-from importlib.resources import files
+from pathlib import Path
 
 # A mark ends a sentence only before one of these, or before white space and something more.
 _INSIDE_NO_WORD = r"""[)"';}\]*:@({\[!?‘’“”«»]"""
@@ -29,7 +29,7 @@ _LONGEST = 200  # characters of a word that are looked at: a longer one is no ab
 _WORDS = {
     name: frozenset(words.split())
     for name, words in tomllib.loads(
-        (files("assay.verify.instructions") / "sentence_words.toml").read_text(encoding="utf-8")
+        Path(__file__).with_name("sentence_words.toml").read_text(encoding="utf-8")
     ).items()
 }
 ABBREVIATIONS, STARTERS = _WORDS["abbreviations"], _WORDS["starters"]

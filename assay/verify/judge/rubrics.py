@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, Literal, cast
 
 from assay.errors import VerifierError, message
@@ -73,7 +73,7 @@ class Rubric:
         )
 
 
-_TABLES = tomllib.loads((files("assay.verify.judge") / "rubrics.toml").read_text(encoding="utf-8"))
+_TABLES = tomllib.loads(Path(__file__).with_name("rubrics.toml").read_text(encoding="utf-8"))
 SYSTEM: str = _TABLES.pop("system")
 _RUBRICS = {name: Rubric(name, **table) for name, table in _TABLES.items()}
 EQUIVALENCE, PAIRWISE, FREE = (_RUBRICS[name] for name in ("equivalence", "pairwise", "free"))

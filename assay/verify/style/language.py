@@ -6,8 +6,8 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from importlib.resources import files
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from assay.errors import VerifierError
@@ -22,7 +22,7 @@ LEAST_REASONING = 10  # words: with fewer in the think block the whole text is j
 SURE = 0.18  # share of function words that settles a language
 RIVAL = 0.6  # ... unless another language has so many of them too
 
-_FILE = files("assay.verify.style") / "languages.toml"
+_FILE = Path(__file__).with_name("languages.toml")
 _TABLES = tomllib.loads(_FILE.read_text(encoding="utf-8"))
 # What each language of the detector is written in; all others are in Latin letters.
 _SCRIPTS = {code: script for script, codes in _TABLES["scripts"].items() for code in codes.split()}
