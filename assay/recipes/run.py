@@ -24,6 +24,7 @@ from assay.recipes.check import (
 )
 from assay.recipes.file import Recipe, RecipeStage, find_recipe, read_recipe
 from assay.recipes.manifest import TINY, Manifest, Row, inputs_of, settings_of
+from assay.recipes.report import write_report
 from assay.run.files import DirectoryLock, check_folder, make_folder
 from assay.run.progress import format_seconds
 from assay.run.signature import why_not_own, write_config
@@ -52,7 +53,7 @@ class RecipeResult:
             lines.append(f"  {row.stage:<16}{row.kind:<14}{row.ended or 'begun':<16}{took:>8}")
         if not self.ended.startswith("finished"):
             lines.append(f"go on with: assay recipe run --resume {self.folder}")
-        return "\n".join([*lines, f"everything is in {self.folder}"])
+        return "\n".join([*lines, f"report: {self.folder}/report.html"])
 
 
 def open_recipe(
@@ -112,7 +113,10 @@ def run_recipe(
     try:
         text = tomli_w.dumps(recipe.as_tree())
         write_config(manifest.folder / FILE, text)
-        ended = _run_stages(stages, manifest, standing, quiet, say)
+        try:
+            ended = _run_stages(stages, manifest, standing, quiet, say)
+        finally:
+            write_report(manifest.folder)
     finally:
         lock.release()
     return RecipeResult(

@@ -47,17 +47,17 @@ def render(summary: LoadedRun) -> str:
 
     charts = make_charts(summary)
     library = get_plotlyjs().replace("\r\n", "\n") if charts else ""
-    script = _template("report.js")
+    script = template("report.js")
     data = json.dumps(
         [{"traces": c.traces, "layout": c.layout} for c in charts], separators=(",", ":")
     )
     for character in "<>&":  # so that no text can end the element that holds the data
         data = data.replace(character, f"\\u{ord(character):04x}")
     environment = summary.environment
-    return Template(_template("report.html")).substitute(
+    return Template(template("report.html")).substitute(
         name=safe(summary.folder.name),
-        policy=_content_policy(library, script),
-        style=_template("report.css"),
+        policy=content_policy(library, script),
+        style=template("report.css"),
         state=_state_html(summary.ended),
         subtitle=" · ".join(safe(part) for part in _subtitle(summary) if part),
         hero=_hero_html(summary),
@@ -67,15 +67,15 @@ def render(summary: LoadedRun) -> str:
         charts="\n".join(_chart_html(n, chart) for n, chart in enumerate(charts)),
         rollouts=reader_html(summary),
         decision=_decision_html(summary.folder / "decision.md"),
-        settings=_table(
+        settings=html_table(
             (f"<code>{safe(key)}</code>", safe(_text(value)))
             for key, value in changed_settings(summary.config)
         ),
         config=safe(dump(summary.config)),
-        environment=_table(
+        environment=html_table(
             (safe(key), safe(_text(value))) for key, value in _shown(environment) if _text(value)
         ),
-        events=_table(map(_event_cells, summary.events), ("time", "step", "event", "")),
+        events=html_table(map(_event_cells, summary.events), ("time", "step", "event", "")),
         written=datetime.now(UTC).strftime("%d %B %Y, %H:%M UTC"),
         data=data,
         library=library,
@@ -83,11 +83,12 @@ def render(summary: LoadedRun) -> str:
     )
 
 
-def _template(name: str) -> str:
+def template(name: str) -> str:
+    """Return a file of the page's template."""
     return (resources.files("assay.run") / "template" / name).read_text(encoding="utf-8")
 
 
-def _content_policy(*scripts: str) -> str:
+def content_policy(*scripts: str) -> str:
     """The page loads nothing, and runs only the scripts with these contents."""
     digests = [hashlib.sha256(script.encode()).digest() for script in scripts]
     hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
@@ -233,7 +234,8 @@ def _event_cells(event: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
+def html_table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
+    """Return a table of cells that are HTML already."""
     top = "".join(f"<th>{name}</th>" for name in head)
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table>{f'<thead><tr>{top}</tr></thead>' if head else ''}<tbody>{body}</tbody></table>"

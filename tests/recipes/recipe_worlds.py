@@ -18,6 +18,11 @@ def even_text(problem: Problem, completion: Completion) -> float:
     return float(len(completion.text) % 2 == 0)
 
 
+def stop(run: Any) -> str | None:
+    """A guard rule."""
+    return "two is enough" if run.step == 2 else None
+
+
 def make_world(folder: Path) -> Path:
     """Save the model, problems and traces into a folder."""
     from assay.testing import save_tiny_model

@@ -1,0 +1,46 @@
+"""The report of a recipe: what each stage made of the model and of the data, cost and lineage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from recipe_worlds import World
+
+from assay.run.loaded import load_run
+
+
+def test_the_report_tells_each_stage_and_data_set(world: World) -> None:
+    rows = [{"prompt": f"{n % 3} + 1 =", "completion": f" {n}{'<b>' * (n > 6)}"} for n in range(9)]
+    inputs = [str(world.rows("collected", rows))]
+    chosen = {"data": "select", "inputs": inputs, "keep": "any", "k": 2}
+    tree = world.tree(cold={"sft": {"traces": ["@chosen"], "tokens_per_step": 8}})
+    tree["stage"] = {"chosen": chosen, **tree["stage"]}
+    result = world.run(world.file(tree))
+    folder = Path(result.folder)
+    text = (folder / "report.md").read_text()
+    assert "| chosen | select: rows read |  | 9 |" in text
+    assert "|  | k | -3 | 6 |" in text and "|  | rows written |  | 6 |" in text
+    found = load_run(folder / "reason").evaluations[-1]
+    shares = f"{found['eval/pass_at_1']:.1%} ± {found['eval/stderr']:.1%}"
+    assert f"| reason | rl | {shares} |" in text and "| before cold |  |" in text
+    generated = sum(load_run(folder / "reason").metrics["tokens/generated"])
+    assert f"| {generated:,.0f} |" in text and "| in all |" in text
+    lineage = text[text.index("## Lineage") :]
+    assert [line.split(":")[0].strip() for line in lineage.splitlines()[4:]] == [
+        "reason",
+        "cold",
+        "start",
+        "chosen",
+    ]
+    page = (folder / "report.html").read_text()
+    assert shares in page and "<b>" not in page.partition("</header>")[2]
+
+
+def test_a_stage_that_failed_has_a_report_too(world: World) -> None:
+    tree = world.tree(reason={"guard": {"rules": ["recipe_worlds:stop"]}})
+    try:
+        world.run(world.file(tree))
+    except Exception as error:
+        assert "stage reason" in str(error)
+    text = (world.folder / "runs" / "two" / "report.md").read_text()
+    assert "| cold | sft |" in text and "reason: rl" in text
