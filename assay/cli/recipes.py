@@ -67,18 +67,15 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run a recipe's stages, one after the other, or go on with them (--resume)."""
-    from assay.recipes.run import run_recipe
+    from assay.recipes import run as recipes
 
-    result = run_recipe(
-        name,
-        directory=directory,
-        overrides=overrides or [],
-        until=until,
-        resume=resume,
-        scale=scale,
-        quiet=as_json,
-        say=say_line,
-    )
+    how = {"overrides": overrides or [], "until": until, "resume": resume, "scale": scale}
+    if dry_run:
+        looks = recipes.dry_run(name, **how, quiet=as_json)
+        for one in looks:
+            show(one, as_json)
+        return
+    result = recipes.run_recipe(name, **how, directory=directory, quiet=as_json, say=say_line)
     show(result, as_json)
     if result.ended.startswith("interrupted"):
         raise typer.Exit(INTERRUPTED)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Mapping, Sequence
+import tempfile
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from assay.complaints import at_its_line
 from assay.config import TrainConfig, parse, read_section
 from assay.config.section import Natural, Section, Text
-from assay.curation.base import StageSettings, read_settings
+from assay.curation.base import StageSettings, read_settings, rows_of
+from assay.data.sources import open_source
 from assay.errors import AssayError, ConfigError, message
 from assay.recipes.file import RecipeStage, references
+from assay.recipes.manifest import TINY
+
+if TYPE_CHECKING:
+    from assay.training.results import DryRun
 
 SOURCES = {
     "rl": ("data", "train"),
@@ -97,10 +105,81 @@ def check_rows(
         missing = [name for name in stage.uses if name not in made]
         later[stage.name] = [f"@{name} is not there yet: stage {name} makes it" for name in missing]
         options = stage.tree.get("verification", {}).get("options", {})
-        if stage.kind == "training" and not {name for _, name, _ in references(options)} - {*made}:
-            with naming(stage):
-                _read(settings_of_training(stage, outputs, {}), [outputs[one] for one in missing])
+        with naming(stage):
+            if stage.kind == "data":
+                for source in settings_of_data(stage, outputs).inputs:
+                    if not source.endswith(tuple(outputs[one] for one in missing)):
+                        open_source(rows_of(source))
+            elif stage.kind == "training" and {*_named(options)} <= {*made}:
+                config = settings_of_training(stage, outputs, {})
+                _read(config, [outputs[one] for one in missing])
     return later
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a stage would do: what is not there yet, and a dry run where there is enough for one."""
+
+    stage: str
+    kind: str
+    later: Sequence[str]
+    dry_run: DryRun | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        looked = self.dry_run.as_dict() if self.dry_run else None
+        return {"stage": self.stage, "kind": self.kind, "later": [*self.later], "looked": looked}
+
+    def __str__(self) -> str:
+        lines = [f"##### {self.stage}: {self.kind} #####", *self.later]
+        return "\n".join([*lines, *([str(self.dry_run)] if self.dry_run else [])])
+
+
+def look(
+    stage: RecipeStage,
+    stages: Mapping[str, RecipeStage],
+    outputs: Mapping[str, str],
+    later: Sequence[str],
+    made: Collection[str],
+    quiet: bool,
+) -> Look:
+    """Say what a stage would do; a model that is not made yet is one that it will come from."""
+    if stage.kind != "training":
+        return Look(stage.name, str(stage.tree[stage.kind]), later)
+    from assay.training import api
+
+    section = next(name for name in SOURCES if name in stage.tree)
+    others = [one for key, one in stage.tree.items() if key != "model"]
+    if {*_named(others)} - {*made}:
+        return Look(stage.name, section, later)
+    with tempfile.TemporaryDirectory() as scratch, naming(stage):
+        config, found = settings_of_training(stage, outputs, {}), [*later]
+        ancestor = stage
+        while names := [*_named(ancestor.tree.get("model", {}))]:
+            ancestor = stages[names[0]]
+            if ancestor.name not in made and ancestor.kind != "model":
+                continue
+            path = outputs[ancestor.name]
+            if ancestor.name not in made:
+                path = str(make_tiny(ancestor, Path(scratch) / TINY))
+            found += [f"looked at with the model of stage {ancestor.name}"] if later else []
+            model = config.model.model_copy(update={"path": path})
+            config = config.model_copy(update={"model": model})
+            break
+        return Look(stage.name, section, found, api.dry_run(config, quiet=quiet))
+
+
+def make_tiny(stage: RecipeStage, folder: Path) -> Path:
+    """Make the tiny model of a stage."""
+    from assay.training.recipes import make_model
+
+    settings = settings_of_model(stage)
+    return make_model(folder, settings.seed, settings.max_positions)
+
+
+def _named(value: Any) -> Iterator[str]:
+    """Yield the stages that a value names."""
+    return (name for _, name, _ in references(value))
 
 
 def _read(config: TrainConfig, missing: Sequence[str]) -> None:

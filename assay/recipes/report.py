@@ -80,7 +80,7 @@ def _run_of(manifest: Manifest, row: Row) -> LoadedRun | None:
 
 def _models(rows: Sequence[Row], runs: Mapping[str, LoadedRun]) -> Iterator[Block]:
     """Yield the table of stage x benchmark: held-out accuracy after each stage."""
-    measured: list[tuple[str, str, dict[str, Mapping[str, Any]]]] = []
+    measured: list[tuple[str, str, dict[tuple[str, str], Mapping[str, Any]]]] = []
     for row in rows:
         if row.stage not in runs:
             continue

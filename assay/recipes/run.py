@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,13 @@ from assay.config import STAGES
 from assay.curation.base import ROWS, run_stage
 from assay.errors import AssayError, ConfigError, RunError, UserError, message
 from assay.recipes.check import (
+    Look,
     check_rows,
     check_settings,
+    look,
+    make_tiny,
     naming,
     settings_of_data,
-    settings_of_model,
     settings_of_training,
 )
 from assay.recipes.file import Recipe, RecipeStage, find_recipe, read_recipe
@@ -99,6 +101,64 @@ def run_recipe(
 
     Raises UserError where the input is wrong, and what a stage raises, with the stage's name.
     """
+    plan = _plan(name, directory, overrides, until, resume, scale)
+    manifest = plan.manifest
+    if resume is None:
+        manifest.folder = make_folder(directory, plan.recipe.name)
+    lock = DirectoryLock(manifest.folder)
+    try:
+        write_config(manifest.folder / FILE, tomli_w.dumps(plan.recipe.as_tree()))
+        try:
+            ended = _run_stages(plan, quiet, say)
+        finally:
+            write_report(manifest.folder)
+    finally:
+        lock.release()
+    rows = [manifest.rows[stage.name] for stage in plan.stages if stage.name in manifest.rows]
+    return RecipeResult(plan.recipe.name, str(manifest.folder), ended, rows)
+
+
+def dry_run(
+    name: str | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    until: str | None = None,
+    resume: Path | None = None,
+    scale: str | None = None,
+    quiet: bool = False,
+) -> Iterator[Look]:
+    """Yield what each stage that is not done would do; the parameters are those of `run_recipe`.
+
+    All keys and rows are checked before the first model is loaded.
+    """
+    plan = _plan(name, Path("runs"), overrides, until, resume, scale)
+    for stage in plan.stages:
+        if stage.name not in plan.standing:
+            later = plan.later[stage.name]
+            yield look(stage, plan.recipe.stages, plan.outputs, later, plan.standing, quiet)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Checked stages. standing: those that need not be run. later: what is not there yet."""
+
+    recipe: Recipe
+    stages: Sequence[RecipeStage]
+    manifest: Manifest
+    standing: Mapping[str, Row]
+    outputs: Mapping[str, str]
+    later: Mapping[str, Sequence[str]]
+
+
+def _plan(
+    name: str | None,
+    directory: Path,
+    overrides: Sequence[str],
+    until: str | None,
+    resume: Path | None,
+    scale: str | None,
+) -> _Plan:
+    """Read and check a recipe, the cheapest first; nothing is written."""
     recipe = open_recipe(name, resume, scale, overrides)
     stages = recipe.until(until)
     check_folder(resume or directory, "--resume" if resume else "--directory")
@@ -107,21 +167,8 @@ def run_recipe(
     standing = find_standing(stages, manifest)
     outputs = planned_outputs(stages, manifest, standing)
     check_settings(stages, outputs)
-    check_rows([one for one in stages if one.name not in standing], outputs, standing)
-    manifest.folder = resume or make_folder(directory, recipe.name)
-    lock = DirectoryLock(manifest.folder)
-    try:
-        text = tomli_w.dumps(recipe.as_tree())
-        write_config(manifest.folder / FILE, text)
-        try:
-            ended = _run_stages(stages, manifest, standing, quiet, say)
-        finally:
-            write_report(manifest.folder)
-    finally:
-        lock.release()
-    return RecipeResult(
-        recipe.name, str(manifest.folder), ended, [manifest.rows[one.name] for one in stages]
-    )
+    later = check_rows([one for one in stages if one.name not in standing], outputs, standing)
+    return _Plan(recipe, stages, manifest, standing, outputs, later)
 
 
 def find_standing(stages: Sequence[RecipeStage], manifest: Manifest) -> dict[str, Row]:
@@ -170,13 +217,8 @@ def output_of(stage: RecipeStage, folder: str = "") -> str:
     return f"{folder}/{ROWS}" if stage.kind == "data" else folder
 
 
-def _run_stages(
-    stages: Sequence[RecipeStage],
-    manifest: Manifest,
-    standing: Mapping[str, Row],
-    quiet: bool,
-    say: Say,
-) -> str:
+def _run_stages(plan: _Plan, quiet: bool, say: Say) -> str:
+    stages, manifest, standing = plan.stages, plan.manifest, plan.standing
     rows: dict[str, Row] = {}
     for number, stage in enumerate(stages, 1):
         head = f"[{number}/{len(stages)}] {stage.name}"
@@ -224,11 +266,8 @@ def _run_stage(
 def _make_model(
     stage: RecipeStage, row: Row, manifest: Manifest, outputs: Mapping[str, str], quiet: bool
 ) -> str:
-    from assay.training.recipes import make_model
-
     shutil.rmtree(manifest.place(row), ignore_errors=True)
-    settings = settings_of_model(stage)
-    make_model(manifest.place(row), settings.seed, settings.max_positions)
+    make_tiny(stage, manifest.place(row))
     return "finished"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from recipe_worlds import World
 
-from assay.errors import ConfigError, DataError, RunError
+from assay.errors import RunError
 from assay.recipes.manifest import Manifest
 from assay.run.directory import Run
 from assay.run.loaded import load_run
@@ -110,16 +110,6 @@ def test_a_stage_that_fails_is_named_and_the_others_stay(world: World) -> None:
     told: list[str] = []
     world.run(world.file(), told, resume=folder)
     assert "done before" in told[0] and "rl from cold" in told[1]
-
-
-def test_what_is_wrong_with_a_later_stage_is_told_before_the_first(world: World) -> None:
-    world.rows("train", [{"id": "x", "answer": "1"}])
-    wrong = world.file()
-    with pytest.raises(DataError, match=r"stage reason: .*train.jsonl:1"):
-        world.run(wrong)
-    with pytest.raises(ConfigError, match=r"stage cold: --set sft.epoch: .*mean sft.epochs"):
-        world.run(wrong, overrides=["cold.sft.epoch=3"])
-    assert not (world.folder / "runs").exists()
 
 
 def test_a_stranger_s_recipe_is_not_run_unread(world: World) -> None:
