@@ -44,6 +44,67 @@ def test_what_is_out_of_bounds(tmp_path: Path, text: str, expected: str) -> None
     assert str(caught.value).startswith(str(path)) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("band = [0.8, 0.2]", "band: found [0.8, 0.2]; accepted: the lowest and the highest pass"),
+        ("band = [0.2, 1.5]", "band[1]: found 1.5; accepted: a number from 0 to 1"),
+        ("band = [0.1, 0.9]", "band: found [0.1, 0.9], which nothing uses; accepted: it beside"),
+        ('label = "difficulty"', 'label: found "difficulty", which nothing uses; accepted: it'),
+        ("confidence = 0.8", "confidence: found 0.8, which nothing uses; accepted: it beside"),
+        ("confidence = 0.3", "confidence: found 0.3; accepted: a number >= 0.5 and < 1"),
+        ("retire_below = 0.6\nretire_above = 0.5", "retire_above: found 0.5; accepted: more than"),
+        ("weights = {sums = -1}", "weights.sums: found -1; accepted: a number from 0 to 100"),
+        ("forgetting = 1.5", "forgetting: found 1.5; accepted: a number from 0 to 1"),
+        ('order = "random"', 'order: found "random"; accepted: "uniform", "easy_to_hard"'),
+        ("bandd = [0.2, 0.8]", "bandd: unknown key; did you mean curriculum.band?"),
+    ],
+)
+def test_a_curriculum_that_cannot_be(tmp_path: Path, text: str, expected: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(WHOLE + "[curriculum]\n" + text + "\n")
+    with pytest.raises(ConfigError) as caught:
+        config.load(path)
+    found = str(caught.value).removeprefix(f"{tmp_path}{os.sep}")
+    assert found.partition(" curriculum.")[2].startswith(expected), found
+    assert found.startswith("run.toml:") and "\n" not in found
+
+
+@pytest.mark.parametrize(
+    ("stage", "key", "expected"),
+    [
+        ('[sft]\ntraces = ["t.jsonl"]', "forgetting = 0.5", "in a run of [sft] that draws no"),
+        ('[preference]\npairs = ["p.jsonl"]', 'order = "band"', "[preference] that draws no"),
+        (
+            '[data]\ntrain = ["t.jsonl"]\n[preference]\njudge = "pairwise"',
+            'order = "band"',
+            'found "band" with preference.judge = "pairwise"; accepted: what needs no pass rates',
+        ),
+    ],
+)
+def test_a_curriculum_of_a_stage_that_has_none(
+    tmp_path: Path, stage: str, key: str, expected: str
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f'[model]\npath = "m"\n{stage}\n[curriculum]\n{key}\n')
+    with pytest.raises(ConfigError) as caught:
+        config.load(path)
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_curriculum_survives_being_written(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(
+        WHOLE + '[curriculum]\norder = "band"\nband = [0.1, 0.9]\nretire_above = 0.9\n'
+        'weights = {"a tag" = 2.0, "gym:chain_sum?size=5" = 0.5}\n'
+    )
+    loaded = config.load(path, ["curriculum.return_after=5"])
+    assert loaded.curriculum.weights == {"a tag": 2.0, "gym:chain_sum?size=5": 0.5}
+    path.write_text(config.dump(loaded))
+    assert config.load(path) == loaded
+    assert config.load(path, ["curriculum.weights={}"]).curriculum.weights == {}
+
+
 def test_passes_are_bounded(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text('[model]\npath = "m"\n[sft]\ntraces = ["t.jsonl"]\nepochs = 1e18\n')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -316,6 +317,36 @@ def test_weights_say_how_often_an_epoch_holds_a_problem() -> None:
     assert counts["p2"] == pytest.approx(200, abs=40)
     with pytest.raises(ConfigError, match=r"curriculum\.weights: found 0 for every problem"):
         Curriculum(PROBLEMS, 0, CurriculumConfig(), RowFacts(weights=weights * 0))
+
+
+class ManyProblems(Sequence[Problem]):
+    """Problems that are made when they are asked for, and counted."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.num_read = size, 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: Any) -> Any:
+        self.num_read += 1
+        return Problem(f"p{index}", "q")
+
+
+@pytest.mark.parametrize("order", ["uniform", "easy_to_hard", "prioritized", "band"])
+def test_a_draw_among_many_problems_reads_those_that_it_draws(order: Any) -> None:
+    problems = ManyProblems(300_000)
+    tracemalloc.start()
+    try:
+        curriculum = Curriculum(problems, 0, CurriculumConfig(order=order, retire_above=0.75))
+        for _ in range(3):
+            tell(curriculum, curriculum.draw(32), lambda name: 8)
+        curriculum.metrics()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert problems.num_read == 96
+    assert peak < 160 * len(problems), "bytes: some arrays, and no object of each problem"
 
 
 # state

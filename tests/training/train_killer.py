@@ -31,8 +31,9 @@ KILLED: set[int] = set()
 
 
 def rl_tree(world: World) -> dict[str, Any]:
-    """Reinforcement learning with dynamic sampling and a reference."""
+    """Reinforcement learning with dynamic sampling, a reference, and draws by pass rates."""
     return world.tree(
+        curriculum={"order": "prioritized"},
         rl={"steps": STEPS, "num_minibatches": 2},
         algorithm={"name": "dapo", "kl_weight": 0.01},
         evaluation={"every": 3, "temperatures": [0.0, 1.0]},
@@ -50,8 +51,9 @@ def given_tree(world: World) -> dict[str, Any]:
 
 
 def on_policy_tree(world: World) -> dict[str, Any]:
-    """Preferences that are sampled, with a reference that follows the policy."""
-    tree = world.tree(evaluation={"every": 3})
+    """Preferences that are sampled, with a reference that follows the policy, and retirement."""
+    curriculum = {"order": "band", "retire_below": 0.3, "confidence": 0.6, "return_after": 0.5}
+    tree = world.tree(evaluation={"every": 3}, curriculum=curriculum)
     del tree["rl"]
     settings = {"steps": STEPS, "num_prompts": 2, "group_size": 4, "reference_every": 3}
     return {**tree, "preference": settings}
