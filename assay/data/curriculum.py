@@ -104,8 +104,10 @@ class Curriculum:
         found = {
             "curriculum/effective_epochs": self._num_drawn / len(self._problems),
             "curriculum/drawn": float(np.mean(self.outcomes.draws > 0)),
-            "curriculum/retired": float(np.mean(self.outcomes.returns_at > self._num_drawn)),
         }
+        if self._settings.retires:
+            is_retired = self.outcomes.returns_at > self._num_drawn
+            found["curriculum/retired"] = float(np.mean(is_retired))
         shares = self.outcomes.histogram()
         for low, high, share in zip(BINS, BINS[1:], shares, strict=False):
             found[f"curriculum/pass_rate_{100 * low:.0f}_{100 * high:.0f}"] = float(share)

@@ -29,12 +29,14 @@ _MAX_LABEL = 40
 class Chart:
     """One figure. Colors are names that the page resolves for its light and its dark scheme.
 
-    labels: metric keys to their labels. share: values are in 0..1.
+    labels: metric keys to their labels. colors: of shares that are stacked. share: values are in
+    0..1.
     """
 
     title: str
     note: str
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    colors: Sequence[str] = ()
     unit: str = ""
     share: bool = False
     of: str = "metrics"
@@ -122,10 +124,9 @@ def _reward(rows: Sequence[Row], chart: Chart) -> Chart:
     return _lines(rows, replace(chart, labels=labels))
 
 
-def _groups(rows: Sequence[Row], chart: Chart) -> Chart:
-    kinds = {"all_pass": "pass", "mixed": "c1", "all_fail": "fail"}
-    keys = [(f"group/{kind}", kind.replace("_", " "), color) for kind, color in kinds.items()]
-    return chart.with_traces(_stack(rows, keys))
+def _shares(rows: Sequence[Row], chart: Chart) -> Chart:
+    named = zip(chart.labels.items(), chart.colors, strict=True)
+    return chart.with_traces(_stack(rows, [(*label, color) for label, color in named]))
 
 
 def _families(rows: Sequence[Row], chart: Chart) -> Chart:
@@ -181,7 +182,7 @@ _DRAWN = {
     "accuracy": _accuracy,
     "reliability": _reliability,
     "reward": _reward,
-    "groups": _groups,
+    "shares": _shares,
     "families": _families,
     "throughput": _throughput,
     "phases": _phases,

@@ -203,6 +203,25 @@ def test_charts_are_what_plotly_accepts(folder: Path) -> None:
         assert accuracy.traces[0]["error_y"][side] == pytest.approx([0.02, 0.02])
 
 
+def test_how_hard_problems_are_is_drawn_as_shares(tmp_path: Path) -> None:
+    shares = [[0.5, 0.25, 0.0, 0.0, 0.25], [0.25, 0.25, 0.0, 0.25, 0.25]]
+    with Run.create(make_config(tmp_path, rl={"steps": 2}), quiet=True) as run:
+        run.attach(learner=FakeLearner())
+        for step in shares:
+            bins = [f"curriculum/pass_rate_{low}_{low + 20}" for low in range(0, 100, 20)]
+            found = {"curriculum/retired": 0.5, **dict(zip(bins, step, strict=True))}
+            run.finish_step(FakeUpdate({"loss/total": 1.0, **found}))
+    charts = {chart.title: chart for chart in make_charts(load_run(run.folder))}
+    chart = charts["How hard the problems are"]
+    drawn = {trace["name"]: (trace["y"], trace["line"]["color"]) for trace in chart.traces}
+    assert drawn["80 to 100 % pass"] == ([0.25, 0.25], "pass")
+    assert drawn["60 to 80 %"] == ([0.0, 0.25], "c6")
+    assert drawn["0 to 20 %"] == ([0.5, 0.25], "fail")
+    assert "40 to 60 %" not in drawn and len(drawn) == 4
+    assert np.sum([trace["y"] for trace in chart.traces], axis=0).tolist() == [1.0, 1.0]
+    assert charts["Problems"].traces[0]["y"] == [0.5, 0.5]
+
+
 def test_many_steps_are_smoothed_and_thinned(tmp_path: Path) -> None:
     with Run.create(make_config(tmp_path, rl={"steps": 9999}), quiet=True) as run:
         run.attach(learner=FakeLearner())
