@@ -10,8 +10,9 @@ from typing import Any
 
 from assay.curation.base import MANIFEST, read_manifest
 from assay.recipes.manifest import TINY, Manifest, Row
-from assay.run.evaluations import accuracy_of, error_words, gain_between, kind_of
+from assay.run.evaluations import accuracy_of, gain_between, kind_of
 from assay.run.files import write_atomic
+from assay.run.intervals import share_words
 from assay.run.loaded import LoadedRun, load_run
 from assay.run.progress import format_seconds
 from assay.run.report import content_policy, html_table, template
@@ -134,7 +135,7 @@ def _benchmark(run: LoadedRun, evaluation: Mapping[str, Any]) -> tuple[str, str]
 def _accuracy(evaluation: Mapping[str, Any] | None) -> str:
     if evaluation is None:
         return ""
-    return f"{accuracy_of(evaluation):.1%}{error_words(evaluation.get('eval/stderr'))}"
+    return f"{accuracy_of(evaluation):.1%}{share_words(evaluation)}"
 
 
 def _share(value: float | None) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from recipe_worlds import World
 
+from assay.run.intervals import share_words
 from assay.run.loaded import load_run
 
 
@@ -21,7 +22,7 @@ def test_the_report_tells_each_stage_and_data_set(world: World) -> None:
     assert "| chosen | select: rows read |  | 9 |" in text
     assert "|  | k | -3 | 6 |" in text and "|  | rows written |  | 6 |" in text
     found = load_run(folder / "reason").evaluations[-1]
-    shares = f"{found['eval/pass_at_1']:.1%} ± {found['eval/stderr']:.1%}"
+    shares = f"{found['eval/pass_at_1']:.1%}{share_words(found)}"
     assert f"| reason | rl | {shares} |" in text and "| before cold |  |" in text
     generated = sum(load_run(folder / "reason").metrics["tokens/generated"])
     assert f"| {generated:,.0f} |" in text and "| in all |" in text

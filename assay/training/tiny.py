@@ -1,0 +1,32 @@
+"""The model of the demo: small enough to be trained from nothing in minutes, on a CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from assay.model.load import silence_transformers
+
+
+def make_model(folder: Path, seed: int, max_positions: int = 128) -> Path:
+    """Save a freshly initialized 0.7M-parameter Llama and a byte tokenizer; returns the folder."""
+    from assay.testing import byte_tokenizer
+
+    config = LlamaConfig(
+        vocab_size=259,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        max_position_embeddings=max_positions,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=257,
+    )
+    torch.manual_seed(seed)
+    silence_transformers()
+    LlamaForCausalLM(config).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
