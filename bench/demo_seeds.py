@@ -12,7 +12,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from assay.training.recipes import demo
+from assay.recipes.demo import demo
 
 FIGURES = ("before", "after", "lift", "before_sampled", "after_sampled", "lift_sampled")
 FIGURES += ("seconds", "processor_seconds")

@@ -37,13 +37,15 @@ PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "pyarrow", "py
 TINY_DEMO = """
 import sys
 from pathlib import Path
-from assay.training import api, recipes
+from assay.recipes import demo
+from assay.training import api
+from assay.training.tiny import make_model
 folder = Path(sys.argv[1])
-model = recipes.make_model(folder / "model", seed=0)
-cold = api.train(recipes.cold_start(folder, model, 0), overrides=["sft.epochs=0.002"], quiet=True)
+model = make_model(folder / "model", seed=0)
+cold = api.train(demo.cold_start(folder, model, 0), overrides=["sft.epochs=0.002"], quiet=True)
 tiny = ["rl.steps=2", "rl.num_prompts=2", "rl.group_size=2", "engine.num_slots=4"]
 tiny += ["evaluation.max_problems=4", "sampling.max_tokens=8"]
-print(api.train(recipes.reinforce(folder, cold.checkpoint, 0), overrides=tiny, quiet=True))
+print(api.train(demo.reinforce(folder, cold.checkpoint, 0), overrides=tiny, quiet=True))
 """
 
 

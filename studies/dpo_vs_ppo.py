@@ -1,6 +1,6 @@
 """DPO against PPO on the same preferences, made of verdicts of the cold start's own completions."""
 
-from assay.training.recipes import MAX_TOKENS, PRESENTATION
+from assay.recipes.demo import MAX_TOKENS, PRESENTATION
 from studies.campaign import Arm, Outcome, Panel, Study, Task, main, merge, once
 from studies.claims import Of, exceeds
 from studies.pools import measured, preferences, train_reward_model, write_rows

@@ -9,8 +9,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from assay.recipes.demo import MAX_TOKENS, PRESENTATION
 from assay.training import api
-from assay.training.recipes import MAX_TOKENS, PRESENTATION
 from studies.campaign import Outcome, Task, once
 from studies.world import PROBLEMS, cold_started, heldout, trained
 

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from assay.recipes.demo import MAX_TOKENS, PRESENTATION, cold_start
 from assay.run.files import read_rows
 from assay.run.rollout_log import RolloutLog
 from assay.training import api
-from assay.training.recipes import MAX_TOKENS, PRESENTATION, cold_start, make_model
 from assay.training.results import TrainResult
+from assay.training.tiny import make_model
 from studies.campaign import Outcome, Task, merge, once
 
 TERMS = "num_terms=4"

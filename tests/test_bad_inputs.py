@@ -84,11 +84,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which every command works, with a finished run."""
     import torch
 
+    import assay.recipes.demo
     import assay.run.report
     import assay.start.plan
     import assay.training.api
     import assay.training.preference
-    import assay.training.recipes
     import assay.training.rescore
     import assay.training.reward_model
     import assay.training.step_labels

@@ -70,7 +70,7 @@ BUDGETS = {
     "learn": 3850,
     "model": 3730,  # 240: a layer in C; attention by blocks on a GPU; 104: long rows of other models hold no whole mask
     "plan": 1366,
-    "recipes": 1150,  # chains of stages: their file, what is checked, run and gone on with; 245: their report
+    "recipes": 1300,  # chains of stages; 245: their report; 130: the demo, which came from training
     "reward_models": 1460,  # was verify/reward_model: it reads runs and checkpoints
     "run": 4970,  # `load_run` 220, four experiment trackers 370, rollouts read and runs compared 300; 75: a table in a terminal 50, how a run ended 25; intervals and exact tests 200
     "training": 5405,  # 15: the curriculum is opened with what its rows say; 200 more: the model card; 510: the Python API, reward functions of TRL and verl; models compared 390, [pretrain] 100

@@ -72,9 +72,9 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """The R1 recipe in miniature: make, cold-start, reinforce and measure a model, on a CPU."""
-    from assay.training import recipes
+    from assay.recipes.demo import demo as run_demo
 
-    show(recipes.demo(directory, seed=seed, quiet=as_json), as_json)
+    show(run_demo(directory, seed=seed, quiet=as_json), as_json)
 
 
 @app.command(rich_help_panel=TRAIN)

@@ -171,7 +171,7 @@ def look(
 
 def make_tiny(stage: RecipeStage, folder: Path) -> Path:
     """Make the tiny model of a stage."""
-    from assay.training.recipes import make_model
+    from assay.training.tiny import make_model
 
     settings = settings_of_model(stage)
     return make_model(folder, settings.seed, settings.max_positions)

@@ -27,7 +27,8 @@ _NAME = re.compile(r"[\w-]+")
 class RecipeStage:
     """One stage as its file has it. tree: its keys, the shared ones merged in.
 
-    lines: of its dotted keys, in the recipe's file. overridden: those that a ``--set`` gave.
+    lines: of its dotted keys, in the recipe's file. overridden: those that a ``--set`` gave. about:
+    a line to say when it starts.
     """
 
     name: str
@@ -35,6 +36,7 @@ class RecipeStage:
     where: str
     lines: Mapping[str, int]
     overridden: Sequence[str] = ()
+    about: str = ""
 
     @property
     def kind(self) -> str:
@@ -83,7 +85,10 @@ class Recipe:
     def as_tree(self) -> dict[str, Any]:
         """Return the recipe at its scale as plain values, of which TOML is written."""
         head = {"about": self.about, "paper": self.paper}
-        stages = {name: dict(stage.tree) for name, stage in self.stages.items()}
+        stages = {
+            name: ({"about": stage.about} if stage.about else {}) | dict(stage.tree)
+            for name, stage in self.stages.items()
+        }
         return {key: text for key, text in head.items() if text} | {"stage": stages}
 
 
@@ -130,6 +135,8 @@ def read_recipe(path: Path, scale: str | None = None, overrides: Sequence[str] =
     found: dict[str, RecipeStage] = {}
     for name, own in stages.items():
         is_trained = kind_of(own) == "training"
+        about = own.pop("about", "")
+        _check_type(f"{where} stage.{name}.about", about, str)
         whole = merged(shared, own) if is_trained else own
         parts = [SHARED] * is_trained + [f"scale.{scale}.{SHARED}"] * is_trained
         parts += [f"stage.{name}", f"scale.{scale}.stage.{name}"]
@@ -139,6 +146,7 @@ def read_recipe(path: Path, scale: str | None = None, overrides: Sequence[str] =
             where,
             {key: line for part in parts for key, line in _below(part, lines)},
             [key.partition(".")[2] for key in overridden if key.split(".")[0] in (name, SHARED)],
+            about,
         )
         _check_references(found[name], list(stages), list(found))
     about, paper = tree.get("about", ""), tree.get("paper", "")

@@ -221,10 +221,10 @@ def _run_stages(plan: _Plan, quiet: bool, say: Say) -> str:
     stages, manifest, standing = plan.stages, plan.manifest, plan.standing
     rows: dict[str, Row] = {}
     for number, stage in enumerate(stages, 1):
-        head = f"[{number}/{len(stages)}] {stage.name}"
+        head = f"{number}/{len(stages)}  "
         if stage.name in standing:
             if standing[stage.name].kind != "model":
-                say(f"{head}: done before, and nothing that it was made of has changed")
+                say(f"{head}{stage.name}: done, and nothing that it was made of has changed")
             rows[stage.name] = standing[stage.name]
             manifest.put(rows[stage.name])
             continue
@@ -233,7 +233,8 @@ def _run_stages(plan: _Plan, quiet: bool, say: Say) -> str:
             row = replace(before, ended=None)
         else:
             row = replace(row, output=output_of(stage, manifest.free_name(stage.name)))
-        say(f"{head}: {row.kind}" + (f" from {', '.join(stage.uses)}" if stage.uses else ""))
+        told = f"{stage.name}: {row.kind} from {', '.join(stage.uses) or 'nothing'}"
+        say(f"{head}{stage.about or told}")
         manifest.put(row)
         rows[stage.name] = row = _run_stage(stage, row, manifest, rows, quiet)
         if not row.finished:

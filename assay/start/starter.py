@@ -15,7 +15,7 @@ from typing import Any
 from assay.errors import DataError, message
 from assay.model.load import export
 from assay.training import api
-from assay.training.recipes import make_model
+from assay.training.tiny import make_model
 
 SHARE_RIGHT = 0.25
 """Of the traces that it learns from; each other one has an answer of any row, drawn at random."""

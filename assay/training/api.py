@@ -106,38 +106,6 @@ def run_stage(stage: Stage) -> TrainResult:
     return read_result(kind_of(stage.config).run(stage))
 
 
-def run_stages(
-    stages: Sequence[Stage],
-    runs: Sequence[Path | str] = (),
-    say: Callable[[str], None] | None = None,
-) -> list[TrainResult]:
-    """Run stages one after the other; returns the result of each that was run.
-
-    A stage that ``follows`` starts from the checkpoint of the stage before it. The list ends
-    behind a stage that was interrupted or ran out of time. runs: directories in which the first
-    stages began before; a finished one is read, any other goes on. say: is told the title of each
-    stage.
-    """
-    results: list[TrainResult] = []
-    for number, stage in enumerate(stages):
-        if results and not results[-1].finished:
-            break
-        if say is not None:
-            say(stage.title)
-        if number < len(runs):
-            result = read_result(Path(runs[number]))
-            if not result.finished:
-                result = train(resume=runs[number], quiet=stage.quiet)
-        else:
-            if stage.follows:
-                made = results[-1].checkpoint
-                model = stage.config.model.model_copy(update={"path": made})
-                stage = replace(stage, config=stage.config.model_copy(update={"model": model}))
-            result = run_stage(stage)
-        results.append(result)
-    return results
-
-
 KINDS = {"rl": "stages", "sft": "sft", "preference": "preference", "reward_model": "reward_model"}
 """The module of each kind of stage, imported when it is run; its ``KIND`` is what it can do."""
 

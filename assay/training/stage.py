@@ -36,8 +36,7 @@ class Stage:
     """What a stage is run from.
 
     config_path: the file of the configuration, where there is one. resume: the directory of a run
-    to go on with; None: a new one. overrides: the user's changes of its configuration. follows: in
-    a list of stages, the model is the one that the stage before made.
+    to go on with; None: a new one. overrides: the user's changes of its configuration.
     """
 
     config: TrainConfig
@@ -45,8 +44,6 @@ class Stage:
     resume: Path | None = None
     overrides: Sequence[str] = ()
     accept_changed_verifiers: bool = False
-    follows: bool = False
-    title: str = ""
     quiet: bool = False
 
 

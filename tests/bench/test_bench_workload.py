@@ -38,7 +38,7 @@ def test_a_point_comes_back_from_json(tmp_path: Path) -> None:
 
 
 def test_the_demos_step_is_the_demos(tmp_path: Path) -> None:
-    from assay.training.recipes import reinforce
+    from assay.recipes.demo import reinforce
 
     recipe = reinforce(tmp_path, "model", 0)
     work = demo_workload(tmp_path)

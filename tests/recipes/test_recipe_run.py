@@ -48,7 +48,7 @@ def test_each_stage_starts_from_what_it_names(world: World) -> None:
     told: list[str] = []
     result = world.run(world.file(), told)
     assert result.ended == "finished" and len(result.stages) == 3
-    assert told == ["[2/3] cold: sft from start", "[3/3] reason: rl from cold"]
+    assert told == ["2/3  cold: sft from start", "3/3  reason: rl from cold"]
     folder = Path(result.folder)
     tree = world.tree()
     run = {"threads": 1, "directory": str(world.folder / "alone")}
@@ -85,10 +85,10 @@ def test_what_has_not_changed_is_not_run_again(world: World) -> None:
     assert not (folder / "reason").exists()
     told: list[str] = []
     world.run(recipe, told, resume=folder)
-    assert "nothing that it was made of has changed" in told[0] and told[1].startswith("[3/3]")
+    assert "nothing that it was made of has changed" in told[0] and told[1].startswith("3/3")
     told.clear()
     world.run(recipe, told, resume=folder, overrides=["reason.rl.steps=1"])
-    assert "done before" in told[0] and told[1] == "[3/3] reason: rl from cold"
+    assert "cold: done" in told[0] and told[1] == "3/3  reason: rl from cold"
     assert load_run(folder / "reason-2").num_steps == 1, "what was there stays"
     told.clear()
     with (world.folder / "traces.jsonl").open("a") as file:
@@ -98,7 +98,7 @@ def test_what_has_not_changed_is_not_run_again(world: World) -> None:
     told.clear()
     shutil.rmtree(folder / "reason-3")
     world.run(None, told, resume=folder)
-    assert "done before" in told[0] and "rl from cold" in told[1]
+    assert "cold: done" in told[0] and "rl from cold" in told[1]
 
 
 def test_a_stage_that_fails_is_named_and_the_others_stay(world: World) -> None:
@@ -109,7 +109,7 @@ def test_a_stage_that_fails_is_named_and_the_others_stay(world: World) -> None:
     assert Manifest.read(folder).rows["cold"].finished and caught.value.exit_code == 2
     told: list[str] = []
     world.run(world.file(), told, resume=folder)
-    assert "done before" in told[0] and "rl from cold" in told[1]
+    assert "cold: done" in told[0] and "rl from cold" in told[1]
 
 
 def test_a_stranger_s_recipe_is_not_run_unread(world: World) -> None:

@@ -1,25 +1,20 @@
-"""Recipes: whole trainings in one call. The demo is the R1 recipe in miniature."""
+"""The demo: a built-in recipe, with a summary of what it came to."""
 
 from __future__ import annotations
 
+import json
 import time
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
-from assay import config as configuration
 from assay.errors import RunError
-from assay.model.load import silence_transformers
+from assay.recipes.file import find_recipe, read_recipe
+from assay.recipes.run import run_recipe
 from assay.run.evaluations import Gain
-from assay.run.files import check_folder
 from assay.training import api
-from assay.training.stage import Stage
+from assay.training.results import read_result
 
 PROBLEMS = "assay.data.tasks:chain_sums?num_terms=4"
 NUM_HELDOUT = 200
@@ -77,23 +72,21 @@ def _row(name: str, before: float, after: float, gained: Gain | None) -> str:
     return f"  {name:<17}{before:>16.1%}{after:>12.1%}    {lift}"
 
 
-def demo(directory: Path, seed: int = 0, quiet: bool = False) -> DemoResult:
+def demo(
+    directory: Path, seed: int = 0, quiet: bool = False, overrides: Sequence[str] = ()
+) -> DemoResult:
     """Make a 0.7M-parameter model, cold-start it on imperfect traces, reinforce it, measure it.
 
     Nothing is fetched: the model, its traces and its problems are made here. Held-out problems are
-    disjoint from those of both stages.
+    disjoint from those of both stages. overrides: of the recipe, as ``STAGE.KEY=VALUE``.
     """
-    check_folder(directory, "--directory")
     started = time.perf_counter()
     say = (lambda text: None) if quiet else print
-    say("1/3  A fresh 0.7M-parameter Transformer that knows nothing")
-    model = make_model(directory / "demo-model", seed)
-    results = api.run_stages(stages(directory, model, seed, quiet), say=say)
-    result = results[-1]
-    if len(results) < 2:
-        raise RunError(
-            f"{result.run}: {result.ended} before the demo's second stage; start it again"
-        )
+    changes = [*seeded(seed), *overrides]
+    ran = run_recipe("demo", directory=directory, overrides=changes, quiet=quiet, say=say)
+    if ran.ended != "finished":
+        raise RunError(f"demo: {ran.ended}; go on with: assay recipe run --resume {ran.folder}")
+    result = read_result(Path(ran.folder) / "reinforce")
     heldout = [f"{PROBLEMS}&split=heldout&size=3"]
     shown = api.sample(result.run, problems=heldout, num_samples=1, max_problems=3, temperature=0.0)
     return DemoResult(
@@ -110,56 +103,28 @@ def demo(directory: Path, seed: int = 0, quiet: bool = False) -> DemoResult:
     )
 
 
-def stages(directory: Path, model: Path, seed: int, quiet: bool = False) -> list[Stage]:
-    """Return the demo's two stages; the second starts from what the first made."""
-    cold, reinforced = cold_start(directory, model, seed), reinforce(directory, str(model), seed)
-    told = "2/3  Cold start: supervised on reasoning traces, most of them guesses, many steps wrong"
-    then = "3/3  GRPO: sample groups, verify, reinforce"
-    return [
-        Stage(configuration.build(cold), title=told, quiet=quiet),
-        Stage(configuration.build(reinforced), title=then, quiet=quiet, follows=True),
-    ]
-
-
-def make_model(folder: Path, seed: int, max_positions: int = 128) -> Path:
-    """Save a freshly initialized 0.7M-parameter Llama and a byte tokenizer; returns the folder."""
-    from assay.testing import byte_tokenizer
-
-    config = LlamaConfig(
-        vocab_size=259,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        max_position_embeddings=max_positions,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=257,
-    )
-    torch.manual_seed(seed)
-    silence_transformers()
-    LlamaForCausalLM(config).save_pretrained(folder)
-    byte_tokenizer().save_pretrained(folder)
-    return folder
-
-
 def cold_start(directory: Path, model: Path, seed: int) -> dict[str, Any]:
-    """Return the configuration of the demo's supervised stage."""
-    return _configured("cold_start", "sft", ("traces",), directory, str(model), seed)
+    """Return the configuration of the demo's supervised stage, as a run of its own."""
+    run = {"directory": str(directory), "name": "demo-cold-start"}
+    return _configured("cold_start", run, str(model), seed)
 
 
 def reinforce(directory: Path, checkpoint: str, seed: int) -> dict[str, Any]:
-    """Return the configuration of the demo's reinforcement stage."""
-    return _configured("reinforce", "data", ("train", "heldout"), directory, checkpoint, seed)
+    """Return the configuration of the demo's reinforcement stage, as a run of its own."""
+    return _configured("reinforce", {"directory": str(directory), "name": "demo"}, checkpoint, seed)
 
 
-def _configured(
-    stage: str, section: str, sources: Sequence[str], directory: Path, model: str, seed: int
-) -> dict[str, Any]:
-    text = (resources.files("assay.training") / "demo.toml").read_text(encoding="utf-8")
-    tree = tomllib.loads(text)[stage]
-    tree["run"] |= {"directory": str(directory), "seed": seed}
-    tree["model"] = {"path": model}
-    for key in sources:
-        tree[section][key] = [f"{source}&seed={seed}" for source in tree[section][key]]
-    return tree
+def _configured(stage: str, run: dict[str, Any], model: str, seed: int) -> dict[str, Any]:
+    tree = dict(read_recipe(find_recipe("demo"), None, seeded(seed)).stages[stage].tree)
+    return {**tree, "run": {**tree["run"], **run}, "model": {"path": model}}
+
+
+def seeded(seed: int) -> list[str]:
+    """Return what gives every part of the recipe a seed: weights, sampling and generated rows."""
+    stages = read_recipe(find_recipe("demo")).stages
+    rows = [("cold_start", "sft", "traces"), ("reinforce", "data", "train")]
+    changes = [f"fresh.seed={seed}", f"shared.run.seed={seed}"]
+    for stage, section, key in [*rows, ("reinforce", "data", "heldout")]:
+        sources = [f"{source}&seed={seed}" for source in stages[stage].tree[section][key]]
+        changes.append(f"{stage}.{section}.{key}={json.dumps(sources)}")
+    return changes
