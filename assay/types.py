@@ -72,7 +72,7 @@ class Problem:
     spec: answers, tests and the like; never visible to the policy. draw: how many times a
     curriculum has handed the problem out before; with the id it names the group.
     verifier: an expression such as ``math`` or ``math*1.0 + think_format*0.1``; None: the config's.
-    source: where the row stands, as ``file.jsonl:12``.
+    source: where the row stands, as ``file.jsonl:12``. think: the mode of its `ThinkFormat`.
     """
 
     id: str
@@ -82,6 +82,7 @@ class Problem:
     tags: tuple[str, ...] = ()
     source: str = ""
     draw: int = 0
+    think: ThinkMode | None = None
 
     @property
     def group_id(self) -> str:

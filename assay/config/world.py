@@ -120,8 +120,13 @@ class DataConfig(Section):
     """System message at the start of every chat. Under template ``base`` it stands before the
     prompt. None: no such message."""
     think: Literal["off", "free", "opened", "empty"] = "off"
-    """Reasoning block. ``off``: none. ``free``: the policy writes it. ``opened``: the prompt
-    ends with the open tag. ``empty``: the prompt holds an empty block (no-think mode)."""
+    """Reasoning block of rows that have no key ``think`` of their own. ``off``: none. ``free``: the
+    policy writes it. ``opened``: the prompt ends with the open tag. ``empty``: the prompt holds an
+    empty block (no-think mode)."""
+    think_switches: bool = False
+    """Read ``/think`` and ``/no_think`` in user and system messages, as Qwen3 does. The last one
+    counts: ``/no_think`` is `think` ``empty``; ``/think`` is ``opened`` if `think` is, else
+    ``free``. The words stay in the message. A row's own key ``think`` goes before them."""
     think_open: Text = "<think>"
     """The tag that opens the reasoning block."""
     think_close: Text = "</think>"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _MARK = "0Assay0"
+_SWITCH = re.compile(r"(?<![\w/<])/(no_)?think(?![\w/])")  # a path or a close tag is none
+_MODES: tuple[ThinkMode, ...] = get_args(ThinkMode)
 TEMPLATE_SECONDS = 10.0  # for a chat template, which is a program, to render one prompt
 
 
@@ -30,8 +32,10 @@ class PromptRenderer:
     model will be served: special tokens are the template's alone. Under the base template the
     tokenizer's own leading tokens (a BOS) are added, once.
 
-    What the rendered text says of its think block holds, whoever wrote it: where a chat template
-    opens or empties the block itself, nothing is doubled, and `Prompt.think` says so.
+    The think mode of a row is its own, else that of its switches (`data.think_switches`), else
+    `data.think`. A chat template is told of it (``enable_thinking``), and what the rendered text
+    says of its think block holds, whoever wrote it: where the template opens or empties the block
+    itself, nothing is doubled, and `Prompt.think` says so.
 
     max_prompt_tokens: what is left of the model's ``context_length`` beside a completion.
 
@@ -57,35 +61,43 @@ class PromptRenderer:
             remedy = "set data.template = 'base', or use an instruction-tuned model's tokenizer"
             raise ModelError(message("data.template = 'chat'", found, "one that has it", remedy))
         self._formats: dict[ThinkMode, ThinkFormat] = {
-            mode: ThinkFormat(mode, data.think_open, data.think_close)
-            for mode in ("off", "free", "opened", "empty")
+            mode: ThinkFormat(mode, data.think_open, data.think_close) for mode in _MODES
         }
-        opened = re.escape(data.think_open)
-        self._ends_open = re.compile(rf"{opened}\s*\Z")
-        self._ends_empty = re.compile(rf"{opened}\s*{re.escape(data.think_close)}\s*\Z")
+        self._ends_open = re.compile(rf"{re.escape(data.think_open)}\s*\Z")
+        # A chat template may close a block that nothing has opened, as that of DeepSeek-V3.1 does.
+        before = "" if self.template == "chat" else rf"{re.escape(data.think_open)}\s*"
+        self._ends_empty = re.compile(rf"{before}{re.escape(data.think_close)}\s*\Z")
 
     def render(self, problem: Problem) -> Prompt:
         """Return a problem's prompt; DataError where it is longer than the limit."""
-        return self._render(problem.prompt, problem.place)
+        return self._render(problem.prompt, problem.place, problem.think)
 
     def render_trace(self, trace: Trace) -> tuple[Tokens, Tokens]:
         """Return the tokens of a trace's prompt and of its completion, end token included.
 
         The prompt is the one that `render` gives. A block that the prompt has opened already is
-        not opened again; behind a prompt's empty block only the trace's answer is left.
+        not opened again; behind a prompt's empty block only the trace's answer is left. A block
+        between ``<think>`` tags gets the configured ones.
         """
-        prompt, (tokens,) = self.render_replies(trace.prompt, [trace.completion], trace.source)
-        return prompt, tokens
+        prompt, (tokens,) = self.render_replies(
+            trace.prompt, [trace.completion], trace.source, trace.think
+        )
+        return prompt.tokens, tokens
 
     def render_replies(
-        self, prompt: str | Sequence[Message], texts: Sequence[str], source: str = ""
-    ) -> tuple[Tokens, list[Tokens]]:
-        """Return the tokens of a prompt and of several completions, each as of `render_trace`."""
+        self,
+        prompt: str | Sequence[Message],
+        texts: Sequence[str],
+        source: str = "",
+        think: ThinkMode | None = None,
+    ) -> tuple[Prompt, list[Tokens]]:
+        """Return a prompt, and the tokens of several completions, each as of `render_trace`."""
         where = source or "trace"
-        rendered = self._render(prompt, where)
-        return rendered.tokens, [self._reply(rendered, text, where) for text in texts]
+        rendered = self._render(prompt, where, think)
+        return rendered, [self._reply(rendered, text, where) for text in texts]
 
     def _reply(self, prompt: Prompt, text: str, where: str) -> Tokens:
+        text = _with_tags(prompt.think, text)
         if prompt.think.mode == "opened":
             text = _behind_open(prompt, text)
         elif prompt.think.mode == "empty" and prompt.think.close_tag in text:
@@ -135,11 +147,13 @@ class PromptRenderer:
     @cached_property
     def most_overhead(self) -> int:
         """An upper bound on the tokens that a template adds to a text of ASCII characters."""
-        text = self._text("x", "a prompt")
-        return len(text.encode()) + len(self._leading_ids) + 16
+        texts = (self._text("x", "a prompt", mode)[0] for mode in _MODES)
+        return max(len(text.encode()) for text in texts) + len(self._leading_ids) + 16
 
-    def _render(self, prompt: str | Sequence[Message], where: str) -> Prompt:
-        text, mode = self._with_think_block(self._text(prompt, where))
+    def _render(
+        self, prompt: str | Sequence[Message], where: str, think: ThinkMode | None
+    ) -> Prompt:
+        text, mode = self._text(prompt, where, think)
         limit = self.max_prompt_tokens
         # What is far too long is not tokenized: that takes a minute for a text of 30 MB.
         at_least = -(-len(text) // self._longest_token) if limit is not None else 0
@@ -160,42 +174,59 @@ class PromptRenderer:
             raise DataError(message(f"{where} prompt", "no tokens", "text that has some"))
         return Prompt(text, np.array(tokens, np.int32), self._formats[mode])
 
-    def _text(self, prompt: str | Sequence[Message], where: str) -> str:
-        if self.template == "base":
-            return self._base_text(prompt)
+    def _text(
+        self, prompt: str | Sequence[Message], where: str, think: ThinkMode | None
+    ) -> tuple[str, ThinkMode]:
+        """Return a prompt's text, and what became of its think block."""
         turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         system = self._data.system_prompt
         if system is not None and turns[0]["role"] not in ("system", "developer"):
             turns.insert(0, {"role": "system", "content": system})
+        mode = think or self._switched(turns)
+        text = (
+            self._base_text(turns)
+            if self.template == "base"
+            else self._chat_text(turns, mode, where)
+        )
+        return self._with_think_block(text, mode)
+
+    def _switched(self, turns: Sequence[Message]) -> ThinkMode:
+        """Return the think mode of a row that names none: of its last switch, if it has one."""
+        configured = self._data.think
+        if not self._data.think_switches:
+            return configured
+        asked = (turn["content"] for turn in turns if turn["role"] not in ("assistant", "tool"))
+        found = [match for text in asked for match in _SWITCH.finditer(text)]
+        if not found:
+            return configured
+        return "empty" if found[-1][1] else "opened" if configured == "opened" else "free"
+
+    def _chat_text(self, turns: Sequence[Message], mode: ThinkMode, where: str) -> str:
         switches: dict[str, Any] = {}
-        if self._data.think != "off":  # the names that chat templates know; others pass them over
-            thinks = self._data.think != "empty"
-            switches = {"enable_thinking": thinks, "thinking": thinks}
+        if mode != "off":  # the names that chat templates know; others pass them over
+            switches = {"enable_thinking": mode != "empty", "thinking": mode != "empty"}
         apply: Any = self.tokenizer.apply_chat_template
         try:
             with deadline(TEMPLATE_SECONDS, "the chat template"):
                 return str(apply(turns, tokenize=False, add_generation_prompt=True, **switches))
         except Exception as error:  # a chat template is a program that comes with the model
-            remedy = "drop data.system_prompt or the system message" if system else ""
+            has_system = self._data.system_prompt is not None
+            remedy = "drop data.system_prompt or the system message" if has_system else ""
             found = f"messages that the chat template refuses ({cause(error)})"
             accepted = "messages that it takes"
             raise DataError(message(f"{where} prompt", found, accepted, remedy)) from error
 
-    def _base_text(self, prompt: str | Sequence[Message]) -> str:
+    def _base_text(self, turns: Sequence[Message]) -> str:
         """Plain text; the turns of a longer chat are labelled by their roles."""
-        system = self._data.system_prompt
-        if not isinstance(prompt, str):
-            if prompt[0]["role"] in ("system", "developer"):
-                system, prompt = prompt[0]["content"], prompt[1:]
-            if len(prompt) == 1:
-                prompt = prompt[0]["content"]
-            else:
-                prompt = "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in prompt)
-        text = self._data.prompt_template.replace("{question}", prompt)
-        return text if system is None else f"{system}\n\n{text}"
+        lead = ""
+        if turns[0]["role"] in ("system", "developer"):
+            lead, turns = f"{turns[0]['content']}\n\n", turns[1:]
+        prompt = "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in turns)
+        if len(turns) == 1:
+            prompt = turns[0]["content"]
+        return lead + self._data.prompt_template.replace("{question}", prompt)
 
-    def _with_think_block(self, text: str) -> tuple[str, ThinkMode]:
-        wanted = self._data.think
+    def _with_think_block(self, text: str, wanted: ThinkMode) -> tuple[str, ThinkMode]:
         opening, closing = self._data.think_open, self._data.think_close
         if self._ends_open.search(text):
             if wanted == "empty":
@@ -280,6 +311,14 @@ def finished_chat(tokenizer: Any, reply: str) -> str | None:
             return str(tokenizer.apply_chat_template(turns, tokenize=False))
     except Exception:  # a template that takes no finished turn says nothing of its end
         return None
+
+
+def _with_tags(think: ThinkFormat, text: str) -> str:
+    """Return a reply whose block stands between the usual tags with those of its think format."""
+    if think.open_tag == "<think>" or not text.lstrip().startswith("<think>"):
+        return text
+    text = text.replace("<think>", think.open_tag, 1)
+    return text.replace("</think>", think.close_tag, 1)
 
 
 def _behind_open(prompt: Prompt, text: str) -> str:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 from assay.data.rows import complaint, read_problem, shown
 from assay.data.sources import JsonLines, open_source
 from assay.errors import DataError, message
-from assay.types import Completion, Problem, ThinkFormat, ThinkMode
+from assay.types import Completion, Problem, ThinkFormat
 
 
 def read_row(row: Any, where: str, default_id: str) -> tuple[Problem, Completion]:
@@ -21,15 +21,13 @@ def read_row(row: Any, where: str, default_id: str) -> tuple[Problem, Completion
     if not isinstance(row, dict):
         raise DataError(message(where, shown(row), "a row of keys and values (a JSON object)"))
     row = cast("dict[str, Any]", row)
-    text, mode = row.pop("completion", None), row.pop("think", None) or "free"
+    text = row.pop("completion", None)
     if not isinstance(text, str):
         raise complaint(where, "completion", text, "text")
-    if mode not in get_args(ThinkMode):
-        raise complaint(where, "think", mode, ", ".join(get_args(ThinkMode)))
     if not any(row.get(key) is not None for key in ("prompt", "question", "problem")):
         row["prompt"] = "(not given)"
     problem = read_problem(row, where, default_id)
-    return problem, Completion.from_text(text, problem.id, ThinkFormat(mode))
+    return problem, Completion.from_text(text, problem.id, ThinkFormat(problem.think or "free"))
 
 
 def read_completions(path: Path) -> Iterator[tuple[Problem, Completion]]:

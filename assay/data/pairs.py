@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -19,10 +19,12 @@ from assay.data.rows import (
     prompt_and_completion,
     prompt_of,
     read_prompt,
+    read_think,
+    reply_text,
 )
 from assay.data.rowset import load_rows
 from assay.errors import DataError, message
-from assay.types import Message
+from assay.types import Message, ThinkMode
 
 Turns = tuple[Message, ...]
 SIDES = ("chosen", "rejected")
@@ -33,22 +35,30 @@ _ROLES = {"Human": "user", "Assistant": "assistant"}
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A prompt and two completions, of which the first is better. source: ``file.jsonl:12``."""
+    """A prompt and two completions, of which the first is better.
+
+    source: ``file.jsonl:12``. think: as of a `Problem`.
+    """
 
     prompt: Text
     chosen: str
     rejected: str
     source: str = ""
+    think: ThinkMode | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """A prompt and one completion of it that is desirable or not. source: ``file.jsonl:12``."""
+    """A prompt and one completion of it that is desirable or not.
+
+    source: ``file.jsonl:12``. think: as of a `Problem`.
+    """
 
     prompt: Text
     completion: str
     desirable: bool
     source: str = ""
+    think: ThinkMode | None = None
 
 
 def read_preference(row: Any, where: str, default_id: str) -> Pair | Labelled:
@@ -61,14 +71,17 @@ def read_preference(row: Any, where: str, default_id: str) -> Pair | Labelled:
     ``Assistant: ...``) is read as the chat that it is.
     """
     if isinstance(row, Pair):
-        return _pair(row.prompt, row.chosen, row.rejected, row.source or where)
+        found = _pair(row.prompt, row.chosen, row.rejected, row.source or where)
+        return replace(found, think=read_think(row.think, where))
     if isinstance(row, Labelled):
-        return _labelled(row.prompt, row.completion, row.desirable, row.source or where)
+        found = _labelled(row.prompt, row.completion, row.desirable, row.source or where)
+        return replace(found, think=read_think(row.think, where))
     keys = copy_row(row, where)
+    think = read_think(keys.get("think"), where)
     if "label" in keys and not any(side in keys for side in SIDES):
-        return _read_labelled(keys, where)
+        return replace(_read_labelled(keys, where), think=think)
     key_among(SIDES, keys, where, '"chosen" and "rejected", or a completion with its "label"')
-    return _read_pair(keys, where)
+    return replace(_read_pair(keys, where), think=think)
 
 
 load_preferences = partial(load_rows, "preferences", read_preference)
@@ -139,7 +152,7 @@ def _only_turn(turns: Turns, where: str, side: str) -> str:
         if len(turns) == 1:
             found = f"a last turn by the {turns[0]['role']}"
         raise DataError(message(f"{where} {side}", found, "one turn, by the assistant"))
-    return turns[0]["content"]
+    return reply_text(turns[0])
 
 
 def _read_labelled(keys: Mapping[str, Any], where: str) -> Labelled:

@@ -2,7 +2,7 @@
 
 Three forms are read as they are:
 
-    {"id", "prompt": text | messages, "verifier", "answer" or other spec keys, "tags"}
+    {"id", "prompt": text | messages, "verifier", "answer" or other spec keys, "tags", "think"}
     {"question", "answer": "... #### 1,234"}                 GSM8K
     {"problem", "answer" | "solution", "type", "level"}      MATH
 
@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from assay.data.code_rows import read_code_form
 from assay.errors import DataError, message
-from assay.types import Message, Problem
+from assay.types import Message, Problem, ThinkMode
 
 MAX_CHARACTERS = 4_000_000
 """Of one text: about a million tokens."""
@@ -45,6 +45,7 @@ def read_problem(row: Any, where: str, default_id: str) -> Problem:
     if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
         raise complaint(where, key, "a chat that the assistant ends", "a chat that the user ends")
     tags = read_tags(spec.pop("tags", ()), where)
+    think = read_think(spec.pop("think", None), where)
     if key == "question":
         _take_final_answer(spec, where)
     elif key == "problem":
@@ -57,7 +58,8 @@ def read_problem(row: Any, where: str, default_id: str) -> Problem:
     verifier = spec.pop("verifier", None)
     if verifier is not None and (not isinstance(verifier, str) or not verifier.strip()):
         raise complaint(where, "verifier", verifier, "an expression, such as math")
-    return Problem(_read_id(spec, where, default_id), prompt, spec, verifier, tags, where)
+    id = _read_id(spec, where, default_id)
+    return Problem(id, prompt, spec, verifier, tags, where, think=think)
 
 
 def copy_row(row: Any, where: str) -> dict[str, Any]:
@@ -100,7 +102,7 @@ def prompt_and_completion(
         if isinstance(turns, str) or len(turns) < 2 or turns[-1]["role"] != "assistant":
             accepted = "a chat of at least two messages that the assistant ends"
             raise complaint(where, "messages", row["messages"], accepted)
-        return turns[:-1], check_completion(turns[-1]["content"], where, "messages")
+        return turns[:-1], check_completion(reply_text(turns[-1]), where, "messages")
     name = key_among(names, row, where, '"completion" (text), or "messages"')
     completion = check_completion(row[name], where, name)
     return prompt_of(row, where), completion
@@ -111,6 +113,21 @@ def check_completion(value: Any, where: str, key: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise complaint(where, key, value, "text that is not blank")
     check_text(value, where, key)
+    return value
+
+
+def reply_text(turn: Message) -> str:
+    """Return what a message says, behind the reasoning that was set apart from it, if any."""
+    thoughts = (turn.get(key) for key in ("reasoning_content", "reasoning", "thinking"))
+    thought = next(filter(None, thoughts), "").strip("\n")
+    said = turn["content"]
+    return f"<think>\n{thought}\n</think>\n\n{said.lstrip(chr(10))}" if thought else said
+
+
+def read_think(value: Any, where: str) -> ThinkMode | None:
+    """Return the think mode of a row; None where it has none."""
+    if value is not None and value not in get_args(ThinkMode):
+        raise complaint(where, "think", value, " or ".join(map(repr, get_args(ThinkMode))))
     return value
 
 
@@ -160,6 +177,7 @@ def _read_finished(problem: Problem, where: str) -> Problem:
     if not isinstance(problem.id, str) or not problem.id:
         raise complaint(where, "id", problem.id, "text that is not empty")
     read_prompt(problem.prompt, where, "prompt")
+    read_think(problem.think, where)
     return problem if problem.source else dataclasses.replace(problem, source=where)
 
 

@@ -7,17 +7,29 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from assay.data.rows import Text, check_completion, copy_row, prompt_and_completion, read_prompt
+from assay.data.rows import (
+    Text,
+    check_completion,
+    copy_row,
+    prompt_and_completion,
+    read_prompt,
+    read_think,
+)
 from assay.data.rowset import load_rows
+from assay.types import ThinkMode
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A prompt and the completion that the policy learns to give. source: ``file.jsonl:12``."""
+    """A prompt and the completion that the policy learns to give.
+
+    source: ``file.jsonl:12``. think: as of a `Problem`.
+    """
 
     prompt: Text
     completion: str
     source: str = ""
+    think: ThinkMode | None = None
 
 
 def read_trace(row: Any, where: str, default_id: str) -> Trace:
@@ -29,9 +41,11 @@ def read_trace(row: Any, where: str, default_id: str) -> Trace:
     if isinstance(row, Trace):
         read_prompt(row.prompt, where, "prompt")
         check_completion(row.completion, where, "completion")
+        read_think(row.think, where)
         return row if row.source else dataclasses.replace(row, source=where)
-    prompt, completion = prompt_and_completion(copy_row(row, where), where)
-    return Trace(prompt, completion, where)
+    keys = copy_row(row, where)
+    prompt, completion = prompt_and_completion(keys, where)
+    return Trace(prompt, completion, where, read_think(keys.get("think"), where))
 
 
 load_traces = partial(load_rows, "traces", read_trace)

@@ -39,6 +39,14 @@ def by_kind(evaluations: Sequence[Row]) -> dict[str, list[Row]]:
     return kinds
 
 
+def by_think_mode(evaluation: Row) -> dict[str, Row]:
+    """Return what an evaluation says of each think mode, as rows; empty where there is only one."""
+    modes: Mapping[str, Row] = evaluation.get("eval/by_think") or {}
+    return {
+        mode: {f"eval/{name}": value for name, value in own.items()} for mode, own in modes.items()
+    }
+
+
 def of_deciding_kind(evaluations: Sequence[Row]) -> list[Row]:
     """Return the evaluations by which a step is best, or accuracy has settled."""
     return next(iter(by_kind(evaluations).values()), [])

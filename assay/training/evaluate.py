@@ -15,6 +15,7 @@ import numpy as np
 
 from assay.config import SamplingConfig
 from assay.generate.base import Generator
+from assay.run.evaluations import by_think_mode
 from assay.run.intervals import share_interval, share_words, stderr_of
 from assay.training.voting import Compared, candidates
 from assay.types import Group, Problem, Verdict
@@ -85,7 +86,8 @@ class Evaluation:
     that the verifier holds equal are one, as 1/2 and 0.5; of a verifier that compares no answers
     (a program's, a user's function) the extracted texts vote. None with a single sample, and
     where no answer was extracted at all.
-    by_problem: the share of each problem, by its id.
+    by_problem: the share of each problem, by its id. by_think: where the prompts have several think
+    modes, those of each: pass_at_1, stderr, num_problems, mean_tokens.
     """
 
     num_problems: int
@@ -102,6 +104,7 @@ class Evaluation:
     temperature: float = 0.0
     seconds: float = 0.0
     by_problem: Mapping[str, float] = field(default_factory=dict[str, float])
+    by_think: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Any])
 
     def as_row(self) -> dict[str, Any]:
         """Return plain values under the names of metrics."""
@@ -133,6 +136,10 @@ class Evaluation:
         sampling = "greedy" if self.temperature == 0 else f"temperature {self.temperature:g}"
         noun = "problem" if self.num_problems == 1 else "problems"
         parts.append(f"{self.num_problems} {noun}, {sampling}")
+        for mode, own in by_think_mode(self.as_row()).items():
+            rate = own["eval/pass_at_1"]
+            words = "not judged" if rate is None else f"{rate:.3f}{share_words(own, '.3f')}"
+            parts.append(f"think {mode} {words}")
         if self.truncated:
             parts.append(f"{self.truncated:.0%} cut at the limit")
         if self.num_not_judged:
@@ -216,6 +223,8 @@ class _Tally:
         self.majorities: list[float] = []
         self.has_votes = False
         self.by_tag: dict[str, list[float]] = defaultdict(list)
+        self.by_think: dict[str, list[float]] = defaultdict(list)
+        self.think_lengths: dict[str, list[int]] = defaultdict(list)
         self.lengths: list[int] = []
         self.num_truncated = 0
         self.num_not_judged = 0
@@ -227,20 +236,24 @@ class _Tally:
         same: Sequence[Mapping[str, str]] | None = None,
     ) -> None:
         for n, (group, group_verdicts) in enumerate(zip(groups, verdicts, strict=True)):
-            self.lengths += [len(completion.tokens) for completion in group.completions]
+            lengths = [len(completion.tokens) for completion in group.completions]
+            self.lengths += lengths
+            self.think_lengths[group.prompt.think.mode] += lengths
             self.num_truncated += sum(completion.truncated for completion in group.completions)
             judged = [verdict for verdict in group_verdicts if verdict.judged]
             self.num_not_judged += len(group_verdicts) - len(judged)
             if judged:
-                self._add_problem(group.problem, judged, same[n] if same else {})
+                self._add_problem(group, judged, same[n] if same else {})
 
     def _add_problem(
-        self, problem: Problem, judged: Sequence[Verdict], same: Mapping[str, str]
+        self, group: Group, judged: Sequence[Verdict], same: Mapping[str, str]
     ) -> None:
+        problem = group.problem
         num_correct = sum(verdict.correct for verdict in judged)
         share = num_correct / len(judged)
         self.by_problem[problem.id] = share
         self.counts.append((len(judged), num_correct))
+        self.by_think[group.prompt.think.mode].append(share)
         for tag in problem.tags:
             self.by_tag[tag].append(share)
         if self.num_samples > 1:
@@ -272,7 +285,20 @@ class _Tally:
             temperature=temperature,
             seconds=seconds,
             by_problem=self.by_problem,
+            by_think=self._by_think() if len(self.think_lengths) > 1 else {},
         )
+
+    def _by_think(self) -> dict[str, dict[str, Any]]:
+        return {
+            mode: {
+                "pass_at_1": _mean(shares) if shares else None,
+                "stderr": stderr_of(shares),
+                "num_problems": len(shares),
+                "mean_tokens": _mean(self.think_lengths[mode]),
+            }
+            for mode in sorted(self.think_lengths)
+            for shares in [self.by_think.get(mode, [])]
+        }
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -193,14 +193,14 @@ class ExampleReader:
             raise DataError(message(f"{where} label", "a single completion", accepted, remedy))
         else:
             texts = {"completion": preference.completion}
-        replies = self.renderer.render_replies(preference.prompt, list(texts.values()), where)
-        prompt, completions = Prompt(str(preference.prompt), replies[0]), list[Completion]()
-        for number, ((side, text), tokens) in enumerate(
-            zip(texts.items(), replies[1], strict=True)
-        ):
+        prompt, replies = self.renderer.render_replies(
+            preference.prompt, list(texts.values()), where, preference.think
+        )
+        completions = list[Completion]()
+        for number, ((side, text), tokens) in enumerate(zip(texts.items(), replies, strict=True)):
             self._check_length(f"{where} {side}", len(prompt.tokens) + len(tokens))
             completions.append(given_completion(f"{id}/{number}", text, tokens))
-        problem = Problem(id=id, prompt=preference.prompt, source=where)
+        problem = Problem(id, preference.prompt, source=where, think=preference.think)
         if isinstance(preference, Labelled):
             verdict = GOOD if preference.desirable else BAD
             return Example(Group(problem, prompt, tuple(completions)), (verdict,))

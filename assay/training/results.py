@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from assay.plan.memory import MemoryPlan
-from assay.run.evaluations import FINISHED_EARLY, Gain, gain_between, kind_of
+from assay.run.evaluations import (
+    FINISHED_EARLY,
+    Gain,
+    by_think_mode,
+    gain_between,
+    kind_of,
+)
 from assay.run.files import read_events, read_step_rows
 from assay.run.intervals import share_words
 from assay.terminal import escaped
@@ -63,6 +69,10 @@ class TrainResult:
             rates = [_rate(row) for row in (first, last)]
             gained = "" if gain is None else f"; gained {gain}, problem by problem"
             lines.append(f"held-out accuracy, {kind}: {rates[0]} before, {rates[1]} after{gained}")
+            modes = [by_think_mode(row) for row in (first, last)]
+            for mode in sorted(modes[0].keys() & modes[1]):
+                rates = [_rate(rows[mode]) for rows in modes]
+                lines.append(f"  with think {mode}: {rates[0]} before, {rates[1]} after")
         lines += [f"checkpoint: {self.checkpoint}", f"report: {self.report}"]
         if self.ended != "finished":
             more = " --set evaluation.patience=" if self.ended == FINISHED_EARLY else ""
@@ -147,6 +157,7 @@ def describe_sample(group: Group, index: int, verdict: Verdict | None) -> dict[s
         "id": completion.id,
         "prompt": group.prompt.text,
         "completion": completion.text,
+        "think": completion.think.mode,
         "tokens": len(completion.tokens),
         "finish_reason": completion.finish_reason,
         "status": verdict.status if verdict else UNJUDGED,

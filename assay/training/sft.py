@@ -23,7 +23,7 @@ from assay.training.assemble import (
 )
 from assay.training.given import GOOD, Schedule, check_length, given_completion
 from assay.training.stage import FirstLook, Kind, Stage, evaluate_heldout, open_run, steps_of
-from assay.types import Group, Problem, Prompt
+from assay.types import Group, Problem
 from assay.verify.service import VerifierService
 
 
@@ -69,7 +69,7 @@ def first_look(config: TrainConfig, bench: Bench, traces: Sequence[Trace]) -> Fi
     first = f"the first completion is {traces[0].completion!r}"
     lean = prove_lean(bench.loaded.model)[1]
     notes = [f"{len(traces)} traces", first, *filter(None, [lean])]
-    return FirstLook(Problem("trace", traces[0].prompt), notes)
+    return FirstLook(Problem("trace", traces[0].prompt, think=traces[0].think), notes)
 
 
 KIND = Kind(read_traces, first_look, run_sft)
@@ -84,11 +84,15 @@ def trace_groups(
     """
     groups: list[Group] = []
     for number, trace in enumerate(traces):
-        prompt, completion = renderer.render_trace(trace)
-        where, length = f"{trace.source} completion", len(prompt) + len(completion)
+        prompt, (completion,) = renderer.render_replies(
+            trace.prompt, [trace.completion], trace.source, trace.think
+        )
+        where, length = f"{trace.source} completion", len(prompt.tokens) + len(completion)
         accepted = f"the model's context of {context_length}"
         check_length(where, length, context_length, accepted, "shorten it")
-        problem = Problem(id=f"trace-{number}", prompt=trace.prompt, source=trace.source)
+        problem = Problem(
+            id=f"trace-{number}", prompt=trace.prompt, source=trace.source, think=trace.think
+        )
         learned = given_completion(f"trace-{number}/0", trace.completion, completion)
-        groups.append(Group(problem, Prompt(str(trace.prompt), prompt), (learned,)))
+        groups.append(Group(problem, prompt, (learned,)))
     return groups

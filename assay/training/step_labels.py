@@ -162,7 +162,9 @@ class PrefixRenderer:
         prefix = problem.spec.get(PREFIX)
         if not prefix:
             return prompt
-        _, tokens = self.renderer.render_trace(Trace(problem.prompt, prefix, problem.source))
+        _, tokens = self.renderer.render_trace(
+            Trace(problem.prompt, prefix, problem.source, problem.think)
+        )
         if self.renderer.end_id is not None:
             tokens = tokens[:-1]  # a trace ends there; this goes on
         return replace(

@@ -219,7 +219,7 @@ def test_only_prompts_that_fit_are_kept(tmp_path: Path, template: str | None) ->
     texts = ["short", "long " * 60, "ü" * 60, "ok", "x" * 60, "x" * 100]
     problems = problems_of(tmp_path / "p.jsonl", [{"prompt": text} for text in texts])
     ours = renderer(template, max_prompt_tokens=100)
-    expected = [text for text in texts if len(ours._encode(ours._text(text, ""))) <= 100]
+    expected = [text for text in texts if len(ours._encode(ours._text(text, "", None)[0])) <= 100]
     kept = keep_fitting(problems, ours, "skip")
     assert [problem.prompt for problem in kept] == expected
     assert kept.num_skipped == len(texts) - len(expected) > 0

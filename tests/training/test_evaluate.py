@@ -8,8 +8,10 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,8 +20,8 @@ from train_worlds import CountingJudge, group_of, verdict
 from assay.config import SamplingConfig
 from assay.testing import ScriptedGenerator
 from assay.training import evaluate as evaluate_module
-from assay.training.evaluate import evaluate, majority_correct, pass_at_k, summarize
-from assay.types import Completion, Group, Problem, Verdict
+from assay.training.evaluate import Evaluation, evaluate, majority_correct, pass_at_k, summarize
+from assay.types import Completion, Group, Problem, Prompt, ThinkFormat, ThinkMode, Verdict
 from assay.verify.service import VerifierService
 
 outcomes = st.lists(st.booleans(), min_size=1, max_size=9)
@@ -147,6 +149,35 @@ def test_rates_by_tag() -> None:
     tags = [("a",), ("a", "b"), ()]
     groups = [group_of(row, tags=tag) for row, tag in zip(rows, tags, strict=True)]
     assert summarize(groups, rows).by_tag == {"a": 0.5, "b": 0.0}
+
+
+def summarize_pairs(pairs: Sequence[tuple[Group, list[Verdict]]]) -> Evaluation:
+    return summarize([group for group, _ in pairs], [verdicts for _, verdicts in pairs])
+
+
+def test_rates_by_think_mode() -> None:
+    def group(mode: ThinkMode, length: int, outcome: bool | None) -> tuple[Group, list[Verdict]]:
+        verdicts = [verdict(outcome)]
+        made = group_of(verdicts)
+        tokens = np.zeros(length, np.int32)
+        sibling = replace(made.completions[0], tokens=tokens, id=f"{mode}{length}#0/0")
+        problem = replace(made.problem, id=f"{mode}{length}")
+        prompt = Prompt("?", made.prompt.tokens, ThinkFormat(mode))
+        return Group(problem, prompt, (sibling,)), verdicts
+
+    one = [group("free", 30, True), group("free", 40, False)]
+    both = [*one, group("empty", 2, True), group("opened", 9, None)]
+    assert summarize_pairs(one).by_think == {}, "of a single mode there is no more to say"
+    found = summarize_pairs(both)
+    rates = {
+        "free": (0.5, 0.5, 2, 35.0),
+        "empty": (1.0, None, 1, 2.0),
+        "opened": (None, None, 0, 9.0),
+    }
+    names = ("pass_at_1", "stderr", "num_problems", "mean_tokens")
+    expected = {mode: dict(zip(names, values, strict=True)) for mode, values in rates.items()}
+    assert found.by_think == expected == json.loads(json.dumps(found.as_row()))["eval/by_think"]
+    assert "think free 0.500 (95% interval 0.095 to 0.905), think opened not judged" in str(found)
 
 
 def judge_length(problem: Problem, completion: Completion) -> Verdict:
