@@ -19,6 +19,9 @@ def init(
     heldout: Annotated[
         list[str] | None, typer.Option(help="Source of rows to measure on. Repeatable.")
     ] = None,
+    heldout_share: Annotated[
+        float | None, typer.Option(help="Share of the rows to hold out instead, as 0.1.")
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="Folder, hub name or run. Default: a tiny one is made.")
     ] = None,
@@ -38,6 +41,7 @@ def init(
         kind,
         data=data or [],
         heldout=heldout or [],
+        heldout_share=heldout_share,
         model=model,
         verifier=verifier,
         out=out,

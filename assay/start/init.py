@@ -10,7 +10,7 @@ import json
 import shlex
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -21,10 +21,12 @@ from assay.data.labelled import load_comparisons, load_outcomes, load_steps
 from assay.data.pairs import load_preferences
 from assay.data.problems import load_problems
 from assay.data.traces import load_traces
-from assay.errors import DataError, RunError, UserError, message
+from assay.errors import DataError, RunError, UserError, message, nearest
+from assay.start.holdout import split_rows
 from assay.start.look import (
     LookedModel,
     LookedRows,
+    answer_key,
     columns_of,
     fitting_verifier,
     look_at_model,
@@ -97,13 +99,26 @@ class InitResult:
 
 @dataclass(slots=True)
 class Draft:
-    """What is known of the configuration that is being written."""
+    """What is known of the configuration that is being written; a failure takes it all back."""
 
     kind: str
     file: Path
     written: list[str] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
     values: dict[str, Any] = field(default_factory=dict)
+    new: list[Path] = field(default_factory=list)
+
+    def write(self, file: Path, text: str, what: str) -> None:
+        """Write a file."""
+        self.new += [] if file.exists() else [file]
+        file.write_text(text, encoding="utf-8")
+        self.written.append(f"{file}: {what}")
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        for path in self.new if kind is not None else ():
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
     def line(self, key: str, value: Any, note: str = "", name: str = "") -> None:
         """Give a key its line, with a note behind it."""
@@ -119,6 +134,7 @@ def init(
     *,
     data: Sequence[str] = (),
     heldout: Sequence[str] = (),
+    heldout_share: float | None = None,
     model: str | None = None,
     verifier: str | None = None,
     out: Path | None = None,
@@ -127,47 +143,66 @@ def init(
 ) -> InitResult:
     """Write a commented configuration of ``kind`` into the current folder, and what it lacks.
 
-    data: sources of rows; none: five rows are written. model: a folder, a hub name or a run; none:
-    a tiny one is made. verifier: None: the one that fits the rows. Rows and rewards that are there
-    stay as they are. Raises UserError for rows or a model that cannot be used, and where the
-    configuration exists and ``overwrite`` is not set.
+    data: sources of rows; none: five rows are written. heldout_share: of them, in place of
+    ``heldout``: they are written to two files (`split_rows`). model: a folder, a hub name or a run;
+    none: a tiny one is made. verifier: None: the one that fits the rows. Rows and rewards that are
+    there stay as they are. Raises UserError for rows or a model that cannot be used, and where the
+    configuration exists and ``overwrite`` is not set; then nothing is written.
     """
     if kind == "distill":
         raise UserError(NO_DISTILL)
     if kind not in KINDS:
-        raise UserError(message("assay init", f'"{kind}"', ", ".join(KINDS)))
+        near = nearest(kind, KINDS)
+        meant = f"did you mean {near[0]}?" if near else ""
+        raise UserError(message("assay init", f'"{kind}"', ", ".join(KINDS), meant))
     draft, made = Draft(kind, out or Path(f"{kind}.toml")), KINDS[kind]
     if draft.file.exists() and not overwrite:
         remedy = "give --overwrite, or another --out"
         raise RunError(message(str(draft.file), "a file that exists", "a new one", remedy))
-    sources = list(data) or [_write_missing(draft, made.rows, made.what)]
-    labels = _kind_of_labels(columns_of(sources[0])) if kind == "reward_model" else ""
-    load = LABELLED.get(labels, made.load)
-    rows = look_at_rows(sources, load)
-    held = look_at_rows(heldout, load) if heldout else None
-    is_rl = made.template == "grpo"
-    expression = _choose_verifier(draft, rows, verifier or made.verifier) if is_rl else None
-    path = model if model is not None else _make_tiny(draft, made, rows, overwrite, say)
-    looked = look_at_model(path)
-    draft.values |= {"kind": kind, "file": draft.file, "verification": _judge_keys(made)}
-    _describe_rows(draft, rows, held, _ROWS_KEYS.get(made.template, "train"))
-    _describe_model(draft, looked)
-    if is_rl:
-        _describe_verifier(draft, expression)
-        _describe_lengths(draft, rows, looked)
-        _describe_training(draft, looked, len(rows.rows))
-    else:
-        draft.line("kind", labels, "what the rows are labels of", "labels")
-        _describe_epochs(draft, looked, len(rows.rows))
-    text = Template(_template(f"{made.template}.toml")).substitute(draft.values)
-    draft.file.write_text(text, encoding="utf-8")
-    draft.written.append(f"{draft.file}: the configuration")
-    configuration.load(draft.file)
+    if heldout_share is not None and (heldout or kind == "sft" or not 0 < heldout_share < 1):
+        found = f"{heldout_share:g}{' beside --heldout' * bool(heldout)} for {kind}"
+        accepted = "a share between 0 and 1, without --heldout, of any kind but sft"
+        remedy = "name problems that the model is to solve with --heldout" * (kind == "sft")
+        raise UserError(message("assay init --heldout-share", found, accepted, remedy))
+    with draft:
+        sources = list(data) or [_write_missing(draft, made.rows, made.what)]
+        labels = _kind_of_labels(columns_of(sources[0])) if kind == "reward_model" else ""
+        load = LABELLED.get(labels, made.load)
+        rows = look_at_rows(sources, load)
+        if heldout_share is not None:
+            sources, heldout = _hold_out(draft, sources, heldout_share, overwrite)
+            rows = replace(look_at_rows(sources, load), columns=rows.columns)
+        load_held = load_problems if kind == "sft" else load  # a stage of traces is asked problems
+        held = look_at_rows(heldout, load_held) if heldout else None
+        is_rl = made.template == "grpo"
+        key = made.solution and answer_key(rows.rows, made.solution)
+        expression = None
+        if is_rl:
+            expression = _choose_verifier(draft, rows, verifier or made.verifier, key)
+        elif kind == "sft" and held is not None:
+            expression = _choose_verifier(draft, held, verifier, answer_key(held.rows))
+        path = model if model is not None else _make_tiny(draft, rows, key, overwrite, say)
+        looked = look_at_model(path)
+        draft.values |= {"kind": kind, "file": draft.file, "verification": _judge_keys(made)}
+        _describe_rows(draft, rows, held, heldout_share)
+        _describe_model(draft, looked)
+        if is_rl:
+            _describe_verifier(draft, expression)
+            _describe_lengths(draft, rows, looked, key)
+            _describe_training(draft, looked, len(rows.rows))
+        else:
+            draft.line("kind", labels, "what the rows are labels of", "labels")
+            _describe_epochs(draft, looked, len(rows.rows))
+            _describe_verifier(draft, expression)
+        text = Template(_template(f"{made.template}.toml")).substitute(draft.values)
+        draft.write(draft.file, text, "the configuration")
+        configuration.load(draft.file)
     command = f"assay train {shlex.quote(str(draft.file))}"
     following = [f"{command} --dry-run", command]
     return InitResult(str(draft.file), draft.written, draft.assumed, following)
 
 
+_MEASURED = {"dpo": "loss and accuracy", "reward_model": "loss and accuracy"}
 _ROWS_KEYS = {"sft": "traces", "dpo": "pairs", "reward_model": "rows"}
 
 
@@ -194,19 +229,38 @@ def _template(name: str) -> str:
     return (resources.files("assay.start") / "templates" / name).read_text(encoding="utf-8")
 
 
-def _write_missing(draft: Draft, name: str, what: str) -> str:
-    """Write a file of the templates where there is none of that name."""
+def _write_missing(draft: Draft, name: str, what: str, text: str = "") -> str:
+    """Write a file of the templates, or a text, where there is none of that name."""
     file = Path(name)
     if file.exists():
         draft.assumed.append(f"{name} was there, and is used as it is")
     else:
-        file.write_text(_template(name), encoding="utf-8")
-        draft.written.append(f"{name}: {what}")
+        draft.write(file, text or _template(name), what)
     return name
 
 
-def _choose_verifier(draft: Draft, rows: LookedRows, verifier: str | None) -> str | None:
-    """Return the expression of the rows' verifier; None where each row names its own."""
+def _hold_out(
+    draft: Draft, sources: Sequence[str], share: float, overwrite: bool
+) -> tuple[list[str], list[str]]:
+    """Split the rows; return the new source of those to train on, and of those held out."""
+    train, heldout = (draft.file.with_suffix(f".{part}.jsonl") for part in ("train", "heldout"))
+    for file in (train, heldout):
+        if file.exists() and not overwrite:
+            remedy = "give --overwrite, or another --out"
+            raise RunError(message(str(file), "a file that exists", "a new one", remedy))
+    draft.new += [file for file in (train, heldout) if not file.exists()]
+    split_rows(sources, share, train, heldout)
+    draft.written.append(f"{train} and {heldout}: the rows of {', '.join(sources)}")
+    return [str(train)], [str(heldout)]
+
+
+def _choose_verifier(
+    draft: Draft, rows: LookedRows, verifier: str | None, key: str | None
+) -> str | None:
+    """Return the expression of the rows' verifier; None where each row names its own.
+
+    key: that of the rows' answers, which a new reward reads.
+    """
     problems: Sequence[Problem] = rows.rows
     if verifier is None and all(problem.verifier for problem in problems):
         draft.assumed.append("each row names its own verifier")
@@ -222,23 +276,39 @@ def _choose_verifier(draft: Draft, rows: LookedRows, verifier: str | None) -> st
         draft.assumed.append(f"the verifier is {fitting}: every row has what it reads")
         return fitting
     expression = verifier or "my_reward:reward"
-    if expression.startswith("my_reward:"):
-        _write_missing(draft, "my_reward.py", "a reward that reads the row's answer")
+    if expression.startswith("my_reward:") and key is None:
+        keys = ", ".join(rows.columns)
+        draft.assumed.append(
+            f"the rows have no answer (their keys: {keys}): a new my_reward.py pays for five words,"
+            " as an example"
+        )
+        open_ended = _template("my_reward_open.py")
+        _write_missing(draft, "my_reward.py", "an example: say in it what to pay for", open_ended)
+    elif expression.startswith("my_reward:"):
+        text = _template("my_reward.py").replace('spec["answer"]', f"spec[{json.dumps(key)}]")
+        _write_missing(draft, "my_reward.py", f"a reward that reads the row's {key}", text)
+        without = [problem.source for problem in problems if problem.spec.get(key) is None]
+        if without:
+            draft.assumed.append(
+                f"{len(without)} rows have no {key}, the first is {without[0]}: a reward that reads"
+                " it fails on them, and they are not judged"
+            )
     return expression
 
 
 def _make_tiny(
-    draft: Draft, made: Kind, rows: LookedRows, overwrite: bool, say: Callable[[str], None]
+    draft: Draft, rows: LookedRows, key: str | None, overwrite: bool, say: Callable[[str], None]
 ) -> str:
-    """Make the tiny model, and say what it is."""
+    """Make the tiny model, and say what it is. key: that of the answers it guesses among."""
     folder = Path("tiny" if draft.kind == "grpo" else f"tiny-{draft.kind}")
     if folder.exists() and not overwrite:
         remedy = f"give --overwrite to make it again, or --model {folder} to use it"
         raise RunError(message(str(folder), "a folder that exists", "a new one", remedy))
-    pairs = _prompts_and_answers(made, rows)
+    pairs = _prompts_and_answers(rows, key)
     say("making a tiny model (about ten seconds on an idle machine)")
     if folder.exists():
         shutil.rmtree(folder)
+    draft.new.append(folder)
     if draft.kind in ("sft", "reward_model"):
         make_fresh(folder, pairs)
         draft.written.append(f"{folder}/: a model of 0.7 million parameters that knows nothing")
@@ -256,41 +326,57 @@ def _make_tiny(
     return str(folder)
 
 
-def _prompts_and_answers(made: Kind, rows: LookedRows) -> list[tuple[str, str]]:
+def _prompts_and_answers(rows: LookedRows, key: str | None) -> list[tuple[str, str]]:
     """Return each prompt with what a model may write behind it."""
     pairs: list[tuple[str, str]] = []
     for row in rows.rows:
         pair = getattr(row, "pair", row)
         if isinstance(row, Problem):
-            answers = [row.spec.get(made.solution or "", row.spec.get("answer"))]
+            answers = [row.spec.get(key)] if key else []
         else:
             names = ("chosen", "rejected", "completion")
             answers = [getattr(pair, name) for name in names if hasattr(pair, name)]
         pairs += [(str(pair.prompt), str(answer)) for answer in answers if answer]
     if not pairs:
-        found = f"rows without {made.solution or 'a completion'}"
-        raise DataError(
-            message("--data", found, "rows to guess among", "name a model with --model")
-        )
+        found = f"no answer in its rows (their keys: {', '.join(rows.columns)})"
+        accepted = 'rows with "answer", for the tiny model that is made where none is named'
+        remedy = "name a model of yours with --model"
+        raise DataError(message(", ".join(rows.sources), found, accepted, remedy))
     return pairs
 
 
-def _describe_rows(draft: Draft, rows: LookedRows, held: LookedRows | None, key: str) -> None:
+def _describe_rows(
+    draft: Draft, rows: LookedRows, held: LookedRows | None, share: float | None
+) -> None:
+    key = _ROWS_KEYS.get(KINDS[draft.kind].template, "train")
     note = f"{rows.size}; columns: {', '.join(rows.columns) or 'none'}"
     draft.line(key, list(rows.sources), note, "train")
     draft.assumed.append(f"{', '.join(rows.sources)}: {note}")
     if held is not None:
-        draft.line("heldout", list(held.sources), f"{held.size}, never trained on")
+        note = f"{held.size}, never trained on"
+        if share is not None:
+            note += ", chosen by a hash of their question"
+            draft.assumed.append(f"{', '.join(held.sources)}: {note}")
+        draft.line("heldout", list(held.sources), note)
+    elif draft.kind == "sft":
+        draft.unset("heldout", ["problems.jsonl"], "problems with answers, to measure with")
+        draft.assumed.append(
+            "no held-out problems: what is measured is the loss on the training rows"
+            " (--heldout names problems that the model is to solve)"
+        )
     else:
         draft.unset("heldout", ["heldout.jsonl"], "rows that are never trained on, to measure with")
-        draft.assumed.append("no held-out rows: what is measured is accuracy on the training rows")
+        draft.assumed.append(
+            f"no held-out rows: what is measured is {_MEASURED.get(draft.kind, 'accuracy')} on the"
+            " training rows (--heldout-share 0.1 holds a tenth of them out)"
+        )
     every = (20, "steps between evaluations on the held-out rows")
     draft.line("every", *every) if held else draft.unset("every", *every)
 
 
 def _describe_verifier(draft: Draft, expression: str | None) -> None:
     if expression is None:
-        draft.unset("verifier", "math", "each row names its own")
+        draft.unset("verifier", "math", "of rows that name none")
     elif ":" in expression:
         module, _, function = expression.partition(":")
         draft.line("verifier", expression, f"the function {function} of {module}.py")
@@ -340,16 +426,14 @@ def _describe_model(draft: Draft, model: LookedModel) -> None:
     draft.values["shown"] = "\n".join(draft.values[name] for name in names if name in draft.values)
 
 
-def _describe_lengths(draft: Draft, rows: LookedRows, model: LookedModel) -> None:
+def _describe_lengths(draft: Draft, rows: LookedRows, model: LookedModel, key: str | None) -> None:
     """Choose the longest completion: room for an answer, or for reasoning."""
     sample: Sequence[Problem] = rows.rows[:200]
     prompt = max(model.count(str(problem.prompt)) for problem in sample)
-    keys = ("solution", "answer")
-    answer = max(
-        model.count(str(next((problem.spec[key] for key in keys if key in problem.spec), "")))
-        for problem in sample
-    )
-    if model.is_tiny:
+    answer = max(model.count(str(problem.spec.get(key, ""))) for problem in sample) if key else 0
+    if model.is_tiny and key is None:
+        tokens, why = 64, "the rows have no answer that would say how long one is"
+    elif model.is_tiny:
         tokens, why = answer + 8, f"the longest answer has {answer} tokens"
     elif model.think is not None:
         tokens, why = 2048, "room for reasoning"

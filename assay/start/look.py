@@ -24,6 +24,8 @@ from assay.verify.service import VerifierService
 MOST_ROWS = 2000
 """Rows that are read: enough to see what they are, and quick for a large file."""
 TINY_BYTES = 16 * 2**20
+ANSWER_KEYS = ("answer", "solution", "target", "label", "output", "expected", "gold", "completion")
+"""Keys under which rows have an answer; a reward that is written reads the one they have."""
 _TAG = re.compile(r"<(think|thinking|thought|reasoning|reason|seed:think)>")
 _OPEN, _CLOSE = "[THINK]", "[/THINK]"
 _NUMBER = re.compile(r"[-+]?[$€£]?\d[\d,. ]*(/\d+)?%?")
@@ -79,6 +81,20 @@ def columns_of(source: str) -> tuple[str, ...]:
         row = opened.parse(raw, f"{source}:{number}")
         return tuple(row) if isinstance(row, dict) else ()
     raise DataError(message(source, "no rows", "at least one"))
+
+
+def answer_key(problems: Sequence[Problem], first: str = "answer") -> str | None:
+    """Return the key of the problems' answers: the one that most of them have; None: there is none.
+
+    first: the key that is taken where the rows have several.
+    """
+    counts = dict.fromkeys((first, *ANSWER_KEYS), 0)
+    for problem in problems:
+        for key in counts:
+            value = problem.spec.get(key)
+            counts[key] += isinstance(value, str | int | float) and bool(str(value).strip())
+    best = max(counts, key=lambda key: counts[key])
+    return best if counts[best] else None
 
 
 def fitting_verifier(problems: Sequence[Problem], service: VerifierService) -> str | None:

@@ -14,6 +14,7 @@ from assay.start import starter
 from assay.start.init import init
 from assay.start.look import look_at_model, think_tags
 from assay.testing import CHAT_TEMPLATE, byte_tokenizer, save_tiny_model
+from assay.types import Completion, Problem
 
 OPENS = CHAT_TEMPLATE.replace("<|assistant|>", "<|assistant|><think>") + "{# </think> #}"
 
@@ -53,8 +54,6 @@ def test_what_is_written_can_be_loaded(model: str) -> None:
 
 
 def test_the_reward_reads_the_row_s_answer(model: str) -> None:
-    from assay.types import Completion, Problem
-
     init("grpo", model=model)
     namespace: dict[str, Any] = {}
     exec(Path("my_reward.py").read_text(encoding="utf-8"), namespace)
@@ -96,6 +95,98 @@ def test_held_out_rows_are_measured_on(model: str) -> None:
     held = write_rows({"prompt": "2+3?", "answer": 5}, name="held.jsonl")
     read = config.load(init("grpo", data=rows, heldout=held, model=model).config)
     assert read.data.heldout == ("held.jsonl",) and read.evaluation.every == 20
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dpo"])
+def test_a_share_of_the_rows_is_held_out_by_their_question(kind: str, model: str) -> None:
+    pair = {"chosen": "a", "rejected": "b"} if kind == "dpo" else {}
+    rows = [{"prompt": f"{n}+1?", "answer": n + 1, "id": f"r{n}", **pair} for n in range(60)]
+    rows.append({**rows[0], "id": "again"})
+    data = write_rows(*rows)
+    result = init(kind, data=data, heldout_share=0.3, model=model)
+    read = config.load(result.config)
+    section = read.preference if kind == "dpo" else read.data
+    assert section is not None and section.heldout == (f"{kind}.heldout.jsonl",)
+    files = [Path(f"{kind}.{part}.jsonl") for part in ("train", "heldout")]
+    train, held = (list(map(json.loads, file.read_text().splitlines())) for file in files)
+    assert sorted(map(str, [*train, *held])) == sorted(map(str, rows))
+    assert 8 < len(held) < 30 and not {row["prompt"] for row in held} & {
+        row["prompt"] for row in train
+    }
+    assert (
+        f"{len(held)} rows, never trained on, chosen by a hash" in Path(result.config).read_text()
+    )
+    more = write_rows(*rows, {"prompt": "new?", "answer": 1, **pair}, name="more.jsonl")
+    init(kind, data=more, heldout_share=0.3, model=model, overwrite=True)
+    again = list(map(json.loads, files[1].read_text().splitlines()))
+    assert [row for row in again if row["prompt"] != "new?"] == held
+
+
+def test_a_share_that_leaves_no_rows_is_refused_and_leaves_no_file(model: str) -> None:
+    data = write_rows(*[{"prompt": f"{n}+1?", "answer": n + 1} for n in range(5)])
+    before = sorted(Path().iterdir())
+    with pytest.raises(DataError, match=r"found 0\.001 of 5 rows, which leaves none held out"):
+        init("grpo", data=data, heldout_share=0.001, model=model)
+    for share, kind, heldout in ((1.5, "grpo", ()), (0.1, "sft", ()), (0.1, "grpo", data)):
+        with pytest.raises(
+            UserError, match=f"--heldout-share: found {share}.* for {kind}; accepted: a share"
+        ):
+            init(kind, data=data, heldout=heldout, heldout_share=share, model=model)
+    assert sorted(Path().iterdir()) == before
+
+
+def test_a_new_reward_reads_the_key_that_the_rows_have(model: str) -> None:
+    rows = write_rows(
+        {"prompt": "hi?", "target": "ho"}, {"prompt": "ho?", "target": "hi"}, {"prompt": "?"}
+    )
+    result = init("grpo", data=rows, model=model)
+    namespace: dict[str, Any] = {}
+    exec(Path("my_reward.py").read_text(encoding="utf-8"), namespace)
+    problem = Problem("p", "q", {"target": "ho"})
+    assert namespace["reward"](problem, Completion.from_text("ho")) == 1.0
+    assert any(
+        "1 rows have no target, the first is mine.jsonl:3" in text for text in result.assumed
+    )
+    assert config.load(result.config).sampling.max_tokens == len("ho") + 8
+
+
+def test_rows_without_an_answer_get_a_reward_that_needs_none(model: str) -> None:
+    rows = write_rows(
+        {"prompt": "Tell of the sea."}, {"prompt": "Tell of a hill.", "topic": "hills"}
+    )
+    result = init("grpo", data=rows, model=model)
+    namespace: dict[str, Any] = {}
+    exec(Path("my_reward.py").read_text(encoding="utf-8"), namespace)
+    problem = Problem("p", "q", {})
+    judged = [namespace["reward"](problem, Completion.from_text("a " * n)) for n in (0, 4, 5, 11)]
+    assert judged == [0.0, 0.8, 1.0, 0.0]
+    assert any("the rows have no answer (their keys: prompt)" in text for text in result.assumed)
+    assert config.load(result.config).sampling.max_tokens > 12
+
+
+def test_a_tiny_model_needs_answers_and_a_refusal_leaves_nothing() -> None:
+    Path("rows.jsonl").write_text('{"question": "Say hi"}\n')
+    with pytest.raises(
+        DataError, match=r"rows.jsonl: found no answer in its rows \(their keys: question\)"
+    ):
+        init("grpo")
+    assert [path.name for path in Path().iterdir()] == ["rows.jsonl"]
+
+
+def test_traces_are_measured_on_problems(model: str) -> None:
+    traces = write_rows({"prompt": "2+2?", "completion": "4"})
+    result = init("sft", data=traces, model=model)
+    assert any("the loss on the training rows" in text for text in result.assumed)
+    held = write_rows({"prompt": "2+3?", "answer": 5}, name="held.jsonl")
+    read = config.load(init("sft", data=traces, heldout=held, model=model, overwrite=True).config)
+    assert read.data.heldout == ("held.jsonl",) and read.data.verifier == "math"
+    assert read.evaluation.every == 20
+    result = init(
+        "dpo", data=write_rows({"prompt": "q", "chosen": "a", "rejected": "b"}), model=model
+    )
+    assert any(
+        "what is measured is loss and accuracy on the training" in text for text in result.assumed
+    )
 
 
 def test_a_chat_template_that_opens_its_block_is_seen(tmp_path: Path) -> None:
@@ -146,7 +237,9 @@ def test_a_bad_row_is_told_at_its_place_and_nothing_is_written(model: str) -> No
 
 
 def test_an_unknown_kind_names_the_known_ones() -> None:
-    with pytest.raises(UserError, match=r'"gpro"; accepted: grpo, code, judge, dpo'):
+    with pytest.raises(
+        UserError, match=r'"gpro"; accepted: grpo, code, judge, dpo.*did you mean grpo\?'
+    ):
         init("gpro")
     with pytest.raises(UserError, match=r"there is no stage of distillation yet.*init sft --data"):
         init("distill")

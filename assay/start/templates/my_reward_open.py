@@ -1,0 +1,8 @@
+"""A reward. It is called once for each completion, with the row that the completion answers."""
+
+
+def reward(problem, completion):
+    words = completion.answer_text.split()  # what the model wrote, without its reasoning
+    # An example, since the rows have no answer to compare with: it pays for five words. Their keys
+    # are in problem.spec, as problem.spec["topic"].
+    return max(0.0, 1.0 - abs(len(words) - 5) / 5)  # a number from 0 to 1, or None: not judged
