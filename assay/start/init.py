@@ -276,24 +276,29 @@ def _choose_verifier(
         draft.assumed.append(f"the verifier is {fitting}: every row has what it reads")
         return fitting
     expression = verifier or "my_reward:reward"
-    if expression.startswith("my_reward:") and key is None:
-        keys = ", ".join(rows.columns)
-        draft.assumed.append(
-            f"the rows have no answer (their keys: {keys}): a new my_reward.py pays for five words,"
-            " as an example"
-        )
-        open_ended = _template("my_reward_open.py")
-        _write_missing(draft, "my_reward.py", "an example: say in it what to pay for", open_ended)
-    elif expression.startswith("my_reward:"):
-        text = _template("my_reward.py").replace('spec["answer"]', f"spec[{json.dumps(key)}]")
-        _write_missing(draft, "my_reward.py", f"a reward that reads the row's {key}", text)
-        without = [problem.source for problem in problems if problem.spec.get(key) is None]
-        if without:
-            draft.assumed.append(
-                f"{len(without)} rows have no {key}, the first is {without[0]}: a reward that reads"
-                " it fails on them, and they are not judged"
-            )
+    if expression.startswith("my_reward:"):
+        _write_reward(draft, rows, key)
     return expression
+
+
+def _write_reward(draft: Draft, rows: LookedRows, key: str | None) -> None:
+    """Write a reward where there is none: it reads the rows' answers, or is only an example."""
+    name = "my_reward.py"
+    if key is None and not Path(name).exists():
+        keys = ", ".join(rows.columns)
+        found = f"the rows have no answer (their keys: {keys})"
+        draft.assumed.append(f"{found}: my_reward.py pays for five words, as an example")
+    if key is None:
+        what, open_ended = "an example: say in it what to pay for", _template("my_reward_open.py")
+        _write_missing(draft, name, what, open_ended)
+        return
+    text = _template(name).replace('spec["answer"]', f"spec[{json.dumps(key)}]")
+    _write_missing(draft, name, f"a reward that reads the row's {key}", text)
+    if without := [one.source for one in rows.rows if one.spec.get(key) is None]:
+        draft.assumed.append(
+            f"{len(without)} rows have no {key}, the first is {without[0]}: a reward that reads it"
+            " fails on them, and they are not judged"
+        )
 
 
 def _make_tiny(
