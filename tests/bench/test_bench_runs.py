@@ -9,14 +9,15 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from assay.testing import CHAT_TEMPLATE, save_tiny_model
-from bench import gpu, machine, scaling, scaling_figure, streaming
+from bench import engine_generate, gpu, machine, scaling, scaling_figure, streaming
 from bench.flops import ModelShape
-from bench.processes import ROOT, run, run_for_json
+from bench.processes import ROOT, Finished, run
 from bench.profile_step import Operator, operator_table, profile_workload
 from bench.scaling import Series, Sweep
 from bench.scaling_point import Point, measure
@@ -114,23 +115,33 @@ def test_a_run_without_gradient_is_no_comparison(tmp_path: Path) -> None:
         read_run(tmp_path)
 
 
-def test_the_engine_and_transformers_do_the_same(work: Workload, tmp_path: Path) -> None:
-    file = work.write(tmp_path / "work.json", natural=False)
-    ours, theirs = Side("Assay"), Side("Transformers")
-    command = [sys.executable, "-m", "bench.engine_generate", file]
-    ours.add(*run_for_json(command, tmp_path, "assay"))
-    script = ROOT / "bench" / "peers" / "transformers_generate.py"
-    theirs.add(*run_for_json([sys.executable, script, file], tmp_path, "peer"))
-    check_same_prompts([ours, theirs])
-    assert ours.steps[0].completions == theirs.steps[0].completions == ((6, 6), (6, 6))
-
-
-def test_a_row_of_transformers_ends_with_its_first_end_token() -> None:
+def peer_of_transformers() -> Any:
     place = ROOT / "bench" / "peers" / "transformers_generate.py"
     spec = importlib.util.spec_from_file_location("transformers_generate", place)
     assert spec is not None and spec.loader is not None
     peer = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(peer)
+    return peer
+
+
+def test_the_engine_and_transformers_do_the_same(
+    work: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their programs, in this process: to start two more costs ten times as much."""
+    file, result = work.write(tmp_path / "work.json", natural=False), tmp_path / "result.json"
+    monkeypatch.setattr(sys, "argv", ["program", str(file), str(result)])
+    sides = [Side("Assay"), Side("Transformers")]
+    for side, program in zip(sides, (engine_generate, peer_of_transformers()), strict=True):
+        program.main()
+        side.add(json.loads(result.read_text(encoding="utf-8")), Finished(0.0, 0.0, 0.0))
+        result.unlink()
+    check_same_prompts(sides)
+    ours, theirs = sides
+    assert ours.steps[0].completions == theirs.steps[0].completions == ((6, 6), (6, 6))
+
+
+def test_a_row_of_transformers_ends_with_its_first_end_token() -> None:
+    peer = peer_of_transformers()
     ids_RL = torch.tensor([[5, 9, 7, 7], [9, 9, 9, 9], [5, 5, 5, 5], [5, 5, 5, 8]])
     assert peer.lengths_until(ids_RL, [9, 8]) == [2, 1, 4, 4]
     assert peer.lengths_until(ids_RL, []) == [4, 4, 4, 4]

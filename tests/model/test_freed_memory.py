@@ -1,81 +1,98 @@
 """Freed memory stays at hand."""
 
+import json
 import platform
 import subprocess
 import sys
+from functools import cache
+from typing import Any
 
 import pytest
 
 from assay.model.memory import keep_freed_memory
 
-FAULTS = """
-import resource, sys
+PROGRAM = """
+import json, os, resource, sys
 import torch
-from assay.model.memory import keep_freed_memory
+from assay.model.memory import keep_freed_memory, return_freed_memory
 
-asked = sys.argv[1] == "keep"
-assert not asked or keep_freed_memory() is (sys.argv[2] == "True"), keep_freed_memory()
-for _ in range(20):  # glibc takes some rounds until an aligned block fits into what another left
-    torch.ones(2**24)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(10):
-    torch.ones(2**24)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+def faults():
+    '''Page faults of making and freeing 64 MiB ten times: 16384 pages each time, where all are new.'''
+    for _ in range(20):  # glibc takes some rounds until an aligned block fits into what another left
+        torch.ones(2**24)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        torch.ones(2**24)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
+
+def leave():
+    return faults()
+
+def keep():
+    return [keep_freed_memory(), faults()]
+
+def give_back():
+    assert keep_freed_memory()
+    kept = [torch.ones(2**18) for _ in range(600)]  # 600 MiB in the heap
+    last = torch.ones(2**18)
+    del kept
+    before = resident()
+    assert return_freed_memory()
+    return before - resident()
+
+for name in sys.argv[1:]:  # each in a fork of its own: to import torch takes longer than all of them
+    child = os.fork()
+    if not child:
+        try:
+            print(json.dumps({name: globals()[name]()}), flush=True)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0, name
 """
 
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 
-def faults(how: str, works: bool = True, **environment: str) -> int:
-    """Page faults of making and freeing 64 MiB ten times: 16384 pages each time, where all are new."""
+
+@cache
+def measured(*parts: str, tunables: str | None = None) -> dict[str, Any]:
+    environment = {"OMP_NUM_THREADS": "1"} | ({"GLIBC_TUNABLES": tunables} if tunables else {})
     done = subprocess.run(
-        [sys.executable, "-c", FAULTS, how, str(works)],
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, *parts],
         capture_output=True,
         text=True,
         check=False,
-        env={"OMP_NUM_THREADS": "1", **environment},
+        env=environment,
     )
     assert done.returncode == 0, done.stderr
-    return int(done.stdout)
+    return {k: v for line in done.stdout.splitlines() for k, v in json.loads(line).items()}
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+PARTS = ("leave", "keep", "give_back")
+
+
+@glibc
 def test_freed_memory_is_used_again() -> None:
-    assert faults("leave") > 100_000
-    assert faults("keep") < 1_000
+    found = measured(*PARTS)
+    assert found["leave"] > 100_000
+    does, faults = found["keep"]
+    assert does is True and faults < 1_000
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+@glibc
 def test_settings_of_the_environment_stand() -> None:
-    tunables = "glibc.malloc.mmap_threshold=1048576"
-    assert faults("keep", works=False, GLIBC_TUNABLES=tunables) > 100_000
+    found = measured("keep", tunables="glibc.malloc.mmap_threshold=1048576")
+    does, faults = found["keep"]
+    assert does is False and faults > 100_000
 
 
 def test_asking_twice_is_asking_once() -> None:
     assert keep_freed_memory() == keep_freed_memory()
 
 
-RETURNED = """
-import torch
-from assay.model.memory import keep_freed_memory, return_freed_memory
-
-def resident():
-    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
-
-if keep_freed_memory():
-    kept = [torch.ones(2**18) for _ in range(600)]  # 600 MiB in the heap
-    last = torch.ones(2**18)
-    del kept
-    before = resident()
-    assert return_freed_memory()
-    print(before - resident())
-else:
-    print(1000)
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+@glibc
 def test_much_freed_memory_is_returned_when_a_phase_ends() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", RETURNED], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) > 400
+    assert measured(*PARTS)["give_back"] > 400

@@ -72,7 +72,6 @@ def test_what_is_paid_for_a_hack_without_accepting_it_is_told() -> None:
     assert result.num_accepted == 0 and set(result.paid.values()) == {0.99}
     assert "accepted, paid up to 0.99" in str(result)
     assert result.as_dict()["paid"] == result.paid
-    assert not red_team("math").paid
 
 
 def test_a_verifier_that_rejects_honest_work_does_not_hold() -> None:
@@ -199,6 +198,7 @@ def test_no_built_in_verifier_pays_for_a_known_hack(name: str) -> None:
     )  # programs that sleep do so side by side
     assert result.held and result.controls_passed == result.controls, str(result)
     assert sum(result.tried.values()) >= 4
+    assert name != "math" or not result.paid
 
 
 def test_no_injection_sways_the_judge() -> None:
