@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -28,6 +29,8 @@ from assay.verify.selftest import SelfTest, labelled_names, sampled_self_test
 from assay.verify.service import VerifierService
 
 SELF_TEST_ROWS = 12
+_TESTED: dict[str, list[SelfTest]] = {}
+"""What this process has found of built-in verifiers, by their code, options and the rows asked."""
 COLD_START_FLOOR = 0.08
 
 
@@ -217,12 +220,11 @@ def try_verifiers(config: TrainConfig, service: VerifierService) -> list[SelfTes
 
     Raises VerifierError where one gives a wrong verdict: a run must not learn from it. The labels
     are those of default options, so only options that no row can give are taken from the
-    configuration.
+    configuration. What this process has found of the same verifiers holds for its later stages.
     """
+    described = service.describe()
     asked = [
-        name
-        for name in service.describe()
-        if name in labelled_names() and resolve(name).lane == "worker"
+        name for name in described if name in labelled_names() and resolve(name).lane == "worker"
     ]
     if not asked:
         return []
@@ -235,6 +237,10 @@ def try_verifiers(config: TrainConfig, service: VerifierService) -> list[SelfTes
         for name in asked
         if name in config.verification.options
     }
+    hashes = [described[name]["hash"] for name in asked]
+    key = json.dumps([asked, hashes, options, config.run.seed], sort_keys=True)
+    if key in _TESTED:
+        return _TESTED[key]
     with VerifierService(asked[0], num_workers=1, deadline=60.0, options=options) as fresh:
         found = sampled_self_test(fresh, asked, SELF_TEST_ROWS, config.run.seed)
     for result in found:
@@ -243,6 +249,7 @@ def try_verifiers(config: TrainConfig, service: VerifierService) -> list[SelfTes
                 f"{result}; the verifier does not do here what it did where it was made; "
                 f"see: assay verify --self-test --verifier {result.verifier.partition('@')[0]}"
             )
+    _TESTED[key] = found
     return found
 
 

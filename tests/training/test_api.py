@@ -6,6 +6,7 @@ import json
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,10 @@ import assay.training
 from assay.config import TrainConfig, parse
 from assay.errors import ConfigError, DataError, RunError, RunStopped, VerifierError
 from assay.generate.engine import Engine
+from assay.training import stage
 from assay.training.api import checkpoint_of, train
+from assay.verify.selftest import SelfTest
+from assay.verify.service import VerifierService
 
 
 def weights(folder: Path | str) -> dict[str, torch.Tensor]:
@@ -374,6 +378,7 @@ def test_a_verifier_that_misjudges_its_own_labels_is_not_trained_with(
 ) -> None:
     rows = [{"id": "planted", "answer": "1", "completion": "1", "expected": "failed"}]
     monkeypatch.setattr("assay.verify.selftest.labelled_rows", lambda name: iter(rows))
+    monkeypatch.setattr("assay.training.stage._TESTED", {})
     with pytest.raises(VerifierError, match=r"1 false accepts \(planted\).*--self-test --verifier"):
         train(world.tree(data={"verifier": "math"}), quiet=True)
 
@@ -383,6 +388,27 @@ def test_the_self_test_is_in_the_evidence(world: World) -> None:
     (event,) = [row for row in rows_of(run, "events") if row["kind"] == "self_test"]
     (result,) = event["verifiers"]
     assert result["verifier"].startswith("math@") and result["accuracy"] == 1.0
+
+
+def test_a_process_tests_a_verifier_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another seed asks other rows, and a verifier that failed is tested again."""
+    asked: list[str] = []
+
+    def counted(service: VerifierService, names: Any, num_rows: int, seed: int) -> list[SelfTest]:
+        asked.append(f"{names[0]} {seed}")
+        wrong = ("planted",) if seed == 7 else ()
+        return [SelfTest(names[0], rows=num_rows, false_accepts=wrong)]
+
+    monkeypatch.setattr(stage, "sampled_self_test", counted)
+    monkeypatch.setattr(stage, "_TESTED", {})
+    with VerifierService("math", num_workers=1) as service:
+        for seed in (0, 0, 7, 7, 0):
+            config = parse(world.tree(data={"verifier": "math"}, run={"seed": seed}))
+            with nullcontext() if seed != 7 else pytest.raises(VerifierError, match="planted"):
+                assert stage.try_verifiers(config, service)[0].rows == stage.SELF_TEST_ROWS
+    with VerifierService("exact", num_workers=1) as service:
+        stage.try_verifiers(parse(world.tree(data={"verifier": "exact"})), service)
+    assert asked == ["math 0", "math 7", "math 7", "exact 0"]
 
 
 def test_a_row_without_what_its_verifier_needs_is_found_at_load(world: World) -> None:
