@@ -12,8 +12,8 @@ from train_worlds import World, rows_of
 
 from assay.data.tasks import chain_sums, imperfect_traces
 from assay.training.api import evaluate, train
-from assay.training.recipes import make_model
 from assay.training.results import read_result
+from assay.training.tiny import make_model
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> str:
