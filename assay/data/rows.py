@@ -6,7 +6,7 @@ Three forms are read as they are:
     {"question", "answer": "... #### 1,234"}                 GSM8K
     {"problem", "answer" | "solution", "type", "level"}      MATH
 
-and programming problems as `assay.data.code_rows` has them.
+programming problems as `assay.data.code_rows` has them, and questions of `benchmark_rows`.
 ``null`` means absent. Whatever a form does not use goes into the spec, which the policy never sees.
 """
 
@@ -16,6 +16,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
+from assay.data.benchmark_rows import read_benchmark_form
 from assay.data.code_rows import read_code_form
 from assay.errors import DataError, message
 from assay.types import Message, Problem, ThinkMode
@@ -40,6 +41,7 @@ def read_problem(row: Any, where: str, default_id: str) -> Problem:
         return _read_finished(row, where)
     spec = copy_row(row, where)
     read_code_form(spec, where)
+    read_benchmark_form(spec, where)
     key = key_among(PROMPT_KEYS, spec, where, _PROMPT_FORMS)
     prompt = read_prompt(spec.pop(key), where, key)
     if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":

@@ -1,0 +1,111 @@
+"""Questions of public benchmarks in the forms of their data sets, as rows that Assay reads.
+
+    {"question", "choices": [...], "answer": 2, "subject"}                        MMLU
+    {"question", "options": [...], "answer": "C", "answer_index": 2, "category"}  MMLU-Pro
+    {"question", "choices": {"text": [...], "label": [...]}, "answerKey"}         ARC
+    {"Question", "Correct Answer", "Incorrect Answer 1", ..., "Subdomain"}        GPQA
+    {"problem", "answer", "subject", "level", "unique_id"}                        MATH-500
+    {"ID", "Problem", "Solution", "Answer"}, {"Question", "Answer", ...}          AIME
+    {"problem", "answer", "metadata": "{'topic': ...}"}                           SimpleQA
+
+A question with options shows them under letters in its prompt, and is judged by ``choice`` unless
+the row names a verifier. GPQA's options are put into an order that only their texts decide, since
+the right one stands first in every row.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from string import ascii_uppercase
+from typing import Any
+
+from assay.errors import DataError, message
+
+ASKS = "Answer with the letter of the right option."
+_CAPITALS = ("ID", "Problem", "Question", "Solution", "Answer", "Year")
+_WRONG = tuple(f"Incorrect Answer {n}" for n in (1, 2, 3))
+_TOPIC = re.compile(r"""['"]topic['"]: ['"]([^'"]+)['"]""")
+
+
+def read_benchmark_form(row: dict[str, Any], where: str) -> None:
+    """Give a row of one of these forms the keys of a problem, in place; leave others alone."""
+    if "Question" in row and "Correct Answer" in row:
+        _read_gpqa(row, where)
+    elif ("Problem" in row or "Question" in row) and "Answer" in row:
+        for name in _CAPITALS:
+            if name in row:
+                row[name.lower()] = row.pop(name)
+    elif isinstance(question := row.get("question"), str) and "prompt" not in row:
+        _read_options(row, question, where)
+    elif "problem" in row and (topic := _TOPIC.search(str(row.get("metadata", "")))):
+        _tag(row, topic[1])
+    if "problem" in row and "unique_id" in row:
+        row.setdefault("id", row.pop("unique_id"))
+        _tag(row, row.pop("subject", None))
+
+
+def _read_gpqa(row: dict[str, Any], where: str) -> None:
+    question, right = str(row["Question"]).strip(), str(row["Correct Answer"]).strip()
+    options = [right, *(str(row[key]).strip() for key in _WRONG if key in row)]
+    options.sort(key=lambda text: zlib.crc32(f"{question}\n{text}".encode()))
+    kept = {key: row[key] for key in ("id", "verifier", "tags", "think") if key in row}
+    if "Record ID" in row:
+        kept.setdefault("id", row["Record ID"])
+    _tag(kept, row.get("High-level domain"), row.get("Subdomain"))
+    row.clear()
+    row.update(kept)
+    _ask(row, question, dict(zip(ascii_uppercase, options, strict=False)), options.index(right))
+
+
+def _read_options(row: dict[str, Any], question: str, where: str) -> None:
+    choices, options = row.get("choices"), row.get("options")
+    if isinstance(choices, Mapping) and "answerKey" in row:
+        labels, texts = (choices.get(key) for key in ("label", "text"))
+        if not _are_texts(labels) or not _are_texts(texts) or len(labels) != len(texts):
+            accepted = '{"text": [...], "label": [...]}, of the same length'
+            raise DataError(message(f"{where} choices", f"{choices!r:.80}", accepted))
+        key = row.pop("answerKey")
+        if key not in labels:
+            raise DataError(message(f"{where} answerKey", repr(key), f"one of {', '.join(labels)}"))
+        del row["choices"]
+        _ask(row, question, dict(zip(labels, texts, strict=True)), list(labels).index(key))
+    elif _are_texts(choices) and type(row.get("answer")) is int:
+        del row["choices"]
+        _tag(row, row.pop("subject", None))
+        _ask(row, question, _lettered(choices, row["answer"], where, "answer"), row["answer"])
+    elif _are_texts(options) and type(row.get("answer_index")) is int:
+        index = row.pop("answer_index")
+        texts = [text for n, text in enumerate(options) if n == index or text != "N/A"]
+        if "question_id" in row:
+            row.setdefault("id", row.pop("question_id"))
+        _tag(row, row.pop("category", None))
+        _ask(row, question, _lettered(texts, index, where, "answer_index"), index)
+
+
+def _lettered(texts: Sequence[str], index: int, where: str, key: str) -> dict[str, str]:
+    if not 0 <= index < len(texts) <= len(ascii_uppercase):
+        accepted = f"the index of one of the {len(texts)} options, from 0"
+        raise DataError(message(f"{where} {key}", str(index), accepted))
+    return dict(zip(ascii_uppercase, texts, strict=False))
+
+
+def _ask(row: dict[str, Any], question: str, options: Mapping[str, str], right: int) -> None:
+    shown = "\n".join(f"{label}. {text}" for label, text in options.items())
+    row["question"] = f"{question.strip()}\n\n{shown}\n\n{ASKS}"
+    row |= {"options": dict(options), "answer": [*options][right]}
+    row.setdefault("verifier", "choice")
+
+
+def _tag(row: dict[str, Any], *tags: Any) -> None:
+    """Add tags to those that a row has."""
+    new = [tag for tag in tags if isinstance(tag, str) and tag]
+    if new:
+        own = row.get("tags") or []
+        row["tags"] = [*([own] if isinstance(own, str) else own), *new]
+
+
+def _are_texts(value: Any) -> bool:
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    return is_list and bool(value) and all(isinstance(one, str) for one in value)
