@@ -65,7 +65,7 @@ BUDGETS = {
     "cli": 1070,  # `assay verify FILE` from verify; 75: `rollouts`, `compare-runs`; 85: `init`; 45: `data`; 85: `recipe`; 45: `compare`
     "config": 1720,  # 125: `[curriculum]`; what a row of a table is came from learn; settings of data stages, recipes' files
     "curation": 1620,  # data stages: what they share, and a file each; 700: six that choose, sort and mix rows
-    "data": 2925,  # 440: orders of draws, the posterior of pass rates, what rows say of themselves; 55 more: n-grams of held-out questions serve `assay data decontaminate`; columns of the hub are renamed, its errors say what to do; think mode of a row, and its switches, 80
+    "data": 3038,  # 440: orders of draws, the posterior of pass rates, what rows say of themselves; 55 more: n-grams of held-out questions serve `assay data decontaminate`; columns of the hub are renamed, its errors say what to do; think mode of a row, and its switches, 80
     "generate": 2560,  # 300 more: a decoding step in C, 1.7 times as fast on the demo
     "learn": 3850,
     "model": 3730,  # 240: a layer in C; attention by blocks on a GPU; 104: long rows of other models hold no whole mask
@@ -73,7 +73,7 @@ BUDGETS = {
     "recipes": 1300,  # chains of stages; 245: their report; 130: the demo, which came from training
     "reward_models": 1460,  # was verify/reward_model: it reads runs and checkpoints
     "run": 4970,  # `load_run` 220, four experiment trackers 370, rollouts read and runs compared 300; 75: a table in a terminal 50, how a run ended 25; intervals and exact tests 200
-    "training": 5285,  # 15: the curriculum is opened with what its rows say; 200 more: the model card; 510: the Python API, reward functions of TRL and verl; models compared 390, [pretrain] 100; accuracy of each think mode 40
+    "training": 5292,  # 15: the curriculum is opened with what its rows say; 200 more: the model card; 510: the Python API, reward functions of TRL and verl; models compared 390, [pretrain] 100; accuracy of each think mode 40
     "start": 1427,  # `assay init` 660; 614 came from plan: what opens a model to measure it, for `assay plan`; 135 more: rows held out, the key of answers, a refusal that leaves nothing
     "verify/*.py": 1309,  # fields that all rooms share, and what each may hold: numbers, lists
     "verify/answers": 3785,
