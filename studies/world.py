@@ -7,6 +7,7 @@ A cold start is made once a seed and kept; every arm of every study begins with 
 from __future__ import annotations
 
 import statistics
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,12 +43,16 @@ def heldout(seed: int, quick: bool) -> list[str]:
     return [f"{PROBLEMS}&split=heldout&size={8 if quick else NUM_HELDOUT}&seed={seed}"]
 
 
-def cold_started(task: Task) -> str:
-    """Return the checkpoint of the seed's cold start, made now if it is not there."""
-    folder = task.shared / f"cold-start-{task.seed}"
+def cold_started(task: Task, traces: Sequence[str] = ()) -> str:
+    """Return the checkpoint of the seed's cold start, made now if it is not there.
+
+    traces: their sources, where they are not those that the studies share.
+    """
+    own = f"{zlib.crc32(' '.join(traces).encode()):08x}-" if traces else ""
+    folder = task.shared / f"cold-start-{own}{task.seed}"
     tree = cold_start(folder, folder / "model", task.seed)
     size = 60 if task.quick else NUM_TRACES
-    tree["sft"]["traces"] = [f"{TRACES}&size={size}&seed={task.seed}"]
+    tree["sft"]["traces"] = [*traces] or [f"{TRACES}&size={size}&seed={task.seed}"]
     tree["sft"]["tokens_per_step"] = 1000
     tree["run"]["threads"] = 1
     tree["data"] = {**PRESENTATION, "heldout": heldout(task.seed, task.quick)}
@@ -118,6 +123,7 @@ def read_run(folder: Path) -> Outcome:
         "length": "length/mean",
         "kl": "kl/mean",
         "all_fail": "group/all_fail",
+        "mixed": "group/mixed",
         "clip_fraction": "loss/clip_fraction",
         "grad_norm": "optimizer/grad_norm",
     }

@@ -1,0 +1,124 @@
+"""Which problems are drawn: uniform, within a band of pass rates, or in proportion to failure."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from assay.run.files import read_rows
+from studies.campaign import Arm, Outcome, Panel, Study, Task, main
+from studies.claims import Of, exceeds
+from studies.world import (
+    NUM_HELDOUT,
+    NUM_TRACES,
+    PROBLEMS,
+    TERMS,
+    TRACES,
+    cold_started,
+    read_run,
+    rl_config,
+    trained,
+)
+
+LENGTHS = (2, 3, 4, 5, 6)
+WRITTEN = (2, 3, 4)
+"""Lengths of the sums that the cold start has seen; the longer ones are the hard problems."""
+NUM_PROBLEMS = 400
+
+
+def _mixed(source: str, lengths: Sequence[int], size: int, seed: int) -> list[str]:
+    """Return one source a length, each with a seed of its own: no id comes twice."""
+    return [
+        f"{source.replace(TERMS, f'num_terms={length}')}&size={size // len(lengths)}"
+        f"&seed={100 * seed + length}"
+        for length in lengths
+    ]
+
+
+def draw_and_learn(task: Task) -> Outcome:
+    """Reinforce on sums of two to six numbers, drawn as the arm says."""
+    seed, quick = task.seed, task.quick
+    traces = _mixed(TRACES, WRITTEN, 60 if quick else NUM_TRACES, seed)
+    held = _mixed(f"{PROBLEMS}&split=heldout", LENGTHS, 10 if quick else NUM_HELDOUT, seed)
+    drawn = _mixed(f"{PROBLEMS}&split=train", LENGTHS, 40 if quick else NUM_PROBLEMS, seed)
+    changes = {**task.settings["config"], "data": {"train": drawn, "heldout": held}}
+    folder = Path(trained(rl_config(task, cold_started(task, traces), changes)).run)
+    found = read_run(folder)
+    *_, last = read_rows(folder / "evaluations.jsonl")
+    by_length = {f"accuracy_{length}": last["eval/by_tag"][f"terms-{length}"] for length in LENGTHS}
+    return Outcome({**found.values, **by_length}, found.curves)
+
+
+def _drawn(**settings: Any) -> dict[str, Any]:
+    return {"config": {"curriculum": settings}}
+
+
+STUDY = Study(
+    name="curriculum",
+    title="Problems drawn uniformly, within a band of pass rates, and by failure",
+    source=(
+        "Kimi Team 2025, Kimi k1.5 (arXiv 2501.12599), section 2.3.3: problems are sampled in"
+        " proportion to 1 - success rate. Bae et al. 2025, Online Difficulty Filtering (arXiv"
+        " 2504.03380): problems of middle pass rates make learning faster and end higher."
+    ),
+    setup=(
+        "a 0.7M-parameter Llama over bytes (that of `assay demo`), new for each seed. First it"
+        " learns from 30 000 written solutions of sums of two, three and four numbers (a"
+        " supervised cold start): 40 % are bare guesses, and in the others 10 % of the steps are"
+        " wrong. Then every arm has the same 400 problems: 80 sums each of two, three, four, five"
+        " and six numbers, so that some are soon solved and others fail for long. Steps of 16"
+        " problems x 8 completions of at most 48 tokens at temperature 1, one optimizer step each,"
+        " AdamW at a learning rate of 1e-4, GRPO. All arms sample the same number of completions,"
+        " 3.2 epochs. Held-out accuracy is measured on 500 sums, 100 of each length, with one"
+        " completion each at temperature 1"
+    ),
+    run=draw_and_learn,
+    common={"steps": 80},
+    arms=(
+        Arm("uniform", "every problem once an epoch", _drawn(order="uniform")),
+        Arm(
+            "band",
+            "in proportion to the probability that the pass rate is 0.2 to 0.8",
+            _drawn(order="band"),
+        ),
+        Arm("prioritized", "in proportion to 1 - pass rate", _drawn(order="prioritized")),
+    ),
+    claims=(
+        exceeds(
+            "A band of pass rates ends higher than uniform draws.",
+            Of("band", "accuracy"),
+            Of("uniform", "accuracy"),
+            margin=0.02,
+        ),
+        exceeds(
+            "Draws in proportion to failure end higher than uniform draws.",
+            Of("prioritized", "accuracy"),
+            Of("uniform", "accuracy"),
+            margin=0.02,
+        ),
+        exceeds(
+            "A band draws more groups that have something to compare.",
+            Of("band", "mixed_end"),
+            Of("uniform", "mixed_end"),
+            margin=0.05,
+        ),
+    ),
+    panels=(
+        Panel("mixed", "share of mixed groups", window=5),
+        Panel("passed", "training accuracy, on what is drawn", window=5),
+        Panel("entropy", "entropy, nats a token"),
+    ),
+    columns={
+        "accuracy": "held-out accuracy",
+        **{f"accuracy_{length}": f"of {length} numbers" for length in LENGTHS},
+        "mixed_end": "mixed groups at the end",
+    },
+    limits=(
+        "The rates are only what the run itself observes, 8 completions a problem and draw; no"
+        " problem is labeled before. Nothing is retired, and no group is replaced. One size of"
+        " problem set: with more problems than draws, the orders can hardly differ. Training"
+        " accuracy is that of the problems that an arm draws, so that it does not compare arms."
+    ),
+)
+
+if __name__ == "__main__":
+    main(STUDY)
