@@ -165,6 +165,25 @@ def test_work_grows_with_the_text(name: str, unit: str) -> None:
     assert work < LINEAR
 
 
+def test_the_first_symbolic_answer_loads_sympy_as_a_heavy_import() -> None:
+    """The deadline stands still meanwhile; a fresh interpreter has not loaded it."""
+    code = """
+import sys
+from assay.types import Completion, Problem
+from assay.verify.base import resolve
+from assay.verify.loading import on_slow_import
+seen = []
+on_slow_import(lambda on: seen.append((on, "sympy" in sys.modules)))
+judge = resolve("math").judge
+for answer, text in (("5", "5"), ("2x", "x+x"), ("2x", "x+x+x")):
+    completion = Completion.from_text(r"\\boxed{%s}" % text)
+    print(judge(Problem("p", "q", {"answer": answer}), completion).value, seen)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = [(True, False), (False, True)]
+    assert done.stdout.splitlines() == ["1.0 []", f"1.0 {loaded}", f"0.0 {loaded}"]
+
+
 def test_light_import() -> None:
     places = ", ".join(f"{resolve(name).modules[0]}" for name in NAMES)
     code = f"import sys, {places}; print([m for m in {HEAVY!r} if m in sys.modules])"
