@@ -1,0 +1,55 @@
+"""The recipes that ship with Assay, and the one of docs/recipes.md, run from beginning to end."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from assay.recipes.file import built_in, read_recipe
+from assay.recipes.run import run_recipe
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipes.md"
+SHORT = {
+    "rl": ["rl.steps=2", "rl.num_prompts=2", "rl.group_size=2"],
+    "sft": ["sft.epochs=0.0005"],
+    "select": ["keep=any", "filters=[]"],
+    "collect": ["max_problems=4"],
+}
+"""What makes two steps of each kind of stage; an untrained model solves nothing."""
+
+
+def test_the_recipe_of_the_page_runs(tmp_path: Path, one_thread: None) -> None:
+    (text,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    path = tmp_path / "mine.toml"
+    path.write_text(text, encoding="utf-8")
+    assert read_recipe(path, "small").stages["reason"].tree["rl"]["steps"] == 200
+    told: list[str] = []
+    result = run_recipe(str(path), directory=tmp_path / "runs", quiet=True, say=told.append)
+    assert result.ended == "finished" and told[1:] == ["2/3  Cold start", "3/3  GRPO"]
+    report = (tmp_path / "runs" / "mine" / "report.md").read_text(encoding="utf-8")
+    assert "| cold | sft |" in report and "| reason | rl |" in report
+
+
+def test_every_recipe_has_a_page_that_is_listed() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    for name in {*built_in()} - {"demo"}:
+        assert f"(recipes/{name}.md)" in text and (PAGE.parent / "recipes" / f"{name}.md").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", built_in())
+def test_two_steps_of_every_stage(name: str, tmp_path: Path, one_thread: None) -> None:
+    changes = ["shared.evaluation.max_problems=2"]
+    for stage in read_recipe(built_in()[name]).stages.values():
+        kinds = [stage.tree["data"]] if stage.kind == "data" else stage.tree
+        short = [change for kind in kinds for change in SHORT.get(kind, ())]
+        changes += [f"{stage.name}.{change}" for change in short]
+    result = run_recipe(name, directory=tmp_path, overrides=changes, quiet=True)
+    assert result.ended == "finished" and all(row.finished for row in result.stages)
+    assert (tmp_path / name / "report.html").is_file()
+    again: list[str] = []
+    run_recipe(resume=tmp_path / name, quiet=True, say=again.append)
+    assert all("nothing that it was made of has changed" in one for one in again)
