@@ -9,6 +9,7 @@ from string import Template
 from typing import Any
 
 from assay.curation.base import MANIFEST, read_manifest
+from assay.curation.base import Manifest as DataManifest
 from assay.recipes.manifest import TINY, Manifest, Row
 from assay.run.evaluations import accuracy_of, gain_between, kind_of
 from assay.run.files import write_atomic
@@ -57,7 +58,8 @@ def write_report(folder: Path) -> Path:
     runs = {row.stage: run for row in rows if (run := _run_of(manifest, row)) is not None}
     facts = [manifest.facts.get(key) for key in ("about", "paper")]
     head = Block("", "; ".join(str(one) for one in facts if one))
-    blocks = [head, *_models(rows, runs), *_data(manifest, rows), _cost(rows, runs)]
+    sets = {row.stage: found for row in rows if (found := _data_set_of(manifest, row)) is not None}
+    blocks = [head, *_models(rows, runs), *_data(rows, sets), _cost(rows, runs, sets)]
     blocks.append(_lineage(rows))
     name = f"{manifest.name}, scale {manifest.facts.get('scale', '')}"
     text = f"# {name}\n\n" + "\n".join(map(_as_markdown, blocks))
@@ -77,6 +79,11 @@ def _run_of(manifest: Manifest, row: Row) -> LoadedRun | None:
     place = manifest.place(row)
     is_run = row.kind != "model" and (place / "config.toml").is_file()
     return load_run(place) if is_run else None
+
+
+def _data_set_of(manifest: Manifest, row: Row) -> DataManifest | None:
+    path = manifest.place(row) / MANIFEST
+    return read_manifest(path) if row.kind != "model" and path.is_file() else None
 
 
 def _models(rows: Sequence[Row], runs: Mapping[str, LoadedRun]) -> Iterator[Block]:
@@ -142,15 +149,13 @@ def _share(value: float | None) -> str:
     return "" if value is None else f"{value:.1%}"
 
 
-def _data(manifest: Manifest, rows: Sequence[Row]) -> Iterator[Block]:
+def _data(rows: Sequence[Row], sets: Mapping[str, DataManifest]) -> Iterator[Block]:
     """Yield the sizes of the data sets after each filter, and examples of what was taken."""
     cells: list[Sequence[str]] = []
     examples: list[str] = []
     for row in rows:
-        path = manifest.place(row) / MANIFEST
-        if row.kind == "model" or not path.is_file():
+        if (found := sets.get(row.stage)) is None:
             continue
-        found = read_manifest(path)
         left = found.rows_read
         cells.append([row.stage, f"{row.kind}: rows read", "", f"{left:,}"])
         for one in found.filters:
@@ -177,7 +182,9 @@ def _words(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _cost(rows: Sequence[Row], runs: Mapping[str, LoadedRun]) -> Block:
+def _cost(
+    rows: Sequence[Row], runs: Mapping[str, LoadedRun], sets: Mapping[str, DataManifest]
+) -> Block:
     cells: list[Sequence[str]] = []
     totals = [0.0, 0.0, 0.0]
     for row in rows:
@@ -186,6 +193,8 @@ def _cost(rows: Sequence[Row], runs: Mapping[str, LoadedRun]) -> Block:
             sum(one.get(key) or 0 for one in metrics)
             for key in ("tokens/generated", "tokens/trained")
         ]
+        if row.stage in sets:
+            tokens[0] += sets[row.stage].measured.get("tokens") or 0
         own = [row.seconds, *tokens]
         totals = [total + one for total, one in zip(totals, own, strict=True)]
         cells.append([row.stage, *_cost_cells(own)])
