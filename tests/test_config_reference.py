@@ -1,4 +1,4 @@
-"""docs/configuration.md says what the configuration models say."""
+"""docs/configuration.md and docs/data_stages.md say what the models of settings say."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "configuration.md"
 
 
-def test_the_page_is_current() -> None:
+def test_the_pages_are_current() -> None:
     place = ROOT / "tools" / "config_reference.py"
     spec = importlib.util.spec_from_file_location("config_reference", place)
     assert spec is not None and spec.loader is not None
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
-    current = PAGE.read_text(encoding="utf-8") == tool.reference()
-    assert current, "run: python tools/config_reference.py"
+    for page, text in ((PAGE, tool.reference()), (tool.STAGES_PAGE, tool.data_stages())):
+        current = page.read_text(encoding="utf-8") == text
+        assert current, "run: python tools/config_reference.py"
 
 
 def test_every_key_is_on_the_page() -> None:

@@ -1,6 +1,7 @@
-"""Write docs/configuration.md from the configuration models: ``python tools/config_reference.py``.
+"""Write docs/configuration.md and docs/data_stages.md: ``python tools/config_reference.py``.
 
-The docstrings of `assay.config` are the only source; a test says when the page is out of date.
+The docstrings of `assay.config` and of the settings of data stages are the only source of tables; a
+test says when a page is out of date.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from pydantic import BaseModel
 
 from assay.complaints import toml_words
 from assay.config import TrainConfig, field_help, section_of
+from assay.curation.base import STAGES, find_stage
 from assay.learn.algorithms import ALGORITHMS
 from assay.learn.preference_table import PREFERENCES
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+TOOLS = Path(__file__).resolve().parent
+PAGE = TOOLS.parent / "docs" / "configuration.md"
+STAGES_PAGE = PAGE.with_name("data_stages.md")
 
 HEAD = """\
 # Configuration
@@ -80,6 +84,28 @@ def reference() -> str:
     return "\n".join(parts)
 
 
+def data_stages() -> str:
+    """Return the page of data stages."""
+    parts = [(TOOLS / "data_stages_head.md").read_text(encoding="utf-8")]
+    for name in STAGES:
+        settings = find_stage(name).settings
+        parts.append(f"## {name}\n\n{_words_of(settings)}\n")
+        parts.append("| key | accepts | default | what it does |\n|---|---|---|---|")
+        for key, kind, default, description in field_help(settings):
+            if "." in key:  # of a section, which has a line of its own
+                continue
+            default, _, text = _default(key, default, description, {})
+            cells = (f"`{key}`", kind, default, text)
+            parts.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
+        for key, field in settings.model_fields.items():
+            if section_of(field.annotation) is not None:
+                link = f"configuration.md#{key}"
+                text = f"{field.description} Its keys: [{key}]({link})"
+                parts.append(f"| `{key}` | a section | as there | {_cell(text)} |")
+        parts.append("")
+    return "\n".join(parts)
+
+
 def _default(
     name: str, default: str, description: str, methods: Mapping[str, Any]
 ) -> tuple[str, str, str]:
@@ -128,13 +154,13 @@ def _section_text(section: str) -> str:
         field = model.model_fields[name]
         is_optional = field.default is None and not field.is_required()
         model = section_of(field.annotation) or model
+    text = _words_of(model)
+    return f"{text} The section is absent unless you write it." if is_optional else text
+
+
+def _words_of(model: type[BaseModel]) -> str:
     lines = (model.__doc__ or "").splitlines()
-    text = "\n".join(line.strip() for line in lines).replace("``", "`")
-    return (
-        f"{text.strip()} The section is absent unless you write it."
-        if is_optional
-        else text.strip()
-    )
+    return "\n".join(line.strip() for line in lines).replace("``", "`").strip()
 
 
 def _cell(text: str) -> str:
@@ -142,5 +168,6 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(reference(), encoding="utf-8")
-    print(f"wrote {PAGE}")
+    for page, text in ((PAGE, reference()), (STAGES_PAGE, data_stages())):
+        page.write_text(text, encoding="utf-8")
+        print(f"wrote {page}")

@@ -29,13 +29,16 @@ from assay.run.files import check_folder, is_disk_full, plain, sync_file, write_
 from assay.toml_text import apply_override
 
 STAGES = {
+    "collect": "assay.curation.collect",
     "select": "assay.curation.selection",
-    "pairs": "assay.curation.pairs",
-    "decontaminate": "assay.curation.decontaminate",
-    "deduplicate": "assay.curation.deduplicate",
+    "label_difficulty": "assay.curation.difficulty",
+    "filter": "assay.curation.problem_filter",
     "tag": "assay.curation.tag",
     "balance": "assay.curation.balance",
+    "deduplicate": "assay.curation.deduplicate",
+    "decontaminate": "assay.curation.decontaminate",
     "mix": "assay.curation.mix",
+    "pairs": "assay.curation.pairs",
 }
 """The module of each data stage, imported when it is used; its ``STAGE`` is a `DataStage`."""
 ROWS, MANIFEST = "rows.jsonl", "manifest.json"
@@ -208,16 +211,13 @@ class Output:
         return self
 
     def open(
-        self,
-        sources: Sequence[str],
-        read: Callable[[Any, str, str], Any] = read_row,
-        check: Callable[[Any], None] | None = None,
+        self, sources: Sequence[str], read: Callable[[Any, str, str], Any] = read_row, **how: Any
     ) -> RowSet[Any]:
         """Open inputs, validate all their rows, and note how many they are, and their hash.
 
-        Rows are read again whenever they are asked for. read, check: as `load_rows` has them.
+        Rows are read again whenever they are asked for. read, how: as `load_rows` has them.
         """
-        rows = load_rows("rows", read, [rows_of(one) for one in sources], check=check)
+        rows = load_rows("rows", read, [rows_of(one) for one in sources], **how)
         for name, count in rows.counts():
             entry = {"source": name, "rows": count, "sha256": content_hash(name)}
             self.manifest.inputs.append(entry)
@@ -227,6 +227,10 @@ class Output:
         """Write a row."""
         self._file.write(_line(row))
         self.manifest.rows += 1
+
+    def flush(self) -> None:
+        """Hand what was written to the system, so that it outlives this process."""
+        self._file.flush()
 
     def add_filters(self, *names: str) -> None:
         """Name filters in the order in which the manifest lists them, also if they take nothing."""

@@ -11,7 +11,7 @@ from assay.config import VerificationConfig
 from assay.curation.base import Row, read_row
 from assay.data.completions import read_row as read_completion
 from assay.data.problems import check_spec
-from assay.data.rows import PROMPT_KEYS, prompt_and_completion
+from assay.data.rows import PROMPT_KEYS, Text, prompt_and_completion, prompt_of
 from assay.errors import VerifierError
 from assay.types import Completion, Problem, Verdict
 from assay.verify.expression import BUILT_IN
@@ -45,30 +45,38 @@ def open_service(settings: VerificationConfig, expressions: Sequence[str]) -> Ve
 def read_collected(row: Any, where: str, default_id: str) -> Row:
     """Return a row that holds a prompt and a completion, less its null keys; raises DataError."""
     found = read_row(row, where, default_id)
-    prompt_and_completion(found, where)
+    _parts(found, where)
     return found
 
 
 def completion_of(row: Row) -> str:
     """Return the text of a row's completion."""
-    return prompt_and_completion(row, str(row["id"]))[1]
+    return _parts(row, str(row["id"]))[1]
 
 
 def problem_key(row: Row) -> str:
     """Return what the rows of one problem have in common: its ``problem_id``, else the prompt."""
     if "problem_id" in row:
         return str(row["problem_id"])
-    prompt = prompt_and_completion(row, str(row["id"]))[0]
+    prompt = _parts(row, str(row["id"]))[0]
     return prompt if isinstance(prompt, str) else repr([dict(turn) for turn in prompt])
 
 
 def as_judged(row: Row) -> tuple[Problem, Completion]:
     """Return the problem and the completion of a row, for a verifier."""
-    prompt, text = prompt_and_completion(row, str(row["id"]))
+    prompt, text = _parts(row, str(row["id"]))
     whole = {**row, "completion": text}
     if not any(key in row for key in PROMPT_KEYS):
         whole["prompt"] = prompt
     return read_completion(whole, str(row["id"]), str(row["id"]))
+
+
+def _parts(row: Row, where: str) -> tuple[Text, str]:
+    """Return the prompt and the completion of a row: a model may also have said nothing."""
+    completion = row.get("completion")
+    if isinstance(completion, str) and not completion.strip():
+        return prompt_of(row, where), completion
+    return prompt_and_completion(row, where)
 
 
 def judge(

@@ -41,7 +41,7 @@ class SelectSettings(StageSettings):
     """The verifier of completions without a verdict, as ``judge`` or ``math``. Recorded verdicts
     stand. None: a row without a verdict is an error."""
     min_score: Rate | None = None
-    """What ``judge`` scores so high is kept. None: what it passes."""
+    """What ``judge`` scores so high is kept. None: only what it passes."""
     filters: tuple[Text, ...] = ()
     """Verifiers of form, each of which takes what it does not pass: ``language`` (needs
     ``verification.options.language.target``), ``think_format``, ``answer_tags``, ``repetition``, or
@@ -75,6 +75,8 @@ def select(settings: SelectSettings, folder: Path) -> Manifest:
         if settings.keep == "verified":
             out.add_filters("verified")
             kept = _verified(rows, settings, service, out)
+        out.add_filters("empty")
+        kept = _without_fault(kept, "empty", _fault_of_emptiness, out)
         if settings.min_words is not None or settings.max_words is not None:
             out.add_filters("words")
             kept = _without_fault(kept, "words", partial(_fault_of_length, settings), out)
@@ -141,6 +143,10 @@ def _without_fault(
             out.take(name, row, fault)
         else:
             yield index, row
+
+
+def _fault_of_emptiness(text: str) -> str:
+    return "" if text.strip() else "the model said nothing"
 
 
 def _fault_of_length(settings: SelectSettings, text: str) -> str:

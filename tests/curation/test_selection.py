@@ -48,7 +48,7 @@ def took(manifest: Manifest) -> dict[str, int]:
 def test_only_what_passed_stays_unless_any_is_asked_for() -> None:
     rows = [collected("a"), collected("b", status="failed"), collected("c", status="not_judged")]
     kept, manifest = select(rows)
-    assert kept == ["a"] and took(manifest) == {"verified": 2, "duplicate": 0, "k": 0}
+    assert kept == ["a"] and took(manifest) == {"verified": 2, "empty": 0, "duplicate": 0, "k": 0}
     reasons = [each["reason"] for each in manifest.filters[0].examples]
     assert reasons == ["its verdict is failed", "it was not judged"]
     assert select(rows, keep="any")[0] == ["a", "b", "c"]
@@ -109,8 +109,8 @@ def test_filters_are_verifiers_of_form() -> None:
     )
     assert kept == [good]
     expected = {"language": 1, "repetition": 1, "think_format": 1, "duplicate": 0, "k": 0}
-    assert took(manifest) == {"verified": 0, **expected}
-    texts = {each.name: each.examples[0]["row"]["completion"] for each in manifest.filters[1:4]}
+    assert took(manifest) == {"verified": 0, "empty": 0, **expected}
+    texts = {each.name: each.examples[0]["row"]["completion"] for each in manifest.filters[2:5]}
     assert texts["language"] == german and texts["think_format"] == bare
     assert loop.startswith(texts["repetition"][:200])
     with pytest.raises(DataError, match="c0 target: missing"):
@@ -124,7 +124,7 @@ def test_length_and_readability() -> None:
     assert kept == ["one two three", *texts[4:]] and took(manifest)["words"] == 3
     kept, manifest = select(rows, max_paragraph_words=4, code_blocks=False, k=9)
     assert kept == [texts[0], texts[1], texts[3]] and took(manifest)["readability"] == 2
-    reasons = [each["reason"] for each in manifest.filters[1].examples]
+    reasons = [each["reason"] for each in manifest.filters[2].examples]
     assert reasons == ["a paragraph of 5 words, more than 4", "a block of code"]
 
 
@@ -132,7 +132,12 @@ def test_equal_completions_of_one_problem_stay_once() -> None:
     rows = [collected("a"), collected(" a\n"), collected("a", "q"), collected("A")]
     kept, manifest = select(rows)
     assert kept == ["a", "A", "a"] and took(manifest)["duplicate"] == 1
-    assert manifest.filters[1].examples[0]["reason"] == "the completion of c0 again"
+    assert manifest.filters[2].examples[0]["reason"] == "the completion of c0 again"
+
+
+def test_a_completion_that_says_nothing_is_taken() -> None:
+    kept, manifest = select([collected(""), collected("a"), collected(" \n")], keep="any")
+    assert kept == ["a"] and took(manifest)["empty"] == 2
 
 
 def test_at_most_k_of_a_problem_in_each_order() -> None:

@@ -86,13 +86,20 @@ class JudgeClient:
     """Asks one judge; safe from any thread, at most ``concurrency`` requests at a time.
 
     The API key is read from the environment for each request and stands nowhere else: it is taken
-    out of everything that the endpoint says.
+    out of everything that the endpoint says. read: makes the reply of a body.
     """
 
-    def __init__(self, judge: Endpoint, settings: Settings, budget: Budget) -> None:
+    def __init__(
+        self,
+        judge: Endpoint,
+        settings: Settings,
+        budget: Budget,
+        read: Callable[[Any], Reply] = read_body,
+    ) -> None:
         self.judge = judge
         self.settings = settings
         self.budget = budget
+        self._read = read
         self.dialect = Dialect()
         self._slots = threading.BoundedSemaphore(settings.concurrency)
         self._http: httpx2.Client | None = None
@@ -163,7 +170,7 @@ class JudgeClient:
                 body = self._answer(messages, schema, deadline)
                 size = len(json.dumps(body))
                 expenses.append(count_reply(self.judge, body, chars, size))
-                return read_body(body), cast("dict[str, Any]", body)
+                return self._read(body), cast("dict[str, Any]", body)
         finally:
             self._slots.release()
 

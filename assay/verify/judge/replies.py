@@ -68,6 +68,16 @@ def read_body(body: Any) -> Reply:
 
     Reasoning, whether in a field of its own or in a think block, is never searched for a verdict.
     """
+    message, content, finish = read_message(body)
+    text = _without_reasoning(content)
+    if not text.strip():
+        raise JudgeTrouble("error", why_empty(message, finish))
+    return Reply(text, finish, read_usage(body))
+
+
+def read_message(body: Any) -> tuple[dict[str, Any], str, str]:
+    """Return the message in the body of a chat completion, its text, and why it ended; raises
+    JudgeTrouble where there is none."""
     if not isinstance(body, dict):
         raise JudgeTrouble("error", "the endpoint's reply is not a JSON object")
     body = _table(body)
@@ -78,15 +88,12 @@ def read_body(body: Any) -> Reply:
     if not isinstance(choice.get("message"), dict):
         raise JudgeTrouble("error", "the endpoint's reply holds no message")
     message = _table(choice["message"])
-    finish = str(choice.get("finish_reason") or "")
     content = message.get("content")
     if isinstance(content, list):  # in parts
         texts = [_table(part).get("text") for part in cast("list[Any]", content)]
         content = "".join(text for text in texts if isinstance(text, str))
-    text = _without_reasoning(content) if isinstance(content, str) else ""
-    if not text.strip():
-        raise JudgeTrouble("error", _why_empty(message, finish))
-    return Reply(text, finish, read_usage(body))
+    text = content if isinstance(content, str) else ""
+    return message, text, str(choice.get("finish_reason") or "")
 
 
 def _without_reasoning(text: str) -> str:
@@ -103,7 +110,8 @@ def _without_reasoning(text: str) -> str:
     return "" if start.startswith("<think>") else text
 
 
-def _why_empty(message: Mapping[str, Any], finish: str) -> str:
+def why_empty(message: Mapping[str, Any], finish: str) -> str:
+    """Return why a message may have no text."""
     if finish == "length":
         return "the judge ran into max_tokens before it gave a verdict; raise max_tokens"
     if message.get("tool_calls") or message.get("function_call"):

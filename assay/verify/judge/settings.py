@@ -22,7 +22,7 @@ KEEP_SECRET = 12  # a shorter key is a local server's dummy, and may be a word o
 MAX_PATIENCE = 1700.0
 NEEDS = "judge: needs httpx2: install it with  pip install 'assay-rl[judge]'"
 
-_ADDRESS = "an http or https address without user name, password or key"
+ADDRESS = "an http or https address without user name, password or key"
 _KEYS = "a table of further keys of the request, such as reasoning_effort; not "
 _PATIENCE = f"seconds for one judgement with all its requests, to {MAX_PATIENCE:g}"
 _OURS = ("model", "messages", "stream", "response_format", "n", "tools")
@@ -39,7 +39,7 @@ def _is_request(value: Any) -> bool:
 
 # What each judge of a list may say for itself; the rest is said once for all.
 JUDGE_FIELDS = (
-    option("url", _ADDRESS),  # no check: a complaint would show a password in it
+    option("url", ADDRESS),  # no check: a complaint would show a password in it
     option("model", "the model's name, as the endpoint knows it", None, is_text),
     option("api_key_env", "the name of an environment variable", KEY),
     option("temperature", "a number from 0 to 2", 0.0, number(0, 2)),
@@ -173,9 +173,9 @@ def _judge(options: Mapping[str, Any], where: str, environment: tuple[str, ...])
         if not found[name]:
             remedy = f"set it, or the environment variable {variable}"
             raise VerifierError(f"{where}.{name}: the judge has no {name}; {remedy}")
-    if not _is_url(found["url"]):  # what was found is not shown: it may hold a password
+    if not is_url(found["url"]):  # what was found is not shown: it may hold a password
         place = f"{where}.url" if options.get("url") else f"environment {URL}"
-        raise VerifierError(f"{place}: accepted: {_ADDRESS}")
+        raise VerifierError(f"{place}: accepted: {ADDRESS}")
     variable = found["api_key_env"]
     if not isinstance(variable, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
         raise VerifierError(  # what was found is not shown: it may be the key itself
@@ -194,7 +194,7 @@ def _judge(options: Mapping[str, Any], where: str, environment: tuple[str, ...])
     )
 
 
-def _is_url(value: Any) -> bool:
+def is_url(value: Any) -> bool:
     """Whether a value is an address without credentials; a key in it would stand in logs."""
     try:
         parts = urlsplit(value)

@@ -1,0 +1,181 @@
+"""Data stage ``filter``: problems that teach nothing, or cannot be verified, are taken out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import model_validator
+
+from assay.config.section import Natural, Rate
+from assay.curation.asking import Asked, read_asked
+from assay.curation.base import DataStage, Manifest, Output, StageSettings
+from assay.curation.difficulty import wilson
+from assay.errors import DataError, message
+from assay.verify.style.length import num_words
+
+Form = Literal["multiple_choice", "true_false", "proof"]
+
+# Options of a choice: (A), A), A. or \textbf{(A)}, at the start of a line or behind a blank.
+_OPTION = re.compile(r"(?:^|[\s{~$])\(?([A-E])(?:\)|\.(?=\s))", re.MULTILINE)
+_DRAWING = re.compile(
+    r"\[asy\].*?(?:\[/asy\]|\Z)", re.DOTALL
+)  # a program, whose points are A, B, C
+_TRUE_FALSE = re.compile(
+    r"\b(?:true or false|yes or no)\s*[:?.)]|\((?:true|yes)\s*/\s*(?:false|no)\)"
+    r"|\bis (?:this|the following) (?:statement|claim|conclusion) (?:true|correct)\b",
+    re.IGNORECASE,
+)
+_TRUE_FALSE_ANSWERS = {"true", "false", "yes", "no"}
+_PROOF = re.compile(
+    r"(?:^|[.!?:,;$)\]]\s+|\n\s*|\b(?:then|and|to|please)\s+)"
+    r"(?:(?:dis)?prove|(?:show|demonstrate|verify) that)\b",
+    re.IGNORECASE,
+)
+_ASKS = re.compile(
+    r"\b(?:find|determine|compute|calculate|evaluate|what|which|how (?:many|much)|solve)\b",
+    re.IGNORECASE,
+)
+
+
+class FilterSettings(StageSettings):
+    """Take out problems by difficulty, by the form of the question, and by length.
+
+    Kimi k1.5 (arXiv:2501.12599, section 2.1) takes out what is guessed, and what is a choice, true
+    or false, or a proof: right answers to these say little of the reasoning.
+    """
+
+    min_pass_rate: Rate | None = None
+    """Lower end of the band of pass rates that stay, by the key ``difficulty``
+    (``label_difficulty``). 0.1: what is almost never solved is taken."""
+    max_pass_rate: Rate | None = None
+    """Upper end of the band. 0.9: what is almost always solved is taken."""
+    band: Literal["rate", "possible", "certain"] = "rate"
+    """What must lie in the band. ``rate``: the observed pass rate. ``possible``: some part of its
+    95 % interval, so that few samples take little. ``certain``: the whole interval."""
+    max_guessed: Rate | None = None
+    """Largest share that is solved without thinking (``also_without_thinking``). 0: what was ever
+    guessed is taken."""
+    without: tuple[Form, ...] = ()
+    """Forms of questions that are taken: ``multiple_choice``, ``true_false``, ``proof``."""
+    max_words: Natural | None = None
+    """Most words of a question."""
+
+    @model_validator(mode="after")
+    def _band_holds_rates(self) -> FilterSettings:
+        low, high = self.min_pass_rate, self.max_pass_rate
+        if low is not None and high is not None and low > high:
+            accepted = f"at most max_pass_rate ({high:g})"
+            raise ValueError(message("min_pass_rate", f"{low:g}", accepted))
+        return self
+
+
+def filter_problems(settings: FilterSettings, folder: Path) -> Manifest:
+    """Write the problems that no filter takes; of several filters the first takes."""
+    filters: dict[str, Callable[[Asked], str]] = {}
+    if settings.min_pass_rate is not None or settings.max_pass_rate is not None:
+        filters["difficulty"] = partial(_fault_of_difficulty, settings)
+    if settings.max_guessed is not None:
+        filters["guessed"] = partial(_fault_of_guesses, settings.max_guessed)
+    for form in settings.without:
+        filters[form] = _FAULTS[form]
+    if settings.max_words is not None:
+        filters["words"] = partial(_fault_of_length, settings.max_words)
+    with Output("filter", settings, folder) as out:
+        out.add_filters(*filters)
+        for asked in out.open(settings.inputs, read_asked, check=partial(_check, settings)):
+            faults = ((name, fault_of(asked)) for name, fault_of in filters.items())
+            name, fault = next(((name, fault) for name, fault in faults if fault), ("", ""))
+            if fault:
+                out.take(name, asked.row, fault)
+            else:
+                out.write(asked.row)
+    return out.manifest
+
+
+def _check(settings: FilterSettings, asked: Asked) -> None:
+    """Raise DataError where a label is missing that a filter reads: before any row is written."""
+    if settings.min_pass_rate is not None or settings.max_pass_rate is not None:
+        _counts(asked, "difficulty")
+    if settings.max_guessed is not None:
+        _counts(asked, "difficulty", "without_thinking")
+
+
+def _counts(asked: Asked, *path: str) -> tuple[int, int]:
+    """Return what a label says: how many of so many passed; raises DataError where it is none."""
+    found: Any = asked.row
+    for key in path:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    passed, judged = (
+        (found.get("passed"), found.get("judged")) if isinstance(found, Mapping) else (None, None)
+    )
+    if type(passed) is not int or type(judged) is not int or not 0 <= passed <= judged > 0:
+        where = f"{asked.problem.place} {'.'.join(path)}"
+        remedy = "run assay data label_difficulty first"
+        remedy += ", with also_without_thinking" if len(path) > 1 else ""
+        accepted = '{"passed": k, "judged": n}'
+        raise DataError(message(where, "none" if found is None else repr(found), accepted, remedy))
+    return passed, judged
+
+
+def _fault_of_difficulty(settings: FilterSettings, asked: Asked) -> str:
+    passed, judged = _counts(asked, "difficulty")
+    low = high = passed / judged
+    if settings.band != "rate":
+        low, high = wilson(passed, judged)
+    if settings.band == "possible":
+        low, high = high, low  # only what lies outside as a whole is out
+    least, most = settings.min_pass_rate or 0.0, settings.max_pass_rate
+    seen = f"{passed} of {judged} passed"
+    if settings.band != "rate":
+        seen += f", a rate from {min(low, high):.2f} to {max(low, high):.2f}"
+    if low < least:
+        return f"{seen}: below {least:g}"
+    if most is not None and high > most:
+        return f"{seen}: above {most:g}"
+    return ""
+
+
+def _fault_of_guesses(most: float, asked: Asked) -> str:
+    passed, judged = _counts(asked, "difficulty", "without_thinking")
+    return f"{passed} of {judged} solved without thinking" if passed > most * judged else ""
+
+
+def _fault_of_length(most: int, asked: Asked) -> str:
+    words = num_words(asked.problem.question)
+    return f"{words} words, more than {most}" if words > most else ""
+
+
+def _is_choice(asked: Asked) -> str:
+    if asked.problem.verifier == "choice" or "choices" in asked.row or "options" in asked.row:
+        return "the row has choices"
+    letters = {found[1] for found in _OPTION.finditer(_DRAWING.sub("", asked.problem.question))}
+    return f"options {', '.join(sorted(letters))}" if {"A", "B", "C"} <= letters else ""
+
+
+def _is_true_false(asked: Asked) -> str:
+    answer = str(asked.problem.spec.get("answer", "")).strip().rstrip(".").casefold()
+    if answer in _TRUE_FALSE_ANSWERS:
+        return f"the answer is {answer}"
+    found = _TRUE_FALSE.search(asked.problem.question)
+    return f"it asks: {found[0]}" if found else ""
+
+
+def _is_proof(asked: Asked) -> str:
+    """A proof is asked for, and nothing else that could be checked."""
+    question = asked.problem.question
+    found = _PROOF.search(question)
+    if found is None or _ASKS.search(question):
+        return ""
+    return f"it asks for a proof: {question[found.start() :][:60].strip()}"
+
+
+_FAULTS: dict[Form, Callable[[Asked], str]] = {
+    "multiple_choice": _is_choice,
+    "true_false": _is_true_false,
+    "proof": _is_proof,
+}
+STAGE = DataStage("filter", FilterSettings, filter_problems)

@@ -1,0 +1,160 @@
+"""A generator that asks an OpenAI-compatible server, with the client of the judges."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from assay.config import SamplingConfig
+from assay.errors import ModelError, RunStopped
+from assay.model.weights import Weights
+from assay.types import Completion, Group, Message, Problem, Prompt, ThinkFormat
+from assay.verify.judge.client import Dialect, JudgeClient
+from assay.verify.judge.costs import Budget
+from assay.verify.judge.replies import JudgeTrouble, Reply, read_message, read_usage, why_empty
+from assay.verify.judge.settings import Endpoint, Settings, completions_url
+
+FIRST_PATIENCE, PATIENCE = 4, 32  # requests in a row without a reply: before any had one, and after
+SECONDS, ALL_SECONDS = 600.0, 1700.0  # for one request; for one with all its repetitions
+NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}}
+"""What servers hand on to the chat template."""
+
+
+class ServerGenerator:
+    """Completions of a server: a generator that knows their text and no tokens.
+
+    messages: makes the chat of a problem. request: further keys of each request. think: the form
+    of completions; reasoning that the server sets apart is put back between its tags. no_replies:
+    why requests had none; such completions are left out of their group.
+    """
+
+    exact = False
+    gives_model_logprobs = False
+    policy_version = 0
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        messages: Callable[[Problem], Sequence[Message]],
+        *,
+        api_key_env: str,
+        concurrency: int,
+        think: ThinkFormat,
+        request: Mapping[str, Any],
+    ) -> None:
+        self.url, self.model, self.messages, self.think = url, model, messages, think
+        self.api_key_env, self.concurrency, self.request = api_key_env, concurrency, request
+        self.no_replies: list[str] = []
+        self.num_tokens = 0
+        self._has_replied = False
+        self._in_a_row = 0
+
+    def generate(
+        self,
+        problems: Sequence[Problem],
+        sampling: SamplingConfig,
+        group_size: int,
+        first_sibling: int = 0,
+        on_group: Callable[[Group], None] | None = None,
+    ) -> list[Group]:
+        """Return the groups of the problems that had a reply, with the completions that had one.
+
+        Raises ModelError where none of the first requests has one, RunStopped where later many in
+        a row have none.
+        """
+        numbers = range(first_sibling, first_sibling + group_size)
+        groups: list[Group] = []
+        pool, client = ThreadPoolExecutor(self.concurrency), self._client(sampling)
+        try:
+            asked = [[pool.submit(self._ask, client, one, n) for n in numbers] for one in problems]
+            for problem, futures in zip(problems, asked, strict=True):
+                found = [self._received(future.result()) for future in futures]
+                siblings = tuple(one for one in found if one is not None)
+                if siblings:
+                    prompt = Prompt(problem.question, siblings[0].tokens, self.think)
+                    groups.append(Group(problem, prompt, siblings))
+                    if on_group is not None:
+                        on_group(groups[-1])
+        finally:
+            pool.shutdown(cancel_futures=True)  # those under way are waited for
+            client.close()
+        return groups
+
+    def sleep(self) -> None:
+        """Nothing is held."""
+
+    def load_policy(self, weights: Weights) -> None:
+        """A server's weights are its own."""
+        raise NotImplementedError("a server is not given weights")
+
+    def _client(self, sampling: SamplingConfig) -> JudgeClient:
+        more: dict[str, Any] = {"top_p": sampling.top_p, "stop": list(sampling.stop)}
+        more |= {"top_k": sampling.top_k, "min_p": sampling.min_p}
+        request = {key: value for key, value in more.items() if value not in (None, [], 1.0, 0.0)}
+        endpoint = Endpoint(
+            url=completions_url(self.url),
+            model=self.model,
+            api_key_env=self.api_key_env,
+            temperature=sampling.temperature,
+            max_tokens=sampling.max_tokens,
+            prices=(0.0, 0.0),
+            request=json.dumps({**request, **self.request}),
+        )
+        settings = Settings(
+            judges=(endpoint,),
+            votes=1,
+            timeout=SECONDS,
+            patience=ALL_SECONDS,
+            retries=4,
+            backoff=0.5,
+            concurrency=self.concurrency,
+            budget=None,
+            replies=None,
+            offline=False,
+            max_chars=0,
+        )
+        client = JudgeClient(endpoint, settings, Budget(None), self._read)
+        client.dialect = Dialect(format="text")
+        return client
+
+    def _ask(self, client: JudgeClient, problem: Problem, number: int) -> Completion | JudgeTrouble:
+        name = f"{problem.group_id}/{number}"
+        deadline = time.monotonic() + ALL_SECONDS
+        try:
+            _, reply, _ = client.ask(self.messages(problem), {}, str, deadline, name)
+        except JudgeTrouble as trouble:
+            return trouble
+        self.num_tokens += reply.usage.output_tokens or 0
+        completion = Completion.from_text(reply.text, name, self.think)
+        cut = reply.finish_reason == "length"
+        return replace(completion, finish_reason="length") if cut else completion
+
+    def _received(self, reply: Completion | JudgeTrouble) -> Completion | None:
+        """Return a completion, and count what had no reply; raises where there are too many."""
+        if isinstance(reply, Completion):
+            self._has_replied, self._in_a_row = True, 0
+            return reply
+        self.no_replies.append(reply.detail)
+        self._in_a_row += 1
+        if self._in_a_row >= FIRST_PATIENCE and not self._has_replied:
+            first = f"the first {self._in_a_row} requests"
+            raise ModelError(f"url: no reply to {first}: {reply.detail}")
+        if self._in_a_row >= PATIENCE:
+            raise RunStopped(f"no reply to {self._in_a_row} requests in a row: {reply.detail}")
+        return None
+
+    def _read(self, body: Any) -> Reply:
+        """Return a reply with its reasoning, also one that was cut off."""
+        message, text, finish = read_message(body)
+        thought = message.get("reasoning_content") or message.get("reasoning")
+        if isinstance(thought, str) and thought.strip():
+            close = f"\n{self.think.close_tag}\n\n" if text.strip() or finish != "length" else ""
+            text = f"{self.think.open_tag}\n{thought.strip()}{close}{text}"
+        if not text.strip():
+            raise JudgeTrouble("error", why_empty(message, finish), retry=False)
+        return Reply(text, finish, read_usage(body))
