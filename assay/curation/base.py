@@ -31,6 +31,7 @@ from assay.toml_text import apply_override
 STAGES = {
     "collect": "assay.curation.collect",
     "select": "assay.curation.selection",
+    "rewrite": "assay.curation.rewrite",
     "label_difficulty": "assay.curation.difficulty",
     "filter": "assay.curation.problem_filter",
     "tag": "assay.curation.tag",
@@ -211,16 +212,25 @@ class Output:
         return self
 
     def open(
-        self, sources: Sequence[str], read: Callable[[Any, str, str], Any] = read_row, **how: Any
+        self,
+        sources: Sequence[str],
+        read: Callable[[Any, str, str], Any] = read_row,
+        role: str = "",
+        **how: Any,
     ) -> RowSet[Any]:
         """Open inputs, validate all their rows, and note how many they are, and their hash.
 
-        Rows are read again whenever they are asked for. read, how: as `load_rows` has them.
+        Rows are read again whenever they are asked for. read, how: as `load_rows` has them. role:
+        of rows that others are held against, as ``against``; they are no inputs.
         """
         rows = load_rows("rows", read, [rows_of(one) for one in sources], **how)
         for name, count in rows.counts():
             entry = {"source": name, "rows": count, "sha256": content_hash(name)}
-            self.manifest.inputs.append(entry)
+            if role:
+                found = f"{count} rows, sha256 {entry['sha256']}"
+                self.manifest.measured[f"{role} {name}"] = found
+            else:
+                self.manifest.inputs.append(entry)
         return rows
 
     def write(self, row: Mapping[str, Any]) -> None:

@@ -63,7 +63,8 @@ def collect(settings: CollectSettings, folder: Path) -> Manifest:
                 tally.add(group, verdicts)
                 problem = problem_row(asked.problem)
                 for index, verdict in enumerate(verdicts):
-                    out.write({**problem, **_completion(group, index, verdict, settings)})
+                    made = completion_row(group, index, verdict, settings, settings.style)
+                    out.write({**problem, **made})
             out.flush()
         out.manifest.measured = tally.as_dict()
     return out.manifest
@@ -78,8 +79,8 @@ def _examples(settings: CollectSettings) -> list[Trace]:
     return list(load_traces(settings.examples, limit=settings.num_examples))
 
 
-def _completion(
-    group: Group, index: int, verdict: Verdict | None, settings: CollectSettings
+def completion_row(
+    group: Group, index: int, verdict: Verdict | None, settings: AskingSettings, style: str
 ) -> Row:
     """Return the keys that a completion adds to its problem's row."""
     completion = group.completions[index]
@@ -88,7 +89,7 @@ def _completion(
         text = think.open_tag + group.prompt.text.rpartition(think.open_tag)[2] + text
     collected: dict[str, Any] = {
         "model": settings.model,
-        "style": settings.style,
+        "style": style,
         "temperature": settings.temperature,
         "finish_reason": completion.finish_reason,
     }

@@ -46,7 +46,7 @@ def decontaminate(settings: DecontaminateSettings, folder: Path) -> Manifest:
     with Output("decontaminate", settings, folder) as out:
         out.add_filters("same text", "shared n-grams")
         rows = out.open(settings.inputs, TextReader(settings.compare))
-        heldout = out.open(settings.against, TextReader("prompt"))
+        heldout = out.open(settings.against, TextReader("prompt"), role="against")
         questions = Questions(settings.n)
         for question in heldout:
             questions.add(words_in(text_of(question, "prompt")))

@@ -26,8 +26,8 @@ class DeduplicateSettings(StageSettings):
     """Take out rows whose text repeats an earlier one, exactly or nearly.
 
     Texts are compared as words and marks, in any case. Near repeats are found by MinHash (Broder
-    1997), with the library rensa. Memory grows with the rows that stay: about 1.5 KB each, and
-    0.1 KB where only exact repeats are asked for.
+    1997), with the library rensa. Memory grows with the rows that stay: about 2 KB each, and
+    0.1 KB where only equal texts are looked for.
     """
 
     similarity: Similarity = 0.8

@@ -52,7 +52,7 @@ def mix(settings: MixSettings, folder: Path) -> Manifest:
         quotas = in_proportion(sizes, weights, settings.rows, "mix rows")
         starts = accumulate(sizes.values(), initial=0)
         streams = [
-            _drawn(rows, range(start, start + size), quotas[name], f"{settings.seed} {number}")
+            _drawn(out, rows[start : start + size], quotas[name], f"{settings.seed} {number}")
             for number, (start, (name, size)) in enumerate(zip(starts, sizes.items(), strict=False))
         ]
         left = [quotas[name] for name in names]
@@ -61,14 +61,20 @@ def mix(settings: MixSettings, folder: Path) -> Manifest:
             [source] = order.choices(range(len(left)), left)
             left[source] -= 1
             out.write(ids.apart(next(streams[source]), source))
+        for stream in streams:
+            assert next(stream, None) is None  # the rest was not drawn
         out.manifest.measured = {f"rows of {name}": quotas[name] for name in names}
         out.manifest.measured["ids that two sources had"] = ids.num_renamed
     return out.manifest
 
 
-def _drawn(rows: Sequence[Row], indices: range, wanted: int, seed: str) -> Iterator[Row]:
-    draw = Draw(len(indices), wanted, seed)
-    return (rows[index] for index in indices if draw.takes())
+def _drawn(out: Output, rows: Sequence[Row], wanted: int, seed: str) -> Iterator[Row]:
+    draw = Draw(len(rows), wanted, seed)
+    for row in rows:
+        if draw.takes():
+            yield row
+        else:
+            out.take("not drawn", row, f"{wanted} of {len(rows)} rows of its source were drawn")
 
 
 class _Ids:

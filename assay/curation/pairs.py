@@ -10,7 +10,7 @@ from typing import Any
 from assay.config.section import Natural
 from assay.curation.base import DataStage, Manifest, Output, Row, StageSettings, read_row
 from assay.curation.groups import Candidate, by_problem, status_of
-from assay.curation.judged import completion_of
+from assay.curation.judged import completion_of, read_collected
 from assay.curation.pairing import pairs_of_group, pairs_of_ranking
 from assay.data.rows import check_completion, complaint, prompt_and_completion, prompt_of
 from assay.errors import DataError, message
@@ -24,7 +24,7 @@ class PairsSettings(StageSettings):
     The completions of one prompt are a group, in whatever sources they stand. Each pair has one
     that passed and one that failed. A row with ``completions`` and a ``ranking`` is a group of its
     own: its ranks are whole numbers, one a completion; 1 is the best, and equal ranks make no pair.
-    Memory grows with the rows by some 50 bytes each.
+    Memory grows with the rows by some 100 bytes each.
     """
 
     most: Natural = 1
@@ -41,7 +41,7 @@ class PairsSettings(StageSettings):
 def pairs(settings: PairsSettings, folder: Path) -> Manifest:
     """Write up to so many pairs of each group: those of rankings, then those of verdicts."""
     with Output("pairs", settings, folder) as out:
-        out.add_filters("not judged", "none failed", "none passed", "equal ranks")
+        out.add_filters("empty", "not judged", "none failed", "none passed", "equal ranks")
         rows = out.open(settings.inputs, read_candidate)
         rng = Random(settings.seed)
         for group in by_problem(rows, _verified(rows, settings, rng, out)):
@@ -57,7 +57,10 @@ def _verified(
     """Yield the rows that hold one verified completion; of the others write the pairs."""
     for index, row in enumerate(rows):
         if RANKING not in row:
-            yield index, row
+            if completion_of(row).strip():
+                yield index, row
+            else:
+                out.take("empty", row, "the model said nothing")
             continue
         found = pairs_of_ranking(row[RANKING], settings.most, rng)
         _write_pairs(row, row["completions"], found, out)
@@ -69,7 +72,7 @@ def read_candidate(row: Any, where: str, default_id: str) -> Row:
     """Return a row that holds a verified completion, or ranked ones; raises DataError."""
     found = read_row(row, where, default_id)
     if RANKING not in found:
-        prompt_and_completion(found, where)
+        read_collected(row, where, default_id)
         if status_of(found) is None:
             accepted = 'a "verdict", as assay data collect writes it, or a "ranking"'
             raise DataError(message(f"{where} verdict", "none", accepted))

@@ -54,12 +54,17 @@ class Sampler:
         self._bench: Bench | None = None
         self._servers: dict[bool, ServerGenerator] = {}
 
-    def read(self, out: Output, judged: bool = True) -> RowSet[Asked]:
+    def read(
+        self,
+        out: Output,
+        judged: bool = True,
+        read: Callable[[Any, str, str], Asked] = read_asked,
+    ) -> RowSet[Asked]:
         """Open the problems. judged: whether what a verifier needs must be there."""
         self.judged, check = judged, self.verifiers.check_problem
         rows = out.open(
             self.settings.inputs,
-            read_asked,
+            read,
             key=lambda asked: asked.problem.id,
             check=(lambda asked: check_spec(asked.problem, check)) if judged else None,
             limit=self.settings.max_problems,

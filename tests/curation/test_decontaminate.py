@@ -37,7 +37,9 @@ def test_the_same_question_and_a_near_one_go(tmp_path: Path) -> None:
     assert near.examples[1]["row"]["text"] == CHANGED
     assert near.examples[1]["row"]["question"] == ASKED
     assert near.examples[1]["reason"] == "6 of the 10 n-grams of test.jsonl:2"
-    assert [entry["rows"] for entry in manifest.inputs] == [5, 3]
+    assert [entry["rows"] for entry in manifest.inputs] == [5]
+    (asked,) = manifest.measured.values()
+    assert asked.startswith("3 rows, sha256 ")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stage_runs import run_on, written
+from stage_runs import run_on, took, written
 
 from assay.curation.base import run_stage
 from assay.errors import ConfigError, DataError
@@ -44,20 +44,23 @@ def test_in_proportion_to_the_weights(
     for name, ids in of.items():
         assert len({*ids}) == len(ids)
         assert ids == sorted(ids, key=lambda one: int(one.removeprefix(name)))
+    assert took(manifest) == {"not drawn": 90 - sum(counts)}
     assert [manifest.measured[f"rows of {entry['source']}"] for entry in manifest.inputs] == [
         *counts
     ]
 
 
 def test_the_seed_gives_the_draw_and_the_order(tmp_path: Path) -> None:
-    drawn = [
-        run_on(tmp_path / str(n), "mix", numbered("a", 30), numbered("b", 60), rows=20, seed=seed)[
-            0
-        ]
-        for n, seed in enumerate((0, 0, 1))
-    ]
-    assert [row["id"] for row in drawn[0]] == [row["id"] for row in drawn[1]]
-    assert [row["id"] for row in drawn[0]] != [row["id"] for row in drawn[2]]
+    a, b = numbered("a", 30), numbered("b", 60)
+
+    def ids(folder: str, **settings: Any) -> list[str]:
+        return [row["id"] for row in run_on(tmp_path / folder, "mix", a, b, **settings)[0]]
+
+    drawn = [ids(f"{n}", rows=20, seed=seed) for n, seed in enumerate((0, 0, 1))]
+    assert drawn[0] == drawn[1]
+    assert {*drawn[0]} != {*drawn[2]}
+    sources = [[one[0] for one in ids(f"all-{seed}", seed=seed)] for seed in (0, 1)]
+    assert sources[0] != sources[1]
 
 
 def test_ids_of_two_sources_are_kept_apart(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ def test_a_group_of_several_sources_gives_pairs(tmp_path: Path) -> None:
         collected("3+3?", "7", "failed"),
         collected("5+5?", "10", "passed"),
         collected("2+2?", "four?", "not_judged"),
+        collected("2+2?", " ", "failed"),
     ]
     second = [
         collected("2+2?", "5", "failed"),
@@ -43,6 +44,7 @@ def test_a_group_of_several_sources_gives_pairs(tmp_path: Path) -> None:
         for n in range(2)
     ]
     assert took(manifest) == {
+        "empty": 1,
         "not judged": 1,
         "none failed": 1,
         "none passed": 2,
