@@ -427,21 +427,23 @@ def test_a_guard_stop_is_exit_code_1(assay: Assay, here: Path, model: Path) -> N
     assert "runs/run" in done.err
 
 
-def test_the_console_script_finds_rewards_in_the_working_directory(here: Path, model: Path) -> None:
+def test_the_console_script_finds_rewards_in_the_working_directory(here: Path) -> None:
     """Its first path is the script's own folder; verifier workers are started by it."""
     script = Path(sys.executable).with_name("assay")
     if not script.exists():
         pytest.skip("assay is not installed as a script beside this interpreter")
-    config = write_config(model, data={"verifier": "rewards_in_cwd:odd"})
+    rows = [{"prompt": "1 + 1", "completion": text} for text in ("a", "bb")]
+    Path("judged.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = subprocess.run(
-        [str(script), "train", config, "--dry-run", "--json"],
+        [str(script), "verify", "judged.jsonl", "--verifier", "rewards_in_cwd:odd", "--json"],
         capture_output=True,
         text=True,
         check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["samples"][0]["status"] in ("passed", "failed")
+    judged = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["status"] for row in judged] == ["passed", "failed"]
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])

@@ -49,6 +49,7 @@ def check_killed(world: World, seed: int, num_kills: int, *stages: str) -> None:
         assert result["resumes"] > 0, "some kills hit a run that had begun"
 
 
+@pytest.mark.timeout(1200)
 def test_killed_three_times(world: World) -> None:
     check_killed(world, 0, 3, "rl", "critic", "given", "on_policy")
 
