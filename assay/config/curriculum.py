@@ -27,8 +27,9 @@ class CurriculumConfig(Section):
     in proportion to the probability that the pass rate lies in `band`."""
     label: Text | None = None
     """Key of the row that says how hard a problem is: a number, or counts of completions as
-    ``{"passed": 3, "judged": 8}``. Counts are also the first observations of their problem.
-    ``prioritized`` and ``band`` read counts only. None: only what the run itself observes."""
+    ``{"passed": 3, "judged": 8}``, which ``assay data label_difficulty`` writes as ``difficulty``.
+    Counts are also the first observations of their problem. ``prioritized`` and ``band`` read
+    counts only. None: only what the run itself observes."""
     easy_is: Literal["low", "high"] = "low"
     """Of a label that is a number: which numbers are the easy problems'. ``high`` is for pass
     rates."""

@@ -103,7 +103,7 @@ class RowReader:
         if value is None:
             keys = ", ".join(map(str, problem.spec)) or "no keys"
             found = f"none beside {keys}"
-            remedy = "label every row, or leave curriculum.label out"
+            remedy = "label every row (assay data label_difficulty), or leave the key out"
             raise DataError(message(f"{problem.place} {label}", found, kinds, remedy))
         if isinstance(value, Mapping):
             passed, judged = value.get("passed"), value.get("judged")
