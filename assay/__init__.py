@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from assay.run.table import Table
     from assay.training.adapters import RewardFunction, reward
     from assay.training.api import dry_run, evaluate, export, sample, train
+    from assay.training.compare import compare
+    from assay.training.comparison import CompareResult
     from assay.training.evaluate import Evaluation
     from assay.training.judging import judge, redteam
     from assay.training.results import DryRun, SampleResult, TrainResult
@@ -45,6 +47,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AssayError",
+    "CompareResult",
     "Completion",
     "ConfigError",
     "DataError",
@@ -71,6 +74,7 @@ __all__ = [
     "Verdict",
     "VerifierError",
     "WorkerDied",
+    "compare",
     "dry_run",
     "evaluate",
     "export",
@@ -91,8 +95,10 @@ _HOMES = {
     "load_config": "assay.config:load",
     "load_run": "assay.run.loaded",
     "source": "assay.data.sources",
+    "CompareResult": "assay.training.comparison",
     "Evaluation": "assay.training.evaluate",
     "RedTeamResult": "assay.verify.redteam.team",
+    "compare": "assay.training.compare",
     **dict.fromkeys(("RewardFunction", "reward"), "assay.training.adapters"),
     **dict.fromkeys(("judge", "redteam"), "assay.training.judging"),
     **dict.fromkeys(("DryRun", "SampleResult", "TrainResult"), "assay.training.results"),

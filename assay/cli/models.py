@@ -102,6 +102,60 @@ def evaluate(
 
 @app.command(rich_help_panel=READ)
 @samples
+def compare(
+    first: Annotated[
+        str,
+        typer.Argument(metavar="A", help="A model, or a file that `eval --out` wrote."),
+    ],
+    second: Annotated[str, typer.Argument(metavar="B", help="The same: is it better than A?")],
+    problems: Annotated[
+        list[str] | None, typer.Option(help="Source of problems, a set of its own. Repeatable.")
+    ] = None,
+    out_of_domain: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SOURCE", help="Problems of another kind: is it worse there?"),
+    ] = None,
+    judge: Annotated[
+        str | None,
+        typer.Option(help="Also compare by a judge: pairwise (both orders), or a verifier."),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Completions a problem.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 0.0,
+    max_problems: Annotated[int | None, typer.Option(min=1, help="The first of each set.")] = None,
+    flips: Annotated[int, typer.Option(min=0, help="Ids to show of problems that changed.")] = 5,
+    out: Annotated[
+        Path | None, typer.Option(help="Also write completions, as JSONL that can be A and B.")
+    ] = None,
+    as_json: Json = False,
+    **how: Any,
+) -> None:
+    """Compare two models on the same problems: gain, flips, length. Of runs: assay compare-runs."""
+    from assay.config import check_siblings
+
+    check_siblings(samples, temperature)  # before torch is imported, which takes long
+    from assay.training.compare import compare as compare_models
+
+    result = compare_models(
+        first,
+        second,
+        problems or [],
+        out_of_domain=out_of_domain or [],
+        judge=judge,
+        num_samples=samples,
+        temperature=temperature,
+        max_problems=max_problems,
+        out=out,
+        **how,
+        quiet=as_json,
+    )
+    show(result if as_json else result.text(flips), as_json)
+    if result.found_nothing:
+        say_line("error: nothing was judged; see the reasons with --out FILE")
+        raise typer.Exit(1)
+
+
+@app.command(rich_help_panel=READ)
+@samples
 def sample(
     model: Model,
     prompt: Annotated[str | None, typer.Option(help="The question to ask.")] = None,

@@ -60,7 +60,7 @@ def compare(
     second: Annotated[Path, typer.Argument(metavar="B", help="Run directory.")],
     as_json: Json = False,
 ) -> None:
-    """Compare two runs: settings that differ, where their curves end, and their speed."""
+    """Compare what two runs recorded: settings, curves, speed. Asks nothing: see assay compare."""
     from assay.run.compare import compare_runs
     from assay.run.loaded import load_run
 

@@ -36,7 +36,8 @@ class Comparison:
 
     outcome: None where it was not judged, for ``reason``. consistent: whether both orders gave the
     same outcome; where they did not, the outcome is a tie. lengths: of the texts that were
-    compared, in characters.
+    compared, in characters. places: the points of the first where it was shown first, and where it
+    was shown second; None where it was not asked about.
     """
 
     problem_id: str
@@ -45,6 +46,7 @@ class Comparison:
     lengths: tuple[int, int] = (0, 0)
     reason: NotJudgedReason | None = None
     detail: str = ""
+    places: tuple[float, float] | None = None
 
     @property
     def points(self) -> float | None:
@@ -79,7 +81,8 @@ def compare(
         leads.append(lead)
     same = leads[0] == -leads[1]
     outcome = OUTCOMES[leads[0] if same else 0]
-    return Comparison(problem.id, outcome, same, lengths)
+    places = (1 + leads[0]) / 2, (1 - leads[1]) / 2
+    return Comparison(problem.id, outcome, same, lengths, places=places)
 
 
 def _ask(panel: Panel, problem: Problem, texts: Sequence[str]) -> int | Vote:
@@ -105,6 +108,8 @@ class WinRate:
     standard_error: None of fewer than two problems. length_effect: what one standard deviation of
     the length difference adds to the log-odds of the first side; None where length is not
     controlled. inconsistent: pairs in which the judges followed the place and not the text.
+    by_place: the rate in the order that shows the first side first, and in the other; what lies
+    between them is the judges' position bias. None where nothing was asked in both.
     """
 
     rate: float
@@ -117,6 +122,7 @@ class WinRate:
     inconsistent: int
     not_judged: int
     length_effect: float | None = None
+    by_place: tuple[float, float] | None = None
 
 
 def win_rate(comparisons: Sequence[Comparison]) -> WinRate:
@@ -216,6 +222,8 @@ def _result(
     length_effect: float | None = None,
 ) -> WinRate:
     outcomes = [one.outcome for one in judged]
+    places = np.array([one.places for one in judged if one.places is not None], np.float64)
+    shown_first, shown_second = places.mean(0).tolist() if len(places) else (0.0, 0.0)
     return WinRate(
         rate=rate,
         standard_error=error,
@@ -227,4 +235,5 @@ def _result(
         inconsistent=sum(not one.consistent for one in judged),
         not_judged=len(comparisons) - len(judged),
         length_effect=length_effect,
+        by_place=(shown_first, shown_second) if len(places) else None,
     )

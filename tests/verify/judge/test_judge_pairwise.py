@@ -45,15 +45,17 @@ def says(verdict: str) -> Callable[[Asked], str]:
 
 
 def test_the_better_text_wins_from_either_place() -> None:
-    assert asked(obedient, "a longer one", "short") == Comparison("p", "first", True, (12, 5))
+    won = Comparison("p", "first", True, (12, 5), places=(1.0, 1.0))
+    assert asked(obedient, "a longer one", "short") == won
     assert asked(obedient, "short", "a longer one").outcome == "second"
-    assert asked(obedient, "abc", "xyz") == Comparison("p", "tie", True, (3, 3))
+    assert asked(obedient, "abc", "xyz") == Comparison("p", "tie", True, (3, 3), places=(0.5, 0.5))
 
 
 @pytest.mark.parametrize("place", ["A", "B"])
 def test_a_judge_that_prefers_a_place_makes_a_tie(place: str) -> None:
     found = asked(says(place), "one", "two three")
     assert found.outcome == "tie" and not found.consistent and found.points == 0.5
+    assert found.places == ((1.0, 0.0) if place == "A" else (0.0, 1.0))
 
 
 def test_a_tie_in_one_order_alone_is_a_tie() -> None:
@@ -156,6 +158,14 @@ def test_what_was_not_judged_is_counted_and_left_out() -> None:
     with pytest.raises(ValueError, match="none of 1"):
         win_rate(rows[2:])
     assert win_rate(rows[:1]).standard_error is None
+
+
+def test_the_rate_in_each_order_shows_the_bias_of_place() -> None:
+    rows = [replace(one, places=(1.0, 0.0)) for one in made([0.5, 0.5])]
+    rows += [replace(one, places=(1.0, 1.0)) for one in made([1.0])]
+    assert win_rate([*rows, *made([0.5])]).by_place == (1.0, pytest.approx(1 / 3))
+    assert length_controlled_win_rate(rows).by_place == (1.0, pytest.approx(1 / 3))
+    assert win_rate(made([0.5])).by_place is None, "equal texts were not asked about"
 
 
 def simulated(count: int, strength: float, effect: float, seed: int) -> list[Comparison]:
