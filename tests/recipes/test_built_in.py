@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from assay.recipes.check import check_settings
 from assay.recipes.file import built_in, read_recipe
-from assay.recipes.run import run_recipe
+from assay.recipes.manifest import Manifest
+from assay.recipes.run import planned_outputs, run_recipe
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipes.md"
 SHORT = {
@@ -36,6 +38,13 @@ def test_every_recipe_has_a_page_that_is_listed() -> None:
     text = PAGE.read_text(encoding="utf-8")
     for name in {*built_in()} - {"demo"}:
         assert f"(recipes/{name}.md)" in text and (PAGE.parent / "recipes" / f"{name}.md").is_file()
+
+
+@pytest.mark.parametrize("name", built_in())
+def test_keys_are_right_at_every_scale(name: str) -> None:
+    for scale in read_recipe(built_in()[name]).scales:
+        stages = list(read_recipe(built_in()[name], scale).stages.values())
+        check_settings(stages, planned_outputs(stages, Manifest(Path("runs")), {}))
 
 
 @pytest.mark.slow
