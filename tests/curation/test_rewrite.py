@@ -107,13 +107,13 @@ def test_a_text_that_holds_a_name_in_braces_is_left_alone() -> None:
 def test_a_row_without_a_completion_is_told_before_a_server_is_asked(tmp_path: Path) -> None:
     rows = [trace(2), {"prompt": "1 + 1 =", "answer": "2"}]
     with pytest.raises(DataError, match=r"input-0.jsonl:2 completion: found none among"):
-        rewrite(tmp_path, "http://127.0.0.1:9/v1", rows)
+        rewrite(tmp_path, "http://localhost:9/v1", rows)
 
 
 def test_a_server_that_is_not_there_is_told(tmp_path: Path) -> None:
     rows = [trace(n) for n in range(1, 6)]
     with pytest.raises(ModelError) as caught:
-        rewrite(tmp_path, "http://127.0.0.1:9/v1", rows)
+        rewrite(tmp_path, "http://localhost:9/v1", rows)
     assert len(str(caught.value).splitlines()) == 1
 
 
