@@ -107,6 +107,7 @@ def problem_row(problem: Problem) -> Row:
     row: Row = {"id": problem.id, "prompt": prompt, **problem.spec}
     row |= {"verifier": problem.verifier} if problem.verifier is not None else {}
     row |= {"tags": list(problem.tags)} if problem.tags else {}
+    row |= {"think": problem.think} if problem.think is not None else {}
     return {**row, "source": row.get("source", problem.source)}
 
 

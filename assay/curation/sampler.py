@@ -11,15 +11,13 @@ from assay import config as configuration
 from assay.config import TrainConfig
 from assay.curation.asking import Asked, AskingSettings, read_asked
 from assay.curation.base import Output
-from assay.curation.server import NO_THINKING, ServerGenerator
-from assay.data.chat import PromptRenderer
+from assay.curation.server import ServerGenerator
 from assay.data.problems import check_spec
 from assay.data.rowset import RowSet
 from assay.errors import DataError
 from assay.generate.base import Generator
 from assay.training.assemble import (
     Bench,
-    max_prompt_tokens,
     open_bench,
     open_verifiers,
     show_sampling,
@@ -52,7 +50,7 @@ class Sampler:
         self._stack = stack
         self._num_problems = 0
         self._bench: Bench | None = None
-        self._servers: dict[bool, ServerGenerator] = {}
+        self._server: ServerGenerator | None = None
 
     def read(
         self,
@@ -98,15 +96,16 @@ class Sampler:
         thinking: False asks for answers without reasoning. The filter ``prompt`` takes problems
         whose prompts do not fit, ``no_reply`` those that a server did not answer.
         """
-        generator, render = self._generator(style, thinking)
-        asked: dict[str, Asked] = {}
+        generator, render = self._generator(style)
+        asked, shown = dict[str, Asked](), dict[str, Problem]()
         for one in part:
+            problem = one.problem if thinking else replace(one.problem, think="empty")
             try:
-                render(one.problem)
-                asked[one.problem.id] = one
+                render(problem)
+                asked[problem.id], shown[problem.id] = one, problem
             except DataError as error:
                 out.take("prompt", one.row, str(error))
-        problems = [replace(one.problem, draw=self.settings.seed) for one in asked.values()]
+        problems = [replace(one, draw=self.settings.seed) for one in shown.values()]
         how = (self.sampling, self.settings.num_samples)
         if self.judged:
             groups, verdicts = sample_and_judge(generator, self.verifiers, problems, *how)
@@ -121,24 +120,15 @@ class Sampler:
             out.take("no_reply", one.row, _last_trouble(generator))
         return found
 
-    def _generator(
-        self, style: Style, thinking: bool
-    ) -> tuple[Generator, Callable[[Problem], object]]:
+    def _generator(self, style: Style) -> tuple[Generator, Callable[[Problem], object]]:
         """Return what samples, and what makes its prompts."""
         if self.settings.url is not None:
-            if thinking not in self._servers:
-                self._servers[thinking] = self._server(self.settings.url, style, thinking)
-            server = self._servers[thinking]
+            server = self._server = self._server or self._open_server(self.settings.url, style)
             return server, server.messages
         bench = self._bench = self._bench or self._open_bench()
-        renderer = bench.renderer
-        if not thinking:
-            data = bench.config.data.model_copy(update={"think": "empty"})
-            loaded, longest = bench.loaded, max_prompt_tokens(bench.config, bench.loaded)
-            renderer = PromptRenderer(loaded.tokenizer, data, longest, loaded.context_length)
-        is_plain = renderer.template == "base"
+        is_plain = bench.renderer.template == "base"
         template = bench.config.data.prompt_template if is_plain else None
-        bench.generator.render = lambda problem: renderer.render(style(problem, template))
+        bench.generator.render = lambda problem: bench.renderer.render(style(problem, template))
         return bench.generator, bench.generator.render
 
     def _open_bench(self) -> Bench:
@@ -149,7 +139,7 @@ class Sampler:
         )
         return bench
 
-    def _server(self, url: str, style: Style, thinking: bool) -> ServerGenerator:
+    def _open_server(self, url: str, style: Style) -> ServerGenerator:
         data, settings = self.config.data, self.settings
 
         def messages(problem: Problem) -> list[Message]:
@@ -167,8 +157,8 @@ class Sampler:
             messages,
             api_key_env=settings.api_key_env,
             concurrency=settings.concurrency,
-            think=ThinkFormat("free" if thinking else "empty", data.think_open, data.think_close),
-            request={} if thinking else NO_THINKING,
+            think=ThinkFormat("free", data.think_open, data.think_close),
+            thinks=data.think != "empty",
         )
 
 

@@ -27,9 +27,9 @@ NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False, "thinking": Fa
 class ServerGenerator:
     """Completions of a server: a generator that knows their text and no tokens.
 
-    messages: makes the chat of a problem. request: further keys of each request. think: the form
-    of completions; reasoning that the server sets apart is put back between its tags. no_replies:
-    why requests had none; such completions are left out of their group.
+    messages: makes the chat of a problem. think: the form of completions; reasoning that the server
+    sets apart is put back between its tags. thinks: whether problems that do not say so are asked
+    to think. no_replies: why requests had none; such completions are left out of their group.
     """
 
     exact = False
@@ -45,10 +45,10 @@ class ServerGenerator:
         api_key_env: str,
         concurrency: int,
         think: ThinkFormat,
-        request: Mapping[str, Any],
+        thinks: bool,
     ) -> None:
         self.url, self.model, self.messages, self.think = url, model, messages, think
-        self.api_key_env, self.concurrency, self.request = api_key_env, concurrency, request
+        self.api_key_env, self.concurrency, self.thinks = api_key_env, concurrency, thinks
         self.no_replies: list[str] = []
         self.num_tokens = 0
         self._has_replied = False
@@ -69,20 +69,23 @@ class ServerGenerator:
         """
         numbers = range(first_sibling, first_sibling + group_size)
         groups: list[Group] = []
-        pool, client = ThreadPoolExecutor(self.concurrency), self._client(sampling)
+        pool = ThreadPoolExecutor(self.concurrency)
+        clients = {thinks: self._client(sampling, thinks) for thinks in (True, False)}
         try:
-            asked = [[pool.submit(self._ask, client, one, n) for n in numbers] for one in problems]
+            asked = [[pool.submit(self._ask, clients, one, n) for n in numbers] for one in problems]
             for problem, futures in zip(problems, asked, strict=True):
                 found = [self._received(future.result()) for future in futures]
                 siblings = tuple(one for one in found if one is not None)
                 if siblings:
-                    prompt = Prompt(problem.question, siblings[0].tokens, self.think)
+                    first = siblings[0]
+                    prompt = Prompt(problem.question, first.tokens, first.think)
                     groups.append(Group(problem, prompt, siblings))
                     if on_group is not None:
                         on_group(groups[-1])
         finally:
             pool.shutdown(cancel_futures=True)  # those under way are waited for
-            client.close()
+            for client in clients.values():
+                client.close()
         return groups
 
     def sleep(self) -> None:
@@ -92,7 +95,7 @@ class ServerGenerator:
         """A server's weights are its own."""
         raise NotImplementedError("a server is not given weights")
 
-    def _client(self, sampling: SamplingConfig) -> JudgeClient:
+    def _client(self, sampling: SamplingConfig, thinks: bool) -> JudgeClient:
         more: dict[str, Any] = {"top_p": sampling.top_p, "stop": list(sampling.stop)}
         more |= {"top_k": sampling.top_k, "min_p": sampling.min_p}
         request = {key: value for key, value in more.items() if value not in (None, [], 1.0, 0.0)}
@@ -103,7 +106,7 @@ class ServerGenerator:
             temperature=sampling.temperature,
             max_tokens=sampling.max_tokens,
             prices=(0.0, 0.0),
-            request=json.dumps({**request, **self.request}),
+            request=json.dumps(request if thinks else {**request, **NO_THINKING}),
         )
         settings = Settings(
             judges=(endpoint,),
@@ -122,15 +125,19 @@ class ServerGenerator:
         client.dialect = Dialect(format="text")
         return client
 
-    def _ask(self, client: JudgeClient, problem: Problem, number: int) -> Completion | JudgeTrouble:
+    def _ask(
+        self, clients: Mapping[bool, JudgeClient], problem: Problem, number: int
+    ) -> Completion | JudgeTrouble:
+        thinks = self.thinks if problem.think is None else problem.think != "empty"
         name = f"{problem.group_id}/{number}"
         deadline = time.monotonic() + ALL_SECONDS
         try:
-            _, reply, _ = client.ask(self.messages(problem), {}, str, deadline, name)
+            _, reply, _ = clients[thinks].ask(self.messages(problem), {}, str, deadline, name)
         except JudgeTrouble as trouble:
             return trouble
         self.num_tokens += reply.usage.output_tokens or 0
-        completion = Completion.from_text(reply.text, name, self.think)
+        think = self.think if thinks else replace(self.think, mode="empty")
+        completion = Completion.from_text(reply.text, name, think)
         cut = reply.finish_reason == "length"
         return replace(completion, finish_reason="length") if cut else completion
 

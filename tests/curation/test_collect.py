@@ -139,6 +139,15 @@ def test_reasoning_that_a_server_sets_apart_is_put_back(serve: Any) -> None:
     assert cut["collected"]["finish_reason"] == "length"
 
 
+def test_a_row_may_ask_for_no_reasoning(serve: Any) -> None:
+    write("problems.jsonl", [problem(0, think="empty"), problem(1)])
+    server = serve(adds)
+    collect(server, num_samples=1)
+    switches = {question(each): each.body.get("chat_template_kwargs") for each in server.asked}
+    assert switches["1 + 1 ="] is None and switches["0 + 1 ="]["enable_thinking"] is False
+    assert [row["think"] for row in rows_in("out")] == ["empty", "free"]
+
+
 def test_styles_change_what_is_shown_and_not_what_is_written(serve: Any) -> None:
     write("chains.jsonl", [{"prompt": f"{n} + 7 =", "completion": f"Long {n}."} for n in range(3)])
     server = serve(adds)
