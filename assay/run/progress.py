@@ -1,15 +1,17 @@
-"""What a run shows while it runs: a live display on a terminal, plain lines everywhere else."""
+"""What a run shows while it runs: a live display on a terminal and in a notebook, else lines."""
 
 from __future__ import annotations
 
+import html
+import io
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleRenderable, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -23,6 +25,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 _PLAIN_EVERY = 5.0
 _SAMPLING_EVERY = 30.0  # seconds of silence after which a line says how far a generation is
 _LIVE_EVERY = 0.25
+_NOTEBOOK_WIDTH = 100
 _SHOWN = (
     ("reward/mean", "reward", "{:.3f}"),
     ("verdict/passed", "passed", "{:.1%}"),
@@ -112,10 +115,42 @@ class SamplingWatch:
             self._what, self._num_wanted, self._num_before = "sampling", 0, 0
 
 
+class NotebookDisplay:
+    """What a notebook's cell shows and replaces in place, as `Live` does on a terminal."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._newest: ConsoleRenderable | None = None
+        self._shown = float("-inf")
+
+    def update(self, shown: ConsoleRenderable) -> None:
+        """Show this in place of what was shown, at most once every so often."""
+        self._newest = shown
+        if time.monotonic() - self._shown >= _LIVE_EVERY:
+            self.stop()
+
+    def stop(self) -> None:
+        """Show the newest, if it is not shown yet."""
+        if self._newest is None:
+            return
+        text = io.StringIO()
+        Console(file=text, width=_NOTEBOOK_WIDTH, force_jupyter=False).print(self._newest)
+        plain = text.getvalue()
+        page = {"text/plain": plain, "text/html": f"<pre>{html.escape(plain)}</pre>"}
+        self._newest, self._shown = None, time.monotonic()
+        if self._handle is None:
+            from IPython.display import display  # pyright: ignore[reportMissingImports]
+
+            self._handle = display(page, raw=True, display_id=True)
+        else:
+            self._handle.update(page, raw=True)
+
+
 class Progress:
     """The display of one run, on standard error so that standard output stays clean; a `Listener`.
 
-    On a terminal: a bar, the last numbers and how the reward went, and how far the generation is.
+    On a terminal, and in a notebook's cell: a bar, the last numbers and how the reward went, and
+    how far the generation is.
     Elsewhere: a line a step, at most one every few seconds, and one where a generation has been
     silent for long. Quiet: nothing.
 
@@ -143,13 +178,15 @@ class Progress:
         self._pace: deque[tuple[int, float]] = deque(maxlen=_WINDOW)
         self._rewards: deque[float] = deque(maxlen=_WINDOW)
         self._last_line = float("-inf")
-        self._live: Live | None = None
+        self._live: Live | NotebookDisplay | None = None
         self._head: Group | None = None
-        every = _LIVE_EVERY if self.console.is_terminal else _SAMPLING_EVERY
-        self.sampling = SamplingWatch(self._show_sampling, every)
-        if self.console.is_terminal and not quiet:
+        if self.console.is_jupyter and not quiet:
+            self._live = NotebookDisplay()
+        elif self.console.is_terminal and not quiet:
             self._live = Live(console=self.console, refresh_per_second=4, transient=True)
             self._live.start()
+        every = _LIVE_EVERY if self._live is not None else _SAMPLING_EVERY
+        self.sampling = SamplingWatch(self._show_sampling, every)
 
     def __call__(self, kind: str, row: Row) -> None:
         """Show a finished step, an evaluation, or a line that stays."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import os
 import signal
+import sys
 import threading
 from dataclasses import dataclass
+from types import ModuleType
 
 import pytest
 from rich.console import Console
@@ -228,3 +230,44 @@ def test_a_quiet_run_says_nothing_of_its_generations(clock: list[float]) -> None
         clock[0] += 100.0
         progress.sampling(Call())
         assert out.getvalue() == ""
+
+
+class FakeCell:
+    """A notebook's `IPython.display`: the pages that its one display has shown."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pages: list[dict[str, str]] = []
+        self.num_displays = 0
+        module = ModuleType("IPython.display")
+        module.display = self.display  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
+        monkeypatch.setitem(sys.modules, "IPython.display", module)
+
+    def display(self, page: dict[str, str], **how: bool) -> FakeCell:
+        assert how == {"raw": True, "display_id": True}
+        self.num_displays += 1
+        self.pages.append(page)
+        return self
+
+    def update(self, page: dict[str, str], **how: bool) -> None:
+        self.pages.append(page)
+
+
+def test_a_notebook_s_cell_is_replaced_in_place(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    cell = FakeCell(monkeypatch)
+    console = Console(file=io.StringIO(), force_jupyter=True)
+    progress = Progress("a <b> run", 10, console=console)
+    for step in range(1, 11):
+        clock[0] += 0.1
+        progress("metrics", row(step))
+    assert cell.num_displays == 1 and 3 <= len(cell.pages) <= 5, "not at every step"
+    progress.close()
+    first, last = cell.pages[0]["text/plain"], cell.pages[-1]["text/plain"]
+    assert "1/10" in first and "10/10" in last and "reward 0.500" in last and "\x1b" not in last
+    assert "<pre>a &lt;b&gt; run" in cell.pages[-1]["text/html"]
+    quiet = Progress("quiet", 10, console=console, quiet=True)
+    quiet("metrics", row(1))
+    quiet.close()
+    assert cell.num_displays == 1
