@@ -6,7 +6,7 @@
 #   docker run --rm -it -v "$PWD:/data" --gpus all assay init grpo
 #
 # BASE: an image of Debian or Ubuntu, such as python:3.12-slim, or one of NVIDIA's CUDA images. Where it
-#   has no Python, that of its distribution is installed (3.11 or newer is needed).
+#   has no Python that can make an environment, that of its distribution is installed (3.11 or newer).
 # TORCH: what pip installs first. For Linux, plain torch is the CUDA build, which brings its own CUDA and
 #   runs on a CPU too. INDEX is that of the CPU command at pytorch.org/get-started/locally; that image is
 #   some gigabytes smaller. Empty: the base has a torch that is to be used.
@@ -20,7 +20,7 @@ ARG EXTRAS="hub,lora,gguf,verifiers"
 # A C compiler makes decoding faster on a CPU; git lets a run note the state of a checkout.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc libc6-dev git \
-    && (command -v python3 || apt-get install -y --no-install-recommends python3 python3-venv) \
+    && (python3 -c "import ensurepip" || apt-get install -y --no-install-recommends python3 python3-venv) \
     && rm -rf /var/lib/apt/lists/*
 
 ENV VIRTUAL_ENV=/opt/assay PATH=/opt/assay/bin:$PATH

@@ -102,3 +102,10 @@ def test_signatures_and_docstrings_become_markdown() -> None:
     )
     wanted = "Do it.\n\n```python\nf(1)\n\nf(2)\n```\n\n- `a`: one.\n- `b`, `c`: `two`."
     assert text == wanted
+
+
+def test_the_offline_block_prints_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", ADAPTERS.read_text(), re.DOTALL | re.MULTILINE)
+    (block,) = (one for one in blocks if "print(graded(" in one)
+    exec(block, {})
+    assert f"# {capsys.readouterr().out.strip()}\n" in block

@@ -26,7 +26,7 @@ from typing import Any, NoReturn, TypeVar
 
 from assay.data.rows import shown
 from assay.data.source import Source, split_settings
-from assay.errors import DataError, cause, message
+from assay.errors import DataError, cause, message, nearest
 from assay.foreign import FAILURES, OBJECT_NAME, import_object
 
 ACCEPTED = "a JSONL or Parquet file, hf:NAME, gym:TASK or package.module:object"
@@ -65,7 +65,10 @@ def open_source(text: str) -> Source:
     name, settings = split_settings(text)
     if OBJECT_NAME.fullmatch(name):
         return _open_object(text, name, settings)
-    raise DataError(message(text, "no such file", ACCEPTED))
+    path = Path(text)
+    there = os.listdir(path.parent) if os.access(path.parent, os.R_OK) else []
+    meant = "".join(f"did you mean {path.with_name(one)}?" for one in nearest(path.name, there))
+    raise DataError(message(text, "no such file", ACCEPTED, meant))
 
 
 Rows = str | Path | Iterable[str | Path | Mapping[str, Any]]

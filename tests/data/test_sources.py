@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from assay.data import parquet
 from assay.data.gym import GymRows
 from assay.data.problems import load_problems
 from assay.data.source import split_settings
-from assay.data.sources import python_name
+from assay.data.sources import ACCEPTED, open_source, python_name
 from assay.errors import DataError, MissingExtra
 from assay.types import Problem
 
@@ -390,3 +391,16 @@ def test_what_a_source_imports_is_known_without_importing_it() -> None:
     assert python_name("rows.of.mine:pairs?size=4") == "rows.of.mine:pairs"
     for other in ("hf:squad", "gym:chain_sum?size=4", "rows.jsonl", "a/rows:1"):
         assert python_name(other) is None
+
+
+def test_a_file_that_is_not_there_has_a_suggestion(tmp_path: Path) -> None:
+    (tmp_path / "problems.jsonl").write_text("{}\n")
+    wanted = re.escape(
+        f"found no such file; accepted: {ACCEPTED}; did you mean {tmp_path}/problems.jsonl?"
+    )
+    with pytest.raises(DataError, match=wanted):
+        open_source(str(tmp_path / "problem.jsonl"))
+    for text in (tmp_path / "other.csv", tmp_path / "absent" / "problems.jsonl", "\x00"):
+        with pytest.raises(DataError, match="found no such file") as caught:
+            open_source(str(text))
+        assert "did you mean" not in str(caught.value)

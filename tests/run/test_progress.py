@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 from rich.console import Console
+from rich.live import Live
 
 from assay.run.progress import Progress, evaluation_seconds_left, format_seconds, sparkline
 from assay.run.stop import StopSignal
@@ -217,7 +218,7 @@ def test_a_terminal_shows_a_bar_below_that_of_the_steps(clock: list[float]) -> N
     for second in (1.0, 2.0):
         clock[0] = second
         progress.sampling(Call(num_completions=5, tokens=99))
-    assert progress._live is not None
+    assert isinstance(progress._live, Live)
     progress._live.refresh()
     shown = out.getvalue()
     assert "5 of 8 completions, 99 tokens, 1,234 tokens/s" in shown and "3/10" in shown
