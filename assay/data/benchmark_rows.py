@@ -19,7 +19,7 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
-from typing import Any
+from typing import Any, TypeGuard
 
 from assay.errors import DataError, message
 
@@ -77,7 +77,9 @@ def _read_options(row: dict[str, Any], question: str, where: str) -> None:
         _ask(row, question, _lettered(choices, row["answer"], where, "answer"), row["answer"])
     elif _are_texts(options) and type(row.get("answer_index")) is int:
         index = row.pop("answer_index")
-        texts = [text for n, text in enumerate(options) if n == index or text != "N/A"]
+        kept = [n for n, text in enumerate(options) if n == index or text != "N/A"]
+        texts = [options[n] for n in kept]
+        index = kept.index(index) if index in kept else index
         if "question_id" in row:
             row.setdefault("id", row.pop("question_id"))
         _tag(row, row.pop("category", None))
@@ -106,6 +108,6 @@ def _tag(row: dict[str, Any], *tags: Any) -> None:
         row["tags"] = [*([own] if isinstance(own, str) else own), *new]
 
 
-def _are_texts(value: Any) -> bool:
+def _are_texts(value: Any) -> TypeGuard[Sequence[str]]:
     is_list = isinstance(value, Sequence) and not isinstance(value, str)
     return is_list and bool(value) and all(isinstance(one, str) for one in value)

@@ -65,6 +65,12 @@ def test_options_are_shown_and_judged(
         assert judge_choice(problem, Completion.from_text(text)).value == value, text
 
 
+def test_an_option_that_is_left_out_moves_those_behind_it() -> None:
+    problem = read({**MMLU_PRO, "options": ["1", "N/A", "3", "4"]})
+    assert problem.spec["options"] == {"A": "1", "B": "3", "C": "4"}
+    assert problem.spec["answer"] == "C"
+
+
 def test_gpqa_does_not_tell_the_right_option_by_its_place() -> None:
     places = set[str]()
     for number in range(40):
