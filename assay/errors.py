@@ -19,13 +19,20 @@ A message has one form: ``where: found X; accepted: Y; do Z``. `message` builds 
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 INTERRUPTED = 130
 """The exit code of a command that Ctrl-C or SIGTERM ended, as shells have it: 128 + SIGINT."""
+FAILURES = (Exception, SystemExit)
+"""What foreign code may raise: its exit is its failure, and not the end of the command."""
+_OBJECT = "package.module:object"
 
 
 class AssayError(Exception):
@@ -121,3 +128,55 @@ def edits(one: str, other: str) -> int:
                 row[-1] = min(row[-1], rows[-2][j - 2] + 1)
         rows.append(row)
     return rows[-1][-1]
+
+
+def find_object(name: str, where: str, error: type[AssayError]) -> Any:
+    """Import what ``package.module:object`` names, in ``where``; raises ``error`` in one line."""
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+    module_name, _, path = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in path.split("."):
+            if not hasattr(found, part):
+                meant = _did_you_mean(part, dir(found))
+                raise error(message(where, f"no {part!r} in {module_name}", _OBJECT, meant))
+            found = getattr(found, part)
+    except error:
+        raise
+    except FAILURES as failure:
+        raise error(_complaint_of_import(where, module_name, failure)) from failure
+    return found
+
+
+def _complaint_of_import(where: str, module: str, failure: BaseException) -> str:
+    """Say which module is missing, or at which of its lines it failed, and what to do."""
+    missing = failure.name if isinstance(failure, ModuleNotFoundError) else None
+    if missing and f"{module}.".startswith(f"{missing}."):
+        meant = _did_you_mean(missing, (path.stem for path in Path().glob("*.py")))
+        remedy = meant or f"start in the folder of {missing}.py, or install {missing}"
+        return message(where, f"no module {missing!r}", _OBJECT, remedy)
+    line = line_of(failure, __file__)
+    found = f"what cannot be imported ({cause(failure)}{line and f' in {line}'})"
+    remedy = f"install {missing}, or leave out its import" if missing else "mend it"
+    return message(where, found, "a module that can be imported", remedy)
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    near = nearest(name, (one for one in known if not one.startswith("_")))
+    return f"did you mean {near[0]}?" if near else ""
+
+
+def line_of(error: BaseException, *ours: str) -> str:
+    """Return ``file.py:12``: the line of the foreign file that raised, or led to what did.
+
+    ours: files that are on the way and are not the foreign one. An empty string: it is not known.
+    """
+    from traceback import walk_tb
+
+    frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+    passed = (*ours, importlib.__file__)
+    theirs = [one for one in frames if one[0] not in passed and "<frozen " not in one[0]]
+    lines = [line for name, line in theirs if name == theirs[0][0]]
+    return f"{Path(theirs[0][0]).name}:{lines[-1]}" if lines else ""

@@ -299,8 +299,8 @@ def test_what_people_read(assay: Assay, here: Path, model: Path) -> None:
     shown = assay("sample", model, "--problems", "heldout.jsonl", "--max-tokens", 4, "--num", 1)
     assert shown.code == 0 and "=== prompt ===" in shown.out and "failed" in shown.out
     measured = assay("eval", model, "--problems", "heldout.jsonl", "--max-tokens", 4)
-    rate = "pass@1 0.000 (95% interval 0.000 to 0.658)"
-    assert f"{rate}, 2 problems, greedy, 100% cut at the limit" in measured.out
+    assert "pass@1 0.000 (95% interval 0.000 to 0.658)" in measured.out
+    assert "2 problems, greedy, 100% cut at the limit" in measured.out
 
 
 def test_an_evaluation_shows_how_far_it_is(
@@ -432,8 +432,7 @@ def test_the_console_script_finds_rewards_in_the_working_directory(here: Path) -
     script = Path(sys.executable).with_name("assay")
     if not script.exists():
         pytest.skip("assay is not installed as a script beside this interpreter")
-    rows = [{"prompt": "1 + 1", "completion": text} for text in ("a", "bb")]
-    Path("judged.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows("judged.jsonl", [{"prompt": "1", "completion": text} for text in ("a", "bb")])
     done = subprocess.run(
         [str(script), "verify", "judged.jsonl", "--verifier", "rewards_in_cwd:odd", "--json"],
         capture_output=True,
@@ -442,8 +441,7 @@ def test_the_console_script_finds_rewards_in_the_working_directory(here: Path) -
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
-    judged = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [row["status"] for row in judged] == ["passed", "failed"]
+    assert [json.loads(line)["status"] for line in done.stdout.splitlines()] == ["passed", "failed"]
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])

@@ -10,7 +10,11 @@ import pytest
 
 from assay import errors
 
-TREE = [thing for _, thing in inspect.getmembers(errors, inspect.isclass)]
+TREE = [
+    thing
+    for _, thing in inspect.getmembers(errors, inspect.isclass)
+    if thing.__module__ == errors.__name__
+]
 
 
 @pytest.mark.parametrize("kind", TREE)

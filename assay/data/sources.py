@@ -26,8 +26,8 @@ from typing import Any, NoReturn, TypeVar
 
 from assay.data.rows import shown
 from assay.data.source import Source, split_settings
-from assay.errors import DataError, cause, message, nearest
-from assay.foreign import FAILURES, OBJECT_NAME, import_object
+from assay.errors import FAILURES, DataError, cause, message, nearest
+from assay.foreign import OBJECT_NAME, import_object
 
 ACCEPTED = "a JSONL or Parquet file, hf:NAME, gym:TASK or package.module:object"
 _DECLARED = "__assay_source__"

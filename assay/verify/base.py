@@ -19,8 +19,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from assay.errors import VerifierError, message
-from assay.foreign import find_object
+from assay.errors import VerifierError, find_object, message
 from assay.types import NotJudgedReason, Problem, StepScore, Verdict
 from assay.verify.expression import BUILT_IN
 

@@ -325,7 +325,7 @@ def test_metrics_of_single_completions() -> None:
         ("dpo", {"desirable_weight": 2.0}, "preference.desirable_weight: .*dpo learns from pairs"),
         ("dpo", {"undesirable_weight": 2.0}, "preference.undesirable_weight: .*learns from pairs"),
         ("dpo", {"colour": 1}, "preference: found colour; accepted: beta"),
-        ("nowhere:row", {}, "preference.method nowhere:row: found what cannot be imported"),
+        ("nowhere:row", {}, "preference.method nowhere:row: found no module 'nowhere'"),
         ("math:pi", {}, "preference.method: found math:pi = 3.14.*; accepted: an instance of"),
     ],
 )

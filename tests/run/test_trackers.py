@@ -158,11 +158,12 @@ def test_a_missing_library_is_told_before_a_model_is_loaded(
     from assay.training import api
 
     monkeypatch.setattr(trackers.PathFinder, "find_spec", lambda name: None)
-    config = make_config(tmp_path, log={"to": ["mlflow"]}, model={"path": str(tmp_path / "none")})
+    (tmp_path / "empty").mkdir()
+    config = make_config(tmp_path, log={"to": ["mlflow"]}, model={"path": str(tmp_path / "empty")})
     for call in (api.train, api.dry_run):
         with pytest.raises(MissingExtra):
             call(config, quiet=True)
-    assert [*tmp_path.iterdir()] == []
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 
 def fake_library(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from assay.foreign import line_of
+from assay.errors import line_of
 from assay.types import Group, Problem
 from assay.verify.base import Part, Verifier, as_part
 
