@@ -70,14 +70,14 @@ class Sampler:
         self._num_problems = len(rows)
         return rows
 
-    def with_slots(self) -> TrainConfig:
+    def _with_slots(self) -> TrainConfig:
         """Return the configuration with the engine's slots."""
         return with_slots(self.config, self._num_problems * self.settings.num_samples)
 
     def parts(self, rows: RowSet[Asked]) -> Iterator[RowSet[Asked]]:
         """Yield the problems part by part: rows of a part are written before the next is asked."""
         if self.settings.url is None:
-            slots = self.with_slots().engine.slots
+            slots = self._with_slots().engine.slots
         else:
             slots = self.settings.concurrency
         size = max(1, AT_ONCE * slots // self.settings.num_samples)
@@ -132,7 +132,7 @@ class Sampler:
         return bench.generator, bench.generator.render
 
     def _open_bench(self) -> Bench:
-        bench = open_bench(self.with_slots(), self.verifiers)
+        bench = open_bench(self._with_slots(), self.verifiers)
         watch = show_sampling(bench, self._stack, quiet=False)
         self._stack.enter_context(
             watch.doing("problems", self._num_problems * self.settings.num_samples)

@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from assay.config import SamplingConfig
 from assay.errors import ModelError, RunStopped
 from assay.model.weights import Weights
@@ -25,7 +27,7 @@ NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False, "thinking": Fa
 
 
 class ServerGenerator:
-    """Completions of a server: a generator that knows their text and no tokens.
+    """Completions of a server: a generator that knows their text, and of tokens only how many.
 
     messages: makes the chat of a problem. think: the form of completions; reasoning that the server
     sets apart is put back between its tags. thinks: whether problems that do not say so are asked
@@ -50,7 +52,6 @@ class ServerGenerator:
         self.url, self.model, self.messages, self.think = url, model, messages, think
         self.api_key_env, self.concurrency, self.thinks = api_key_env, concurrency, thinks
         self.no_replies: list[str] = []
-        self.num_tokens = 0
         self._has_replied = False
         self._in_a_row = 0
 
@@ -78,7 +79,7 @@ class ServerGenerator:
                 siblings = tuple(one for one in found if one is not None)
                 if siblings:
                     first = siblings[0]
-                    prompt = Prompt(problem.question, first.tokens, first.think)
+                    prompt = Prompt(problem.question, first.tokens[:0], first.think)
                     groups.append(Group(problem, prompt, siblings))
                     if on_group is not None:
                         on_group(groups[-1])
@@ -135,11 +136,11 @@ class ServerGenerator:
             _, reply, _ = clients[thinks].ask(self.messages(problem), {}, str, deadline, name)
         except JudgeTrouble as trouble:
             return trouble
-        self.num_tokens += reply.usage.output_tokens or 0
         think = self.think if thinks else replace(self.think, mode="empty")
         completion = Completion.from_text(reply.text, name, think)
-        cut = reply.finish_reason == "length"
-        return replace(completion, finish_reason="length") if cut else completion
+        tokens = np.zeros(reply.usage.output_tokens or 0, np.int32)
+        ended = "length" if reply.finish_reason == "length" else "eos"
+        return replace(completion, tokens=tokens, finish_reason=ended)
 
     def _received(self, reply: Completion | JudgeTrouble) -> Completion | None:
         """Return a completion, and count what had no reply; raises where there are too many."""

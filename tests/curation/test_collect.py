@@ -123,6 +123,7 @@ def test_a_server_is_asked_for_each_sample(serve: Any) -> None:
     assert (body["model"], body["max_tokens"], body["temperature"]) == ("m", 7, 0.5)
     assert body["top_p"] == 0.9 and "response_format" not in body
     assert manifest.measured["pass_rate"] == 0.75 and manifest.measured["solved"] == 3
+    assert manifest.measured["tokens"] == 20 * manifest.rows, "as the server counts them"
 
 
 def test_reasoning_that_a_server_sets_apart_is_put_back(serve: Any) -> None:
