@@ -42,6 +42,7 @@ class LocalStep:
         tokenizer: Any = None,
         eos_ids: Sequence[int] = (),
         state_dtype: str = "float32",
+        activation_checkpointing: bool = False,
     ) -> None:
         self.model = model
         self.group_size = group_size
@@ -68,6 +69,7 @@ class LocalStep:
             total_steps=1000,
             layout=self.layout.layout,
             lean=self.layout.lean,
+            activation_checkpointing=activation_checkpointing,
         )
 
     def generate(self) -> list[Group]:

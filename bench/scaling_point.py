@@ -26,7 +26,8 @@ WIDE_BYTES = 4  # gradients are added up in float32
 class Point:
     """What is measured: a model of random weights, prompts of random tokens, lengths forced.
 
-    num_steps: how many are measured, after a first that is not.
+    num_steps: how many are measured, after a first that is not. activation_checkpointing: layers
+    keep their inputs only, and compute the rest again in the backward pass.
     """
 
     shape: ModelShape
@@ -37,6 +38,7 @@ class Point:
     group_size: int = 8
     threads: int = 2
     num_steps: int = 3
+    activation_checkpointing: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -114,7 +116,13 @@ def _step_taken(point: Point) -> LocalStep:
     longest = point.prompt_length + point.completion_length
     model = random_model(point.shape, point.dtype, max_positions=max(longest, 4096))
     prompts = random_prompts(point.num_prompts, point.prompt_length, point.shape.vocabulary)
-    step = LocalStep(model, prompts, point.group_size, point.completion_length)
+    step = LocalStep(
+        model,
+        prompts,
+        point.group_size,
+        point.completion_length,
+        activation_checkpointing=point.activation_checkpointing,
+    )
     step.update(step.generate())
     return step
 
