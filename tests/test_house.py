@@ -70,10 +70,10 @@ BUDGETS = {
     "learn": 3850,
     "model": 3730,  # 240: a layer in C; attention by blocks on a GPU; 104: long rows of other models hold no whole mask
     "plan": 1366,
-    "recipes": 1300,  # chains of stages; 245: their report; 130: the demo, which came from training
+    "recipes": 1340,  # chains of stages; 285: their report, a row for each benchmark and think mode; 130: the demo, which came from training
     "reward_models": 1460,  # was verify/reward_model: it reads runs and checkpoints
-    "run": 5022,  # `load_run` 220, four experiment trackers 370, rollouts read and runs compared 300; 75: a table in a terminal 50, how a run ended 25; intervals and exact tests 200; 40: progress in a notebook
-    "training": 5940,  # 15: the curriculum is opened with what its rows say; 200 more: the model card; 510: the Python API, reward functions of TRL and verl; models compared 640; accuracy of each think mode 40
+    "run": 5040,  # `load_run` 220, four experiment trackers 370, rollouts read and runs compared 300; 75: a table in a terminal 50, how a run ended 25; intervals and exact tests 200; 40: progress in a notebook
+    "training": 5970,  # 15: the curriculum is opened with what its rows say; 200 more: the model card; 510: the Python API, reward functions of TRL and verl; models compared 640; accuracy of each think mode and source 60
     "start": 1427,  # `assay init` 660; 614 came from plan: what opens a model to measure it, for `assay plan`; 135 more: rows held out, the key of answers, a refusal that leaves nothing
     "verify/*.py": 1309,  # fields that all rooms share, and what each may hold: numbers, lists
     "verify/answers": 3785,

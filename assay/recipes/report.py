@@ -11,7 +11,7 @@ from typing import Any
 from assay.curation.base import MANIFEST, read_manifest
 from assay.curation.base import Manifest as DataManifest
 from assay.recipes.manifest import TINY, Manifest, Row
-from assay.run.evaluations import accuracy_of, gain_between, kind_of
+from assay.run.evaluations import accuracy_of, gain_between, kind_of, parts_of
 from assay.run.files import write_atomic
 from assay.run.intervals import share_words
 from assay.run.loaded import LoadedRun, load_run
@@ -87,56 +87,88 @@ def _data_set_of(manifest: Manifest, row: Row) -> DataManifest | None:
 
 
 def _models(rows: Sequence[Row], runs: Mapping[str, LoadedRun]) -> Iterator[Block]:
-    """Yield the table of stage x benchmark: held-out accuracy after each stage."""
-    measured: list[tuple[str, str, dict[tuple[str, str], Mapping[str, Any]]]] = []
+    """Yield the table of stage x benchmark x think mode: held-out accuracy after each stage."""
+    looks: list[tuple[str, str, LoadedRun, Sequence[Mapping[str, Any]]]] = []
     for row in rows:
-        if row.stage not in runs:
-            continue
-        evaluations = [one for one in runs[row.stage].evaluations if accuracy_of(one) is not None]
-        first = {_benchmark(runs[row.stage], one): one for one in reversed(evaluations)}
-        if not measured and first:
-            measured.append((f"before {row.stage}", "", dict(reversed(first.items()))))
-        last = {_benchmark(runs[row.stage], one): one for one in evaluations}
-        measured.append((row.stage, row.kind, last))
-    names = list(dict.fromkeys(name for _, _, found in measured for name in found))
-    if not names:
+        if (run := runs.get(row.stage)) is not None:
+            evaluations = [one for one in run.evaluations if accuracy_of(one) is not None]
+            if evaluations and not looks:
+                first = [one for one in evaluations if one["step"] == evaluations[0]["step"]]
+                looks.append((f"before {row.stage}", "", run, first))
+            looks.append((row.stage, row.kind, run, evaluations))
+    measured = [(stage, kind, _found_in(run, told, rows)) for stage, kind, run, told in looks]
+    places = list(dict.fromkeys(place for _, _, found in measured for place in found))
+    if not places:
         return
-    sets = {name[0] for name in names}
-    heads = [", ".join([*[part for part in name[:1] if len(sets) > 1], name[1]]) for name in names]
+    named = (name for _, _, found in measured for one in found.values() for name in one)
+    series = list(dict.fromkeys(named))
+    leading = series[0]
+    sets, modes = ({place[n] for place in places} for n in (0, 1))
     note = "Held-out accuracy (pass@1) after each stage, with its standard error."
     if len(sets) == 1:
         note += f" Problems: {next(iter(sets))}."
-    gained = [f"gained on the row above, {heads[0]}", f"mean tokens, {heads[0]}"]
+    if len(modes) > 1:
+        note += " think: empty asks for an answer without reasoning."
+    shown = [n for n, names in enumerate((sets, modes)) if len(names) > 1]
+    head = ["stage", "", *(("problems", "think")[n] for n in shown), *series]
+    head += [f"gained on the stage before, {leading}", f"mean tokens, {leading}"]
     cells: list[list[str]] = []
-    before: Mapping[str, Any] | None = None
+    before_it: dict[tuple[str, str], Mapping[str, Any]] = {}
     for stage, kind, found in measured:
-        now = found.get(names[0])
-        gain = gain_between(before, now) if before is not None and now is not None else None
-        length = "" if now is None else f"{now.get('eval/mean_tokens') or 0:.1f}"
-        shares = [_accuracy(found.get(name)) for name in names]
-        cells.append([stage, kind, *shares, "" if gain is None else str(gain), length])
-        before = now or before
-    yield Block("What each stage made of the model", note, ["stage", "", *heads, *gained], cells)
-    tags = {
-        (stage, tag): share
-        for stage, _, found in measured
-        for tag, share in (found.get(names[0], {}).get("eval/by_tag") or {}).items()
-    }
-    known = list(dict.fromkeys(tag for _, tag in tags))
-    if len(known) > 1:
-        note = f"The same by tag, {heads[0]}."
-        shown = [
-            [stage, *(_share(tags.get((stage, tag))) for tag in known)] for stage, _, _ in measured
-        ]
-        yield Block("By tag", note, ["stage", *known], shown)
+        for place in [one for one in places if one in found] or [("", "")]:
+            of_place = found.get(place, {})
+            now, before = of_place.get(leading), before_it.get(place)
+            gain = gain_between(before, now) if before is not None and now is not None else None
+            length = "" if now is None else f"{now.get('eval/mean_tokens') or 0:.1f}"
+            shares = [_accuracy(of_place.get(name)) for name in series]
+            gained = "" if gain is None else str(gain)
+            cells.append([stage, kind, *(place[n] for n in shown), *shares, gained, length])
+            before_it |= {} if now is None else {place: now}
+    yield Block("What each stage made of the model", note, head, cells)
+    yield from _by_tag([(stage, told) for stage, _, _, told in looks], leading)
 
 
-def _benchmark(run: LoadedRun, evaluation: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what was measured: the held-out sources, and how they were sampled."""
+_Found = dict[tuple[str, str], dict[str, Mapping[str, Any]]]
+"""Rows of evaluations, by benchmark and think mode, and by their series."""
+
+
+def _found_in(
+    run: LoadedRun, evaluations: Sequence[Mapping[str, Any]], rows: Sequence[Row]
+) -> _Found:
+    """Return the last evaluation of each benchmark in each think mode."""
     config = run.config
     stages = (config.data, config.preference, config.reward_model)
     sources = [one for stage in stages if stage is not None for one in stage.heldout]
-    return ", ".join(sources), kind_of(evaluation)
+    found: _Found = {}
+    for evaluation in evaluations:
+        parts = parts_of(evaluation).items()
+        named = {(_set_name(source, rows), mode): part for (source, mode), part in parts}
+        whole = {(", ".join(_set_name(one, rows) for one in sources), ""): evaluation}
+        for place, part in (named or whole).items():
+            if accuracy_of(part) is not None:
+                found.setdefault(place, {})[kind_of(part)] = part
+    return found
+
+
+def _set_name(source: str, rows: Sequence[Row]) -> str:
+    """Return the name of the stage that made a source, else the source."""
+    made = (row.stage for row in rows if source.endswith(f"/{row.output}"))
+    return next(made, source)
+
+
+def _by_tag(
+    looks: Sequence[tuple[str, Sequence[Mapping[str, Any]]]], series: str
+) -> Iterator[Block]:
+    shares: dict[str, Mapping[str, float]] = {}
+    for stage, evaluations in looks:
+        shares[stage] = {}
+        for evaluation in evaluations:
+            if kind_of(evaluation) == series:
+                shares[stage] = evaluation.get("eval/by_tag") or {}
+    tags = list(dict.fromkeys(tag for found in shares.values() for tag in found))
+    if len(tags) > 1:
+        cells = [[name, *(_share(own.get(tag)) for tag in tags)] for name, own in shares.items()]
+        yield Block("By tag", f"The same by tag, {series}.", ["stage", *tags], cells)
 
 
 def _accuracy(evaluation: Mapping[str, Any] | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -42,9 +42,33 @@ def by_kind(evaluations: Sequence[Row]) -> dict[str, list[Row]]:
 def by_think_mode(evaluation: Row) -> dict[str, Row]:
     """Return what an evaluation says of each think mode, as rows; empty where there is only one."""
     modes: Mapping[str, Row] = evaluation.get("eval/by_think") or {}
+    return {mode: _as_row(own) for mode, own in modes.items()}
+
+
+def parts_of(evaluation: Row) -> dict[tuple[str, str], Row]:
+    """Return what an evaluation says of each source in each think mode, as rows.
+
+    Empty where there is only one of both, and of evaluations that do not tell them apart.
+    """
+    sources: Mapping[str, Mapping[str, Row]] = evaluation.get("eval/by_source") or {}
     return {
-        mode: {f"eval/{name}": value for name, value in own.items()} for mode, own in modes.items()
+        (source, mode): _as_row(own) | {"eval/temperature": evaluation.get("eval/temperature")}
+        for source, modes in sources.items()
+        for mode, own in modes.items()
     }
+
+
+def without_problems(evaluation: Row) -> dict[str, Any]:
+    """Return an evaluation without the shares of single problems."""
+    return {
+        key: without_problems(cast("Row", value)) if isinstance(value, dict) else value
+        for key, value in evaluation.items()
+        if key not in ("eval/by_problem", "by_problem")
+    }
+
+
+def _as_row(rates: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"eval/{name}": value for name, value in rates.items()}
 
 
 def of_deciding_kind(evaluations: Sequence[Row]) -> list[Row]:

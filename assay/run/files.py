@@ -279,7 +279,7 @@ def _is_measured(key: str, value: Any) -> bool:
         return type(value) is int
     if key == "eval/kind":
         return isinstance(value, str)
-    if key in ("eval/by_tag", "eval/by_think", "eval/reliability"):
+    if key in ("eval/by_tag", "eval/by_think", "eval/by_source", "eval/reliability"):
         return isinstance(value, dict | list)
     if key == "eval/by_problem" and isinstance(value, dict):
         return all(

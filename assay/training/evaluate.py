@@ -15,7 +15,7 @@ import numpy as np
 
 from assay.config import SamplingConfig
 from assay.generate.base import Generator
-from assay.run.evaluations import by_think_mode
+from assay.run.evaluations import by_think_mode, without_problems
 from assay.run.intervals import share_interval, share_words, stderr_of
 from assay.training.voting import Compared, candidates
 from assay.types import Group, Problem, Verdict
@@ -87,7 +87,8 @@ class Evaluation:
     (a program's, a user's function) the extracted texts vote. None with a single sample, and
     where no answer was extracted at all.
     by_problem: the share of each problem, by its id. by_think: where the prompts have several think
-    modes, those of each: pass_at_1, stderr, num_problems, mean_tokens.
+    modes, those of each: pass_at_1, stderr, num_problems, mean_tokens. by_source: where there are
+    several sources or modes, the same of each source and in it of each mode, with its by_problem.
     """
 
     num_problems: int
@@ -105,6 +106,7 @@ class Evaluation:
     seconds: float = 0.0
     by_problem: Mapping[str, float] = field(default_factory=dict[str, float])
     by_think: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Any])
+    by_source: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Any])
 
     def as_row(self) -> dict[str, Any]:
         """Return plain values under the names of metrics."""
@@ -114,8 +116,8 @@ class Evaluation:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON: those of `as_row` without prefix and single problems."""
-        row = {key.removeprefix("eval/"): value for key, value in self.as_row().items()}
-        row.pop("by_problem")
+        row = without_problems(self.as_row())
+        row = {key.removeprefix("eval/"): value for key, value in row.items()}
         return {**row, "interval": self.interval}
 
     @property
@@ -223,8 +225,7 @@ class _Tally:
         self.majorities: list[float] = []
         self.has_votes = False
         self.by_tag: dict[str, list[float]] = defaultdict(list)
-        self.by_think: dict[str, list[float]] = defaultdict(list)
-        self.think_lengths: dict[str, list[int]] = defaultdict(list)
+        self.parts: dict[tuple[str, str], _Part] = defaultdict(_Part)  # by source and think mode
         self.lengths: list[int] = []
         self.num_truncated = 0
         self.num_not_judged = 0
@@ -238,7 +239,7 @@ class _Tally:
         for n, (group, group_verdicts) in enumerate(zip(groups, verdicts, strict=True)):
             lengths = [len(completion.tokens) for completion in group.completions]
             self.lengths += lengths
-            self.think_lengths[group.prompt.think.mode] += lengths
+            self._part_of(group).lengths += lengths
             self.num_truncated += sum(completion.truncated for completion in group.completions)
             judged = [verdict for verdict in group_verdicts if verdict.judged]
             self.num_not_judged += len(group_verdicts) - len(judged)
@@ -253,12 +254,16 @@ class _Tally:
         share = num_correct / len(judged)
         self.by_problem[problem.id] = share
         self.counts.append((len(judged), num_correct))
-        self.by_think[group.prompt.think.mode].append(share)
+        self._part_of(group).shares[problem.id] = share
         for tag in problem.tags:
             self.by_tag[tag].append(share)
         if self.num_samples > 1:
             self.majorities.append(majority_correct(judged, same))
             self.has_votes |= any(verdict.extracted is not None for verdict in judged)
+
+    def _part_of(self, group: Group) -> _Part:
+        source = group.problem.source.rpartition(":")[0]
+        return self.parts[source, group.prompt.think.mode]
 
     def _pass_at(self) -> tuple[dict[int, float], int]:
         """Return each pass@k, and the number of problems with enough judged for the largest k."""
@@ -285,20 +290,40 @@ class _Tally:
             temperature=temperature,
             seconds=seconds,
             by_problem=self.by_problem,
-            by_think=self._by_think() if len(self.think_lengths) > 1 else {},
+            by_think=self._by_think(),
+            by_source=self._by_source() if len(self.parts) > 1 else {},
         )
 
     def _by_think(self) -> dict[str, dict[str, Any]]:
-        return {
-            mode: {
-                "pass_at_1": _mean(shares) if shares else None,
-                "stderr": stderr_of(shares),
-                "num_problems": len(shares),
-                "mean_tokens": _mean(self.think_lengths[mode]),
-            }
-            for mode in sorted(self.think_lengths)
-            for shares in [self.by_think.get(mode, [])]
+        modes = sorted({mode for _, mode in self.parts})
+        of_mode = {
+            mode: [part for (_, own), part in self.parts.items() if own == mode] for mode in modes
         }
+        return {mode: _rates(of_mode[mode]) for mode in modes} if len(modes) > 1 else {}
+
+    def _by_source(self) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = defaultdict(dict)
+        for (source, mode), part in self.parts.items():
+            found[source][mode] = {**_rates([part]), "by_problem": part.shares}
+        return dict(found)
+
+
+@dataclass
+class _Part:
+    """The problems of one source in one think mode: the share of each, and all lengths."""
+
+    shares: dict[str, float] = field(default_factory=dict[str, float])
+    lengths: list[int] = field(default_factory=list[int])
+
+
+def _rates(parts: Sequence[_Part]) -> dict[str, Any]:
+    shares = [share for part in parts for share in part.shares.values()]
+    return {
+        "pass_at_1": _mean(shares) if shares else None,
+        "stderr": stderr_of(shares),
+        "num_problems": len(shares),
+        "mean_tokens": _mean([length for part in parts for length in part.lengths]),
+    }
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -14,6 +14,7 @@ from assay.run.evaluations import (
     by_think_mode,
     gain_between,
     kind_of,
+    without_problems,
 )
 from assay.run.files import read_events, read_step_rows
 from assay.run.intervals import share_words
@@ -107,14 +108,10 @@ def read_result(folder: Path) -> TrainResult:
         report=str(report) if report.exists() else None,
         steps=steps,
         ended=ended[-1] if ended else "still running, or killed",
-        before=list(map(_without_problems, before)),
-        after=list(map(_without_problems, after)),
+        before=list(map(without_problems, before)),
+        after=list(map(without_problems, after)),
         gains=gains,
     )
-
-
-def _without_problems(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if key != "eval/by_problem"}
 
 
 UNJUDGED = "no answer to judge by"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from recipe_worlds import World
 
+from assay.run.evaluations import parts_of
 from assay.run.intervals import share_words
 from assay.run.loaded import load_run
 
@@ -35,6 +36,33 @@ def test_the_report_tells_each_stage_and_data_set(world: World) -> None:
     ]
     page = (folder / "report.html").read_text()
     assert shares in page and "<b>" not in page.partition("</header>")[2]
+
+
+def test_benchmarks_and_think_modes_are_rows_of_their_own(world: World) -> None:
+    """Two held-out sets, one of them made by a stage, and one in both modes."""
+    both = [{"id": f"b{n}", "prompt": f"{n} + 2 =", "answer": "2"} for n in range(4)]
+    for n, row in enumerate(both):
+        row["think"] = "empty" if n % 2 else "free"
+    made = {"data": "filter", "inputs": [str(world.rows("both", both))]}
+    held = {"heldout": ["@made", *world.source("held")], "think": "free"}
+    tree = world.tree(cold={"data": held}, reason={"data": held})
+    tree["stage"] = {"made": made, **tree["stage"]}
+    folder = Path(world.run(world.file(tree)).folder)
+    text = (folder / "report.md").read_text()
+    head = "| stage |  | problems | think | greedy | gained on the stage before, greedy | mean"
+    assert head in text
+    held_name = world.source("held")[0]
+    places = [("made", "free"), ("made", "empty"), (held_name, "free")]
+    found = parts_of(load_run(folder / "reason").evaluations[-1])
+    assert len(found) == 3
+    for stage in ("before cold |  ", "cold | sft ", "reason | rl "):
+        rows = [line for line in text.splitlines() if line.startswith(f"| {stage}|")]
+        assert [tuple(row.split(" | ")[2:4]) for row in rows[:3]] == places
+    for (source, mode), part in found.items():
+        name = "made" if source.endswith("made/rows.jsonl") else source
+        (row,) = (one for one in rows if f"| {name} | {mode} |" in one)
+        assert f"| {part['eval/pass_at_1']:.1%}{share_words(part)} |" in row
+        assert row.endswith(f"| {part['eval/mean_tokens']:.1f} |") and "%" in row.split(" | ")[5]
 
 
 def test_a_stage_that_failed_has_a_report_too(world: World) -> None:

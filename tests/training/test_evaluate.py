@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from train_worlds import CountingJudge, group_of, verdict
 
 from assay.config import SamplingConfig
+from assay.run.evaluations import parts_of
 from assay.testing import ScriptedGenerator
 from assay.training import evaluate as evaluate_module
 from assay.training.evaluate import Evaluation, evaluate, majority_correct, pass_at_k, summarize
@@ -178,6 +179,28 @@ def test_rates_by_think_mode() -> None:
     expected = {mode: dict(zip(names, values, strict=True)) for mode, values in rates.items()}
     assert found.by_think == expected == json.loads(json.dumps(found.as_row()))["eval/by_think"]
     assert "think free 0.500 (95% interval 0.095 to 0.905), think opened not judged" in str(found)
+
+
+def test_rates_by_source_and_think_mode() -> None:
+    def group(id: str, source: str, mode: ThinkMode, outcome: bool) -> tuple[Group, list[Verdict]]:
+        verdicts = [verdict(outcome)]
+        made = group_of(verdicts)
+        problem = replace(made.problem, id=id, source=source)
+        prompt = Prompt("?", made.prompt.tokens, ThinkFormat(mode))
+        return Group(problem, prompt, made.completions), verdicts
+
+    one = [group("p", "a.jsonl:1", "free", True), group("q", "a.jsonl:2", "free", False)]
+    assert summarize_pairs(one).by_source == {}, "one source in one mode: there is no more to say"
+    more = [group("r", "hf:o/n:1", "free", True), group("s", "hf:o/n:2", "empty", False)]
+    found = summarize_pairs([*one, *more])
+    parts = parts_of(found.as_row())
+    assert parts.keys() == {("a.jsonl", "free"), ("hf:o/n", "free"), ("hf:o/n", "empty")}
+    first = parts["a.jsonl", "free"]
+    assert first["eval/pass_at_1"] == 0.5 and first["eval/stderr"] == pytest.approx(0.5)
+    assert first["eval/by_problem"] == {"p": 1.0, "q": 0.0}
+    assert parts["hf:o/n", "empty"]["eval/num_problems"] == 1
+    assert "by_problem" not in json.dumps(found.as_dict())
+    assert found.by_think["free"]["num_problems"] == 3
 
 
 def judge_length(problem: Problem, completion: Completion) -> Verdict:
