@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from assay.config import check_siblings
 from assay.config.section import Count, Natural, Temperature, Text
 from assay.curation.base import Row, StageSettings, read_row
-from assay.data.rows import read_problem
+from assay.data.rows import problem_row, read_problem
 from assay.data.traces import Trace
 from assay.errors import ConfigError
 from assay.toml_text import plain_tables
@@ -99,16 +99,6 @@ def read_asked(row: Any, where: str, default_id: str) -> Asked:
         return Asked(problem_row(problem), problem)
     kept = read_row(row, where, default_id)
     return Asked(kept, read_problem(kept, where, default_id))
-
-
-def problem_row(problem: Problem) -> Row:
-    """Return a problem as a row that is read as the same problem."""
-    prompt = problem.prompt if isinstance(problem.prompt, str) else list(map(dict, problem.prompt))
-    row: Row = {"id": problem.id, "prompt": prompt, **problem.spec}
-    row |= {"verifier": problem.verifier} if problem.verifier is not None else {}
-    row |= {"tags": list(problem.tags)} if problem.tags else {}
-    row |= {"think": problem.think} if problem.think is not None else {}
-    return {**row, "source": row.get("source", problem.source)}
 
 
 def in_style(

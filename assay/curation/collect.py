@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from assay.config.section import Natural, Text
-from assay.curation.asking import REFLECT, AskingSettings, in_style, problem_row
+from assay.curation.asking import REFLECT, AskingSettings, in_style
 from assay.curation.base import DataStage, Manifest, Output, Row
+from assay.data.rows import problem_row
 from assay.data.traces import Trace, load_traces
 from assay.errors import ConfigError, message
 from assay.types import Problem, Verdict

@@ -11,10 +11,11 @@ from typing import Any
 from pydantic import field_validator
 
 from assay.config.section import Count, Text, found_words
-from assay.curation.asking import Asked, AskingSettings, problem_row
+from assay.curation.asking import Asked, AskingSettings
 from assay.curation.base import DataStage, Manifest, Output
 from assay.curation.collect import completion_row
 from assay.curation.judged import as_judged, read_collected
+from assay.data.rows import problem_row
 from assay.types import Problem
 
 ORIGINAL = "completion"

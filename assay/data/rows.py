@@ -64,8 +64,23 @@ def read_problem(row: Any, where: str, default_id: str) -> Problem:
     return Problem(id, prompt, spec, verifier, tags, where, think=think)
 
 
+def problem_row(problem: Problem) -> dict[str, Any]:
+    """Return a problem as a row that is read as the same problem."""
+    prompt = problem.prompt if isinstance(problem.prompt, str) else list(map(dict, problem.prompt))
+    row: dict[str, Any] = {"id": problem.id, "prompt": prompt, **problem.spec}
+    row |= {"verifier": problem.verifier} if problem.verifier is not None else {}
+    row |= {"tags": list(problem.tags)} if problem.tags else {}
+    row |= {"think": problem.think} if problem.think is not None else {}
+    return {**row, "source": row.get("source", problem.source)}
+
+
 def copy_row(row: Any, where: str) -> dict[str, Any]:
-    """Return a copy of a row, less its null keys."""
+    """Return a copy of a row, less its null keys; a `Problem`, `Trace` or the like becomes one."""
+    if isinstance(row, Problem):
+        row = problem_row(row)
+    elif dataclasses.is_dataclass(row) and not isinstance(row, type):
+        found = {one.name: getattr(row, one.name) for one in dataclasses.fields(row)}
+        row = {key: value for key, value in found.items() if value != ""}
     if not isinstance(row, Mapping):
         raise DataError(message(where, shown(row), "a row of keys and values (a JSON object)"))
     copy = dict(row)

@@ -121,13 +121,8 @@ def imperfect_traces(
     result is off by 1 to 3 with probability ``corrupted``, and later steps go on from it.
     """
     check_chain(split, num_terms, max_number, operators)
-    for name, share in (
-        ("corrupted", corrupted),
-        ("guessed", guessed),
-        ("bare", bare),
-    ):
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
-            raise DataError(message(name, repr(share), "a share in [0, 1]"))
+    for name, share in (("corrupted", corrupted), ("guessed", guessed), ("bare", bare)):
+        check_share(name, share)
 
     def make(index: int) -> Trace:
         random = Random(f"traces {seed} {index}")
@@ -191,11 +186,22 @@ def written_steps(chain: Chain, results: Sequence[int]) -> Iterator[str]:
 
 def check_chain(split: str, num_terms: int, max_number: int, operators: str) -> None:
     """Raise DataError for settings that no expression has."""
-    if split not in ("train", "heldout"):
-        raise DataError(message("split", repr(split), "train or heldout"))
+    check_split(split)
     if type(num_terms) is not int or num_terms < 2:
         raise DataError(message("num_terms", repr(num_terms), "a whole number >= 2"))
     if type(max_number) is not int or max_number < 1:
         raise DataError(message("max_number", repr(max_number), "a whole number >= 1"))
     if not isinstance(operators, str) or not operators or set(operators) - set("+-"):
         raise DataError(message("operators", repr(operators), "+ or - or both"))
+
+
+def check_split(split: str) -> None:
+    """Raise DataError for what is no split."""
+    if split not in ("train", "heldout"):
+        raise DataError(message("split", repr(split), "train or heldout"))
+
+
+def check_share(name: str, share: float) -> None:
+    """Raise DataError for what is no share."""
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+        raise DataError(message(name, repr(share), "a share in [0, 1]"))

@@ -9,6 +9,7 @@ import pytest
 from stage_runs import run_on, took, written
 
 from assay.curation.base import run_stage
+from assay.data.traces import load_traces
 from assay.errors import ConfigError, DataError
 
 
@@ -82,3 +83,13 @@ def test_what_cannot_be_mixed_is_told(tmp_path: Path) -> None:
         run_on(tmp_path, "mix", numbered("a", 3), numbered("b", 3), weights=[1.0])
     with pytest.raises(DataError, match=r"mix rows: found 7; accepted: at most 6 at these weights"):
         run_on(tmp_path, "mix", numbered("a", 3), numbered("b", 3), rows=7)
+
+
+def test_built_in_traces_are_mixed_too(tmp_path: Path) -> None:
+    sums = "assay.data.tasks:imperfect_traces?size=20&num_terms=3"
+    lists = "assay.data.word_tasks:imperfect_lists?size=20"
+    settings = {"inputs": [sums, lists], "weights": [1.0, 2.0]}
+    run_stage("mix", settings, tmp_path / "mixed")
+    rows = written(tmp_path / "mixed")
+    assert len(rows) == 30 and sum("<think>" in row["completion"] for row in rows) == 10
+    assert len(load_traces([str(tmp_path / "mixed" / "rows.jsonl")])) == 30

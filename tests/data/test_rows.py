@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from assay.data.rows import last_box, read_problem
+from assay.data.rows import copy_row, last_box, read_problem
+from assay.data.traces import Trace
 from assay.errors import DataError
 from assay.types import Problem
 
@@ -140,3 +141,14 @@ def test_a_bad_row_is_named_by_place_and_key(row: Any, expected: str) -> None:
 
 def test_a_long_value_is_cut_in_the_message() -> None:
     assert len(complaint({"prompt": "x", "tags": list(range(10_000))})) < 250
+
+
+def test_finished_values_become_rows() -> None:
+    problem = Problem("a", "2+2?", {"answer": 4}, "math", ("x",))
+    row = copy_row(problem, "here")
+    assert (row["id"], row["answer"], row["tags"]) == ("a", 4, ["x"])
+    again = read(row)
+    assert (again.id, again.prompt, again.verifier) == ("a", "2+2?", "math")
+    assert copy_row(Trace("2+2?", "4"), "here") == {"prompt": "2+2?", "completion": "4"}
+    with pytest.raises(DataError, match="a row of keys and values"):
+        copy_row(Trace, "here")

@@ -1,0 +1,129 @@
+"""Built-in generated problems: lists of words that keep to instructions which a program can check.
+
+    assay.data.word_tasks:word_lists?size=2000&split=train       problems: at least 3 words, quoted:
+    assay.data.word_tasks:imperfect_lists?size=2000&missed=0.3   traces that miss some of it
+
+The instructions are types of IFEval, for the verifier ``instructions``; none of them needs a
+library. Row n depends on the seed and n alone. A prompt belongs to one split, by a hash of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from assay.data.sources import source
+from assay.data.tasks import Generated, Split, check_share, check_split, in_split
+from assay.data.traces import Trace
+from assay.errors import DataError, message
+from assay.types import Problem
+
+_WORDS = "owl sun tree fish rain moon leaf bird stone wind cloud rose bear hill snow lamp"
+WORDS = tuple(_WORDS.split(" "))
+MOST_WORDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction: its words in the prompt, its id and its arguments."""
+
+    text: str
+    id: str
+    kwargs: dict[str, Any]
+
+
+@source
+def word_lists(
+    size: int = 1000, seed: int = 0, split: Split = "train", most: int = 3
+) -> Sequence[Problem]:
+    """Return problems such as ``at least 3 words, with owl, end sun:``, for ``instructions``.
+
+    Each has two to ``most`` instructions of five types; two rows may be equal.
+    """
+    _check(split, most)
+
+    def make(index: int) -> Problem:
+        asked = draw(Random(f"words {seed} {index}"), split, most)
+        ids, tables = [one.id for one in asked], [one.kwargs for one in asked]
+        spec = {"instruction_id_list": ids, "kwargs": tables}
+        name = f"word_lists-{split}-{seed}-{index}"
+        return Problem(name, prompt_of(asked), spec, "instructions", ("instructions",))
+
+    return Generated(size, make)
+
+
+@source
+def imperfect_lists(
+    size: int = 1000, seed: int = 0, split: Split = "train", most: int = 3, missed: float = 0.3
+) -> Sequence[Trace]:
+    """Return traces such as ``at least 3 words, with owl, end sun:`` with ``owl rain moon sun``.
+
+    Each instruction is left out of account with probability ``missed``; chance may still meet it.
+    """
+    _check(split, most)
+    check_share("missed", missed)
+
+    def make(index: int) -> Trace:
+        random = Random(f"lists {seed} {index}")
+        asked = draw(random, split, most)
+        kept = [one for one in asked if random.random() >= missed]
+        return Trace(prompt_of(asked), written(random, kept))
+
+    return Generated(size, make)
+
+
+def draw(random: Random, split: Split, most: int) -> list[Instruction]:
+    """Return instructions that can be met together, whose prompt belongs to a split."""
+    while True:
+        few, many = random.randint(3, MOST_WORDS), random.randint(2, MOST_WORDS)
+        there, gone, last = random.sample(WORDS, 3)
+        number = "length_constraints:number_words"
+        least = {"relation": "at least", "num_words": many}
+        less = {"relation": "less than", "num_words": few}
+        known = [
+            random.choice(
+                [
+                    Instruction(f"at least {many} words", number, least),
+                    Instruction(f"less than {few} words", number, less),
+                ]
+            ),
+            Instruction(f"with {there}", "keywords:existence", {"keywords": [there]}),
+            Instruction(f"without {gone}", "keywords:forbidden_words", {"forbidden_words": [gone]}),
+            Instruction("quoted", "startend:quotation", {}),
+            Instruction(f"end {last}", "startend:end_checker", {"end_phrase": last}),
+        ]
+        chosen = sorted(random.sample(range(len(known)), random.randint(2, most)))
+        asked = [known[n] for n in chosen]
+        if in_split(prompt_of(asked), split):
+            return asked
+
+
+def prompt_of(asked: Sequence[Instruction]) -> str:
+    """Return the words of instructions, ``with owl, quoted:``."""
+    return f"{', '.join(one.text for one in asked)}:"
+
+
+def written(random: Random, asked: Sequence[Instruction]) -> str:
+    """Return a list of words that keeps to all of these instructions."""
+    said = {key: value for one in asked for key, value in one.kwargs.items()}
+    low, high = 1 + ("keywords" in said and "end_phrase" in said), MOST_WORDS
+    if "num_words" in said and said["relation"] == "less than":
+        high = said["num_words"] - 1
+    elif "num_words" in said:
+        low = max(low, said["num_words"])
+    free = [word for word in WORDS if word not in said.get("forbidden_words", ())]
+    words = random.choices(free, k=random.randint(low, high))
+    if "end_phrase" in said:
+        words[-1] = said["end_phrase"]
+    if "keywords" in said:
+        words[random.randrange(len(words) - ("end_phrase" in said))] = said["keywords"][0]
+    text = " ".join(words)
+    return f'"{text}"' if any(one.id == "startend:quotation" for one in asked) else text
+
+
+def _check(split: str, most: int) -> None:
+    check_split(split)
+    if type(most) is not int or not 2 <= most <= 5:
+        raise DataError(message("most", repr(most), "a whole number from 2 to 5"))
