@@ -111,6 +111,9 @@ class DataConfig(Section):
     verifier: Text = "math"
     """Verifier of rows that name none: a name, ``package.module:object``, or a weighted sum such as
     ``math*1.0 + think_format*0.1``. The first term of a sum is the correctness."""
+    verifier_by_tag: dict[Text, Text] = Field(default={})
+    """Verifiers of rows that name none, by their tags: ``{"general" = "reward_model"}``. The first
+    tag of a row that stands here counts. Rows without such a tag have `verifier`."""
     template: Literal["chat", "base"] | None = None
     """``chat``: the tokenizer's chat template. ``base``: `prompt_template` as plain text. None:
     chat where the tokenizer has a template, else base."""

@@ -144,7 +144,7 @@ def is_harmful(change: str) -> bool:
 def reward_of(config: TrainConfig) -> dict[str, Any]:
     """Return what a configuration says of the reward, beside the options of its verifiers."""
     tree = config.model_dump(mode="json")
-    found = {"data.verifier": tree["data"]["verifier"]}
+    found = {f"data.{key}": tree["data"][key] for key in ("verifier", "verifier_by_tag")}
     found["verification.schedule"] = tree["verification"]["schedule"]
     if config.preference is not None:
         found["preference.judge"] = config.preference.judge

@@ -56,6 +56,8 @@ def open_verifiers(config: TrainConfig, stack: ExitStack) -> VerifierService:
     """
     set_threads(config)
     parse_expression(config.data.verifier, "data.verifier")
+    for tag, expression in config.data.verifier_by_tag.items():
+        parse_expression(expression, f"data.verifier_by_tag.{tag}")
     return stack.enter_context(
         VerifierService(
             config.data.verifier,
@@ -66,6 +68,7 @@ def open_verifiers(config: TrainConfig, stack: ExitStack) -> VerifierService:
             cache_mib=config.verification.cache_mib,
             give_up_after=config.completions_a_step or GIVE_UP_AFTER,
             allow=config.verification.allow,
+            by_tag=config.data.verifier_by_tag,
         )
     )
 
@@ -287,8 +290,9 @@ def choose_algorithm(config: TrainConfig) -> Algorithm:
     if config.rl is not None:
         check_group_size(row, config.rl.group_size)
         _check_sampling(config.sampling)
-        if row.credit == "steps" and (complaint := dropped_parts(config.data.verifier)):
-            raise ConfigError(message("data.verifier", config.data.verifier, *complaint))
+        for expression in (config.data.verifier, *config.data.verifier_by_tag.values()):
+            if row.credit == "steps" and (complaint := dropped_parts(expression)):
+                raise ConfigError(message("data.verifier", expression, *complaint))
         _check_critic(config, config.rl, row)
         if not config.rl.max_refills:  # what is not replaced is learned from
             row = replace(row, dynamic_sampling=False)

@@ -178,7 +178,10 @@ def _configs(
 
 def _check_one_verifier(configs: Sequence[TrainConfig], sets: Sequence[_Set]) -> None:
     """Raise ConfigError where rows name no verifier, and two runs would judge them differently."""
-    first, second = (config.data.verifier for config in configs)
+    first, second = (
+        " ".join([config.data.verifier, *map("=".join, config.data.verifier_by_tag.items())])
+        for config in configs
+    )
     unnamed = (one.problems[n].verifier is None for one in sets for n in range(len(one.problems)))
     if first != second and any(unnamed):
         found = f"{first} in the run of A and {second} in that of B"

@@ -21,6 +21,8 @@ TO_SAMPLE = ("data.verifier", "verification", "model.trust_remote_code")
 """What a command that samples from a run's model takes from its configuration and could do harm."""
 TO_JUDGE = ("data.train", "data.verifier", "verification")
 """The same of a command that judges a run's completions again."""
+RULES_UNSET = ("data.verifier=", "data.verifier_by_tag=")
+"""Overrides of a run's configuration where a verifier is given in place of its own."""
 
 _POWERS = {"judge": ("url", "judges", "api_key_env", "replies"), "code": ("unsafe_no_sandbox",)}
 """Options that send text and a key somewhere, write a file, or take the sandbox away."""
@@ -73,8 +75,9 @@ def powers_of(config: TrainConfig) -> Iterator[tuple[str, str]]:
         # What ships with Assay and is not declared as a source is refused when it is opened.
         if name and not name.startswith("assay."):
             yield key, name
-    for term in parse_expression(config.data.verifier):
-        yield from (("data.verifier", name) for name in term.names if ":" in name)
+    for expression in (config.data.verifier, *config.data.verifier_by_tag.values()):
+        for term in parse_expression(expression):
+            yield from (("data.verifier", name) for name in term.names if ":" in name)
     rows = {"algorithm.name": config.algorithm.name}
     if config.preference is not None:
         rows["preference.method"] = config.preference.method

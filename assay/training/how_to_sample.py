@@ -10,7 +10,7 @@ from typing import Any, TypedDict, Unpack
 from assay import config as configuration
 from assay.config import TrainConfig
 from assay.run.names import check_place, find_checkpoint
-from assay.training.consent import TO_SAMPLE, open_config
+from assay.training.consent import RULES_UNSET, TO_SAMPLE, open_config
 
 
 class HowToSample(TypedDict, total=False):
@@ -42,7 +42,7 @@ def sampling_config(model: str, problems: Sequence[str], **how: Unpack[HowToSamp
     if checkpoint is not None:
         run = checkpoint.parent.parent
         if (run / "config.toml").is_file():
-            given = [*overrides, *(["data.verifier="] if verifier is not None else [])]
+            given = [*overrides, *(RULES_UNSET if verifier is not None else [])]
             trust = how.get("trust_run", False)
             kept = open_config(run, TO_SAMPLE, overrides=given, allow=allow, trust_run=trust)
             tree = kept.model_dump(exclude_none=True)
@@ -51,7 +51,7 @@ def sampling_config(model: str, problems: Sequence[str], **how: Unpack[HowToSamp
     tree["data"] = data
     tree.pop("evaluation", None)  # it is of the run's held-out problems, which are left out
     if verifier is not None:
-        data["verifier"] = verifier
+        data |= {"verifier": verifier, "verifier_by_tag": {}}
     if allow:
         kept_allow = tree.get("verification", {}).get("allow", ())
         tree["verification"] = {**tree.get("verification", {}), "allow": [*kept_allow, *allow]}

@@ -20,7 +20,7 @@ from assay.data.problems import load_problems
 from assay.errors import DataError, RunError
 from assay.run.files import read_rows
 from assay.run.rollout_log import RolloutLog, read_columns
-from assay.training.consent import TO_JUDGE, open_config
+from assay.training.consent import RULES_UNSET, TO_JUDGE, open_config
 from assay.types import Group, Problem, Verdict
 from assay.verify.service import Options, VerifierService
 
@@ -126,7 +126,7 @@ def rescore(
     """
     folder = Path(run)
     given = [f"verification.options.{name}=" for name in options or ()]
-    given += ["data.verifier="] if verifier is not None else []
+    given += RULES_UNSET if verifier is not None else []
     config = open_config(folder, TO_JUDGE, overrides=given, allow=allow, trust_run=trust_run)
     with ExitStack() as stack:
         log = stack.enter_context(closing(RolloutLog(folder / "rollouts")))
@@ -143,6 +143,7 @@ def rescore(
                 options={**settings.options, **(options or {})},
                 schedule=settings.schedule,
                 allow=[*settings.allow, *allow],
+                by_tag=None if verifier else config.data.verifier_by_tag,
             )
         )
         if (replies := folder / "judge_replies.jsonl").is_file():

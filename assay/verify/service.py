@@ -82,7 +82,8 @@ class Judging:
 class VerifierService:
     """Judges groups by verifier expressions; usable from any thread and from asyncio.
 
-    default_expression: for problems that name none. num_workers: None means one for every two
+    default_expression: for problems that name none. by_tag: for those of them that have one of its
+    tags; the first one counts. num_workers: None means one for every two
     cores. deadline: seconds for one completion in a worker, where its verifier has no limit of its
     own. on_event: called as ``on_event(kind, **facts)`` when a worker is killed (``worker_killed``)
     or dies (``worker_died``) and when a thread's call is given up (``verifier_call_lost``).
@@ -107,9 +108,15 @@ class VerifierService:
         cache_mib: float = 64.0,
         give_up_after: int | None = None,
         allow: Iterable[str] = (),
+        by_tag: Mapping[str, str] | None = None,
     ) -> None:
         self.default_expression = default_expression
-        names = names_in(default_expression)
+        self._by_tag = dict(by_tag or {})
+        names = [
+            name
+            for expression in (default_expression, *self._by_tag.values())
+            for name in names_in(expression)
+        ]
         allow = tuple(allow)
         check_importable(allow)
         self._allow = frozenset([*allow, *(_bare(name) for name in names)])
@@ -213,7 +220,7 @@ class VerifierService:
 
     def submit(self, group: Group) -> Job:
         """Begin to judge a group."""
-        return self.engine.submit(self._sum(group.problem.verifier), group)
+        return self.engine.submit(self._sum(self._expression(group.problem)), group)
 
     def finish(self, job: Job, cancelled: threading.Event | None = None) -> tuple[Verdict, ...]:
         """Wait for a group, and return its verdicts."""
@@ -259,7 +266,7 @@ class VerifierService:
 
         The message names the key, what was found and what is accepted. It takes microseconds.
         """
-        sum = self._sum(problem.verifier)
+        sum = self._sum(self._expression(problem))
         if sum.error:
             raise VerifierError(sum.error)
         sum.check_row(problem)
@@ -270,7 +277,7 @@ class VerifierService:
         Of the first term's first verifier, where one of its fields `equates`; None where there is
         none.
         """
-        sum = self._sum(problem.verifier)
+        sum = self._sum(self._expression(problem))
         first = sum.verifiers[sum.chains[0][0]].verifier.fields
         found = ((sum.names[sum.chains[0][0]], one.name) for one in first if one.equates)
         return None if sum.error else next(found, None)
@@ -286,7 +293,7 @@ class VerifierService:
         Facts: version, hash, and where they apply ``options`` (a digest) and ``checkpoint``. Raises
         VerifierError where the default expression cannot be used.
         """
-        self.check([None])
+        self.check([None, *self._by_tag.values()])
         known = {one.name: one for one in list(self._verifiers.values()) if not one.error}
         return {name: one.describe() for name, one in sorted(known.items())}
 
@@ -316,6 +323,10 @@ class VerifierService:
     def allows(self, name: str) -> bool:
         """Whether a problem may name this verifier."""
         return is_allowed(name, self._allow)
+
+    def _expression(self, problem: Problem) -> str | None:
+        by_tag = (self._by_tag[tag] for tag in problem.tags if tag in self._by_tag)
+        return problem.verifier or next(by_tag, None)
 
     def _sum(self, expression: str | None) -> Sum:
         expression = expression or self.default_expression

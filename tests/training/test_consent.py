@@ -82,6 +82,7 @@ def commands(world: World, run: Path, **consent: Any) -> dict[str, Callable[[], 
     [
         ({"data": {"verifier": "strange:reward"}}, "data.verifier = strange:reward", ALL),
         ({"data": {"verifier": "math + strange:reward@1"}}, "strange:reward@1", ALL),
+        ({"data": {"verifier_by_tag": {"chat": "strange:reward"}}}, "= strange:reward", ALL),
         ({"verification": {"allow": ["strange"]}}, "verification.allow = strange", ALL),
         (
             {"data": {"train": ["strange:rows?a=1"], "verifier": "math"}},
@@ -267,6 +268,7 @@ def test_rows_name_code_only_where_it_is_allowed(world: World, marker: Path) -> 
             "data.verifier=exact + think_format*0.1",
             "data.verifier: exact before, exact + think_format",
         ),
+        ("math", 'data.verifier_by_tag={chat="exact"}', "data.verifier_by_tag: {} before"),
         ("math", "verification.options.math.fallback=none", "math: version "),
         (
             "exact",
