@@ -88,7 +88,7 @@ def judge_regex(problem: Problem, completion: Completion) -> Part:
 
 def place(completion: Completion, where: str) -> str | None:
     """Return the part of an answer that ``spec.where`` names, None where there is none."""
-    whole = completion.answer_text
+    whole = completion.text if where == "trace" else completion.answer_text
     if len(whole) > MAX_TEXT:
         return None
     text = clipped(whole)
@@ -169,7 +169,12 @@ PATTERN = Field(
 )
 MODE = Field("mode", "fullmatch, search", default="fullmatch", check=one_of("fullmatch", "search"))
 FLAGS = Field("flags", f"letters among {LETTERS}, as in (?{LETTERS})", default="", check=_are_flags)
-REGEX_PLACE = Field("where", _PLACE, default="whole", check=one_of(*PLACES))
+REGEX_PLACE = Field(
+    "where",
+    f"{_PLACE}; trace (all that was written, reasoning included)",
+    default="whole",
+    check=one_of(*PLACES, "trace"),
+)
 REGEX = Verifier(
     name="regex",
     version=2,

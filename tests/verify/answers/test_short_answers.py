@@ -77,6 +77,13 @@ def test_patterns() -> None:
     assert matched("A\nB", "a.b", flags="is").value == 1
 
 
+def test_a_pattern_sees_the_reasoning_where_it_asks_for_the_trace() -> None:
+    text, polite = "<think>What a fool.</think>Hello!", r"(?!.*fool).*"
+    assert matched(text, polite).value == 1
+    assert matched(text, polite, where="trace").value == 0
+    assert matched("<think>A friend.</think>Hello!", polite, where="trace").value == 1
+
+
 def test_backtracking_ends_and_fails() -> None:
     verdict = matched("a" * 80 + "b", "(a|aa)+$")
     assert verdict.value == 0 and "backtrack" in verdict.detail
