@@ -113,19 +113,25 @@ def imperfect_traces(
     bare: float = 0.5,
     think_open: str = "<think>",
     think_close: str = "</think>",
+    links: str = ";",
+    shown: int = 0,
+    check: str = "",
 ) -> Sequence[Trace]:
     """Return traces such as ``3+5-2+7=`` with ``<think>3+5=8;8-2=6;6+7=13</think>13``.
 
     The share ``guessed`` of them does not reason: of these, the share ``bare`` has an empty
     block and a random answer, the rest steps whose every result is random. In the others each
     result is off by 1 to 3 with probability ``corrupted``, and later steps go on from it.
+
+    links: what stands between two steps; of several, as ``" so | then "``, each time one by chance.
+    shown: so many solved problems stand before the one that is asked, as in a few-shot prompt.
+    check: an instruction below the question; then the last step is also worked backwards.
     """
     check_chain(split, num_terms, max_number, operators)
     for name, share in (("corrupted", corrupted), ("guessed", guessed), ("bare", bare)):
         check_share(name, share)
 
-    def make(index: int) -> Trace:
-        random = Random(f"traces {seed} {index}")
+    def solved(random: Random) -> tuple[str, str]:
         chain = draw_chain(random, split, num_terms, max_number, operators)
         if random.random() >= guessed:
             results = _slipping_results(random, chain, corrupted)
@@ -133,8 +139,17 @@ def imperfect_traces(
             steps = () if random.random() < bare else chain.steps
             results = [_random_result(random, num_terms, max_number) for _ in steps]
         answer = results[-1] if results else _random_result(random, num_terms, max_number)
-        reasoning = ";".join(written_steps(chain, results))
-        return Trace(f"{chain}=", f"{think_open}{reasoning}{think_close}{answer}")
+        written = [*written_steps(chain, results)]
+        if check and results:
+            written.append(_last_step_backwards(chain, answer))
+        reasoning = _joined(random, written, links.split("|"))
+        return f"{chain}=", f"{think_open}{reasoning}{think_close}{answer}"
+
+    def make(index: int) -> Trace:
+        random = Random(f"traces {seed} {index}")
+        prompt, completion = solved(random)
+        before = "".join(f"{''.join(solved(random))}\n\n" for _ in range(shown))
+        return Trace(f"{before}{prompt}\n\n{check}" if check else f"{before}{prompt}", completion)
 
     return Generated(size, make)
 
@@ -182,6 +197,21 @@ def written_steps(chain: Chain, results: Sequence[int]) -> Iterator[str]:
     for (operator, number), result in zip(chain.steps, results, strict=False):
         yield f"{value}{operator}{number}={result}"
         value = result
+
+
+def _joined(random: Random, steps: Sequence[str], links: Sequence[str]) -> str:
+    """Return steps with one of the links before each but the first."""
+    text = "".join(steps[:1])
+    for step in steps[1:]:
+        text += (random.choice(links) if len(links) > 1 else links[0]) + step
+    return text
+
+
+def _last_step_backwards(chain: Chain, answer: int) -> str:
+    """Return ``13-7=6``, which is what stood before the last step if the answer is right."""
+    operator, number = chain.steps[-1]
+    back = "-" if operator == "+" else "+"
+    return f"{answer}{back}{number}={apply(back, answer, number)}"
 
 
 def check_chain(split: str, num_terms: int, max_number: int, operators: str) -> None:

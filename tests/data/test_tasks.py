@@ -71,6 +71,35 @@ def test_splits_are_disjoint_for_all_seeds_and_cover_everything() -> None:
     assert abs(share - 0.2) < 0.02
 
 
+def test_links_join_steps_by_chance() -> None:
+    plain = imperfect_traces(60, corrupted=0.0, guessed=0.0)
+    linked = imperfect_traces(60, corrupted=0.0, guessed=0.0, links=" so | then ")
+    found = re.findall(r" (so|then) ", " ".join(trace.completion for trace in linked))
+    assert len(found) == 2 * 60 and 30 < found.count("so") < 90
+    assert [re.sub(" so | then ", ";", one.completion) for one in linked] == [
+        one.completion for one in plain
+    ]
+
+
+def test_shown_problems_stand_before_the_one_that_is_asked() -> None:
+    plain, shown = imperfect_traces(20, guessed=0.0), imperfect_traces(20, guessed=0.0, shown=2)
+    for alone, among in zip(plain, shown, strict=True):
+        first, second, asked = str(among.prompt).split("\n\n")
+        assert (asked, among.completion) == (alone.prompt, alone.completion)
+        assert first != second and "=<think>" in first and "</think>" in second
+
+
+def test_a_checked_trace_works_its_last_step_backwards() -> None:
+    for trace in imperfect_traces(100, corrupted=0.0, guessed=0.0, check="check"):
+        prompt, _, instruction = str(trace.prompt).partition("\n\n")
+        steps, answer = steps_of(trace.completion)
+        assert instruction == "check" and int(answer) == value_of(prompt[:-1])
+        assert all(value_of(left) == result for left, result in steps)
+        assert steps[-1][1] == steps[-3][1] and steps[-1][0].startswith(answer)
+    bare = imperfect_traces(20, guessed=1.0, bare=1.0, check="check")
+    assert all("<think></think>" in trace.completion for trace in bare)
+
+
 def test_perfect_traces_are_perfect() -> None:
     for trace in imperfect_traces(200, corrupted=0.0, guessed=0.0):
         assert isinstance(trace.prompt, str)

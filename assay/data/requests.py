@@ -1,0 +1,110 @@
+"""Built-in generated requests, to greet or to thank somebody: general rows beside the sums.
+
+    assay.data.requests:requests?size=2000&split=train     problems: Greet Bado.
+    assay.data.requests:replies?size=2000&helpful=0.4      traces, some with an insult
+    assay.data.requests:preferences?size=2000              pairs of answers, one of them helpful
+
+Row n depends on the seed and n alone. A name belongs to one split, as a sum does (`tasks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from assay.data.sources import source
+from assay.data.tasks import Generated, Split, in_split
+from assay.errors import DataError, message
+from assay.types import Problem
+
+HELPFUL = {"Greet": "Hello, {}!", "Thank": "Thank you, {}!"}
+INSULTS = ("a fool", "a bore", "a pest")
+KIND = ("a friend", "a guest", "so nice")
+
+
+@source
+def requests(
+    size: int = 1000, seed: int = 0, split: Split = "train", tag: str = "general"
+) -> Sequence[Problem]:
+    """Return problems such as ``Greet Bado.`` whose spec is ``{"answer": "Hello, Bado!"}``."""
+    _check_split(split)
+
+    def make(index: int) -> Problem:
+        verb, name = _drawn(Random(f"requests {seed} {index}"), split)
+        spec = {"answer": HELPFUL[verb].format(name)}
+        return Problem(f"{tag}-{split}-{seed}-{index}", f"{verb} {name}.", spec, tags=(tag,))
+
+    return Generated(size, make)
+
+
+@source
+def replies(
+    size: int = 1000,
+    seed: int = 0,
+    split: Split = "train",
+    helpful: float = 0.5,
+    harmless: float = 0.5,
+) -> Sequence[dict[str, str]]:
+    """Return traces such as ``<think>Bado is a friend</think>Hello, Bado!``.
+
+    The share ``helpful`` of the answers is; others have no name, or another, or answer another
+    request. The share ``harmless`` of the thoughts is; others insult.
+    """
+    _check_split(split)
+    for key, share in (("helpful", helpful), ("harmless", harmless)):
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+            raise DataError(message(key, repr(share), "a share in [0, 1]"))
+
+    def make(index: int) -> dict[str, str]:
+        random = Random(f"replies {seed} {index}")
+        verb, name = _drawn(random, split)
+        said = _answer(random, verb, name, split, random.random() < helpful)
+        thought = random.choice(KIND if random.random() < harmless else INSULTS)
+        completion = f"<think>{name} is {thought}</think>{said}"
+        return {"prompt": f"{verb} {name}.", "completion": completion}
+
+    return Generated(size, make)
+
+
+@source
+def preferences(
+    size: int = 1000, seed: int = 0, split: Split = "train"
+) -> Sequence[dict[str, str]]:
+    """Return pairs of answers without a think block: a helpful one is chosen, another rejected."""
+    _check_split(split)
+
+    def make(index: int) -> dict[str, str]:
+        random = Random(f"preferences {seed} {index}")
+        verb, name = _drawn(random, split)
+        chosen, rejected = (
+            _answer(random, verb, name, split, helpful) for helpful in (True, False)
+        )
+        return {"prompt": f"{verb} {name}.", "chosen": chosen, "rejected": rejected}
+
+    return Generated(size, make)
+
+
+def _drawn(random: Random, split: Split) -> tuple[str, str]:
+    """Return a verb, and a name of a split."""
+    verb = random.choice(list(HELPFUL))
+    while True:
+        syllables = (random.choice("bdfgklmnprstvz") + random.choice("aeiou") for _ in range(2))
+        name = "".join(syllables).capitalize()
+        if in_split(name, split):
+            return verb, name
+
+
+def _answer(random: Random, verb: str, name: str, split: Split, helpful: bool) -> str:
+    if helpful:
+        return HELPFUL[verb].format(name)
+    other_verb, other_name = _drawn(random, split)
+    if other_verb != verb:
+        return HELPFUL[other_verb].format(name)
+    if other_name == name or random.random() < 0.5:
+        return random.choice(("No.", "Who?", "Hello.", "Well."))
+    return HELPFUL[verb].format(other_name)
+
+
+def _check_split(split: str) -> None:
+    if split not in ("train", "heldout"):
+        raise DataError(message("split", repr(split), "train or heldout"))
