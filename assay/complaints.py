@@ -42,7 +42,8 @@ def type_words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "a section"
     if origin is dict and get_origin(arguments[1]) is Annotated:
-        return type_words(arguments[1]).replace("a number", "a table of numbers")
+        item = type_words(arguments[1]).replace("a number", "numbers")
+        return f"a table of {item}"
     if origin is dict:
         return "a table for each name"
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
