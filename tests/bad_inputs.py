@@ -36,6 +36,7 @@ def write_world(folder: Path) -> None:
     rows("train.jsonl", *({"prompt": f"{n} + {n} =", "answer": str(2 * n)} for n in range(6)))
     rows("heldout.jsonl", {"prompt": "1 + 12 =", "answer": "13"})
     rows("traces.jsonl", {"prompt": "1 + 1 =", "completion": "2"})
+    rows("texts.jsonl", {"text": "one and one is two"})
     rows("pairs.jsonl", {"prompt": "1 + 1 =", "chosen": "2", "rejected": "3"})
     rows("labels.jsonl", {"prompt": "1 + 1 =", "chosen": "2", "rejected": "3"})
     rows("done.jsonl", {"prompt": "1 + 1 =", "completion": "one\ntwo\n2", "answer": "2"})
@@ -52,6 +53,7 @@ def write_world(folder: Path) -> None:
     stages = {
         "run": {},
         "sft": {"sft": {"traces": ["traces.jsonl"]}},
+        "pretrain": {"pretrain": {"texts": ["texts.jsonl"]}},
         "dpo": {"preference": {"pairs": ["pairs.jsonl"]}},
         "rm": {"reward_model": {"rows": ["labels.jsonl"]}},
     }
@@ -65,6 +67,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "train": ("train", "run.toml"),
     "dry-run": ("train", "run.toml", "--dry-run"),
     "sft": ("train", "sft.toml"),
+    "pretrain": ("train", "pretrain.toml"),
     "dpo": ("train", "dpo.toml"),
     "rm": ("train", "rm.toml"),
     "resume": ("train", "--resume", RUN, "--set", "rl.steps=3"),
@@ -86,6 +89,7 @@ READS: dict[str, tuple[str, ...]] = {
     "train": ("run.toml", "train.jsonl", "heldout.jsonl"),
     "dry-run": ("run.toml", "model/config.json"),
     "sft": ("traces.jsonl",),
+    "pretrain": ("texts.jsonl",),
     "dpo": ("pairs.jsonl",),
     "rm": ("labels.jsonl",),
     "eval": ("heldout.jsonl", "model/model.safetensors", "model/tokenizer.json"),

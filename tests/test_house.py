@@ -63,18 +63,18 @@ APART = {"verify", "generate", "learn"}
 BUDGETS = {
     "*.py": 1670,  # 40: what an import of a user's module lacked, and at which line
     "cli": 1125,  # `assay verify FILE` from verify; 75: `rollouts`, `compare-runs`; 85: `init`; 45: `data`; 85: `recipe`; 45: `compare`
-    "config": 1720,  # 125: `[curriculum]`; what a row of a table is came from learn; settings of data stages, recipes' files
+    "config": 1750,  # 25: `[pretrain]`; 125: `[curriculum]`; what a row of a table is came from learn; settings of data stages, recipes' files
     "curation": 2680,  # data stages: what they share, and a file each; 900: seven that choose, sort, mix and rewrite rows; 860: what samples for stages, from the engine or a server, and three that ask or filter by what was sampled
-    "data": 3330,  # 140: requests that are not sums, traces with links, examples and a check, for the recipe r1; 440: orders of draws, the posterior of pass rates, what rows say of themselves; 55 more: n-grams of held-out questions serve `assay data decontaminate`; columns of the hub are renamed, its errors say what to do; think mode of a row, and its switches, 80; 130: lists of words that keep to instructions; 20: finished problems and traces become rows
+    "data": 3405,  # 75: documents, and files of plain text; 140: requests that are not sums, traces with links, examples and a check, for the recipe r1; 440: orders of draws, the posterior of pass rates, what rows say of themselves; 55 more: n-grams of held-out questions serve `assay data decontaminate`; columns of the hub are renamed, its errors say what to do; think mode of a row, and its switches, 80; 130: lists of words that keep to instructions; 20: finished problems and traces become rows
     "generate": 2560,  # 300 more: a decoding step in C, 1.7 times as fast on the demo
     "learn": 3850,
     "model": 3730,  # 240: a layer in C; attention by blocks on a GPU; 104: long rows of other models hold no whole mask
     "plan": 1366,
-    "recipes": 1340,  # chains of stages; 285: their report, a row for each benchmark and think mode; 130: the demo, which came from training
+    "recipes": 1355,  # 15: perplexity in their report; chains of stages; 285: their report, a row for each benchmark and think mode; 130: the demo, which came from training
     "reward_models": 1460,  # was verify/reward_model: it reads runs and checkpoints
-    "run": 5040,  # `load_run` 220, four experiment trackers 370, rollouts read and runs compared 300; 75: a table in a terminal 50, how a run ended 25; intervals and exact tests 200; 40: progress in a notebook
-    "training": 5985,  # 15: verifiers by tag; 15: the curriculum is opened with what its rows say; 200 more: the model card; 510: the Python API, reward functions of TRL and verl; models compared 640; accuracy of each think mode and source 60
-    "start": 1427,  # `assay init` 660; 614 came from plan: what opens a model to measure it, for `assay plan`; 135 more: rows held out, the key of answers, a refusal that leaves nothing
+    "run": 5090,  # 40: perplexity beside accuracy; `load_run` 220, four experiment trackers 370, rollouts read and runs compared 300; 75: a table in a terminal 50, how a run ended 25; intervals and exact tests 200; 40: progress in a notebook
+    "training": 6220,  # 250: `[pretrain]`: documents in pieces, and what a model thinks of those held out; 15: verifiers by tag; 15: the curriculum is opened with what its rows say; 200 more: the model card; 510: the Python API, reward functions of TRL and verl; models compared 640; accuracy of each think mode and source 60
+    "start": 1435,  # 8: `[pretrain]` is timed; `assay init` 660; 614 came from plan: what opens a model to measure it, for `assay plan`; 135 more: rows held out, the key of answers, a refusal that leaves nothing
     "verify/*.py": 1309,  # fields that all rooms share, and what each may hold: numbers, lists
     "verify/answers": 3785,
     "verify/instructions": 850,

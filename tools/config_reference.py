@@ -45,7 +45,7 @@ heldout = ["heldout.jsonl"]
 steps = 200
 ```
 
-- A run has exactly one stage: `[rl]`, `[sft]`, `[preference]` or `[reward_model]`.
+- A run has exactly one stage: `[rl]`, `[sft]`, `[preference]`, `[reward_model]` or `[pretrain]`.
 - `--set section.key=value` overrides a key for one run. The value is TOML; a key that holds text
   takes it as it stands (`--set model.path=out/base`); an empty value gives the key its default
   again (`--set sampling.top_k=`).

@@ -12,7 +12,7 @@ from assay.config.algorithm import AlgorithmConfig, CriticConfig
 from assay.config.curriculum import CurriculumConfig
 from assay.config.preference import PreferenceConfig
 from assay.config.reward_model import RewardModelConfig
-from assay.config.stages import OptimizerConfig, RLConfig, SFTConfig
+from assay.config.stages import OptimizerConfig, PretrainConfig, RLConfig, SFTConfig
 from assay.config.tree import (
     STAGES,
     TrainConfig,
@@ -61,6 +61,7 @@ __all__ = [
     "ModelConfig",
     "OptimizerConfig",
     "PreferenceConfig",
+    "PretrainConfig",
     "RLConfig",
     "RewardModelConfig",
     "RunConfig",

@@ -25,13 +25,15 @@ LEARNING_RATES: dict[str, tuple[float, float]] = {
     "sft": (1e-5, 1e-4),
     "preference": (5e-7, 5e-6),
     "reward_model": (1e-5, 1e-4),
+    "pretrain": (2e-5, 2e-4),
 }
 """Peak learning rate of each stage where none is configured: of all weights, and of adapters.
 
 Of all weights, ``rl``: DeepSeekMath (arXiv 2402.03300, section 4.2) and DAPO (arXiv 2503.14476,
 section 4.1). ``sft``: Llama 3 (arXiv 2407.21783, section 4.1.3). ``preference``: Zephyr (arXiv
-2310.16944, section 4). ``reward_model``: Llama 2 (arXiv 2307.09288, section 3.2.2). Of adapters:
-ten times as much (Schulman et al. 2025, LoRA Without Regret).
+2310.16944, section 4). ``reward_model``: Llama 2 (arXiv 2307.09288, section 3.2.2). ``pretrain``:
+Code Llama, where it trains on (arXiv 2308.12950, section 2.5). Of adapters: ten times as much
+(Schulman et al. 2025, LoRA Without Regret).
 """
 
 
@@ -83,8 +85,8 @@ class OptimizerConfig(Section):
     resumed run. An optimizer step takes about a third more time and gets a little noise."""
     learning_rate: Positive | None = None
     """Peak learning rate. None: depends on the stage: 1e-6 in ``[rl]``, 1e-5 in ``[sft]`` and
-    ``[reward_model]``, 5e-7 in ``[preference]``; ten times as much where only adapters are
-    trained."""
+    ``[reward_model]``, 5e-7 in ``[preference]``, 2e-5 in ``[pretrain]``; ten times as much where
+    only adapters are trained."""
     betas: tuple[Decay, Decay] = (0.9, 0.95)
     """Decay of the first and second moment."""
     epsilon: Positive = 1e-8
@@ -122,6 +124,29 @@ class SFTConfig(Section):
     """Passes over the traces; a fraction stops part way."""
     tokens_per_step: Natural = 4096
     """Tokens that one optimizer step learns from."""
+    max_tokens_per_micro_batch: Natural | None = None
+    """Tokens in one forward and backward pass: make it smaller when memory runs out. None: 2048 on
+    a CPU, 8192 on a GPU."""
+
+
+class PretrainConfig(Section):
+    """Next-token training on plain text. Documents are packed, and none sees another."""
+
+    texts: Annotated[tuple[Text, ...], Field(min_length=1)]
+    """Sources of documents: rows with the key ``text``, in the forms of `data.train`; or a file
+    that ends in ``.txt`` or ``.md``, which is one document."""
+    heldout: tuple[Text, ...] = ()
+    """Sources of documents that are never learned from. Perplexity and bits per byte are measured
+    on them before, during (`evaluation.every`) and after training, on at most
+    `evaluation.max_problems` documents. They decide which checkpoint is best."""
+    epochs: Epochs = 1.0
+    """Passes over the documents; a fraction stops part way."""
+    tokens_per_step: Natural = 4096
+    """Tokens that one optimizer step learns from."""
+    max_tokens: Natural | None = None
+    """Longest piece of a document, in tokens. A longer document is cut into pieces; the tokens of a
+    piece do not see the piece before. None: what the model takes, and at most
+    `max_tokens_per_micro_batch`."""
     max_tokens_per_micro_batch: Natural | None = None
     """Tokens in one forward and backward pass: make it smaller when memory runs out. None: 2048 on
     a CPU, 8192 on a GPU."""

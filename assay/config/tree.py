@@ -19,7 +19,7 @@ from assay.config.curriculum import CurriculumConfig
 from assay.config.preference import PreferenceConfig
 from assay.config.reward_model import RewardModelConfig
 from assay.config.section import COOLEST, HOTTEST, MOST, Section
-from assay.config.stages import OptimizerConfig, RLConfig, SFTConfig
+from assay.config.stages import OptimizerConfig, PretrainConfig, RLConfig, SFTConfig
 from assay.config.upkeep import (
     CheckpointConfig,
     EvaluationConfig,
@@ -31,13 +31,13 @@ from assay.config.world import DataConfig, EngineConfig, ModelConfig, RunConfig,
 from assay.errors import ConfigError, UserError, message
 from assay.toml_text import apply_override, key_lines
 
-STAGES = ("rl", "sft", "preference", "reward_model")
+STAGES = ("rl", "sft", "preference", "reward_model", "pretrain")
 """The sections of which a run has exactly one."""
 
 
 class TrainConfig(Section):
-    """One run: the model, its data, and exactly one stage: ``[rl]``, ``[sft]``, ``[preference]``
-    or ``[reward_model]``."""
+    """One run: the model, its data, and exactly one stage: ``[rl]``, ``[sft]``, ``[preference]``,
+    ``[reward_model]`` or ``[pretrain]``."""
 
     run: RunConfig = RunConfig()
     model: ModelConfig
@@ -49,6 +49,7 @@ class TrainConfig(Section):
     sft: SFTConfig | None = None
     preference: PreferenceConfig | None = None
     reward_model: RewardModelConfig | None = None
+    pretrain: PretrainConfig | None = None
     algorithm: AlgorithmConfig = AlgorithmConfig()
     critic: CriticConfig = CriticConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -259,7 +260,7 @@ def _clashes(config: TrainConfig) -> Iterator[str]:
         when = "while pairs are sampled" if on_policy else "while training"
         accepted = f"a number > 0 {when}, or all siblings would be equal"
         yield message("sampling.temperature", "0 (greedy)", accepted)
-    stages = (config.data, config.preference, config.reward_model)
+    stages = (config.data, config.preference, config.reward_model, config.pretrain)
     missing = remedy = ""
     if config.evaluation.every is None:
         missing, remedy = "evaluation.every", "set the steps between evaluations"

@@ -3,6 +3,7 @@
 A source is named by one string:
 
     problems.jsonl, problems.parquet                     a file (its content tells which kind)
+    book.txt, page.md                                    a plain text: one row, with the key text
     hf:OWNER/NAME[/CONFIG][?split=train&revision=main]   a hub dataset (extra ``hub``)
     gym:TASK[?setting=value&size=1000&seed=0]            a reasoning-gym task
     package.module:object[?argument=value]               rows, or a declared function for them
@@ -30,6 +31,7 @@ from assay.errors import FAILURES, DataError, cause, message, nearest
 from assay.foreign import OBJECT_NAME, import_object
 
 ACCEPTED = "a JSONL or Parquet file, hf:NAME, gym:TASK or package.module:object"
+TEXT_FILES = (".txt", ".md")
 _DECLARED = "__assay_source__"
 
 
@@ -117,7 +119,10 @@ def _open_file(text: str) -> Source:
         raise DataError(message(text, "a gzip file", ACCEPTED, "decompress it"))
     if b"\0" in head:
         raise DataError(message(text, "a binary or UTF-16 file", "JSON Lines in UTF-8"))
-    if head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
+    begins = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+    if path.suffix in TEXT_FILES and begins != b"{":
+        return TextFile(text)
+    if begins == b"[":
         raise DataError(message(text, "a JSON array", "JSON Lines: one object a line"))
     return JsonLines(text)
 
@@ -156,17 +161,38 @@ class JsonLines(Source):
     def parse(self, raw: bytes, where: str) -> Any:
         """Return a line's value."""
         accepted = "one JSON object a line, in UTF-8"
+        text = _decode(raw, where, accepted)
         try:
-            text = raw.decode("utf-8-sig" if raw.startswith(b"\xef\xbb\xbf") else "utf-8")
             return _JSON.decode(text.rstrip())  # an error at the end is at the line's end
-        except UnicodeDecodeError as error:
-            found = f"byte 0x{raw[error.start]:02x} at column {error.start + 1}, not UTF-8"
-            raise DataError(message(where, found, accepted)) from error
         except json.JSONDecodeError as error:
             found = f"broken JSON ({error.msg}, column {error.colno})"
             raise DataError(message(where, found, accepted)) from error
         except (ValueError, RecursionError) as error:  # NaN, 5000 digits, 100,000 brackets
             raise DataError(message(where, f"a value ({error})", accepted)) from error
+
+
+class TextFile(Source):
+    """A file of plain text: one row, whose key ``text`` holds all of it."""
+
+    def scan(self) -> Iterator[tuple[int, int, bytes]]:
+        """Yield the one row."""
+        yield 0, 1, self.fetch(0)
+
+    def fetch(self, position: int) -> bytes:
+        """Return the file's bytes."""
+        return Path(self.label).read_bytes()
+
+    def parse(self, raw: bytes, where: str) -> Any:
+        """Return the row."""
+        return {"text": _decode(raw, where, "plain text in UTF-8")}
+
+
+def _decode(raw: bytes, where: str, accepted: str) -> str:
+    try:
+        return raw.decode("utf-8-sig" if raw.startswith(b"\xef\xbb\xbf") else "utf-8")
+    except UnicodeDecodeError as error:
+        found = f"byte 0x{raw[error.start]:02x} at column {error.start + 1}, not UTF-8"
+        raise DataError(message(where, found, accepted)) from error
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -33,6 +33,8 @@ def facts_of_config(config: TrainConfig) -> Facts:
     stage: Any = config.rl or config.preference
     if config.sft is not None:
         found["reward"] = "demonstrations"
+    elif config.pretrain is not None:
+        found["reward"] = "texts"
     elif config.reward_model is not None:
         found["reward"] = "pairs"
     elif config.preference is not None and given_pairs(config.preference.pairs):

@@ -17,6 +17,7 @@ Reward = Literal[
     "pairs",
     "unpaired",
     "demonstrations",
+    "texts",
     "nothing",
 ]
 CHECKED = ("answer", "tests")

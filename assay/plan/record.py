@@ -31,7 +31,7 @@ def chosen_by(config: TrainConfig) -> str:
         return config.algorithm.name
     if config.preference is not None:
         return config.preference.method
-    return "sft" if config.sft is not None else "train_reward_model"
+    return "train_reward_model" if config.reward_model is not None else config.stage
 
 
 def decision_text(

@@ -26,6 +26,7 @@ SOURCES = {
     "sft": ("sft", "traces"),
     "preference": ("preference", "pairs"),
     "reward_model": ("reward_model", "rows"),
+    "pretrain": ("pretrain", "texts"),
 }
 """Where a training stage names its rows."""
 

@@ -11,7 +11,14 @@ from typing import Any
 from assay.curation.base import MANIFEST, read_manifest
 from assay.curation.base import Manifest as DataManifest
 from assay.recipes.manifest import TINY, Manifest, Row
-from assay.run.evaluations import accuracy_of, gain_between, kind_of, parts_of
+from assay.run.evaluations import (
+    accuracy_of,
+    gain_between,
+    kind_of,
+    on_texts,
+    parts_of,
+    perplexity_words,
+)
 from assay.run.files import write_atomic
 from assay.run.intervals import share_words
 from assay.run.loaded import LoadedRun, load_run
@@ -19,6 +26,7 @@ from assay.run.progress import format_seconds
 from assay.run.report import content_policy, html_table, template
 from assay.run.report_rollouts import safe
 
+_TEXT_KEYS = ("completion", "prompt", "question", "text")
 PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -59,7 +67,13 @@ def write_report(folder: Path) -> Path:
     facts = [manifest.facts.get(key) for key in ("about", "paper")]
     head = Block("", "; ".join(str(one) for one in facts if one))
     sets = {row.stage: found for row in rows if (found := _data_set_of(manifest, row)) is not None}
-    blocks = [head, *_models(rows, runs), *_data(rows, sets), _cost(rows, runs, sets)]
+    blocks = [
+        head,
+        *_models(rows, runs),
+        *_texts(runs),
+        *_data(rows, sets),
+        _cost(rows, runs, sets),
+    ]
     blocks.append(_lineage(rows))
     name = f"{manifest.name}, scale {manifest.facts.get('scale', '')}"
     text = f"# {name}\n\n" + "\n".join(map(_as_markdown, blocks))
@@ -126,6 +140,16 @@ def _models(rows: Sequence[Row], runs: Mapping[str, LoadedRun]) -> Iterator[Bloc
             before_it |= {} if now is None else {place: now}
     yield Block("What each stage made of the model", note, head, cells)
     yield from _by_tag([(stage, told) for stage, _, _, told in looks], leading)
+
+
+def _texts(runs: Mapping[str, LoadedRun]) -> Iterator[Block]:
+    """Yield what stages did on documents that they held out."""
+    cells: list[list[str]] = []
+    for stage, run in runs.items():
+        if found := on_texts(run.evaluations):
+            cells.append([stage, *map(perplexity_words, (found[0], found[-1]))])
+    if cells:
+        yield Block("Held-out documents", head=["stage", "before", "after"], rows=cells)
 
 
 _Found = dict[tuple[str, str], dict[str, Mapping[str, Any]]]
@@ -205,7 +229,7 @@ def _data(rows: Sequence[Row], sets: Mapping[str, DataManifest]) -> Iterator[Blo
 
 def _example(found: Mapping[str, Any]) -> str:
     row = found.get("row") or {}
-    text = row.get("completion") or row.get("prompt") or row.get("question") or ""
+    text = next(filter(None, (row.get(key) for key in _TEXT_KEYS)), "")
     return f"{found.get('reason')}: {str(text)!r:.100}" if text else str(found.get("reason"))
 
 

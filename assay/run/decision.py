@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from assay.run.evaluations import lifts_of
+from assay.run.evaluations import lifts_of, on_texts, perplexity_words
 
 DECISION = "decision.md"
 
@@ -31,7 +31,10 @@ def add_outcome(
 
 
 def _accuracies(evaluations: Sequence[Mapping[str, Any]]) -> str:
-    lifts = lifts_of(evaluations)
+    lifts, texts = lifts_of(evaluations), on_texts(evaluations)
+    if texts:
+        first, last = (f"held-out {perplexity_words(row)}" for row in (texts[0], texts[-1]))
+        return f"{first}, before; {last}, at step {texts[-1]['step']}"
     if not lifts:
         return "nothing was held out"
     lift, accuracy = lifts[0], "held-out accuracy"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -14,12 +15,34 @@ from assay.run.intervals import Interval, paired_interval, spread_words, stderr_
 Row = Mapping[str, Any]
 FINISHED_EARLY = "finished early"
 """How a run has ended whose accuracy settled."""
+TEXTS = "texts"
+"""The kind of an evaluation on documents, which has a perplexity and no accuracy."""
 
 
 def accuracy_of(evaluation: Row) -> float | None:
     """Return the accuracy (pass@1) of an evaluation row."""
     value = evaluation.get("eval/pass_at_1")
     return float(value) if value is not None else None
+
+
+def merit_of(evaluation: Row) -> float | None:
+    """Return what is to rise: accuracy, or of documents the log-likelihood of a token."""
+    nll = evaluation.get("eval/nll")
+    return accuracy_of(evaluation) if nll is None else -float(nll)
+
+
+def perplexity_words(evaluation: Row) -> str:
+    """Return what an evaluation on documents says: the one way to print it."""
+    perplexity, error = evaluation["eval/perplexity"], evaluation.get("eval/stderr")
+    spread = "" if error is None else f" ± {perplexity * error:.2g}"
+    return (
+        f"perplexity {perplexity:.4g}{spread}, {evaluation['eval/bits_per_byte']:.3f} bits a byte"
+    )
+
+
+def on_texts(evaluations: Sequence[Row]) -> list[Row]:
+    """Return the evaluations on documents."""
+    return [row for row in evaluations if row.get("eval/kind") == TEXTS]
 
 
 def kind_of(evaluation: Row) -> str:
@@ -73,13 +96,14 @@ def _as_row(rates: Mapping[str, Any]) -> dict[str, Any]:
 
 def of_deciding_kind(evaluations: Sequence[Row]) -> list[Row]:
     """Return the evaluations by which a step is best, or accuracy has settled."""
-    return next(iter(by_kind(evaluations).values()), [])
+    rows = [row for row in evaluations if merit_of(row) is not None]
+    return [row for row in rows if kind_of(row) == kind_of(rows[0])]
 
 
 def best_step(evaluations: Sequence[Row]) -> int | None:
     """Return the step after 0 that did best on held-out problems; among equals the earliest."""
     rows = [row for row in of_deciding_kind(evaluations) if row["step"] > 0]
-    return max(rows, key=lambda row: (accuracy_of(row), -row["step"]))["step"] if rows else None
+    return max(rows, key=lambda row: (merit_of(row), -row["step"]))["step"] if rows else None
 
 
 def why_settled(evaluations: Sequence[Row], settings: EvaluationConfig) -> str | None:
@@ -93,18 +117,20 @@ def why_settled(evaluations: Sequence[Row], settings: EvaluationConfig) -> str |
     every, patience = settings.every, settings.patience
     if every is None or patience is None:
         return None
-    best, at, bar, since = -1.0, 0, -1.0, 0
-    for row in of_deciding_kind(evaluations):
+    best, at, bar, since = -math.inf, 0, -math.inf, 0
+    rows = of_deciding_kind(evaluations)
+    for row in rows:
         if row["step"] % every:
             continue
-        accuracy, since = accuracy_of(row) or 0.0, since + 1
-        if accuracy > bar:
-            best, at, since = accuracy, row["step"], 0
+        merit, since = merit_of(row) or 0.0, since + 1
+        if merit > bar:
+            best, at, since = merit, row["step"], 0
             bar = best + (row.get("eval/stderr") or 0.0)
     if since < patience:
         return None
+    what = "log-likelihood of a token" if on_texts(rows) else "accuracy"
     return (
-        f"held-out accuracy has settled: {since} evaluations in a row were not above {best:.3f} of"
+        f"held-out {what} has settled: {since} evaluations in a row were not above {best:.3f} of"
         f" step {at} by more than its standard error (evaluation.patience = {patience})"
     )
 

@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from assay.run.evaluations import Row, accuracy_of, kind_of
+from assay.run.evaluations import TEXTS, Row, accuracy_of, kind_of, perplexity_words
 from assay.run.intervals import share_words
 from assay.terminal import escaped
 
@@ -215,7 +215,11 @@ class Progress:
         self.evaluations.append(row)
         self._seconds_evaluating += row.get("eval/seconds") or 0.0
         accuracy = accuracy_of(row)
-        if accuracy is not None and not self.quiet:
+        if self.quiet:
+            return
+        if row.get("eval/kind") == TEXTS:
+            self._print(f"step {row['step']}: held-out {perplexity_words(row)}")
+        elif accuracy is not None:
             shown = f"{accuracy:.3f}{share_words(row, '.3f')}"
             self._print(f"step {row['step']}: held-out {shown} ({kind_of(row)})")
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from assay.config import TrainConfig, dump
 from assay.run.environment import verifier_text
-from assay.run.evaluations import Lift, Row, lifts_of
+from assay.run.evaluations import Lift, Row, lifts_of, on_texts, perplexity_words
 from assay.run.files import disk_full_as, write_atomic
 from assay.run.intervals import share_words, shown_range
 from assay.run.loaded import LoadedRun, load_run
@@ -115,6 +115,8 @@ def stage_words(config: TrainConfig) -> tuple[str, Sequence[str]]:
     """Return what was done, and with which sources."""
     if config.sft is not None:
         return "supervised fine-tuning", config.sft.traces
+    if config.pretrain is not None:
+        return "pretraining", config.pretrain.texts
     if config.preference is not None:
         stage = f"preference learning, {config.preference.method}"
         return stage, config.preference.pairs or config.data.train
@@ -124,8 +126,25 @@ def stage_words(config: TrainConfig) -> tuple[str, Sequence[str]]:
 
 
 def _hero_html(summary: LoadedRun) -> str:
-    lifts = "\n".join(map(_lift_html, lifts_of(summary.evaluations)))
+    texts = on_texts(summary.evaluations)
+    lifts = "\n".join([*_texts_html(texts), *map(_lift_html, lifts_of(summary.evaluations))])
     return lifts or '<p class="empty">No held-out evaluation yet.</p>'
+
+
+def _texts_html(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield what became of perplexity, where documents are held out."""
+    for row in rows[:1]:
+        count = f"{row['eval/num_documents']:,} held-out documents"
+        moments = dict.fromkeys(one["step"] for one in (row, rows[-1]))
+        told = [
+            f"<p>step {step}: {perplexity_words(one)}</p>"
+            for step, one in zip(moments, (row, rows[-1]), strict=False)
+        ]
+        numbers = "→".join(f"{one['eval/perplexity']:.4g}" for one in (row, rows[-1])[: len(told)])
+        yield (
+            f'<section class="lift"><h2>Held-out perplexity <small>{count}</small></h2>'
+            f'<p class="numbers"><span class="after">{numbers}</span></p>{"".join(told)}</section>'
+        )
 
 
 def _lift_html(lift: Lift) -> str:

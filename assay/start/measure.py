@@ -191,7 +191,7 @@ def measure_machine(
     if row is not None:
         typical = prompts[len(prompts) // 2]
         seconds = time_rl(bench, problems, typical, facts, lengths, row)
-    elif config.sft is not None:
+    elif config.sft is not None or config.pretrain is not None:
         seconds = time_sft(bench)
     own = sum(memory.parts.get(name, 0.0) for name in ("reference", "critic"))
     found: dict[str, Any] = {

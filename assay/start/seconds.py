@@ -128,9 +128,13 @@ def decoding_steps(lengths: Sequence[int], completions: int, num_slots: int) -> 
 
 
 def estimate_sft(config: TrainConfig, measured: UnitSeconds, row_tokens: float) -> StepSeconds:
-    """Return the seconds of a supervised step. row_tokens: a completion token's prompt tokens."""
-    assert config.sft is not None
-    tokens = config.sft.tokens_per_step * (1 + row_tokens)
+    """Return the seconds of a step that learns from given tokens.
+
+    row_tokens: a learned token's prompt tokens.
+    """
+    settings = config.sft or config.pretrain
+    assert settings is not None
+    tokens = settings.tokens_per_step * (1 + row_tokens)
     return StepSeconds(0.0, 0.0, measured.update_fixed + tokens * measured.update_token)
 
 
@@ -161,27 +165,41 @@ def time_rl(
 
 
 def time_sft(bench: Bench) -> StepSeconds:
-    """Time a supervised learner on made-up rows of the traces' mean length."""
-    from assay.data.traces import load_traces
+    """Time a learner of ``[sft]`` or ``[pretrain]`` on made-up rows of its rows' mean length."""
     from assay.learn.sft_update import SFTLearner
     from assay.model.packing import pack
     from assay.model.probe import prove_lean
     from assay.training.assemble import make_passes
 
-    config, sft = bench.config, bench.config.sft
-    assert sft is not None
+    config = bench.config
     lean, _ = prove_lean(bench.loaded.model)
     learner = SFTLearner(make_passes(config, bench.loaded, 1000, "plain", lean))
 
     def learn(groups: Sequence[Group]) -> None:
         learner.update(pack(groups, spread_verdicts(groups), learner.device))
 
-    rows = load_traces(sft.traces, on_bad_row=config.data.on_bad_row, limit=LOOKED_AT)
-    sizes = [[len(part) for part in bench.renderer.render_trace(row)] for row in rows]
-    columns = zip(*(sizes or [TRACE_LENGTHS]), strict=True)
+    columns = zip(*(_lengths(bench) or [TRACE_LENGTHS]), strict=True)
     prompt, completion = (max(1, round(sum(column) / len(column))) for column in columns)
     measured = measure_units(bench, (), prompt, completion, learn, 1)
     return estimate_sft(config, measured, prompt / completion)
+
+
+def _lengths(bench: Bench) -> list[list[int]]:
+    """Return the tokens of the first rows' prompts, and of what is learned of them."""
+    from assay.data.documents import load_documents
+    from assay.data.traces import load_traces
+    from assay.training.pretrain import Pieces, longest_piece
+
+    config = bench.config
+    if config.pretrain is None:
+        assert config.sft is not None
+        rows = load_traces(config.sft.traces, on_bad_row=config.data.on_bad_row, limit=LOOKED_AT)
+        return [[len(part) for part in bench.renderer.render_trace(row)] for row in rows]
+    texts = load_documents(
+        config.pretrain.texts, on_bad_row=config.data.on_bad_row, limit=LOOKED_AT
+    )
+    pieces = Pieces(texts, bench.renderer, longest_piece(bench))
+    return [[1, length] for length in pieces.lengths.tolist()]
 
 
 def measure_units(

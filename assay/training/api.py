@@ -15,6 +15,7 @@ from typing import Any
 
 from assay import config as configuration
 from assay.config import TrainConfig
+from assay.config.tree import STAGES
 from assay.data.chat import keep_fitting
 from assay.data.problems import ProblemSet, load_problems
 from assay.data.rows import read_problem
@@ -106,7 +107,7 @@ def run_stage(stage: Stage) -> TrainResult:
     return read_result(kind_of(stage.config).run(stage))
 
 
-KINDS = {"rl": "stages", "sft": "sft", "preference": "preference", "reward_model": "reward_model"}
+KINDS = {name: name for name in STAGES} | {"rl": "stages"}
 """The module of each kind of stage, imported when it is run; its ``KIND`` is what it can do."""
 
 

@@ -97,6 +97,9 @@ def _sources(config: TrainConfig) -> Iterator[tuple[str, str]]:
     found = {"data.train": config.data.train, "data.heldout": config.data.heldout}
     if config.sft is not None:
         found["sft.traces"] = config.sft.traces
+    if config.pretrain is not None:
+        found["pretrain.texts"] = config.pretrain.texts
+        found["pretrain.heldout"] = config.pretrain.heldout
     if config.preference is not None:
         for name in ("pairs", "heldout"):
             pairs = getattr(config.preference, name)

@@ -10,10 +10,12 @@ from typing import Any
 from assay.plan.memory import MemoryPlan
 from assay.run.evaluations import (
     FINISHED_EARLY,
+    TEXTS,
     Gain,
     by_think_mode,
     gain_between,
     kind_of,
+    perplexity_words,
     without_problems,
 )
 from assay.run.files import read_events, read_step_rows
@@ -67,6 +69,10 @@ class TrainResult:
         gains = [*self.gains, *([None] * len(self.before))]
         for first, last, gain in zip(self.before, self.after, gains, strict=False):
             kind = kind_of(first)
+            if kind == TEXTS:
+                words = [perplexity_words(row) for row in (first, last)]
+                lines.append(f"held-out texts: {words[0]}, before; {words[1]}, after")
+                continue
             rates = [_rate(row) for row in (first, last)]
             gained = "" if gain is None else f"; gained {gain}, problem by problem"
             lines.append(f"held-out accuracy, {kind}: {rates[0]} before, {rates[1]} after{gained}")

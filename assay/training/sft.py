@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from assay.config import TrainConfig
+from assay.config import PretrainConfig, SFTConfig, TrainConfig
 from assay.data.chat import PromptRenderer
 from assay.data.traces import Trace, load_traces
 from assay.learn.sft_update import SFTLearner
 from assay.model.packing import pack
 from assay.model.probe import prove_lean
+from assay.run.directory import Run
 from assay.run.guard import Guard
 from assay.training.assemble import (
     Bench,
@@ -27,30 +30,67 @@ from assay.types import Group, Problem
 from assay.verify.service import VerifierService
 
 
+@dataclass(frozen=True)
+class Lessons:
+    """What a supervised stage learns from, laid out as tokens.
+
+    lengths: tokens that are learned, of each group. what: how many of what, for people; notes: more
+    for them. evaluate: what the stage itself measures on held-out rows; None: nothing beside
+    held-out problems.
+    """
+
+    groups: Sequence[Group]
+    lengths: Sequence[int]
+    what: str
+    notes: Sequence[str] = ()
+    evaluate: Callable[[Run, SFTLearner], None] | None = None
+
+
 def run_sft(stage: Stage) -> Path:
     """Run the supervised stage; returns the run's folder. Raises RunStopped by a guard."""
+    assert stage.config.sft is not None
+    return learn_given(stage, stage.config.sft, read_traces, lay_out_traces)
+
+
+def learn_given(
+    stage: Stage,
+    settings: SFTConfig | PretrainConfig,
+    read: Callable[[TrainConfig, VerifierService], Any],
+    lay_out: Callable[[Bench, Any], Lessons],
+) -> Path:
+    """Run a stage that learns from what is given; returns the run's folder.
+
+    read: open its rows, before a model is loaded. lay_out: turn them into tokens. Raises RunStopped
+    by a guard.
+    """
     config = stage.config
-    assert config.sft is not None
     with ExitStack() as stack:
         guard = Guard(config.guard)
         verifiers = open_verifiers(config, stack)
-        traces = read_traces(config, verifiers)
+        given = read(config, verifiers)
         rows = read_heldout(config, verifiers)
         bench = open_bench(config, verifiers)
         heldout = fit_heldout(rows, bench)
-        groups = trace_groups(traces, bench.renderer, bench.loaded.context_length)
-        lengths = [len(group.completions[0].tokens) for group in groups]
-        per_step = config.sft.tokens_per_step
-        schedule = Schedule(len(groups), config.sft.epochs, config.run.seed, per_step, lengths)
+        lessons = lay_out(bench, given)
+        groups, per_step = lessons.groups, settings.tokens_per_step
+        schedule = Schedule(
+            len(groups), settings.epochs, config.run.seed, per_step, lessons.lengths
+        )
         lean, note = prove_lean(bench.loaded.model)
-        # A trace shares its prompt with no other, so a tree would only add a mask.
+        # A row shares its prompt with no other, so a tree would only add a mask.
         learner = SFTLearner(make_passes(config, bench.loaded, schedule.num_steps, "plain", lean))
         run = open_run(stage, schedule.num_steps, bench.loaded.model, stack, bench)
         run.attach(model=learner)
         learner.clock = run.clock
-        told = [f"{len(groups)} traces, {schedule.num_steps} steps", note]
+        told = [f"{lessons.what}, {schedule.num_steps} steps", *lessons.notes, note]
         run.note("; ".join(filter(None, told)))
-        for step in steps_of(run, lambda: evaluate_heldout(run, bench, heldout)):
+
+        def evaluate_now() -> None:
+            if lessons.evaluate is not None:
+                lessons.evaluate(run, learner)
+            evaluate_heldout(run, bench, heldout)
+
+        for step in steps_of(run, evaluate_now):
             drawn = [groups[n] for n in schedule.draw(step)]
             update = learner.update(pack(drawn, [[GOOD]] * len(drawn), learner.device))
             run.finish_step(update)
@@ -62,6 +102,13 @@ def read_traces(config: TrainConfig, verifiers: VerifierService) -> Sequence[Tra
     """Open the traces; raises DataError for a bad one, or leaves it out."""
     assert config.sft is not None
     return load_traces(config.sft.traces, on_bad_row=config.data.on_bad_row)
+
+
+def lay_out_traces(bench: Bench, traces: Sequence[Trace]) -> Lessons:
+    """Return the traces as tokens, all in memory."""
+    groups = trace_groups(traces, bench.renderer, bench.loaded.context_length)
+    lengths = [len(group.completions[0].tokens) for group in groups]
+    return Lessons(groups, lengths, f"{len(groups)} traces")
 
 
 def first_look(config: TrainConfig, bench: Bench, traces: Sequence[Trace]) -> FirstLook:

@@ -45,6 +45,7 @@ SOUND = Facts(
 
 CASES: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     # rule: (facts of its case, what it recommends, what takes it just over its edge)
+    "only_texts": ({"reward": "texts"}, "pretrain", {"reward": "answer"}),
     "no_reward": ({"reward": "nothing"}, "collect_data", {"reward": "answer"}),
     "hacks_pay": ({"attacks_accepted": 1}, "harden_verifier", {"attacks_accepted": 0}),
     "wrong_answers_pass": ({"false_accepts": 0.001}, "harden_verifier", {"false_accepts": 0.0}),
@@ -156,6 +157,7 @@ def test_nothing_known_but_the_reward_is_enough() -> None:
         "pairs": "collect_data",
         "unpaired": "collect_data",
         "demonstrations": "collect_data",
+        "texts": "pretrain",
         "nothing": "collect_data",
     }
 

@@ -38,6 +38,7 @@ OF_EACH: dict[str, Facts] = {
 }
 BEFORE_A_RUN = {
     "collect_data": Facts(),
+    "pretrain": Facts(reward="texts"),
     "harden_verifier": replace(CHECKED, attacks=9, attacks_accepted=1),
     "allow_length": replace(CHECKED, pass_at_1=0.01, truncated=0.9),
 }

@@ -23,6 +23,9 @@ def stage_tree(world: World, stage: str, **sections: Any) -> dict[str, Any]:
         tree["sft"] = {"traces": [str(world.folder / "traces.jsonl")], "epochs": 0.1}
         return tree
     tree["data"] = {"heldout": []}
+    if stage == "pretrain":
+        texts = str(world.write_rows("texts.jsonl", [{"text": "one and two"}] * 2))
+        return tree | {"pretrain": {"texts": [texts]}}
     rows = [{"prompt": f"{n} + 1 =", "chosen": f" {n + 1}", "rejected": " 0"} for n in range(2)]
     pairs = [str(world.write_rows("pairs.jsonl", rows))]
     tree[stage] = {"pairs" if stage == "preference" else "rows": pairs}
@@ -31,7 +34,14 @@ def stage_tree(world: World, stage: str, **sections: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("stage", "adapters"),
-    [("rl", False), ("sft", False), ("preference", False), ("reward_model", False), ("rl", True)],
+    [
+        ("rl", False),
+        ("sft", False),
+        ("preference", False),
+        ("reward_model", False),
+        ("pretrain", False),
+        ("rl", True),
+    ],
 )
 def test_a_stage_has_its_own_and_shows_it(world: World, stage: str, adapters: bool) -> None:
     sections = {"model": {"lora": {"rank": 2}}} if adapters else {}

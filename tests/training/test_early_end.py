@@ -35,6 +35,10 @@ def stage_tree(world: World, stage: str) -> dict[str, Any]:
         return tree | {
             "sft": {"traces": [str(world.folder / "traces.jsonl")], "tokens_per_step": 8}
         }
+    if stage == "pretrain":
+        texts = str(world.write_rows("texts.jsonl", [{"text": "one and two"}] * 12))
+        given = {"texts": [texts], "heldout": [texts], "tokens_per_step": 24}
+        return tree | {"data": {}, "pretrain": given}
     row = {"prompt": "1 + 1 =", "chosen": " 2", "rejected": " three"}
     pairs = [str(world.write_rows("pairs.jsonl", [row] * 12))]
     tree["data"] = {}
@@ -46,7 +50,7 @@ def stage_tree(world: World, stage: str) -> dict[str, Any]:
     return tree | {"reward_model": given | shared}
 
 
-@pytest.mark.parametrize("stage", ["rl", "sft", "preference", "reward_model"])
+@pytest.mark.parametrize("stage", ["rl", "sft", "preference", "reward_model", "pretrain"])
 def test_every_stage_ends_early(world: World, stage: str) -> None:
     result = train(stage_tree(world, stage), quiet=True)
     run = Path(result.run)

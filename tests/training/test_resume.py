@@ -58,7 +58,15 @@ def test_killed_three_times(world: World) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("seed", "stage"),
-    [(1, "rl"), (2, "rl"), (3, "given"), (4, "on_policy"), (5, "critic"), (6, "shared")],
+    [
+        (1, "rl"),
+        (2, "rl"),
+        (3, "given"),
+        (4, "on_policy"),
+        (5, "critic"),
+        (6, "shared"),
+        (7, "pretrain"),
+    ],
 )
 def test_killed_again_and_again(world: World, seed: int, stage: str) -> None:
     check_killed(world, seed, 24, stage)

@@ -78,12 +78,23 @@ def shared_tree(world: World) -> dict[str, Any]:
     return tree
 
 
+def pretrain_tree(world: World) -> dict[str, Any]:
+    """Documents, of which most are cut."""
+    rows = [{"text": f"{n} and {n + 1}, " * (1 + n % 4)} for n in range(30)]
+    texts = str(world.write_rows("texts.jsonl", rows))
+    tree = world.tree(data={"heldout": []}, evaluation={"every": 3})
+    del tree["rl"]
+    settings = {"texts": [texts], "heldout": [str(world.folder / "texts.jsonl")]}
+    return tree | {"pretrain": {**settings, "tokens_per_step": 100, "max_tokens": 20}}
+
+
 STAGES = {
     "rl": rl_tree,
     "critic": critic_tree,
     "shared": shared_tree,
     "given": given_tree,
     "on_policy": on_policy_tree,
+    "pretrain": pretrain_tree,
 }
 
 

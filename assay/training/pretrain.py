@@ -1,0 +1,188 @@
+"""Pretraining: next-token training on plain text. A long document is cut into pieces."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import torch
+
+from assay.config import TrainConfig
+from assay.data.chat import PromptRenderer
+from assay.data.documents import Document, load_documents
+from assay.errors import ConfigError, message
+from assay.learn.rows import row_sums
+from assay.learn.sft_update import SFTLearner
+from assay.model.layouts import micro_batch_tokens
+from assay.model.packing import pack
+from assay.model.probe import prove_lean
+from assay.run.directory import Run
+from assay.run.evaluations import TEXTS, kind_of
+from assay.training.assemble import Bench
+from assay.training.given import GOOD, given_completion
+from assay.training.sft import Lessons, learn_given
+from assay.training.stage import FirstLook, Kind, Stage
+from assay.types import Group, Problem, Prompt, Tokens
+from assay.verify.service import VerifierService
+
+SHOWN = 80  # characters of the first document that a dry run goes on from
+AT_ONCE = 64  # held-out pieces in a batch
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Documents to learn from, and those held out."""
+
+    train: Sequence[Document]
+    heldout: Sequence[Document]
+
+
+def run_pretrain(stage: Stage) -> Path:
+    """Run the pretraining stage; returns the run's folder. Raises RunStopped by a guard."""
+    assert stage.config.pretrain is not None
+    return learn_given(stage, stage.config.pretrain, read_texts, lay_out_texts)
+
+
+def read_texts(config: TrainConfig, verifiers: VerifierService | None = None) -> Texts:
+    """Open the documents; raises DataError for a bad one, or leaves it out."""
+    settings, on_bad_row = config.pretrain, config.data.on_bad_row
+    assert settings is not None
+    heldout: Sequence[Document] = ()
+    if settings.heldout:
+        most = config.evaluation.max_problems
+        heldout = load_documents(settings.heldout, on_bad_row=on_bad_row, limit=most)
+    return Texts(load_documents(settings.texts, on_bad_row=on_bad_row), heldout)
+
+
+def lay_out_texts(bench: Bench, texts: Texts) -> Lessons:
+    """Return the documents in pieces, and what measures the model on those held out."""
+    longest = longest_piece(bench)
+    learned = Pieces(texts.train, bench.renderer, longest)
+    what = f"{len(texts.train)} documents in {len(learned)} pieces, {learned.num_tokens} tokens"
+    if not texts.heldout:
+        return Lessons(learned, learned.lengths.tolist(), what)
+    heldout = Pieces(texts.heldout, bench.renderer, longest)
+    notes = [f"{len(texts.heldout)} documents held out"]
+    known = {document.text for document in texts.heldout}
+    both = [one.source for one in texts.train if one.text in known]
+    if both:
+        found = f"warning: {len(both)} documents are held out as well as learned from"
+        notes.append(f"{found}, the first: {both[0]}")
+
+    def evaluate_now(run: Run, learner: SFTLearner) -> None:
+        is_there = TEXTS in map(kind_of, run.evaluations(run.step))
+        if not is_there and run.stop_reason != "interrupted":
+            run.record_evaluation(evaluate_texts(learner, heldout))
+
+    return Lessons(learned, learned.lengths.tolist(), what, notes, evaluate_now)
+
+
+def first_look(config: TrainConfig, bench: Bench, texts: Texts) -> FirstLook:
+    """Say what the stage would do with these documents; the problem is how the first begins."""
+    lessons = lay_out_texts(bench, texts)
+    notes = [lessons.what, *lessons.notes, *filter(None, [prove_lean(bench.loaded.model)[1]])]
+    return FirstLook(Problem("document", texts.train[0].text[:SHOWN]), notes)
+
+
+KIND = Kind(read_texts, first_look, run_pretrain)
+
+
+def longest_piece(bench: Bench) -> int:
+    """Return the tokens that a piece may have; raises ConfigError for more than the model takes."""
+    settings, most = bench.config.pretrain, bench.loaded.context_length
+    assert settings is not None
+    wanted = settings.max_tokens
+    if wanted is None:
+        kind = bench.loaded.device.type
+        wanted = micro_batch_tokens(settings.max_tokens_per_micro_batch, kind)
+        return min(wanted, most or wanted)
+    if most is not None and wanted > most:
+        raise ConfigError(message("pretrain.max_tokens", wanted, f"at most {most}, the context"))
+    return wanted
+
+
+class Pieces(Sequence[Group]):
+    """Documents as tokens, in pieces of at most so many; a piece is a group made when asked for.
+
+    The prompt of a piece is the one token before it: what begins the document, or the last token of
+    the piece before. So each token of a document is learned once, its end token too.
+    lengths, document: of each piece, its tokens, and the number of its document.
+    """
+
+    def __init__(
+        self, documents: Sequence[Document], renderer: PromptRenderer, max_tokens: int
+    ) -> None:
+        tokens: list[Tokens] = []
+        pieces: list[tuple[int, int, int]] = []
+        self.num_bytes, end = 0, 0
+        for number, document in enumerate(documents):
+            found = renderer.render_document(document.text, document.source)
+            pieces += [(number, end + at, size) for at, size in _cut(len(found) - 1, max_tokens)]
+            tokens.append(found)
+            end += len(found)
+            self.num_bytes += len(document.text.encode())
+        self._tokens = np.concatenate(tokens)
+        self.document, self._first, self.lengths = np.array(pieces, np.int64).T
+        self.num_tokens = int(self.lengths.sum())
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @overload
+    def __getitem__(self, index: int) -> Group: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Group]: ...
+    def __getitem__(self, index: int | slice) -> Group | list[Group]:
+        if isinstance(index, slice):
+            return [self[n] for n in range(len(self))[index]]
+        first, length = int(self._first[index]), int(self.lengths[index])
+        tokens = self._tokens[first : first + 1 + length]
+        learned = given_completion(f"piece-{index}/0", "", tokens[1:])
+        return Group(Problem(f"piece-{index}", ""), Prompt("", tokens[:1]), (learned,))
+
+
+def _cut(length: int, most: int) -> Iterator[tuple[int, int]]:
+    """Yield (start, size) of as few pieces as there can be, all of about one size."""
+    count = -(-length // most)
+    for n in range(count):
+        start = n * length // count
+        yield start, (n + 1) * length // count - start
+
+
+@torch.no_grad()
+def evaluate_texts(learner: SFTLearner, pieces: Pieces) -> dict[str, Any]:
+    """Return what the model thinks of held-out documents, as a row of evaluations.
+
+    ``eval/nll``: nats a token; ``eval/stderr``: its standard error, over documents.
+    ``eval/bits_per_byte`` does not depend on the tokenizer; end tokens count in it.
+    """
+    started = time.perf_counter()
+    nll = np.zeros(len(pieces))
+    with learner.passes.open():
+        for first in range(0, len(pieces), AT_ONCE):
+            groups = pieces[first : first + AT_ONCE]
+            batch = pack(groups, [[GOOD]] * len(groups), learner.device)
+            logprobs_T = learner.passes.logprobs(batch).double()
+            sums_R = row_sums(logprobs_T, batch.row_T, batch.num_rows)
+            nll[first : first + len(groups)] = -sums_R.cpu().numpy()
+    nll_of, tokens_of = (np.bincount(pieces.document, one) for one in (nll, pieces.lengths))
+    count, mean = len(nll_of), float(nll.sum() / pieces.num_tokens)
+    error = None
+    if count > 1:
+        squares = float(((nll_of - mean * tokens_of) ** 2).sum())
+        error = math.sqrt(squares * count / (count - 1)) / pieces.num_tokens
+    return {
+        "eval/kind": TEXTS,
+        "eval/nll": mean,
+        "eval/stderr": error,
+        "eval/perplexity": math.exp(min(mean, 700.0)),
+        "eval/bits_per_byte": float(nll.sum()) / math.log(2) / pieces.num_bytes,
+        "eval/num_documents": count,
+        "eval/num_tokens": pieces.num_tokens,
+        "eval/seconds": time.perf_counter() - started,
+    }
