@@ -233,8 +233,12 @@ def _type_at(path: _Path, root: type[BaseModel]) -> tuple[Any, Sequence[Any]]:
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the configuration model that a field's type names, None where it is a value."""
-    for kind in (annotation, *get_args(annotation)):
+    """Return the configuration model that a field's type names, None where it is a value.
+
+    A table of sections is a value too.
+    """
+    kinds = () if get_origin(annotation) is dict else get_args(annotation)
+    for kind in (annotation, *kinds):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind
     return None
@@ -242,8 +246,13 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
 
 def _model_at(names: Sequence[str], root: type[BaseModel]) -> type[BaseModel] | None:
     model: type[BaseModel] | None = root
+    table: Any = None  # of sections: the next name is one's own
     for name in names:
+        if table is not None:
+            model, table = section_of(get_args(table)[1]), None
+            continue
         field = model.model_fields.get(name) if model else None
+        table = field.annotation if field and get_origin(field.annotation) is dict else None
         model = section_of(field.annotation) if field else None
     return model
 

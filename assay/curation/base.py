@@ -39,6 +39,7 @@ STAGES = {
     "deduplicate": "assay.curation.deduplicate",
     "decontaminate": "assay.curation.decontaminate",
     "mix": "assay.curation.mix",
+    "vary": "assay.curation.vary",
     "pairs": "assay.curation.pairs",
 }
 """The module of each data stage, imported when it is used; its ``STAGE`` is a `DataStage`."""

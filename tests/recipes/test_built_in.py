@@ -18,6 +18,8 @@ SHORT = {
     "sft": ["sft.epochs=0.0005"],
     "select": ["keep=any", "filters=[]"],
     "collect": ["max_problems=4"],
+    "label_difficulty": ["max_problems=4"],
+    "filter": ["min_pass_rate=0.0", "max_pass_rate=1.0"],
 }
 """What makes two steps of each kind of stage; an untrained model solves nothing."""
 

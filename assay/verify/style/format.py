@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 
 from assay.types import Completion, Problem, ThinkFormat
-from assay.verify.base import Field, Part, Verifier, flag, is_text
+from assay.verify.base import Field, Part, Verifier, choice, flag, is_text
 
 # Letters and symbols by their category, of which nothing is seen: fillers, empty braille.
 _UNSEEN = frozenset("\u115f\u1160\u2800\u3164\uffa0\ufffc")
@@ -14,6 +14,7 @@ _UNSEEN = frozenset("\u115f\u1160\u2800\u3164\uffa0\ufffc")
 
 OPEN_TAG = Field("open_tag", "text that is not blank", default="<answer>", check=is_text)
 CLOSE_TAG = Field("close_tag", "text that is not blank", default="</answer>", check=is_text)
+BLOCK = choice("think_block", "filled", "empty")
 ONLY = flag("only", "true or false: whether text before the open tag is a fault")
 
 
@@ -23,9 +24,11 @@ def judge_think_format(problem: Problem, completion: Completion) -> Part:
     ``free``: the text opens with the block, closes it once, and an answer follows. ``opened``: the
     prompt opened the block, so the text only closes it. ``empty``: the prompt holds the empty
     block, so the text has no tag, and an answer. ``off``: nothing is asked, everything passes. Both
-    the reasoning and the answer must hold something that can be seen.
+    the reasoning and the answer must hold something that can be seen. Where the spec's
+    ``think_block`` is ``empty``, the block that the model writes itself must hold nothing: what
+    ``/no_think`` asks of Qwen3.
     """
-    fault = _think_fault(completion.text, completion.think)
+    fault = _think_fault(completion.text, completion.think, BLOCK.read(problem) == "filled")
     return Part(0.0 if fault else 1.0, detail=fault)
 
 
@@ -58,7 +61,7 @@ def has_content(text: str) -> bool:
     )
 
 
-def _think_fault(text: str, think: ThinkFormat) -> str:
+def _think_fault(text: str, think: ThinkFormat, filled: bool) -> str:
     if think.mode == "off":
         return ""
     if think.mode == "empty":
@@ -71,8 +74,8 @@ def _think_fault(text: str, think: ThinkFormat) -> str:
     fault, before, reasoning, answer = _split(text, think.open_tag, think.close_tag, is_free)
     if not fault and before.strip():
         fault = "text before the open tag"
-    if not fault and not has_content(reasoning):
-        fault = "an empty think block"
+    if not fault and has_content(reasoning) != filled:
+        fault = "an empty think block" if filled else "reasoning where none is asked for"
     if not fault and not has_content(answer):
         fault = "no answer after the close tag"
     return fault
@@ -123,8 +126,9 @@ THINK_FORMAT = Verifier(
     judge=judge_think_format,
     lane="inline",
     domain="the form of the reasoning block",
+    fields=(BLOCK,),
     accepts="the tags of the prompt's think format, exactly once, in order, spelled exactly, with "
-    "content",
+    "content (or without any, as think_block says)",
     weight=0.1,
     text_only=True,
     cached=True,

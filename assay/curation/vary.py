@@ -1,0 +1,98 @@
+"""Data stage ``vary``: each row once for each way to ask, as with and without reasoning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from assay.config.section import Section, Text
+from assay.curation.base import DataStage, Manifest, Output, Row, StageSettings
+from assay.curation.texts import read_tagged
+from assay.data.rows import PROMPT_KEYS, key_among, reply_text
+from assay.types import ThinkFormat
+
+EMPTY_BLOCK = "<think>\n\n</think>\n\n"
+
+
+class Variant(Section):
+    """One way to ask."""
+
+    append: str = ""
+    """Text behind the question, as `` /no_think``: behind the prompt, or the user's last turn."""
+    reasoning: Literal["keep", "empty"] = "keep"
+    """What becomes of a completion's reasoning. ``empty``: an empty block stands in its place, as
+    Qwen3 answers without thinking."""
+    keys: dict[str, Any] = Field(default={})
+    """Keys that the row gets, as ``think`` or ``verifier``."""
+
+
+class VarySettings(StageSettings):
+    """Write each row once for each way to ask, as with and without reasoning.
+
+    A row is a problem, or a prompt with a completion. The name of the variant is put behind its id
+    and its tags.
+    """
+
+    variants: Annotated[dict[Text, Variant], Field(min_length=1)]
+    """Ways to ask, by their names: ``append`` is put behind the question. ``reasoning = "empty"``
+    puts an empty think block in the place of a completion's reasoning. ``keys`` are set in the row:
+    ``{no_think = {append = " /no_think", reasoning = "empty", keys = {think = "free"}}}``."""
+
+
+def vary(settings: VarySettings, folder: Path) -> Manifest:
+    """Write every row in all variants."""
+    with Output("vary", settings, folder) as out:
+        for row in out.open(settings.inputs, _read):
+            for name, variant in settings.variants.items():
+                out.write(varied(row, name, variant))
+    return out.manifest
+
+
+def varied(row: Row, name: str, variant: Variant) -> Row:
+    """Return a row as one variant has it."""
+    found = {**row, "id": f"{row['id']}-{name}", "tags": [*row.get("tags", ()), name]}
+    key = _prompt_key(row, "")
+    found[key] = _appended(row[key], variant.append)
+    if variant.reasoning == "empty":
+        _empty_block(found)
+    return found | variant.keys
+
+
+def _read(row: Any, where: str, default_id: str) -> Row:
+    found = read_tagged(row, where, default_id)
+    _prompt_key(found, where)
+    return found
+
+
+def _prompt_key(row: Row, where: str) -> str:
+    names = (*PROMPT_KEYS, "messages")
+    return key_among(names, row, where, " or ".join(f'"{name}"' for name in names))
+
+
+def _appended(prompt: Any, text: str) -> Any:
+    if isinstance(prompt, str):
+        return f"{prompt}{text}"
+    turns = [dict(turn) for turn in prompt]
+    for turn in reversed(turns):
+        if turn["role"] == "user":
+            turn["content"] += text
+            break
+    return turns
+
+
+def _empty_block(row: Row) -> None:
+    """Leave the answer alone of what a row's completion says, behind an empty block."""
+    if "completion" in row:
+        row["completion"] = _answer_alone(row["completion"])
+    elif "messages" in row and row["messages"][-1]["role"] == "assistant":
+        answer = _answer_alone(reply_text(row["messages"][-1]))
+        row["messages"] = [*row["messages"][:-1], {"role": "assistant", "content": answer}]
+
+
+def _answer_alone(text: str) -> str:
+    return f"{EMPTY_BLOCK}{ThinkFormat('free').split(text)[1].strip()}"
+
+
+STAGE = DataStage("vary", VarySettings, vary)
