@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 import tomllib
@@ -106,6 +107,16 @@ def _override_value(text: str, is_text: bool) -> Any:
         if len(read) == 1 and (isinstance(read["value"], str) or not is_text):
             return read["value"]
     return text
+
+
+def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tree with another's values put in, table by table; neither is changed."""
+    found = copy.deepcopy(dict(base))
+    for key, value in change.items():
+        inner = found.get(key)
+        both = isinstance(inner, Mapping) and isinstance(value, Mapping)
+        found[key] = merged(cast("Any", inner), value) if both else copy.deepcopy(value)
+    return found
 
 
 def plain_tables(value: Any) -> dict[str, dict[str, Any]]:

@@ -145,13 +145,19 @@ class Completion:
 
     @classmethod
     def from_text(
-        cls, text: str, id: str = "completion", think: ThinkFormat | None = None
+        cls,
+        text: str,
+        id: str = "completion",
+        think: ThinkFormat | None = None,
+        num_tokens: int = 0,
+        finish_reason: FinishReason = "eos",
     ) -> Completion:
-        """Return a completion that has text and no tokens, for judging text from a file."""
+        """Return a completion of which the text is known, and of its tokens at most how many."""
         return cls(
             id=id,
             text=text,
-            tokens=np.zeros(0, np.int32),
+            finish_reason=finish_reason,
+            tokens=np.zeros(num_tokens, np.int32),
             behavior_logprobs=np.zeros(0, np.float32),
             sampled=np.zeros(0, np.bool_),
             think=think or ThinkFormat(),

@@ -1,32 +1,19 @@
-"""How a data stage asks a model: its settings, and the styles of prompts."""
+"""How a data stage asks a model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
 from assay.config import check_siblings
 from assay.config.section import Count, Natural, Temperature, Text
-from assay.curation.base import Row, StageSettings, read_row
-from assay.data.rows import problem_row, read_problem
-from assay.data.traces import Trace
+from assay.curation.base import StageSettings
 from assay.errors import ConfigError
 from assay.toml_text import plain_tables
-from assay.types import Problem
 from assay.verify.judge.settings import ADDRESS, is_url
-
-REFLECT = (
-    "Think it through step by step, at length. After each step, ask yourself whether it is right,"
-    " and try another way where it is not. Before you give the answer, verify it against the"
-    " question, and correct it where it is wrong."
-)
-LIKE_THESE = (
-    "Here are problems, each with its solution. Solve the last problem in the same way: think as"
-    " long and as thoroughly, and end in the same form."
-)
 
 
 class AskingSettings(StageSettings):
@@ -84,54 +71,7 @@ class AskingSettings(StageSettings):
         return self
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A problem, and the row that it was read from."""
-
-    row: Row
-    problem: Problem
-
-
-def read_asked(row: Any, where: str, default_id: str) -> Asked:
-    """Return a problem with its row, which holds the problem's id; raises DataError."""
-    if isinstance(row, Problem):
-        problem = read_problem(row, where, default_id)
-        return Asked(problem_row(problem), problem)
-    kept = read_row(row, where, default_id)
-    return Asked(kept, read_problem(kept, where, default_id))
-
-
-def in_style(
-    problem: Problem, examples: Sequence[Trace], instruction: str | None, template: str | None
-) -> Problem:
-    """Return a problem whose prompt also shows examples, or ends with an instruction.
-
-    template: the text around a question where prompts are plain text; None of chats, whose
-    examples all stand in the user's message: chat templates cut reasoning out of earlier turns.
-    """
-    if not examples and instruction is None:
-        return problem
-    question = problem.question
-    if instruction is not None:
-        question = f"{question}\n\n{instruction}"
-    if examples and template is not None:
-        before, _, after = template.partition("{question}")
-        shown = (f"{_question(one)}{after}{one.completion}" for one in examples)
-        question = f"\n\n{before}".join([*shown, question])
-    elif examples:
-        shown = (_headed(_question(one), one.completion) for one in examples)
-        question = "\n\n".join([LIKE_THESE, *shown, _headed(question, "").rstrip()])
-    if isinstance(problem.prompt, str):
-        return replace(problem, prompt=question)
-    turns = [dict(turn) for turn in problem.prompt]
-    last = max((n for n, turn in enumerate(turns) if turn["role"] == "user"), default=-1)
-    turns[last]["content"] = question
-    return replace(problem, prompt=tuple(turns))
-
-
-def _question(trace: Trace) -> str:
-    return Problem("example", trace.prompt).question
-
-
-def _headed(question: str, completion: str) -> str:
-    return f"### Problem\n\n{question}\n\n### Solution\n\n{completion}"
+def filled(template: str, texts: Mapping[str, str]) -> str:
+    """Return a template with each ``{name}`` replaced; other braces stay as they are."""
+    names = "|".join(texts)
+    return re.sub(rf"\{{({names})\}}", lambda found: texts[found[1]], template)

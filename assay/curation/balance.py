@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from pydantic import model_validator
 
 from assay.config.section import Natural, Positive, Text
-from assay.curation.base import DataStage, Manifest, Output, StageSettings
-from assay.curation.quotas import Draw, in_proportion
-from assay.curation.texts import read_tagged
+from assay.curation.base import DataStage, StageSettings
+from assay.curation.mix import Draw, in_proportion
+from assay.curation.output import Output
+from assay.data.completions import Record
 from assay.errors import DataError, message
 
 NONE = "(none)"
@@ -60,52 +59,43 @@ class BalanceSettings(StageSettings):
         return self
 
 
-def balance(settings: BalanceSettings, folder: Path) -> Manifest:
+def balance(settings: BalanceSettings, out: Output) -> None:
     """Count the rows of each tag, then write those that are drawn."""
-    with Output("balance", settings, folder) as out:
-        wanted = tuple(settings.weights or settings.tags)
-        rows = out.open(settings.inputs, read_tagged)
-        counts = Counter(_tag_of(row, settings.key, wanted) for row in rows)
-        if absent := [tag for tag in settings.weights or () if not counts[tag]]:
-            there = sorted({tag for row in rows for tag in _tags(row, settings.key)})
+    wanted, key = tuple(settings.weights or settings.tags), settings.key
+    rows = out.open(settings.inputs, lambda row: row.tags)
+    counts = Counter(_tag_of(row, key, wanted) for row in rows)
+    if settings.weights is None:
+        quotas = {tag: min(count, settings.at_most or 0) for tag, count in counts.items()}
+    else:
+        if absent := [tag for tag in settings.weights if not counts[tag]]:
+            there = sorted({tag for row in rows for tag in _tags(row, key)})
             accepted = f"tags that rows have: {', '.join(there[:20]) or 'none'}"
             raise DataError(message(f"balance weights.{absent[0]}", "no row of this tag", accepted))
-        quotas = _quotas(settings, counts)
-        draws = {
-            tag: Draw(counts[tag], quota, f"{settings.seed} {tag}") for tag, quota in quotas.items()
-        }
-        out.add_filters(*(f"too many of {tag}" for tag in draws))
-        for row in rows:
-            tag = _tag_of(row, settings.key, wanted)
-            if tag not in draws:
-                out.take("no tag of the weights", row, f"its tags: {_tags(row, settings.key)}")
-            elif draws[tag].takes():
-                out.write(row)
-            else:
-                reason = f"{quotas[tag]} of {counts[tag]} rows of {tag} were drawn"
-                out.take(f"too many of {tag}", row, reason)
-        out.manifest.measured = {
-            f"rows of {tag}": f"{quotas.get(tag, 0)} of {count}" for tag, count in counts.items()
-        }
-    return out.manifest
+        quotas = in_proportion(counts, settings.weights, settings.rows, "balance rows")
+    draws = {tag: Draw(counts[tag], most, f"{settings.seed} {tag}") for tag, most in quotas.items()}
+    out.add_filters(*(f"too many of {tag}" for tag in draws))
+    for row in rows:
+        tag = _tag_of(row, key, wanted)
+        if tag not in draws:
+            out.take("no tag of the weights", row.keys, f"its tags: {_tags(row, key)}")
+        elif draws[tag].takes():
+            out.write(row.keys)
+        else:
+            reason = f"{quotas[tag]} of {counts[tag]} rows of {tag} were drawn"
+            out.take(f"too many of {tag}", row.keys, reason)
+    out.manifest.measured = {
+        f"rows of {tag}": f"{quotas.get(tag, 0)} of {count}" for tag, count in counts.items()
+    }
 
 
-def _tags(row: Mapping[str, Any], key: str) -> list[str]:
-    found = row.get(key, [])
+def _tags(row: Record, key: str) -> list[str]:
+    found = row.tags if key == "tags" else row.keys.get(key, [])
     return list(map(str, found)) if isinstance(found, list) else [str(found)]
 
 
-def _tag_of(row: Mapping[str, Any], key: str, wanted: tuple[str, ...]) -> str:
+def _tag_of(row: Record, key: str, wanted: tuple[str, ...]) -> str:
     """Return the first tag of a row that counts; `NONE` where it has none."""
     return next((tag for tag in _tags(row, key) if not wanted or tag in wanted), NONE)
 
 
-def _quotas(settings: BalanceSettings, counts: Counter[str]) -> dict[str, int]:
-    if settings.at_most is not None:
-        return {tag: min(count, settings.at_most) for tag, count in counts.items()}
-    assert settings.weights is not None
-    available = {tag: counts[tag] for tag in settings.weights}
-    return in_proportion(available, settings.weights, settings.rows, "balance rows")
-
-
-STAGE = DataStage("balance", BalanceSettings, balance)
+STAGE = DataStage(BalanceSettings, balance)

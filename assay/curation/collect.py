@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
 
 from assay.config.section import Natural, Text
-from assay.curation.asking import REFLECT, AskingSettings, in_style
-from assay.curation.base import DataStage, Manifest, Output, Row
+from assay.curation.asking import AskingSettings
+from assay.curation.base import DataStage
+from assay.curation.output import Output, Row
 from assay.data.rows import problem_row
 from assay.data.traces import Trace, load_traces
 from assay.errors import ConfigError, message
-from assay.types import Problem, Verdict
+from assay.types import Group, Problem, Verdict
 
-if TYPE_CHECKING:
-    from assay.types import Group
+REFLECT = (
+    "Think it through step by step, at length. After each step, ask yourself whether it is right,"
+    " and try another way where it is not. Before you give the answer, verify it against the"
+    " question, and correct it where it is wrong."
+)
+LIKE_THESE = (
+    "Here are problems, each with its solution. Solve the last problem in the same way: think as"
+    " long and as thoroughly, and end in the same form."
+)
 
 
 class CollectSettings(AskingSettings):
@@ -43,32 +51,22 @@ class CollectSettings(AskingSettings):
     verdict."""
 
 
-def collect(settings: CollectSettings, folder: Path) -> Manifest:
+def collect(settings: CollectSettings, out: Output) -> None:
     """Write a row for each completion."""
     examples = _examples(settings)
     instruction = settings.instruction
     if instruction is None and settings.style == "reflect":
         instruction = REFLECT
-    from assay.curation.sampler import Sampler, Tally
+    from assay.curation.sampler import sampled
 
     def style(problem: Problem, template: str | None) -> Problem:
         return in_style(problem, examples, instruction, template)
 
-    tally = Tally()
-    with ExitStack() as stack:
-        out = stack.enter_context(Output("collect", settings, folder))
-        sampler = Sampler(settings, stack)
-        rows = sampler.read(out, settings.judged)
-        for part in sampler.parts(rows):
-            for asked, group, verdicts in sampler.sample(part, out, style):
-                tally.add(group, verdicts)
-                problem = problem_row(asked.problem)
-                for index, verdict in enumerate(verdicts):
-                    made = completion_row(group, index, verdict, settings, settings.style)
-                    out.write({**problem, **made})
-            out.flush()
-        out.manifest.measured = tally.as_dict()
-    return out.manifest
+    for row, (found,) in sampled(settings, out, style=style, judged=settings.judged):
+        problem = problem_row(row.problem)
+        for index, verdict in enumerate(found.verdicts):
+            made = completion_row(found.group, index, verdict, settings, settings.style)
+            out.write({**problem, **made})
 
 
 def _examples(settings: CollectSettings) -> list[Trace]:
@@ -78,6 +76,42 @@ def _examples(settings: CollectSettings) -> list[Trace]:
         accepted = 'sources of traces, with style = "few_shot"'
         raise ConfigError(message("collect examples", "none", accepted))
     return list(load_traces(settings.examples, limit=settings.num_examples))
+
+
+def in_style(
+    problem: Problem, examples: Sequence[Trace], instruction: str | None, template: str | None
+) -> Problem:
+    """Return a problem whose prompt also shows examples, or ends with an instruction.
+
+    template: the text around a question where prompts are plain text; None of chats, whose
+    examples all stand in the user's message: chat templates cut reasoning out of earlier turns.
+    """
+    if not examples and instruction is None:
+        return problem
+    question = problem.question
+    if instruction is not None:
+        question = f"{question}\n\n{instruction}"
+    if examples and template is not None:
+        before, _, after = template.partition("{question}")
+        shown = (f"{_question(one)}{after}{one.completion}" for one in examples)
+        question = f"\n\n{before}".join([*shown, question])
+    elif examples:
+        shown = (_headed(_question(one), one.completion) for one in examples)
+        question = "\n\n".join([LIKE_THESE, *shown, _headed(question, "").rstrip()])
+    if isinstance(problem.prompt, str):
+        return replace(problem, prompt=question)
+    turns = [dict(turn) for turn in problem.prompt]
+    last = max((n for n, turn in enumerate(turns) if turn["role"] == "user"), default=-1)
+    turns[last]["content"] = question
+    return replace(problem, prompt=tuple(turns))
+
+
+def _question(trace: Trace) -> str:
+    return Problem("example", trace.prompt).question
+
+
+def _headed(question: str, completion: str) -> str:
+    return f"### Problem\n\n{question}\n\n### Solution\n\n{completion}"
 
 
 def completion_row(
@@ -110,4 +144,4 @@ def completion_row(
     return {**row, "verdict": {**found, "components": dict(verdict.components)}}
 
 
-STAGE = DataStage("collect", CollectSettings, collect)
+STAGE = DataStage(CollectSettings, collect)

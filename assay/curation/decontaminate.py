@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
 from assay.config.section import Natural, Text
-from assay.curation.base import DataStage, Manifest, Output, StageSettings
-from assay.curation.texts import Part, TextReader, text_of
+from assay.curation.base import DataStage, StageSettings
+from assay.curation.output import Output
+from assay.data.completions import Part
 from assay.data.overlap import Questions, words_in
 
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -41,27 +41,25 @@ class DecontaminateSettings(StageSettings):
     may stand in a trace, or in the middle of a document."""
 
 
-def decontaminate(settings: DecontaminateSettings, folder: Path) -> Manifest:
+def decontaminate(settings: DecontaminateSettings, out: Output) -> None:
     """Write the rows that no question stands in; show both texts of those that one does."""
-    with Output("decontaminate", settings, folder) as out:
-        out.add_filters("same text", "shared n-grams")
-        rows = out.open(settings.inputs, TextReader(settings.compare))
-        heldout = out.open(settings.against, TextReader("prompt"), role="against")
-        questions = Questions(settings.n)
-        for question in heldout:
-            questions.add(words_in(text_of(question, "prompt")))
-        for row in rows:
-            text = text_of(row, settings.compare)
-            found = _find(questions, words_in(text), settings)
-            if found is None:
-                out.write(row)
-                continue
-            name, reason, index = found
-            question = heldout[index]
-            both = {"text": text, "question": text_of(question, "prompt")}
-            shown = {"id": row["id"], "question_id": question["id"], **both}
-            out.take(name, shown, f"{reason} {question['id']}")
-    return out.manifest
+    out.add_filters("same text", "shared n-grams")
+    rows = out.open(settings.inputs, lambda row: row.text(settings.compare))
+    heldout = out.open(settings.against, lambda row: row.text("prompt"), role="against")
+    questions = Questions(settings.n)
+    for question in heldout:
+        questions.add(words_in(question.text("prompt")))
+    for row in rows:
+        text = row.text(settings.compare)
+        found = _find(questions, words_in(text), settings)
+        if found is None:
+            out.write(row.keys)
+            continue
+        name, reason, index = found
+        question = heldout[index]
+        both = {"text": text, "question": question.text("prompt")}
+        shown = {"id": row.keys["id"], "question_id": question.keys["id"], **both}
+        out.take(name, shown, f"{reason} {question.id}")
 
 
 def _find(
@@ -78,4 +76,4 @@ def _find(
     return None
 
 
-STAGE = DataStage("decontaminate", DecontaminateSettings, decontaminate)
+STAGE = DataStage(DecontaminateSettings, decontaminate)

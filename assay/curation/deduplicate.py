@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field
 
 from assay.config.section import Natural
-from assay.curation.base import DataStage, Manifest, Output, StageSettings
-from assay.curation.texts import Part, TextReader, text_of
+from assay.curation.base import DataStage, StageSettings
+from assay.curation.output import Output
+from assay.data.completions import Part
 from assay.data.overlap import words_in
 from assay.errors import MissingExtra
 
@@ -43,28 +43,26 @@ class DeduplicateSettings(StageSettings):
     """What is compared of a row: its ``prompt``, its ``completion``, or ``all`` of it."""
 
 
-def deduplicate(settings: DeduplicateSettings, folder: Path) -> Manifest:
+def deduplicate(settings: DeduplicateSettings, out: Output) -> None:
     """Write the first of rows that are alike; show the others beside it."""
     near = None if settings.similarity == 1 else _NearTexts(settings.similarity)
-    with Output("deduplicate", settings, folder) as out:
-        out.add_filters("same text", *(["similar text"] if near else []))
-        rows = out.open(settings.inputs, TextReader(settings.compare))
-        first: dict[int, int] = {}
-        for index, row in enumerate(rows):
-            text = text_of(row, settings.compare)
-            words = words_in(text)
-            name, earlier = "same text", first.setdefault(hash(words), index)
-            if near and earlier == index:
-                name, earlier = "similar text", near.find(index, words, settings.n)
-            if earlier == index:
-                out.write(row)
-                continue
-            kept = rows[earlier]
-            other = text_of(kept, settings.compare)
-            share = _similarity(words, words_in(other), settings.n)
-            shown = {"id": row["id"], "text": text, "kept_id": kept["id"], "kept": other}
-            out.take(name, shown, f"{share:.0%} like {kept['id']}")
-    return out.manifest
+    out.add_filters("same text", *(["similar text"] if near else []))
+    rows = out.open(settings.inputs, lambda row: row.text(settings.compare))
+    first: dict[int, int] = {}
+    for index, row in enumerate(rows):
+        text = row.text(settings.compare)
+        words = words_in(text)
+        name, earlier = "same text", first.setdefault(hash(words), index)
+        if near and earlier == index:
+            name, earlier = "similar text", near.find(index, words, settings.n)
+        if earlier == index:
+            out.write(row.keys)
+            continue
+        kept = rows[earlier]
+        other = kept.text(settings.compare)
+        share = likeness(shingles(words, settings.n), shingles(words_in(other), settings.n))
+        shown = {"id": row.keys["id"], "text": text, "kept_id": kept.keys["id"], "kept": other}
+        out.take(name, shown, f"{share:.0%} like {kept.id}")
 
 
 class _NearTexts:
@@ -88,7 +86,7 @@ class _NearTexts:
     def find(self, index: int, words: tuple[str, ...], n: int) -> int:
         """Return the first text that is near; a text that none is near is added under its index."""
         sketch = self._sketch(num_perm=HASHES, seed=SEED)
-        sketch.update(list(_shingles(words, n)))
+        sketch.update([" ".join(ngram) for ngram in shingles(words, n)])
         if found := self._index.get_duplicates(sketch):
             return min(map(int, found))
         self._index.add(str(index), sketch)
@@ -103,15 +101,15 @@ def num_bands(similarity: float) -> int:
     return HASHES
 
 
-def _shingles(words: tuple[str, ...], n: int) -> Iterator[str]:
-    """Yield the n-grams of a text; a shorter text is one."""
-    for start in range(max(1, len(words) - n + 1)):
-        yield " ".join(words[start : start + n])
+def shingles(words: Sequence[str], n: int) -> set[tuple[str, ...]]:
+    """Return the n-grams of a text; a shorter text is one."""
+    size = min(n, len(words))
+    return set(zip(*(words[start:] for start in range(size)), strict=False))
 
 
-def _similarity(one: tuple[str, ...], other: tuple[str, ...], n: int) -> float:
-    a, b = {*_shingles(one, n)}, {*_shingles(other, n)}
-    return len(a & b) / len(a | b)
+def likeness(one: set[tuple[str, ...]], other: set[tuple[str, ...]]) -> float:
+    """Return the Jaccard index of two sets."""
+    return len(one & other) / len(one | other) if one or other else 1.0
 
 
-STAGE = DataStage("deduplicate", DeduplicateSettings, deduplicate)
+STAGE = DataStage(DeduplicateSettings, deduplicate)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from pathlib import Path
 from random import Random
 from typing import Self
 
 from pydantic import model_validator
 
 from assay.config.section import Natural, Positive
-from assay.curation.base import DataStage, Manifest, Output, Row, StageSettings, read_row
-from assay.curation.quotas import Draw, in_proportion
-from assay.errors import message
+from assay.curation.base import DataStage, StageSettings
+from assay.curation.output import Output, Row
+from assay.data.completions import Record
+from assay.errors import DataError, message
 
 
 class MixSettings(StageSettings):
@@ -42,55 +42,87 @@ class MixSettings(StageSettings):
         return self
 
 
-def mix(settings: MixSettings, folder: Path) -> Manifest:
+def mix(settings: MixSettings, out: Output) -> None:
     """Write rows of all sources in one order that chance gives."""
-    with Output("mix", settings, folder) as out:
-        rows = out.open(settings.inputs, read_row)
-        names = [entry["source"] for entry in out.manifest.inputs]
-        sizes = {entry["source"]: entry["rows"] for entry in out.manifest.inputs}
-        weights = dict(zip(names, settings.weights, strict=True)) if settings.weights else sizes
-        quotas = in_proportion(sizes, weights, settings.rows, "mix rows")
-        starts = accumulate(sizes.values(), initial=0)
-        streams = [
-            _drawn(out, rows[start : start + size], quotas[name], f"{settings.seed} {number}")
-            for number, (start, (name, size)) in enumerate(zip(starts, sizes.items(), strict=False))
-        ]
-        left = [quotas[name] for name in names]
-        order, ids = Random(settings.seed), _Ids(names)
-        for _ in range(sum(left)):
-            [source] = order.choices(range(len(left)), left)
-            left[source] -= 1
-            out.write(ids.apart(next(streams[source]), source))
-        for stream in streams:
-            assert next(stream, None) is None  # the rest was not drawn
-        out.manifest.measured = {f"rows of {name}": quotas[name] for name in names}
-        out.manifest.measured["ids that two sources had"] = ids.num_renamed
-    return out.manifest
+    rows = out.open(settings.inputs)
+    names = [entry["source"] for entry in out.manifest.inputs]
+    sizes = {entry["source"]: entry["rows"] for entry in out.manifest.inputs}
+    weights = dict(zip(names, settings.weights, strict=True)) if settings.weights else sizes
+    quotas = in_proportion(sizes, weights, settings.rows, "mix rows")
+    starts = accumulate(sizes.values(), initial=0)
+    streams = [
+        _drawn(out, rows[start : start + size], quotas[name], f"{settings.seed} {number}")
+        for number, (start, (name, size)) in enumerate(zip(starts, sizes.items(), strict=False))
+    ]
+    left = [quotas[name] for name in names]
+    order, num_renamed = Random(settings.seed), 0
+    source_of_id: dict[int, int] = {}
+    for _ in range(sum(left)):
+        [source] = order.choices(range(len(left)), left)
+        left[source] -= 1
+        row = next(streams[source])
+        if source_of_id.setdefault(hash(str(row["id"])), source) != source:
+            row["id"] = f"{names[source]}:{row['id']}"
+            num_renamed += 1
+        out.write(row)
+    for stream in streams:
+        assert next(stream, None) is None  # the rest was not drawn
+    out.manifest.measured = {f"rows of {name}": quotas[name] for name in names}
+    out.manifest.measured["ids that two sources had"] = num_renamed
 
 
-def _drawn(out: Output, rows: Sequence[Row], wanted: int, seed: str) -> Iterator[Row]:
+def _drawn(out: Output, rows: Sequence[Record], wanted: int, seed: str) -> Iterator[Row]:
     draw = Draw(len(rows), wanted, seed)
     for row in rows:
         if draw.takes():
-            yield row
+            yield row.keys
         else:
-            out.take("not drawn", row, f"{wanted} of {len(rows)} rows of its source were drawn")
+            out.take(
+                "not drawn", row.keys, f"{wanted} of {len(rows)} rows of its source were drawn"
+            )
 
 
-class _Ids:
-    """Keeps the ids of several sources apart."""
+def in_proportion(
+    available: Mapping[str, int], weights: Mapping[str, float], total: int | None, where: str
+) -> dict[str, int]:
+    """Return how many rows each part gives so that they stand in proportion to the weights.
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = names
-        self._source_of: dict[int, int] = {}
-        self.num_renamed = 0
+    total: rows in all; None: as many as the scarcest part allows. What is left over by rounding
+    goes to the parts that lost most by it. Raises DataError at ``where`` where the rows do not
+    suffice.
+    """
+    whole = sum(weights.values())
+    most, scarcest = min((available[name] * whole / weights[name], name) for name in weights)
+    if total is None:
+        total = int(most + 1e-9)
+    elif total > most + 1e-9:
+        accepted = f"at most {int(most + 1e-9)} at these weights"
+        remedy = f"{scarcest} has {available[scarcest]} rows"
+        raise DataError(message(where, total, accepted, remedy))
+    exact = {name: total * weight / whole for name, weight in weights.items()}
+    quotas = {name: int(share + 1e-9) for name, share in exact.items()}
+    losers = sorted(weights, key=lambda name: quotas[name] - exact[name])
+    for name in losers[: total - sum(quotas.values())]:
+        quotas[name] += 1
+    return quotas
 
-    def apart(self, row: Row, source: int) -> Row:
-        """Return the row; its id begins with its source where another source had the same."""
-        if self._source_of.setdefault(hash(str(row["id"])), source) == source:
-            return row
-        self.num_renamed += 1
-        return {**row, "id": f"{self._names[source]}:{row['id']}"}
+
+class Draw:
+    """Takes exactly ``wanted`` of ``of`` rows in one pass, each with the same chance.
+
+    It keeps no row (Knuth, The Art of Computer Programming, section 3.4.2, algorithm S).
+    """
+
+    def __init__(self, of: int, wanted: int, seed: str) -> None:
+        self.left, self.wanted = of, wanted
+        self._random = Random(seed)
+
+    def takes(self) -> bool:
+        """Whether the next row is one of them."""
+        taken = self._random.random() * self.left < self.wanted
+        self.left -= 1
+        self.wanted -= taken
+        return taken
 
 
-STAGE = DataStage("mix", MixSettings, mix)
+STAGE = DataStage(MixSettings, mix)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from array import array
+from collections.abc import Sequence
+from itertools import combinations
 from random import Random
-from typing import Any
 
 from assay.config.section import Natural
-from assay.curation.base import DataStage, Manifest, Output, Row, StageSettings, read_row
-from assay.curation.groups import Candidate, by_problem, status_of
-from assay.curation.judged import completion_of, read_collected
-from assay.curation.pairing import pairs_of_group, pairs_of_ranking
-from assay.data.rows import check_completion, complaint, prompt_and_completion, prompt_of
+from assay.curation.base import DataStage, StageSettings
+from assay.curation.groups import by_problem
+from assay.curation.output import Output
+from assay.data.completions import Record
+from assay.data.rows import check_completion, complaint
 from assay.errors import DataError, message
 
 RANKING = "ranking"
@@ -38,74 +38,62 @@ class PairsSettings(StageSettings):
     """Of the choice among equals."""
 
 
-def pairs(settings: PairsSettings, folder: Path) -> Manifest:
+def pairs(settings: PairsSettings, out: Output) -> None:
     """Write up to so many pairs of each group: those of rankings, then those of verdicts."""
-    with Output("pairs", settings, folder) as out:
-        out.add_filters("empty", "not judged", "none failed", "none passed", "equal ranks")
-        rows = out.open(settings.inputs, read_candidate)
-        rng = Random(settings.seed)
-        for group in by_problem(rows, _verified(rows, settings, rng, out)):
-            texts = [completion_of(row) for row in group]
-            found = _of_verdicts(group, texts, settings, rng, out)
-            _write_pairs(group[0], texts, found, out)
-    return out.manifest
-
-
-def _verified(
-    rows: Iterable[Row], settings: PairsSettings, rng: Random, out: Output
-) -> Iterator[Candidate]:
-    """Yield the rows that hold one verified completion; of the others write the pairs."""
+    out.add_filters("empty", "not judged", "none failed", "none passed", "equal ranks")
+    rows = out.open(settings.inputs, _check)
+    rng = Random(settings.seed)
+    verified = array("q")
     for index, row in enumerate(rows):
-        if RANKING not in row:
-            if completion_of(row).strip():
-                yield index, row
-            else:
-                out.take("empty", row, "the model said nothing")
-            continue
-        found = pairs_of_ranking(row[RANKING], settings.most, rng)
-        _write_pairs(row, row["completions"], found, out)
-        if not found:
-            out.take("equal ranks", row, f"its ranks are {row[RANKING]}")
+        if RANKING in row.keys:
+            found = pairs_of_ranking(row.keys[RANKING], settings.most, rng)
+            _write_pairs(row, row.keys["completions"], found, out)
+            if not found:
+                out.take("equal ranks", row.keys, f"its ranks are {row.keys[RANKING]}")
+        elif row.completion.strip():
+            verified.append(index)
+        else:
+            out.take("empty", row.keys, "the model said nothing")
+    for group in by_problem(rows.select(verified)):
+        texts = [row.completion for row in group]
+        _write_pairs(group[0], texts, _of_verdicts(group, texts, settings, rng, out), out)
 
 
-def read_candidate(row: Any, where: str, default_id: str) -> Row:
-    """Return a row that holds a verified completion, or ranked ones; raises DataError."""
-    found = read_row(row, where, default_id)
-    if RANKING not in found:
-        read_collected(row, where, default_id)
-        if status_of(found) is None:
+def _check(row: Record) -> None:
+    """Raise DataError for a row that holds no verified completion, and no ranked ones."""
+    keys, where = row.keys, row.source
+    _ = row.prompt
+    if RANKING not in keys:
+        _ = row.completion
+        if row.verdict is None:
             accepted = 'a "verdict", as assay data collect writes it, or a "ranking"'
             raise DataError(message(f"{where} verdict", "none", accepted))
-        return found
-    prompt_of(found, where)
-    texts, ranks = found.get("completions"), found[RANKING]
+        return
+    texts, ranks = keys.get("completions"), keys[RANKING]
     if not isinstance(texts, list) or len(texts) < 2:
         raise complaint(where, "completions", texts, "a list of at least two texts")
     for number, text in enumerate(texts):
         check_completion(text, where, f"completions[{number}]")
-    accepted = f"{len(texts)} whole numbers, one a completion; 1 is the best"
-    if not isinstance(ranks, list) or len(ranks) != len(texts):
+    fits = isinstance(ranks, list) and len(ranks) == len(texts)
+    if not fits or not all(type(rank) is int and rank >= 1 for rank in ranks):
+        accepted = f"{len(texts)} whole numbers, one a completion; 1 is the best"
         raise complaint(where, RANKING, ranks, accepted)
-    if not all(type(rank) is int and rank >= 1 for rank in ranks):
-        raise complaint(where, RANKING, ranks, accepted)
-    return found
 
 
 def _of_verdicts(
-    group: Sequence[Row], texts: Sequence[str], settings: PairsSettings, rng: Random, out: Output
+    group: Sequence[Record], texts: Sequence[str], settings: PairsSettings, rng: Random, out: Output
 ) -> list[tuple[int, int]]:
     """Return the pairs of a verified group; note the rows that give none, and why."""
-    sides: dict[str, list[int]] = {"passed": [], "failed": []}
+    sides: dict[str, list[int]] = {"passed": [], "failed": [], "not_judged": []}
     for index, row in enumerate(group):
-        side = sides.get(str(status_of(row)))
-        if side is None:
-            out.take("not judged", row, "whether it is right is not known")
-        else:
-            side.append(index)
+        sides[row.verdict.status if row.verdict else "not_judged"].append(index)
+    for index in sides["not_judged"]:
+        out.take("not judged", group[index].keys, "whether it is right is not known")
     for missing, other in (("failed", "passed"), ("passed", "failed")):
         if not sides[missing]:
             for index in sides[other]:
-                out.take(f"none {missing}", group[index], f"all of {len(sides[other])} {other}")
+                reason = f"all of {len(sides[other])} {other}"
+                out.take(f"none {missing}", group[index].keys, reason)
             return []
     lengths = [len(text) for text in texts] if settings.close_in_length else ()
     found = pairs_of_group(sides["passed"], sides["failed"], lengths, settings.most, rng)
@@ -113,15 +101,52 @@ def _of_verdicts(
 
 
 def _write_pairs(
-    row: Row, texts: Sequence[str], pairs: Sequence[tuple[int, int]], out: Output
+    row: Record, texts: Sequence[str], pairs: Sequence[tuple[int, int]], out: Output
 ) -> None:
     """Write pairs, each with the group's prompt, tags and source."""
-    where, name = str(row["id"]), row.get("problem_id", row["id"])
-    prompt = prompt_of(row, where) if RANKING in row else prompt_and_completion(row, where)[0]
-    shared = {"prompt": prompt, **{key: row[key] for key in ("source", "tags") if key in row}}
+    name = row.keys.get("problem_id", row.id)
+    kept = {key: row.keys[key] for key in ("source", "tags") if key in row.keys}
     for number, (chosen, rejected) in enumerate(pairs):
         both = {"chosen": texts[chosen], "rejected": texts[rejected]}
-        out.write({"id": f"{name}/{number}", **shared, **both})
+        out.write({"id": f"{name}/{number}", "prompt": row.prompt, **kept, **both})
 
 
-STAGE = DataStage("pairs", PairsSettings, pairs)
+def pairs_of_group(
+    passed: Sequence[int], failed: Sequence[int], lengths: Sequence[int], most: int, rng: Random
+) -> list[tuple[int, int]]:
+    """Return up to ``most`` (chosen, rejected) of completions that passed and that failed.
+
+    The pair goes first whose two are in the fewest pairs so far. lengths: of the completions; of
+    equals the pair goes first that differs least in length. Empty: one of them, by chance.
+    """
+    good, bad = rng.sample(passed, len(passed)), rng.sample(failed, len(failed))
+    used = dict.fromkeys([*good, *bad], 0)
+    open_pairs = [(chosen, rejected) for chosen in good for rejected in bad]
+
+    def cost(pair: tuple[int, int]) -> tuple[int, int]:
+        chosen, rejected = pair
+        gap = abs(lengths[chosen] - lengths[rejected]) if lengths else 0
+        return used[chosen] + used[rejected], gap
+
+    taken: list[tuple[int, int]] = []
+    while open_pairs and len(taken) < most:
+        pair = min(open_pairs, key=cost)
+        open_pairs.remove(pair)
+        taken.append(pair)
+        for one in pair:
+            used[one] += 1
+    return taken
+
+
+def pairs_of_ranking(ranks: Sequence[int], most: int, rng: Random) -> list[tuple[int, int]]:
+    """Return up to ``most`` (chosen, rejected) of ranked completions; 1 is the best, equal ranks
+    are ties, which give no pair."""
+    found = [
+        (one, other) if ranks[one] < ranks[other] else (other, one)
+        for one, other in combinations(range(len(ranks)), 2)
+        if ranks[one] != ranks[other]
+    ]
+    return found if len(found) <= most else sorted(rng.sample(found, most))
+
+
+STAGE = DataStage(PairsSettings, pairs)

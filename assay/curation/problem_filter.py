@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import model_validator
 
 from assay.config.section import Natural, Rate
-from assay.curation.asking import Asked, read_asked
-from assay.curation.base import DataStage, Manifest, Output, StageSettings
-from assay.curation.difficulty import wilson
+from assay.curation.base import DataStage, StageSettings
+from assay.curation.output import Output
+from assay.data.completions import Record
 from assay.errors import DataError, message
+from assay.run.intervals import share_interval
 from assay.verify.style.length import num_words
 
 Form = Literal["multiple_choice", "true_false", "proof"]
@@ -73,9 +73,9 @@ class FilterSettings(StageSettings):
         return self
 
 
-def filter_problems(settings: FilterSettings, folder: Path) -> Manifest:
-    """Write the problems that no filter takes; of several filters the first takes."""
-    filters: dict[str, Callable[[Asked], str]] = {}
+def filter_problems(settings: FilterSettings, out: Output) -> None:
+    """Write the problems that no filter takes."""
+    filters: dict[str, Callable[[Record], str]] = {}
     if settings.min_pass_rate is not None or settings.max_pass_rate is not None:
         filters["difficulty"] = partial(_fault_of_difficulty, settings)
     if settings.max_guessed is not None:
@@ -84,36 +84,28 @@ def filter_problems(settings: FilterSettings, folder: Path) -> Manifest:
         filters[form] = _FAULTS[form]
     if settings.max_words is not None:
         filters["words"] = partial(_fault_of_length, settings.max_words)
-    with Output("filter", settings, folder) as out:
-        out.add_filters(*filters)
-        for asked in out.open(settings.inputs, read_asked, check=partial(_check, settings)):
-            faults = ((name, fault_of(asked)) for name, fault_of in filters.items())
-            name, fault = next(((name, fault) for name, fault in faults if fault), ("", ""))
-            if fault:
-                out.take(name, asked.row, fault)
-            else:
-                out.write(asked.row)
-    return out.manifest
+
+    def check(row: Record) -> None:
+        """Complain of a label that a filter reads and that is missing, before a row is written."""
+        _ = row.problem
+        for name in ("difficulty", "guessed"):
+            if name in filters:
+                filters[name](row)
+
+    for _, row in out.sift(out.open(settings.inputs, check), filters):
+        out.write(row.keys)
 
 
-def _check(settings: FilterSettings, asked: Asked) -> None:
-    """Raise DataError where a label is missing that a filter reads: before any row is written."""
-    if settings.min_pass_rate is not None or settings.max_pass_rate is not None:
-        _counts(asked, "difficulty")
-    if settings.max_guessed is not None:
-        _counts(asked, "difficulty", "without_thinking")
-
-
-def _counts(asked: Asked, *path: str) -> tuple[int, int]:
+def _counts(row: Record, *path: str) -> tuple[int, int]:
     """Return what a label says: how many of so many passed; raises DataError where it is none."""
-    found: Any = asked.row
+    found: Any = row.keys
     for key in path:
         found = found.get(key) if isinstance(found, Mapping) else None
     passed, judged = (
         (found.get("passed"), found.get("judged")) if isinstance(found, Mapping) else (None, None)
     )
     if type(passed) is not int or type(judged) is not int or not 0 <= passed <= judged > 0:
-        where = f"{asked.problem.place} {'.'.join(path)}"
+        where = f"{row.source} {'.'.join(path)}"
         remedy = "run assay data label_difficulty first"
         remedy += ", with also_without_thinking" if len(path) > 1 else ""
         accepted = '{"passed": k, "judged": n}'
@@ -121,11 +113,11 @@ def _counts(asked: Asked, *path: str) -> tuple[int, int]:
     return passed, judged
 
 
-def _fault_of_difficulty(settings: FilterSettings, asked: Asked) -> str:
-    passed, judged = _counts(asked, "difficulty")
+def _fault_of_difficulty(settings: FilterSettings, row: Record) -> str:
+    passed, judged = _counts(row, "difficulty")
     low = high = passed / judged
     if settings.band != "rate":
-        low, high = wilson(passed, judged)
+        low, high = share_interval(passed / judged, judged)
     if settings.band == "possible":
         low, high = high, low  # only what lies outside as a whole is out
     least, most = settings.min_pass_rate or 0.0, settings.max_pass_rate
@@ -139,43 +131,43 @@ def _fault_of_difficulty(settings: FilterSettings, asked: Asked) -> str:
     return ""
 
 
-def _fault_of_guesses(most: float, asked: Asked) -> str:
-    passed, judged = _counts(asked, "difficulty", "without_thinking")
+def _fault_of_guesses(most: float, row: Record) -> str:
+    passed, judged = _counts(row, "difficulty", "without_thinking")
     return f"{passed} of {judged} solved without thinking" if passed > most * judged else ""
 
 
-def _fault_of_length(most: int, asked: Asked) -> str:
-    words = num_words(asked.problem.question)
+def _fault_of_length(most: int, row: Record) -> str:
+    words = num_words(row.problem.question)
     return f"{words} words, more than {most}" if words > most else ""
 
 
-def _is_choice(asked: Asked) -> str:
-    if asked.problem.verifier == "choice" or "choices" in asked.row or "options" in asked.row:
+def _is_choice(row: Record) -> str:
+    if row.problem.verifier == "choice" or "choices" in row.keys or "options" in row.keys:
         return "the row has choices"
-    letters = {found[1] for found in _OPTION.finditer(_DRAWING.sub("", asked.problem.question))}
+    letters = {found[1] for found in _OPTION.finditer(_DRAWING.sub("", row.problem.question))}
     return f"options {', '.join(sorted(letters))}" if {"A", "B", "C"} <= letters else ""
 
 
-def _is_true_false(asked: Asked) -> str:
-    answer = str(asked.problem.spec.get("answer", "")).strip().rstrip(".").casefold()
+def _is_true_false(row: Record) -> str:
+    answer = str(row.problem.spec.get("answer", "")).strip().rstrip(".").casefold()
     if answer in _TRUE_FALSE_ANSWERS:
         return f"the answer is {answer}"
-    found = _TRUE_FALSE.search(asked.problem.question)
+    found = _TRUE_FALSE.search(row.problem.question)
     return f"it asks: {found[0]}" if found else ""
 
 
-def _is_proof(asked: Asked) -> str:
+def _is_proof(row: Record) -> str:
     """A proof is asked for, and nothing else that could be checked."""
-    question = asked.problem.question
+    question = row.problem.question
     found = _PROOF.search(question)
     if found is None or _ASKS.search(question):
         return ""
     return f"it asks for a proof: {question[found.start() :][:60].strip()}"
 
 
-_FAULTS: dict[Form, Callable[[Asked], str]] = {
+_FAULTS: dict[Form, Callable[[Record], str]] = {
     "multiple_choice": _is_choice,
     "true_false": _is_true_false,
     "proof": _is_proof,
 }
-STAGE = DataStage("filter", FilterSettings, filter_problems)
+STAGE = DataStage(FilterSettings, filter_problems)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from pydantic import field_validator
 
 from assay.config.section import Count, Text, found_words
-from assay.curation.asking import Asked, AskingSettings
-from assay.curation.base import DataStage, Manifest, Output
+from assay.curation.asking import AskingSettings, filled
+from assay.curation.base import DataStage
 from assay.curation.collect import completion_row
-from assay.curation.judged import as_judged, read_collected
+from assay.curation.output import Output
+from assay.data.completions import Record
 from assay.data.rows import problem_row
 from assay.types import Problem
 
@@ -55,49 +52,31 @@ class RewriteSettings(AskingSettings):
         return request
 
 
-def rewrite(settings: RewriteSettings, folder: Path) -> Manifest:
+def rewrite(settings: RewriteSettings, out: Output) -> None:
     """Write the rows whose completion could be rewritten."""
-    from assay.curation.sampler import Sampler, Tally
+    from assay.curation.sampler import sampled
 
     def ask(problem: Problem, template: str | None) -> Problem:
         texts = {"question": problem.question, "completion": problem.spec[ORIGINAL]}
         return replace(problem, prompt=filled(settings.request, texts))
 
-    tally = Tally()
-    with ExitStack() as stack:
-        out = stack.enter_context(Output("rewrite", settings, folder))
-        sampler = Sampler(settings, stack)
-        rows = sampler.read(out, read=read_rewritable)
-        out.add_filters("no longer verified")
-        for part in sampler.parts(rows):
-            for asked, group, verdicts in sampler.sample(part, out, ask):
-                tally.add(group, verdicts)
-                passed = [n for n, one in enumerate(verdicts) if one is not None and one.correct]
-                if not passed:
-                    shown = {**asked.row, "rewritten": group.completions[0].text}
-                    out.take("no longer verified", shown, f"0 of {len(verdicts)} passed")
-                    continue
-                made = completion_row(group, passed[0], verdicts[passed[0]], settings, "rewrite")
-                problem_id = asked.row.get("problem_id", asked.row["id"])
-                more = {"problem_id": problem_id, "rewritten_from": asked.row["id"]}
-                out.write({**problem_row(asked.problem), **made, **more})
-            out.flush()
-        out.manifest.measured = tally.as_dict()
-    return out.manifest
+    out.add_filters("no longer verified")
+    for row, (found,) in sampled(settings, out, to_rewrite, ask):
+        passed = [n for n, one in enumerate(found.verdicts) if one is not None and one.correct]
+        if not passed:
+            shown = {**row.keys, "rewritten": found.group.completions[0].text}
+            out.take("no longer verified", shown, f"0 of {len(found.verdicts)} passed")
+            continue
+        verdict = found.verdicts[passed[0]]
+        made = completion_row(found.group, passed[0], verdict, settings, "rewrite")
+        problem_id = row.keys.get("problem_id", row.keys["id"])
+        more = {"problem_id": problem_id, "rewritten_from": row.keys["id"]}
+        out.write({**problem_row(row.problem), **made, **more})
 
 
-def read_rewritable(row: Any, where: str, default_id: str) -> Asked:
-    """Return a completion with its problem; raises DataError."""
-    kept = read_collected(row, where, default_id)
-    problem, completion = as_judged(kept)
-    spec = {key: value for key, value in problem.spec.items() if key != "messages"}
-    return Asked(kept, replace(problem, spec={**spec, ORIGINAL: completion.text}))
+def to_rewrite(row: Record) -> Problem:
+    """Return a row's problem, with the completion in it; raises DataError."""
+    return replace(row.problem, spec={**row.problem.spec, ORIGINAL: row.text("completion")})
 
 
-def filled(template: str, texts: dict[str, str]) -> str:
-    """Return a template with each ``{name}`` replaced; other braces stay as they are."""
-    names = "|".join(texts)
-    return re.sub(rf"\{{({names})\}}", lambda found: texts[found[1]], template)
-
-
-STAGE = DataStage("rewrite", RewriteSettings, rewrite)
+STAGE = DataStage(RewriteSettings, rewrite)

@@ -3,55 +3,73 @@
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Self
+
+from pydantic import field_validator, model_validator
 
 from assay.complaints import toml_words
-from assay.errors import DataError, message
+from assay.config import read_section, read_toml
+from assay.config.section import Section, Text
+from assay.errors import ConfigError, message
 
 BUILT_IN = Path(__file__).with_name("domains.toml")
 READ = 20_000
 """Characters of a text that rules look at: its beginning tells what it is about."""
-_KEYS = ("words", "patterns")
-_TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
-@dataclass(frozen=True, slots=True)
-class Domain:
-    """What is looked for. words: the first token of each, and the expression for all of it where it
-    has more. patterns: as they are written."""
+class Domain(Section):
+    """What texts of a domain hold."""
 
-    words: tuple[tuple[str, re.Pattern[str] | None], ...]
-    patterns: tuple[re.Pattern[str], ...]
+    words: tuple[Text, ...] = ()
+    """Words and phrases, matched whole and in any case."""
+    patterns: tuple[Text, ...] = ()
+    """Regular expressions of Python, matched as they are written."""
 
-    def matches(self, text: str, folded: str, tokens: Collection[str]) -> int:
+    @field_validator("patterns")
+    @classmethod
+    def _are_expressions(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in patterns:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                found, accepted = (
+                    f"{toml_words(pattern)} ({error})",
+                    "regular expressions of Python",
+                )
+                raise ValueError(message("", found, accepted)[2:]) from error
+        return patterns
+
+    @model_validator(mode="after")
+    def _has_rules(self) -> Self:
+        if not self.words and not self.patterns:
+            raise ValueError("found no rule; accepted: words = [...], patterns = [...] or both")
+        return self
+
+    @cached_property
+    def _compiled(self) -> tuple[dict[str, re.Pattern[str]], list[re.Pattern[str]]]:
+        folded = [word.casefold() for word in self.words]
+        words = {word: re.compile(rf"(?<!\w){re.escape(word)}(?!\w)") for word in folded}
+        return words, [re.compile(pattern) for pattern in self.patterns]
+
+    def matches(self, text: str, folded: str) -> int:
         """Return how many of the words and patterns a text has; each counts once."""
-        words = sum(
-            first in tokens and (whole is None or bool(whole.search(folded)))
-            for first, whole in self.words
-        )
-        return words + sum(bool(pattern.search(text)) for pattern in self.patterns)
+        words, patterns = self._compiled
+        found = sum(word in folded and bool(whole.search(folded)) for word, whole in words.items())
+        return found + sum(bool(pattern.search(text)) for pattern in patterns)
 
 
-def read_rules(path: Path) -> dict[str, Domain]:
-    """Return the domains of a table, by their tag; raises DataError in one line.
-
-    The table has a section for each tag, with ``words`` and ``patterns``: lists of texts.
-    """
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise DataError(
-            message(str(path), f"no TOML ({error})", "a section for each tag")
-        ) from error
-    if not table:
-        raise DataError(message(str(path), "no section", "at least one, such as [math]"))
-    return {tag: _domain(rules, f"{path} {tag}") for tag, rules in table.items()}
+def read_domains(path: Path) -> dict[str, Domain]:
+    """Return the domains of a table, by their tag: a section each. Raises ConfigError."""
+    tree, _ = read_toml(path)
+    if not tree:
+        raise ConfigError(message(str(path), "no section", "at least one, such as [math]"))
+    for tag, rules in tree.items():
+        if not isinstance(rules, dict):
+            raise ConfigError(message(f"{path} {tag}", toml_words(rules), f"a section [{tag}]"))
+    return {tag: read_section(Domain, rules, f"{path} [{tag}]") for tag, rules in tree.items()}
 
 
 def best_domain(domains: Mapping[str, Domain], text: str, least: int = 1) -> str | None:
@@ -61,38 +79,6 @@ def best_domain(domains: Mapping[str, Domain], text: str, least: int = 1) -> str
     """
     text = text[:READ]
     folded = text.casefold()
-    tokens = {*_TOKEN.findall(folded)}
-    counts = {tag: domain.matches(text, folded, tokens) for tag, domain in domains.items()}
+    counts = {tag: domain.matches(text, folded) for tag, domain in domains.items()}
     best = max(counts, key=counts.__getitem__)
     return best if counts[best] >= least else None
-
-
-def _domain(rules: Any, where: str) -> Domain:
-    accepted = "a section with words = [...], patterns = [...] or both"
-    if not isinstance(rules, dict):
-        raise DataError(message(where, toml_words(rules), accepted))
-    if not rules or not {*rules} <= {*_KEYS}:
-        raise DataError(message(where, ", ".join(rules) or "no key", accepted))
-    lists: dict[str, Sequence[str]] = {}
-    for key in _KEYS:
-        texts = rules.get(key, [])
-        if not isinstance(texts, list) or not all(isinstance(one, str) and one for one in texts):
-            raise DataError(message(f"{where}.{key}", toml_words(texts), "a list of texts"))
-        lists[key] = cast("list[str]", texts)
-    words = (_word(text.casefold()) for text in lists["words"])
-    patterns = (_compiled(one, f"{where}.patterns") for one in lists["patterns"])
-    return Domain(tuple(words), tuple(patterns))
-
-
-def _word(text: str) -> tuple[str, re.Pattern[str] | None]:
-    first = _TOKEN.search(text)
-    whole = re.compile(rf"(?<!\w){re.escape(text)}(?!\w)")
-    return (first[0], None if first[0] == text else whole) if first else (text, whole)
-
-
-def _compiled(pattern: str, where: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        accepted = "regular expressions of Python"
-        raise DataError(message(where, f"{toml_words(pattern)} ({error})", accepted)) from error

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import re
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
 from assay.config import VerificationConfig
 from assay.config.section import Natural, Rate, Text
-from assay.curation.base import DataStage, Manifest, Output, Row, StageSettings
-from assay.curation.groups import Candidate, by_problem, status_of
-from assay.curation.judged import completion_of, judge, open_service, read_collected
+from assay.curation.base import DataStage, StageSettings
+from assay.curation.deduplicate import likeness, shingles
+from assay.curation.groups import by_problem
+from assay.curation.output import Output
+from assay.data.completions import Record
+from assay.data.problems import check_spec
 from assay.data.rowset import RowSet
-from assay.errors import DataError, message
-from assay.types import Verdict
+from assay.errors import DataError, VerifierError, message
+from assay.training.judging import open_service
+from assay.types import Completion, Problem
+from assay.verify.expression import BUILT_IN
 from assay.verify.service import VerifierService
+from assay.verify.serving.sums import names_in
 from assay.verify.style.length import num_words
 
+PATIENCE = 32  # completions of which none was judged, after which a verifier is given up
 SHINGLE = 3  # words: what two completions have in common is counted in rows of so many
 
 _CODE_BLOCK = re.compile(r"^[ \t]{0,3}(```|~~~)", re.MULTILINE)
@@ -64,93 +69,62 @@ class SelectSettings(StageSettings):
     """How ``judge`` and ``filters`` run, and their options, as in a training configuration."""
 
 
-def select(settings: SelectSettings, folder: Path) -> Manifest:
-    """Filter completions, then choose among those of each problem."""
-    with ExitStack() as stack:
-        asked = [*settings.filters, *([settings.judge] if settings.judge else [])]
-        service = stack.enter_context(open_service(settings.verification, asked))
-        out = stack.enter_context(Output("select", settings, folder))
-        rows = out.open(settings.inputs, read_collected)
-        kept: Iterable[Candidate] = enumerate(rows)
-        if settings.keep == "verified":
-            out.add_filters("verified")
-            kept = _verified(rows, settings, service, out)
-        out.add_filters("empty")
-        kept = _without_fault(kept, "empty", _fault_of_emptiness, out)
-        if settings.min_words is not None or settings.max_words is not None:
-            out.add_filters("words")
-            kept = _without_fault(kept, "words", partial(_fault_of_length, settings), out)
-        if settings.max_paragraph_words is not None or not settings.code_blocks:
-            out.add_filters("readability")
-            kept = _without_fault(kept, "readability", partial(_fault_of_reading, settings), out)
-        out.add_filters(*settings.filters, "duplicate", "k")
-        for expression in settings.filters:
-            kept = _passed(kept, expression, service, out)
-        for row in _chosen(rows, kept, settings, out):
-            out.write(row)
-    return out.manifest
+def select(settings: SelectSettings, out: Output) -> None:
+    """Filter completions, the cheapest filter first, then choose among those of each problem."""
+    asked = [*settings.filters, *([settings.judge] if settings.judge else [])]
+    named = {name.partition("@")[0] for one in asked for name in names_in(one)}
+    allow = named - BUILT_IN.keys()
+    service = out.enter_context(
+        open_service(settings.verification, [*asked, "math"][0], allow=allow)
+    )
+    service.check(asked)
+    verified = settings.keep == "verified"
+    filters: dict[str, Callable[[Record], str]] = {}
+    if verified:
+        filters["verified"] = partial(_fault_of_verdict, settings)
+    filters["empty"] = lambda row: "" if row.completion.strip() else "the model said nothing"
+    if settings.min_words is not None or settings.max_words is not None:
+        filters["words"] = partial(_fault_of_length, settings)
+    if settings.max_paragraph_words is not None or not settings.code_blocks:
+        filters["readability"] = partial(_fault_of_reading, settings)
+    rows = out.open(settings.inputs, partial(_check, settings))
+    rows = rows.select(index for index, _ in out.sift(rows, filters))
+    out.add_filters(*settings.filters, "duplicate", "k")
+    if verified and settings.judge is not None:
+        unsure = [index for index, row in enumerate(rows) if not _is_judged(row)]
+        least = 1.0 if settings.min_score is None else settings.min_score
+        failed = _failed(rows.select(unsure), settings.judge, service, out, "verified", least)
+        gone = {unsure[index] for index in failed}
+        rows = rows.select(index for index in range(len(rows)) if index not in gone)
+    for expression in settings.filters:
+        gone = {*_failed(rows, expression, service, out, expression)}
+        rows = rows.select(index for index in range(len(rows)) if index not in gone)
+    for group in by_problem(rows):
+        for row in _best(group, settings, out):
+            out.write(row.keys)
 
 
-def _verified(
-    rows: RowSet[Row], settings: SelectSettings, service: VerifierService, out: Output
-) -> Iterator[Candidate]:
-    """Yield what passed by its recorded verdict, then what the judge passes of the others."""
-    unjudged = array("Q")
-    for index, row in enumerate(rows):
-        status = status_of(row)
-        if status == "passed":
-            yield index, row
-        elif status == "failed":
-            out.take("verified", row, "its verdict is failed")
-        elif settings.judge is not None:
-            unjudged.append(index)
-        elif status is None:
-            accepted = 'a "verdict", as assay data collect writes it'
-            remedy = 'set judge = "math" or another verifier, or keep = "any"'
-            raise DataError(message(f"{row['id']} verdict", "none", accepted, remedy))
-        else:
-            out.take("verified", row, "it was not judged")
-    if settings.judge is None or not unjudged:
-        return
-    candidates = ((index, rows[index]) for index in unjudged)
-    for (index, row), verdict in judge(candidates, _row, settings.judge, service):
-        if _is_good(verdict, settings.min_score):
-            yield index, row
-        else:
-            out.take("verified", row, _reason(settings.judge, verdict))
+def _check(settings: SelectSettings, row: Record) -> None:
+    """Raise DataError for a row that holds no completion, or no verdict where one is needed."""
+    _ = row.prompt, row.completion
+    if settings.keep == "verified" and settings.judge is None and row.verdict is None:
+        accepted = 'a "verdict", as assay data collect writes it'
+        remedy = 'set judge = "math" or another verifier, or keep = "any"'
+        raise DataError(message(f"{row.source} verdict", "none", accepted, remedy))
 
 
-def _is_good(verdict: Verdict, min_score: float | None) -> bool:
-    if min_score is None or verdict.score is None:
-        return verdict.correct
-    return verdict.score >= min_score
+def _is_judged(row: Record) -> bool:
+    return row.verdict is not None and row.verdict.judged
 
 
-def _reason(expression: str, verdict: Verdict) -> str:
-    score = "not judged" if verdict.score is None else f"scored {verdict.score:.3g}"
-    return f"{expression}: {score}{f', {verdict.detail}' if verdict.detail else ''}"
+def _fault_of_verdict(settings: SelectSettings, row: Record) -> str:
+    if _is_judged(row):
+        return "" if row.verdict and row.verdict.correct else "its verdict is failed"
+    return "" if settings.judge is not None else "it was not judged"
 
 
-def _row(candidate: Candidate) -> Row:
-    return candidate[1]
-
-
-def _without_fault(
-    candidates: Iterable[Candidate], name: str, fault_of: Callable[[str], str], out: Output
-) -> Iterator[Candidate]:
-    for index, row in candidates:
-        if fault := fault_of(completion_of(row)):
-            out.take(name, row, fault)
-        else:
-            yield index, row
-
-
-def _fault_of_emptiness(text: str) -> str:
-    return "" if text.strip() else "the model said nothing"
-
-
-def _fault_of_length(settings: SelectSettings, text: str) -> str:
-    words = num_words(text)
+def _fault_of_length(settings: SelectSettings, row: Record) -> str:
+    words = num_words(row.completion)
     if words < (settings.min_words or 0):
         return f"{words} words, fewer than {settings.min_words}"
     if words > (settings.max_words or words):
@@ -158,78 +132,83 @@ def _fault_of_length(settings: SelectSettings, text: str) -> str:
     return ""
 
 
-def _fault_of_reading(settings: SelectSettings, text: str) -> str:
-    if not settings.code_blocks and _CODE_BLOCK.search(text):
+def _fault_of_reading(settings: SelectSettings, row: Record) -> str:
+    if not settings.code_blocks and _CODE_BLOCK.search(row.completion):
         return "a block of code"
     if settings.max_paragraph_words is not None:
-        longest = max(map(num_words, _PARAGRAPH_END.split(text)))
+        longest = max(map(num_words, _PARAGRAPH_END.split(row.completion)))
         if longest > settings.max_paragraph_words:
             return f"a paragraph of {longest} words, more than {settings.max_paragraph_words}"
     return ""
 
 
-def _passed(
-    candidates: Iterable[Candidate], expression: str, service: VerifierService, out: Output
-) -> Iterator[Candidate]:
-    """Yield what a verifier of form passes."""
-    for (index, row), verdict in judge(candidates, _row, expression, service):
-        if verdict.correct:
-            yield index, row
-        else:
-            out.take(expression, row, _reason(expression, verdict))
+def _failed(
+    rows: RowSet[Record],
+    expression: str,
+    service: VerifierService,
+    out: Output,
+    name: str,
+    least: float = 1.0,
+) -> Iterator[int]:
+    """Yield the rows that score less than ``least``, which the filter ``name`` takes.
+
+    Some hundreds are judged at a time. Raises VerifierError, in the verifier's own words, where
+    none of the first was judged.
+    """
+
+    def pairs() -> Iterator[tuple[Problem, Completion]]:
+        for row in rows:
+            problem, completion = row.to_judge()
+            problem = replace(problem, verifier=expression)
+            check_spec(problem, service.check_problem)
+            yield problem, completion
+
+    num_unjudged, works = 0, False
+    for index, verdict in enumerate(service.judge_text(pairs())):
+        works = works or verdict.judged
+        num_unjudged += not verdict.judged
+        if not works and num_unjudged == min(PATIENCE, len(rows)):
+            first = f"it judged none of the first {num_unjudged} completions"
+            why = verdict.detail or verdict.reason
+            raise VerifierError(f"verifier {expression}: {first}: {why}")
+        if verdict.score is None or verdict.score < least:
+            score = "not judged" if verdict.score is None else f"scored {verdict.score:.3g}"
+            more = f", {verdict.detail}" if verdict.detail else ""
+            out.take(name, rows[index].keys, f"{expression}: {score}{more}")
+            yield index
 
 
-def _chosen(
-    rows: RowSet[Row], candidates: Iterable[Candidate], settings: SelectSettings, out: Output
-) -> Iterator[Row]:
-    """Yield the best of each problem, problems in the order in which they first stand."""
-    for found in by_problem(rows, candidates):
-        yield from _best(found, settings, out)
-
-
-def _best(found: Sequence[Row], settings: SelectSettings, out: Output) -> Sequence[Row]:
+def _best(group: Sequence[Record], settings: SelectSettings, out: Output) -> Sequence[Record]:
     """Return at most ``k`` different completions of one problem, in the configured order."""
-    different: dict[str, Row] = {}
-    for row in found:
-        text = completion_of(row).strip()
-        if text in different:
-            out.take("duplicate", row, f"the completion of {different[text]['id']} again")
-        else:
-            different[text] = row
+    different: dict[str, Record] = {}
+    for row in group:
+        first = different.setdefault(row.completion.strip(), row)
+        if first is not row:
+            out.take("duplicate", row.keys, f"the completion of {first.id} again")
     texts = list(different)
     if settings.order == "shortest":
         texts.sort(key=len)
     elif settings.order == "diverse":
         texts = _most_diverse(texts, settings.k)
     for text in texts[settings.k :]:
-        out.take("k", different[text], f"{len(texts)} of one problem, of which {settings.k} stay")
+        reason = f"{len(texts)} of one problem, of which {settings.k} stay"
+        out.take("k", different[text].keys, reason)
     return [different[text] for text in texts[: settings.k]]
 
 
 def _most_diverse(texts: Sequence[str], k: int) -> list[str]:
     """Return texts, first ``k`` that differ most: each has least in common with those before."""
-    shingles = {text: _shingles(text) for text in texts}
+    ngrams = {text: shingles(text.casefold().split(), SHINGLE) for text in texts}
     rest = sorted(texts, key=len)
     chosen = [rest.pop(0)]
     nearest = dict.fromkeys(rest, 0.0)  # the likeness to the most alike of the chosen
     while rest and len(chosen) < k:
-        newest = shingles[chosen[-1]]
+        newest = ngrams[chosen[-1]]
         for text in rest:
-            nearest[text] = max(nearest[text], _likeness(shingles[text], newest))
+            nearest[text] = max(nearest[text], likeness(ngrams[text], newest))
         chosen.append(min(rest, key=lambda text: nearest[text]))
         rest.remove(chosen[-1])
     return [*chosen, *rest]
 
 
-def _shingles(text: str) -> set[tuple[str, ...]]:
-    words = text.casefold().split()
-    size = min(SHINGLE, len(words))
-    return set(zip(*(words[start:] for start in range(size)), strict=False))
-
-
-def _likeness(one: set[tuple[str, ...]], other: set[tuple[str, ...]]) -> float:
-    """Return the Jaccard index of two sets."""
-    return len(one & other) / max(1, len(one | other))
-
-
-STAGE = DataStage("select", SelectSettings, select)
+STAGE = DataStage(SelectSettings, select)

@@ -9,8 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from assay.config import SamplingConfig
 from assay.errors import ModelError, RunStopped
 from assay.model.weights import Weights
@@ -29,7 +27,7 @@ NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False, "thinking": Fa
 class ServerGenerator:
     """Completions of a server: a generator that knows their text, and of tokens only how many.
 
-    messages: makes the chat of a problem. think: the form of completions; reasoning that the server
+    render: makes the chat of a problem. think: the form of completions; reasoning that the server
     sets apart is put back between its tags. thinks: whether problems that do not say so are asked
     to think. no_replies: why requests had none; such completions are left out of their group.
     """
@@ -42,14 +40,14 @@ class ServerGenerator:
         self,
         url: str,
         model: str,
-        messages: Callable[[Problem], Sequence[Message]],
+        render: Callable[[Problem], Sequence[Message]],
         *,
         api_key_env: str,
         concurrency: int,
         think: ThinkFormat,
         thinks: bool,
     ) -> None:
-        self.url, self.model, self.messages, self.think = url, model, messages, think
+        self.url, self.model, self.render, self.think = url, model, render, think
         self.api_key_env, self.concurrency, self.thinks = api_key_env, concurrency, thinks
         self.no_replies: list[str] = []
         self._has_replied = False
@@ -111,16 +109,11 @@ class ServerGenerator:
         )
         settings = Settings(
             judges=(endpoint,),
-            votes=1,
             timeout=SECONDS,
             patience=ALL_SECONDS,
             retries=4,
             backoff=0.5,
             concurrency=self.concurrency,
-            budget=None,
-            replies=None,
-            offline=False,
-            max_chars=0,
         )
         client = JudgeClient(endpoint, settings, Budget(None), self._read)
         client.dialect = Dialect(format="text")
@@ -133,14 +126,13 @@ class ServerGenerator:
         name = f"{problem.group_id}/{number}"
         deadline = time.monotonic() + ALL_SECONDS
         try:
-            _, reply, _ = clients[thinks].ask(self.messages(problem), {}, str, deadline, name)
+            _, reply, _ = clients[thinks].ask(self.render(problem), {}, str, deadline, name)
         except JudgeTrouble as trouble:
             return trouble
         think = self.think if thinks else replace(self.think, mode="empty")
-        completion = Completion.from_text(reply.text, name, think)
-        tokens = np.zeros(reply.usage.output_tokens or 0, np.int32)
         ended = "length" if reply.finish_reason == "length" else "eos"
-        return replace(completion, tokens=tokens, finish_reason=ended)
+        length = reply.usage.output_tokens or 0
+        return Completion.from_text(reply.text, name, think, length, ended)
 
     def _received(self, reply: Completion | JudgeTrouble) -> Completion | None:
         """Return a completion, and count what had no reply; raises where there are too many."""

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from assay.config.section import Count, Natural, Temperature, Text
-from assay.curation.asking import Asked, AskingSettings
-from assay.curation.base import DataStage, Manifest, Output, Row
-from assay.curation.rewrite import filled
-from assay.curation.rules import BUILT_IN, Domain, best_domain, read_rules
-from assay.curation.texts import Part, TextReader, text_of
+from assay.curation.asking import AskingSettings, filled
+from assay.curation.base import DataStage
+from assay.curation.output import Output
+from assay.curation.rules import BUILT_IN, Domain, best_domain, read_domains
+from assay.data.completions import Part, Record
 from assay.types import Problem
 
 SHOWN = 4000  # characters of a text that a model is shown
@@ -56,54 +53,45 @@ class TagSettings(AskingSettings):
     """Of the model's answers. 0: greedy, for a single one."""
 
 
-def tag(settings: TagSettings, folder: Path) -> Manifest:
+def tag(settings: TagSettings, out: Output) -> None:
     """Write every row with its tag."""
-    domains = read_rules(Path(settings.rules) if settings.rules else BUILT_IN)
+    domains = read_domains(Path(settings.rules) if settings.rules else BUILT_IN)
+    if settings.model is None:
+        tagged = _by_rules(settings, domains, out)
+    else:
+        tagged = _by_model(settings, settings.tags or (*domains, settings.other), out)
     counts: Counter[str] = Counter()
-    with ExitStack() as stack:
-        out = stack.enter_context(Output("tag", settings, folder))
-        if settings.model is None:
-            tagged = _by_rules(settings, domains, out)
-        else:
-            tagged = _by_model(settings, settings.tags or (*domains, settings.other), out, stack)
-        for row, found in tagged:
-            counts[found] += 1
-            others = (one for one in row.get("tags", ()) if one != found)
-            out.write({**row, "tags": [found, *others]})
-        out.manifest.measured = {f"rows of {name}": count for name, count in counts.most_common()}
-    return out.manifest
+    for row, found in tagged:
+        counts[found] += 1
+        out.write({**row.keys, "tags": [found, *(one for one in row.tags if one != found)]})
+    out.manifest.measured = {f"rows of {name}": count for name, count in counts.most_common()}
 
 
 def _by_rules(
-    settings: TagSettings, domains: dict[str, Domain], out: Output
-) -> Iterator[tuple[Row, str]]:
-    for row in out.open(settings.inputs, TextReader(settings.compare)):
-        text = text_of(row, settings.compare)
-        yield row, best_domain(domains, text, settings.least) or settings.other
+    settings: TagSettings, domains: Mapping[str, Domain], out: Output
+) -> Iterator[tuple[Record, str]]:
+    def text_of(row: Record) -> str:
+        _ = row.tags
+        return row.text(settings.compare)
+
+    for row in out.open(settings.inputs, text_of):
+        yield row, best_domain(domains, text_of(row), settings.least) or settings.other
 
 
 def _by_model(
-    settings: TagSettings, tags: Sequence[str], out: Output, stack: ExitStack
-) -> Iterator[tuple[Row, str]]:
-    from assay.curation.sampler import Sampler
+    settings: TagSettings, tags: Sequence[str], out: Output
+) -> Iterator[tuple[Record, str]]:
+    from assay.curation.sampler import sampled
 
-    sampler = Sampler(settings, stack)
-    rows = sampler.read(out, judged=False, read=partial(_read_asked, settings, tags))
-    for part in sampler.parts(rows):
-        for asked, group, _ in sampler.sample(part, out):
-            named = [named_tag(one.answer_text, tags) for one in group.completions]
-            votes = Counter(one for one in named if one is not None)
-            yield asked.row, votes.most_common(1)[0][0] if votes else settings.other
-        out.flush()
+    def ask(row: Record) -> Problem:
+        _ = row.tags
+        texts = {"text": row.text(settings.compare)[:SHOWN], "tags": ", ".join(tags)}
+        return Problem(row.source, filled(settings.request, texts), source=row.source)
 
-
-def _read_asked(
-    settings: TagSettings, tags: Sequence[str], row: Any, where: str, default_id: str
-) -> Asked:
-    """Return a row, and the question about it as a problem."""
-    kept = TextReader(settings.compare)(row, where, default_id)
-    texts = {"text": text_of(kept, settings.compare)[:SHOWN], "tags": ", ".join(tags)}
-    return Asked(kept, Problem(default_id, filled(settings.request, texts), source=where))
+    for row, (found,) in sampled(settings, out, ask, judged=False):
+        named = [named_tag(one.answer_text, tags) for one in found.group.completions]
+        votes = Counter(one for one in named if one is not None)
+        yield row, votes.most_common(1)[0][0] if votes else settings.other
 
 
 def named_tag(answer: str, tags: Sequence[str]) -> str | None:
@@ -113,4 +101,4 @@ def named_tag(answer: str, tags: Sequence[str]) -> str | None:
     return next((one for one in tags if found and one.casefold() == found[0].casefold()), None)
 
 
-STAGE = DataStage("tag", TagSettings, tag)
+STAGE = DataStage(TagSettings, tag)

@@ -193,10 +193,7 @@ class PromptRenderer:
         self, prompt: str | Sequence[Message], where: str, think: ThinkMode | None
     ) -> tuple[str, ThinkMode]:
         """Return a prompt's text, and what became of its think block."""
-        turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        system = self._data.system_prompt
-        if system is not None and turns[0]["role"] not in ("system", "developer"):
-            turns.insert(0, {"role": "system", "content": system})
+        turns = chat_of(prompt, self._data.system_prompt)
         mode = think or self._switched(turns)
         text = (
             self._base_text(turns)
@@ -274,6 +271,16 @@ class PromptRenderer:
         if together[:length] == prompt.tokens.tolist():
             return together[length:]
         return self._encode(text)
+
+
+def chat_of(prompt: str | Sequence[Message], system: str | None) -> list[Message]:
+    """Return a prompt as a chat, which ``system`` begins where it has no system's turn itself."""
+    turns: list[Message] = (
+        [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    )
+    if system is not None and turns[0]["role"] not in ("system", "developer"):
+        turns.insert(0, {"role": "system", "content": system})
+    return turns
 
 
 def keep_fitting(problems: ProblemSet, renderer: PromptRenderer, on_bad_row: str) -> ProblemSet:

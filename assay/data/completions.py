@@ -1,44 +1,163 @@
-"""Rows that hold a completion to judge: ``assay verify FILE.jsonl``.
+"""A row as it stands, and what it says: a problem, a completion, a verdict.
 
-A row holds ``id``, ``verifier``, ``prompt`` and the spec (``answer``, ...), as a problem does, and
-``completion``; ``think`` names the think mode (``free`` by default: a block may be there or not).
+``assay eval --out``, ``assay compare --out`` and data stages write such rows. Those, ``assay
+verify`` and preference training read them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, get_args
 
-from assay.data.rows import complaint, read_problem, shown
+from assay.data.overlap import plain_text
+from assay.data.rows import (
+    COMPLETION_KEYS,
+    PROMPT_KEYS,
+    Text,
+    check_completion,
+    check_text,
+    complaint,
+    copy_row,
+    key_among,
+    prompt_and_completion,
+    prompt_of,
+    read_problem,
+    read_tags,
+)
 from assay.data.sources import JsonLines, open_source
 from assay.errors import DataError, message
-from assay.types import Completion, Problem, ThinkFormat
+from assay.types import Completion, Problem, Status, ThinkFormat, Verdict
+
+Part = Literal["prompt", "completion", "all"]
+DOCUMENT = "text"
+"""The key of a row that is a plain document: it is its prompt, and its completion too."""
+RECORDED = "recorded@1"
+_SIBLING = re.compile(r"#\d+/\d+$")  # of a completion's id, behind the problem's
 
 
-def read_row(row: Any, where: str, default_id: str) -> tuple[Problem, Completion]:
-    """Return the problem and the completion of a row to judge; raises DataError."""
-    if not isinstance(row, dict):
-        raise DataError(message(where, shown(row), "a row of keys and values (a JSON object)"))
-    row = cast("dict[str, Any]", row)
-    text = row.pop("completion", None)
-    if not isinstance(text, str):
-        raise complaint(where, "completion", text, "text")
-    if not any(row.get(key) is not None for key in ("prompt", "question", "problem")):
-        row["prompt"] = "(not given)"
-    problem = read_problem(row, where, default_id)
-    return problem, Completion.from_text(text, problem.id, ThinkFormat(problem.think or "free"))
+@dataclass(frozen=True, eq=False)
+class Record:
+    """A row less its null keys, and what it says; raises DataError where it does not say it.
+
+    source: ``file.jsonl:12``.
+    """
+
+    keys: dict[str, Any]
+    source: str
+
+    @classmethod
+    def read(cls, row: Any, where: str, default_id: str) -> Record:
+        """Return a row with its place; one without an id gets one."""
+        keys = copy_row(row, where)
+        keys.setdefault("id", default_id)
+        return cls(keys, where)
+
+    @property
+    def id(self) -> str:
+        """The row's own name."""
+        return str(self.keys["id"])
+
+    @property
+    def problem_id(self) -> str:
+        """What the completions of one problem have in common."""
+        return str(self.keys.get("problem_id", _SIBLING.sub("", self.id)))
+
+    @property
+    def prompt(self) -> Text:
+        """The prompt, or the messages before the assistant's last one."""
+        if self._is_chat:
+            return prompt_and_completion(self.keys, self.source)[0]
+        return prompt_of(self.keys, self.source)
+
+    @property
+    def completion(self) -> str:
+        """The completion's text; a model may have said nothing."""
+        text = self.keys.get("completion")
+        if isinstance(text, str):
+            return text
+        return prompt_and_completion(self.keys, self.source)[1]
+
+    def text(self, part: Part) -> str:
+        """Return the text of a part; a system's turn is no part of a prompt."""
+        if not self._has(*PROMPT_KEYS, "messages"):
+            accepted = "a prompt, messages, or the text of a document"
+            key_among([DOCUMENT], self.keys, self.source, accepted)
+            return check_completion(self.keys[DOCUMENT], self.source, DOCUMENT)
+        texts = [] if part == "completion" else [plain_text(self.prompt)]
+        is_whole = self._has(*COMPLETION_KEYS, "messages")
+        if part == "completion" or (part == "all" and is_whole):
+            check_text(self.completion, self.source, "completion")
+            texts.append(self.completion)
+        return "\n".join(texts)
+
+    @property
+    def _is_chat(self) -> bool:
+        return self._has("messages") and not self._has("prompt")
+
+    def _has(self, *keys: str) -> bool:
+        return any(key in self.keys for key in keys)
+
+    @property
+    def tags(self) -> list[str]:
+        """The row's tags."""
+        return list(read_tags(self.keys.get("tags", ()), self.source))
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The problem that the row asks, or that its completion answers."""
+        keys = dict(self.keys)
+        keys.pop("completion", None)
+        if self._is_chat:
+            keys["prompt"] = self.prompt
+            del keys["messages"]
+        return read_problem(keys, self.source, self.id)
+
+    def to_judge(self) -> tuple[Problem, Completion]:
+        """Return the problem, which needs no prompt, and the completion, for a verifier."""
+        given = self._has(*PROMPT_KEYS, "messages")
+        row = self if given else Record({**self.keys, "prompt": "(not given)"}, self.source)
+        facts = self.keys.get("collected", self.keys)
+        length = facts.get("tokens")
+        completion = Completion.from_text(
+            self.completion,
+            row.problem.id,
+            ThinkFormat(row.problem.think or "free"),
+            length if type(length) is int else 0,
+            "length" if facts.get("finish_reason") == "length" else "eos",
+        )
+        return row.problem, completion
+
+    @cached_property
+    def verdict(self) -> Verdict | None:
+        """The verdict that was recorded: its status and its reward; None where there is none."""
+        found: Any = self.keys.get("verdict", self.keys)
+        status = found.get("status") if isinstance(found, Mapping) else found
+        if status is None:
+            return None
+        if status not in get_args(Status):
+            raise complaint(self.source, "status", status, ", ".join(get_args(Status)))
+        if status == "not_judged":
+            return Verdict.not_judged("unavailable", RECORDED)
+        passed = float(status == "passed")
+        reward = found.get("reward", passed) if isinstance(found, Mapping) else passed
+        if not isinstance(reward, int | float) or isinstance(reward, bool):
+            raise complaint(self.source, "reward", reward, "a number, where it was judged")
+        return Verdict.of_score(passed, RECORDED, reward=float(reward))
 
 
-def read_completions(path: Path) -> Iterator[tuple[Problem, Completion]]:
+def read_completions(path: Path) -> Iterator[Record]:
     """Yield what each line of a file holds that is not blank; raises DataError."""
-    source = open_source(str(path))
+    source = open_source(str(path.expanduser()))
     if not isinstance(source, JsonLines):
         raise DataError(message(str(path), "another kind of source", "a JSON Lines file"))
     empty = True
     for _, line, raw in source.scan():
         empty = False
         where = f"{path}:{line}"
-        yield read_row(source.parse(raw, where), where, f"{path.name}:{line}")
+        yield Record.read(source.parse(raw, where), where, f"{path.name}:{line}")
     if empty:
         raise DataError(f"{path}: holds no rows; give one JSON object a line")

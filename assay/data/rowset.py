@@ -122,7 +122,7 @@ class _Loading:
         self,
         read: Callable[[Any, str, str], Any],
         key: Callable[[Any], str] | None,
-        check: Callable[[Any], None] | None,
+        check: Callable[[Any], object] | None,
         on_bad_row: OnBadRow,
         limit: int | None,
     ) -> None:
@@ -194,7 +194,7 @@ def load_rows(
     sources: Sequence[str | Source],
     *,
     key: Callable[[Row], str] | None = None,
-    check: Callable[[Row], None] | None = None,
+    check: Callable[[Row], object] | None = None,
     on_bad_row: OnBadRow = "stop",
     limit: int | None = None,
 ) -> RowSet[Row]:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from assay.complaints import at_its_line
 from assay.config import TrainConfig, parse, read_section
 from assay.config.section import Natural, Section, Text
-from assay.curation.base import StageSettings, read_settings, rows_of
+from assay.curation.base import StageSettings, read_settings
+from assay.curation.output import rows_of
 from assay.data.sources import open_source
 from assay.errors import AssayError, ConfigError, message
 from assay.recipes.file import RecipeStage, references

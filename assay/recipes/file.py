@@ -13,7 +13,7 @@ from typing import Any, cast
 from assay.complaints import toml_words
 from assay.config import holds_text, read_toml
 from assay.errors import ConfigError, message, nearest
-from assay.toml_text import apply_override
+from assay.toml_text import apply_override, merged
 
 KEYS = ("about", "paper", "shared", "stage", "scale")
 SHARED = "shared"
@@ -158,19 +158,11 @@ def kind_of(tree: Mapping[str, Any]) -> str:
     return next((key for key in ("data", "model") if isinstance(tree.get(key), str)), "training")
 
 
-def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tree with another's values put in, table by table.
-
-    A change that makes another kind of stage replaces it as a whole.
-    """
+def _changed(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stage with a change; one that makes another kind of stage replaces it as a whole."""
     if kind_of(change) != "training" and kind_of(base) == "training":
         return copy.deepcopy(dict(change))
-    found = copy.deepcopy(dict(base))
-    for key, value in change.items():
-        inner = found.get(key)
-        both = isinstance(inner, dict) and isinstance(value, dict)
-        found[key] = merged(cast("Any", inner), value) if both else copy.deepcopy(value)
-    return found
+    return merged(base, change)
 
 
 def references(value: Any) -> Iterator[tuple[str, str, str]]:
@@ -210,7 +202,7 @@ def _apply_scale(stages: Any, shared: Any, change: Any, where: str) -> None:
     for name, table in change.get("stage", {}).items():
         _check_known(f"{where}.stage", name, list(stages), "a stage of the recipe")
         _check_type(f"{where}.stage.{name}", table, dict)
-        stages[name] = merged(stages[name], table)
+        stages[name] = _changed(stages[name], table)
 
 
 def _override(stages: dict[str, Any], shared: Any, override: str) -> str:

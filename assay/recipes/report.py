@@ -8,8 +8,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from assay.curation.base import MANIFEST, read_manifest
-from assay.curation.base import Manifest as DataManifest
+from assay.curation.output import MANIFEST, read_manifest
+from assay.curation.output import Manifest as DataManifest
 from assay.recipes.manifest import TINY, Manifest, Row
 from assay.run.evaluations import (
     accuracy_of,

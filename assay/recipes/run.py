@@ -12,7 +12,8 @@ from typing import Any
 import tomli_w
 
 from assay.config import STAGES
-from assay.curation.base import ROWS, run_stage
+from assay.curation.base import run_stage
+from assay.curation.output import ROWS
 from assay.errors import AssayError, ConfigError, RunError, UserError, message
 from assay.recipes.check import (
     Look,

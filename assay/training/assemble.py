@@ -29,6 +29,7 @@ from assay.model.probe import LayoutChoice, probe_layouts
 from assay.model.rates import slow_type
 from assay.model.value_head import ValueModel
 from assay.run.progress import Progress, SamplingWatch
+from assay.training.judging import open_service
 from assay.types import Problem
 from assay.verify.expression import parse_expression
 from assay.verify.service import VerifierService
@@ -58,19 +59,14 @@ def open_verifiers(config: TrainConfig, stack: ExitStack) -> VerifierService:
     parse_expression(config.data.verifier, "data.verifier")
     for tag, expression in config.data.verifier_by_tag.items():
         parse_expression(expression, f"data.verifier_by_tag.{tag}")
-    return stack.enter_context(
-        VerifierService(
-            config.data.verifier,
-            num_workers=config.verification.num_workers,
-            deadline=config.verification.deadline,
-            options=verifier_options(config),
-            schedule=config.verification.schedule,
-            cache_mib=config.verification.cache_mib,
-            give_up_after=config.completions_a_step or GIVE_UP_AFTER,
-            allow=config.verification.allow,
-            by_tag=config.data.verifier_by_tag,
-        )
+    service = open_service(
+        config.verification,
+        config.data.verifier,
+        options=verifier_options(config),
+        give_up_after=config.completions_a_step or GIVE_UP_AFTER,
+        by_tag=config.data.verifier_by_tag,
     )
+    return stack.enter_context(service)
 
 
 def set_threads(config: TrainConfig) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from collections.abc import Generator as Yields
 from contextlib import ExitStack, contextmanager
@@ -16,10 +15,10 @@ import numpy as np
 from assay import config as configuration
 from assay.config import SamplingConfig, TrainConfig
 from assay.data.chat import keep_fitting
-from assay.data.completions import read_row
+from assay.data.completions import read_completions
 from assay.data.problems import ProblemSet, load_problems
 from assay.data.source import Source
-from assay.data.sources import JsonLines, Rows, as_sources, open_source
+from assay.data.sources import Rows, as_sources
 from assay.errors import ConfigError, DataError, VerifierError, message
 from assay.generate.base import Generator
 from assay.run.files import check_output
@@ -32,8 +31,6 @@ from assay.training.results import describe_sample
 from assay.types import Completion, Group, Problem, Prompt, Verdict
 from assay.verify.judge.pairwise import length_controlled_win_rate, win_rate
 from assay.verify.service import VerifierService
-
-_SIBLING = re.compile(r"#\d+/\d+$")  # of a completion's id, behind the problem's
 
 
 def compare(
@@ -290,21 +287,10 @@ class _Recorded:
     def __init__(self, path: Path, side: str) -> None:
         self.path, self._set = path, ""
         self._completions: dict[tuple[str, str], list[Completion]] = {}
-        source = open_source(str(path.expanduser()))
-        if not isinstance(source, JsonLines):
-            raise DataError(message(str(path), "another kind of file", "JSON Lines of completions"))
-        for _, line, raw in source.scan():
-            where = f"{path}:{line}"
-            row = source.parse(raw, where)
-            facts = dict(row) if isinstance(row, dict) else {}
-            problem, completion = read_row(row, where, f"{path.name}:{line}")
-            if facts.get("side", side) == side:
-                key = str(facts.get("set", "")), _SIBLING.sub("", problem.id)
-                length = facts.get("tokens") if type(facts.get("tokens")) is int else 0
-                ended = "length" if facts.get("finish_reason") == "length" else "eos"
-                tokens = np.zeros(length or 0, np.int32)
-                completion = replace(completion, tokens=tokens, finish_reason=ended)
-                self._completions.setdefault(key, []).append(completion)
+        for row in read_completions(path):
+            if row.keys.get("side", side) == side:
+                key = str(row.keys.get("set", "")), row.problem_id
+                self._completions.setdefault(key, []).append(row.to_judge()[1])
 
     def of(self, one: _Set) -> tuple[Generator, Sequence[Problem], int]:
         """Return what hands out the completions of a set, its problems, and how many each has."""

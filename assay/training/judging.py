@@ -7,7 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from assay.data.completions import read_completions, read_row
+from assay.config import VerificationConfig
+from assay.data.completions import Record, read_completions
 from assay.data.problems import check_spec, load_problems
 from assay.data.sources import Rows, as_sources, rows_in
 from assay.errors import DataError, VerifierError, message
@@ -98,11 +99,11 @@ def judged_rows(
 
 def _read(completions: Any) -> Iterator[tuple[Problem, Completion]]:
     if isinstance(completions, str | Path):
-        yield from read_completions(Path(completions))
-        return
-    for number, row in enumerate(rows_in(completions)):
-        plain = dict(row) if isinstance(row, Mapping) else row
-        yield read_row(plain, f"rows:{number}", str(number))
+        found = read_completions(Path(completions))
+    else:
+        rows = enumerate(rows_in(completions))
+        found = (Record.read(row, f"rows:{number}", str(number)) for number, row in rows)
+    yield from (record.to_judge() for record in found)
 
 
 def redteam(
@@ -135,6 +136,22 @@ def redteam(
         deadline=deadline,
         options=options,
     )
+
+
+def open_service(settings: VerificationConfig, expression: str, **more: Any) -> VerifierService:
+    """Start verifiers as a configuration has them.
+
+    expression: of rows that name none. more: as `VerifierService` has it; what it allows is added.
+    """
+    how = {
+        "num_workers": settings.num_workers,
+        "deadline": settings.deadline,
+        "options": settings.options,
+        "schedule": settings.schedule,
+        "cache_mib": settings.cache_mib,
+    }
+    allow = [*settings.allow, *more.get("allow", ())]
+    return VerifierService(expression, **{**how, **more, "allow": allow})
 
 
 def expression_of(verifier: Named) -> str:

@@ -17,17 +17,16 @@ import numpy as np
 from assay.config import PreferenceConfig
 from assay.config.preference import Preference
 from assay.data.chat import PromptRenderer
+from assay.data.completions import Record
 from assay.data.pairs import Labelled, Pair, load_preferences
-from assay.data.rows import check_text, complaint, copy_row
-from assay.data.rowset import OnBadRow
-from assay.data.sources import open_source
+from assay.data.rows import complaint
+from assay.data.rowset import OnBadRow, load_rows
 from assay.errors import DataError, message
 from assay.run.rollout_log import RolloutLog
 from assay.training.given import BAD, GOOD, check_length, given_completion
 from assay.types import Completion, Group, Problem, Prompt, Status, Verdict
 
 RUN_PREFIX, FILE_PREFIX = "run:", "verdicts:"
-VERIFIER = "file@1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,39 +269,28 @@ class ExampleReader:
 
     def _of_file(self, source: str) -> Iterator[tuple[str, Group, Sequence[Verdict]]]:
         """Yield the groups of a file of verdicts: rows of equal prompts, in order of appearance."""
-        file = open_source(source.removeprefix(FILE_PREFIX))
-        siblings: dict[str, list[tuple[str, Completion, Verdict]]] = {}
-        for _, number, raw in file.scan():
-            where = f"{file.label}:{number}"
-            try:
-                text, completion, verdict = _read_row(file.parse(raw, where), where, self.renderer)
-            except DataError as error:
-                self._skip(error)
-            else:
-                siblings.setdefault(text, []).append((where, completion, verdict))
+        file = source.removeprefix(FILE_PREFIX)
+        how: Any = {"check": self._recorded, "on_bad_row": self.on_bad_row}
+        rows = load_rows("verdicts", Record.read, [file], **how)
+        self.skipped += rows.skipped
+        siblings: dict[Any, list[Record]] = {}
+        for row in rows:
+            siblings.setdefault(row.prompt, []).append(row)
         for text, members in siblings.items():
             prompt = Prompt(text, self.renderer.encode_rendered(text, "")[0])
-            places, completions, verdicts = zip(*members, strict=True)
-            yield places[0], Group(Problem(places[0], text), prompt, completions), verdicts
+            completions, verdicts = zip(*map(self._recorded, members), strict=True)
+            place = members[0].source
+            yield place, Group(Problem(place, text), prompt, completions), verdicts
 
-
-def _read_row(row: Any, where: str, renderer: PromptRenderer) -> tuple[str, Completion, Verdict]:
-    """Return prompt, completion and verdict from a row that ``assay eval --out`` wrote."""
-    keys = copy_row(row, where)
-    for key in ("prompt", "completion"):
-        if not isinstance(keys.get(key), str):
-            raise complaint(where, key, keys.get(key), "text, as assay eval --out writes it")
-        check_text(keys[key], where, key)
-    status, reward = keys.get("status"), keys.get("reward")
-    if status not in get_args(Status):
-        raise complaint(where, "status", status, ", ".join(get_args(Status)))
-    verdict = Verdict.not_judged("unavailable", VERIFIER)
-    if status != "not_judged":
-        if not isinstance(reward, int | float) or isinstance(reward, bool):
-            raise complaint(where, "reward", reward, "a number, where it was judged")
-        verdict = Verdict.of_score(float(status == "passed"), VERIFIER, reward=float(reward))
-    ended = keys.get("finish_reason") != "length"
-    tokens = renderer.encode_rendered(keys["prompt"], keys["completion"], ended)[1]
-    if not len(tokens):
-        raise complaint(where, "completion", keys["completion"], "text that has some tokens")
-    return keys["prompt"], given_completion(where, keys["completion"], tokens), verdict
+    def _recorded(self, row: Record) -> tuple[Completion, Verdict]:
+        """Return a completion as tokens, and its verdict, as ``assay eval --out`` wrote them."""
+        prompt, text, verdict = row.prompt, row.text("completion"), row.verdict
+        if not isinstance(prompt, str):
+            raise complaint(row.source, "prompt", prompt, "text, as assay eval --out writes it")
+        if verdict is None:
+            raise complaint(row.source, "status", None, ", ".join(get_args(Status)))
+        ended = row.keys.get("finish_reason") != "length"
+        tokens = self.renderer.encode_rendered(prompt, text, ended)[1]
+        if not len(tokens):
+            raise complaint(row.source, "completion", text, "text that has some tokens")
+        return given_completion(row.source, text, tokens), verdict

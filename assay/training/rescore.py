@@ -21,8 +21,9 @@ from assay.errors import DataError, RunError
 from assay.run.files import read_rows
 from assay.run.rollout_log import RolloutLog, read_columns
 from assay.training.consent import RULES_UNSET, TO_JUDGE, open_config
+from assay.training.judging import open_service
 from assay.types import Group, Problem, Verdict
-from assay.verify.service import Options, VerifierService
+from assay.verify.service import Options
 
 NUM_EXAMPLES = 3
 SHOWN_TEXT = 160
@@ -136,13 +137,13 @@ def rescore(
             )
         settings = config.verification
         service = stack.enter_context(
-            VerifierService(
+            open_service(
+                settings,
                 verifier or config.data.verifier,
                 num_workers=num_workers or settings.num_workers,
                 deadline=deadline or settings.deadline,
                 options={**settings.options, **(options or {})},
-                schedule=settings.schedule,
-                allow=[*settings.allow, *allow],
+                allow=allow,
                 by_tag=None if verifier else config.data.verifier_by_tag,
             )
         )

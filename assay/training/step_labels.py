@@ -19,8 +19,7 @@ import numpy as np
 
 from assay.config import SamplingConfig, TrainConfig, at_temperature, check_siblings
 from assay.data.chat import PromptRenderer
-from assay.data.completions import read_row
-from assay.data.rows import copy_row, prompt_of
+from assay.data.completions import Record
 from assay.data.rowset import load_rows
 from assay.data.traces import Trace
 from assay.errors import ConfigError, DataError, RunError, VerifierError, message
@@ -312,8 +311,9 @@ def load_judged(
     if files:
 
         def read(row: Any, where: str, default_id: str) -> ToLabel:
-            prompt_of(copy_row(row, where), where)
-            problem, completion = read_row(dict(row), where, default_id)
+            record = Record.read(row, where, default_id)
+            _ = record.prompt
+            problem, completion = record.to_judge()
             if check is not None:
                 try:
                     check(problem)

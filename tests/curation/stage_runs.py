@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from assay.curation.base import Manifest, run_stage
+from assay.curation.base import run_stage
+from assay.curation.output import Manifest
 
 Rows = Sequence[Mapping[str, Any]]
 

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from assay.curation import base
-from assay.curation.base import DataStage, Manifest, Output, StageSettings, run_stage
+from assay.curation.base import DataStage, StageSettings, run_stage
+from assay.curation.output import MAX_EXAMPLES, Output, content_hash, read_manifest
+from assay.data.completions import Record
 from assay.data.sources import source
 from assay.errors import ConfigError, DataError, DiskFull, RunError
 
@@ -25,17 +27,14 @@ class EvenSettings(StageSettings):
     """Fail there."""
 
 
-def keep_even(settings: EvenSettings, folder: Path) -> Manifest:
-    with Output("even", settings, folder) as out:
-        out.add_filters("odd", "never")
-        for row in out.open(settings.inputs):
-            if row["n"] == settings.stop_at:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            if row["n"] % 2:
-                out.take("odd", row, f"{row['n']} is odd")
-            else:
-                out.write(row)
-    return out.manifest
+def keep_even(settings: EvenSettings, out: Output) -> None:
+    def fault_of(row: Record) -> str:
+        if row.keys["n"] == settings.stop_at:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return f"{row.keys['n']} is odd" if row.keys["n"] % 2 else ""
+
+    for _, row in out.sift(out.open(settings.inputs), {"odd": fault_of, "never": lambda row: ""}):
+        out.write(row.keys)
 
 
 @source
@@ -43,7 +42,7 @@ def many(size: int) -> Any:
     return ({"n": n} for n in range(size))
 
 
-STAGE = DataStage("even", EvenSettings, keep_even)
+STAGE = DataStage(EvenSettings, keep_even)
 
 
 @pytest.fixture(autouse=True)
@@ -72,11 +71,11 @@ def test_a_stage_writes_rows_and_a_manifest_whose_counts_add_up() -> None:
     rows = rows_in("out")
     assert [row["n"] for row in rows] == [0, 2, 4, 6, 8, 12]
     assert rows[-1] == {"id": "more.jsonl:2", "n": 12, "text": "ä\ud800"}
-    assert base.read_manifest(Path("out/manifest.json")).as_dict() == manifest.as_dict()
+    assert read_manifest(Path("out/manifest.json")).as_dict() == manifest.as_dict()
     assert [one["rows"] for one in manifest.inputs] == [9, 2]
     assert manifest.rows_read == manifest.rows + sum(each.took for each in manifest.filters)
     odd, never = manifest.filters
-    assert (odd.took, never.took, len(odd.examples)) == (5, 0, base.MAX_EXAMPLES)
+    assert (odd.took, never.took, len(odd.examples)) == (5, 0, MAX_EXAMPLES)
     assert odd.examples[0] == {"reason": "1 is odd", "row": {"id": "1", "n": 1}}
     assert manifest.settings["inputs"] == [first, second]
     assert "even: 6 rows in out" in str(manifest) and "odd took 5" in str(manifest)
@@ -90,7 +89,7 @@ def test_an_input_is_known_by_its_content() -> None:
     changed = run_stage("even", {"inputs": [name]}, "out3").inputs[0]["sha256"]
     assert hashes[0] == hashes[1] != changed
     sources = [f"{__name__}:many?size={size}" for size in (2, 2, 3)]
-    assert len({*map(base.content_hash, sources)}) == 2
+    assert len({*map(content_hash, sources)}) == 2
 
 
 def test_the_folder_of_a_stage_is_an_input() -> None:
@@ -163,7 +162,7 @@ def test_settings_have_the_complaints_of_a_configuration() -> None:
 @pytest.mark.parametrize("name", sorted(base.STAGES))
 def test_every_stage_is_described(name: str) -> None:
     stage = base.find_stage(name)
-    assert stage.name == name and stage.about.endswith(".")
+    assert stage.about.endswith(".")
     undocumented = [key for key, _, _, text in base.field_help(stage.settings) if not text]
     assert not undocumented
     assert f"{name:<18}{stage.about}" in base.describe_stages()
@@ -174,4 +173,4 @@ def test_a_manifest_that_is_none() -> None:
     for text in ("", "[]", '{"stage": 1}', '{"filters": [], "what": 1}'):
         Path("manifest.json").write_text(text)
         with pytest.raises(RunError, match="no manifest that can be read"):
-            base.read_manifest(Path("manifest.json"))
+            read_manifest(Path("manifest.json"))

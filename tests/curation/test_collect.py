@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from judge_server import Answer, Asked, JudgeServer, chat
 
-from assay.curation.base import Manifest, run_stage
+from assay.curation.base import run_stage
+from assay.curation.output import Manifest
 from assay.data.completions import read_completions
 from assay.data.traces import load_traces
 from assay.errors import ConfigError, DataError, ModelError, RunStopped
@@ -168,7 +169,7 @@ def test_styles_change_what_is_shown_and_not_what_is_written(serve: Any) -> None
 
 
 def test_a_plain_prompt_shows_examples_in_its_own_form(model: str) -> None:
-    from assay.curation.asking import in_style
+    from assay.curation.collect import in_style
     from assay.data.traces import Trace
     from assay.types import Problem
 

@@ -11,9 +11,9 @@ import pytest
 from judge_server import Answer, Asked, JudgeServer
 
 from assay.curation.base import run_stage
-from assay.curation.difficulty import wilson
 from assay.data.problems import load_problems
 from assay.errors import ConfigError
+from assay.run.intervals import share_interval
 from assay.testing import save_tiny_model
 
 CONFIG = {"verification": {"num_workers": 1}}
@@ -58,7 +58,7 @@ def rows() -> list[dict[str, Any]]:
 
 def test_rows_are_those_of_the_problems_and_a_label(server: JudgeServer) -> None:
     manifest = label(server.url, num_samples=3, also_without_thinking=True)
-    low, _ = wilson(3, 3)
+    low, _ = share_interval(1.0, 3)
     full = {"passed": 3, "judged": 3, "low": round(low, 4), "high": 1.0}
     easy, hard = rows()
     assert easy == {
@@ -107,14 +107,6 @@ def test_the_engine_is_asked_without_thinking_too(tmp_path: Path) -> None:
     )
     assert len(rows()) == 3
     assert manifest.measured["without_thinking"]["completions"] == 6
-
-
-@pytest.mark.parametrize(
-    ("passed", "judged", "low", "high"),
-    [(0, 8, 0.0, 0.3244), (8, 8, 0.6756, 1.0), (4, 8, 0.2152, 0.7848), (50, 100, 0.4038, 0.5962)],
-)
-def test_wilsons_interval(passed: int, judged: int, low: float, high: float) -> None:
-    assert wilson(passed, judged) == pytest.approx((low, high), abs=5e-5)
 
 
 def test_greedy_samples_would_be_equal() -> None:

@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.curation.pairing import pairs_of_group, pairs_of_ranking
+from assay.curation.pairs import pairs_of_group, pairs_of_ranking
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 40), st.integers(0, 99))

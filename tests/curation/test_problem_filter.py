@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from assay.curation.base import Manifest, run_stage
+from assay.curation.base import run_stage
+from assay.curation.output import Manifest
 from assay.errors import ConfigError, DataError
 
 

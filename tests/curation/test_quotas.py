@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.curation.quotas import Draw, in_proportion
+from assay.curation.mix import Draw, in_proportion
 from assay.errors import DataError
 
 

@@ -10,7 +10,7 @@ import pytest
 from judge_server import Answer, Asked, JudgeServer
 from stage_runs import run_on, took
 
-from assay.curation.rewrite import filled
+from assay.curation.asking import filled
 from assay.curation.tag import named_tag
 from assay.errors import ConfigError, DataError, ModelError
 from assay.testing import save_tiny_model

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from assay.curation.base import Manifest, run_stage
+from assay.curation.base import run_stage
+from assay.curation.output import Manifest
 from assay.errors import DataError, VerifierError
 
 SERVICE = {"num_workers": 1}
@@ -62,7 +63,7 @@ def test_a_row_without_a_verdict_needs_a_judge() -> None:
         collected("it is 11", answer="12"),
         collected("so 8", status="not_judged", answer="8"),
     ]
-    with pytest.raises(DataError, match=r'c0 verdict: found none; .*set judge = "math"'):
+    with pytest.raises(DataError, match=r'rows\.jsonl:1 verdict: found none; .*set judge = "math"'):
         select(rows)
     kept, manifest = select(rows, judge="math")
     assert kept == ["it is 8", "it is 11", "so 8"]
@@ -113,7 +114,7 @@ def test_filters_are_verifiers_of_form() -> None:
     texts = {each.name: each.examples[0]["row"]["completion"] for each in manifest.filters[2:5]}
     assert texts["language"] == german and texts["think_format"] == bare
     assert loop.startswith(texts["repetition"][:200])
-    with pytest.raises(DataError, match="c0 target: missing"):
+    with pytest.raises(DataError, match=r"rows\.jsonl:1 target: missing"):
         select([collected(good)], filters=["language"])
 
 
@@ -155,7 +156,7 @@ def test_at_most_k_of_a_problem_in_each_order() -> None:
 def test_rows_of_one_problem_need_not_stand_together(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [collected(f"{n // 3}", f"p{n % 3}") for n in range(9)]
     assert select(rows, k=2)[0] == ["0", "1"] * 3
-    monkeypatch.setattr("assay.curation.selection.hash", lambda text: 7, raising=False)
+    monkeypatch.setattr("assay.curation.groups.hash", lambda text: 7, raising=False)
     assert select(rows, k=2)[0] == ["0", "1"] * 3  # equal hashes are no equal problems
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from stage_runs import run_on
 
-from assay.curation.rules import BUILT_IN, best_domain, read_rules
-from assay.errors import DataError
+from assay.curation.rules import BUILT_IN, best_domain, read_domains
+from assay.errors import ConfigError
 
 RULES = """
 [cooking]
@@ -36,7 +36,7 @@ words = ["soil"]
     ],
 )
 def test_domains_of_the_table_that_comes_along(domain: str | None, text: str) -> None:
-    assert best_domain(read_rules(BUILT_IN), text, least=2) == domain
+    assert best_domain(read_domains(BUILT_IN), text, least=2) == domain
 
 
 def test_rows_get_their_tag_before_their_own(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_table_of_the_users_replaces_it(tmp_path: Path) -> None:
 
 
 def test_least_says_how_many_different_matches_are_needed() -> None:
-    table = {"a": read_rules(BUILT_IN)["math"]}
+    table = {"a": read_domains(BUILT_IN)["math"]}
     assert best_domain(table, "A triangle, a triangle, a triangle", least=2) is None
     assert best_domain(table, "A triangle, a circle", least=2) == "a"
 
@@ -83,12 +83,12 @@ def test_least_says_how_many_different_matches_are_needed() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("math = 3", "math: found 3; accepted: a section with words"),
-        ("[math]\nword = ['a']", "math: found word; accepted: a section with words"),
-        ("[math]\nwords = 'a'", 'math.words: found "a"; accepted: a list of texts'),
-        ("[math]\npatterns = ['(']", r'math.patterns: found "(" (missing ), unterminated'),
+        ("math = 3", "math: found 3; accepted: a section [math]"),
+        ("[math]\nword = ['a']", "[math] word: unknown key; did you mean words?"),
+        ("[math]\nwords = 'a'", '[math] words: found "a"; accepted: a list of text'),
+        ("[math]\npatterns = ['(']", r'[math] patterns: found "(" (missing ), unterminated'),
         ("", "found no section"),
-        ("[math", "found no TOML"),
+        ("[math", "not TOML: Expected"),
         (None, "cannot be read"),
     ],
 )
@@ -98,7 +98,7 @@ def test_a_wrong_table_is_told_in_one_line(
     path = tmp_path / "rules.toml"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(ConfigError) as caught:
         run_on(tmp_path, "tag", [{"prompt": "x"}], rules=str(path))
     (line,) = str(caught.value).splitlines()
     assert complaint in line

@@ -19,7 +19,7 @@ from data_files import problems_of, write_rows
 
 from assay.config import DataConfig
 from assay.data.chat import PromptRenderer, keep_fitting
-from assay.data.completions import read_row
+from assay.data.completions import Record
 from assay.data.pairs import Labelled, Pair, read_preference
 from assay.data.rows import read_problem
 from assay.data.traces import Trace, load_traces, read_trace
@@ -368,7 +368,7 @@ def test_rows_carry_their_mode() -> None:
         pair = {"prompt": "p", "chosen": "a", "rejected": "b", "think": mode}
         assert read_preference(pair, "f:1", "f:1").think == mode
         assert read_preference({**row, "label": True}, "f:1", "f:1").think == mode
-        problem, completion = read_row({**row, "answer": "c"}, "f:1", "f:1")
+        problem, completion = Record.read({**row, "answer": "c"}, "f:1", "f:1").to_judge()
         assert completion.think.mode == (mode or "free") and problem.think == mode
 
 
@@ -384,7 +384,7 @@ def test_an_unknown_mode_names_its_row(value: Any) -> None:
         (read_preference, {"prompt": "p", "completion": "c", "label": True}),
         (read_preference, Pair("p", "a", "b", think=value)),
         (read_preference, Labelled("p", "c", True, think=value)),
-        (read_row, {"prompt": "p", "completion": "c"}),
+        (lambda *given: Record.read(*given).to_judge(), {"prompt": "p", "completion": "c"}),
     ):
         given = {**row, "think": value} if isinstance(row, dict) else row
         with pytest.raises(DataError) as caught:

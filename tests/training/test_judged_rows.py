@@ -50,7 +50,7 @@ def test_a_function_is_a_verifier_where_it_can_be_imported() -> None:
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([{"answer": "8"}], "rows:0 completion: found None; accepted: text"),
+        ([{"answer": "8"}], "rows:0 completion: found none among: "),
         (["8"], "rows:0: found '8'; accepted: a row of keys and values"),
         ([ROWS[0], {"completion": "8"}], "rows:1 answer: missing"),
     ],

@@ -219,7 +219,7 @@ def test_what_an_evaluation_wrote_is_pairs(world: World) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"prompt": None}, "judged.jsonl:1 prompt: found None"),
+        ({"prompt": None}, "judged.jsonl:1 prompt: found none among"),
         ({"completion": 3}, "judged.jsonl:1 completion: found 3"),
         ({"status": "fine"}, "judged.jsonl:1 status: found 'fine'; accepted: passed, failed"),
         ({"reward": "1"}, "judged.jsonl:1 reward: found '1'"),

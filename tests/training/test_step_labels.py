@@ -205,7 +205,7 @@ def test_a_runs_rollouts_are_taken_with_their_problems(world: World) -> None:
 def test_rows_that_are_wrong_are_told_with_their_place(world: World) -> None:
     for row, text in (
         ({"completion": "x"}, "rows.jsonl:1 prompt: found none among"),
-        ({"prompt": "q"}, "rows.jsonl:1 completion: found None"),
+        ({"prompt": "q"}, "rows.jsonl:1 completion: found none"),
     ):
         file = world.write_rows("rows.jsonl", [row])
         with pytest.raises(DataError, match=text):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from growth import LINEAR, growth
 
-from assay.data.completions import read_row
+from assay.data.completions import Record
 from assay.errors import VerifierError
 from assay.types import Completion, Problem, ThinkFormat
 from assay.verify.answers.commitment import bare, committed
@@ -34,7 +34,7 @@ HEAVY = ("torch", "sympy", "z3", "jsonschema", "reasoning_gym", "transformers", 
 
 def judge(verifier: Verifier, row: dict[str, Any]) -> tuple[Part, str]:
     plain = {key: value for key, value in row.items() if key in row.keys() - {"expected", "kind"}}
-    problem, completion = read_row(plain, "row", "row")
+    problem, completion = Record.read(plain, "row", "row").to_judge()
     return with_status(verifier.judge(problem, completion))
 
 

@@ -108,16 +108,16 @@ class Settings:
     """The judges of a configuration, and how they are asked."""
 
     judges: tuple[Endpoint, ...]
-    votes: int
     timeout: float
     patience: float
     retries: int
     backoff: float
     concurrency: int
-    budget: float | None
-    replies: Path | None
-    offline: bool
-    max_chars: int
+    votes: int = 1
+    budget: float | None = None
+    replies: Path | None = None
+    offline: bool = False
+    max_chars: int = 0
 
 
 def check_judge(options: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from assay.data.completions import read_row
+from assay.data.completions import Record
 from assay.errors import VerifierError
 from assay.types import Completion, Problem, ThinkFormat
 from assay.verify.base import Part, resolve
@@ -203,7 +203,9 @@ def test_known_errors(known: Any) -> None:
 
 @pytest.mark.parametrize("row", list(labelled_rows("instructions")), ids=lambda row: row["id"])
 def test_labelled_rows(row: dict[str, Any]) -> None:
-    problem, completion = read_row({**row, "verifier": "instructions"}, "row", row["id"])
+    problem, completion = Record.read(
+        {**row, "verifier": "instructions"}, "row", row["id"]
+    ).to_judge()
     assert judge_instructions(problem, completion).passed is (row["expected"] == "passed")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from growth import LINEAR, growth
 
-from assay.data.completions import read_row
+from assay.data.completions import Record
 from assay.types import Completion, Problem
 from assay.verify.base import Part, as_part, resolve
 from assay.verify.selftest import labelled_rows
@@ -57,7 +57,7 @@ PINNED: dict[str, list[tuple[dict[str, Any], str, float]]] = {
 
 def judge(name: str, row: dict[str, Any]) -> Part:
     kept = {key: value for key, value in row.items() if key not in ("expected", "kind", "note")}
-    problem, completion = read_row(kept, name, "row")
+    problem, completion = Record.read(kept, name, "row").to_judge()
     verifier = resolve(name)
     return as_part(verifier.judge(replace(problem, verifier=name), completion))
 

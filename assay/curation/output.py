@@ -1,0 +1,243 @@
+"""What a data stage writes: its rows, and the manifest that says what each filter took."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from assay.config.section import Section
+from assay.data.completions import Record
+from assay.data.rowset import RowSet, load_rows
+from assay.data.source import UNREAD
+from assay.data.sources import open_source
+from assay.errors import DataError, DiskFull, RunError, message
+from assay.run.files import is_disk_full, plain, sync_file, write_atomic
+
+ROWS, MANIFEST = "rows.jsonl", "manifest.json"
+MAX_EXAMPLES = 3
+SHOWN = 300  # characters of a text in an example
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Filter:
+    """What one filter took: how many rows, and the first of them, each with the reason."""
+
+    name: str
+    took: int = 0
+    examples: list[Row] = field(default_factory=list[Row])
+
+    def __str__(self) -> str:
+        first = f" (the first: {self.examples[0]['reason']})" if self.examples else ""
+        return f"{self.name} took {self.took}{first}"
+
+
+@dataclass
+class Manifest:
+    """What a data stage did. inputs: source, rows and sha256 of each. rows: of the output.
+
+    measured: whatever else the stage found, as pass rates.
+    """
+
+    stage: str
+    settings: dict[str, Any]
+    inputs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    rows: int = 0
+    filters: list[Filter] = field(default_factory=list[Filter])
+    measured: dict[str, Any] = field(default_factory=dict[str, Any])
+    seconds: float = 0.0
+    out: str = ""
+
+    @property
+    def rows_read(self) -> int:
+        """The rows of all inputs."""
+        return sum(one["rows"] for one in self.inputs)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return plain(asdict(self))
+
+    def __str__(self) -> str:
+        read = "".join(f"\n  {one['rows']} rows from {one['source']}" for one in self.inputs)
+        took = "".join(f"\n  {each}" for each in self.filters)
+        found = "".join(f"\n  {name}: {_words(value)}" for name, value in self.measured.items())
+        return f"{self.stage}: {self.rows} rows in {self.out}{read}{took}{found}"
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read a manifest that a stage has written; raises RunError where it is none."""
+    try:
+        found = json.loads(path.read_bytes())
+        return Manifest(**{**found, "filters": [Filter(**each) for each in found["filters"]]})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        accepted = f"the {MANIFEST} of a data stage"
+        raise RunError(message(str(path), "no manifest that can be read", accepted)) from error
+
+
+class Output(ExitStack):
+    """The rows of a stage on their way to disk, one by one, and the count of those taken.
+
+        with Output("select", settings, folder) as out:
+            for _, row in out.sift(out.open(settings.inputs), {"goodness": fault_of}):
+                out.write(row.keys)
+        return out.manifest
+
+    What a stage opens it may hand to ``enter_context``: it is closed at the end of the block. Then
+    the rows get their name and the manifest is written. An error leaves the rows that were written
+    in ``rows.jsonl.part``, if there are any.
+    """
+
+    def __init__(self, stage: str, settings: Section, folder: Path) -> None:
+        super().__init__()
+        self.manifest = Manifest(stage, settings.model_dump(mode="json"), out=str(folder))
+        self.folder = folder
+        self._part = folder / f"{ROWS}.part"
+        self._filters: dict[str, Filter] = {}
+        self._started = time.monotonic()
+
+    def __enter__(self) -> Output:
+        self._file = self._part.open("wb")
+        return self
+
+    def open(
+        self,
+        sources: Sequence[str],
+        check: Callable[[Record], object] | None = None,
+        role: str = "",
+        **how: Any,
+    ) -> RowSet[Record]:
+        """Open inputs, validate all their rows, and note how many they are, and their hash.
+
+        Rows are read again whenever they are asked for. check, how: as `load_rows` has them. role:
+        of rows that others are held against, as ``against``; they are no inputs.
+        """
+        rows = load_rows("rows", Record.read, [rows_of(one) for one in sources], check=check, **how)
+        for name, count in rows.counts():
+            entry = {"source": name, "rows": count, "sha256": content_hash(name)}
+            if role:
+                found = f"{count} rows, sha256 {entry['sha256']}"
+                self.manifest.measured[f"{role} {name}"] = found
+            else:
+                self.manifest.inputs.append(entry)
+        return rows
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Write a row."""
+        self._file.write(_line(row))
+        self.manifest.rows += 1
+
+    def flush(self) -> None:
+        """Hand what was written to the system, so that it outlives this process."""
+        self._file.flush()
+
+    def add_filters(self, *names: str) -> None:
+        """Name filters in the order in which the manifest lists them, also if they take nothing."""
+        for name in names:
+            self._filters.setdefault(name, Filter(name))
+
+    def take(self, name: str, row: Mapping[str, Any], reason: str) -> None:
+        """Count a row that a filter took, and keep the first few as examples."""
+        self.add_filters(name)
+        found = self._filters[name]
+        found.took += 1
+        if len(found.examples) < MAX_EXAMPLES:
+            shown = {key: _shown(value) for key, value in row.items()}
+            found.examples.append({"reason": reason, "row": shown})
+
+    def sift(
+        self, rows: Iterable[Record], filters: Mapping[str, Callable[[Record], str]]
+    ) -> Iterator[tuple[int, Record]]:
+        """Yield the rows that no filter takes, each with its number; of several the first takes.
+
+        filters: by their names, what says why a row goes; an empty text lets it stay.
+        """
+        self.add_filters(*filters)
+        for index, row in enumerate(rows):
+            for name, fault_of in filters.items():
+                if fault := fault_of(row):
+                    self.take(name, row.keys, fault)
+                    break
+            else:
+                yield index, row
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
+        super().__exit__(kind, error, trace)
+        try:
+            self._file.close()
+            if kind is None:
+                self._finish()
+        except OSError as late:
+            error = late
+            raise
+        finally:
+            if not self.manifest.rows:
+                self._part.unlink(missing_ok=True)
+            if error is not None and is_disk_full(error):
+                kept = f"{self.manifest.rows} rows are in {self._part}"
+                raise DiskFull(f"{self._part}: the disk is full; {kept}") from error
+
+    def _finish(self) -> None:
+        manifest = self.manifest
+        manifest.filters = list(self._filters.values())
+        if not manifest.rows:
+            took = "; ".join(str(each) for each in manifest.filters if each.took)
+            where, found = f"{manifest.stage} {self.folder}", f"no row left of {manifest.rows_read}"
+            raise DataError(message(where, found, "at least one row", took))
+        manifest.seconds = round(time.monotonic() - self._started, 3)
+        sync_file(self._part)
+        os.replace(self._part, self.folder / ROWS)
+        text = json.dumps(manifest.as_dict(), ensure_ascii=False, indent=1)
+        write_atomic(self.folder / MANIFEST, f"{text}\n".encode(errors="replace"))
+
+
+def rows_of(source: str) -> str:
+    """Return the file of rows of a data stage's folder; other names as they are."""
+    folder = Path(source)
+    if not folder.is_dir():
+        return source
+    if (folder / ROWS).is_file():
+        return str(folder / ROWS)
+    part = folder / f"{ROWS}.part"
+    if part.is_file():
+        found = "the folder of a data stage that did not end"
+        raise DataError(message(source, found, "a finished one", f"or name {part}"))
+    return source
+
+
+def content_hash(name: str) -> str:
+    """Return the sha256 of a file's bytes, or of the rows of any other source."""
+    if Path(name).is_file():
+        with open(name, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    source, digest = open_source(name), hashlib.sha256()
+    for position, _, raw in source.scan():
+        digest.update(_line({"row": source.fetch(position) if raw is UNREAD else raw}))
+    return digest.hexdigest()
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    try:
+        text = json.dumps(row, ensure_ascii=False, allow_nan=False, default=plain)
+    except ValueError:  # not a number
+        text = json.dumps(plain(row), ensure_ascii=False, allow_nan=False)
+    try:
+        return f"{text}\n".encode()
+    except UnicodeEncodeError:  # half a surrogate pair
+        return f"{json.dumps(plain(row), allow_nan=False)}\n".encode()
+
+
+def _shown(value: Any) -> Any:
+    text = value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
+    return value if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text)} characters)"
+
+
+def _words(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
