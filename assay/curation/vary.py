@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from assay.config.section import Section, Text
-from assay.curation.base import DataStage, Manifest, Output, Row, StageSettings
-from assay.curation.texts import read_tagged
+from assay.curation.base import DataStage, StageSettings
+from assay.curation.output import Output, Row
+from assay.data.completions import Record
 from assay.data.rows import PROMPT_KEYS, key_among, reply_text
 from assay.types import ThinkFormat
 
@@ -41,34 +41,26 @@ class VarySettings(StageSettings):
     ``{no_think = {append = " /no_think", reasoning = "empty", keys = {think = "free"}}}``."""
 
 
-def vary(settings: VarySettings, folder: Path) -> Manifest:
+def vary(settings: VarySettings, out: Output) -> None:
     """Write every row in all variants."""
-    with Output("vary", settings, folder) as out:
-        for row in out.open(settings.inputs, _read):
-            for name, variant in settings.variants.items():
-                out.write(varied(row, name, variant))
-    return out.manifest
+    for row in out.open(settings.inputs, lambda row: (row.tags, _prompt_key(row))):
+        for name, variant in settings.variants.items():
+            out.write(varied(row, name, variant))
 
 
-def varied(row: Row, name: str, variant: Variant) -> Row:
+def varied(row: Record, name: str, variant: Variant) -> Row:
     """Return a row as one variant has it."""
-    found = {**row, "id": f"{row['id']}-{name}", "tags": [*row.get("tags", ()), name]}
-    key = _prompt_key(row, "")
-    found[key] = _appended(row[key], variant.append)
+    found = {**row.keys, "id": f"{row.id}-{name}", "tags": [*row.tags, name]}
+    key = _prompt_key(row)
+    found[key] = _appended(found[key], variant.append)
     if variant.reasoning == "empty":
         _empty_block(found)
     return found | variant.keys
 
 
-def _read(row: Any, where: str, default_id: str) -> Row:
-    found = read_tagged(row, where, default_id)
-    _prompt_key(found, where)
-    return found
-
-
-def _prompt_key(row: Row, where: str) -> str:
+def _prompt_key(row: Record) -> str:
     names = (*PROMPT_KEYS, "messages")
-    return key_among(names, row, where, " or ".join(f'"{name}"' for name in names))
+    return key_among(names, row.keys, row.source, " or ".join(f'"{name}"' for name in names))
 
 
 def _appended(prompt: Any, text: str) -> Any:
@@ -95,4 +87,4 @@ def _answer_alone(text: str) -> str:
     return f"{EMPTY_BLOCK}{ThinkFormat('free').split(text)[1].strip()}"
 
 
-STAGE = DataStage("vary", VarySettings, vary)
+STAGE = DataStage(VarySettings, vary)
