@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,23 @@ def _machines(runs: Sequence[Found]) -> str:
 def draw(study: Study, found: Found, path: Path) -> None:
     """Write the figure as SVG: a panel a curve, a color an arm; the same bytes for the same
     numbers."""
+    count = len(study.panels)
+    with drawn_as(count) as (figure, axes):
+        for axis, panel in zip(axes, study.panels, strict=True):
+            _panel(axis, found, panel)
+        handles, labels = _handles(axes)
+        rows = 0
+        if handles:
+            columns = min(len(labels), 2 * count)
+            figure.legend(handles, labels, loc="upper center", ncols=columns, frameon=False)
+            rows = -(-len(labels) // columns)
+        figure.tight_layout(rect=(0, 0, 1, 1 - 0.08 * rows))
+        figure.savefig(path, transparent=True, metadata={"Date": None})
+
+
+@contextmanager
+def drawn_as(count: int) -> Generator[tuple[Any, Sequence[Any]]]:
+    """Open a figure of so many panels in the look of the pages."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -144,18 +162,11 @@ def draw(study: Study, found: Found, path: Path) -> None:
         **dict.fromkeys(("xtick.color", "ytick.color"), INK),
     }
     with matplotlib.rc_context(settings):
-        count = len(study.panels)
         figure, axes = pyplot.subplots(1, count, figsize=(3.4 * count, 3.2), squeeze=False)
-        for axis, panel in zip(axes[0], study.panels, strict=True):
-            _panel(axis, found, panel)
-        handles, labels = _handles(axes[0])
-        rows = 0
-        if handles:
-            columns = min(len(labels), 2 * count)
-            figure.legend(handles, labels, loc="upper center", ncols=columns, frameon=False)
-            rows = -(-len(labels) // columns)
-        figure.tight_layout(rect=(0, 0, 1, 1 - 0.08 * rows))
-        figure.savefig(path, transparent=True, metadata={"Date": None})
+        for axis in axes[0]:
+            axis.grid(True, color=INK, alpha=0.25, linewidth=0.6)
+            axis.spines[["top", "right"]].set_visible(False)
+        yield figure, axes[0]
         pyplot.close(figure)
 
 
@@ -172,9 +183,6 @@ def _panel(axis: Any, found: Found, panel: Panel) -> None:
         _curves(axis, found, panel)
         axis.set_xlabel(panel.x_label)
     axis.set_title(panel.label, fontsize=9, color=INK)
-    axis.grid(True, color=INK, alpha=0.25, linewidth=0.6)
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
 
 
 def _bars(axis: Any, found: Found, panel: Panel) -> None:

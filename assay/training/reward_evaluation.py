@@ -70,6 +70,7 @@ def evaluate_reward_model(
         observed = np.repeat([1.0, 0.0], len(difference))
         both = np.concatenate([chosen, rejected])
         facts |= {"margin": difference.mean(), "score_mean": both.mean(), "score_std": both.std()}
+        facts |= length_facts(both, hits, groups)
     else:
         labels = [text.labels for group in groups for text in group.texts]
         if kind == "outcome":  # of the last token, which judging reads
@@ -93,6 +94,24 @@ def evaluate_reward_model(
         facts={name: float(value) for name, value in facts.items() if value == value},
         seconds=time.perf_counter() - started,
     )
+
+
+def length_facts(scores: Array, hits: Array, pairs: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Return how far a model of pairs goes by length.
+
+    ``length_correlation``: of score and tokens, over all texts. ``chosen_longer`` and
+    ``chosen_shorter``: accuracy on the pairs whose better text is the longer, or the shorter one. A
+    model that pays for length does well on the first and badly on the second. Left out where it is
+    not a number. scores: of the better texts, then of the others.
+    """
+    chosen, rejected = np.array([[len(text.tokens) for text in pair.texts] for pair in pairs]).T
+    lengths = np.concatenate([chosen, rejected]).astype(np.float64)
+    facts = {"length_correlation": math.nan}
+    if scores.std() > 0 and lengths.std() > 0:
+        facts["length_correlation"] = float(np.corrcoef(scores, lengths)[0, 1])
+    for name, some in (("chosen_longer", chosen > rejected), ("chosen_shorter", chosen < rejected)):
+        facts[name] = float(hits[some].mean()) if some.any() else math.nan
+    return facts
 
 
 def clustered_stderr(values: Array, sizes: Sequence[int]) -> float | None:

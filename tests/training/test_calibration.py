@@ -125,6 +125,20 @@ def test_pairs_are_seen_in_both_orders() -> None:
     assert sum(counts) == 6
 
 
+def test_what_a_model_of_pairs_pays_for_length() -> None:
+    """It scores a text by its length alone: right where the better one is longer, else wrong."""
+    short, long = [1.0] * 2, [1.0] * 7
+    pairs = [group(long, short), group(long, short), group(short, long), group(short, short)]
+    scores = [[float(len(text.tokens))] for pair in pairs for text in pair.texts]
+    fixed: Any = Fixed(RewardObjective("preference"), scores)
+    row = evaluate_reward_model(fixed, pairs).as_row()
+    assert row["eval/chosen_longer"] == 1.0 and row["eval/chosen_shorter"] == 0.0
+    assert row["eval/length_correlation"] == pytest.approx(1.0)
+    alike: Any = Fixed(RewardObjective("preference"), [[1.0], [1.0]])
+    row = evaluate_reward_model(alike, [group(short, short)]).as_row()
+    assert not {"eval/chosen_longer", "eval/length_correlation"} & {*row}
+
+
 def test_of_a_completion_the_last_token_counts() -> None:
     fixed: Any = Fixed(RewardObjective("outcome"), [[-9.0, 1.0], [9.0, 9.0, -1.0], [2.0]])
     row = evaluate_reward_model(fixed, [group([1.0, 1.0]), group([0.0] * 3), group([0.0])]).as_row()
