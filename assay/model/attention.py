@@ -19,10 +19,14 @@ from torch import Tensor
 
 from assay.model.layouts import ModelInputs, seen_by
 
-SCORES_AT_ONCE = 2**22
+SCORES_AT_ONCE = 2**21
 """Scores that are held at one time where products are written out."""
 MASK_AT_ONCE = 2**25
 """Pairs of tokens whose mask is held at one time where the library's attention is used."""
+
+KEY_LENGTHS = 16
+"""Numbers of keys with which the blocks of a row's queries are multiplied, at most. In bfloat16 the
+library makes a program for each shape and keeps it: a shape a block took hundreds of MiB."""
 
 WRITTEN_OUT_ON = frozenset({"cpu"})
 """Devices on which the products are written out."""
@@ -51,13 +55,13 @@ class Segment:
         """How many places its prompts take, padding included."""
         return 0 if self.prompt is None else self.prompt.length
 
-    def bias_of(self, queries: slice, like: Tensor) -> Tensor:
-        """Return the bias of a block of queries over the keys that it can see, in the type of
-        ``like``."""
+    def bias_of(self, queries: slice, num_keys: int, like: Tensor) -> Tensor:
+        """Return the bias of a block of queries over the first keys, those that it can see among
+        them, in the type of ``like``."""
         if self.bias is not None:
-            return self.bias[:, :, queries, : self.prompt_extent + queries.stop]
+            return self.bias[:, :, queries, :num_keys]
         seen = seen_by(queries, self.prompt_length_B, self.prompt_extent, like.device)
-        return _bias(seen, like.dtype)
+        return _bias(F.pad(seen, (0, num_keys - seen.shape[3])), like.dtype)
 
     @property
     def tokens(self) -> slice:
@@ -114,7 +118,7 @@ def attend(
         q, k, v = segment.heads(query), _with_prompt(segment, key), _with_prompt(segment, value)
         product = _written_out if _is_written_out(q) else _fused
         for block, seen in _blocks(segment, q, k):
-            bias = _bias_of(segment, block, q)
+            bias = _bias_of(segment, block, seen, q)
             out = product(q[:, :, block], k[:, :, :seen], v[:, :, :seen], bias, scale)
             _put(segment, attended, out, block)
     return attended
@@ -166,7 +170,7 @@ def _segment_backward(
     dq, dk, dv = torch.empty_like(q), None, None
     for block, seen in _blocks(segment, q, k):
         seen_kv = k[:, :, :seen], v[:, :, :seen]
-        bias = _bias_of(segment, block, q)
+        bias = _bias_of(segment, block, seen, q)
         found = back(grad[:, :, block], q[:, :, block], *seen_kv, bias, scale)
         if block == slice(0, segment.length):
             return found
@@ -181,7 +185,7 @@ def _segment_backward(
 
 
 def _blocks(segment: Segment, q: Tensor, k: Tensor) -> Iterator[tuple[slice, int]]:
-    """Yield blocks of queries, last first, and how many keys the block's last query can see."""
+    """Yield blocks of queries, last first, and how many keys each takes: at least all it sees."""
     extent, at_once = k.shape[2], segment.length
     if _is_written_out(q):
         at_once = SCORES_AT_ONCE // (segment.num_rows * q.shape[1] * extent)
@@ -189,16 +193,18 @@ def _blocks(segment: Segment, q: Tensor, k: Tensor) -> Iterator[tuple[slice, int
         at_once = MASK_AT_ONCE // (segment.num_rows * extent)
     num_blocks = -(-segment.length // max(1, at_once))
     size = -(-segment.length // num_blocks)
+    step = -(-segment.length // KEY_LENGTHS)
     for first in reversed(range(0, segment.length, size)):
         last = min(first + size, segment.length)
-        yield slice(first, last), extent - segment.length + last
+        own = min(-(-last // step) * step, segment.length)
+        yield slice(first, last), extent - segment.length + own
 
 
-def _bias_of(segment: Segment, block: slice, q: Tensor) -> Tensor | None:
+def _bias_of(segment: Segment, block: slice, num_keys: int, q: Tensor) -> Tensor | None:
     """Return the bias of a block of queries; None where the library's own mask is meant."""
     if segment.prompt is None and not _is_written_out(q):
         return None
-    return segment.bias_of(block, q)
+    return segment.bias_of(block, num_keys, q)
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from model_batches import LargestTensor, make_batch
@@ -150,5 +152,31 @@ def test_a_long_row_is_never_squared(
         attended = attend(segments, heads[0], heads[1], heads[2], SCALE)
         backward(segments, torch.ones_like(attended), *heads)
     if written_out or layout == "tree":
-        assert largest.numel > 10**6
+        assert largest.numel > attention.SCORES_AT_ONCE // 4  # blocks are as large as they may be
     assert largest.numel <= attention.SCORES_AT_ONCE < 3000 * 3000
+
+
+@pytest.mark.parametrize("layout", ["tree", "plain"])
+def test_blocks_of_a_long_row_take_few_numbers_of_keys(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library keeps a program for each shape in bfloat16: a number of keys for each of 250 blocks held hundreds of MiB."""
+    (part,) = make_batch([4], [[250]]).split(10**6, layout)
+    inputs = part.inputs(layout)
+    *heads, grad = some_heads(inputs)
+    want = attend(segments_of(inputs, torch.float64), *heads, SCALE)
+    want_back = backward(segments_of(inputs, torch.float64), grad, *heads)
+    monkeypatch.setattr(attention, "SCORES_AT_ONCE", 1)
+    lengths: list[int] = []
+    written_out = attention._written_out
+
+    def noted(q: torch.Tensor, k: torch.Tensor, *others: Any) -> torch.Tensor:
+        lengths.append(k.shape[2])
+        return written_out(q, k, *others)
+
+    monkeypatch.setattr(attention, "_written_out", noted)
+    segments = segments_of(inputs, torch.float64)
+    torch.testing.assert_close(attend(segments, *heads, SCALE), want)
+    torch.testing.assert_close(backward(segments, grad, *heads), want_back)
+    assert len(lengths) >= 250
+    assert len(set(lengths)) <= attention.KEY_LENGTHS + 4  # and those of the prompt's own tokens
