@@ -20,9 +20,9 @@ class RewardModelConfig(Section):
     rows: Annotated[tuple[Text, ...], Field(min_length=1)]
     """Sources of labelled rows, in the forms of `data.train`. ``preference``: ``prompt``,
     ``chosen``, ``rejected``. ``outcome``: ``prompt``, ``completion``, ``label`` (true, false, or a
-    probability). ``process``: ``prompt``, ``steps`` and ``labels``, one for each step; in place of
-    ``steps`` a row may have ``completion``, with ``step_ends`` where `split` cannot find the
-    steps."""
+    probability); rows that `assay data collect` has written need none. ``process``: ``prompt``,
+    ``steps`` and ``labels``, one for each step; in place of ``steps`` a row may have
+    ``completion``, with ``step_ends`` where `split` cannot find the steps."""
     heldout: tuple[Text, ...] = ()
     """Sources of rows that are never learned from. Accuracy and calibration are measured on them
     before, during (`evaluation.every`) and after training, on at most `evaluation.max_problems`

@@ -32,6 +32,7 @@ STAGES = {
     "balance": "assay.curation.balance",
     "deduplicate": "assay.curation.deduplicate",
     "decontaminate": "assay.curation.decontaminate",
+    "mine": "assay.curation.mine",
     "mix": "assay.curation.mix",
     "vary": "assay.curation.vary",
     "pairs": "assay.curation.pairs",

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from assay.data.completions import DOCUMENT
 from assay.data.rows import check_completion, copy_row, key_among
 from assay.data.rowset import load_rows
-
-KEY = "text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +23,11 @@ class Document:
 def read_document(row: Any, where: str, default_id: str) -> Document:
     """Return the document that a row describes by its ``text``; `Document` values pass through."""
     if isinstance(row, Document):
-        check_completion(row.text, where, KEY)
+        check_completion(row.text, where, DOCUMENT)
         return row if row.source else dataclasses.replace(row, source=where)
     keys = copy_row(row, where)
-    key_among([KEY], keys, where, "a document: a row with its text")
-    return Document(check_completion(keys[KEY], where, KEY), where)
+    key_among([DOCUMENT], keys, where, "a document: a row with its text")
+    return Document(check_completion(keys[DOCUMENT], where, DOCUMENT), where)
 
 
 load_documents = partial(load_rows, "documents", read_document)

@@ -93,12 +93,16 @@ def read_outcome(row: Any, where: str, default_id: str) -> Outcome:
     """Return the labelled completion that a row describes; `Outcome` values pass through.
 
     A row has a prompt and a ``completion``, or ``messages`` that the assistant ends. Its ``label``
-    (or ``correct``, or ``score``) is true, false, or the probability that it is right.
+    (or ``correct``, or ``score``) is true, false, or the probability that it is right. Where there
+    is none, the score of its ``verdict`` is taken, as `assay data collect` writes it.
     """
     if isinstance(row, Outcome):
         return row if row.source else replace(row, source=where)
     keys = copy_row(row, where)
     prompt, completion = prompt_and_completion(keys, where, *_ONLY)
+    verdict = keys.get("verdict")
+    if isinstance(verdict, Mapping) and not any(name in keys for name in LABEL_KEYS):
+        return Outcome(prompt, completion, _label(verdict.get("score"), where, "verdict"), where)
     name = key_among(LABEL_KEYS, keys, where, f'"label" ({_LABEL})')
     return Outcome(prompt, completion, _label(keys[name], where, name), where)
 

@@ -29,6 +29,19 @@ def rows_file(folder: Path, rows: list[Any]) -> str:
     return str(path)
 
 
+def test_a_collected_completion_is_labelled_by_its_verdict(tmp_path: Path) -> None:
+    """As `assay data collect` writes it; what was not judged has no label."""
+    row = {"prompt": "1+1=", "completion": "2", "answer": "2"}
+    for verdict, label in (
+        ({"status": "passed", "score": 1.0, "reward": 1.1}, 1.0),
+        ({"status": "failed", "score": 0.0, "reward": 0.1}, 0.0),
+    ):
+        assert read_outcome({**row, "verdict": verdict}, "f:1", "f:1").label == label
+    assert read_outcome({**row, "verdict": verdict, "label": True}, "f:1", "f:1").label == 1.0
+    with pytest.raises(DataError, match="f:1 verdict: found None"):
+        read_outcome({**row, "verdict": {"status": "not_judged"}}, "f:1", "f:1")
+
+
 def test_outcomes_by_any_of_their_names(tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
     rows = [

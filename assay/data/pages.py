@@ -1,0 +1,137 @@
+"""Built-in generated web pages, of which few are mathematics: what a miner of pages is tried on.
+
+    assay.data.pages:web?size=20000               pages of some dozen sites, with address and tag
+    assay.data.pages:web?size=500&only=steps      pages of one kind alone, as a seed corpus is
+
+Row n depends on the seed and n alone. ``tags`` says what a page is, for measuring a miner, which
+must not look at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Any
+
+from assay.data.sources import source
+from assay.data.tasks import OPERATORS, Chain, Generated, draw_chain, written_steps
+from assay.errors import DataError, message
+
+Page = dict[str, Any]
+LENGTH = 100
+"""Characters that a page has at least; then its last sentence ends."""
+WORDS = {"+": "add {}", "-": "take {} away"}
+
+
+def _sum_of(random: Random) -> Chain:
+    split = "heldout" if random.random() < 0.2 else "train"  # the web knows nothing of splits
+    return draw_chain(random, split, 4, 9, OPERATORS)
+
+
+def _steps(random: Random) -> str:
+    chain = _sum_of(random)
+    results = list(chain.partial_results())
+    return f"{chain}=? {';'.join(written_steps(chain, results))} so {results[-1]}."
+
+
+def _words(random: Random) -> str:
+    chain = _sum_of(random)
+    said = zip(chain.steps, chain.partial_results(), strict=True)
+    steps = (f"{WORDS[sign].format(number)}: {result}" for (sign, number), result in said)
+    return f"Take {chain.first}, {', '.join(steps)}."
+
+
+def _cooking(random: Random) -> str:
+    food, other = random.sample(["beans", "rice", "fish", "leeks", "tofu", "eggs", "plums"], 2)
+    return (
+        f"Fry the {food} for {random.randint(3, 20)} minutes, add {random.randint(2, 9)} {other}."
+    )
+
+
+def _sports(random: Random) -> str:
+    one, other = random.sample(["Reds", "Blues", "Lions", "Hawks", "Bears"], 2)
+    return f"The {one} beat the {other} {random.randint(2, 9)}-{random.randint(0, 1)} in May."
+
+
+def _shop(random: Random) -> str:
+    thing = random.choice(["shirt", "lamp", "chair", "clock", "radio"])
+    count, price, days = random.randint(2, 6), random.randint(1, 5), random.randint(2, 9)
+    return f"Take {count} {thing}s, pay {price}: {days}-day trial."
+
+
+def _travel(random: Random) -> str:
+    town = random.choice(["Oslo", "Lima", "Bern", "Cork", "Nara"])
+    bus, hour = random.randint(1, 99), random.randint(6, 11)
+    return f"From {town} take bus {bus}. The harbor opens at {hour}."
+
+
+def _code(random: Random) -> str:
+    name = random.choice(["i", "n", "total", "count"])
+    return f"for {name} in range({random.randint(2, 99)}): print({name}+{random.randint(1, 9)})"
+
+
+KINDS: Mapping[str, Callable[[Random], str]] = {
+    "steps": _steps,
+    "words": _words,
+    "cooking": _cooking,
+    "sports": _sports,
+    "shop": _shop,
+    "travel": _travel,
+    "code": _code,
+}
+MATH = ("steps", "words")
+SITES: Mapping[str, tuple[str, ...]] = {
+    "sums.example/solved": ("steps",),
+    "tutor.example/lessons": ("steps", "words", "words"),
+    "forum.example/math": ("words", "words", "steps"),
+    "forum.example/garden": ("cooking",),
+    "forum.example/fans": ("sports",),
+    "diary.example/2024": ("travel", "cooking", "sports", "travel", "shop", "words"),
+    "diary.example/2025": ("travel", "cooking", "sports", "code", "shop"),
+    "kitchen.example/soups": ("cooking",),
+    "kitchen.example/bread": ("cooking",),
+    "league.example/results": ("sports",),
+    "league.example/history": ("sports", "travel"),
+    "mall.example/offers": ("shop",),
+    "mall.example/new": ("shop",),
+    "trips.example/towns": ("travel",),
+    "trips.example/buses": ("travel",),
+    "snippets.example/python": ("code",),
+    "snippets.example/loops": ("code",),
+    "news.example/today": ("sports", "travel", "shop"),
+}
+"""The sections of sites, and what stands there: about one page in six is mathematics."""
+
+
+@source
+def web(size: int = 1000, seed: int = 0, only: str = "", copied: float = 0.05) -> Sequence[Page]:
+    """Return pages as rows with ``text``, ``url`` and ``tags``.
+
+    only: a kind of page, as ``steps``, in place of all. copied: the share of pages whose text
+    repeats that of an earlier page.
+    """
+    if only and only not in KINDS:
+        raise DataError(message("only", repr(only), ", ".join(KINDS)))
+    if isinstance(copied, bool) or not isinstance(copied, int | float) or not 0 <= copied <= 1:
+        raise DataError(message("copied", repr(copied), "a share in [0, 1]"))
+    places = [place for place, kinds in SITES.items() if not only or only in kinds]
+
+    def make(index: int) -> Page:
+        origin = index
+        while origin and Random(f"copy {seed} {origin}").random() < copied:
+            origin //= 2
+        random = Random(f"page {seed} {origin}")
+        place = random.choice(places)
+        kind = only or random.choice(SITES[place])
+        text = KINDS[kind](random)
+        while len(text) < LENGTH:
+            text += f"\n{KINDS[kind](random)}"
+        place = place if origin == index else Random(f"at {seed} {index}").choice(places)
+        return {
+            "id": f"web-{seed}-{index}",
+            "url": f"https://{place}/{index}",
+            "text": text,
+            "tags": ["math" if kind in MATH else "other", kind],
+        }
+
+    return Generated(size, make)
