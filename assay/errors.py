@@ -107,14 +107,31 @@ def cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def nearest(found: str, known: Iterable[str], cutoff: float = 0.6) -> list[str]:
-    """Return the name that was meant, in a list, or [] where none is near.
+def nearest(found: str, known: Iterable[str], cutoff: float = 0.6, most: int = 1) -> list[str]:
+    """Return the name that was meant, or the ``most`` nearest ones; [] where none is near.
 
-    Of those that are near, the one with the fewest edits, and then of the same length: ``gpro`` is
-    ``grpo``, and not ``gspo``.
+    Of those that are near, those with the fewest edits, and then of the same length: ``gpro`` is
+    ``grpo``, and not ``gspo``. Capitals count for nothing.
     """
-    near = difflib.get_close_matches(found, list(known), n=8, cutoff=cutoff)
-    return sorted(near, key=lambda one: (edits(found, one), len(one) != len(found)))[:1]
+    names, lower = list(known), found.lower()
+    near = difflib.get_close_matches(lower, [name.lower() for name in names], 8, cutoff)
+    found_near = [name for name in dict.fromkeys(names) if name.lower() in near]
+
+    def distance(name: str) -> tuple[int, bool]:
+        return edits(lower, name.lower()), len(name) != len(found)
+
+    return sorted(found_near, key=distance)[:most]
+
+
+def did_you_mean(found: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return ``did you mean grpo?``, or an empty text where no known name is near."""
+    return "".join(f"did you mean {name}?" for name in nearest(found, known, cutoff))
+
+
+def slip_of(key: str, known: Iterable[str]) -> str:
+    """Return the name that a key of a row is a slip of: an edit in six letters; "" if of none."""
+    near = nearest(key, known, 0.7)
+    return near[0] if near and edits(key.lower(), near[0].lower()) <= len(near[0]) // 6 else ""
 
 
 def edits(one: str, other: str) -> int:
@@ -140,7 +157,7 @@ def find_object(name: str, where: str, error: type[AssayError]) -> Any:
         found: Any = importlib.import_module(module_name)
         for part in path.split("."):
             if not hasattr(found, part):
-                meant = _did_you_mean(part, dir(found))
+                meant = did_you_mean(part, _public(dir(found)))
                 raise error(message(where, f"no {part!r} in {module_name}", _OBJECT, meant))
             found = getattr(found, part)
     except error:
@@ -154,7 +171,7 @@ def _complaint_of_import(where: str, module: str, failure: BaseException) -> str
     """Say which module is missing, or at which of its lines it failed, and what to do."""
     missing = failure.name if isinstance(failure, ModuleNotFoundError) else None
     if missing and f"{module}.".startswith(f"{missing}."):
-        meant = _did_you_mean(missing, (path.stem for path in Path().glob("*.py")))
+        meant = did_you_mean(missing, _public(path.stem for path in Path().glob("*.py")))
         remedy = meant or f"start in the folder of {missing}.py, or install {missing}"
         return message(where, f"no module {missing!r}", _OBJECT, remedy)
     line = line_of(failure, __file__)
@@ -163,9 +180,8 @@ def _complaint_of_import(where: str, module: str, failure: BaseException) -> str
     return message(where, found, "a module that can be imported", remedy)
 
 
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    near = nearest(name, (one for one in known if not one.startswith("_")))
-    return f"did you mean {near[0]}?" if near else ""
+def _public(names: Iterable[str]) -> list[str]:
+    return [name for name in names if not name.startswith("_")]
 
 
 def line_of(error: BaseException, *ours: str) -> str:

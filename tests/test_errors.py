@@ -58,12 +58,19 @@ def test_a_message_says_where_what_accepted_and_remedy() -> None:
         ("dpao", ["dapo", "dpo_norm", "dpo"], ["dapo"]),
         ("mth", ["math", "match"], ["math"]),
         ("zzzz", ["math"], []),
+        ("Grpo", ["GRPO", "gspo"], ["GRPO"]),  # capitals are no edits
     ],
 )
 def test_the_nearest_name_has_the_fewest_edits(
     found: str, known: list[str], meant: list[str]
 ) -> None:
     assert errors.nearest(found, known) == meant
+
+
+def test_several_near_names_come_nearest_first() -> None:
+    assert errors.nearest("sun", ["sums", "moon", "sum", "sun_1"], 0.4, most=2) == ["sum", "sums"]
+    assert errors.did_you_mean("sun", ["moon", "sum"]) == "did you mean sum?"
+    assert errors.did_you_mean("sun", ["moon"]) == ""
 
 
 def test_an_edit_is_a_letter_put_in_left_out_changed_or_swapped() -> None:

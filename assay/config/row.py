@@ -21,7 +21,7 @@ from pydantic import Field, TypeAdapter, ValidationError, create_model
 
 from assay.complaints import type_words
 from assay.config.section import Section, Text
-from assay.errors import ConfigError, message, nearest
+from assay.errors import ConfigError, did_you_mean, message
 from assay.foreign import import_object
 
 if TYPE_CHECKING:
@@ -110,9 +110,8 @@ def choose_row(
             raise ConfigError(message(key, f"{name} = {found!r}", accepted))
         row = found
     if row is None:
-        near = nearest(name, table, 0.4)
         accepted = " | ".join(table) + " | package.module:object"
-        remedy = f"did you mean {near[0]}?" if near else ""
+        remedy = did_you_mean(name, table, 0.4)
         raise ConfigError(message(key, repr(name), accepted, remedy))
     known = {field.name for field in fields(kind)}
     unknown = sorted(set(overrides) - known)

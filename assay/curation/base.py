@@ -18,7 +18,7 @@ from pydantic import Field
 from assay.config import field_help, holds_text, read_section
 from assay.config.section import Section, Text
 from assay.curation.output import ROWS, Manifest, Output
-from assay.errors import ConfigError, RunError, message, nearest
+from assay.errors import ConfigError, RunError, did_you_mean, message
 from assay.run.files import check_folder
 from assay.toml_text import apply_override
 
@@ -65,8 +65,7 @@ class DataStage:
 def find_stage(name: str) -> DataStage:
     """Return the data stage of a name; raises ConfigError where there is none."""
     if name not in STAGES:
-        near = nearest(name, STAGES)
-        remedy = f'did you mean "{near[0]}"?' if near else ""
+        remedy = did_you_mean(name, STAGES)
         raise ConfigError(message("data stage", f'"{name}"', ", ".join(STAGES), remedy))
     return import_module(STAGES[name]).STAGE
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterator
 from typing import Any
 
 from assay.data.source import UNREAD, Source, split_settings
-from assay.errors import DataError, cause, message
+from assay.errors import DataError, cause, did_you_mean, message, nearest
 
 
 class GymRows(Source):
@@ -49,14 +48,15 @@ def open_gym(text: str) -> GymRows:
     from reasoning_gym.factory import DATASETS
 
     if task not in DATASETS:
-        nearest = difflib.get_close_matches(task, DATASETS, n=3, cutoff=0.4) or sorted(DATASETS)
+        near = nearest(task, DATASETS, 0.4, most=3) or sorted(DATASETS)
         raise DataError(
-            message(text, f"no task {task!r}", f"a reasoning-gym task, as {', '.join(nearest)}")
+            message(text, f"no task {task!r}", f"a reasoning-gym task, as {', '.join(near)}")
         )
     known = [field.name for field in dataclasses.fields(DATASETS[task][1])]
     for key in settings:
         if key not in known:
-            raise DataError(message(f"{text} {key}", "an unknown setting", ", ".join(known)))
+            where, remedy = f"{text} {key}", did_you_mean(key, known)
+            raise DataError(message(where, "an unknown setting", ", ".join(known), remedy))
     settings = {"size": 1000, "seed": 0, **settings}
     try:
         problems = reasoning_gym.create_dataset(task, **settings)

@@ -18,7 +18,7 @@ from typing import Any, get_args
 
 from assay.data.benchmark_rows import read_benchmark_form
 from assay.data.code_rows import read_code_form
-from assay.errors import DataError, message
+from assay.errors import DataError, message, slip_of
 from assay.types import Message, Problem, ThinkMode
 
 MAX_CHARACTERS = 4_000_000
@@ -94,8 +94,10 @@ def key_among(names: Sequence[str], row: Mapping[str, Any], where: str, accepted
     for name in names:
         if name in row:
             return name
-    keys = ", ".join(map(str, row)) or "no keys"
-    raise DataError(message(f"{where} {names[0]}", f"none among: {keys}", accepted))
+    keys = list(map(str, row))
+    slips = [f"rename {key} to {slip_of(key, names)}" for key in keys if slip_of(key, names)]
+    found = f"none among: {', '.join(keys) or 'no keys'}"
+    raise DataError(message(f"{where} {names[0]}", found, accepted, "".join(slips[:1])))
 
 
 def prompt_of(row: Mapping[str, Any], where: str) -> Text:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, get_args
 
-from assay.errors import UserError, message
+from assay.errors import UserError, did_you_mean, message
 from assay.plan.facts import Facts, Reward
 from assay.plan.table import QUESTIONS, REWARDS, holds, known_of
 
@@ -22,8 +21,7 @@ def read_facts(given: Sequence[str]) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         name = name.strip().replace("-", "_")
         if not equals or name not in TYPES:
-            nearest = difflib.get_close_matches(name, TYPES, n=1, cutoff=0.5)
-            remedy = f"did you mean {nearest[0]}?" if nearest else ""
+            remedy = did_you_mean(name, TYPES, 0.5)
             accepted = f"NAME=VALUE of {', '.join(TYPES)}"
             raise UserError(message("--fact", repr(text), accepted, remedy))
         found[name] = _value(name, value.strip())

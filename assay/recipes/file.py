@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from assay.complaints import toml_words
 from assay.config import holds_text, read_toml
-from assay.errors import ConfigError, message, nearest
+from assay.errors import ConfigError, did_you_mean, message
 from assay.toml_text import apply_override, merged
 
 KEYS = ("about", "paper", "shared", "stage", "scale")
@@ -107,7 +107,7 @@ def find_recipe(name: str) -> Path:
     if path.is_file() or path.suffix == ".toml":
         return path
     accepted = f"a TOML file, or {', '.join(known)}"
-    raise ConfigError(message("recipe", toml_words(name), accepted, _meant(name, known)))
+    raise ConfigError(message("recipe", toml_words(name), accepted, did_you_mean(name, known)))
 
 
 def read_recipe(path: Path, scale: str | None = None, overrides: Sequence[str] = ()) -> Recipe:
@@ -120,7 +120,7 @@ def read_recipe(path: Path, scale: str | None = None, overrides: Sequence[str] =
     for key in tree:
         place = f"{where}:{lines[key]} {key}"
         if key not in KEYS:
-            known = _meant(key, KEYS) or f"known keys: {', '.join(KEYS)}"
+            known = did_you_mean(key, KEYS) or f"known keys: {', '.join(KEYS)}"
             raise ConfigError(f"{place}: unknown key; {known}")
         _check_type(place, tree[key], str if key in ("about", "paper") else dict)
     stages, shared = _tables(tree, "stage", where, lines), tree.get(SHARED, {})
@@ -190,7 +190,7 @@ def _check_references(stage: RecipeStage, names: Sequence[str], earlier: Sequenc
             raise ConfigError(message(place, f"{text}, a later stage", accepted, remedy))
         if name not in before:
             found = f"{text}, which no stage makes"
-            raise ConfigError(message(place, found, accepted, _meant(name, before)))
+            raise ConfigError(message(place, found, accepted, did_you_mean(name, before)))
 
 
 def _apply_scale(stages: Any, shared: Any, change: Any, where: str) -> None:
@@ -239,12 +239,7 @@ def _check_type(place: str, value: Any, wanted: type) -> None:
 def _check_known(place: str, name: str, known: Sequence[str], what: str) -> None:
     if name not in known:
         accepted = f"{what}: {', '.join(known)}"
-        raise ConfigError(message(place, toml_words(name), accepted, _meant(name, known)))
-
-
-def _meant(name: str, known: Any) -> str:
-    near = nearest(name, known)
-    return f"did you mean {near[0]}?" if near else ""
+        raise ConfigError(message(place, toml_words(name), accepted, did_you_mean(name, known)))
 
 
 def _below(part: str, lines: Mapping[str, int]) -> Iterator[tuple[str, int]]:

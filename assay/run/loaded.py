@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from assay.config import TrainConfig, load
-from assay.errors import AssayError, RunError, message, nearest
+from assay.errors import AssayError, RunError, did_you_mean, message
 from assay.run.environment import read_environment
 from assay.run.evaluations import Row
 from assay.run.files import read_events, read_step_rows
@@ -69,7 +69,7 @@ class LoadedRun:
             raise RunError("rollouts: found worst and best; accepted: one of them")
         known = (*SCHEMA.names, *DERIVED)
         if unknown := [name for name in columns if name not in known]:
-            meant = "".join(f'did you mean "{one}"?' for one in nearest(unknown[0], known))
+            meant = did_you_mean(unknown[0], known)
             raise RunError(message("rollouts columns", repr(unknown[0]), ", ".join(known), meant))
         needed = dict.fromkeys([*columns, "problem_id", "status", "reward", "step"])
         log = RolloutLog(self.folder / "rollouts")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from pathlib import Path
 
 from assay.config import CheckpointConfig
 from assay.config.world import RunConfig
-from assay.errors import RunError, message
+from assay.errors import RunError, message, nearest
 from assay.run.checkpoints import MANIFEST, Checkpoints, find_damage, step_of
 from assay.run.evaluations import best_step
 from assay.run.files import read_json, read_rows
@@ -53,7 +52,7 @@ def check_place(name: str, where: str) -> None:
     is_path = name.startswith(("/", ".", "~")) or name.count("/") > 1 or folder.suffix == ".gguf"
     if is_path or ("/" in name and in_runs):
         accepted = "a run (RUN, RUN@best, RUN@120), a model's folder, a GGUF file or a hub name"
-        near = get_close_matches(folder.name, runs, n=3, cutoff=0.3) or runs[:3]
+        near = nearest(folder.name, runs, 0.3, most=3) or runs[:3]
         remedy = f"runs in {folder.parent}: {', '.join(near)}" if runs else "check the path"
         raise RunError(message(where, "nothing there", accepted, remedy))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from rich.cells import cell_len, set_cell_size
 
-from assay.errors import DataError, MissingExtra, message, nearest
+from assay.errors import DataError, MissingExtra, did_you_mean, message
 from assay.terminal import escaped
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Table(Sequence[Mapping[str, Any]]):
         if not isinstance(index, str):
             return self._rows[index]
         if index not in (columns := self.columns):
-            meant = "".join(f'did you mean "{one}"?' for one in nearest(index, columns))
+            meant = did_you_mean(index, columns)
             accepted = ", ".join(columns) or "none"
             raise DataError(message("table", f"no column {index!r}", accepted, meant))
         return [row.get(index) for row in self._rows]

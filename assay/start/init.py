@@ -21,7 +21,7 @@ from assay.data.labelled import load_comparisons, load_outcomes, load_steps
 from assay.data.pairs import load_preferences
 from assay.data.problems import load_problems
 from assay.data.traces import load_traces
-from assay.errors import DataError, RunError, UserError, message, nearest
+from assay.errors import DataError, RunError, UserError, did_you_mean, message
 from assay.start.holdout import split_rows
 from assay.start.look import (
     LookedModel,
@@ -152,8 +152,7 @@ def init(
     if kind == "distill":
         raise UserError(NO_DISTILL)
     if kind not in KINDS:
-        near = nearest(kind, KINDS)
-        meant = f"did you mean {near[0]}?" if near else ""
+        meant = did_you_mean(kind, KINDS)
         raise UserError(message("assay init", f'"{kind}"', ", ".join(KINDS), meant))
     draft, made = Draft(kind, out or Path(f"{kind}.toml")), KINDS[kind]
     if draft.file.exists() and not overwrite:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NoReturn
 
-from assay.errors import VerifierError, message, nearest
+from assay.errors import VerifierError, did_you_mean, message
 
 # Where each built-in verifier is defined; anything else is named as package.module:object.
 BUILT_IN = {
@@ -185,5 +185,4 @@ class _Parser:
 
 def nearest_built_in(name: str) -> str:
     """Return ``did you mean math?`` where a built-in verifier is spelled nearly so."""
-    near = nearest(name, BUILT_IN, 0.5)
-    return f"did you mean {near[0]}?" if near else ""
+    return did_you_mean(name, BUILT_IN, 0.5)

@@ -40,6 +40,8 @@ def test_forms(row: Any, prompt: Any, completion: str) -> None:
     ("row", "expected"),
     [
         ({"prompt": "p"}, "f:1 completion: found none among: prompt; accepted"),
+        ({"promt": "p", "completion": "c"}, 'or "problem"; rename promt to prompt'),
+        ({"Question": "p", "completion": "c"}, "; rename Question to question"),
         ({"completion": "c"}, "f:1 prompt: found none among: completion"),
         ({"prompt": "p", "completion": 3}, "f:1 completion: found 3; accepted: text"),
         ({"prompt": "p", "completion": " "}, "f:1 completion: found ' '; accepted: text"),

@@ -117,7 +117,7 @@ def test_a_table_has_the_columns_of_all_its_rows() -> None:
     assert repr(table) == "Table of 2 rows: step, kl"
     with pytest.raises(DataError, match="found no column 'k1'; accepted: step, kl"):
         table["k1"]
-    with pytest.raises(DataError, match='accepted: step, kl; did you mean "step"'):
+    with pytest.raises(DataError, match="accepted: step, kl; did you mean step"):
         table["stpe"]
     with pytest.raises(DataError, match="no column 'k1'"):
         table["k1"]

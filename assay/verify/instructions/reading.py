@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from assay.errors import VerifierError, message
+from assay.errors import VerifierError, did_you_mean, message
 from assay.verify.instructions.languages import LANGUAGES
 from assay.verify.instructions.rules import RULES
 from assay.verify.instructions.words import visible
@@ -109,8 +108,7 @@ def read_instruction(name: Any, given: Any, where: str, index: int) -> Instructi
     fill up every column.
     """
     if not isinstance(name, str) or name not in RULES:
-        nearest = difflib.get_close_matches(str(name), RULES, n=1, cutoff=0.5)
-        remedy = f"did you mean {nearest[0]}?" if nearest else ""
+        remedy = did_you_mean(str(name), RULES, 0.5)
         accepted = "one of the 25 instruction ids, such as punctuation:no_comma"
         place = f"{where}.instruction_id_list[{index}]"
         raise VerifierError(message(place, repr(name), accepted, remedy))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from assay.errors import VerifierError, message
+from assay.errors import VerifierError, did_you_mean, message
 from assay.types import Problem
 from assay.verify.base import TEXT_ANSWER, Field, is_answer, is_number, listed, number, one_of
 from assay.verify.judge.quoting import Quote, blocks, code_for
@@ -127,10 +126,9 @@ def read_rubric(problem: Problem) -> Rubric:
     """Return the rubric of a problem, its scale, bound and what it reads; raises VerifierError."""
     text = problem.spec.get("rubric", EQUIVALENCE.name)
     if not is_rubric(text):
-        near = difflib.get_close_matches(str(text), TEMPLATES, n=1)
-        place, remedy = f"problem {problem.id}: spec.rubric", f"did you mean {''.join(near)}?"
+        place, remedy = f"problem {problem.id}: spec.rubric", did_you_mean(str(text), TEMPLATES)
         accepts = _FIELDS["rubric"].accepts
-        raise VerifierError(message(place, repr(text)[:200], accepts, remedy if near else ""))
+        raise VerifierError(message(place, repr(text)[:200], accepts, remedy))
     rubric = TEMPLATES.get(text, FREE)
     if (reads := _FIELDS["reads"].read(problem)) is not None:
         rubric = replace(rubric, reads=reads)

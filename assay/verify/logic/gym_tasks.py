@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import inspect
 import math
 import re
@@ -11,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from assay.errors import VerifierError, message
+from assay.errors import VerifierError, message, nearest
 from assay.types import Completion, Problem
 from assay.verify.answers.commitment import bare, clipped, last_marks, last_phrase, unwrapped
 from assay.verify.base import Field, Limits, Part, Verifier, flag, spec_check
@@ -78,7 +77,7 @@ def read_gym(problem: Problem) -> tuple[str, str | None, Mapping[str, Any]]:
     if task == "composite" and (source := metadata.get("source_dataset")) is not None:
         task, keys = source, needed_keys(source)
     if keys is None:
-        near = difflib.get_close_matches(task, known_tasks(), n=3, cutoff=0.4)
+        near = nearest(task, known_tasks(), 0.4, most=3)
         accepts = f"a reasoning-gym task, as {', '.join(near or known_tasks()[:3])}"
         raise VerifierError(message(f"{where}.task", repr(task), accepts))
     if lacking := sorted(keys - metadata.keys()):

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from assay.errors import DataError, VerifierError, message, nearest
+from assay.errors import DataError, VerifierError, did_you_mean, message
 from assay.types import Completion, Problem, ThinkFormat, Verdict
 from assay.verify.base import resolve
 from assay.verify.expression import BUILT_IN, parse_expression
@@ -219,7 +219,7 @@ def choose_suite(
     """Return the suite that a verifier is tried with; raises VerifierError or DataError."""
     known = suites()
     if name is not None and name not in known:
-        meant = "".join(f'did you mean "{one}"?' for one in nearest(name, known))
+        meant = did_you_mean(name, known)
         raise VerifierError(message("--suite", repr(name), ", ".join(known), meant))
     first = parse_expression(verifier)[0].name.partition("|")[0].partition("@")[0]
     found = known.get(name or first)

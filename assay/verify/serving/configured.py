@@ -8,7 +8,6 @@ from a row: there such a key is metadata.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import math
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast, get_args
 
-from assay.errors import VerifierError, message
+from assay.errors import VerifierError, did_you_mean, message, nearest, slip_of
 from assay.types import Problem
 from assay.verify.base import Field, Limits, Takes, Verifier, resolve
 
@@ -153,9 +152,9 @@ class RowCheck:
                 needed = each.needed and one.options.get(each.name) is None
                 if needed or (each.check is not None and each.from_row):
                     self._checked.append((each, needed))
-        fields = [each for one in verifiers for each in one.verifier.fields]
-        self._names = {each.name for each in fields if each.from_row}
-        self._fine = set(self._names)  # keys that are read, or are metadata
+        fields = [each for one in verifiers for each in one.verifier.fields if each.from_row]
+        self._fine = {each.name for each in fields}  # keys that are read, or are metadata
+        self._names = self._fine - {each.name for each, needed in self._checked if needed}
         self._meant: dict[str, str] = {}  # a key that is nearly one that is read
 
     def __call__(self, problem: Problem) -> None:
@@ -184,10 +183,9 @@ class RowCheck:
         """
         for key in problem.spec:
             if key not in self._fine and key not in self._meant:
-                long = [name for name in self._names if len(name) >= 6 and len(str(key)) >= 6]
-                near = difflib.get_close_matches(str(key), long, n=1, cutoff=0.85)
-                if near:
-                    self._meant[key] = near[0]
+                long = (name for name in self._names if len(name) >= 6 <= len(str(key)))
+                if meant := slip_of(str(key), long):
+                    self._meant[key] = meant
                 else:
                     self._fine.add(key)
             if key in self._meant and problem.spec.get(self._meant[key]) is None:
@@ -198,8 +196,7 @@ class RowCheck:
 
 
 def _missing(problem: Problem, field: Field) -> str:
-    near = difflib.get_close_matches(field.name, map(str, problem.spec), n=1, cutoff=0.6)
-    near = [name for name in near if name != field.name]
+    near = nearest(field.name, (str(key) for key in problem.spec if key != field.name))
     remedy = f"; the row has {near[0]}: rename it" if near else ""
     return f"{_place(problem, field.name)}: missing, or null; accepted: {field.accepts}{remedy}"
 
@@ -230,8 +227,7 @@ def complaint_of_options(name: str, verifier: Verifier, options: Mapping[str, An
                 return message(where, shown(value), "a whole number >= 1")
         else:
             every = [*known, *of_lane]
-            near = difflib.get_close_matches(key, every, n=1, cutoff=0.5)
-            remedy = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(every)}"
+            remedy = did_you_mean(key, every, 0.5) or f"known keys: {', '.join(every)}"
             return f"{where}: unknown key; {remedy}"
     return ""
 

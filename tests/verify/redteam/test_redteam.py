@@ -121,7 +121,7 @@ def test_suites_are_chosen_by_name_and_by_what_fits() -> None:
     assert choose_suite("a.b:c", rows).name == "code"
     assert choose_suite("a.b:c", None, "code").name == "code"
     with pytest.raises(
-        VerifierError, match=r'--suite: found .cod.; accepted: math, .*did you mean "code"'
+        VerifierError, match=r"--suite: found .cod.; accepted: math, .*did you mean code"
     ):
         choose_suite("math", None, "cod")
     with pytest.raises(DataError, match="p: found another kind of row"):

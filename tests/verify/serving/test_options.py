@@ -182,5 +182,7 @@ def test_a_key_that_is_nearly_one_that_is_read_is_refused_where_that_one_is_abse
     place = "rows.jsonl:3"
     with pytest.raises(VerifierError, match=r"rows\.jsonl:3 hiden_tests: .*mean hidden_tests\?"):
         check(Problem("p", "q", {"hiden_tests": []}, source=place))
+    with pytest.raises(VerifierError, match=r"Hidden_tsets: .*mean hidden_tests\?"):
+        check(Problem("p", "q", {"Hidden_tsets": []}))
     check(Problem("p", "q", {"hiden_tests": [], "hidden_tests": []}, source=place))
     check(Problem("p", "q", {"units": "m", "difficulty": 3}, source=place))  # metadata
