@@ -61,6 +61,10 @@ class VerificationConfig(Section):
     deadline: Positive = 5.0
     """Seconds for one completion. After that the worker is killed, and the completion is not
     judged. A verifier may have a limit of its own."""
+    trial_seconds: NonNegative = 5.0
+    """Seconds for which Python functions of yours are tried on the rows before the model is loaded,
+    with each row's own answer as the completion. A row on which a function cannot work, as for want
+    of a key, ends the command. 0: no trial, as for a function whose every call costs money."""
     cache_mib: NonNegative = 64.0
     """Memory for verdicts that are used again when the same verifier judges the same text. 0:
     none."""

@@ -30,6 +30,7 @@ from assay.model.rates import slow_type
 from assay.model.value_head import ValueModel
 from assay.run.progress import Progress, SamplingWatch
 from assay.training.judging import open_service
+from assay.training.trial import try_rewards
 from assay.types import Problem
 from assay.verify.expression import parse_expression
 from assay.verify.service import VerifierService
@@ -207,11 +208,12 @@ def read_problems(
 
     train = load_problems(data.train, on_bad_row=data.on_bad_row, check=check_all)
     reader.check_names(len(train))
+    tried = [] if check else _try_rewards(config, verifiers, train, "training rows")
     heldout = read_heldout(config, verifiers)
     report = check_overlap(
         train, heldout, near=data.near_duplicates, overlap=data.near_duplicate_overlap
     )
-    return Problems(report.train, heldout, tuple(report.describe().splitlines()))
+    return Problems(report.train, heldout, (*report.describe().splitlines(), *tried))
 
 
 def open_curriculum(problems: Sequence[Problem], config: TrainConfig) -> Curriculum:
@@ -254,12 +256,26 @@ def read_heldout(config: TrainConfig, verifiers: VerifierService) -> Sequence[Pr
     data = config.data
     if not data.heldout:
         return []
-    return load_problems(
+    heldout = load_problems(
         data.heldout,
         on_bad_row=data.on_bad_row,
         limit=config.evaluation.max_problems,
         check=verifiers.check_problem,
     )
+    _try_rewards(config, verifiers, heldout, "held-out rows")
+    return heldout
+
+
+def _try_rewards(
+    config: TrainConfig, verifiers: VerifierService, rows: Sequence[Problem], what: str
+) -> list[str]:
+    """Try the users' rewards; print warnings now, while nothing is loaded, and return the rest."""
+    seconds = config.verification.trial_seconds
+    told = try_rewards(rows, what, verifiers, config.data, seconds) if seconds else []
+    for line in told:
+        if line.startswith("warning: "):
+            print(line, file=sys.stderr)
+    return [line for line in told if not line.startswith("warning: ")]
 
 
 def fit_problems(problems: Problems, bench: Bench) -> Problems:

@@ -321,8 +321,8 @@ def read_rows(config: TrainConfig, verifiers: VerifierService) -> Problems:
     settings = config.preference
     assert settings is not None
     if not settings.pairs:
-        judge = pairwise_judge(config) or verifiers
-        return read_problems(config, verifiers, judge.check_problem)
+        judge = pairwise_judge(config)
+        return read_problems(config, verifiers, judge.check_problem if judge else None)
     for sources in (settings.pairs, settings.heldout):
         files = [one for one in sources if not is_judged_source(one)]
         if files:

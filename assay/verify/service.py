@@ -271,6 +271,15 @@ class VerifierService:
             raise VerifierError(sum.error)
         sum.check_row(problem)
 
+    def functions(self, problem: Problem) -> list[tuple[Configured, bool]]:
+        """Return the users' functions that judge a problem, and which one is the correctness."""
+        sum = self._sum(self._expression(problem))
+        return [
+            (one, index == sum.chains[0][0])
+            for index, one in enumerate(sum.verifiers)
+            if one.name not in BUILT_IN and not one.error and one.verifier.takes != "verdicts"
+        ]
+
     def compares(self, problem: Problem) -> tuple[str, str] | None:
         """Return (verifier, key of the spec) that say whether two answers to a problem are equal.
 

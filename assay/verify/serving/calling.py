@@ -8,19 +8,31 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from assay.errors import line_of
+from assay.errors import did_you_mean, line_of
 from assay.types import Group, Problem
 from assay.verify.base import Part, Verifier, as_part
 
 WHOLE_GROUP = -1
 MAX_ALIKE = 8  # failures in the same words, after which a batch is given up
 MAX_KEYS = 12  # of a row, that are listed
+NO_KEY = "this row has no key "
+"""With what a hint begins that the row, and not the completion, is at fault."""
 
 Errors = tuple[type[BaseException], ...]
 FOREIGN_ERRORS: Errors = (Exception, SystemExit)
 """What a verifier's code may raise beside us; Ctrl-C is not its own."""
 ANY_ERROR: Errors = (BaseException,)
 """The same where no Ctrl-C arrives: in a worker, and in threads that are not the main one."""
+
+
+class Row(dict[str, Any]):
+    """A row's keys as a verifier gets them; it knows which key was asked for and is not there."""
+
+    missed: object = None
+
+    def __missing__(self, key: str) -> Any:
+        self.missed = key
+        raise KeyError(key)
 
 
 def judge_unit(
@@ -103,13 +115,13 @@ def _explained(error: BaseException, problem: Problem) -> str:
 
 def _keys_hint(error: BaseException, problem: Problem) -> str:
     """Say where a row's keys are, to whom looked for one at the problem or under another name."""
-    keys = list(problem.spec)
-    of_problem = isinstance(error, AttributeError | TypeError) and "'Problem'" in in_words(error)
-    unknown = isinstance(error, KeyError) and error.args[:1] and error.args[0] not in keys
-    if not of_problem and not unknown:
-        return ""
+    keys, missed = list(problem.spec), getattr(problem.spec, "missed", None)
     here = ", ".join(keys[:MAX_KEYS]) or "none"
-    example = keys[0] if keys else "answer"
-    return (
-        f'; a row\'s keys are in problem.spec, as problem.spec["{example}"]; this row has: {here}'
-    )
+    if isinstance(error, KeyError) and missed is not None and error.args == (missed,):
+        name = str(missed)
+        meant = f"it is problem.{name}" if hasattr(problem, name) else did_you_mean(name, keys)
+        return f"; {NO_KEY}{missed!r}{meant and f', {meant}'}; it has: {here}"
+    if isinstance(error, AttributeError | TypeError) and "'Problem'" in in_words(error):
+        example = f'problem.spec["{keys[0] if keys else "answer"}"]'
+        return f"; a row's keys are in problem.spec, as {example}; this row has: {here}"
+    return ""

@@ -17,12 +17,13 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from assay.types import Group
 from assay.verify.base import Part, Verifier, resolve
 from assay.verify.loading import on_slow_import, slow_import
-from assay.verify.serving.calling import ANY_ERROR, in_words, judge_unit
+from assay.verify.serving.calling import ANY_ERROR, Row, in_words, judge_unit
 from assay.verify.serving.configured import Configured, facts_of
 from assay.verify.serving.protocol import decode_group, encode_part, reply_line
 
@@ -89,6 +90,7 @@ class Answering:
                 one = self.verifier(name)
                 if name not in groups:
                     problem = one.reads(group.problem)
+                    problem = replace(problem, spec=Row(problem.spec))
                     groups[name] = Group(problem, group.prompt, group.completions)
             except BaseException as error:  # foreign code runs here
                 part = Part.not_judged("error", in_words(error), time.perf_counter() - started)

@@ -11,7 +11,7 @@ import pytest
 
 from assay.types import Completion, Group, Problem, Prompt
 from assay.verify.base import Verifier
-from assay.verify.serving.calling import judge_unit
+from assay.verify.serving.calling import Row, judge_unit
 
 KEYS = 'a row\'s keys are in problem.spec, as problem.spec["answer"]; this row has: answer, level'
 
@@ -28,6 +28,14 @@ def key(problem: Problem, completion: Completion) -> float:
     return float(problem.spec["answr"] == completion.text)
 
 
+def prompt_key(problem: Problem, completion: Completion) -> float:
+    return float(problem.spec["question"] == completion.text)
+
+
+def far_key(problem: Problem, completion: Completion) -> float:
+    return float(problem.spec["unit"] == completion.text)
+
+
 def own_key(problem: Problem, completion: Completion) -> float:
     return {"answer": 1.0}["answer"] + {}["answer"]
 
@@ -41,7 +49,7 @@ def within(problem: Problem, completion: Completion) -> float:
 
 
 def detail_of(judge: Callable[..., Any]) -> str:
-    problem = Problem("p", "1 + 1 =", {"answer": "2", "level": 3})
+    problem = Problem("p", "1 + 1 =", Row({"answer": "2", "level": 3}))
     group = Group(problem, Prompt("", np.ones(1, np.int32)), (Completion.from_text("2"),))
     (part,) = judge_unit(Verifier("mine", 1, judge), group, 0)
     assert part.reason == "error"
@@ -53,7 +61,6 @@ def detail_of(judge: Callable[..., Any]) -> str:
     [
         (attribute, "AttributeError: 'Problem' object has no attribute 'answer'"),
         (subscript, "TypeError: 'Problem' object is not subscriptable"),
-        (key, "KeyError: 'answr'"),
     ],
 )
 def test_who_looks_for_a_row_s_key_is_told_where_it_is(
@@ -61,6 +68,20 @@ def test_who_looks_for_a_row_s_key_is_told_where_it_is(
 ) -> None:
     line = judge.__code__.co_firstlineno + 1
     assert detail_of(judge) == f"{words} (test_calling.py:{line}); {KEYS}"
+
+
+@pytest.mark.parametrize(
+    ("judge", "words"),
+    [
+        (key, "'answr', did you mean answer?; it has: answer, level"),
+        (prompt_key, "'question', it is problem.question; it has: answer, level"),
+        (far_key, "'unit'; it has: answer, level"),
+    ],
+)
+def test_who_asks_a_row_for_a_key_that_it_lacks_is_told_the_nearest(
+    judge: Callable[..., Any], words: str
+) -> None:
+    assert detail_of(judge).endswith(f"); this row has no key {words}")
 
 
 @pytest.mark.parametrize("judge", [own_key, elsewhere])
