@@ -40,6 +40,10 @@ class AssayError(Exception):
 
     exit_code = 1
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows: the message, and no page of our own lines above it."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class UserError(AssayError):
     """The user's input is wrong."""

@@ -134,7 +134,10 @@ class NotebookDisplay:
         if self._newest is None:
             return
         text = io.StringIO()
-        Console(file=text, width=_NOTEBOOK_WIDTH, force_jupyter=False).print(self._newest)
+        # kernels ask for colors, as a terminal's codes, which a page does not know
+        plainly: dict[str, Any] = {"force_terminal": False, "color_system": None}
+        console = Console(file=text, width=_NOTEBOOK_WIDTH, force_jupyter=False, **plainly)
+        console.print(self._newest)
         plain = text.getvalue()
         page = {"text/plain": plain, "text/html": f"<pre>{html.escape(plain)}</pre>"}
         self._newest, self._shown = None, time.monotonic()

@@ -258,6 +258,7 @@ def test_a_notebook_s_cell_is_replaced_in_place(
     monkeypatch: pytest.MonkeyPatch, clock: list[float]
 ) -> None:
     cell = FakeCell(monkeypatch)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as kernels have it
     console = Console(file=io.StringIO(), force_jupyter=True)
     progress = Progress("a <b> run", 10, console=console)
     for step in range(1, 11):
