@@ -105,6 +105,14 @@ def test_a_reward_that_is_no_correctness_may_say_any_number(service: VerifierSer
     assert line.endswith("tried on 1 rows; their own answers earn 10.00")
 
 
+def test_the_reward_of_a_tag_is_tried_on_its_rows() -> None:
+    tags = {"sums": f"{REWARDS}:right"}
+    row = Problem("p", "q", {"answer": "2"}, tags=("sums",))
+    with VerifierService("exact", num_workers=1, by_tag=tags) as tagged:
+        (line,) = try_rewards([row], "rows", tagged, DataConfig(), 60.0)
+    assert line.startswith(f"{REWARDS}:right: tried on 1 rows")
+
+
 def test_the_completion_has_reasoning_where_the_prompt_asks_for_it(
     service: VerifierService,
 ) -> None:
