@@ -61,7 +61,7 @@ APART = {"verify", "generate", "learn"}
 
 # Lines that a room may have. A room that shrinks takes its budget with it; who raises one says why, behind it.
 BUDGETS = {
-    "*.py": 1705,  # 10: complaints of sections in a table; 40: what an import of a user's module lacked, and at which line; 17: tables that are put together, a completion of which only the text is known
+    "*.py": 1716,  # 20: several near names, `did you mean`, slips in the keys of rows, an error in a notebook; 10: complaints of sections in a table; 40: what an import of a user's module lacked, and at which line; 17: tables that are put together, a completion of which only the text is known
     "cli": 1125,  # `assay verify FILE` from verify; 75: `rollouts`, `compare-runs`; 85: `init`; 45: `data`; 85: `recipe`; 45: `compare`
     "config": 1750,  # 25: `[pretrain]`; 125: `[curriculum]`; what a row of a table is came from learn; settings of data stages, recipes' files
     "curation": 2535,  # 150: mining of pages: a classifier of n-grams, the rule of domains; data stages, a file each; what writes their rows, what asks a model or a server for them; half of the lines tell what a setting does
@@ -73,9 +73,9 @@ BUDGETS = {
     "recipes": 1355,  # 15: perplexity in their report; chains of stages; 285: their report, a row for each benchmark and think mode; 130: the demo, which came from training
     "reward_models": 1460,  # was verify/reward_model: it reads runs and checkpoints
     "run": 5090,  # 40: perplexity beside accuracy; `load_run` 220, four experiment trackers 370, rollouts read and runs compared 300; 75: a table in a terminal 50, how a run ended 25; intervals and exact tests 200; 40: progress in a notebook
-    "training": 6245,  # 25: how far a reward model goes by length; 250: `[pretrain]`: documents in pieces, and what a model thinks of those held out; 15: verifiers by tag; 15: the curriculum is opened with what its rows say; 200 more: the model card; 510: the Python API, reward functions of TRL and verl; models compared 640; accuracy of each think mode and source 60
+    "training": 6431,  # 210: rewards of users are tried on the rows before a model is loaded; 25: how far a reward model goes by length; 250: `[pretrain]`: documents in pieces, and what a model thinks of those held out; 15: verifiers by tag; 15: the curriculum is opened with what its rows say; 200 more: the model card; 510: the Python API, reward functions of TRL and verl; models compared 640; accuracy of each think mode and source 60
     "start": 1435,  # 8: `[pretrain]` is timed; `assay init` 660; 614 came from plan: what opens a model to measure it, for `assay plan`; 135 more: rows held out, the key of answers, a refusal that leaves nothing
-    "verify/*.py": 1309,  # fields that all rooms share, and what each may hold: numbers, lists
+    "verify/*.py": 1317,  # 8: which users' functions judge a row; fields that all rooms share, and what each may hold: numbers, lists
     "verify/answers": 3785,
     "verify/instructions": 850,
     "verify/judge": 1820,  # its client also samples for `assay data collect`; wins by place
