@@ -20,8 +20,7 @@ from assay.data.traces import Trace
 from assay.errors import DataError, message
 from assay.types import Problem
 
-_WORDS = "owl sun tree fish rain moon leaf bird stone wind cloud rose bear hill snow lamp"
-WORDS = tuple(_WORDS.split(" "))
+WORDS = tuple("abcdefghijkl")  # of one letter, so that a model of bytes need not learn to spell
 MOST_WORDS = 5
 
 
@@ -36,11 +35,11 @@ class Instruction:
 
 @source
 def word_lists(
-    size: int = 1000, seed: int = 0, split: Split = "train", most: int = 3
+    size: int = 1000, seed: int = 0, split: Split = "train", most: int = 4
 ) -> Sequence[Problem]:
-    """Return problems such as ``at least 3 words, with owl, end sun:``, for ``instructions``.
+    """Return problems such as ``at least 3 words, with b, end d:``, for ``instructions``.
 
-    Each has two to ``most`` instructions of five types; two rows may be equal.
+    Each has three to ``most`` instructions of five types; two rows may be equal.
     """
     _check(split, most)
 
@@ -56,9 +55,9 @@ def word_lists(
 
 @source
 def imperfect_lists(
-    size: int = 1000, seed: int = 0, split: Split = "train", most: int = 3, missed: float = 0.3
+    size: int = 1000, seed: int = 0, split: Split = "train", most: int = 4, missed: float = 0.3
 ) -> Sequence[Trace]:
-    """Return traces such as ``at least 3 words, with owl, end sun:`` with ``owl rain moon sun``.
+    """Return traces such as ``at least 3 words, with b, end d:`` with ``b a g d``.
 
     Each instruction is left out of account with probability ``missed``; chance may still meet it.
     """
@@ -94,14 +93,14 @@ def draw(random: Random, split: Split, most: int) -> list[Instruction]:
             Instruction("quoted", "startend:quotation", {}),
             Instruction(f"end {last}", "startend:end_checker", {"end_phrase": last}),
         ]
-        chosen = sorted(random.sample(range(len(known)), random.randint(2, most)))
+        chosen = sorted(random.sample(range(len(known)), random.randint(3, most)))
         asked = [known[n] for n in chosen]
         if in_split(prompt_of(asked), split):
             return asked
 
 
 def prompt_of(asked: Sequence[Instruction]) -> str:
-    """Return the words of instructions, ``with owl, quoted:``."""
+    """Return the words of instructions, ``with b, quoted:``."""
     return f"{', '.join(one.text for one in asked)}:"
 
 
@@ -125,5 +124,5 @@ def written(random: Random, asked: Sequence[Instruction]) -> str:
 
 def _check(split: str, most: int) -> None:
     check_split(split)
-    if type(most) is not int or not 2 <= most <= 5:
-        raise DataError(message("most", repr(most), "a whole number from 2 to 5"))
+    if type(most) is not int or not 3 <= most <= 5:
+        raise DataError(message("most", repr(most), "a whole number from 3 to 5"))

@@ -31,16 +31,17 @@ def test_every_list_that_keeps_to_its_instructions_passes() -> None:
 
 def test_all_types_are_asked_and_splits_are_disjoint() -> None:
     train, heldout = word_lists(2000), word_lists(500, split="heldout")
-    assert {len(one.spec["instruction_id_list"]) for one in train} == {2, 3}
+    assert {len(one.spec["instruction_id_list"]) for one in train} == {3, 4}
     assert len({name for one in train for name in one.spec["instruction_id_list"]}) == 5
     prompts = {str(one.prompt) for one in train}
     assert not prompts & {str(one.prompt) for one in heldout}
+    assert len({str(one.prompt) for one in word_lists(200)}) > 180
     assert len(prompts) > 1000 and max(map(len, prompts)) < 64
     traces = {str(one.prompt) for one in imperfect_lists(500)}
     assert not traces & {str(one.prompt) for one in heldout}
 
 
-@pytest.mark.parametrize(("missed", "low", "high"), [(0.0, 1.0, 1.0), (0.4, 0.35, 0.65)])
+@pytest.mark.parametrize(("missed", "low", "high"), [(0.0, 1.0, 1.0), (0.4, 0.2, 0.5)])
 def test_so_many_traces_miss_something(missed: float, low: float, high: float) -> None:
     found: list[bool] = []
     by_prompt = {str(one.prompt): one for one in word_lists(4000, seed=1)}
@@ -61,16 +62,16 @@ def test_they_are_sources() -> None:
 
 def test_rows_stay_what_they_were() -> None:
     """A published figure is repeated by its seed, so the rows of a seed never change."""
-    two = ["less than 3 words, quoted:", "at least 3 words, with moon:"]
+    two = ["with d, without c, quoted:", "at least 3 words, with l, without c:"]
     assert [one.prompt for one in word_lists(2)] == two
-    assert imperfect_lists(1)[0].completion == '"cloud bird leaf"'
+    assert imperfect_lists(1)[0].completion == '"f"'
 
 
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
         ("split=test", "split: found 'test'; accepted: train or heldout"),
-        ("most=1", "most: found 1; accepted: a whole number from 2 to 5"),
+        ("most=2", "most: found 2; accepted: a whole number from 3 to 5"),
         ("missed=2", "missed: found 2; accepted: a share"),
     ],
 )
