@@ -35,6 +35,7 @@ STAGES = {
     "mine": "assay.curation.mine",
     "mix": "assay.curation.mix",
     "vary": "assay.curation.vary",
+    "rank": "assay.curation.rank",
     "pairs": "assay.curation.pairs",
 }
 """The module of each data stage, imported when it is used; its ``STAGE`` is a `DataStage`."""

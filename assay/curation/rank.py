@@ -1,0 +1,126 @@
+"""`assay data rank`: the completions of a problem in the order that annotators give them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from itertools import combinations
+from math import log
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from assay.config.section import NonNegative, Text
+from assay.curation.base import DataStage, StageSettings
+from assay.curation.groups import by_problem
+from assay.curation.output import Output
+from assay.data.completions import Record
+from assay.errors import DataError, message
+
+GUIDE = "guide.md"
+SHIPPED = Path(__file__).parents[1] / "recipes"
+
+
+class RankSettings(StageSettings):
+    """Rank the completions of each problem by their rewards, as annotators who err.
+
+    A row is a completion with its verdict, as `collect` writes it; its ``reward`` says how good it
+    is: by rules, by a judge, or by a sum of both. Each problem becomes one row, with its different
+    ``completions`` and their ``ranking``, which `pairs` reads. People give such rows too.
+    """
+
+    noise: NonNegative = 0.0
+    """How much annotators err. Each reward is changed at random before they are ordered, by so many
+    times a number of Gumbel's distribution. Of two completions whose rewards differ by d, the
+    better one then stands first with probability 1 / (1 + exp(-d / noise)): at 1.0 and d = 1, in 73
+    % of cases. 0: none; equal rewards are equal ranks."""
+
+    guide: Text | None = None
+    """A Markdown file that tells annotators what is better, or the name of one that comes with
+    Assay's recipes. It is put beside the rows, as ``guide.md``. It changes no rank: the rewards
+    should follow it."""
+
+    seed: int = 0
+    """Of the errors."""
+
+
+def rank(settings: RankSettings, out: Output) -> None:
+    """Write a row for each problem, and how far two annotators agree."""
+    guide = None if settings.guide is None else _find_guide(settings.guide)
+    out.add_filters("empty", "not judged", "duplicate", "alone")
+    rng, again = Random(f"{settings.seed}"), Random(f"{settings.seed} again")
+    right = alike = compared = unlike = 0
+    for group in by_problem(out.open(settings.inputs, _check)):
+        found = _different(group, out)
+        rewards = list(found.values())
+        ranks, others = (ranking(rewards, settings.noise, one) for one in (rng, again))
+        for one, two in combinations(range(len(ranks)), 2):
+            order = _order(ranks, one, two)
+            alike += order == _order(others, one, two)
+            compared += 1
+            if rewards[one] != rewards[two]:
+                unlike += 1
+                right += order == (rewards[one] > rewards[two])
+        if len(found) > 1:
+            out.write(_ranked_row(group[0], list(found), ranks))
+    out.manifest.measured = {
+        "pairs of different rewards": unlike,
+        "of them, the better one stands first": right / unlike if unlike else None,
+        "pairs on which two annotators agree": alike / compared if compared else None,
+    }
+    if guide is not None:
+        shutil.copyfile(guide, out.folder / GUIDE)
+
+
+def ranking(rewards: Sequence[float], noise: float, rng: Random) -> list[int]:
+    """Return the rank of each completion, 1 for the best, after errors (Plackett-Luce)."""
+    seen = [reward - noise * log(rng.expovariate(1.0)) for reward in rewards] if noise else rewards
+    places = sorted({*seen}, reverse=True)
+    return [places.index(one) + 1 for one in seen]
+
+
+def _order(ranks: Sequence[int], one: int, two: int) -> bool | None:
+    """Whether the first of two stands before the other; None where they are equal."""
+    return None if ranks[one] == ranks[two] else ranks[one] < ranks[two]
+
+
+def _check(row: Record) -> None:
+    _ = row.prompt, row.completion
+    if row.verdict is None:
+        accepted = 'a "verdict", as assay data collect writes it'
+        raise DataError(message(f"{row.source} verdict", "none", accepted))
+
+
+def _different(group: Sequence[Record], out: Output) -> dict[str, float]:
+    """Return the rewards of a group's completions, by their texts; note the rows without one."""
+    found: dict[str, float] = {}
+    for row in group:
+        text, reward = row.completion.strip(), row.verdict and row.verdict.reward
+        if not text:
+            out.take("empty", row.keys, "the model said nothing")
+        elif reward is None:
+            out.take("not judged", row.keys, "how good it is is not known")
+        elif text in found:
+            out.take("duplicate", row.keys, "another completion is the same")
+        else:
+            found[text] = reward
+    if len(found) == 1:
+        out.take("alone", group[0].keys, "nothing to compare it with")
+    return found
+
+
+def _ranked_row(row: Record, texts: list[str], ranks: list[int]) -> dict[str, Any]:
+    kept = {key: row.keys[key] for key in ("source", "tags", "think") if key in row.keys}
+    both = {"completions": texts, "ranking": ranks}
+    return {"id": row.problem_id, "prompt": row.prompt, **kept, **both}
+
+
+def _find_guide(name: str) -> Path:
+    for path in (Path(name).expanduser(), SHIPPED / name):
+        if path.is_file():
+            return path
+    shipped = ", ".join(sorted(path.name for path in SHIPPED.glob("*.md")))
+    raise DataError(message("guide", f'"{name}"', f"a Markdown file, or {shipped}"))
+
+
+STAGE = DataStage(RankSettings, rank)
