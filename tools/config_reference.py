@@ -17,7 +17,9 @@ from pydantic import BaseModel
 
 from assay.complaints import toml_words
 from assay.config import TrainConfig, field_help, section_of
+from assay.curation.asking import AskingSettings
 from assay.curation.base import STAGES, find_stage
+from assay.curation.output import StageSettings
 from assay.learn.algorithms import ALGORITHMS
 from assay.learn.preference_table import PREFERENCES
 
@@ -85,25 +87,39 @@ def reference() -> str:
 
 
 def data_stages() -> str:
-    """Return the page of data stages."""
+    """Return the page of data stages. Keys that several stages share have one table."""
     parts = [(TOOLS / "data_stages_head.md").read_text(encoding="utf-8")]
+    parts += _keys_table("Keys of every stage", StageSettings, None)
+    parts += _keys_table("Keys of stages that ask a model", AskingSettings, StageSettings)
     for name in STAGES:
         settings = find_stage(name).settings
-        parts.append(f"## {name}\n\n{_words_of(settings)}\n")
-        parts.append("| key | accepts | default | what it does |\n|---|---|---|---|")
-        for key, kind, default, description in field_help(settings):
-            if "." in key:  # of a section, which has a line of its own
-                continue
-            default, _, text = _default(key, default, description, {})
-            cells = (f"`{key}`", kind, default, text)
-            parts.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
-        for key, field in settings.model_fields.items():
-            if section_of(field.annotation) is not None:
-                link = f"configuration.md#{key}"
-                text = f"{field.description} Its keys: [{key}]({link})"
-                parts.append(f"| `{key}` | a section | as there | {_cell(text)} |")
-        parts.append("")
+        asks = issubclass(settings, AskingSettings)
+        parts += _keys_table(name, settings, AskingSettings if asks else StageSettings)
     return "\n".join(parts)
+
+
+def _keys_table(title: str, settings: type[BaseModel], shared: type[BaseModel] | None) -> list[str]:
+    """Return a section of the page, without the keys that are as in ``shared``."""
+    known = {told[0]: told for told in field_help(shared)} if shared else {}
+    parts = [f"## {title}\n\n{_words_of(settings)}\n"]
+    if shared is AskingSettings:
+        parts.append(
+            "It has the [keys of stages that ask a model](#keys-of-stages-that-ask-a-model) too.\n"
+        )
+    parts.append("| key | accepts | default | what it does |\n|---|---|---|---|")
+    for told in field_help(settings):
+        key, kind, default, description = told
+        if "." in key or known.get(key) == told:  # of a section, which has a line of its own
+            continue
+        default, _, text = _default(key, default, description, {})
+        cells = (f"`{key}`", kind, default, text)
+        parts.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
+    for key, field in settings.model_fields.items():
+        if section_of(field.annotation) is not None:
+            link = f"configuration.md#{key}"
+            text = f"{field.description} Its keys: [{key}]({link})"
+            parts.append(f"| `{key}` | a section | as there | {_cell(text)} |")
+    return [*parts, ""]
 
 
 def _default(

@@ -11,13 +11,10 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from textwrap import indent
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from assay.config import field_help, holds_text, read_section
-from assay.config.section import Section, Text
-from assay.curation.output import ROWS, Manifest, Output
+from assay.curation.output import ROWS, Manifest, Output, StageSettings
 from assay.errors import ConfigError, RunError, did_you_mean, message
 from assay.run.files import check_folder
 from assay.toml_text import apply_override
@@ -39,13 +36,6 @@ STAGES = {
     "pairs": "assay.curation.pairs",
 }
 """The module of each data stage, imported when it is used; its ``STAGE`` is a `DataStage`."""
-
-
-class StageSettings(Section):
-    """What every data stage reads."""
-
-    inputs: Annotated[tuple[Text, ...], Field(min_length=1)]
-    """Sources of rows: files, ``hf:...``, ``gym:...``, or folders that a data stage has written."""
 
 
 @dataclass(frozen=True)

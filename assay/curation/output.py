@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
 
-from assay.config.section import Section
+from pydantic import Field
+
+from assay.config.section import Section, Text
 from assay.data.completions import Record
 from assay.data.rowset import RowSet, load_rows
 from assay.data.source import UNREAD
-from assay.data.sources import open_source
+from assay.data.sources import JsonLines, open_source
 from assay.errors import DataError, DiskFull, RunError, message
 from assay.run.files import is_disk_full, plain, sync_file, write_atomic
 
@@ -82,6 +84,17 @@ def read_manifest(path: Path) -> Manifest:
         raise RunError(message(str(path), "no manifest that can be read", accepted)) from error
 
 
+class StageSettings(Section):
+    """What every data stage reads."""
+
+    inputs: Annotated[tuple[Text, ...], Field(min_length=1)]
+    """Sources of rows: files, ``hf:...``, ``gym:...``, or folders that a data stage has written."""
+
+    output: Literal["jsonl", "parquet"] = "jsonl"
+    """The kind of file that is written: ``rows.jsonl``, or ``rows.parquet``, in which each key
+    holds values of one kind."""
+
+
 class Output(ExitStack):
     """The rows of a stage on their way to disk, one by one, and the count of those taken.
 
@@ -95,10 +108,10 @@ class Output(ExitStack):
     in ``rows.jsonl.part``, if there are any.
     """
 
-    def __init__(self, stage: str, settings: Section, folder: Path) -> None:
+    def __init__(self, stage: str, settings: StageSettings, folder: Path) -> None:
         super().__init__()
         self.manifest = Manifest(stage, settings.model_dump(mode="json"), out=str(folder))
-        self.folder = folder
+        self.folder, self.output = folder, settings.output
         self._part = folder / f"{ROWS}.part"
         self._filters: dict[str, Filter] = {}
         self._started = time.monotonic()
@@ -178,11 +191,13 @@ class Output(ExitStack):
             error = late
             raise
         finally:
-            if not self.manifest.rows:
+            is_full = error is not None and is_disk_full(error)
+            kept = _keep_whole_lines(self._part) if is_full else self.manifest.rows
+            if not kept:
                 self._part.unlink(missing_ok=True)
-            if error is not None and is_disk_full(error):
-                kept = f"{self.manifest.rows} rows are in {self._part}"
-                raise DiskFull(f"{self._part}: the disk is full; {kept}") from error
+            if is_full:
+                kept_words = f"{kept} rows are in {self._part}" if kept else "no row was written"
+                raise DiskFull(f"{self._part}: the disk is full; {kept_words}") from error
 
     def _finish(self) -> None:
         manifest = self.manifest
@@ -192,10 +207,34 @@ class Output(ExitStack):
             where, found = f"{manifest.stage} {self.folder}", f"no row left of {manifest.rows_read}"
             raise DataError(message(where, found, "at least one row", took))
         manifest.seconds = round(time.monotonic() - self._started, 3)
+        if self.output == "parquet":
+            self._to_parquet()
         sync_file(self._part)
-        os.replace(self._part, self.folder / ROWS)
+        os.replace(self._part, self.folder / rows_name(self.output))
         text = json.dumps(manifest.as_dict(), ensure_ascii=False, indent=1)
         write_atomic(self.folder / MANIFEST, f"{text}\n".encode(errors="replace"))
+
+    def _to_parquet(self) -> None:
+        """Put the rows into another kind of file; where that fails, they stay as they were."""
+        from assay.data.parquet import write_parquet
+
+        lines, file = JsonLines(str(self._part)), self.folder / f"{rows_name('parquet')}.part"
+        try:
+            write_parquet(lambda: (lines.parse(raw, "") for _, _, raw in lines.scan()), file)
+        except BaseException as error:
+            file.unlink(missing_ok=True)
+            if isinstance(error, DataError):
+                where = f"{self.manifest.stage} {self.folder}"
+                kept = f'leave output = "parquet" out; the rows are in {self._part}'
+                raise DataError(f"{where} {error}; {kept}") from error
+            raise
+        self._part.unlink()
+        self._part = file
+
+
+def rows_name(output: str) -> str:
+    """Return the name of a stage's rows, by its ``output``."""
+    return f"rows.{output}"
 
 
 def rows_of(source: str) -> str:
@@ -203,8 +242,9 @@ def rows_of(source: str) -> str:
     folder = Path(source)
     if not folder.is_dir():
         return source
-    if (folder / ROWS).is_file():
-        return str(folder / ROWS)
+    for output in get_args(StageSettings.model_fields["output"].annotation):
+        if (folder / rows_name(output)).is_file():
+            return str(folder / rows_name(output))
     part = folder / f"{ROWS}.part"
     if part.is_file():
         found = "the folder of a data stage that did not end"
@@ -221,6 +261,17 @@ def content_hash(name: str) -> str:
     for position, _, raw in source.scan():
         digest.update(_line({"row": source.fetch(position) if raw is UNREAD else raw}))
     return digest.hexdigest()
+
+
+def _keep_whole_lines(path: Path) -> int:
+    """Cut off what stands behind a file's last line; return how many lines it has."""
+    count = end = 0
+    with path.open("rb+") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                count, end = count + 1, end + len(line)
+        file.truncate(end)
+    return count
 
 
 def _line(row: Mapping[str, Any]) -> bytes:

@@ -1,10 +1,12 @@
-"""Parquet files: read row group by row group, never whole."""
+"""Parquet files: read row group by row group, and written batch by batch, never whole."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from assay.data.source import Source
-from assay.errors import DataError, cause
+from assay.errors import DataError, cause, message
 
 CACHE_BYTES = 256 * 2**20
+BATCH = 1024  # rows
 
 
 class ParquetRows(Source):
@@ -41,12 +44,16 @@ class ParquetRows(Source):
         index = 0
         try:
             with pq.ParquetFile(self.label) as file:
-                for batch in file.iter_batches(batch_size=1024):
+                for batch in file.iter_batches(batch_size=BATCH):
                     for row in batch.to_pylist():
                         yield index, index + 1, row
                         index += 1
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{self.label}:{index + 1}: cannot be read ({cause(error)})") from error
+
+    def parse(self, raw: Any, where: str) -> Any:
+        """Return a row; the keys that a column has for other rows' sake are not there."""
+        return _present(raw) or {}
 
     def fetch(self, position: int) -> Any:
         """Return the row at an index."""
@@ -70,3 +77,39 @@ class ParquetRows(Source):
 
     def _cached_bytes(self) -> int:
         return sum(table.nbytes for table in self._cache.values())
+
+
+def write_parquet(rows: Callable[[], Iterable[dict[str, Any]]], path: Path) -> None:
+    """Write rows, which are asked for twice: first what they hold is found out, then it is written.
+
+    Empty tables are left out. Raises DataError where a key holds values of several kinds.
+    """
+    kinds: dict[str, pa.DataType] = {}
+    for batch in _batches(rows()):
+        for key in dict.fromkeys(key for row in batch for key in row):
+            try:
+                found = pa.array([row.get(key) for row in batch]).type
+                fields = [pa.schema([(key, kind)]) for kind in (kinds.get(key, found), found)]
+                kinds[key] = pa.unify_schemas(fields, promote_options="permissive").field(key).type
+            except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+                accepted = "values of one kind under a key"
+                raise DataError(message(f"key {key}", cause(error), accepted)) from error
+    schema = pa.schema(list(kinds.items()))
+    with pq.ParquetWriter(path, schema) as writer:
+        for batch in _batches(rows()):
+            writer.write_table(pa.Table.from_pylist(batch, schema))
+
+
+def _batches(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Yield some rows at a time, less their empty tables, which Parquet cannot hold."""
+    kept = ({key: _present(value) for key, value in row.items()} for row in rows)
+    while batch := list(islice(kept, BATCH)):
+        yield batch
+
+
+def _present(value: Any) -> Any:
+    """Return a value without the keys of its tables that hold nothing; None for an empty table."""
+    if isinstance(value, dict):
+        found = ((key, _present(one)) for key, one in value.items())
+        return {key: one for key, one in found if one is not None} or None
+    return list(map(_present, value)) if isinstance(value, list) else value

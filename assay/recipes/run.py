@@ -13,7 +13,7 @@ import tomli_w
 
 from assay.config import STAGES
 from assay.curation.base import run_stage
-from assay.curation.output import ROWS
+from assay.curation.output import rows_name
 from assay.errors import AssayError, ConfigError, RunError, UserError, message
 from assay.recipes.check import (
     Look,
@@ -215,7 +215,9 @@ def kind_of_row(stage: RecipeStage) -> str:
 def output_of(stage: RecipeStage, folder: str = "") -> str:
     """Return a stage's output, in the recipe's directory."""
     folder = folder or stage.name
-    return f"{folder}/{ROWS}" if stage.kind == "data" else folder
+    if stage.kind != "data":
+        return folder
+    return f"{folder}/{rows_name(stage.tree.get('output', 'jsonl'))}"
 
 
 def _run_stages(plan: _Plan, quiet: bool, say: Say) -> str:

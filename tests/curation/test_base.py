@@ -141,6 +141,41 @@ def test_rows_that_were_written_outlive_a_full_disk() -> None:
     assert [path.name for path in Path("out").iterdir()] == ["rows.jsonl.part"]
 
 
+def test_a_disk_that_is_full_when_parquet_is_written_keeps_the_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fill(rows: Any, path: Path) -> None:
+        path.write_bytes(b"PAR1")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("assay.data.parquet.write_parquet", fill)
+    with pytest.raises(DiskFull, match=r"the disk is full; 2 rows are in out/rows\.jsonl\.part"):
+        run_stage("even", {"inputs": [numbers(2, 4, 5)], "output": "parquet"}, "out")
+    assert [path.name for path in Path("out").iterdir()] == ["rows.jsonl.part"]
+
+
+def test_rows_may_be_written_as_parquet() -> None:
+    tree = {"inputs": [numbers(2, 3, 4)], "output": "parquet"}
+    manifest = run_stage("even", tree, "out")
+    assert sorted(path.name for path in Path("out").iterdir()) == ["manifest.json", "rows.parquet"]
+    assert manifest.rows == 2 and manifest.settings["output"] == "parquet"
+    again = run_stage("even", {"inputs": ["out"]}, "again")
+    assert again.inputs[0]["source"] == "out/rows.parquet"
+    assert rows_in("again") == [{"id": "2", "n": 2}, {"id": "4", "n": 4}]
+
+
+def test_rows_that_parquet_cannot_hold_are_kept_as_lines() -> None:
+    name = write("mixed.jsonl", [{"n": 2, "answer": "x"}, {"n": 4, "answer": ["x", "y"]}])
+    with pytest.raises(DataError) as failed:
+        run_stage("even", {"inputs": [name], "output": "parquet"}, "out")
+    (line,) = str(failed.value).splitlines()
+    assert line.startswith("even out key answer: found ArrowTypeError")
+    assert line.endswith('leave output = "parquet" out; the rows are in out/rows.jsonl.part')
+    assert [path.name for path in Path("out").iterdir()] == ["rows.jsonl.part"]
+    again = run_stage("even", {"inputs": ["out/rows.jsonl.part"]}, "again")
+    assert again.rows == 2
+
+
 def test_settings_have_the_complaints_of_a_configuration() -> None:
     cases = {
         "even stop: unknown key; did you mean stop_at?": {"inputs": ["x"], "stop": 1},
