@@ -196,6 +196,14 @@ def test_nothing_need_be_judged(serve: Any) -> None:
     assert all("verdict" not in row for row in rows_in("out"))
 
 
+def test_an_id_that_comes_twice_is_told_before_a_server_is_asked(serve: Any) -> None:
+    write("problems.jsonl", [problem(1), problem(2, id="p1")])
+    server = serve(adds)
+    with pytest.raises(DataError, match=r"problems\.jsonl:2 id: found 'p1' again \(first in probl"):
+        collect(server)
+    assert not server.asked
+
+
 def test_a_server_that_is_not_there_is_one_line(serve: Any) -> None:
     refuses = serve(lambda asked: Answer(b'{"error": "no such model"}', status=404))
     with pytest.raises(
