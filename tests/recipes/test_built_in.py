@@ -24,6 +24,16 @@ SHORT = {
 """What makes two steps of each kind of stage; an untrained model solves nothing."""
 
 
+def short_changes(name: str) -> list[str]:
+    """Return the overrides with which every stage of a recipe takes a few steps."""
+    changes = ["shared.evaluation.max_problems=2"]
+    for stage in read_recipe(built_in()[name]).stages.values():
+        kinds = [stage.tree["data"]] if stage.kind == "data" else stage.tree
+        short = [change for kind in kinds for change in SHORT.get(kind, ())]
+        changes += [f"{stage.name}.{change}" for change in short]
+    return changes
+
+
 def test_the_recipe_of_the_page_runs(tmp_path: Path, one_thread: None) -> None:
     (text,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     path = tmp_path / "mine.toml"
@@ -53,12 +63,7 @@ def test_keys_are_right_at_every_scale(name: str) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", built_in())
 def test_two_steps_of_every_stage(name: str, tmp_path: Path, one_thread: None) -> None:
-    changes = ["shared.evaluation.max_problems=2"]
-    for stage in read_recipe(built_in()[name]).stages.values():
-        kinds = [stage.tree["data"]] if stage.kind == "data" else stage.tree
-        short = [change for kind in kinds for change in SHORT.get(kind, ())]
-        changes += [f"{stage.name}.{change}" for change in short]
-    result = run_recipe(name, directory=tmp_path, overrides=changes, quiet=True)
+    result = run_recipe(name, directory=tmp_path, overrides=short_changes(name), quiet=True)
     assert result.ended == "finished" and all(row.finished for row in result.stages)
     assert (tmp_path / name / "report.html").is_file()
     again: list[str] = []

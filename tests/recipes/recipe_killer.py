@@ -1,0 +1,111 @@
+"""A recipe that is killed again and again: a program, so that SIGKILL hits its own processes.
+
+    recipe_killer.py FOLDER SEED NUM_KILLS RECIPE CHANGE...
+
+CHANGE: what ``--set`` takes. Each attempt is a fork that runs ``assay recipe run`` as the command
+line does; everything is imported once. Every run lies in the same place in its turn, since rows
+name the files that they come from. Prints one JSON line: what was found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import assay.curation.sampler
+import assay.recipes.run
+import assay.training.api  # noqa: F401 (heavy: imported before the first fork)
+from assay.cli import main
+from assay.recipes.manifest import Manifest
+from assay.run.metrics import is_timing
+
+
+def attempt(runs: Path, recipe: str, changes: Sequence[str], kill_after: float | None) -> bool:
+    """Run a recipe or go on with it in a fork; returns whether it came to its end."""
+    folder = runs / recipe
+    if (folder / "recipe.toml").exists():
+        arguments = ["--resume", str(folder)]
+    else:  # it was killed before there was anything
+        shutil.rmtree(folder, ignore_errors=True)
+        arguments = [recipe, "--directory", str(runs)]
+        arguments += [word for change in changes for word in ("--set", change)]
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setsid()
+            sys.argv = ["assay", "recipe", "run", *arguments, "--json"]
+            main()
+        except SystemExit as end:
+            os._exit(int(end.code or 0))
+        except BaseException as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        finally:
+            os._exit(3)
+    if kill_after is not None:
+        time.sleep(kill_after)
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        return False
+    assert os.WEXITSTATUS(status) == 0, f"the run failed by itself: {status}"
+    return True
+
+
+def fingerprint(folder: Path) -> dict[str, Any]:
+    """Return all that a recipe's stages made, but for what depends on the clock."""
+    found: dict[str, Any] = {}
+    for row in Manifest.read(folder).rows.values():
+        place = folder / Path(row.output).parts[0]
+        found[row.stage] = [row.kind, row.settings, row.ended, row.inputs]
+        for file in sorted(place.rglob("*")):
+            name = f"{row.stage}/{file.relative_to(place)}"
+            if file.name in ("metrics.jsonl", "evaluations.jsonl"):
+                found[name] = [told_of(line) for line in file.read_text().splitlines()]
+            elif file.suffix == ".safetensors" or file.name == "rows.jsonl":
+                found[name] = file.read_bytes()
+    return found
+
+
+def told_of(line: str) -> dict[str, Any]:
+    """Return a row of metrics without the clock's."""
+    return {key: value for key, value in json.loads(line).items() if not is_timing(key)}
+
+
+def kill_again_and_again(
+    runs: Path, seed: int, num_kills: int, recipe: str, changes: Sequence[str]
+) -> dict[str, Any]:
+    """Run a recipe as a whole, and again with kills at random moments of its work."""
+    chance, folder = random.Random(seed), runs / recipe
+    started = time.monotonic()
+    assert attempt(runs, recipe, changes, None)
+    seconds = time.monotonic() - started
+    whole = fingerprint(folder)
+    shutil.rmtree(folder)
+    at: list[list[str]] = []
+    different: list[str] = []
+    ended = False
+    while len(at) < num_kills or not ended:
+        last = len(at) >= num_kills
+        kill_after = None if last else chance.uniform(0.0, 2.0 * seconds / num_kills)
+        if ended := attempt(runs, recipe, changes, kill_after):
+            killed = fingerprint(folder)
+            different += [key for key in {*whole, *killed} if whole.get(key) != killed.get(key)]
+            shutil.rmtree(folder)  # perhaps so soon that another is begun
+            continue
+        rows = Manifest.read(folder).rows.values() if folder.exists() else ()
+        at.append([row.stage for row in rows if not row.finished])
+    weights = [key for key in whole if key.endswith(".safetensors")]
+    return {"killed_in": at, "compared": list(whole), "weights": weights, "different": different}
+
+
+if __name__ == "__main__":
+    runs, seed, num_kills, recipe, *changes = sys.argv[1:]
+    print(json.dumps(kill_again_and_again(Path(runs), int(seed), int(num_kills), recipe, changes)))
