@@ -70,11 +70,11 @@ BUDGETS = {
     "learn": 3850,
     "model": 3730,  # 240: a layer in C; attention by blocks on a GPU; 104: long rows of other models hold no whole mask
     "plan": 1366,
-    "recipes": 1355,  # 15: perplexity in their report; chains of stages; 285: their report, a row for each benchmark and think mode; 130: the demo, which came from training
+    "recipes": 1615,  # 245: what stages take, before they start; 15: perplexity in their report; chains of stages; 285: their report, a row for each benchmark and think mode; 130: the demo, which came from training
     "reward_models": 1460,  # was verify/reward_model: it reads runs and checkpoints
     "run": 5090,  # 40: perplexity beside accuracy; `load_run` 220, four experiment trackers 370, rollouts read and runs compared 300; 75: a table in a terminal 50, how a run ended 25; intervals and exact tests 200; 40: progress in a notebook
     "training": 6431,  # 210: rewards of users are tried on the rows before a model is loaded; 25: how far a reward model goes by length; 250: `[pretrain]`: documents in pieces, and what a model thinks of those held out; 15: verifiers by tag; 15: the curriculum is opened with what its rows say; 200 more: the model card; 510: the Python API, reward functions of TRL and verl; models compared 640; accuracy of each think mode and source 60
-    "start": 1435,  # 8: `[pretrain]` is timed; `assay init` 660; 614 came from plan: what opens a model to measure it, for `assay plan`; 135 more: rows held out, the key of answers, a refusal that leaves nothing
+    "start": 1465,  # 15: minutes of a whole run; 8: `[pretrain]` is timed; `assay init` 660; 614 came from plan: what opens a model to measure it, for `assay plan`; 135 more: rows held out, the key of answers, a refusal that leaves nothing
     "verify/*.py": 1317,  # 8: which users' functions judge a row; fields that all rooms share, and what each may hold: numbers, lists
     "verify/answers": 3785,
     "verify/instructions": 850,

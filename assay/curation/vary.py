@@ -43,7 +43,11 @@ class VarySettings(StageSettings):
 
 def vary(settings: VarySettings, out: Output) -> None:
     """Write every row in all variants."""
-    for row in out.open(settings.inputs, lambda row: (row.tags, _prompt_key(row))):
+
+    def check(row: Record) -> object:
+        return row.tags, _prompt_key(row)
+
+    for row in out.open(settings.inputs, check, key=lambda row: row.id):
         for name, variant in settings.variants.items():
             out.write(varied(row, name, variant))
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from assay.curation.base import StageSettings, read_settings
 from assay.curation.output import rows_of
 from assay.data.sources import open_source
 from assay.errors import AssayError, ConfigError, message
+from assay.recipes.cost import Cost, RowCounts, roots_of
 from assay.recipes.file import RecipeStage, references
 from assay.recipes.manifest import TINY
 
@@ -126,15 +128,19 @@ class Look:
     kind: str
     later: Sequence[str]
     dry_run: DryRun | None = None
+    cost: Cost | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
         looked = self.dry_run.as_dict() if self.dry_run else None
-        return {"stage": self.stage, "kind": self.kind, "later": [*self.later], "looked": looked}
+        cost = asdict(self.cost) if self.cost else None
+        found = {"stage": self.stage, "kind": self.kind, "later": [*self.later]}
+        return {**found, "looked": looked, "cost": cost}
 
     def __str__(self) -> str:
         lines = [f"##### {self.stage}: {self.kind} #####", *self.later]
-        return "\n".join([*lines, *([str(self.dry_run)] if self.dry_run else [])])
+        lines += [str(self.dry_run)] if self.dry_run else []
+        return "\n".join([*lines, *([f"cost: {self.cost}"] if str(self.cost or "") else [])])
 
 
 def look(
@@ -143,32 +149,91 @@ def look(
     outputs: Mapping[str, str],
     later: Sequence[str],
     made: Collection[str],
+    counts: RowCounts,
     quiet: bool,
 ) -> Look:
-    """Say what a stage would do; a model that is not made yet is one that it will come from."""
-    if stage.kind != "training":
-        return Look(stage.name, str(stage.tree[stage.kind]), later)
-    from assay.training import api
+    """Say what a stage would do, and what it takes.
 
+    A model that is not made yet is one that it will come from. In the place of problems that are
+    not made yet stand those that they come from, and in the place of traces a made-up one.
+    """
+    if stage.kind != "training":
+        cost = counts.cost_of(stage) if stage.kind == "data" else Cost()
+        return Look(stage.name, str(stage.tree[stage.kind]), later, cost=cost)
     section = next(name for name in SOURCES if name in stage.tree)
-    others = [one for key, one in stage.tree.items() if key != "model"]
-    if {*_named(others)} - {*made}:
-        return Look(stage.name, section, later)
     with tempfile.TemporaryDirectory() as scratch, naming(stage):
-        config, found = settings_of_training(stage, outputs, {}), [*later]
-        ancestor = stage
-        while names := [*_named(ancestor.tree.get("model", {}))]:
-            ancestor = stages[names[0]]
-            if ancestor.name not in made and ancestor.kind != "model":
-                continue
-            path = outputs[ancestor.name]
-            if ancestor.name not in made:
-                path = str(make_tiny(ancestor, Path(scratch) / TINY))
-            found += [f"looked at with the model of stage {ancestor.name}"] if later else []
-            model = config.model.model_copy(update={"path": path})
-            config = config.model_copy(update={"model": model})
-            break
-        return Look(stage.name, section, found, api.dry_run(config, quiet=quiet))
+        stood_in = _stand_in(stage, stages, outputs, made, Path(scratch))
+        if stood_in is None:
+            return Look(stage.name, section, later)
+        from assay.start.measure import measure
+        from assay.training import api
+
+        config, notes = stood_in
+        looked, (_, measured) = (
+            api.dry_run(config, quiet=quiet),
+            measure(config, 0, lambda text: None),
+        )
+        steps, at_most = measured.num_steps, False
+        if config.sft is not None and counts.is_open(stage):
+            rows, at_most = counts.of(stage.tree["sft"]["traces"]), True
+            tokens = (rows or 0) * config.sft.epochs * config.sampling.max_tokens
+            steps = None if rows is None else max(1, round(tokens / config.sft.tokens_per_step))
+        seconds = measured.seconds.total if measured.seconds is not None else None
+        minutes = None if steps is None or seconds is None else steps * seconds / 60
+        cost = Cost(at_most, None, None, steps, minutes, measured.memory.total_mib)
+        return Look(stage.name, section, [*later, *notes], looked, cost)
+
+
+def _stand_in(
+    stage: RecipeStage,
+    stages: Mapping[str, RecipeStage],
+    outputs: Mapping[str, str],
+    made: Collection[str],
+    scratch: Path,
+) -> tuple[TrainConfig, list[str]] | None:
+    """Return a training stage as far as it can be looked at, and what stands for what is not there.
+
+    None where too little is there, as a judge that an earlier stage trains.
+    """
+    config, notes = settings_of_training(stage, outputs, {}), list[str]()
+    section, key = next((name, key) for name, (_, key) in SOURCES.items() if name in stage.tree)
+    owner = SOURCES[section][0]
+    tree: dict[str, Any] = {name: one for name, one in stage.tree.items() if name != "model"}
+    named = [*tree.get(owner, {}).get(key, ()), *tree.get("data", {}).get("heldout", ())]
+    missing = {name for name in _named(tree) if name not in made}
+    if missing - {*_named([one for one in named if one.startswith("@")])}:
+        return None
+    absent = tuple(outputs[name] for name in missing)
+    sources = getattr(getattr(config, owner), key)
+    there = [one for one in sources if not one.endswith(absent)]
+    if sources and not there and section == "rl":
+        roots = [one for name in _named(tree[owner][key]) for one in roots_of(name, stages)]
+        there, notes = (
+            list(dict.fromkeys(roots)),
+            ["looked at with the problems that they come from"],
+        )
+    elif sources and not there and section == "sft":
+        row = {"prompt": "x" * 32, "completion": "y" * config.sampling.max_tokens}
+        (scratch / "made-up.jsonl").write_text(json.dumps(row), encoding="utf-8")
+        there, notes = [str(scratch / "made-up.jsonl")], ["looked at with a made-up trace"]
+    elif sources and not there:
+        return None
+    heldout = [one for one in config.data.heldout if not one.endswith(absent)]
+    config = _with(_with(config, "data", "heldout", heldout), owner, key, there)
+    own = ancestor = stage
+    while names := [*_named(ancestor.tree.get("model", {}))]:
+        own, ancestor = ancestor, stages[names[0]]
+        if ancestor.name not in made and ancestor.kind != "model":
+            continue
+        path = outputs[ancestor.name]
+        if ancestor.name not in made:
+            path = str(make_tiny(ancestor, scratch / TINY))
+        if own is not stage or ancestor.name not in made:
+            notes.append(f"looked at with the model of stage {ancestor.name}")
+        model = config.model.model_copy(update={"path": path})
+        config = config.model_copy(update={"model": model})
+        break
+    return config, notes
 
 
 def make_tiny(stage: RecipeStage, folder: Path) -> Path:

@@ -25,6 +25,7 @@ from assay.recipes.check import (
     settings_of_data,
     settings_of_training,
 )
+from assay.recipes.cost import Cost, RowCounts, Total, total_of
 from assay.recipes.file import Recipe, RecipeStage, find_recipe, read_recipe
 from assay.recipes.manifest import TINY, Manifest, Row, inputs_of, settings_of
 from assay.recipes.report import write_report
@@ -127,16 +128,24 @@ def dry_run(
     resume: Path | None = None,
     scale: str | None = None,
     quiet: bool = False,
-) -> Iterator[Look]:
-    """Yield what each stage that is not done would do; the parameters are those of `run_recipe`.
+) -> Iterator[Look | Total]:
+    """Yield what each stage that is not done would do, and last what all of them take.
 
-    All keys and rows are checked before the first model is loaded.
+    The parameters are those of `run_recipe`. All keys and rows are checked before the first model
+    is loaded.
     """
     plan = _plan(name, Path("runs"), overrides, until, resume, scale)
+    stages, outputs, costs = plan.recipe.stages, plan.outputs, dict[str, Cost | None]()
+    data = [one for one in plan.stages if one.kind == "data"]
+    settings = {one.name: settings_of_data(one, outputs) for one in data}
+    counts = RowCounts(stages, settings, outputs, plan.standing)
     for stage in plan.stages:
         if stage.name not in plan.standing:
             later = plan.later[stage.name]
-            yield look(stage, plan.recipe.stages, plan.outputs, later, plan.standing, quiet)
+            found = look(stage, stages, outputs, later, plan.standing, counts, quiet)
+            costs[stage.name] = found.cost
+            yield found
+    yield total_of(costs)
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,21 @@ LOOKED_AT = 64  # prompts, for their lengths
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A configuration's estimated memory, and seconds of a step; None: of a stage not timed."""
+    """A configuration's estimated memory, and seconds of a step; None: of a stage not timed.
+
+    num_steps: of the whole run, where the stage is timed.
+    """
 
     memory: MemoryPlan
     seconds: StepSeconds | None
+    num_steps: int | None = None
+
+    @property
+    def minutes(self) -> float | None:
+        """The steps of the whole run, without evaluations."""
+        if self.seconds is None or self.num_steps is None:
+            return None
+        return self.num_steps * self.seconds.total / 60
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -44,11 +55,18 @@ class Measured:
             "memory_mib": {**self.memory.parts, "total": self.memory.total_mib},
             "workers_mib": self.memory.workers_mib,
             "seconds": self.seconds.as_dict() if self.seconds is not None else None,
+            "num_steps": self.num_steps,
+            "minutes": self.minutes,
         }
 
     def __str__(self) -> str:
         seconds = "  a step     not timed in this stage" if self.seconds is None else self.seconds
-        return f"{self.memory}\n{seconds}"
+        lines = [f"{self.memory}", f"{seconds}"]
+        if self.minutes is not None:
+            lines.append(
+                f"  the run {self.minutes:12.1f} min   {self.num_steps} steps, no evaluations"
+            )
+        return "\n".join(lines)
 
 
 def measure(
@@ -171,7 +189,7 @@ def measure_machine(
     import torch
 
     from assay.plan.memory import MIB, critic_bytes, plan_memory, reference_bytes
-    from assay.start.seconds import time_rl, time_sft
+    from assay.start.seconds import mean_lengths, time_rl, time_sft
     from assay.training.assemble import choose_algorithm
 
     config, model = bench.config, cast("Any", bench.loaded.model)
@@ -187,12 +205,17 @@ def measure_machine(
         num_heldout=num_heldout,
     )
     say("timing a few products and decoding steps")
-    seconds = None
-    if row is not None:
+    seconds, num_steps = None, None
+    if row is not None and config.rl is not None:
+        num_steps = config.rl.steps
         typical = prompts[len(prompts) // 2]
         seconds = time_rl(bench, problems, typical, facts, lengths, row)
     elif config.sft is not None or config.pretrain is not None:
-        seconds = time_sft(bench)
+        prompt, learned = mean_lengths(bench)
+        seconds = time_sft(bench, prompt, learned)
+        if config.sft is not None and facts.num_demonstrations:
+            tokens = config.sft.epochs * facts.num_demonstrations * learned
+            num_steps = max(1, round(tokens / config.sft.tokens_per_step))
     own = sum(memory.parts.get(name, 0.0) for name in ("reference", "critic"))
     found: dict[str, Any] = {
         "num_weights": sum(one.numel() for one in model.parameters()),
@@ -205,4 +228,4 @@ def measure_machine(
     if bench.loaded.device.type == "cuda":
         total = torch.cuda.get_device_properties(bench.loaded.device).total_memory
         found["memory_mib"] = total / MIB
-    return found, Measured(memory, seconds)
+    return found, Measured(memory, seconds, num_steps)

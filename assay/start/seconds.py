@@ -164,7 +164,14 @@ def time_rl(
     return estimate_rl(config, measured, prompt, lengths, verdict, facts.mixed, slots)
 
 
-def time_sft(bench: Bench) -> StepSeconds:
+def mean_lengths(bench: Bench) -> tuple[int, int]:
+    """Return the mean tokens of the first rows' prompts, and of what is learned of them."""
+    columns = zip(*(_lengths(bench) or [TRACE_LENGTHS]), strict=True)
+    prompt, completion = (max(1, round(sum(column) / len(column))) for column in columns)
+    return prompt, completion
+
+
+def time_sft(bench: Bench, prompt: int, completion: int) -> StepSeconds:
     """Time a learner of ``[sft]`` or ``[pretrain]`` on made-up rows of its rows' mean length."""
     from assay.learn.sft_update import SFTLearner
     from assay.model.packing import pack
@@ -178,8 +185,6 @@ def time_sft(bench: Bench) -> StepSeconds:
     def learn(groups: Sequence[Group]) -> None:
         learner.update(pack(groups, spread_verdicts(groups), learner.device))
 
-    columns = zip(*(_lengths(bench) or [TRACE_LENGTHS]), strict=True)
-    prompt, completion = (max(1, round(sum(column) / len(column))) for column in columns)
     measured = measure_units(bench, (), prompt, completion, learn, 1)
     return estimate_sft(config, measured, prompt / completion)
 

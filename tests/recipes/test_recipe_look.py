@@ -8,6 +8,8 @@ import pytest
 from recipe_worlds import World
 
 from assay.errors import ConfigError, DataError
+from assay.recipes.check import Look
+from assay.recipes.cost import Cost, Total
 from assay.recipes.run import dry_run
 
 
@@ -15,7 +17,9 @@ def test_a_dry_run_looks_as_far_as_inputs_are_there(world: World) -> None:
     chosen = {"data": "select", "inputs": world.source("traces"), "keep": "any"}
     more = {"model": {"path": "@reason@best"}, "sft": {"traces": ["@chosen"]}}
     path = world.file(world.tree(start={"model": "tiny"}, chosen=chosen, more=more))
-    start, cold, reason, kept, last = dry_run(str(path), quiet=True)
+    start, cold, reason, kept, last, total = dry_run(str(path), quiet=True)
+    assert isinstance(total, Total) and isinstance(cold, Look) and isinstance(kept, Look)
+    assert isinstance(start, Look) and isinstance(reason, Look) and isinstance(last, Look)
     assert (start.kind, start.dry_run, kept.kind) == ("tiny", None, "select")
     assert cold.dry_run is not None and "9 traces" in cold.dry_run.notes
     assert reason.later == [
@@ -23,15 +27,60 @@ def test_a_dry_run_looks_as_far_as_inputs_are_there(world: World) -> None:
         "looked at with the model of stage start",
     ]
     assert reason.dry_run is not None and reason.dry_run.memory.total_mib > 0
-    assert last.dry_run is None and [one.split()[0] for one in last.later] == ["@reason", "@chosen"]
+    assert [one.split()[0] for one in last.later[:2]] == ["@reason", "@chosen"]
+    assert last.later[2:] == [
+        "looked at with a made-up trace",
+        "looked at with the model of stage start",
+    ]
+    assert last.dry_run is not None
     assert "=== prompt ===" in str(reason) and reason.as_dict()["looked"]["notes"]
     assert not (world.folder / "runs").exists()
 
 
+def test_a_dry_run_says_what_stages_take(world: World) -> None:
+    """Completions of data stages, steps, minutes and memory of training, bounds where rows lack."""
+    asked = {"data": "collect", "model": "@cold", "inputs": world.source("train"), "num_samples": 3}
+    label = {"data": "label_difficulty", "model": "@cold", "inputs": ["@asked"], "num_samples": 2}
+    more = {"model": {"path": "@cold"}, "sft": {"traces": ["@both"], "tokens_per_step": 16}}
+    tree = world.tree(reason={"data": {"train": ["@label"], "heldout": ["@both"]}})
+    tree["stage"]["asked"] = {**asked, "max_problems": 5}
+    tree["stage"]["label"] = {**label, "also_without_thinking": True, "max_tokens": 4}
+    variants = {"a": {}, "b": {"append": "!"}}
+    tree["stage"]["both"] = {"data": "vary", "inputs": ["@asked"], "variants": variants}
+    tree["stage"]["more"] = more
+    tree["stage"]["reason"] = tree["stage"].pop("reason")
+    *looks, total = dry_run(str(world.file(tree)), quiet=True)
+    found = {one.stage: one.cost for one in looks if isinstance(one, Look)}
+    assert isinstance(total, Total) and total.not_known == []
+    assert found["asked"] == Cost(False, 15, 15 * 8), "5 problems x 3, of the run's 8 tokens"
+    assert found["label"] == Cost(True, 15 * 2 * 2, 60 * 4), "and as often without thinking"
+    assert found["both"] == Cost()
+    cold, last, reason = found["cold"], found["more"], found["reason"]
+    assert cold and last and reason and not (cold.at_most or reason.at_most) and last.at_most
+    assert last.steps == 30 * 8 // 16, "at most 30 rows of 8 tokens"
+    assert reason.steps == 4 and cold.steps == 3, "9 traces of 2 or 3 tokens, by 8"
+    minutes = [one.minutes or 0.0 for one in (cold, last, reason)]
+    assert all(minutes) and total.cost.minutes == pytest.approx(sum(minutes))
+    assert total.cost.completions == 75 and total.cost.at_most
+    assert total.cost.memory_mib == max(one.memory_mib or 0 for one in (cold, last, reason)) > 0
+    assert str(total).startswith("##### in all #####\ncost: at most 75 completions of at most 360")
+    (asked_look,) = (one for one in looks if isinstance(one, Look) and one.stage == "asked")
+    assert "cost: 15 completions of at most 120 tokens" in str(asked_look)
+    assert asked_look.as_dict()["cost"]["completions"] == 15
+
+
+def test_what_is_not_known_is_named(world: World) -> None:
+    """A stage that learns from an earlier one's rollouts, which nobody can count before."""
+    pairs = {"model": {"path": "@cold"}, "preference": {"pairs": ["run:@reason"]}}
+    *_, total = dry_run(str(world.file(world.tree(pairs=pairs))), quiet=True)
+    assert isinstance(total, Total) and total.not_known == ["pairs"]
+    assert "not known, and not in the sum: pairs" in str(total)
+
+
 def test_a_dry_run_of_a_begun_one_uses_what_is_there(world: World) -> None:
     folder = Path(world.run(world.file(), until="cold").folder)
-    (reason,) = dry_run(resume=folder, quiet=True)
-    assert reason.later == [] and reason.dry_run is not None
+    reason, _ = dry_run(resume=folder, quiet=True)
+    assert isinstance(reason, Look) and reason.later == [] and reason.dry_run is not None
 
 
 def test_rows_of_every_stage_are_read_before_the_first_starts(world: World) -> None:

@@ -1,0 +1,182 @@
+"""What the stages of a recipe will take, before the first starts: completions, minutes, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from assay.curation.asking import AskingSettings
+from assay.curation.base import StageSettings
+from assay.curation.collect import CollectSettings
+from assay.curation.mix import MixSettings
+from assay.curation.output import rows_of
+from assay.curation.pairs import PairsSettings
+from assay.curation.vary import VarySettings
+from assay.data.sources import open_source
+from assay.recipes.file import RecipeStage, references
+
+LONGEST = 256
+"""Tokens of a completion where neither the stage nor the run of its model says so."""
+Count = int | None
+"""None: not known."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a stage takes, as far as it can be said; None: not known, or nothing of it.
+
+    at_most: rows are not there yet, and the numbers are bounds. tokens: of all completions, at the
+    most. minutes: of training alone, without evaluations.
+    """
+
+    at_most: bool = False
+    completions: Count = None
+    tokens: Count = None
+    steps: Count = None
+    minutes: float | None = None
+    memory_mib: float | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is of a training whose minutes are not known."""
+        return self.memory_mib is not None and self.minutes is None
+
+    def __str__(self) -> str:
+        bound = "at most " if self.at_most else ""
+        parts: list[str] = []
+        if self.completions is not None:
+            words = (
+                f"{bound}{self.completions:,} completions of at most {self.tokens or 0:,} tokens"
+            )
+            parts.append(words)
+        if self.steps is not None:
+            parts.append(f"{bound}{self.steps:,} steps")
+        if self.minutes is not None:
+            parts.append(f"{bound}{self.minutes:.1f} minutes without evaluations")
+        if self.memory_mib is not None:
+            parts.append(f"{self.memory_mib:,.0f} MiB")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Total:
+    """What all stages together take. not_known: the stages whose minutes or completions are not."""
+
+    cost: Cost
+    not_known: Sequence[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {"stage": None, "cost": asdict(self.cost), "not_known": [*self.not_known]}
+
+    def __str__(self) -> str:
+        lines = ["##### in all #####", f"cost: {self.cost or 'nothing that is known'}"]
+        if self.not_known:
+            lines.append(f"not known, and not in the sum: {', '.join(self.not_known)}")
+        return "\n".join(lines)
+
+
+def total_of(costs: Mapping[str, Cost | None]) -> Total:
+    """Return the sum of the costs of stages; of memory, the most."""
+    known = [one for one in costs.values() if one is not None]
+
+    def summed(key: str) -> Any:
+        values = [value for one in known if (value := getattr(one, key)) is not None]
+        return sum(values) if values else None
+
+    at_most = any(one.at_most for one in known)
+    memory = max((one.memory_mib for one in known if one.memory_mib is not None), default=None)
+    parts = [summed(key) for key in ("completions", "tokens", "steps", "minutes")]
+    completions, tokens, steps, minutes = parts
+    total = Cost(at_most, completions, tokens, steps, minutes, memory)
+    not_known = [name for name, one in costs.items() if one is None or one.is_open]
+    return Total(total, not_known)
+
+
+class RowCounts:
+    """How many rows a data stage can write at the most; what is there is counted."""
+
+    def __init__(
+        self,
+        stages: Mapping[str, RecipeStage],
+        settings: Mapping[str, StageSettings],
+        outputs: Mapping[str, str],
+        made: Collection[str],
+    ) -> None:
+        self._stages, self._settings = stages, settings
+        self._outputs, self._made = outputs, made
+        self._known: dict[str, Count] = {}
+
+    def of(self, sources: Sequence[str]) -> Count:
+        """Return the rows of sources as a recipe names them, as ``@NAME``; None: not known."""
+        counts = [self._of_one(source) for source in sources]
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
+
+    def cost_of(self, stage: RecipeStage) -> Cost | None:
+        """Return what a data stage asks of a model; None where that is not known."""
+        settings = self._settings[stage.name]
+        if not isinstance(settings, AskingSettings) or not settings.model:
+            return Cost()
+        problems = self._asked(stage, settings)
+        if problems is None:
+            return None
+        modes = 2 if getattr(settings, "also_without_thinking", False) else 1
+        completions = problems * settings.num_samples * modes
+        longest = settings.max_tokens or self._longest_of(stage.tree["model"])
+        return Cost(self.is_open(stage), completions, completions * longest)
+
+    def is_open(self, stage: RecipeStage) -> bool:
+        """Whether rows that a stage reads are not there yet."""
+        sources = stage.tree.get("inputs") or stage.tree.get("sft", {}).get("traces", ())
+        return any(name not in self._made for _, name, _ in references(sources))
+
+    def _of_one(self, source: str) -> Count:
+        found = [*references(source)]
+        if not found:
+            return _count(source)
+        text, name, _ = found[0]
+        if not text.startswith("@") or name not in self._settings:
+            return None  # rollouts of a run
+        if name not in self._known:
+            is_there = name in self._made
+            self._known[name] = _count(self._outputs[name]) if is_there else self._bound(name)
+        return self._known[name]
+
+    def _bound(self, name: str) -> Count:
+        settings, stage = self._settings[name], self._stages[name]
+        if isinstance(settings, MixSettings) and settings.rows is not None:
+            return settings.rows
+        count = self._asked(stage, settings)
+        if isinstance(settings, CollectSettings):
+            times = settings.num_samples
+        elif isinstance(settings, PairsSettings):
+            times = settings.most
+        else:
+            times = len(settings.variants) if isinstance(settings, VarySettings) else 1
+        return None if count is None else count * times
+
+    def _asked(self, stage: RecipeStage, settings: StageSettings) -> Count:
+        count, limit = self.of(stage.tree["inputs"]), getattr(settings, "max_problems", None)
+        return min(count, limit) if count is not None and limit is not None else count
+
+    def _longest_of(self, model: str) -> int:
+        """Return the longest completion of a run: as its stage says."""
+        for _, name, _ in references(model):
+            return self._stages[name].tree.get("sampling", {}).get("max_tokens", LONGEST)
+        return LONGEST
+
+
+def _count(source: str) -> int:
+    return sum(1 for _ in open_source(rows_of(source)).scan())
+
+
+def roots_of(name: str, stages: Mapping[str, RecipeStage]) -> Iterator[str]:
+    """Yield the sources that stand at the beginning of what a data stage makes."""
+    for source in stages[name].tree.get("inputs", ()):
+        inner = [found for _, found, _ in references(source)]
+        for one in inner:
+            yield from roots_of(one, stages)
+        if not inner:
+            yield source
