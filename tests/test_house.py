@@ -40,7 +40,7 @@ RANKS = {
     "toml_text": 1,
     "config": 2,
     "testing": 3,
-    "data": 3720,
+    "data": 3,
     "model": 3,
     "run": 3,
     "verify": 4,
@@ -49,10 +49,10 @@ RANKS = {
     "reward_models": 5,
     "plan": 5,
     "doctor": 5,
-    "training": 6440,
+    "training": 6,
     "start": 7,
     "scale": 7,
-    "curation": 2705,
+    "curation": 7,
     "recipes": 8,
     "cli": 9,
     "__main__": 10,
@@ -64,8 +64,8 @@ BUDGETS = {
     "*.py": 1716,  # 20: several near names, `did you mean`, slips in the keys of rows, an error in a notebook; 10: complaints of sections in a table; 40: what an import of a user's module lacked, and at which line; 17: tables that are put together, a completion of which only the text is known
     "cli": 1125,  # `assay verify FILE` from verify; 75: `rollouts`, `compare-runs`; 85: `init`; 45: `data`; 85: `recipe`; 45: `compare`
     "config": 1750,  # 25: `[pretrain]`; 125: `[curriculum]`; what a row of a table is came from learn; settings of data stages, recipes' files
-    "curation": 2705,  # data stages, a file each; what writes their rows, what asks a model or a server for them; half of the lines tell what a setting does
-    "data": 3720,  # 110: pages of the web; 75: documents, and files of plain text; 140: requests that are not sums, traces with links, examples and a check, for the recipe r1; 440: orders of draws, the posterior of pass rates, what rows say of themselves; 55 more: n-grams of held-out questions serve `assay data decontaminate`; columns of the hub are renamed, its errors say what to do; think mode of a row, and its switches, 80; 130: lists of words that keep to instructions; 20: finished problems and traces become rows; 130: one reader of rows that hold a completion, which was three in curation and training
+    "curation": 2705,  # 120: `rank`, annotators who err; 150: mining of pages: a classifier of n-grams, the rule of domains; 45: Parquet, whole rows on a full disk; data stages, a file each; what writes their rows, what asks a model or a server for them; half of the lines tell what a setting does
+    "data": 3720,  # 110: pages of the web; 75: documents, and files of plain text; 140: requests that are not sums, traces with links, examples and a check, for the recipe r1; 440: orders of draws, the posterior of pass rates, what rows say of themselves; 55 more: n-grams of held-out questions serve `assay data decontaminate`; columns of the hub are renamed, its errors say what to do; think mode of a row, and its switches, 80; 130: lists of words that keep to instructions; 20: finished problems and traces become rows; 130: one reader of rows that hold a completion, which was three in curation and training; 45: rows written as Parquet
     "generate": 2560,  # 300 more: a decoding step in C, 1.7 times as fast on the demo
     "learn": 3850,
     "model": 3730,  # 240: a layer in C; attention by blocks on a GPU; 104: long rows of other models hold no whole mask
