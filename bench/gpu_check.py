@@ -181,15 +181,23 @@ def versions() -> dict[str, str | None]:
 
 
 def device_facts(device: str) -> dict[str, Any] | None:
-    """Return what is known of the device; None where CUDA is asked for and there is none."""
-    import torch
+    """Return what is known of the device; None where CUDA is asked for and there is none.
 
-    facts: dict[str, Any] = {"device": "CPU", "cuda": torch.version.cuda}
-    if device == "cuda":
-        if not torch.cuda.is_available():
-            return None
-        facts["device"] = torch.cuda.get_device_name()
-        facts["memory_gib"] = round(torch.cuda.get_device_properties(0).total_memory / 2**30, 1)
+    Facts that cannot be had are told under ``device_error``: the parts may still say why.
+    """
+    facts: dict[str, Any] = {"device": "CPU" if device == "cpu" else "CUDA"}
+    try:
+        import torch
+
+        facts["cuda"] = torch.version.cuda
+        if device == "cuda":
+            if not torch.cuda.is_available():
+                return None
+            facts["device"] = torch.cuda.get_device_name()
+            facts["memory_gib"] = round(torch.cuda.get_device_properties(0).total_memory / 2**30, 1)
+    except Exception as error:  # torch's and the driver's code runs here
+        facts["device_error"] = f"{type(error).__name__}: {error}"
+        print(f"gpu-check: the device tells no facts: {facts['device_error']}", file=sys.stderr)
     return facts
 
 

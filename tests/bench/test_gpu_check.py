@@ -89,6 +89,31 @@ def test_without_cuda_it_says_so_in_one_line(
     assert said.out == "" and not (tmp_path / "out.json").exists()
 
 
+@pytest.mark.parametrize("fails", ["is_available", "get_device_name", "get_device_properties"])
+def test_a_device_that_tells_nothing_costs_no_part(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    fails: str,
+) -> None:
+    import torch
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("CUDA driver initialization failed")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a device")
+    monkeypatch.setattr(torch.cuda, fails, broken)
+    part = Part("one", python(""), 60)
+    monkeypatch.setattr(gpu_check, "parts_of", lambda *_: [part])
+    file = tmp_path / "out.json"
+    assert main(["--json", str(file)]) == 0
+    report = json.loads(file.read_text())
+    assert report["device_error"] == "RuntimeError: CUDA driver initialization failed"
+    assert report["device"] in ("CUDA", "a device") and len(report["parts"]) == 1
+    assert "tells no facts" in capsys.readouterr().err
+
+
 def test_the_parts(tmp_path: Path) -> None:
     parts = parts_of("cuda", tmp_path, "/trl/python")
     names = ["doctor", "gpu tests", "bench.gpu", "demo", "bench.vs_trl"]
