@@ -15,11 +15,23 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from forked_workers import Template
 from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_PROCESSES = 8  # each takes about 1.5 GiB
 DATA = Path(os.environ.get("ASSAY_DATA", ROOT.parent / "shared" / "data"))
+
+# What is written is synced to the disk, which takes milliseconds of waiting, some fifty times a
+# training: temporary folders are in memory where there is a file system of it with room.
+MEMORY = Path("/dev/shm")
+ROOM = 4 * 2**30
+if (
+    os.access(MEMORY, os.W_OK)
+    and shutil.disk_usage(MEMORY).free > ROOM
+    and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC  # some tests run what they write
+):
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 # Runs are signed with a key of the user's: tests have one of their own, their subprocesses too.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="assay-tests-")
@@ -93,3 +105,24 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def worker_template() -> Iterator[Template]:
+    """The process that `forked_workers` forks from."""
+    found = Template()
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked_workers(request: pytest.FixtureRequest, worker_template: Template) -> Iterator[None]:
+    """Verifier workers are forks of one process, but where they themselves are tested."""
+    if request.path.parent.name == "serving" or request.path.name == "test_doctor.py":
+        yield
+        return
+    from assay.verify.serving import process
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "subprocess", worker_template)
+        yield
