@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +37,7 @@ def run_killer(world: World, seed: int, num_kills: int, *stages: str) -> dict[st
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def check_killed(world: World, seed: int, num_kills: int, *stages: str) -> None:
-    found = run_killer(world, seed, num_kills, *stages)
-    assert found.keys() == {*stages}
+def check_killed(found: dict[str, Any], num_kills: int) -> None:
     for stage, result in found.items():
         assert result["different"] == [], stage
         assert result["workers_left"] == [], stage
@@ -50,8 +46,34 @@ def check_killed(world: World, seed: int, num_kills: int, *stages: str) -> None:
 
 
 @pytest.mark.timeout(1200)
-def test_killed_three_times(world: World) -> None:
-    check_killed(world, 0, 3, "rl", "critic", "given", "on_policy")
+def test_trainings_that_are_killed_or_interrupted_go_on(
+    world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One program does both: what it imports takes as long as either."""
+    stages = ("rl", "critic", "given", "on_policy")
+    found = run_killer(world, 0, 3, *stages, "ctrl_c")
+    ended = found.pop("ctrl_c")
+    assert found.keys() == {*stages}
+    check_killed(found, 3)
+
+    said, run = ended["said"], world.folder / "runs" / "run"
+    assert ended["code"] == 130
+    assert "stopping cleanly after this step" in said
+    assert "Traceback" not in said and "interrupted after" in said
+    assert f"go on with: assay train --resume {run}" in said
+    steps = len(rows_of(run, "metrics"))
+    assert (run / "checkpoints" / f"step-{steps:06d}").is_dir()
+    assert not {"worker_died", "worker_killed"} & {*events_of(run)}
+    assert rows_of(run, "metrics")[-1]["verdict/not_judged"] == 0
+    assert (run / "report.html").exists()
+    more = ("--set", f"rl.steps={steps + 1}", "--json")
+    monkeypatch.setattr(sys, "argv", ["assay", "train", "--resume", str(run), *more])
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as end:
+        main()
+    out, err = capfd.readouterr()
+    assert end.value.code == 0, err
+    assert json.loads(out)["steps"] == steps + 1 and err == ""
 
 
 @pytest.mark.slow
@@ -69,60 +91,7 @@ def test_killed_three_times(world: World) -> None:
     ],
 )
 def test_killed_again_and_again(world: World, seed: int, stage: str) -> None:
-    check_killed(world, seed, 24, stage)
-
-
-def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "assay.cli", *arguments],
-        cwd=cwd,
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def wait_for_step(run: Path, step: int) -> None:
-    give_up = time.monotonic() + 120
-    while time.monotonic() < give_up:
-        try:
-            if len(rows_of(run, "metrics")) >= step:
-                return
-        except (OSError, ValueError):  # not there yet, or half a line
-            pass
-        time.sleep(0.02)
-    raise AssertionError(f"{run} has not come to step {step}")
-
-
-def test_ctrl_c_stops_after_the_step_and_a_second_start_goes_on(
-    world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """As on a terminal: the signal goes to the whole process group, workers included."""
-    tree = world.tree(rl={"steps": 100_000}, checkpoint={"every": 100_000})
-    path, run = world.config_file(tree), world.folder / "runs" / "run"
-    process = start("train", str(path), cwd=world.folder)
-    wait_for_step(run, 2)
-    os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "stopping cleanly after this step" in err
-    assert "Traceback" not in err and "interrupted after" in out
-    assert f"go on with: assay train --resume {run}" in out
-    steps = len(rows_of(run, "metrics"))
-    assert (run / "checkpoints" / f"step-{steps:06d}").is_dir()
-    assert not {"worker_died", "worker_killed"} & {*events_of(run)}
-    assert rows_of(run, "metrics")[-1]["verdict/not_judged"] == 0
-    assert (run / "report.html").exists()
-    more = ("--set", f"rl.steps={steps + 1}", "--json")
-    monkeypatch.setattr(sys, "argv", ["assay", "train", "--resume", str(run), *more])
-    capfd.readouterr()
-    with pytest.raises(SystemExit) as end:
-        main()
-    out, err = capfd.readouterr()
-    assert end.value.code == 0, err
-    assert json.loads(out)["steps"] == steps + 1 and err == ""
+    check_killed(run_killer(world, seed, 24, stage), 24)
 
 
 def test_a_resumed_run_keeps_its_number_of_decoding_threads(

@@ -2,7 +2,7 @@
 
     train_killer.py FOLDER SEED NUM_KILLS STAGE...
 
-A STAGE is one of `STAGES`. FOLDER holds the world that `train_worlds.make_world` makes. Each attempt is a fork that runs
+A STAGE is one of `STAGES`, or ctrl_c: a training that is interrupted. FOLDER holds the world that `train_worlds.make_world` makes. Each attempt is a fork that runs
 ``assay train`` as the command line does; everything is imported once. Prints
 one JSON line: what was found of each stage.
 """
@@ -16,6 +16,7 @@ import shutil
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ import assay.training.api  # noqa: F401 (heavy: imported before the first fork)
 from assay.cli import main
 from assay.run.metrics import is_timing
 
-STEPS = 8
+STEPS = 6
 KILLED: set[int] = set()
 
 
@@ -110,18 +111,7 @@ def attempt(world: World, stage: str, name: str, kill_after: float | None) -> fl
     else:
         arguments = ["train", "--resume", str(run), "--json"]
     started = time.monotonic()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setsid()
-            sys.argv = ["assay", *arguments]
-            main()
-        except SystemExit as end:
-            os._exit(int(end.code or 0))
-        except BaseException as error:
-            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        finally:
-            os._exit(3)
+    child = start(arguments)
     if kill_after is not None:
         time.sleep(kill_after)
         os.kill(child, signal.SIGKILL)
@@ -131,6 +121,51 @@ def attempt(world: World, stage: str, name: str, kill_after: float | None) -> fl
         return None
     assert os.WEXITSTATUS(status) == 0, f"the run failed by itself: {status}"
     return time.monotonic() - started
+
+
+def start(arguments: list[str], said: Path | None = None) -> int:
+    """Fork a process that runs ``assay``, in a session of its own; said: where all that it says goes."""
+    child = os.fork()
+    if child:
+        return child
+    code = 3
+    try:
+        os.setsid()
+        if said is not None:
+            with said.open("wb") as file:
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)
+        sys.argv = ["assay", *arguments]
+        main()
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def interrupt(world: World) -> dict[str, Any]:
+    """Interrupt a training after its second step, as on a terminal: its whole group gets the signal."""
+    tree = world.tree(rl={"steps": 100_000}, checkpoint={"every": 100_000})
+    said = world.folder / "said"
+    child = start(["train", str(world.config_file(tree))], said)
+    wait_for_step(world.folder / "runs" / "run", 2)
+    os.killpg(child, signal.SIGINT)
+    _, status = os.waitpid(child, 0)
+    return {"code": os.waitstatus_to_exitcode(status), "said": said.read_text(encoding="utf-8")}
+
+
+def wait_for_step(run: Path, step: int) -> None:
+    give_up = time.monotonic() + 120
+    while time.monotonic() < give_up:
+        with suppress(OSError, ValueError):  # not there yet, or half a line
+            if len(rows_of(run, "metrics")) >= step:
+                return
+        time.sleep(0.02)
+    raise AssertionError(f"{run} has not come to step {step}")
 
 
 def fingerprint(run: Path) -> dict[str, Any]:
@@ -198,4 +233,7 @@ def kill_again_and_again(world: World, seed: int, num_kills: int, stage: str) ->
 if __name__ == "__main__":
     folder, seed, num_kills, *stages = sys.argv[1:]
     given = (World(Path(folder)), int(seed), int(num_kills))
-    print(json.dumps({stage: kill_again_and_again(*given, stage) for stage in stages}))
+    found = {stage: kill_again_and_again(*given, stage) for stage in stages if stage in STAGES}
+    if "ctrl_c" in stages:
+        found["ctrl_c"] = interrupt(given[0])
+    print(json.dumps(found))
