@@ -5,12 +5,14 @@
         "learned reward: ppo/reward/reward_model, ppo_2/reward/reward_model"
 
 The first panel has a line for each source of held-out problems: accuracy after each stage, with its
-standard error, at the first of `evaluation.temperatures`. Then comes a panel for each title with
+standard error, at the first of `evaluation.temperatures`; ``"kind=temperature 1"`` names another.
+Then comes a panel for each title with
 its curves, ``STAGE/METRIC``: means over ten steps.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,10 +27,12 @@ WINDOW = 10
 Points = dict[str, list[tuple[str, float, float]]]
 
 
-def draw(runs: Mapping[str, LoadedRun], panels: Mapping[str, Sequence[str]], path: Path) -> None:
+def draw(
+    runs: Mapping[str, LoadedRun], panels: Mapping[str, Sequence[str]], path: Path, kind: str = ""
+) -> None:
     """Write the figure as SVG: the same bytes for the same numbers."""
     with drawn_as(1 + len(panels)) as (figure, axes):
-        _stages(axes[0], accuracies(runs))
+        _stages(axes[0], accuracies(runs, kind), kind)
         for axis, (title, curves) in zip(axes[1:], panels.items(), strict=True):
             for color, curve in zip(COLORS, curves, strict=False):
                 stage, _, metric = curve.partition("/")
@@ -41,12 +45,12 @@ def draw(runs: Mapping[str, LoadedRun], panels: Mapping[str, Sequence[str]], pat
         figure.savefig(path, transparent=True, metadata={"Date": None})
 
 
-def accuracies(runs: Mapping[str, LoadedRun]) -> Points:
+def accuracies(runs: Mapping[str, LoadedRun], kind: str = "") -> Points:
     """Return (stage, accuracy, its standard error) after each stage, by source of problems."""
     found: Points = {}
     for stage, run in runs.items():
         rows = [one for one in run.evaluations if "eval/kind" not in one]
-        rows = [one for one in rows if kind_of(one) == kind_of(rows[0])]
+        rows = [one for one in rows if kind_of(one) == (kind or kind_of(rows[0]))]
         before = [(f"before {stage}", rows[0])] if rows and not found else []
         for name, row in [*before, *((stage, one) for one in rows[-1:])]:
             for source, part in by_source(run, row).items():
@@ -72,7 +76,7 @@ def smoothed(values: Sequence[float | None]) -> tuple[list[int], list[float]]:
     return [step for step, _ in known], means
 
 
-def _stages(axis: Any, found: Points) -> None:
+def _stages(axis: Any, found: Points, kind: str) -> None:
     names = list(dict.fromkeys(name for points in found.values() for name, _, _ in points))
     for color, (source, points) in zip(COLORS, found.items(), strict=False):
         places = [names.index(name) for name, _, _ in points]
@@ -80,12 +84,15 @@ def _stages(axis: Any, found: Points) -> None:
         axis.errorbar(places, shares, errors, color=color, marker="o", capsize=3, label=source)
     axis.set_xticks(range(len(names)), names, rotation=30, ha="right")
     axis.set_ylim(0, 1)
-    axis.set_title("held-out accuracy", fontsize=9, color=INK)
+    axis.set_title(", ".join(filter(None, ["held-out accuracy", kind])), fontsize=9, color=INK)
     if len(found) > 1:
         axis.legend(frameon=False)
 
 
 def _short(source: str) -> str:
+    """Return the tag that a source gives its problems, or the name of the function."""
+    if tag := re.search(r"[?&]tag=(\w+)", source):
+        return tag[1]
     return source.partition("?")[0].rpartition(":")[2].replace("_", " ")
 
 
@@ -94,8 +101,9 @@ def main(folder: str, path: str, *panels: str) -> None:
     manifest = Manifest.read(Path(folder))
     places = {row.stage: manifest.place(row) for row in manifest.rows.values() if row.output}
     runs = {name: load_run(one) for name, one in places.items() if (one / "config.toml").is_file()}
-    titles = (panel.partition(": ") for panel in panels)
-    draw(runs, {title: curves.split(", ") for title, _, curves in titles}, Path(path))
+    kind = next((one.removeprefix("kind=") for one in panels if one.startswith("kind=")), "")
+    titles = (panel.partition(": ") for panel in panels if not panel.startswith("kind="))
+    draw(runs, {title: curves.split(", ") for title, _, curves in titles}, Path(path), kind)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipes.md"
 SHORT = {
     "rl": ["rl.steps=2", "rl.num_prompts=2", "rl.group_size=2"],
     "sft": ["sft.epochs=0.0005"],
+    "reward_model": ["reward_model.epochs=0.05"],
     "select": ["keep=any", "filters=[]"],
     "collect": ["max_problems=4"],
     "label_difficulty": ["max_problems=4"],
