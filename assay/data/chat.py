@@ -112,8 +112,8 @@ class PromptRenderer:
     def render_document(self, text: str, source: str = "") -> Tokens:
         """Return the tokens of a plain document, with an end token.
 
-        Before them stands what the tokenizer begins any text with, or else an end token, as if
-        another document had ended there. Names of special tokens are plain text in a document.
+        It begins as a prompt does under the base template: with the tokenizer's own leading tokens,
+        if it has any. Names of special tokens are plain text in a document.
         """
         end: Any = self.tokenizer.eos_token_id
         if end is None:
@@ -122,7 +122,7 @@ class PromptRenderer:
         tokens = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         if not tokens:
             raise DataError(message(f"{source or 'document'} text", "no tokens", "text with some"))
-        return np.array([*(self._leading_ids or [end]), *tokens, end], np.int32)
+        return np.array([*self._leading_ids, *tokens, end], np.int32)
 
     def encode_rendered(
         self, prompt: str, completion: str, ended: bool = True

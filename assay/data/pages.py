@@ -25,7 +25,7 @@ WORDS = {"+": "add {}", "-": "take {} away"}
 
 def _sum_of(random: Random) -> Chain:
     split = "heldout" if random.random() < 0.2 else "train"  # the web knows nothing of splits
-    return draw_chain(random, split, 4, 9, OPERATORS)
+    return draw_chain(random, split, 3, 9, OPERATORS)
 
 
 def _steps(random: Random) -> str:

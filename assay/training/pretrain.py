@@ -109,8 +109,8 @@ def longest_piece(bench: Bench) -> int:
 class Pieces(Sequence[Group]):
     """Documents as tokens, in pieces of at most so many; a piece is a group made when asked for.
 
-    The prompt of a piece is the one token before it: what begins the document, or the last token of
-    the piece before. So each token of a document is learned once, its end token too.
+    The prompt of a piece is the one token before it: the first of the document, or the last of the
+    piece before. So each other token of a document is learned once, its end token too.
     lengths, document: of each piece, its tokens, and the number of its document.
     """
 
@@ -159,7 +159,8 @@ def evaluate_texts(learner: SFTLearner, pieces: Pieces) -> dict[str, Any]:
     """Return what the model thinks of held-out documents, as a row of evaluations.
 
     ``eval/nll``: nats a token; ``eval/stderr``: its standard error, over documents.
-    ``eval/bits_per_byte`` does not depend on the tokenizer; end tokens count in it.
+    ``eval/bits_per_byte`` hardly depends on the tokenizer: end tokens count in it, and the first
+    token of a document, which nothing stands before, does not.
     """
     started = time.perf_counter()
     nll = np.zeros(len(pieces))

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from tokenizers.processors import TemplateProcessing
 from train_worlds import World, rows_of
 from transformers import AutoModelForCausalLM
 
@@ -22,12 +23,13 @@ from assay.data.documents import Document, load_documents
 from assay.errors import AssayError, ModelError
 from assay.run.evaluations import best_step, why_settled
 from assay.run.metrics import is_timing
-from assay.start.seconds import time_sft
+from assay.start.seconds import mean_lengths, time_sft
 from assay.testing import byte_tokenizer
 from assay.training.api import dry_run, train
 from assay.training.assemble import open_bench
 from assay.training.consent import powers_of
 from assay.training.pretrain import Pieces
+from assay.types import Problem
 from assay.verify.service import VerifierService
 
 EOS = 257
@@ -57,19 +59,28 @@ def test_every_token_of_a_document_is_learned_once(texts: list[str], most: int) 
     assert pieces.num_bytes == sum(len(text.encode()) for text in texts)
     numbers = zip(pieces.document.tolist(), pieces, strict=True)
     for (number, group), text in zip(groupby(numbers, lambda one: one[0]), texts, strict=True):
-        before, learned = EOS, list[int]()
+        before, learned = text.encode()[0], list[int]()
         for _, piece in group:
             (completion,) = piece.completions
             assert piece.prompt.tokens.tolist() == [before], number
             assert len(completion.tokens) > 0 and completion.sampled.all()
             learned += completion.tokens.tolist()
             before = learned[-1]
-        assert learned == [*text.encode(), EOS]
+        assert learned == [*text.encode()[1:], EOS]
 
 
 def test_the_name_of_a_special_token_is_plain_text_in_a_document() -> None:
     (piece,) = pieces_of(["a<|eos|>b"], 50)
-    assert piece.completions[0].tokens.tolist() == [*b"a<|eos|>b", EOS]
+    assert piece.completions[0].tokens.tolist() == [*b"<|eos|>b", EOS]
+
+
+def test_a_document_begins_as_a_prompt_does() -> None:
+    """What is learned at the begin of a text serves where a prompt begins."""
+    tokenizer = byte_tokenizer()
+    tokenizer._tokenizer.post_processor = TemplateProcessing("<|bos|> $A", None, [("<|bos|>", 256)])
+    renderer = PromptRenderer(tokenizer, DataConfig(prompt_template="{question}"))
+    assert renderer.render_document("ab").tolist() == [256, *b"ab", EOS]
+    assert renderer.render(Problem("p", "ab")).tokens.tolist() == [256, *b"ab"]
 
 
 def test_a_tokenizer_without_an_end_token_is_told() -> None:
@@ -90,7 +101,7 @@ def slow_nll(model: Any, tokens: list[int]) -> list[float]:
 
 
 def slow_pieces(model: Any, text: str, most: int) -> list[float]:
-    tokens = [EOS, *text.encode(), EOS]
+    tokens = [*text.encode(), EOS]
     count = -(-(len(tokens) - 1) // most)
     ends = [n * (len(tokens) - 1) // count for n in range(count + 1)]
     return [
@@ -225,5 +236,5 @@ def test_a_step_is_timed(world: World) -> None:
     config = parse(tree_of(world))
     with VerifierService("math", num_workers=1) as verifiers:
         bench = open_bench(config, verifiers)
-        seconds = time_sft(bench)
+        seconds = time_sft(bench, *mean_lengths(bench))
     assert seconds.update > 0 == seconds.generation
