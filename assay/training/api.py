@@ -16,8 +16,7 @@ from typing import Any
 from assay import config as configuration
 from assay.config import TrainConfig
 from assay.config.tree import STAGES
-from assay.data.chat import keep_fitting
-from assay.data.problems import ProblemSet, load_problems
+from assay.data.problems import load_problems
 from assay.data.rows import read_problem
 from assay.data.source import Source
 from assay.data.sources import Rows, as_sources
@@ -40,7 +39,7 @@ from assay.training.assemble import (
 from assay.training.consent import open_config
 from assay.training.evaluate import Evaluation, sample_and_judge
 from assay.training.evaluate import evaluate as measure
-from assay.training.how_to_sample import checkpoint_of, sampling_config, several
+from assay.training.how_to_sample import HowToSample, checkpoint_of, sampling_config, several
 from assay.training.results import DryRun, SampleResult, TrainResult, describe_sample, read_result
 from assay.training.stage import Kind, Stage
 from assay.types import Group, Problem, Verdict
@@ -155,23 +154,18 @@ def evaluate(
     if out is not None:
         check_output(Path(out))
     sources = as_sources(problems)
-    config = sampling_config(
-        str(model),
-        list(map(str, sources)),
-        max_tokens=max_tokens,
-        verifier=verifier,
-        overrides=overrides,
-        allow=allow,
-        trust_run=trust_run,
-        seed=seed,
-        device=device,
-    )
+    how: HowToSample = {
+        "max_tokens": max_tokens,
+        "verifier": verifier,
+        "overrides": overrides,
+        "allow": allow,
+        "trust_run": trust_run,
+        "seed": seed,
+        "device": device,
+    }
     with ExitStack() as stack:
-        verifiers = open_verifiers(config, stack)
-        opened = _problems(config, verifiers, sources, max_problems)
-        bench = open_bench(with_slots(config, len(opened) * num_samples), verifiers)
-        rows = keep_fitting(opened, bench.renderer, config.data.on_bad_row)
-        sampling = configuration.at_temperature(config.sampling, temperature)
+        bench, rows = _open(str(model), sources, max_problems, num_samples, how, stack)
+        sampling = configuration.at_temperature(bench.config.sampling, temperature)
         sink = (
             _write_samples(stack.enter_context(open(out, "w", encoding="utf-8")))
             if out is not None
@@ -213,25 +207,18 @@ def sample(
     if (prompt is None) == (not sources):
         raise ConfigError("sample: give a prompt (--prompt) or problems (--problems), and not both")
     configuration.check_siblings(num_samples, temperature or 1.0)
-    config = sampling_config(
-        str(model),
-        list(map(str, sources)),
-        max_tokens=max_tokens,
-        verifier=verifier,
-        overrides=overrides,
-        allow=allow,
-        trust_run=trust_run,
-        seed=seed,
-        device=device,
-    )
+    how: HowToSample = {
+        "max_tokens": max_tokens,
+        "verifier": verifier,
+        "overrides": overrides,
+        "allow": allow,
+        "trust_run": trust_run,
+        "seed": seed,
+        "device": device,
+    }
     with ExitStack() as stack:
-        verifiers = open_verifiers(config, stack)
-        if prompt is None:
-            opened = _problems(config, verifiers, sources, max_problems)
-        else:
-            opened = [_prompted(prompt, answer)]
-        bench = open_bench(with_slots(config, len(opened) * num_samples), verifiers)
-        rows = fit_heldout(opened, bench)
+        given = None if prompt is None else [_prompted(prompt, answer)]
+        bench, rows = _open(str(model), sources, max_problems, num_samples, how, stack, given)
         show_sampling(bench, stack, quiet)
         return _sample(bench, rows, num_samples, temperature)
 
@@ -307,14 +294,23 @@ def with_checkpoint(config: TrainConfig) -> TrainConfig:
     return config.model_copy(update=changed)
 
 
-def _problems(
-    config: TrainConfig,
-    verifiers: VerifierService,
+def _open(
+    model: str,
     sources: Sequence[str | Source],
     limit: int | None,
-) -> ProblemSet:
-    on_bad_row, check = config.data.on_bad_row, verifiers.check_problem
-    return load_problems(sources, on_bad_row=on_bad_row, limit=limit, check=check)
+    num_samples: int,
+    how: HowToSample,
+    stack: ExitStack,
+    given: Sequence[Problem] | None = None,
+) -> tuple[Bench, Sequence[Problem]]:
+    """Return a model that can be asked, and the problems that it is asked: those of the sources."""
+    config = sampling_config(model, list(map(str, sources)), **how)
+    verifiers = open_verifiers(config, stack)
+    if given is None:
+        on_bad_row, check = config.data.on_bad_row, verifiers.check_problem
+        given = load_problems(sources, on_bad_row=on_bad_row, limit=limit, check=check)
+    bench = open_bench(with_slots(config, len(given) * num_samples), verifiers)
+    return bench, fit_heldout(given, bench)
 
 
 def _prompted(prompt: str, answer: str | None) -> Problem:
