@@ -9,6 +9,15 @@ from numpy.typing import NDArray
 
 from assay.data.completions import Record
 from assay.data.rowset import RowSet
+from assay.errors import DataError, message
+
+
+def check_judged(row: Record, remedy: str = "") -> None:
+    """Raise DataError for a row that is no completion with a verdict."""
+    _ = row.prompt, row.completion
+    if row.verdict is None:
+        accepted = 'a "verdict", as assay data collect writes it'
+        raise DataError(message(f"{row.source} verdict", "none", accepted, remedy))
 
 
 def by_problem(rows: RowSet[Record]) -> Iterator[list[Record]]:

@@ -9,11 +9,10 @@ from random import Random
 
 from assay.config.section import Natural
 from assay.curation.base import DataStage, StageSettings
-from assay.curation.groups import by_problem
+from assay.curation.groups import by_problem, check_judged
 from assay.curation.output import Output
 from assay.data.completions import Record
 from assay.data.rows import check_completion, complaint
-from assay.errors import DataError, message
 
 RANKING = "ranking"
 
@@ -62,13 +61,10 @@ def pairs(settings: PairsSettings, out: Output) -> None:
 def _check(row: Record) -> None:
     """Raise DataError for a row that holds no verified completion, and no ranked ones."""
     keys, where = row.keys, row.source
-    _ = row.prompt
     if RANKING not in keys:
-        _ = row.completion
-        if row.verdict is None:
-            accepted = 'a "verdict", as assay data collect writes it, or a "ranking"'
-            raise DataError(message(f"{where} verdict", "none", accepted))
+        check_judged(row, f'or give "completions" and a "{RANKING}"')
         return
+    _ = row.prompt
     texts, ranks = keys.get("completions"), keys[RANKING]
     if not isinstance(texts, list) or len(texts) < 2:
         raise complaint(where, "completions", texts, "a list of at least two texts")

@@ -12,7 +12,7 @@ from typing import Any
 
 from assay.config.section import NonNegative, Text
 from assay.curation.base import DataStage, StageSettings
-from assay.curation.groups import by_problem
+from assay.curation.groups import by_problem, check_judged
 from assay.curation.output import Output
 from assay.data.completions import Record
 from assay.errors import DataError, message
@@ -50,7 +50,7 @@ def rank(settings: RankSettings, out: Output) -> None:
     out.add_filters("empty", "not judged", "duplicate", "alone")
     rng, again = Random(f"{settings.seed}"), Random(f"{settings.seed} again")
     right = alike = compared = unlike = 0
-    for group in by_problem(out.open(settings.inputs, _check)):
+    for group in by_problem(out.open(settings.inputs, check_judged)):
         found = _different(group, out)
         rewards = list(found.values())
         ranks, others = (ranking(rewards, settings.noise, one) for one in (rng, again))
@@ -82,13 +82,6 @@ def ranking(rewards: Sequence[float], noise: float, rng: Random) -> list[int]:
 def _order(ranks: Sequence[int], one: int, two: int) -> bool | None:
     """Whether the first of two stands before the other; None where they are equal."""
     return None if ranks[one] == ranks[two] else ranks[one] < ranks[two]
-
-
-def _check(row: Record) -> None:
-    _ = row.prompt, row.completion
-    if row.verdict is None:
-        accepted = 'a "verdict", as assay data collect writes it'
-        raise DataError(message(f"{row.source} verdict", "none", accepted))
 
 
 def _different(group: Sequence[Record], out: Output) -> dict[str, float]:

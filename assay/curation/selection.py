@@ -12,12 +12,12 @@ from assay.config import VerificationConfig
 from assay.config.section import Natural, Rate, Text
 from assay.curation.base import DataStage, StageSettings
 from assay.curation.deduplicate import likeness, shingles
-from assay.curation.groups import by_problem
+from assay.curation.groups import by_problem, check_judged
 from assay.curation.output import Output
 from assay.data.completions import Record
 from assay.data.problems import check_spec
 from assay.data.rowset import RowSet
-from assay.errors import DataError, VerifierError, message
+from assay.errors import VerifierError
 from assay.training.judging import open_service
 from assay.types import Completion, Problem
 from assay.verify.expression import BUILT_IN
@@ -106,11 +106,9 @@ def select(settings: SelectSettings, out: Output) -> None:
 
 def _check(settings: SelectSettings, row: Record) -> None:
     """Raise DataError for a row that holds no completion, or no verdict where one is needed."""
+    if settings.keep == "verified" and settings.judge is None:
+        check_judged(row, 'set judge = "math" or another verifier, or keep = "any"')
     _ = row.prompt, row.completion
-    if settings.keep == "verified" and settings.judge is None and row.verdict is None:
-        accepted = 'a "verdict", as assay data collect writes it'
-        remedy = 'set judge = "math" or another verifier, or keep = "any"'
-        raise DataError(message(f"{row.source} verdict", "none", accepted, remedy))
 
 
 def _is_judged(row: Record) -> bool:
