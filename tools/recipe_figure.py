@@ -4,10 +4,10 @@
         "gold accuracy: ppo/verdict/passed, ppo_2/verdict/passed" \\
         "learned reward: ppo/reward/reward_model, ppo_2/reward/reward_model"
 
-The first panel has a line for each source of held-out problems: accuracy after each stage, with its
-standard error, at the first of `evaluation.temperatures`; ``"kind=temperature 1"`` names another.
-Then comes a panel for each title with
-its curves, ``STAGE/METRIC``: means over ten steps.
+The first panel has a line for each source of held-out problems and each think mode: accuracy after
+each stage, with its standard error, at the first of `evaluation.temperatures`;
+``"kind=temperature 1"`` names another. Then comes a panel for each title with its curves,
+``STAGE/METRIC``: means over ten steps.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from assay.curation.output import ROWS
 from assay.recipes.manifest import Manifest
 from assay.run.evaluations import accuracy_of, kind_of, parts_of
 from assay.run.loaded import LoadedRun, load_run
@@ -61,9 +62,14 @@ def accuracies(runs: Mapping[str, LoadedRun], kind: str = "") -> Points:
 
 
 def by_source(run: LoadedRun, row: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the parts of an evaluation, by the names of the functions that made the problems."""
-    parts = {_short(source): part for (source, _), part in parts_of(row).items()}
-    return parts or {_short(", ".join(run.config.data.heldout)): row}
+    """Return the parts of an evaluation, by what made the problems, and by think mode."""
+    parts = parts_of(row)
+    modes = {mode for _, mode in parts}
+    named = {
+        f"{_short(source)}, think {mode}" if len(modes) > 1 else _short(source): part
+        for (source, mode), part in parts.items()
+    }
+    return named or {_short(", ".join(run.config.data.heldout)): row}
 
 
 def smoothed(values: Sequence[float | None]) -> tuple[list[int], list[float]]:
@@ -90,9 +96,11 @@ def _stages(axis: Any, found: Points, kind: str) -> None:
 
 
 def _short(source: str) -> str:
-    """Return the tag that a source gives its problems, or the name of the function."""
+    """Return the tag that a source gives its problems, or the name of what made them."""
     if tag := re.search(r"[?&]tag=(\w+)", source):
         return tag[1]
+    if Path(source).name == ROWS:  # of a data stage
+        source = Path(source).parent.name
     return source.partition("?")[0].rpartition(":")[2].replace("_", " ")
 
 

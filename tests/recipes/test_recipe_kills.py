@@ -35,7 +35,7 @@ def longer(name: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("name", "seed"), [("r1_zero", 0), ("expert_iteration", 1)])
+@pytest.mark.parametrize(("name", "seed"), [("r1_zero", 0), ("expert_iteration", 1), ("qwen3", 2)])
 def test_killed_at_five_places_it_ends_the_same(name: str, seed: int, tmp_path: Path) -> None:
     command = [sys.executable, str(HERE / "recipe_killer.py"), str(tmp_path), str(seed), "5", name]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": PATHS}
