@@ -1,4 +1,4 @@
-"""What the recipe r1 pays for: by tag, on the answer or on all that was written."""
+"""What the recipes r1 and kimi_k15 pay for: by tag, on the answer or the whole text, early or late."""
 
 from __future__ import annotations
 
@@ -70,3 +70,17 @@ def test_r1_pays_for_one_language_in_its_reasoning_stage_only() -> None:
     assert one.correct and mixed.correct and (one.reward or 0.0) > (mixed.reward or 0.0)
     one, mixed = judged(tree_of("r1", "zero"), problem, texts)
     assert one.reward == mixed.reward
+
+
+def test_kimi_rewards_short_completions_late() -> None:
+    problem, tree = Problem("p", "3+5-2=", {"answer": "6"}), tree_of("kimi_k15", "hard")
+    short, long = "<think>8-2=6</think>6", "<think>3+5=8;8-2=6</think>6"
+    points = tree["verification"]["schedule"]["kimi_length"]
+    updates = tree["rl"]["steps"] * tree["rl"].get("num_minibatches", 1)
+    assert 0 < points[1][0] < points[-1][0] < updates, "it must come while the stage runs"
+    first, second = judged(tree, problem, [short, long])
+    assert first.components["kimi_length"] > second.components["kimi_length"]
+    assert first.reward == second.reward
+    first, second = judged(tree, problem, [short, long], policy_version=updates)
+    assert (first.reward or 0.0) > (second.reward or 0.0)
+    assert "kimi_length" not in tree_of("kimi_k15", "easy")["data"]["verifier"]
