@@ -260,6 +260,8 @@ def _read(config: TrainConfig, missing: Sequence[str]) -> None:
     config = _with(config, "data", "heldout", there(config.data.heldout))
     section, key = SOURCES[config.stage]
     sources = getattr(getattr(config, section), key)
+    if heldout := getattr(getattr(config, section), "heldout", ()):
+        config = _with(config, section, "heldout", there(heldout))
     with ExitStack() as stack:
         verifiers = open_verifiers(config, stack)
         if there(sources) or not sources:

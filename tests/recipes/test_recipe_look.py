@@ -121,3 +121,13 @@ def test_wrong_keys_are_told_with_stage_and_line(
 def test_a_wrong_override_is_told(world: World) -> None:
     with pytest.raises(ConfigError, match=r"stage cold: --set sft.epoch: .*mean sft.epochs"):
         world.run(world.file(), overrides=["cold.sft.epoch=3"])
+
+
+def test_held_out_pairs_that_are_not_made_yet_are_read_later(world: World) -> None:
+    world.rows("pairs", [{"prompt": "1 + 1 =", "chosen": " 2", "rejected": " 3"}])
+    chosen = {"data": "mix", "inputs": world.source("pairs")}
+    rows = {"rows": world.source("pairs"), "heldout": ["@chosen"]}
+    reward = {"model": {"path": "@start"}, "reward_model": rows}
+    *_, last, _ = dry_run(str(world.file(world.tree(chosen=chosen, reward=reward))), quiet=True)
+    assert isinstance(last, Look)
+    assert "@chosen is not there yet: stage chosen makes it" in last.later
