@@ -33,6 +33,7 @@ EXTRAS = {
     "hub": "problems from the Hugging Face hub (hf:)",
     "bnb": "8-bit AdamW (optimizer.name)",
     "gguf": "models in GGUF files",
+    "curation": "near repeats in a data set (assay data deduplicate)",
     "judge": "judges at an endpoint (the verifier judge)",
     "language": "language identification (the verifiers instructions and language)",
     "logic": "formal logic (the verifiers boolean_equivalence and entailment)",
