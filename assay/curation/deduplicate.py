@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -74,8 +74,9 @@ class _NearTexts:
         except ImportError as error:
             purpose = "deduplicate with similarity below 1"
             raise MissingExtra.of("rensa", "curation", purpose) from error
-        self._sketch = rensa.RMinHash
-        self._index = rensa.RMinHashDeduplicator(
+        library: Any = rensa  # compiled, without types
+        self._sketch = library.RMinHash
+        self._index = library.RMinHashDeduplicator(
             threshold=similarity,
             num_perm=HASHES,
             use_lsh=True,
