@@ -38,7 +38,9 @@ def draw(
             for color, curve in zip(COLORS, curves, strict=False):
                 stage, _, metric = curve.partition("/")
                 values = runs[stage].metrics[metric]
-                axis.plot(*smoothed(values), color=color, label=stage)
+                alone = len({one.partition("/")[0] for one in curves}) < len(curves)
+                name = metric.rpartition("/")[2] if alone else stage
+                axis.plot(*smoothed(values), color=color, label=name)
             axis.set_title(title, fontsize=9, color=INK)
             axis.set_xlabel("step")
             axis.legend(frameon=False)

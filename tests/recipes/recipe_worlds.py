@@ -10,6 +10,7 @@ from typing import Any
 
 import tomli_w
 
+from assay.data.sources import source
 from assay.types import Completion, Problem
 
 
@@ -21,6 +22,16 @@ def even_text(problem: Problem, completion: Completion) -> float:
 def stop(run: Any) -> str | None:
     """A guard rule."""
     return "two is enough" if run.step == 2 else None
+
+
+@source
+def ranked() -> list[dict[str, Any]]:
+    """Rankings, where a model that knows nothing gives completions that are all alike."""
+    texts = ["2", "3", "4"]
+    return [
+        {"id": f"r{n}", "prompt": f"{n}+1=", "completions": texts, "ranking": [1, 2, 3]}
+        for n in range(4)
+    ]
 
 
 def make_world(folder: Path) -> Path:

@@ -14,11 +14,12 @@ from assay.recipes.run import planned_outputs, run_recipe
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipes.md"
 SHORT = {
-    "rl": ["rl.steps=2", "rl.num_prompts=2", "rl.group_size=2"],
+    "rl": ["rl.steps=2", "rl.num_prompts=2", "rl.group_size=2", "critic.warmup_steps=0"],
     "sft": ["sft.epochs=0.0005"],
     "reward_model": ["reward_model.epochs=0.05"],
     "select": ["keep=any", "filters=[]"],
     "collect": ["max_problems=4"],
+    "pairs": ['inputs=["recipe_worlds:ranked"]'],
     "label_difficulty": ["max_problems=4"],
     "filter": ["min_pass_rate=0.0", "max_pass_rate=1.0"],
 }
