@@ -72,7 +72,7 @@ SWEEPS = (
     Sweep.over(
         "completion_length",
         "tokens a long completion, layers computed again",
-        (4096, 16384),
+        (512, 1024, 4096, 16384),
         **{"num_prompts": 1, "group_size": 2, "num_steps": 1, "activation_checkpointing": True},
     ),
     Sweep.over("group_size", "completions a group", (2, 4, 8, 16, 32)),
