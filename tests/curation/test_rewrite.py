@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -110,11 +111,16 @@ def test_a_row_without_a_completion_is_told_before_a_server_is_asked(tmp_path: P
         rewrite(tmp_path, "http://localhost:9/v1", rows)
 
 
-def test_a_server_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_server_that_is_not_there_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
     rows = [trace(n) for n in range(1, 6)]
     with pytest.raises(ModelError) as caught:
         rewrite(tmp_path, "http://localhost:9/v1", rows)
     assert len(str(caught.value).splitlines()) == 1
+    assert len(waits) >= 4, "a request is tried again"
 
 
 def test_a_model_tags(tmp_path: Path, serve: Serve) -> None:
