@@ -28,6 +28,10 @@ from assay.errors import UserError
 Model = Annotated[
     str, typer.Argument(help="Model folder, hub name, or a run: RUN, RUN@best, RUN@120.")
 ]
+Problems = Annotated[list[str], typer.Option(help="Source of problems. Repeatable.")]
+MaxProblems = Annotated[int | None, typer.Option(min=1, help="The first so many.")]
+Samples = Annotated[int, typer.Option(min=1, help="Completions a problem.")]
+Temperature = Annotated[float, typer.Option(min=0.0, help="0: greedy.")]
 
 
 def how_to_sample(
@@ -59,10 +63,13 @@ def samples(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def with_options(**given: Any) -> None:
+        from assay.config import check_siblings
         from assay.run.names import check_place
 
         for name in {"model", "first", "second"} & given.keys():
             check_place(given[name], given[name])  # before torch is imported, which takes long
+        if "samples" in given:
+            check_siblings(given["samples"], given["temperature"])
         how = how_to_sample(**{name: given.pop(name) for name in shared})
         command(**given, **how)
 
@@ -73,22 +80,26 @@ def samples(command: Callable[..., None]) -> Callable[..., None]:
     return with_options
 
 
+def fail_where_none(judged: object, remedy: str) -> None:
+    """Exit with 1 where nothing was judged: what found nothing is no success."""
+    if not judged:
+        say_line(f"error: nothing was judged; see the reasons with {remedy}")
+        raise typer.Exit(1)
+
+
 @app.command(name="eval", rich_help_panel=READ)
 @samples
 def evaluate(
     model: Model,
-    problems: Annotated[list[str], typer.Option(help="Source of problems. Repeatable.")],
-    samples: Annotated[int, typer.Option(min=1, help="Completions a problem.")] = 1,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 0.0,
-    max_problems: Annotated[int | None, typer.Option(min=1, help="The first so many.")] = None,
+    problems: Problems,
+    samples: Samples = 1,
+    temperature: Temperature = 0.0,
+    max_problems: MaxProblems = None,
     out: Annotated[Path | None, typer.Option(help="Also write every completion, as JSONL.")] = None,
     as_json: Json = False,
     **how: Any,
 ) -> None:
     """Measure a model on problems: pass@1 with its standard error, pass@k, majority@k."""
-    from assay.config import check_siblings
-
-    check_siblings(samples, temperature)  # before torch is imported, which takes long
     from assay.training import api
 
     result = api.evaluate(
@@ -102,16 +113,14 @@ def evaluate(
         quiet=as_json,
     )
     show(result, as_json)
-    if not result.num_problems:
-        say_line("error: nothing was judged; see the reasons with --out FILE")
-        raise typer.Exit(1)
+    fail_where_none(result.num_problems, "--out FILE")
 
 
 @app.command(rich_help_panel=READ)
 @samples
 def frontier(
     model: Model,
-    problems: Annotated[list[str], typer.Option(help="Source of problems. Repeatable.")],
+    problems: Problems,
     budget: Annotated[
         list[str] | None,
         typer.Option(help="Tokens of thinking, an effort's name, or none. Repeatable."),
@@ -120,9 +129,9 @@ def frontier(
         list[str] | None,
         typer.Option(help="Think mode to ask in: free, opened, empty, off. Repeatable."),
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Completions a problem.")] = 1,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 0.0,
-    max_problems: Annotated[int | None, typer.Option(min=1, help="The first so many.")] = None,
+    samples: Samples = 1,
+    temperature: Temperature = 0.0,
+    max_problems: MaxProblems = None,
     out: Annotated[
         Path | None, typer.Option(help="Also write it as JSON, and a figure beside it as SVG.")
     ] = None,
@@ -130,9 +139,6 @@ def frontier(
     **how: Any,
 ) -> None:
     """Measure accuracy against generated tokens, over budgets of thinking and think modes."""
-    from assay.config import check_siblings
-
-    check_siblings(samples, temperature)  # before torch is imported, which takes long
     from assay.training import frontier as of_model
 
     result = of_model.frontier(
@@ -148,9 +154,9 @@ def frontier(
         **how,
     )
     show(result, as_json)
-    if any(point.accuracy is None for point in result.points):
-        say_line("error: nothing was judged; see the reasons with assay eval --out FILE")
-        raise typer.Exit(1)
+    fail_where_none(
+        all(point.accuracy is not None for point in result.points), "assay eval --out FILE"
+    )
 
 
 @app.command(rich_help_panel=READ)
@@ -172,9 +178,9 @@ def compare(
         str | None,
         typer.Option(help="Also compare by a judge: pairwise (both orders), or a verifier."),
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Completions a problem.")] = 1,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 0.0,
-    max_problems: Annotated[int | None, typer.Option(min=1, help="The first of each set.")] = None,
+    samples: Samples = 1,
+    temperature: Temperature = 0.0,
+    max_problems: MaxProblems = None,
     flips: Annotated[int, typer.Option(min=0, help="Ids to show of problems that changed.")] = 5,
     out: Annotated[
         Path | None, typer.Option(help="Also write completions, as JSONL that can be A and B.")
@@ -183,9 +189,6 @@ def compare(
     **how: Any,
 ) -> None:
     """Compare two models on the same problems: gain, flips, length. Of runs: assay compare-runs."""
-    from assay.config import check_siblings
-
-    check_siblings(samples, temperature)  # before torch is imported, which takes long
     from assay.training.compare import compare as compare_models
 
     result = compare_models(
@@ -202,9 +205,7 @@ def compare(
         quiet=as_json,
     )
     show(result if as_json else result.text(flips), as_json)
-    if result.found_nothing:
-        say_line("error: nothing was judged; see the reasons with --out FILE")
-        raise typer.Exit(1)
+    fail_where_none(not result.found_nothing, "--out FILE")
 
 
 @app.command(rich_help_panel=READ)
@@ -218,7 +219,7 @@ def sample(
     ] = None,
     num: Annotated[int, typer.Option(min=1, help="Completions of each prompt.")] = 4,
     max_problems: Annotated[int, typer.Option(min=1, help="Problems to show.")] = 1,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 1.0,
+    temperature: Temperature = 1.0,
     as_json: Json = False,
     **how: Any,
 ) -> None:
@@ -281,7 +282,7 @@ def label_steps(
 @samples
 def search(
     model: Model,
-    problems: Annotated[list[str], typer.Option(help="Source of problems. Repeatable.")],
+    problems: Problems,
     budget: Annotated[
         list[int], typer.Option(min=1, help="Generated tokens of each problem. Repeatable.")
     ],
@@ -304,8 +305,8 @@ def search(
     reduce: Annotated[
         str | None, typer.Option(help="Of a process model's steps: min, product, last, mean.")
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Of what is sampled.")] = 1.0,
-    max_problems: Annotated[int | None, typer.Option(min=1, help="The first so many.")] = None,
+    temperature: Temperature = 1.0,
+    max_problems: MaxProblems = None,
     out: Annotated[Path | None, typer.Option(help="Also write the trees, as JSONL.")] = None,
     as_json: Json = False,
     **how: Any,
@@ -331,9 +332,7 @@ def search(
         quiet=as_json,
     )
     show(result, as_json)
-    if all(row.accuracy is None for row in result.rows):
-        say_line("error: nothing was judged; see the reasons with assay eval --out FILE")
-        raise typer.Exit(1)
+    fail_where_none(any(row.accuracy is not None for row in result.rows), "assay eval --out FILE")
 
 
 @app.command(rich_help_panel=READ)

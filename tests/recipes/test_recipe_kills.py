@@ -19,6 +19,7 @@ PATHS = os.pathsep.join(map(str, (HERE, ROOT)))
 
 
 LONGER = {
+    "pretrain": ["pretrain.epochs=0.006"],
     "sft": ["sft.epochs=0.005"],
     "rl": ["rl.steps=4"],
     "preference": ["preference.epochs=0.5"],
