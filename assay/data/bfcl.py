@@ -17,7 +17,8 @@ def rows(questions: str, answers: str | None = None) -> Iterator[dict[str, Any]]
     """Yield BFCL's rows of one category, each with its ``ground_truth`` out of another file.
 
     answers: the file in ``possible_answer``; None for categories where no call is right, as
-    irrelevance: an empty list then, unless the row has its own.
+    irrelevance: an empty list then, unless the row has its own. Raises DataError where a row has
+    no answer, or is one of the category relevance: any call is right there, which no rule tells.
     """
     truth: dict[str, Any] = {}
     if answers is not None:
@@ -25,6 +26,13 @@ def rows(questions: str, answers: str | None = None) -> Iterator[dict[str, Any]]
     for row in _rows_of(questions, "question"):
         if answers is not None and row["id"] not in truth:
             raise DataError(message(f"{questions} {row['id']}", "no answer", f"one in {answers}"))
+        if str(row["id"]).removeprefix("live_").startswith("relevance"):
+            found, accepted = (
+                "a row for which any call is right",
+                "one with expected calls, or none",
+            )
+            remedy = "leave the category relevance out"
+            raise DataError(message(f"{questions} {row['id']}", found, accepted, remedy))
         yield {"ground_truth": []} | row | ({"ground_truth": truth[row["id"]]} if truth else {})
 
 

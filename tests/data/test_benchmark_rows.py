@@ -183,6 +183,16 @@ def test_bfcl_is_published_in_two_files(tmp_path: Path) -> None:
     assert problem.spec["ground_truth"] == BFCL_ANSWER["ground_truth"]
     with pytest.raises(DataError, match="keys id, ground_truth; accepted: a row with id and ques"):
         list(rows(str(answers)))
+    questions.write_text(json.dumps({**BFCL, "id": "live_relevance_0-0-0"}))
+    with pytest.raises(DataError, match=r"any call is right.*leave the category relevance out"):
+        list(rows(str(questions)))
+
+
+def test_bfcl_may_offer_no_function() -> None:
+    """Some rows of live_irrelevance have an empty list of functions."""
+    none = read({**BFCL, "function": [], "ground_truth": []})
+    for text, value in (("I (alone) cannot.", 1.0), ('[weather(city="Rome")]', 0.0)):
+        assert judge_calls(none, Completion.from_text(text)).value == value
 
 
 def test_a_rows_own_keys_are_kept() -> None:

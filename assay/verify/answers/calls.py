@@ -71,7 +71,7 @@ def is_attempt(text: str, names: Iterable[str]) -> bool:
     called = rf"(?<![\w.])(?:{one})(?:\(|\s+\(\s*(?:\)|[\"'\[{{]|[A-Za-z_]\w*\s*=))"
     keys = "|".join(_NAMES)
     quoted = rf"""["'](?:{keys})["']\s*:\s*["'](?:{one})["']|["'](?:{one})["']\s*:\s*\{{"""
-    return re.search(f"{called}|{quoted}", text) is not None
+    return bool(one) and re.search(f"{called}|{quoted}", text) is not None
 
 
 def _calls_of(text: str, empty: str = "") -> list[FunctionCall]:

@@ -213,7 +213,7 @@ FUNCTION = Field(
     "function",
     'a list of {"name", "parameters": {"properties": {...}, "required": [...]}}',
     needed=True,
-    check=list_of(_is_function, MAX_FUNCTIONS, least=1),
+    check=list_of(_is_function, MAX_FUNCTIONS),
 )
 GROUND_TRUTH = Field(
     "ground_truth",
