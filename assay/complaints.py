@@ -173,6 +173,9 @@ def _nearest_key(names: Sequence[str], root: type[BaseModel]) -> str:
     if not candidates:
         leaves = {key.split(".")[-1]: key for key in reversed(everywhere)}
         candidates = [leaves[n] for n in nearest(leaf, leaves, 0.8)]
+    for name in nearest(leaf, root.model_fields, 0.8)[:1] if not candidates else ():
+        inside = [key for key in everywhere if key.startswith(f"{name}.")]
+        candidates = [inside[0], f"another key of [{name}]"] if inside else [name]
     if candidates:
         return f"did you mean {' or '.join(candidates)}?"
     return f"known keys: {', '.join(known)}"

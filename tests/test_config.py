@@ -78,6 +78,11 @@ def test_a_byte_order_mark_is_read_over(toml: Path) -> None:
         ),
         (RL + "stepz = 3\n", "run.toml:6 rl.stepz: unknown key; did you mean rl.steps?"),
         (
+            RL + 'algorithm = "grpo"\n',
+            "run.toml:6 rl.algorithm: unknown key; did you mean algorithm.name or another key of"
+            " [algorithm]?",
+        ),
+        (
             RL + "[engine]\nmax_tokens_per_micro_batch = 1\n",
             "run.toml:7 engine.max_tokens_per_micro_batch: unknown key; did you mean "
             "rl.max_tokens_per_micro_batch or sft.max_tokens_per_micro_batch or "
