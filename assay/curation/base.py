@@ -25,6 +25,7 @@ STAGES = {
     "rewrite": "assay.curation.rewrite",
     "label_difficulty": "assay.curation.difficulty",
     "filter": "assay.curation.problem_filter",
+    "write_tests": "assay.curation.write_tests",
     "tag": "assay.curation.tag",
     "balance": "assay.curation.balance",
     "deduplicate": "assay.curation.deduplicate",

@@ -3,12 +3,15 @@
     {"text", "test_list", "test_setup_code", "challenge_test_list"}      MBPP
     {"prompt", "entry_point", "test"}                                    HumanEval
     {"problem", "inputs", "outputs"}                                     CodeContests
+    {"question", "input_output", "solutions", "starter_code"}            APPS, TACO
 
 They are judged by ``code``: set ``data.verifier`` (or ``--verifier``) to it.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 from assay.errors import DataError, message
@@ -18,11 +21,13 @@ def read_code_form(row: dict[str, Any], where: str) -> None:
     """Give a row of one of these forms its ``prompt`` and ``tests``, in place; leave others alone.
 
     MBPP's listed tests are shown in the prompt, as its authors do, and are public; its challenge
-    tests are hidden. The tests of the other two are not in the prompt.
+    tests are hidden. The tests of the others are not in the prompt.
     """
     if "tests" in row:
         return
-    if isinstance(row.get("text"), str) and isinstance(row.get("test_list"), (list, tuple)):
+    if isinstance(row.get("input_output"), (str, Mapping)):
+        _read_apps(row, where)
+    elif isinstance(row.get("text"), str) and isinstance(row.get("test_list"), (list, tuple)):
         _read_mbpp(row)
     elif isinstance(row.get("test"), str) and isinstance(row.get("entry_point"), str):
         row["tests"] = [{"check": row.pop("test")}]
@@ -52,3 +57,37 @@ def _read_mbpp(row: dict[str, Any]) -> None:
         row["hidden_tests"] = [{"assert": test} for test in hidden]
     if setup := row.pop("test_setup_code", None):
         row["setup"] = setup
+
+
+def _read_apps(row: dict[str, Any], where: str) -> None:
+    """Take the tests of a standard input, or of a function that ``fn_name`` names.
+
+    Most rows hold the answer of a function in a list of its own.
+    """
+    told = row.pop("input_output")
+    if "problem_id" in row:
+        row.setdefault("id", row["problem_id"])
+    try:
+        told = json.loads(told) if isinstance(told, str) else told
+        name, inputs, outputs = told.get("fn_name"), [*told["inputs"]], [*told["outputs"]]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        name, inputs, outputs = None, [], []
+    if not inputs or len(inputs) != len(outputs):
+        accepted = '{"inputs": [...], "outputs": [...]} of one length, as JSON'
+        raise DataError(message(f"{where} input_output", f"{told!r:.80}", accepted))
+    if name is None:
+        row["tests"] = [
+            {"stdin": _text(given), "stdout": _text(answer)}
+            for given, answer in zip(inputs, outputs, strict=True)
+        ]
+        return
+    if all(isinstance(answer, list) and len(answer) == 1 for answer in outputs):
+        outputs = [answer[0] for answer in outputs]
+    pairs = zip(inputs, outputs, strict=True)
+    row["tests"] = [{"args": args, "expected": answer} for args, answer in pairs]
+    in_class = "class Solution" in str(row.get("starter_code", ""))
+    row["entry_point"] = f"Solution().{name}" if in_class else name
+
+
+def _text(lines: Any) -> str:
+    return "\n".join(map(str, lines)) if isinstance(lines, list) else str(lines)

@@ -75,3 +75,26 @@ def test_real_rows(shared_data: Path, name: str, count: int) -> None:
     assert len(problems) == count
     assert all(problem.spec["tests"] for problem in problems)
     assert json.dumps(problems[0].spec["tests"])
+
+
+def test_apps() -> None:
+    told = {"inputs": ["1 2\n", ["3 4", "5"]], "outputs": ["3\n", ["7", "5"]]}
+    row = {"problem_id": 3, "question": "Add.", "input_output": json.dumps(told)}
+    problem = read_problem(row, "apps.jsonl:1", "default")
+    assert problem.id == "3" and problem.prompt == "Add."
+    assert problem.spec["tests"] == [
+        {"stdin": "1 2\n", "stdout": "3\n"},
+        {"stdin": "3 4\n5", "stdout": "7\n5"},
+    ]
+    called = {"fn_name": "add", "inputs": [[1, 2], [3, 4]], "outputs": [[3], [7]]}
+    problem = read_problem({**row, "input_output": called}, "apps.jsonl:1", "default")
+    assert problem.spec["tests"][1] == {"args": [3, 4], "expected": 7}
+    assert problem.spec["entry_point"] == "add"
+    lists = {**called, "outputs": [[1], [1, 2]]}  # not each in a list of its own
+    given = {**row, "input_output": lists, "starter_code": "class Solution:\n    def add("}
+    problem = read_problem(given, "apps.jsonl:1", "default")
+    assert problem.spec["tests"][0] == {"args": [1, 2], "expected": [1]}
+    assert problem.spec["entry_point"] == "Solution().add"
+    for broken in ("{", json.dumps({"inputs": ["1"], "outputs": []}), json.dumps([1])):
+        with pytest.raises(DataError, match=r"apps.jsonl:1 input_output: .*of one length, as JSON"):
+            read_problem({**row, "input_output": broken}, "apps.jsonl:1", "default")

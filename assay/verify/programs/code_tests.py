@@ -30,11 +30,8 @@ def judge_code(problem: Problem, completion: Completion) -> Part:
     Reads the spec as `assay.verify.programs.spec.FIELDS` says. Raises VerifierError for a spec that
     is malformed, SandboxTrouble where the sandbox fails.
     """
-    spec = read_spec(problem)
-    if not spec.prompt_code:
-        spec = replace(spec, prompt_code=prompt_code_of(problem.question, spec.entry))
-    head = for_program(spec.setup, spec.prompt_code, completion.text)
-    program = find_program(completion, spec.entry_point, head)
+    spec = spec_of(problem)
+    program = program_in(spec, completion)
     if program is None:
         return _part(spec, None, [Result(False, "no program")] * len(spec.tests))
     if program.tree is None:
@@ -53,6 +50,20 @@ def judge_code(problem: Problem, completion: Completion) -> Part:
             _discard(spec.unsafe_no_sandbox)  # its state is not known any more
             raise
     return _part(spec, program, results, nondeterministic)
+
+
+def spec_of(problem: Problem) -> CodeSpec:
+    """Return a problem's spec; its question may be the code that programs continue."""
+    spec = read_spec(problem)
+    if spec.prompt_code:
+        return spec
+    return replace(spec, prompt_code=prompt_code_of(problem.question, spec.entry))
+
+
+def program_in(spec: CodeSpec, completion: Completion) -> Program | None:
+    """Return the program of a completion, behind the row's code that it may use; None: none."""
+    head = for_program(spec.setup, spec.prompt_code, completion.text)
+    return find_program(completion, spec.entry_point, head)
 
 
 def _run(sandbox: Sandbox, spec: CodeSpec, program: Program) -> tuple[list[Result], bool | None]:

@@ -8,7 +8,8 @@ a stand-in: each use of it comes here as a question, and goes on to the submissi
 from __future__ import annotations
 
 import marshal
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -125,12 +126,26 @@ class ProgramRun:
 
     def results(self) -> list[Result]:
         """Run every test. Raises SandboxTrouble, and VerifierError for tests that cannot be run."""
+        return list(self.each())
+
+    def passes(self) -> bool:
+        """Return whether all tests pass; stop at the first that fails. Raises as above."""
+        with closing(self.each()) as results:
+            return all(each.passed for each in results)
+
+    def each(self) -> Generator[Result]:
+        """Run test by test, and end the processes behind the last one. Raises as above."""
         try:
-            return [self._result(test) for test in self.spec.tests]
+            for test in self.spec.tests:
+                yield self._result(test)
         finally:
-            for session in (self.submission, self.bench):
-                if session is not None:
-                    session.close()
+            self.close()
+
+    def close(self) -> None:
+        """End the processes of this run."""
+        for session in (self.submission, self.bench):
+            if session is not None:
+                session.close()
 
     def _result(self, test: CodeTest) -> Result:
         if self.total_cpu >= self.spec.total_time:
@@ -298,11 +313,16 @@ class ProgramRun:
             return Result(True)
         return Result(False, f"printed {shown(outcome.stdout)}")
 
-    def _generated(self, test: CodeTest) -> Result:
+    def cases(self, test: CodeTest) -> list[Any]:
+        """Return what a row's generator gives for each case. Raises VerifierError."""
         plan = {"setup": self.spec.setup} | _seeded(test)
         limits = Limits(cpu_seconds=TEST_CPU, memory_mib=self.spec.memory_limit)
         made = self._bench().call("generate", (plan,), {}, limits)
-        cases = cast("list[Any]", self._of_row(made, "generate"))
+        return cast("list[Any]", self._of_row(made, "generate"))
+
+    def _generated(self, test: CodeTest) -> Result:
+        cases = self.cases(test)
+        limits = Limits(cpu_seconds=TEST_CPU, memory_mib=self.spec.memory_limit)
         reference = last_function(tree_of(test.reference), self.spec.entry_point)
         with self.sandbox.load(test.reference, limits) as solution:
             self._of_row(solution.loaded, "reference")

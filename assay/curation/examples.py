@@ -1,0 +1,197 @@
+"""Where inputs of a program begin: the row's tests, a signature, what a model wrote, a text."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
+from random import Random
+from typing import Any
+
+from assay.curation.inputs import Given, Reach, given_of
+from assay.verify.programs.program import parse
+from assay.verify.programs.spec import CodeTest
+
+NUM_SEEDS = 8
+CANDIDATE = "candidate"  # what the code of a check calls the function
+_NEAR = {"abs", "isclose", "math.isclose", "approx", "pytest.approx", "np.isclose", "allclose"}
+_FENCED = re.compile(r"^(```+)[^\n]*\n(.*?)^\1", re.DOTALL | re.MULTILINE)
+_ATOMS: dict[str, list[Any]] = {
+    "int": [0, 1, 2, 3, 7, 12, -1],
+    "float": [0.0, 0.5, 1.0, 2.5, -1.5],
+    "str": ["", "a", "abc", "Hello world", "aab", "12"],
+    "bool": [True, False],
+    "None": [None],
+}
+_KINDS: dict[str, type] = {"list": list, "sequence": list, "iterable": list, "set": set}
+
+
+def examples_of(tests: Sequence[CodeTest], names: Collection[str]) -> list[Given | str]:
+    """Return the inputs of tests: arguments of calls of the function, or a standard input.
+
+    names: by which code calls the function.
+    """
+    found: list[Given | str] = []
+    for test in tests:
+        if test.kind == "stdin":
+            found.append(test.stdin)
+        elif test.kind == "args":
+            found.append(given_of(test.args, test.kwargs))
+        else:
+            tree = parse(test.source)[0]
+            found += _calls(tree, {*names, CANDIDATE}) if tree else []
+    return found
+
+
+def compares_otherwise(tests: Sequence[CodeTest], names: Collection[str]) -> str:
+    """Return how a test compares an answer, where other answers than one pass; "": none does.
+
+    Where a test sorts an answer first, say, other orders are right too: a plain comparison with one
+    answer would refuse them.
+    """
+    for test in tests:
+        if test.kind == "property" or len(test.outputs) > 1:
+            return "a property" if test.kind == "property" else "several accepted outputs"
+        tree = parse(test.source)[0] if test.kind in ("assert", "check") else None
+        for node in ast.walk(tree) if tree else ():
+            for child in ast.iter_child_nodes(node):
+                if _is_call(child, {*names, CANDIDATE}) and not _is_plain(node):
+                    return ast.unparse(node)
+    return ""
+
+
+def _is_plain(node: ast.AST) -> bool:
+    """Whether a call below this node is compared as it is, or with a tolerance."""
+    match node:
+        case ast.Compare(ops=ops):
+            return all(isinstance(each, ast.Eq | ast.Is) for each in ops)
+        case ast.Call():
+            return ast.unparse(node.func) in _NEAR
+        case ast.BinOp():
+            return isinstance(node.op, ast.Sub)  # abs(f(2) - 0.5) < 1e-6
+        case _:
+            return isinstance(node, ast.Assert | ast.BoolOp | ast.UnaryOp)
+
+
+def _is_call(node: ast.AST, names: Collection[str]) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
+
+
+def _calls(tree: ast.AST, names: Collection[str]) -> Iterator[Given]:
+    """Yield the arguments of each call of some names, where all are literals."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _is_call(node, names):
+            try:
+                kwargs = {str(each.arg): ast.literal_eval(each.value) for each in node.keywords}
+                yield given_of(list(map(ast.literal_eval, node.args)), kwargs)
+            except (ValueError, TypeError, RecursionError, MemoryError, SyntaxError):
+                continue
+
+
+def suggested(text: str, names: Collection[str], takes_text: bool) -> list[Given | str]:
+    """Return the inputs that a model wrote: calls of the function, or fenced blocks of input."""
+    blocks = [match[2] for match in _FENCED.finditer(text)]
+    if takes_text:
+        return [*blocks]
+    found: list[Given | str] = []
+    for line in "\n".join(blocks or [text]).splitlines():
+        tree = parse(line.strip().lstrip("-*0123456789.) ").strip("`"))[0]
+        found += _calls(tree, names) if tree else []
+    return found
+
+
+def seeds(tree: ast.Module, name: str, rng: Random) -> list[Given | str]:
+    """Return inputs by the types of a function's parameters; [] where one of them has none."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            needed = node.args.posonlyargs + node.args.args
+            try:
+                return [
+                    {place: _of_type(each.annotation, rng) for place, each in enumerate(needed)}
+                    for _ in range(NUM_SEEDS)
+                ]
+            except LookupError:
+                return []
+    return []
+
+
+def _of_type(node: ast.expr | None, rng: Random) -> Any:
+    """Return a value of an annotated type; raises LookupError for one that is not known."""
+    match node:
+        case ast.Constant(str(text)):
+            return _of_type(ast.parse(text, mode="eval").body, rng)
+        case ast.BinOp(one, ast.BitOr(), other):
+            return _of_type(rng.choice((one, other)), rng)
+        case ast.Subscript(ast.Name(name) | ast.Attribute(attr=name), inner):
+            inside = inner.elts if isinstance(inner, ast.Tuple) else [inner]
+            kind, size = name.lower(), rng.randint(0, 4)
+            if kind in _KINDS:
+                return _KINDS[kind](_of_type(inside[0], rng) for _ in range(size))
+            if kind == "dict":
+                return {_of_type(inside[0], rng): _of_type(inside[1], rng) for _ in range(size)}
+            if kind == "tuple" and isinstance(inside[-1], ast.Constant):  # tuple[int, ...]
+                return tuple(_of_type(inside[0], rng) for _ in range(size))
+            if kind == "tuple":
+                return tuple(_of_type(each, rng) for each in inside)
+            if kind in ("optional", "union"):
+                return _of_type(rng.choice(inside), rng)
+            raise LookupError(name)
+        case ast.Name(name) | ast.Attribute(attr=name):
+            return rng.choice(_ATOMS[name])
+        case ast.Constant(None):
+            return None
+        case _:
+            raise LookupError("no type")
+
+
+def changed_text(texts: Sequence[str], reach: Reach, rng: Random) -> str:
+    """Return a standard input with a few of its numbers and words changed; its lines stay.
+
+    The first of several lines stays as it is: it often counts the others.
+    """
+    lines = rng.choice(texts).split("\n")
+    numbers = [int(each) for text in texts for each in re.findall(r"-?\d+", text)]
+    low, high = min(numbers, default=0), max(numbers, default=0)
+    low, high = (low, high) if reach == "near" else (min(low, -high), 2 * high)
+    places = [n for n, line in enumerate(lines) if line.strip() and (n or len(lines) < 3)]
+    for place in rng.choices(places, k=rng.randint(1, 3)) if places else ():
+        words = lines[place].split(" ")
+        which = rng.randrange(len(words))
+        word = words[which]
+        is_number = re.fullmatch(r"-?\d{1,18}", word)
+        new = str(rng.randint(low, high)) if is_number else "".join(rng.sample(word, len(word)))
+        lines[place] = " ".join([*words[:which], new, *words[which + 1 :]])
+    return "\n".join(lines)
+
+
+def call_of(given: Given) -> str:
+    """Return the arguments of a call as code."""
+    return ", ".join(
+        f"{each!r}" if isinstance(place, int) else f"{place}={each!r}"
+        for place, each in given.items()
+    )
+
+
+def is_literal(value: Any) -> bool:
+    """Whether a value's spelling is the value again, of the same types."""
+    text = repr(value)
+    try:
+        return repr(ast.literal_eval(text)) == text
+    except (ValueError, TypeError, RecursionError, MemoryError, SyntaxError):
+        return False
+
+
+def programs_in(value: Any) -> list[str]:
+    """Return the programs of a key of a row: a text, a list of texts, or JSON of one.
+
+    CodeContests has ``{"language": [...], "solution": [...]}``.
+    """
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return [str(value)]
+    if isinstance(value, dict):
+        value = value.get("solution", [])
+    return [value] if isinstance(value, str) else [e for e in value or () if isinstance(e, str)]

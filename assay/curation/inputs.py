@@ -1,0 +1,264 @@
+"""Inputs for programs under test: made from examples, within what all examples have in common.
+
+A function has preconditions that no row states: its list is sorted, its second argument is the
+length of the first. So what holds of every example is kept (as Daikon finds invariants), and values
+are changed by their types (as EvalPlus does, arXiv 2305.01210).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, permutations
+from random import Random
+from typing import Any, Literal, TypeAlias
+
+Given: TypeAlias = dict[int | str, Any]
+"""The arguments of a call: by their places, or their names."""
+Path: TypeAlias = tuple[int | str, ...]
+"""Where a value stands: the argument, then the type of each element on the way."""
+Reach = Literal["near", "far"]
+
+TRIES = 30
+MAX_WIDER = 5  # inputs that others come of, for each example
+FAR_CHARACTERS = "aZ09 .,-_()"
+LOOSE = {"bounds", "length", "filled", "upper", "lower", "letters", "digits", "title"}
+"""What ``far`` does not keep."""
+
+
+def given_of(args: Iterable[Any], kwargs: Mapping[str, Any] | None = None) -> Given:
+    """Return the arguments of a call."""
+    given: Given = dict(enumerate(args))
+    given.update(kwargs or {})
+    return given
+
+
+class Fuzzer:
+    """Makes inputs out of examples.
+
+    reach: ``near`` stays within the ranges, lengths and characters of the examples, and twice as
+    far for numbers; ``far`` keeps only how arguments depend on one another, and order.
+    """
+
+    def __init__(self, examples: Sequence[Given], reach: Reach, rng: Random) -> None:
+        self.reach, self.rng = reach, rng
+        self.pool = list(examples)
+        self.most = MAX_WIDER * len(self.pool)
+        self.seen: dict[Path, list[Any]] = defaultdict(list)
+        for place, value in chain.from_iterable(each.items() for each in examples):
+            self._note(value, (place,))
+        self.kept: dict[Hashable, bool] = {}
+        for name, holds in chain.from_iterable(map(self._facts, examples)):
+            self.kept[name] = holds and self.kept.get(name, True)
+
+    def draw(self) -> Given | None:
+        """Return an input that differs from the one it comes of; None where none was found."""
+        for _ in range(TRIES):
+            base = self.rng.choice(self.pool)
+            given = dict(base)
+            for place in self.rng.choices(list(given), k=self.rng.randint(1, 2)) if given else ():
+                given[place] = self._changed(given[place], (place,))
+            self._mend(given)
+            if given != base and all(self._fits(*fact) for fact in self._facts(given)):
+                if len(self.pool) < self.most:
+                    self.pool.append(given)
+                return given
+        return None
+
+    def _fits(self, name: Hashable, holds: bool) -> bool:
+        if self.reach == "far" and isinstance(name, tuple) and name[-1] in LOOSE:
+            return True
+        return holds or not self.kept.get(name, False)
+
+    # what examples show
+
+    def _note(self, value: Any, path: Path) -> None:
+        self.seen[path].append(value)
+        for step, each in _elements(value):
+            self._note(each, (*path, step))
+
+    def _bounds(self, path: Path) -> tuple[float, float]:
+        numbers = [each for each in self.seen[path] if isinstance(each, int | float)]
+        low, high = min(numbers, default=0), max(numbers, default=1)
+        if self.reach == "far":
+            return min(low, -high, -3), 4 * max(high, 3)
+        return low, 2 * high + 10 if high > 0 else high
+
+    def _facts(self, given: Given) -> Iterator[tuple[Hashable, bool]]:
+        """Yield what is true or not of an input, each with its name."""
+        for place, value in given.items():
+            yield from self._facts_of(value, (place,))
+        for one, other in permutations(given, 2):
+            for name, holds in _relations(given[one], given[other]):
+                yield (one, other, name), holds
+
+    def _facts_of(self, value: Any, path: Path) -> Iterator[tuple[Hashable, bool]]:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            low, high = self._bounds(path)
+            yield (path, "bounds"), low <= value <= high
+        if not isinstance(value, str | list | tuple | set | frozenset | dict):
+            return
+        first = self.seen[path][0] if self.seen[path] else value
+        yield (path, "filled"), len(value) > 0
+        if not _is_flat_list(value) or len(path) > 1:
+            yield (path, "length"), hasattr(first, "__len__") and len(value) == len(first)
+        if isinstance(value, str):
+            yield (path, "upper"), value.isupper()
+            yield (path, "lower"), value.islower()
+            yield (path, "letters"), value.isalpha()
+            yield (path, "digits"), value.isdigit()
+            yield (path, "title"), value.istitle()
+            yield (path, "stripped"), value == value.strip()
+        elif isinstance(value, list | tuple):
+            yield (path, "rising"), _is_rising(value)
+            yield (path, "falling"), _is_rising(value[::-1])
+            yield (path, "distinct"), len({repr(each) for each in value}) == len(value)
+            sizes = {len(each) if isinstance(each, list | tuple) else -1 for each in value}
+            yield (path, "even rows"), len(sizes) < 2
+            yield (path, "square"), sizes <= {len(value)}
+        for step, each in _elements(value):
+            yield from self._facts_of(each, (*path, step))
+
+    def _mend(self, given: Given) -> None:
+        """Bring back what a change breaks and what is easily had: order, and told lengths."""
+        for place, value in given.items():
+            if isinstance(value, list | tuple):
+                if self.kept.get(((place,), "distinct")):
+                    value = type(value)({repr(each): each for each in value}.values())
+                if self.kept.get(((place,), "rising")) and _can_sort(value):
+                    value = type(value)(sorted(value))
+                given[place] = value
+        for one, other in permutations(given, 2):
+            sliced = all(isinstance(given[each], str | list | tuple) for each in (one, other))
+            if sliced and self.kept.get((one, other, "same length")):
+                size = min(len(given[one]), len(given[other]))
+                given[one], given[other] = given[one][:size], given[other][:size]
+            if self.kept.get((one, other, "is the length")):
+                given[one] = len(given[other])
+
+    # changes, by type
+
+    def _changed(self, value: Any, path: Path) -> Any:
+        rng = self.rng
+        alike = [each for each in self.seen[path] if type(each) is type(value)]
+        if alike and rng.random() < 0.15:
+            return rng.choice(alike)
+        if self.reach == "far" and rng.random() < 0.1:
+            return type(value)() if value is not None else None  # 0, "", [] ...
+        low, high = self._bounds(path)
+        match value:
+            case bool():
+                return not value
+            case int():
+                drawn = rng.randint(int(low), max(int(low), int(high)))
+                return rng.choice([value + 1, value - 1, drawn, drawn])
+            case float():
+                return rng.choice([value + 1, value / 2, round(rng.uniform(low, high), 2)])
+            case str():
+                return self._changed_text(value, path)
+            case list() | tuple() | set() | frozenset():
+                return type(value)(self._changed_items(list(value), path))
+            case dict():
+                return self._changed_pairs(dict(value), path)
+            case _:
+                return value
+
+    def _changed_items(self, items: list[Any], path: Path) -> list[Any]:
+        rng = self.rng
+        known = [each for value in self.seen[path] for each in _listed(value)]
+        fresh = [each for each in known if not items or type(each) is type(items[0])]
+        if not items:
+            return [rng.choice(fresh)] if fresh else items
+        place = rng.randrange(len(items))
+        change = rng.choice(("change", "change", "change", "drop", "add", "again", "shuffle"))
+        if change == "drop":
+            return items[:place] + items[place + 1 :]
+        if change == "shuffle":
+            return rng.sample(items, len(items))
+        new = rng.choice(fresh) if change == "add" and fresh else items[place]
+        if change != "again":
+            new = self._changed(new, (*path, type(new).__name__))
+        return [*items[:place], new, *items[place + (change == "change") :]]
+
+    def _changed_pairs(self, pairs: dict[Any, Any], path: Path) -> dict[Any, Any]:
+        key = self.rng.choice(list(pairs)) if pairs else None
+        change = self.rng.choice(("change", "change", "drop", "add"))
+        if change == "add" or not pairs:
+            return pairs | self.rng.choice([each for each in self.seen[path] if type(each) is dict])
+        value = pairs.pop(key)
+        if change == "change":
+            pairs[key] = self._changed(value, (*path, type(value).__name__))
+        return pairs
+
+    def _changed_text(self, text: str, path: Path) -> str:
+        rng = self.rng
+        known = "".join(each for each in self.seen[path] if isinstance(each, str))
+        letters = sorted({*known, *(FAR_CHARACTERS if self.reach == "far" else "")}) or ["a"]
+        start = rng.randint(0, len(text))
+        end = rng.randint(start, min(len(text), start + 3))
+        words = text.split(" ")
+        return rng.choice(
+            (
+                text[:start] + text[end:],
+                text[:start] + rng.choice(letters) + text[start:],
+                text[:start] + rng.choice(letters) + text[start + 1 :],
+                text[:end] + text[start:],
+                "".join(rng.sample(text, len(text))),
+                " ".join(rng.sample(words, len(words))),
+                text[::-1],
+            )
+        )
+
+
+def _elements(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a value holds, each with its step of the path."""
+    if isinstance(value, dict):
+        yield from ((f"key {type(key).__name__}", key) for key in value)
+        value = value.values()
+    elif not isinstance(value, list | tuple | set | frozenset):
+        return
+    yield from ((type(each).__name__, each) for each in value)
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple | set | frozenset) else []
+
+
+def _is_flat_list(value: Any) -> bool:
+    return isinstance(value, list) and not any(isinstance(each, list | tuple) for each in value)
+
+
+def _can_sort(value: Any) -> bool:
+    try:
+        return bool(sorted(value)) or True
+    except TypeError:
+        return False
+
+
+def _is_rising(value: Sequence[Any]) -> bool:
+    return _can_sort(value) and list(value) == sorted(value)
+
+
+def _relations(one: Any, other: Any) -> Iterator[tuple[str, bool]]:
+    """Yield what is true or not of two arguments together."""
+    sized = hasattr(one, "__len__"), hasattr(other, "__len__")
+    number = type(one) is int
+    if number and sized[1]:
+        yield "is the length", one == len(other)
+        yield "within the length", one <= len(other)
+        yield "an index", 0 <= one < len(other)
+    if all(sized):
+        yield "same length", len(one) == len(other)
+        yield "not longer", len(one) <= len(other)
+    if type(one) is type(other) and isinstance(one, int | float):
+        yield "not greater", one <= other
+        yield "smaller", one < other
+    if isinstance(other, list | tuple | dict | set) or type(one) is type(other) is str:
+        yield "in it", _is_in(one, other)
+
+
+def _is_in(one: Any, other: Any) -> bool:
+    try:
+        return one in other
+    except TypeError:  # it cannot be hashed
+        return False
