@@ -82,6 +82,7 @@ class Problem:
     curriculum has handed the problem out before; with the id it names the group.
     verifier: an expression such as ``math`` or ``math*1.0 + think_format*0.1``; None: the config's.
     source: where the row stands, as ``file.jsonl:12``. think: the mode of its `ThinkFormat`.
+    effort: a name of ``sampling.efforts``; None: the config's, as for think.
     """
 
     id: str
@@ -92,6 +93,7 @@ class Problem:
     source: str = ""
     draw: int = 0
     think: ThinkMode | None = None
+    effort: str | None = None
 
     @property
     def group_id(self) -> str:

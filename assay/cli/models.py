@@ -40,7 +40,7 @@ def how_to_sample(
         int | None, typer.Option(min=1, help="Most tokens of thinking; then the answer follows.")
     ] = None,
     effort: Annotated[
-        str | None, typer.Option(help="A budget's name (sampling.efforts): low, medium, high.")
+        str | None, typer.Option(help="A name of sampling.efforts, for rows that have none: low.")
     ] = None,
     verifier: Annotated[str | None, typer.Option(help="Verifier of rows that name none.")] = None,
     overrides: Overrides = None,

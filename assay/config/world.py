@@ -191,9 +191,11 @@ class SamplingConfig(Section):
     whose tokens count, and then writes its answer. Given tokens are context: nothing is learned
     from them. Prompts without a think block are left alone. None: no budget."""
     effort: Text | None = None
-    """A name of `efforts`, as ``low``, in place of `think_budget`. None: no name."""
-    efforts: dict[Text, Natural] = Field(default={"low": 512, "medium": 2048, "high": 8192})
-    """Budgets by name."""
+    """A name of `efforts`, as ``low``, for rows that have no key ``effort`` of their own. None: no
+    name."""
+    efforts: dict[Text, Natural | Text] = Field(default={"low": 512, "medium": 2048, "high": 8192})
+    """What the names of efforts stand for. A number is a budget, in place of `think_budget`. A text
+    is a line at the end of the prompt, such as one that training has taught."""
     think_stop_text: Text = "\n\nI am out of time, so I answer with what I have.\n{close}\n\n"
     """The text that ends thinking; ``{close}`` is the tag that closes the block."""
     min_think: Natural | None = None
@@ -214,35 +216,46 @@ class SamplingConfig(Section):
 
     @model_validator(mode="after")
     def _budgets_agree(self) -> SamplingConfig:
-        budget, effort = self.budget, self.effort
-        if effort is not None and self.think_budget is not None:
-            raise ValueError(message("effort", toml_words(effort), "none beside a think_budget"))
-        if effort is not None and budget is None:
+        if isinstance(self.level(), int) and self.think_budget is not None:
+            found, accepted = toml_words(self.effort), "none beside a think_budget"
+            raise ValueError(message("effort", found, accepted))
+        self.check_effort()
+        return self
+
+    def level(self, effort: str | None = None) -> int | str | None:
+        """Return what an effort stands for, by default the configured one: a budget, or a line.
+
+        Raises ValueError for a name that is none.
+        """
+        name = self.effort if effort is None else effort
+        if name is not None and name not in self.efforts:
             accepted = f"a name of sampling.efforts: {', '.join(self.efforts)}"
-            raise ValueError(message("effort", toml_words(effort), accepted))
+            raise ValueError(message("effort", toml_words(name), accepted))
+        return None if name is None else self.efforts[name]
+
+    def budget(self, effort: str | None = None) -> int | None:
+        """Return the most tokens of thinking of a row, however it was said."""
+        level = self.level(effort)
+        return level if isinstance(level, int) else self.think_budget
+
+    def budget_key(self, effort: str | None = None) -> str:
+        """Return the key that said it."""
+        return "effort" if isinstance(self.level(effort), int) else "think_budget"
+
+    def controls_thinking(self, effort: str | None = None) -> bool:
+        """Return whether tokens may be given to make thinking stop or go on."""
+        return self.budget(effort) is not None or self.min_think is not None
+
+    def check_effort(self, effort: str | None = None) -> None:
+        """Raise ValueError where the budget of an effort leaves an answer no room, or is small."""
+        budget, key = self.budget(effort), self.budget_key(effort)
         if budget is not None and budget >= self.max_tokens:
             accepted = f"less than sampling.max_tokens ({self.max_tokens}): an answer needs room"
-            raise ValueError(message(self.budget_key, budget, accepted))
-        most, of = budget or self.max_tokens, self.budget_key if budget else "max_tokens"
+            raise ValueError(message(key, budget, accepted))
+        most, of = budget or self.max_tokens, key if budget else "max_tokens"
         if (self.min_think or 0) >= most:
             accepted = f"less than sampling.{of} ({most})"
             raise ValueError(message("min_think", self.min_think, accepted))
-        return self
-
-    @property
-    def budget(self) -> int | None:
-        """The most tokens of thinking, however it was said."""
-        return self.think_budget if self.effort is None else self.efforts.get(self.effort)
-
-    @property
-    def budget_key(self) -> str:
-        """The key that said it."""
-        return "think_budget" if self.effort is None else "effort"
-
-    @property
-    def controls_thinking(self) -> bool:
-        """Whether tokens may be given to make thinking stop or go on."""
-        return self.budget is not None or self.min_think is not None
 
     @property
     def truncates(self) -> bool:

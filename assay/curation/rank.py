@@ -103,7 +103,7 @@ def _different(group: Sequence[Record], out: Output) -> dict[str, float]:
 
 
 def _ranked_row(row: Record, texts: list[str], ranks: list[int]) -> dict[str, Any]:
-    kept = {key: row.keys[key] for key in ("source", "tags", "think") if key in row.keys}
+    kept = {key: row.keys[key] for key in ("source", "tags", "think", "effort") if key in row.keys}
     both = {"completions": texts, "ranking": ranks}
     return {"id": row.problem_id, "prompt": row.prompt, **kept, **both}
 

@@ -13,7 +13,7 @@ from assay.config import SamplingConfig, TrainConfig
 from assay.curation.asking import AskingSettings
 from assay.curation.output import Output
 from assay.curation.server import ServerGenerator
-from assay.data.chat import chat_of
+from assay.data.chat import chat_of, with_effort
 from assay.data.completions import Record
 from assay.data.problems import check_spec
 from assay.errors import DataError
@@ -23,7 +23,7 @@ from assay.toml_text import merged
 from assay.training.assemble import open_bench, open_verifiers, show_sampling, with_slots
 from assay.training.evaluate import sample_and_judge
 from assay.training.how_to_sample import HowToSample, sampling_config
-from assay.types import Group, Problem, ThinkFormat, ThinkMode, Verdict
+from assay.types import Group, Message, Problem, ThinkFormat, ThinkMode, Verdict
 from assay.verify.service import VerifierService
 
 # So many times the slots of the engine are sampled before rows are written.
@@ -157,10 +157,16 @@ def _open_engine(
 
 def _open_server(settings: AskingSettings, config: TrainConfig, style: Style) -> ServerGenerator:
     data = config.data
+
+    def render(problem: Problem) -> list[Message]:
+        prompt = style(problem, None).prompt
+        prompt = with_effort(prompt, config.sampling, problem.effort, problem.place)
+        return chat_of(prompt, data.system_prompt)
+
     return ServerGenerator(
         str(settings.url),
         settings.model,
-        lambda problem: chat_of(style(problem, None).prompt, data.system_prompt),
+        render,
         api_key_env=settings.api_key_env,
         concurrency=settings.concurrency,
         think=ThinkFormat("free", data.think_open, data.think_close),

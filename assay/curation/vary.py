@@ -10,7 +10,7 @@ from assay.config.section import Section, Text
 from assay.curation.base import DataStage, StageSettings
 from assay.curation.output import Output, Row
 from assay.data.completions import Record
-from assay.data.rows import PROMPT_KEYS, key_among, reply_text
+from assay.data.rows import PROMPT_KEYS, appended, key_among, reply_text
 from assay.types import ThinkFormat
 
 EMPTY_BLOCK = "<think>\n\n</think>\n\n"
@@ -25,7 +25,7 @@ class Variant(Section):
     """What becomes of a completion's reasoning. ``empty``: an empty block stands in its place, as
     Qwen3 answers without thinking."""
     keys: dict[str, Any] = Field(default={})
-    """Keys that the row gets, as ``think`` or ``verifier``."""
+    """Keys that the row gets, as ``think``, ``effort`` or ``verifier``."""
 
 
 class VarySettings(StageSettings):
@@ -60,7 +60,7 @@ def varied(row: Record, name: str, variant: Variant) -> Row:
     """Return a row as one variant has it."""
     found = {**row.keys, "id": f"{row.id}-{name}", "tags": [*row.tags, name]}
     key = _prompt_key(row)
-    found[key] = _appended(found[key], variant.append)
+    found[key] = appended(found[key], variant.append)
     if variant.reasoning == "empty":
         _empty_block(found)
     return found | variant.keys
@@ -69,17 +69,6 @@ def varied(row: Record, name: str, variant: Variant) -> Row:
 def _prompt_key(row: Record) -> str:
     names = (*PROMPT_KEYS, "messages")
     return key_among(names, row.keys, row.source, " or ".join(f'"{name}"' for name in names))
-
-
-def _appended(prompt: Any, text: str) -> Any:
-    if isinstance(prompt, str):
-        return f"{prompt}{text}"
-    turns = [dict(turn) for turn in prompt]
-    for turn in reversed(turns):
-        if turn["role"] == "user":
-            turn["content"] += text
-            break
-    return turns
 
 
 def _empty_block(row: Row) -> None:

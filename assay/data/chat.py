@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from functools import cached_property
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-from assay.config import DataConfig
+from assay.config import DataConfig, SamplingConfig
 from assay.data.problems import ProblemSet
+from assay.data.rows import appended
 from assay.data.traces import Trace
 from assay.errors import DataError, ModelError, cause, message
 from assay.foreign import deadline
@@ -38,6 +40,7 @@ class PromptRenderer:
     itself, nothing is doubled, and `Prompt.think` says so.
 
     max_prompt_tokens: what is left of the model's ``context_length`` beside a completion.
+    sampling: says what efforts stand for; the line of one ends the question.
 
     Raises ModelError where a chat template is asked for and there is none.
     """
@@ -48,8 +51,10 @@ class PromptRenderer:
         data: DataConfig,
         max_prompt_tokens: int | None = None,
         context_length: int | None = None,
+        sampling: SamplingConfig | None = None,
     ) -> None:
         self.tokenizer = tokenizer
+        self._sampling = sampling or SamplingConfig()
         self._context_length = context_length
         limits = [limit for limit in (max_prompt_tokens, data.max_prompt_tokens) if limit]
         self.max_prompt_tokens = min(limits, default=None)
@@ -70,7 +75,7 @@ class PromptRenderer:
 
     def render(self, problem: Problem) -> Prompt:
         """Return a problem's prompt; DataError where it is longer than the limit."""
-        return self._render(problem.prompt, problem.place, problem.think)
+        return self._render(problem.prompt, problem.place, problem.think, problem.effort)
 
     def render_trace(self, trace: Trace) -> tuple[Tokens, Tokens]:
         """Return the tokens of a trace's prompt and of its completion, end token included.
@@ -80,7 +85,7 @@ class PromptRenderer:
         between ``<think>`` tags gets the configured ones.
         """
         prompt, (tokens,) = self.render_replies(
-            trace.prompt, [trace.completion], trace.source, trace.think
+            trace.prompt, [trace.completion], trace.source, trace.think, trace.effort
         )
         return prompt.tokens, tokens
 
@@ -90,10 +95,11 @@ class PromptRenderer:
         texts: Sequence[str],
         source: str = "",
         think: ThinkMode | None = None,
+        effort: str | None = None,
     ) -> tuple[Prompt, list[Tokens]]:
         """Return a prompt, and the tokens of several completions, each as of `render_trace`."""
         where = source or "trace"
-        rendered = self._render(prompt, where, think)
+        rendered = self._render(prompt, where, think, effort)
         return rendered, [self._reply(rendered, text, where) for text in texts]
 
     def _reply(self, prompt: Prompt, text: str, where: str) -> Tokens:
@@ -166,9 +172,13 @@ class PromptRenderer:
         return max(len(text.encode()) for text in texts) + len(self._leading_ids) + 16
 
     def _render(
-        self, prompt: str | Sequence[Message], where: str, think: ThinkMode | None
+        self,
+        prompt: str | Sequence[Message],
+        where: str,
+        think: ThinkMode | None,
+        effort: str | None,
     ) -> Prompt:
-        text, mode = self._text(prompt, where, think)
+        text, mode = self._text(prompt, where, think, effort)
         limit = self.max_prompt_tokens
         # What is far too long is not tokenized: that takes a minute for a text of 30 MB.
         at_least = -(-len(text) // self._longest_token) if limit is not None else 0
@@ -190,9 +200,14 @@ class PromptRenderer:
         return Prompt(text, np.array(tokens, np.int32), self._formats[mode])
 
     def _text(
-        self, prompt: str | Sequence[Message], where: str, think: ThinkMode | None
+        self,
+        prompt: str | Sequence[Message],
+        where: str,
+        think: ThinkMode | None,
+        effort: str | None = None,
     ) -> tuple[str, ThinkMode]:
         """Return a prompt's text, and what became of its think block."""
+        prompt = with_effort(prompt, self._sampling, effort, where)
         turns = chat_of(prompt, self._data.system_prompt)
         mode = think or self._switched(turns)
         text = (
@@ -273,6 +288,18 @@ class PromptRenderer:
         return self._encode(text)
 
 
+def with_effort(
+    prompt: str | Sequence[Message], sampling: SamplingConfig, effort: str | None, where: str
+) -> str | Sequence[Message]:
+    """Return a prompt with the line of its effort, or of the configured one; DataError for a name
+    that stands for nothing."""
+    try:
+        level = sampling.level(effort)
+    except ValueError as error:
+        raise DataError(f"{where} {error}") from error
+    return appended(prompt, f"\n{level}") if isinstance(level, str) else prompt
+
+
 def chat_of(prompt: str | Sequence[Message], system: str | None) -> list[Message]:
     """Return a prompt as a chat, which ``system`` begins where it has no system's turn itself."""
     turns: list[Message] = (
@@ -287,16 +314,16 @@ def keep_fitting(problems: ProblemSet, renderer: PromptRenderer, on_bad_row: str
     """Return the problems whose prompts are within the renderer's limit.
 
     A longer prompt is a bad row: DataError, or skipped with its complaint. Prompts that are short
-    in characters are not rendered to know it: in ASCII a token is at least a character.
+    in characters are not rendered to know it: in ASCII a token is at least a character. An effort
+    that is none is a bad row too.
     """
     limit = renderer.max_prompt_tokens
-    if limit is None:
-        return problems
-    longest = limit - renderer.most_overhead
+    longest = math.inf if limit is None else limit - renderer.most_overhead
     long: dict[int, str] = {}
     for index, problem in enumerate(problems):
         text = problem.prompt
-        if isinstance(text, str) and len(text) <= longest and text.isascii():
+        plain = isinstance(text, str) and len(text) <= longest and text.isascii()
+        if plain and problem.effort is None:
             continue
         try:
             renderer.render(problem)

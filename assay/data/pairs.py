@@ -18,8 +18,8 @@ from assay.data.rows import (
     key_among,
     prompt_and_completion,
     prompt_of,
+    read_asked,
     read_prompt,
-    read_think,
     reply_text,
 )
 from assay.data.rowset import load_rows
@@ -37,7 +37,7 @@ _ROLES = {"Human": "user", "Assistant": "assistant"}
 class Pair:
     """A prompt and two completions, of which the first is better.
 
-    source: ``file.jsonl:12``. think: as of a `Problem`.
+    source: ``file.jsonl:12``. think, effort: as of a `Problem`.
     """
 
     prompt: Text
@@ -45,13 +45,14 @@ class Pair:
     rejected: str
     source: str = ""
     think: ThinkMode | None = None
+    effort: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
     """A prompt and one completion of it that is desirable or not.
 
-    source: ``file.jsonl:12``. think: as of a `Problem`.
+    source: ``file.jsonl:12``. think, effort: as of a `Problem`.
     """
 
     prompt: Text
@@ -59,6 +60,7 @@ class Labelled:
     desirable: bool
     source: str = ""
     think: ThinkMode | None = None
+    effort: str | None = None
 
 
 def read_preference(row: Any, where: str, default_id: str) -> Pair | Labelled:
@@ -72,16 +74,16 @@ def read_preference(row: Any, where: str, default_id: str) -> Pair | Labelled:
     """
     if isinstance(row, Pair):
         found = _pair(row.prompt, row.chosen, row.rejected, row.source or where)
-        return replace(found, think=read_think(row.think, where))
+        return replace(found, **read_asked(row.think, row.effort, where))
     if isinstance(row, Labelled):
         found = _labelled(row.prompt, row.completion, row.desirable, row.source or where)
-        return replace(found, think=read_think(row.think, where))
+        return replace(found, **read_asked(row.think, row.effort, where))
     keys = copy_row(row, where)
-    think = read_think(keys.get("think"), where)
+    asked = read_asked(keys.get("think"), keys.get("effort"), where)
     if "label" in keys and not any(side in keys for side in SIDES):
-        return replace(_read_labelled(keys, where), think=think)
+        return replace(_read_labelled(keys, where), **asked)
     key_among(SIDES, keys, where, '"chosen" and "rejected", or a completion with its "label"')
-    return replace(_read_pair(keys, where), think=think)
+    return replace(_read_pair(keys, where), **asked)
 
 
 load_preferences = partial(load_rows, "preferences", read_preference)

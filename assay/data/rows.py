@@ -2,7 +2,8 @@
 
 Three forms are read as they are:
 
-    {"id", "prompt": text | messages, "verifier", "answer" or other spec keys, "tags", "think"}
+    {"id", "prompt": text | messages, "verifier", "answer" or other spec keys, "tags", "think",
+     "effort"}
     {"question", "answer": "... #### 1,234"}                 GSM8K
     {"problem", "answer" | "solution", "type", "level"}      MATH
 
@@ -47,7 +48,7 @@ def read_problem(row: Any, where: str, default_id: str) -> Problem:
     if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
         raise complaint(where, key, "a chat that the assistant ends", "a chat that the user ends")
     tags = read_tags(spec.pop("tags", ()), where)
-    think = read_think(spec.pop("think", None), where)
+    asked = read_asked(spec.pop("think", None), spec.pop("effort", None), where)
     if key == "question":
         _take_final_answer(spec, where)
     elif key == "problem":
@@ -61,7 +62,7 @@ def read_problem(row: Any, where: str, default_id: str) -> Problem:
     if verifier is not None and (not isinstance(verifier, str) or not verifier.strip()):
         raise complaint(where, "verifier", verifier, "an expression, such as math")
     id = _read_id(spec, where, default_id)
-    return Problem(id, prompt, spec, verifier, tags, where, think=think)
+    return Problem(id, prompt, spec, verifier, tags, where, **asked)
 
 
 def problem_row(problem: Problem) -> dict[str, Any]:
@@ -70,7 +71,8 @@ def problem_row(problem: Problem) -> dict[str, Any]:
     row: dict[str, Any] = {"id": problem.id, "prompt": prompt, **problem.spec}
     row |= {"verifier": problem.verifier} if problem.verifier is not None else {}
     row |= {"tags": list(problem.tags)} if problem.tags else {}
-    row |= {"think": problem.think} if problem.think is not None else {}
+    asked = {"think": problem.think, "effort": problem.effort}
+    row |= {key: value for key, value in asked.items() if value is not None}
     return {**row, "source": row.get("source", problem.source)}
 
 
@@ -143,11 +145,28 @@ def reply_text(turn: Message) -> str:
     return f"<think>\n{thought}\n</think>\n\n{said.lstrip(chr(10))}" if thought else said
 
 
-def read_think(value: Any, where: str) -> ThinkMode | None:
-    """Return the think mode of a row; None where it has none."""
-    if value is not None and value not in get_args(ThinkMode):
-        raise complaint(where, "think", value, " or ".join(map(repr, get_args(ThinkMode))))
-    return value
+def read_asked(think: Any, effort: Any, where: str) -> dict[str, Any]:
+    """Return how a row asks for reasoning: its think mode and its effort, None where it has none.
+
+    What an effort stands for is the configuration's to say.
+    """
+    if think is not None and think not in get_args(ThinkMode):
+        raise complaint(where, "think", think, " or ".join(map(repr, get_args(ThinkMode))))
+    if effort is not None and (not isinstance(effort, str) or not effort):
+        raise complaint(where, "effort", effort, "a name of sampling.efforts, such as low")
+    return {"think": think, "effort": effort}
+
+
+def appended(prompt: Any, text: str) -> Any:
+    """Return a prompt with a text behind it, or behind the last turn of its user."""
+    if isinstance(prompt, str):
+        return f"{prompt}{text}"
+    turns = [dict(turn) for turn in prompt]
+    for turn in reversed(turns):
+        if turn["role"] == "user":
+            turn["content"] += text
+            break
+    return turns
 
 
 def read_prompt(value: Any, where: str, key: str) -> Text:
@@ -196,7 +215,7 @@ def _read_finished(problem: Problem, where: str) -> Problem:
     if not isinstance(problem.id, str) or not problem.id:
         raise complaint(where, "id", problem.id, "text that is not empty")
     read_prompt(problem.prompt, where, "prompt")
-    read_think(problem.think, where)
+    read_asked(problem.think, problem.effort, where)
     return problem if problem.source else dataclasses.replace(problem, source=where)
 
 

@@ -12,8 +12,8 @@ from assay.data.rows import (
     check_completion,
     copy_row,
     prompt_and_completion,
+    read_asked,
     read_prompt,
-    read_think,
 )
 from assay.data.rowset import load_rows
 from assay.types import ThinkMode
@@ -23,13 +23,14 @@ from assay.types import ThinkMode
 class Trace:
     """A prompt and the completion that the policy learns to give.
 
-    source: ``file.jsonl:12``. think: as of a `Problem`.
+    source: ``file.jsonl:12``. think, effort: as of a `Problem`.
     """
 
     prompt: Text
     completion: str
     source: str = ""
     think: ThinkMode | None = None
+    effort: str | None = None
 
 
 def read_trace(row: Any, where: str, default_id: str) -> Trace:
@@ -41,11 +42,12 @@ def read_trace(row: Any, where: str, default_id: str) -> Trace:
     if isinstance(row, Trace):
         read_prompt(row.prompt, where, "prompt")
         check_completion(row.completion, where, "completion")
-        read_think(row.think, where)
+        read_asked(row.think, row.effort, where)
         return row if row.source else dataclasses.replace(row, source=where)
     keys = copy_row(row, where)
     prompt, completion = prompt_and_completion(keys, where)
-    return Trace(prompt, completion, where, read_think(keys.get("think"), where))
+    asked = read_asked(keys.get("think"), keys.get("effort"), where)
+    return Trace(prompt, completion, where, **asked)
 
 
 load_traces = partial(load_rows, "traces", read_trace)

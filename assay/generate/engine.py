@@ -26,13 +26,13 @@ from assay.generate.forward import Choice, choose_forward
 from assay.generate.kv_cache import Extent, Room
 from assay.generate.memory import default_kv_mib, num_that_fit
 from assay.generate.sampler import completion_key, sample, uniforms
-from assay.generate.slots import Slots, Waiting
+from assay.generate.slots import Asking, Slots, Waiting
 from assay.generate.thinking import ThinkControl
 from assay.generate.threads import fastest_threads, on_threads
 from assay.model.allocator import out_of_memory_names, return_freed_memory
 from assay.model.family import NotLean
 from assay.model.weights import Weights
-from assay.types import Completion, FinishReason, Group, Problem, Prompt, ThinkFormat
+from assay.types import Completion, FinishReason, Group, Problem, Prompt
 
 MEMORY_SETTINGS = "engine.max_kv_mib or engine.num_slots"
 
@@ -77,7 +77,7 @@ class _Call:
     slots: Slots
     text_ends: TextEnds | None
     policy_version: int
-    controls: dict[ThinkFormat, ThinkControl]
+    controls: dict[Asking, ThinkControl]
     # slots that begin in this step: their first token comes from the prompt's logits
     fresh: list[tuple[Tensor, Tensor]] = field(default_factory=list[tuple[Tensor, Tensor]])
     num_decoding: int = 0
@@ -236,15 +236,13 @@ class Engine:
             slots=Slots(num_slots, num_rows, longest),
             text_ends=text_ends,
             policy_version=self.policy_version,
-            controls=self._controls({group.prompt.think for group in waiting}, sampling),
+            controls=self._controls({group.asking for group in waiting}, sampling),
         )
 
-    def _controls(
-        self, formats: set[ThinkFormat], sampling: SamplingConfig
-    ) -> dict[ThinkFormat, ThinkControl]:
-        """Return what controls thinking, by the format of the prompts that think."""
-        thinking = [one for one in formats if sampling.controls_thinking and one.thinks]
-        return {one: ThinkControl.of(self.tokenizer, sampling, one) for one in thinking}
+    def _controls(self, kinds: set[Asking], sampling: SamplingConfig) -> dict[Asking, ThinkControl]:
+        """Return what controls thinking, by the kind of the prompts that think."""
+        thinking = [one for one in kinds if sampling.controls_thinking(one[1]) and one[0].thinks]
+        return {one: ThinkControl.of(self.tokenizer, sampling, *one) for one in thinking}
 
     def _admit(self, position: int, problem: Problem, sampling: SamplingConfig) -> Waiting:
         prompt = self.render(problem)
@@ -325,7 +323,7 @@ class Engine:
         """Return what may give tokens to a completion of this group."""
         if self.guide is not None:
             return self.guide(group.problem, group.prompt)
-        control = call.controls.get(group.prompt.think)
+        control = call.controls.get(group.asking)
         return None if control is None else control.guide()
 
     def _drop_idle_rows(self, slots: Slots) -> None:

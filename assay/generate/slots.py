@@ -10,7 +10,10 @@ from torch import Tensor
 
 from assay.generate.base import Guide, SoFar
 from assay.generate.kv_cache import Extent
-from assay.types import Completion, Problem, Prompt
+from assay.types import Completion, Problem, Prompt, ThinkFormat
+
+Asking = tuple[ThinkFormat, str | None]
+"""How a row is asked to think: the format of its prompt, and its own effort, if it has one."""
 
 
 @dataclass(eq=False)
@@ -25,6 +28,11 @@ class Waiting:
     num_placed: int = 0
     logits_V: Tensor | None = None
     done: dict[int, Completion] = field(default_factory=dict[int, Completion])
+
+    @property
+    def asking(self) -> Asking:
+        """How it is asked to think."""
+        return self.prompt.think, self.problem.effort
 
 
 _ARRAYS = ("active_S", "keys_S", "prompt_length_S", "counts_S", "limits_S", "tokens_S", "undone_S")

@@ -43,16 +43,25 @@ class ThinkControl:
         return LONGEST_TAG + len(self.think.close_tag.encode())
 
     @classmethod
-    def of(cls, tokenizer: Any, sampling: SamplingConfig, think: ThinkFormat) -> ThinkControl:
-        """Encode the texts; raises ConfigError where the budget does not hold that which stops."""
+    def of(
+        cls,
+        tokenizer: Any,
+        sampling: SamplingConfig,
+        think: ThinkFormat,
+        effort: str | None = None,
+    ) -> ThinkControl:
+        """Encode the texts; raises ConfigError where the budget does not hold that which stops.
+
+        effort: of the row; None: the configured one.
+        """
 
         def tokens_of(text: str) -> list[int]:
             text = text.replace("{close}", think.close_tag)
             return [int(one) for one in tokenizer.encode(text, add_special_tokens=False)]
 
-        stop, budget = tokens_of(sampling.think_stop_text), sampling.budget
+        stop, budget = tokens_of(sampling.think_stop_text), sampling.budget(effort)
         if budget is not None and budget < len(stop):
-            where, text = f"sampling.{sampling.budget_key}", "sampling.think_stop_text"
+            where, text = f"sampling.{sampling.budget_key(effort)}", "sampling.think_stop_text"
             accepted = f"at least {len(stop)}, the tokens of {text}"
             raise ConfigError(message(where, budget, accepted, f"raise it, or shorten {text}"))
         return cls(

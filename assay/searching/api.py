@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,6 @@ from assay.searching.scorer import SCORERS, Scorer, open_scorer
 from assay.searching.tree import StepLimits
 from assay.training.assemble import (
     Bench,
-    check_thinking,
     fit_heldout,
     open_bench,
     open_verifiers,
@@ -32,6 +31,7 @@ from assay.training.assemble import (
 from assay.training.how_to_sample import HowToSample, sampling_config, several
 from assay.training.reward_rows import SEPARATORS
 from assay.training.step_labels import PrefixRenderer
+from assay.training.thinking import check_thinking
 from assay.types import Problem, Tokens
 
 UNSCORED = ("self_consistency",)
@@ -95,7 +95,7 @@ def search(
         config = sampling_config(str(model), list(map(str, as_sources(problems))), how)
         sampling = configuration.at_temperature(config.sampling, temperature)
         bench, guide, rows = _open(asked, config, sampling, problems, max_problems, stack)
-        check_thinking(bench, rows, asked=how.asks_thinking)
+        check_thinking(bench.renderer, rows, bench.config.sampling, how.asks_thinking)
         show_sampling(bench, stack, quiet)
         file = out and stack.enter_context(open(out, "w", encoding="utf-8"))
         drawer = _drawer(bench, sampling, step, asked.shape, guide)
@@ -139,11 +139,7 @@ def _open(
     """Open the verifier, the scorer and the problems, which must have what both read; the model
     last."""
     _check_budgets(asked.budgets, sampling.max_tokens)
-    trees = [name for name in asked.methods if name not in SAMPLED]
-    if trees and sampling.controls_thinking:
-        found, accepted = "a budget of thinking", "none: a tree draws steps, each of its own"
-        remedy = f"leave it out, or choose among {', '.join(SAMPLED)}"
-        raise ConfigError(message(f"--method {trees[0]}", found, accepted, remedy))
+    _check_unguided(asked.methods, sampling, [None])
     verifiers = open_verifiers(config, stack)
     guide = _guide(asked, config, stack)
     judges = [verifiers, *([guide] if guide else [])]
@@ -155,7 +151,20 @@ def _open(
     on_bad_row = config.data.on_bad_row
     rows = load_problems(as_sources(problems), on_bad_row=on_bad_row, limit=limit, check=check)
     bench = open_bench(with_slots(config, None), verifiers)
-    return bench, guide, fit_heldout(rows, bench)
+    fitting = fit_heldout(rows, bench)
+    _check_unguided(asked.methods, sampling, {row.effort for row in fitting})
+    return bench, guide, fitting
+
+
+def _check_unguided(
+    methods: Sequence[str], sampling: SamplingConfig, efforts: Iterable[str | None]
+) -> None:
+    """Refuse what gives tokens to a completion where a method draws steps, each of its own."""
+    trees = [name for name in methods if name not in SAMPLED]
+    if trees and any(map(sampling.controls_thinking, efforts)):
+        found, accepted = "a budget of thinking", "none: a tree draws steps, each of its own"
+        remedy = f"leave it out, or choose among {', '.join(SAMPLED)}"
+        raise ConfigError(message(f"--method {trees[0]}", found, accepted, remedy))
 
 
 def _methods(methods: Sequence[str] | str) -> list[str]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
+from assay.data.rows import problem_row
 from assay.reward_models.steps import Places, split_steps
 from assay.searching.methods import SAMPLED, Search
 from assay.searching.tree import Node
@@ -38,15 +39,11 @@ def tree_rows(method: str, search: Search, answer: Node, step: str) -> Iterator[
 
 def _told(method: str, search: Search, node: Node, number: int) -> dict[str, Any]:
     problem, verdict = node.problem, node.verdict
-    prompt = problem.prompt
     return {
-        **problem.spec,
-        **({} if problem.verifier is None else {"verifier": problem.verifier}),
+        **problem_row(problem),
         "id": f"{problem.id}|{method}|{search.budget}|{number}",
         "problem_id": problem.id,
-        "prompt": prompt if isinstance(prompt, str) else list(prompt),
         "think": node.prompt.think.mode,
-        **({"tags": list(problem.tags)} if problem.tags else {}),
         "completion": node.text,
         "method": method,
         "budget": search.budget,

@@ -27,7 +27,6 @@ from assay.run.names import check_place
 from assay.run.trackers import check_trackers
 from assay.training.assemble import (
     Bench,
-    check_thinking,
     fit_heldout,
     fixed_words,
     open_bench,
@@ -49,6 +48,7 @@ from assay.training.results import (
     sample_lines,
 )
 from assay.training.stage import Kind, Stage
+from assay.training.thinking import check_thinking
 from assay.types import Problem
 from assay.verify.service import VerifierService
 
@@ -151,8 +151,8 @@ def evaluate(
     model: a folder, a hub name, or a run: ``RUN``, ``RUN@best``, ``RUN@120``; a run's own
     configuration says how prompts are rendered. problems: sources (docs/configuration.md), or rows
     themselves. temperature: 0 is greedy. max_tokens: the longest completion. think_budget: the most
-    tokens of thinking; effort: its name instead, as ``low`` (docs/thinking.md). max_problems: the
-    first so many. verifier: of rows that name none; None: as the run has it, or ``math``.
+    tokens of thinking; effort: of rows that have none, as ``low`` (docs/thinking.md). max_problems:
+    the first so many. verifier: of rows that name none; None: as the run has it, or ``math``.
     overrides: of the configuration, as ``["sampling.top_p=0.9"]``. allow: Python code that rows may
     name as their verifier. trust_run: import what a run from elsewhere names. out: a JSONL file
     that gets every completion with its verdict. device: ``cpu``, ``cuda`` or ``cuda:1``. quiet: do
@@ -310,7 +310,7 @@ def open_asked(
         given = load_problems(sources, on_bad_row=on_bad_row, limit=limit, check=check)
     bench = open_bench(with_slots(config, len(given) * num_samples), verifiers)
     fitting = fit_heldout(given, bench)
-    check_thinking(bench, fitting, asked=how.asks_thinking)
+    check_thinking(bench.renderer, fitting, bench.config.sampling, how.asks_thinking)
     return bench, fitting
 
 

@@ -19,7 +19,6 @@ from assay.data.problems import ProblemSet, RowSet, load_problems
 from assay.data.row_facts import FactReader
 from assay.errors import ConfigError, ModelError, VerifierError, message
 from assay.generate.engine import Engine
-from assay.generate.thinking import ThinkControl
 from assay.learn.algorithms import Algorithm, algorithm, check_group_size, for_generator
 from assay.learn.optimizer import Optimizer, peak_learning_rate
 from assay.learn.passes import Passes
@@ -32,6 +31,7 @@ from assay.model.value_head import ValueModel
 from assay.run.progress import Progress, SamplingWatch
 from assay.training.judging import open_service
 from assay.training.tag_watch import TagWatch
+from assay.training.thinking import check_thinking
 from assay.training.trial import try_rewards
 from assay.types import Problem
 from assay.verify.expression import parse_expression
@@ -89,7 +89,8 @@ def open_bench(config: TrainConfig, verifiers: VerifierService) -> Bench:
     loaded = load_model(config.model, config.run.device, config.run.seed)
     warn_of_slow_type(loaded)
     longest = max_prompt_tokens(config, loaded)
-    renderer = PromptRenderer(loaded.tokenizer, config.data, longest, loaded.context_length)
+    limits = (longest, loaded.context_length)
+    renderer = PromptRenderer(loaded.tokenizer, config.data, *limits, config.sampling)
     generator = Engine(
         loaded.model,
         loaded.tokenizer,
@@ -298,7 +299,7 @@ def fit_problems(problems: Problems, bench: Bench) -> Problems:
     """Return the problems whose prompts fit the model; raises DataError, or drops the others."""
     heldout = fit_heldout(problems.heldout, bench)
     train = keep_fitting(problems.train, bench.renderer, bench.config.data.on_bad_row)
-    check_thinking(bench, train)
+    check_thinking(bench.renderer, train, bench.config.sampling)
     notes = [f"{len(train)} training problems, {len(heldout)} held out", *problems.notes]
     if train.skipped:
         notes.append(f"{len(train.skipped)} bad rows skipped, the first: {train.skipped[0]}")
@@ -310,34 +311,6 @@ def fit_heldout(heldout: Sequence[Problem], bench: Bench) -> Sequence[Problem]:
     if not isinstance(heldout, RowSet):
         return heldout
     return keep_fitting(heldout, bench.renderer, bench.config.data.on_bad_row)
-
-
-def check_thinking(
-    bench: Bench,
-    problems: Sequence[Problem],
-    sampling: SamplingConfig | None = None,
-    asked: bool = True,
-) -> None:
-    """Complain of a budget of thinking that is too small, or that no prompt has a use for.
-
-    sampling: None: as configured. asked: whether the budget was asked for here; one that a run only
-    had may be of no use.
-    """
-    sampling, render = sampling or bench.config.sampling, bench.renderer.render
-    if not sampling.controls_thinking:
-        return
-    formats = (render(problem).think for problem in problems)
-    thinking = next((one for one in formats if one.thinks), None)
-    if thinking is not None:
-        ThinkControl.of(bench.loaded.tokenizer, sampling, thinking)
-        return
-    if not asked:
-        return
-    key = "min_think" if sampling.budget is None else sampling.budget_key
-    value = sampling.min_think if sampling.budget is None else sampling.budget
-    remedy = 'set data.think = "free" or "opened", or leave it out'
-    found, accepted = f"{value}, and no prompt has a think block", "prompts of a model that thinks"
-    raise ConfigError(message(f"sampling.{key}", found, accepted, remedy))
 
 
 def choose_algorithm(config: TrainConfig) -> Algorithm:

@@ -20,9 +20,10 @@ from assay.errors import ConfigError, MissingExtra, message
 from assay.run.files import check_output
 from assay.run.intervals import stderr_of
 from assay.training.api import open_asked
-from assay.training.assemble import Bench, check_thinking, show_sampling
+from assay.training.assemble import Bench, show_sampling
 from assay.training.evaluate import evaluate
 from assay.training.how_to_sample import HowToSample
+from assay.training.thinking import check_thinking
 from assay.types import Group, Problem, ThinkMode, Verdict
 
 SHARES_OF_LONGEST = (8, 4, 2)
@@ -102,10 +103,10 @@ def frontier(
     """Measure a model at several budgets of thinking, with the same random numbers at each.
 
     budgets: tokens, names of ``sampling.efforts``, or ``none``; by default three parts of the
-    longest completion and none. modes: think modes to ask in, in place of the rows' own; one that
-    does not think is measured once. out: a JSON file; the figure stands beside it, as SVG. how: see
-    `HowToSample`. The other parameters are those of `assay.evaluate`. Raises UserError where the
-    input is wrong.
+    longest completion and none. modes: think modes to ask in. Names and modes stand in place of the
+    rows' own. A mode that does not think is measured once. out: a JSON file; the figure stands
+    beside it, as SVG. how: see `HowToSample`. The other parameters are those of `assay.evaluate`.
+    Raises UserError where the input is wrong.
     """
     configuration.check_siblings(num_samples, temperature)
     asked = HowToSample(**how)
@@ -158,21 +159,38 @@ def _plan(
         thinks = any(bench.renderer.render(problem).think.thinks for problem in own)
         for name, budget in named.items() if thinks or mode is None else [("none", None)]:
             try:
-                held = configuration.with_sampling(sampling, think_budget=budget, effort=None)
-                check_thinking(bench, own, held, asked=mode is None and budget is not None)
+                asked_at, held = _at(name, budget, own, sampling)
+                check_thinking(bench.renderer, asked_at, held, mode is None and budget is not None)
             except ConfigError:
                 if budgets or not thinks:
                     raise
                 continue  # one of ours, which does not hold the text that stops
-            planned.append((mode, name, own, held))
+            planned.append((mode, name, asked_at, held))
     return planned
 
 
+def _at(
+    name: str, budget: int | None, rows: Sequence[Problem], sampling: SamplingConfig
+) -> tuple[Sequence[Problem], SamplingConfig]:
+    """Return the rows as they are asked at a budget, and how; a number leaves lines as they are."""
+    if name in sampling.efforts:
+        none = configuration.with_sampling(sampling, think_budget=None, effort=None)
+        return [replace(row, effort=name) for row in rows], none
+
+    def line(effort: str | None) -> str | None:
+        return effort if isinstance(sampling.level(effort), str) else None
+
+    changes = {"think_budget": budget, "effort": line(sampling.effort)}
+    held = configuration.with_sampling(sampling, **changes)
+    return [replace(row, effort=line(row.effort)) for row in rows], held
+
+
 def _budget_of(asked: int | str, sampling: SamplingConfig) -> int | None:
-    """Return the budget that a number, a name or ``none`` stands for."""
+    """Return the budget that a number, a name or ``none`` stands for; None: none, or a line."""
     text = str(asked)
     if text == "none" or text in sampling.efforts:
-        return sampling.efforts.get(text)
+        level = sampling.efforts.get(text)
+        return level if isinstance(level, int) else None
     if text.isdecimal() and int(text):
         return int(text)
     names = ", ".join(["none", *sampling.efforts])
@@ -197,7 +215,7 @@ def _measure(
     found = evaluate(bench.generator, bench.verifiers, rows, sampling, num_samples, look)
     return Point(
         mode=mode,
-        budget=sampling.budget,
+        budget=sampling.budget(rows[0].effort),
         name=name,
         accuracy=found.pass_at_1 if found.num_problems else None,
         stderr=found.stderr,

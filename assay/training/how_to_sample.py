@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from assay import config as configuration
-from assay.config import TrainConfig
+from assay.config import SamplingConfig, TrainConfig
 from assay.run.names import check_place, find_checkpoint
 from assay.training.consent import RULES_UNSET, TO_SAMPLE, open_config
 
@@ -68,6 +68,9 @@ def sampling_config(model: str, problems: Sequence[str], how: HowToSample) -> Tr
     if how.max_tokens is not None:
         sampling["max_tokens"] = how.max_tokens
     budget = {key: getattr(how, key) for key in ("think_budget", "effort")}
+    if how.think_budget is not None and how.effort is None:  # a line stands beside a budget
+        level = SamplingConfig(**sampling).level() if "effort" in sampling else None
+        budget["effort"] = sampling["effort"] if isinstance(level, str) else None
     if any(value is not None for value in budget.values()):  # in place of the run's
         sampling |= budget
     tree["sampling"] = {key: value for key, value in sampling.items() if value is not None}

@@ -186,7 +186,7 @@ class ExampleReader:
         else:
             texts = {"completion": preference.completion}
         prompt, replies = self.renderer.render_replies(
-            preference.prompt, list(texts.values()), where, preference.think
+            preference.prompt, list(texts.values()), where, preference.think, preference.effort
         )
         completions = list[Completion]()
         for number, ((side, text), tokens) in enumerate(zip(texts.items(), replies, strict=True)):

@@ -116,7 +116,10 @@ def first_look(config: TrainConfig, bench: Bench, traces: Sequence[Trace]) -> Fi
     first = f"the first completion is {traces[0].completion!r}"
     lean = prove_lean(bench.loaded.model)[1]
     notes = [f"{len(traces)} traces", first, *filter(None, [lean])]
-    return FirstLook(Problem("trace", traces[0].prompt, think=traces[0].think), notes)
+    first_problem = Problem(
+        "trace", traces[0].prompt, think=traces[0].think, effort=traces[0].effort
+    )
+    return FirstLook(first_problem, notes)
 
 
 KIND = Kind(read_traces, first_look, run_sft)
@@ -132,7 +135,7 @@ def trace_groups(
     groups: list[Group] = []
     for number, trace in enumerate(traces):
         prompt, (completion,) = renderer.render_replies(
-            trace.prompt, [trace.completion], trace.source, trace.think
+            trace.prompt, [trace.completion], trace.source, trace.think, trace.effort
         )
         where, length = f"{trace.source} completion", len(prompt.tokens) + len(completion)
         accepted = f"the model's context of {context_length}"

@@ -22,7 +22,6 @@ from assay.config import (
     TrainConfig,
     at_temperature,
     check_siblings,
-    with_sampling,
 )
 from assay.data.chat import PromptRenderer
 from assay.data.completions import Record
@@ -169,7 +168,8 @@ class PrefixRenderer:
         if prefix is None or not len(prefix):
             return prompt
         if isinstance(prefix, str):
-            trace = Trace(problem.prompt, prefix, problem.source, problem.think)
+            asked = (problem.think, problem.effort)
+            trace = Trace(problem.prompt, prefix, problem.source, *asked)
             _, tokens = self.renderer.render_trace(trace)
             if self.renderer.end_id is not None:
                 tokens = tokens[:-1]  # a trace ends there; this goes on
@@ -210,9 +210,6 @@ def label_steps(
     with ExitStack() as stack:
         config = sampling_config(model, ["prompt"], asked)
         sampling = at_temperature(config.sampling, temperature)
-        # a rollout goes on behind a step: what controls thinking sees its own tokens only
-        off = {"think_budget": None, "effort": None, "min_think": None}
-        sampling = with_sampling(sampling, **off)
         settings = {
             "model": model,
             "rollouts": num_rollouts,
@@ -229,6 +226,8 @@ def label_steps(
         items = load_judged(completions, verifiers.check_problem, max_completions, **consent)
         bench = open_bench(config, verifiers)
         bench.generator.render = PrefixRenderer(bench.renderer)
+        # a rollout goes on behind a step: what controls thinking would see its own tokens only
+        bench.generator.guide = lambda problem, prompt: None
         if say is not None:
             bench.generator.watch = SamplingWatch(lambda how_far: say(str(how_far)))
         labeller = StepLabeller(

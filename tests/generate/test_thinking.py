@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -163,6 +164,26 @@ def test_the_engine_holds_to_the_budget() -> None:
         assert one.tokens[:26].tolist() == plain[one.id].tokens[:26].tolist()
         assert STOPPED in one.text and one.answer_text == one.text.partition(STOPPED)[2]
         assert plain[one.id].num_think_tokens == 60
+
+
+def test_rows_of_several_efforts_hold_to_their_own_budgets() -> None:
+    """Side by side they are, to the bit, what each budget alone makes of them."""
+    efforts = {"low": 20, "high": 40, "line": "Think."}
+    held = {"max_tokens": 60, "think_stop_text": STOP}
+    engine = engine_of(eos_ids=(), render=thinking)
+    rows = [problem_of(9, f"{name}") for name in ("low", "high", "line", "none")]
+    asked = [replace(row, effort=row.id if row.id in efforts else None) for row in rows]
+    for budget in (None, 30):  # the configured one, of rows that name none or a line
+        sampling = SamplingConfig(**held, efforts=efforts, think_budget=budget)
+        found = completions_of(engine.generate(asked, sampling, 2))
+        for row in rows:
+            level = efforts.get(row.id)
+            own = level if isinstance(level, int) else budget
+            alone = engine.generate([row], SamplingConfig(**held, think_budget=own), 2)
+            assert len({len(one.tokens) for one in alone[0].completions}) == 1
+            for one in alone[0].completions:
+                assert bits_of(found[one.id]) == bits_of(one)
+                assert one.num_think_tokens == (own or 60)
 
 
 def test_prompts_that_do_not_think_are_left_alone() -> None:

@@ -167,6 +167,12 @@ def test_what_is_wrong_is_told_in_one_line(folder: Path) -> None:
             "self_consistency",
             {"temperature": 0.0},
         ),
+        (
+            ConfigError,
+            "--method beam: found a budget of thinking",
+            "beam",
+            {"scorer": process, "problems": [{**ROWS[0], "effort": "low"}]},
+        ),
         (ConfigError, "--expand: found 0", "self_consistency", {"expand": 0}),
         (
             ConfigError,

@@ -53,6 +53,31 @@ def test_a_point_for_each_budget_and_mode(world: World) -> None:
     assert "opened" in table and "low" in table and "4 problems, 2 samples of each" in table
 
 
+def test_a_name_that_is_a_line_is_shown_in_place_of_the_rows_own(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[tuple[set[str], int | None]] = []
+    plain = module.evaluate
+
+    def see(generator: Any, verifiers: Any, rows: Any, sampling: Any, *rest: Any) -> Any:
+        words = {generator.render(row).text.partition("=")[2].strip(" \n{") for row in rows}
+        shown.append((words, sampling.budget(rows[0].effort)))
+        return plain(generator, verifiers, rows, sampling, *rest)
+
+    monkeypatch.setattr(module, "evaluate", see)
+    lines = ["sampling.efforts.most=Think on.", "sampling.efforts.least=Be brief."]
+    how = {**HOW, "overrides": [*HOW["overrides"], *lines]}
+    rows = [
+        {**row, "effort": effort} for row, effort in zip(ROWS, ["least", "low"] * 2, strict=True)
+    ]
+    found = frontier(world.folder / "model", rows, budgets=["most", "low", 6, "none"], **how)
+    assert [(one.name, one.budget) for one in found.points] == [
+        ("most", None), ("low", 4), ("6", 6), ("none", None)
+    ]  # fmt: skip
+    own = {"Be brief.", ""}
+    assert shown == [({"Think on."}, None), ({""}, 4), (own, 6), (own, None)]
+
+
 def test_by_default_parts_of_the_longest_completion(world: World) -> None:
     found = frontier(world.folder / "model", ROWS, **HOW)
     assert [one.budget for one in found.points] == [2, 4, 8, None]

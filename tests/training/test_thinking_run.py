@@ -109,6 +109,50 @@ def test_sample_and_evaluate_hold_to_a_budget(world: World) -> None:
     assert found.num_completions == 4
 
 
+def test_an_effort_may_be_a_line_of_the_prompt(world: World) -> None:
+    model, how = world.folder / "model", {"overrides": how_of(world), "quiet": True}
+    how["overrides"] += ["sampling.efforts.low=Be brief.", "sampling.efforts.high=10"]
+    rows = [{"question": "1 + 1 =", "answer": "2", **own} for own in ({}, {"effort": "high"})]
+    both = assay.sample(
+        model, problems=rows, max_problems=2, effort="low", think_budget=6, num_samples=6, **how
+    ).samples
+    lines = ["Be brief." in one["prompt"] for one in both]
+    assert lines == [True] * 6 + [False] * 6, "the second row has an effort of its own"
+    stops = [{one["completion"].find(STOP) for one in part} - {-1} for part in (both[:6], both[6:])]
+    assert max(stops[0]) == 4 and max(stops[1]) == 8, "6 and 10 tokens, with the text that stops"
+
+
+def test_a_budget_of_a_command_takes_the_place_of_the_runs_and_leaves_its_line(
+    world: World,
+) -> None:
+    tree = tree_of(world, "lined")
+    del tree["sampling"]["think_budget"], tree["sampling"]["min_think"]
+    tree["sampling"] |= {"effort": "low", "efforts": {"low": "Be brief.", "high": 8}}
+    run = train(tree, quiet=True).run
+    assert all("Be brief." in row["prompt"] for row in rollouts_of(run))
+    how = {"answer": "2", "num_samples": 6, "quiet": True}
+    for asked, line, given in (
+        ({"think_budget": 6}, True, True),
+        ({"effort": "high"}, False, True),
+        ({}, True, False),
+    ):
+        samples = assay.sample(run, "1 + 1 =", **asked, **how).samples
+        assert all(("Be brief." in one["prompt"]) == line for one in samples)
+        assert any(one["given"] for one in samples) == given
+
+
+def test_a_row_whose_budget_cannot_be_is_refused_before_anything_is_sampled(world: World) -> None:
+    problem = {"question": "1 + 1 =", "answer": "2", "effort": "low"}
+    how = {"overrides": how_of(world), "quiet": True}
+    for level, words in (
+        (12, r"effort: found 12; accepted: less than"),
+        (1, "found 1; accepted: at least 2"),
+    ):
+        how["overrides"] = [*how_of(world), f"sampling.efforts.low={level}"]
+        with pytest.raises(ConfigError, match=words):
+            assay.sample(world.folder / "model", problems=[problem], **how)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
