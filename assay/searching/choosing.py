@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from math import inf
 
 from assay.searching.methods import Search
 from assay.searching.tree import Node, group_of
-from assay.training.evaluate import Comparer, Judge, judge_groups
-from assay.training.voting import candidates
+from assay.training.evaluate import Judge, same_answers
 from assay.types import Verdict
 
 Weigh = Callable[[Node], float]
@@ -33,11 +31,8 @@ def choose(method: str, searches: Sequence[Search], verifiers: Judge) -> list[No
         return [max(search.found, key=_reward) for search in searches]
     verdicts = [[_verdict(node) for node in search.found] for search in searches]
     weights = [[weigh(node) for node in search.found] for search in searches]
-    same: Sequence[Mapping[str, str]] = [{}] * len(searches)
-    if isinstance(verifiers, Comparer):
-        groups = [group_of(search.found) for search in searches]
-        again = partial(judge_groups, verifiers)
-        same = candidates(again, verifiers.compares, groups, verdicts, weights)
+    groups = [group_of(search.found) for search in searches]
+    same = same_answers(verifiers, groups, verdicts, weights)
     return [
         search.found[elected(judged, counts, names)]
         for search, judged, counts, names in zip(searches, verdicts, weights, same, strict=True)

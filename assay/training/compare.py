@@ -21,12 +21,18 @@ from assay.data.sources import Rows, as_sources
 from assay.errors import ConfigError, DataError, VerifierError, message
 from assay.generate.base import Generator
 from assay.run.files import check_output
-from assay.training.assemble import open_bench, open_verifiers, show_sampling, with_slots
+from assay.training.assemble import (
+    open_bench,
+    open_verifiers,
+    show_sampling,
+    with_slots,
+)
 from assay.training.comparison import ComparedSet, CompareResult, compared, with_p_of_all
 from assay.training.evaluate import Evaluation, Judge, evaluate
 from assay.training.how_to_sample import HowToSample, sampling_config
 from assay.training.preferring import Candidates, Preferring, open_judge
 from assay.training.results import sample_lines
+from assay.training.thinking import useless_thinking
 from assay.types import Completion, Group, Problem, Prompt, Verdict
 from assay.verify.judge.pairwise import length_controlled_win_rate, win_rate
 from assay.verify.service import VerifierService
@@ -105,6 +111,12 @@ def compare(
     most = max(one.num_samples for side in found for one in side)
     heat = None if all(files) else temperature
     notes = [] if any(files) else list(_unequal(configs))
+    if how.asks_thinking:
+        notes += [
+            f"note: {side}: {own[0].useless}"
+            for side, own in zip("AB", found, strict=True)
+            if all(one.useless for one in own)
+        ]
     return CompareResult(*names, with_p_of_all(results), judge, heat, most, notes)
 
 
@@ -120,12 +132,16 @@ class _Set:
 
 @dataclass
 class _Measured:
-    """What one model did on a set. kept: its completions by problem, where a judge compares."""
+    """What one model did on a set. kept: its completions by problem, where a judge compares.
+
+    useless: the complaint where it controls thinking, and no prompt thinks.
+    """
 
     evaluation: Evaluation
     num_samples: int
     num_characters: int = 0
     kept: dict[str, Group] = field(default_factory=dict[str, Group])
+    useless: str = ""
 
     @property
     def characters(self) -> float:
@@ -265,8 +281,10 @@ def _engine(
 
         def sample(asked: _Asked, one: _Set) -> _Measured:
             problems = keep_fitting(one.problems, bench.renderer, config.data.on_bad_row)
+            useless = useless_thinking(bench.renderer, problems, asked.sampling)
             with watch.doing(f"{asked.side}, {one.name}", len(problems) * num_samples):
-                return asked.measure(bench.generator, problems, num_samples, one)
+                done = asked.measure(bench.generator, problems, num_samples, one)
+            return replace(done, useless=useless)
 
         yield sample
 

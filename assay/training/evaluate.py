@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from assay.config import SamplingConfig
 from assay.generate.base import Generator
 from assay.run.evaluations import by_think_mode, without_problems
 from assay.run.intervals import share_interval, share_words, stderr_of
-from assay.training.voting import Compared, candidates
+from assay.training.voting import candidates
 from assay.types import Group, Problem, Verdict
 
 MAX_PROBLEMS_AT_ONCE = 512
@@ -65,11 +65,18 @@ def sample_and_judge(
         return groups, judging.verdicts(groups)
 
 
-@runtime_checkable
-class Comparer(Protocol):
-    """A judge that knows which of its verifiers can say whether two answers are equal."""
-
-    def compares(self, problem: Problem) -> Compared: ...
+def same_answers(
+    verifiers: Judge,
+    groups: Sequence[Group],
+    verdicts: Sequence[Sequence[Verdict]],
+    weights: Sequence[Sequence[float]] | None = None,
+) -> Sequence[Mapping[str, str]]:
+    """Return the `candidates` of each group; all mappings are empty where a judge does not compare
+    answers."""
+    compares = getattr(verifiers, "compares", None)
+    if compares is None:
+        return [{}] * len(groups)
+    return candidates(partial(judge_groups, verifiers), compares, groups, verdicts, weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +176,7 @@ def evaluate(
         last = min(first + MAX_PROBLEMS_AT_ONCE, len(problems))
         part = [problems[n] for n in range(first, last)]
         groups, verdicts = sample_and_judge(generator, verifiers, part, sampling, num_samples)
-        same = None
-        if num_samples > 1 and isinstance(verifiers, Comparer):
-            again = partial(judge_groups, verifiers)
-            same = candidates(again, verifiers.compares, groups, verdicts)
+        same = same_answers(verifiers, groups, verdicts) if num_samples > 1 else None
         tally.add(groups, verdicts, same)
         if sink is not None:
             for group, group_verdicts in zip(groups, verdicts, strict=True):

@@ -303,10 +303,11 @@ def test_a_stop_string_over_the_border_of_two_steps_ends_a_completion() -> None:
     assert node.finish_reason == "stop_string"
 
 
-def test_mcts_goes_where_the_mean_value_and_the_prior_promise_most() -> None:
+@pytest.mark.parametrize("shift", [0.0, -5000.0])  # e**-5000 is 0 as a float
+def test_mcts_goes_where_the_mean_value_and_the_prior_promise_most(shift: float) -> None:
     base = root()
     below = [
-        Node(base.problem, base.prompt, str(n), base, logprob=lp)
+        Node(base.problem, base.prompt, str(n), base, logprob=lp + shift)
         for n, lp in enumerate((-0.1, -3.0))
     ]
     search = Search(base, 100, LONGEST, Shape(exploration=0.0))

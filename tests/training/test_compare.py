@@ -98,6 +98,20 @@ def test_a_model_that_is_no_run_is_asked_as_the_run_beside_it(world: World) -> N
     assert one.a.mean_tokens <= 5 and not found.notes
 
 
+def test_a_budget_that_no_prompt_has_a_use_for_is_told(world: World) -> None:
+    model, rows = str(world.folder / "model"), str(world.folder / "train.jsonl")
+    control = ["sampling.think_stop_text={close}", "data.think_close=}"]
+    how: dict[str, Any] = {**HOW, "max_problems": 2, "overrides": control}
+    found = compare(model, model, rows, think_budget=4, **how)
+    words = "sampling.think_budget: found 4, and no prompt has a think block"
+    assert [note.partition(";")[0] for note in found.notes] == [
+        f"note: {side}: {words}" for side in "AB"
+    ]
+    how["overrides"] = [*control, "data.think=opened"]
+    assert not compare(model, model, rows, think_budget=4, **how).notes
+    assert not compare(model, model, rows, **{**how, "overrides": control}).notes
+
+
 def test_runs_must_be_judged_alike(world: World) -> None:
     runs: list[str] = []
     for name in ("even_text", "always_right"):
