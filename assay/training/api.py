@@ -151,8 +151,8 @@ def evaluate(
     model: a folder, a hub name, or a run: ``RUN``, ``RUN@best``, ``RUN@120``; a run's own
     configuration says how prompts are rendered. problems: sources (docs/configuration.md), or rows
     themselves. temperature: 0 is greedy. max_tokens: the longest completion. think_budget: the most
-    tokens of thinking; effort: of rows that have none, as ``low`` (docs/thinking.md). max_problems:
-    the first so many. verifier: of rows that name none; None: as the run has it, or ``math``.
+    tokens of thinking; effort: that of rows without one (docs/thinking.md). max_problems: the
+    first so many. verifier: of rows that name none; None: as the run has it, or ``math``.
     overrides: of the configuration, as ``["sampling.top_p=0.9"]``. allow: Python code that rows may
     name as their verifier. trust_run: import what a run from elsewhere names. out: a JSONL file
     that gets every completion with its verdict. device: ``cpu``, ``cuda`` or ``cuda:1``. quiet: do
