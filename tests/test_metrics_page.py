@@ -8,11 +8,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = (
     "reward|group|verdict|length|tokens|kl|loss|ratio|entropy|mismatch|advantage|optimizer|critic"
-    "|trust_region|update|penalty|policy|preference|sampling|memory|time|verify|curriculum"
+    "|text|trust_region|update|penalty|policy|preference|sampling|memory|time|verify|curriculum"
 )
 NAME = re.compile(rf'"((?:{PARTS})/[a-z_0-9]+)"')
-ELSEWHERE = {"tokens/s"}
-"""Words on the progress line that are no metrics."""
+ELSEWHERE = {"tokens/s", "text/html", "text/plain"}
+"""Words on the progress line, and kinds of content, that are no metrics."""
 
 
 def test_every_metric_is_told() -> None:

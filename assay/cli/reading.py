@@ -56,15 +56,18 @@ def rollouts(
 
 @app.command(name="compare-runs", rich_help_panel=READ)
 def compare(
-    first: Annotated[Path, typer.Argument(metavar="A", help="Run directory.")],
-    second: Annotated[Path, typer.Argument(metavar="B", help="Run directory.")],
+    first: Annotated[str, typer.Argument(metavar="A", help="RUN, or RUN@STEP.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="The same.")],
+    flips: Annotated[
+        int, typer.Option(min=0, help="Held-out problems to show that turned right, and wrong.")
+    ] = 0,
     as_json: Json = False,
 ) -> None:
     """Compare what two runs recorded: settings, curves, speed. Asks nothing: see assay compare."""
     from assay.run.compare import compare_runs
-    from assay.run.loaded import load_run
+    from assay.run.loaded import load_run_at
 
-    show_paged(compare_runs(load_run(first), load_run(second)), as_json)
+    show_paged(compare_runs(load_run_at(first), load_run_at(second), flips), as_json)
 
 
 def show_paged(result: Any, as_json: bool) -> None:

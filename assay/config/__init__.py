@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from assay.config.algorithm import AlgorithmConfig, CriticConfig
 from assay.config.curriculum import CurriculumConfig
+from assay.config.guard import GuardConfig
 from assay.config.preference import PreferenceConfig
 from assay.config.reward_model import RewardModelConfig
 from assay.config.stages import OptimizerConfig, PretrainConfig, RLConfig, SFTConfig
@@ -32,7 +33,6 @@ from assay.config.tree import (
 from assay.config.upkeep import (
     CheckpointConfig,
     EvaluationConfig,
-    GuardConfig,
     LogConfig,
     VerificationConfig,
 )

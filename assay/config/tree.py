@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError, model_validator
 from assay.complaints import at_its_line, complain, section_of, toml_words, type_words
 from assay.config.algorithm import AlgorithmConfig, CriticConfig
 from assay.config.curriculum import CurriculumConfig
+from assay.config.guard import GuardConfig
 from assay.config.preference import PreferenceConfig
 from assay.config.reward_model import RewardModelConfig
 from assay.config.section import COOLEST, HOTTEST, MOST, Section
@@ -23,7 +24,6 @@ from assay.config.stages import OptimizerConfig, PretrainConfig, RLConfig, SFTCo
 from assay.config.upkeep import (
     CheckpointConfig,
     EvaluationConfig,
-    GuardConfig,
     LogConfig,
     VerificationConfig,
 )
@@ -266,8 +266,7 @@ def _clashes(config: TrainConfig) -> Iterator[str]:
     """Yield what the sections say against each other, each beginning with the key it is about."""
     if config.rl is not None:
         yield from _clashes_of_rl(config, config.rl)
-    else:
-        yield from _not_measured(config)
+    yield from config.guard.clashes(config.stage)
     on_policy = config.preference is not None and not config.preference.pairs
     pairwise = config.preference is not None and config.preference.judge == "pairwise"
     yield from config.curriculum.clashes(config.stage, config.drawing is not None, pairwise)
@@ -319,16 +318,3 @@ def _clashes_of_rl(config: TrainConfig, rl: RLConfig) -> Iterator[str]:
     if config.critic.path is not None and config.critic.backbone == "shared":
         found = 'one with backbone = "shared", which has the policy\'s layers'
         yield message("critic.path", found, 'none, or backbone = "copy"')
-
-
-def _not_measured(config: TrainConfig) -> Iterator[str]:
-    """Yield bounds on what a stage other than ``[rl]`` does not measure."""
-    found: dict[str, float | None] = {"max_kl": config.guard.max_kl}
-    if config.guard.max_mismatch != GuardConfig().max_mismatch:
-        found["max_mismatch"] = config.guard.max_mismatch
-    if config.reward_model is not None:
-        found["min_entropy"] = config.guard.min_entropy
-    for key, value in found.items():
-        if value is not None:
-            where = f"{value} in a run of [{config.stage}], which does not measure it"
-            yield message(f"guard.{key}", where, "none", "leave it out")

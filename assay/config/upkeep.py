@@ -1,4 +1,4 @@
-"""How a run is watched and kept: evaluation, checkpoints, verifiers, guard, trackers."""
+"""How a run is watched and kept: evaluation, checkpoints, verifiers, trackers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from assay.config.section import (
     Natural,
     NonNegative,
     Positive,
-    Rate,
     Section,
     Temperature,
     Text,
@@ -38,6 +37,9 @@ class EvaluationConfig(Section):
     """Temperatures to evaluate at; 0 is greedy. The first decides which checkpoint is best."""
     max_problems: Natural | None = None
     """Evaluate on this many held-out problems, the first ones. None: all."""
+    keep_completions: bool = True
+    """Keep what was answered, with its verdicts, in the run's ``evaluations/``, so that two
+    checkpoints can be compared problem by problem (`assay compare-runs RUN@20 RUN@40`)."""
 
 
 class CheckpointConfig(Section):
@@ -89,26 +91,6 @@ class VerificationConfig(Section):
     @classmethod
     def _points(cls, value: object) -> object:
         return point_lists(value)
-
-
-class GuardConfig(Section):
-    """What stops a run."""
-
-    max_not_judged: Rate = 0.25
-    """Largest share of the completions of a step that may stay not judged."""
-    max_kl: Positive | None = None
-    """Largest mean KL to the reference, in nats per token. None: no bound."""
-    min_entropy: NonNegative | None = None
-    """Smallest mean entropy, in nats per token. None: no bound."""
-    max_mismatch: Positive = 0.1
-    """Only in ``[rl]``: largest mean difference, in nats, between a token's log-probability when it
-    was sampled and under the learner before its update. Rounding makes 1e-6 in float32 and up to
-    0.02 in bfloat16 (measured with the built-in engine). More than the default means that other
-    weights, another tokenizer or another temperature were sampled from. A large number turns it
-    off."""
-    rules: tuple[Text, ...] = ()
-    """More rules, as ``package.module:function``. A rule is called with the run, and returns None
-    or the reason to stop. A rule that raises stops the run too, with its own message."""
 
 
 class LogConfig(Section):

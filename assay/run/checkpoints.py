@@ -1,5 +1,6 @@
 """Checkpoints: whole or absent, checked by content, kept within a count and a disk budget.
 
+checkpoints/pinned.json   steps that retention leaves alone, and why
 checkpoints/step-000050/
   manifest.json       step, size and SHA-256 of every file; written last
   model files         of the part named ``model``: the folder loads as a Hugging Face model
@@ -20,6 +21,7 @@ from assay.errors import AssayError, DiskFull, RunError, cause
 from assay.run.files import has_room, is_disk_full, read_json, sync_file, write_json
 
 MANIFEST = "manifest.json"
+PINNED = "pinned.json"
 _PREFIX = "step-"
 
 
@@ -71,9 +73,17 @@ class Checkpoints:
         return self.path(step)
 
     def prune(self, best: int | None) -> None:
-        """Drop what retention does not want; the newest always stays."""
+        """Drop what retention does not want; the newest always stays, and what is pinned."""
         for dropped in to_drop(self._sizes(), self.config, best):
             self._discard(self.path(dropped))
+
+    def pin(self, step: int, why: str) -> None:
+        """Leave the checkpoint of a step where it is, whatever retention says."""
+        write_json(self.folder / PINNED, {**self.pinned(), str(step): why})
+
+    def pinned(self) -> dict[str, Any]:
+        """Return why checkpoints are pinned, by their steps."""
+        return read_json(self.folder / PINNED) or {}
 
     def newest_valid(self) -> tuple[int | None, list[str]]:
         """Return the newest step whose files are whole, and what is wrong with later ones."""
@@ -136,8 +146,9 @@ class Checkpoints:
         write_json(folder / MANIFEST, manifest)
 
     def _sizes(self) -> dict[int, int]:
-        """Return the bytes that each step's checkpoint takes."""
-        files = {step: _files_of(self.path(step)) for step in self.steps()}
+        """Return the bytes that each step's checkpoint takes; of those that may be dropped."""
+        free = [step for step in self.steps() if str(step) not in self.pinned()]
+        files = {step: _files_of(self.path(step)) for step in free}
         return {step: sum(path.stat().st_size for path in some) for step, some in files.items()}
 
     def _make_room(self, best: int | None) -> None:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
 from assay.run.environment import settings_of, telling
-from assay.run.evaluations import Gain, Row, accuracy_of, by_kind, gain_between
+from assay.run.evaluation_log import read_answers
+from assay.run.evaluations import (
+    Gain,
+    Row,
+    accuracy_of,
+    by_kind,
+    differences_between,
+    gain_between,
+)
 from assay.run.files import plain
-from assay.run.intervals import share_words
+from assay.run.intervals import share_words, sign_flip_p
 from assay.run.loaded import LoadedRun
 from assay.run.metrics import is_timing
 from assay.run.progress import format_seconds
@@ -28,6 +36,18 @@ _SHOWN = (
 )
 """Metrics in the text; JSON has all."""
 _WIDEST = 60
+_NAMED = 5
+_LONGEST = 600  # characters of an answer
+
+
+@dataclass(frozen=True)
+class Flip:
+    """A held-out problem on which A and B differ: what each answered, and its verdict."""
+
+    problem: str
+    question: str
+    texts: tuple[str, str]
+    verdicts: tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -36,6 +56,19 @@ class HeldOut:
 
     kind: str
     rows: tuple[Row | None, Row | None]
+    flips: Sequence[Flip] = ()
+
+    @property
+    def differences(self) -> dict[str, float]:
+        """B less A of each problem that both judged."""
+        first, last = self.rows
+        return {} if first is None or last is None else differences_between(first, last)
+
+    @property
+    def p_value(self) -> float | None:
+        """The chance of so large a difference, were there none: exact, paired by problem."""
+        found = self.differences
+        return sign_flip_p([*found.values()]) if found else None
 
     @property
     def gain(self) -> Gain | None:
@@ -66,6 +99,10 @@ class HeldOut:
             "stderr": [row and row.get("eval/stderr") for row in self.rows],
             "difference": value,
             "difference_stderr": error,
+            "p_value": self.p_value,
+            "better": [id for id, value in self.differences.items() if value > 0],
+            "worse": [id for id, value in self.differences.items() if value < 0],
+            "flips": [asdict(one) for one in self.flips],
         }
 
 
@@ -103,8 +140,12 @@ class ComparedRuns:
         return escaped("\n".join(lines))
 
 
-def compare_runs(first: LoadedRun, second: LoadedRun) -> ComparedRuns:
-    """Compare two runs, finished or not."""
+def compare_runs(first: LoadedRun, second: LoadedRun, num_flips: int = 0) -> ComparedRuns:
+    """Compare two runs, finished or not.
+
+    num_flips: so many held-out problems that turned right, and as many that turned wrong, with what
+    both answered, from their evaluation logs.
+    """
     runs = (first, second)
     settings = _differing(*(settings_of(run.config) for run in runs))
     kinds = [by_kind(run.evaluations) for run in runs]
@@ -113,12 +154,36 @@ def compare_runs(first: LoadedRun, second: LoadedRun) -> ComparedRuns:
         settings={key: settings[key] for key in settings if key not in _ALWAYS_DIFFER},
         surroundings=_differing(*(telling(run.environment) for run in runs)),
         heldout=[
-            HeldOut(kind, (kinds[0].get(kind, [None])[-1], kinds[1].get(kind, [None])[-1]))
+            _with_flips(
+                HeldOut(kind, (_last(kinds[0], kind), _last(kinds[1], kind))), runs, num_flips
+            )
             for kind in dict.fromkeys([*kinds[0], *kinds[1]])
         ],
         metrics=_pairs(*map(_ends, runs)),
         speed=_pairs(*map(_speed, runs)),
     )
+
+
+def _last(kinds: Mapping[str, Sequence[Row]], kind: str) -> Row | None:
+    return kinds[kind][-1] if kind in kinds else None
+
+
+def _with_flips(one: HeldOut, runs: Sequence[LoadedRun], count: int) -> HeldOut:
+    changed = one.differences
+    turned = [[id for id, value in changed.items() if way * value > 0] for way in (1, -1)]
+    wanted = [id for ids in turned for id in ids[:count]]
+    if not wanted:
+        return one
+    read = [
+        read_answers(run.folder, one.kind, int(row["step"])) if row is not None else {}
+        for run, row in zip(runs, one.rows, strict=True)
+    ]
+    flips = [
+        Flip(id, str(a["prompt"]), (a["text"], b["text"]), (a["status"], b["status"]))
+        for id in wanted
+        for a, b in zip(*(found.get(id, [])[:1] for found in read), strict=False)
+    ]
+    return replace(one, flips=flips)
 
 
 def _described(run: LoadedRun) -> str:
@@ -169,7 +234,21 @@ def _heldout_line(one: HeldOut) -> str:
     value, error = one.difference
     spread = "" if error is None else f" ± {100 * error:.1f}"
     words = one.gain.points if one.gain is not None else f"{100 * value:+.1f} points{spread}"
-    return f"{line}; B less A {words}"
+    line += f"; B less A {words}"
+    if one.p_value is None:
+        return line
+    ways = [[id for id, each in one.differences.items() if way * each > 0] for way in (1, -1)]
+    line += f", p {one.p_value:.2g}"
+    for what, ids in zip(("better on", "worse on"), ways, strict=True):
+        line += f"\n  {what} {len(ids)}{': ' if ids else ''}{', '.join(ids[:_NAMED])}"
+        line += ", ..." if len(ids) > _NAMED else ""
+    return "\n".join([line, *(line for flip in one.flips for line in _flip_lines(flip))])
+
+
+def _flip_lines(flip: Flip) -> Iterator[str]:
+    yield f"  --- {flip.problem}: {flip.question.strip()}"
+    for side, text, verdict in zip("AB", flip.texts, flip.verdicts, strict=True):
+        yield f"  {side} ({verdict}): {text if len(text) <= _LONGEST else f'...{text[-_LONGEST:]}'}"
 
 
 def _section(title: str, rows: Mapping[str, Both], words: Callable[[Any], str]) -> Iterator[str]:

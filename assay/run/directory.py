@@ -23,7 +23,9 @@ from assay.run import environment as surroundings
 from assay.run import files
 from assay.run.checkpoints import Checkpoints, Stateful
 from assay.run.decision import DECISION, add_outcome
+from assay.run.evaluation_log import discard_answers
 from assay.run.evaluations import FINISHED_EARLY, best_step, why_settled
+from assay.run.history import History
 from assay.run.listeners import Journals, Listener
 from assay.run.loaded import state_of
 from assay.run.metrics import (
@@ -65,9 +67,10 @@ class StepUpdate(Protocol):
 class Run:
     """One run directory, locked while it is open; use it as a context so that it ends in order.
 
-    step: how many steps are finished. metrics: the row of the last one. config: as it was written,
-    without the time limit of this start. why_not_judged: what was said most often of the newest
-    completions that were not judged.
+    step: how many steps are finished; first_step: before this start. metrics: the row of the last
+    one; history: the whole series of each. config: as it was written, without the time limit of
+    this start. why_not_judged: what was said most often of the newest completions that were not
+    judged.
     Made by `create` or `resume`, never directly. Opening one seeds the global random generators.
     """
 
@@ -77,8 +80,9 @@ class Run:
         self.folder = folder
         self.config, self._max_minutes = _without_limit(config), config.run.max_minutes
         self.num_steps = num_steps if num_steps is not None else config.rl and config.rl.steps
-        self.step = self._first_step = 0
+        self.step = self.first_step = 0
         self.metrics: dict[str, float] = {}
+        self.history = History()
         self.clock = PhaseClock()
         self.verifiers: dict[str, dict[str, Any]] = {}
         self._reward = surroundings.reward_of(config)
@@ -94,6 +98,7 @@ class Run:
         self._resumed: dict[str, Any] | None = None
         self._config_before = config
         self._stop = StopSignal()
+        self._paused: str | None = None
         self._started = self._step_started = time.perf_counter()
         self._elapsed_before = 0.0
         GlobalRandomState.seed(config.run.seed)
@@ -195,12 +200,10 @@ class Run:
         sampling: of this step; None: as configured.
         """
         settings = sampling or self.config.sampling
-        known = self.verifiers.items()
-        hashes = {f"{name}@{one.get('version')}": str(one.get("hash")) for name, one in known}
         with self.clock.phase("record"):
             groups = list(groups)
-            plain = settings.model_dump(mode="json")
-            self.rollouts.record(self.step + 1, groups, verdicts, plain, hashes)
+            facts = settings.model_dump(mode="json"), surroundings.hashes_of(self.verifiers)
+            self.rollouts.record(self.step + 1, groups, verdicts, *facts)
             self._rollout_metrics = rollout_metrics(groups, verdicts)
             self._rollout_metrics["sampling/temperature"] = settings.temperature
             self.why_not_judged = most_common_reason(verdicts)
@@ -234,6 +237,7 @@ class Run:
             row |= source()
         self._append("metrics", row)
         self.step, self.metrics = step, row
+        self.history.add(row)
         self._rollout_metrics = {}
         if step % self.config.checkpoint.every == 0 or step == self.num_steps:
             self.save_checkpoint()
@@ -334,17 +338,24 @@ class Run:
     def stop_reason(self) -> str | None:
         """Why no further step should begin; None where one should.
 
-        One of ``interrupted``, ``finished early`` and ``max_minutes``. The time limit lets each
-        start take one step, so that a run that is started again and again goes forward.
+        One of ``interrupted``, ``finished early``, ``max_minutes``, and the words of a pause. The
+        time limit lets each start take one step, so that a run that is started again and again goes
+        forward.
         """
         if self._stop.requested:
             return "interrupted"
+        if self._paused is not None:
+            return self._paused
         if why_settled(self._evaluated, self.config.evaluation):
             return FINISHED_EARLY
-        limit, learned = self._max_minutes, self.step > self._first_step
+        limit, learned = self._max_minutes, self.step > self.first_step
         if limit is not None and learned and time.perf_counter() - self._started > 60 * limit:
             return "max_minutes"
         return None
+
+    def pause(self, why: str) -> None:
+        """Let the run end in order, with a checkpoint, before its next step."""
+        self._paused = why
 
     def __enter__(self) -> Run:
         self._stop.__enter__()
@@ -394,7 +405,7 @@ class Run:
         if step is None:
             rows, events = self._journals.rows("metrics"), self._journals.rows("events")
             check_beginning(self.folder, rows, events, before.checkpoint.every, damaged)
-        self.step = self._first_step = step or 0
+        self.step = self.first_step = step or 0
         files.read_step_rows(self.folder / "metrics.jsonl")
         files.read_events(self.folder / "events.jsonl")
         evaluations = files.read_step_rows(self.folder / "evaluations.jsonl")
@@ -428,13 +439,16 @@ class Run:
             self.checkpoints.clean()
             for leftover in [*self.folder.glob(".*.tmp"), *self.rollouts.folder.glob(".*.tmp")]:
                 leftover.unlink(missing_ok=True)
+            discard_answers(self.folder, last)
             for name in ("metrics", "evaluations"):
                 self._journals.keep(name, lambda row: row.get("step", last + 1) <= last)
             self._journals.keep("events", lambda row: True)
             if any(map(surroundings.is_harmful, facts["config_changes"])):
                 facts["dropped_rollouts"] = self.rollouts.discard_after(last)
             write_config(self.folder / "config.toml", dump(self.config))
-        newest = [{}, *self._journals.rows("metrics")][-1]
+        newest: dict[str, Any] = {}
+        for newest in self._journals.rows("metrics"):
+            self.history.add(newest)
         self.metrics = {key: value for key, value in newest.items() if value is not None}
         self._evaluated = self._journals.rows("evaluations")
         self.progress.evaluations = [*self._evaluated]

@@ -160,6 +160,11 @@ def find_changed_reward(before: Mapping[str, Any], now: Mapping[str, Any]) -> li
     )
 
 
+def hashes_of(verifiers: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return the content hash of each verifier by its name and version, as ``math@4``."""
+    return {f"{name}@{one.get('version')}": str(one.get("hash")) for name, one in verifiers.items()}
+
+
 def verifier_text(facts: Mapping[str, Any]) -> str:
     """Return ``version 2 (0f3a..., options 9b1c...)``."""
     rest = (f"{key} {str(facts[key])[:12]}" for key in _TELLING[2:] if facts.get(key))

@@ -163,11 +163,14 @@ class Gain:
 
 def gain_between(first: Row, last: Row) -> Gain | None:
     """Return the paired difference of two rows; None where they do not tell it by problem."""
+    differences = [*differences_between(first, last).values()]
+    return None if first is last or not differences else gain_of(differences)
+
+
+def differences_between(first: Row, last: Row) -> dict[str, float]:
+    """Return the difference of each problem's share of right answers, by its id."""
     before, after = (row.get("eval/by_problem") or {} for row in (first, last))
-    differences = [after[id] - before[id] for id in before if id in after]
-    if first is last or not differences:
-        return None
-    return gain_of(differences)
+    return {id: after[id] - before[id] for id in before if id in after}
 
 
 def gain_of(differences: Sequence[float]) -> Gain:

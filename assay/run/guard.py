@@ -2,88 +2,125 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, cast
 
 from assay.config import GuardConfig
+from assay.config.guard import Rule
 from assay.errors import ConfigError, RunStopped, message
 from assay.foreign import import_object
-from assay.run.metrics import find_non_finite
+from assay.run.evidence import Finding, write_evidence
+from assay.run.files import read_rows
+from assay.run.guard_checks import CHECKS, Seen
 
 if TYPE_CHECKING:
     from assay.run.directory import Run
 
 GuardRule = Callable[["Run"], str | None]
+_QUIET = 10
+"""Steps at least in which a rule that made a note says nothing more."""
+_SPOKEN = ("guard_note", "guard_pause", "guard_stop")
 
 
 class Guard:
-    """Checks every finished step against limits and the user's rules."""
+    """Checks every finished step, and every evaluation, against built-in rules and the user's."""
 
     def __init__(self, config: GuardConfig) -> None:
         self.config = config
+        self.built_in = list(config.active())
         self.rules = {name: load_rule(name) for name in config.rules}
+        self._spoke: dict[str, int] | None = None
 
     def check(self, run: Run) -> None:
-        """Raise RunStopped, with the reason, when the step that just finished must be the last.
+        """Act on what the rules find in the series up to the step that just finished.
 
-        Also where a rule raises: it was asked to guard the run, and cannot.
+        A rule that has spoken looks only at what came after, also in a run that was resumed. Raises
+        RunStopped where one says so; also where a rule of the user's raises: it was asked to guard
+        the run, and cannot.
         """
-        breaches = find_breaches(run.metrics, self.config, run.why_not_judged)
-        for reason in chain(breaches, self._ask_rules(run)):
-            run.event("guard_stop", reason=reason)
-            raise RunStopped(
-                f"step {run.step}: {reason}; the guard stopped {run.folder}, and all is saved"
-            )
+        if self._spoke is None:
+            self._spoke = _spoken(run)
+        for finding in self._findings(run, self._spoke):
+            self._spoke[finding.rule.name] = finding.step
+            self._act(run, finding)
 
-    def _ask_rules(self, run: Run) -> Iterator[str]:
+    def _act(self, run: Run, found: Finding) -> None:
+        rule, facts = found.rule, {"rule": found.rule.name, "reason": found.text}
+        if rule.action == "note":
+            run.event("guard_note", **facts)
+            run.note(f"warning: step {found.step}: {found.text}")
+            return
+        evidence = write_evidence(run, found)
+        told = {"since": found.since, "well": evidence.well, "severe": rule.severe}
+        run.event(f"guard_{rule.action}", **facts, **told, evidence=evidence.path)
+        if rule.action == "pause":
+            run.pause(f"paused by the guard: {found.text}")
+            return
+        raise RunStopped(
+            f"step {found.step}: {found.text}; the guard stopped {run.folder}, and all is saved;"
+            f" evidence: {evidence.path}; go on with: {evidence.command}"
+        )
+
+    def _findings(self, run: Run, spoke: dict[str, int]) -> Iterator[Finding]:
+        for rule in self.built_in:
+            if run.step == run.first_step + 1 and self.config.asked(rule):
+                _check_measured(rule, run)
+            after = spoke.get(rule.name, 0)
+            quiet = max(rule.window, _QUIET) if rule.action == "note" else 1
+            if rule.name not in spoke or run.step >= after + quiet:
+                yield from _ask(rule, run, after, self.config.price_per_hour or 1.0)
         for name, rule in self.rules.items():
-            try:
-                reason = rule(run)
-            except (Exception, SystemExit) as error:  # a user's code
-                found = f"{type(error).__name__}: {error}".rstrip(": ")
-                run.event("guard_rule_error", rule=name, error=found)
-                raise RunStopped(
-                    f"step {run.step}: guard.rules: {name} raised {found}; it cannot guard "
-                    f"{run.folder}, which stopped, and all is saved; mend it and resume, or resume "
-                    "with --set guard.rules=[]"
-                ) from error
-            if reason:
-                yield f"{name}: {reason}"
+            if spoke.get(name) != run.step:
+                yield from self._ask_users(name, rule, run)
+
+    def _ask_users(self, name: str, rule: GuardRule, run: Run) -> Iterator[Finding]:
+        try:
+            reason = rule(run)
+        except (Exception, SystemExit) as error:  # a user's code
+            found = f"{type(error).__name__}: {error}".rstrip(": ")
+            run.event("guard_rule_error", rule=name, error=found)
+            raise RunStopped(
+                f"step {run.step}: guard.rules: {name} raised {found}; it cannot guard "
+                f"{run.folder}, which stopped, and all is saved; mend it and resume, or resume "
+                "with --set guard.rules=[]"
+            ) from error
+        options = self.config.options.get(name)
+        action = (options and options.action) or "stop"
+        if reason and action != "off":
+            yours = Rule(name, "", "", (), "", "", "", action)
+            yield Finding(yours, run.step, run.step, f"{name}: {reason}")
 
 
-def find_breaches(
-    metrics: Mapping[str, float], config: GuardConfig, why_not_judged: str = ""
-) -> Iterator[str]:
-    """Yield why a step's metrics must stop the run: the value, the limit, and the setting."""
-    if broken := find_non_finite(metrics):
-        value, remedy = metrics[broken], "lower optimizer.learning_rate"
-        yield f"{broken} is {value}; {remedy}, or look at the last rollouts"
-    share = metrics.get("verdict/not_judged_share", 0.0)
-    if share > config.max_not_judged:
-        yield (
-            f"{share:.0%} of the completions were not judged, above guard.max_not_judged "
-            f"({config.max_not_judged:.0%}), most often for this reason: "
-            f"{why_not_judged or 'none given'}"
-        )
-    mismatch = metrics.get("mismatch/mean", 0.0)
-    if not mismatch <= config.max_mismatch:
-        yield (
-            f"mismatch/mean is {mismatch:.4g} nats a token, above guard.max_mismatch "
-            f"({config.max_mismatch:g}): what samples is not the policy that learns; compare their "
-            "weights, tokenizers, temperatures and types"
-        )
-    if config.max_kl is not None:
-        kl = _measured(metrics, "kl/mean", "guard.max_kl", "a reference (algorithm.kl_weight > 0)")
-        if kl > config.max_kl:
-            yield f"kl/mean is {kl:.4g} nats a token, above guard.max_kl ({config.max_kl:g})"
-    if config.min_entropy is not None:
-        entropy = _measured(metrics, "entropy/mean", "guard.min_entropy", "an [rl] stage")
-        if entropy < config.min_entropy:
-            yield (
-                f"entropy/mean is {entropy:.4g} nats a token, below guard.min_entropy "
-                f"({config.min_entropy:g}): the policy has stopped exploring"
-            )
+def _spoken(run: Run) -> dict[str, int]:
+    """Return the step at which each rule spoke last, up to the step at hand."""
+    spoke: dict[str, int] = {}
+    for event in read_rows(run.folder / "events.jsonl"):
+        step = int(event.get("step") or 0)
+        if event.get("kind") in _SPOKEN and step <= run.step:
+            spoke[str(event.get("rule"))] = step
+    return spoke
+
+
+def _ask(rule: Rule, run: Run, after: int, price: float) -> Iterator[Finding]:
+    """Yield what a built-in rule finds."""
+    seen = Seen(run.history, run.evaluations(), run.metrics, after, price)
+    found = CHECKS[rule.check](rule, seen)
+    if found is not None:
+        known = {"key": rule.key, "limit": rule.limit, "window": rule.window}
+        known |= {"metric": found.series[0], "why": run.why_not_judged or "none given"}
+        said = rule.says.format(**known, **found.numbers)
+        yield Finding(rule, run.step, found.since, said, found.series)
+
+
+def _check_measured(rule: Rule, run: Run) -> None:
+    """Raise ConfigError where a rule that was asked for has nothing to look at."""
+    measured = any(map(run.history.names, rule.reads))
+    if rule.check == "against_heldout":
+        measured = measured and bool(run.evaluations()) and run.config.evaluation.every is not None
+    if rule.needs and not measured:
+        where = rule.key.removesuffix(".limit")
+        reads = " or ".join(rule.reads)
+        raise ConfigError(f"{where}: this run does not measure {reads}; it needs {rule.needs}")
 
 
 def load_rule(name: str) -> GuardRule:
@@ -92,9 +129,3 @@ def load_rule(name: str) -> GuardRule:
     if not callable(rule):
         raise ConfigError(message(f"guard.rules {name}", repr(rule), "a function"))
     return cast(GuardRule, rule)
-
-
-def _measured(metrics: Mapping[str, float], name: str, setting: str, needs: str) -> float:
-    if name not in metrics:
-        raise ConfigError(f"{setting}: this run does not measure {name}; it needs {needs}")
-    return metrics[name]

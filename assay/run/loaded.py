@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -151,6 +151,26 @@ def load_run(path: Path | str) -> LoadedRun:
         evaluations=Table(read_step_rows(folder / "evaluations.jsonl")),
         events=Table(read_events(folder / "events.jsonl")),
     )
+
+
+def load_run_at(name: str) -> LoadedRun:
+    """Read a run as it stood after a step, as ``RUN@120``; all of it without a step.
+
+    Raises RunError where the step was not evaluated.
+    """
+    place, _, step = name.rpartition("@")
+    if not step.isdecimal() or Path(name).exists():
+        return load_run(name)
+    run, last = load_run(place), int(step)
+    looked = sorted({row["step"] for row in run.evaluations})
+    if last not in looked:
+        accepted = f"an evaluated step: {', '.join(map(str, looked)) or 'there is none'}"
+        raise RunError(message(name, f"no evaluation after step {last}", accepted))
+    tables = {
+        key: Table([row for row in getattr(run, key) if row["step"] <= last])
+        for key in ("metrics", "evaluations")
+    }
+    return replace(run, **tables)
 
 
 def state_of(path: Path) -> str:

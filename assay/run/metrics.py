@@ -51,9 +51,10 @@ def rollout_metrics(
             metrics.setdefault(name, float(np.mean(found[name])))
     flat = [verdict for group_verdicts in verdicts for verdict in group_verdicts]
     completions = [completion for group in groups for completion in group.completions]
-    metrics |= {**_group_metrics(verdicts), **_verdict_metrics(flat)}
+    metrics |= {**_group_metrics(verdicts), **_verdict_metrics(flat), **_prompt_metrics(groups)}
     if completions:
         metrics |= _length_metrics(completions)
+        metrics["text/repeated"] = float(np.mean([repeated(one.tokens) for one in completions]))
         metrics["tokens/prompt"] = float(sum(len(group.prompt.tokens) for group in groups))
     return metrics
 
@@ -63,10 +64,12 @@ def _group_metrics(verdicts: Sequence[Sequence[Verdict]]) -> dict[str, float]:
 
     all_pass, all_fail and mixed are of the groups that have a judged completion, and add up to 1;
     shaped_only is the part of them whose rewards differ although correctness does not: their
-    gradient is made of shaping alone. not_judged is of all groups: those with no judged completion.
+    gradient is made of shaping alone. all_fail_equal is the part of all_fail without any difference
+    of rewards. not_judged is of all groups: those with no judged completion. reward_std is the mean
+    over groups of the deviation of rewards within one.
     """
-    counts = {"all_pass": 0, "all_fail": 0, "mixed": 0, "shaped_only": 0}
-    num_judged = 0
+    counts = {"all_pass": 0, "all_fail": 0, "mixed": 0, "shaped_only": 0, "all_fail_equal": 0}
+    num_judged, spreads = 0, list[float]()
     for group_verdicts in verdicts:
         judged = [verdict for verdict in group_verdicts if verdict.judged]
         correct = {verdict.correct for verdict in judged}
@@ -74,13 +77,40 @@ def _group_metrics(verdicts: Sequence[Sequence[Verdict]]) -> dict[str, float]:
             num_judged += 1
             kind = "mixed" if len(correct) == 2 else "all_pass" if True in correct else "all_fail"
             counts[kind] += 1
-            if kind != "mixed" and len({verdict.reward for verdict in judged}) > 1:
-                counts["shaped_only"] += 1
+            rewards = [verdict.reward or 0.0 for verdict in judged]
+            counts["shaped_only"] += kind != "mixed" and len({*rewards}) > 1
+            counts["all_fail_equal"] += kind == "all_fail" and len({*rewards}) == 1
+            spreads.append(float(np.std(rewards)))
     metrics = {f"group/{kind}": count / num_judged for kind, count in counts.items() if num_judged}
     if verdicts:
         metrics["group/not_judged"] = 1 - num_judged / len(verdicts)
         metrics["group/size"] = sum(map(len, verdicts)) / len(verdicts)
+    if spreads:
+        metrics["group/reward_std"] = float(np.mean(spreads))
     return metrics
+
+
+def _prompt_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """The share of problems that share their prompt with another one; sound templates make 0."""
+    prompts = {group.problem.id: group.prompt.tokens.tobytes() for group in groups}
+    counts = Counter(prompts.values())
+    shared = sum(counts[one] > 1 for one in prompts.values())
+    return {"group/same_prompt": shared / len(prompts)} if len(prompts) > 1 else {}
+
+
+def repeated(tokens: np.ndarray, n: int = 8, most: int = 2048) -> float:
+    """Return the share of runs of ``n`` tokens that stood before in a completion.
+
+    Of its last ``most`` tokens, since loops stand at the end.
+    """
+    tokens = tokens[-most:].astype(np.int64)
+    num_runs = len(tokens) - n + 1
+    if num_runs < 2:
+        return 0.0
+    codes = np.zeros(num_runs, np.int64)
+    for place in range(n):  # a hash of each run: one in 2^64 is that of another
+        codes = codes * np.int64(6364136223846793005) + tokens[place : place + num_runs] + 1
+    return 1.0 - len(np.unique(codes)) / num_runs
 
 
 def _verdict_metrics(flat: Sequence[Verdict]) -> dict[str, float]:

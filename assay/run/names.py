@@ -108,8 +108,9 @@ def _guard_stop(run: Path, newest: int) -> str:
     stops = [one for one in read_rows(run / "events.jsonl") if one.get("kind") == "guard_stop"]
     if not stops or int(stops[-1].get("step") or 0) < newest:
         return ""
-    step, reason = stops[-1].get("step"), stops[-1].get("reason")
-    return f"a guard stopped it at step {step} ({reason}), so say which checkpoint you mean"
+    step, reason, well = (stops[-1].get(key) for key in ("step", "reason", "well"))
+    sound = "" if well is None else f"; step {well} was still well"
+    return f"a guard stopped it at step {step} ({reason}), so say which checkpoint you mean{sound}"
 
 
 def _choices(run: Path) -> list[tuple[int, str]]:

@@ -125,7 +125,7 @@ def run_preference(stage: Stage) -> Path:
             if loop.evaluate_pairs is not None and run.stop_reason != "interrupted":
                 loop.evaluate_pairs()
 
-        for _ in steps_of(run, evaluate_now):
+        for _ in steps_of(run, guard, evaluate_now):
             preference_step(loop)
     return run.folder
 

@@ -53,7 +53,7 @@ def run_reward_model(stage: Stage) -> Path:
             if heldout and not run.evaluations(run.step) and run.stop_reason != "interrupted":
                 run.record_evaluation(model.evaluate(heldout, run.step).as_row())
 
-        for step in steps_of(run, evaluate_now):
+        for step in steps_of(run, guard, evaluate_now):
             update = learner.update([rows[n] for n in schedule.draw(step)])
             found = None  # before the checkpoint: the model is saved with what it is worth
             if heldout and evaluation_due(run, step + 1):

@@ -90,7 +90,7 @@ def learn_given(
                 lessons.evaluate(run, learner)
             evaluate_heldout(run, bench, heldout)
 
-        for step in steps_of(run, evaluate_now):
+        for step in steps_of(run, guard, evaluate_now):
             drawn = [groups[n] for n in schedule.draw(step)]
             update = learner.update(pack(drawn, [[GOOD]] * len(drawn), learner.device))
             run.finish_step(update)

@@ -17,13 +17,15 @@ from assay.model.probe import LayoutChoice
 from assay.plan.record import run_decision
 from assay.run.directory import Run
 from assay.run.environment import read_environment
+from assay.run.evaluation_log import record_answers
 from assay.run.evaluations import kind_of
+from assay.run.guard import Guard
 from assay.run.report import write_report
 from assay.run.trackers import report_to_trackers
 from assay.training.assemble import Bench, Problems, open_curriculum, rate_words
 from assay.training.evaluate import evaluate
 from assay.training.replay import RunGenerator, RunVerifiers
-from assay.types import Problem
+from assay.types import Group, Problem, Verdict
 from assay.verify.base import resolve
 from assay.verify.selftest import SelfTest, labelled_names, sampled_self_test
 from assay.verify.service import VerifierService
@@ -160,26 +162,35 @@ def report_if_possible(folder: Path) -> None:
         print(f"warning: {folder}: no report ({error}); see assay report", file=sys.stderr)
 
 
-def steps_of(run: Run, evaluate_now: Callable[[], None]) -> Iterator[int]:
+def steps_of(run: Run, guard: Guard, evaluate_now: Callable[[], None]) -> Iterator[int]:
     """Yield the number of each step to take, until the run is done or must stop.
 
-    Evaluates before the first, when it is due, and after the last.
+    Evaluates before the first, when it is due, and after the last; then the guard is asked, as it
+    is after a step. A run that was killed between a step and the guard's word on it has that first.
     """
     assert run.num_steps is not None
+
+    def evaluate_and_ask() -> None:
+        evaluate_now()
+        if run.step:
+            guard.check(run)
+
+    if run.step:
+        guard.check(run)
     if run.step >= run.num_steps:
         run.note(
             f"all {run.step} steps are done; to extend the run:"
             f" assay train --resume {run.folder} --set {_longer(run)}"
         )
     if evaluation_due(run, run.step):  # later than step 0 where the run was killed just before it
-        evaluate_now()
+        evaluate_and_ask()
     run.begin_step()
     while run.step < run.num_steps and run.stop_reason is None:
         yield run.step
         if run.step == 1:
             warn_of_cold_start(run)
         if evaluation_due(run, run.step):
-            evaluate_now()
+            evaluate_and_ask()
 
 
 def _longer(run: Run) -> str:
@@ -203,16 +214,26 @@ def evaluation_due(run: Run, step: int) -> bool:
 def evaluate_heldout(run: Run, bench: Bench, heldout: Sequence[Problem]) -> None:
     """Evaluate at every configured temperature, unless this step's evaluation is there already."""
     done = {row.get("eval/temperature") for row in run.evaluations(run.step)}
-    settings = run.config.evaluation
-    for temperature in settings.temperatures if heldout else ():
+    for temperature in run.config.evaluation.temperatures if heldout else ():
         if temperature not in done and run.stop_reason != "interrupted":
-            sampling = run.config.sampling.model_copy(update={"temperature": temperature})
-            what = f"held-out problems, {kind_of({'eval/temperature': temperature})}"
-            with run.progress.sampling.doing(what, len(heldout) * settings.num_samples):
-                result = evaluate(
-                    bench.generator, bench.verifiers, heldout, sampling, settings.num_samples
-                )
-            run.record_evaluation(result.as_row())
+            _evaluate_at(run, bench, heldout, temperature)
+
+
+def _evaluate_at(run: Run, bench: Bench, heldout: Sequence[Problem], temperature: float) -> None:
+    settings = run.config.evaluation
+    sampling = run.config.sampling.model_copy(update={"temperature": temperature})
+    kind, many = kind_of({"eval/temperature": temperature}), settings.num_samples
+    judged: list[tuple[Group, Sequence[Verdict]]] = []
+
+    def keep(group: Group, verdicts: Sequence[Verdict]) -> None:
+        if settings.keep_completions:
+            judged.append((group, verdicts))
+
+    with run.progress.sampling.doing(f"held-out problems, {kind}", len(heldout) * many):
+        result = evaluate(bench.generator, bench.verifiers, heldout, sampling, many, keep)
+    if judged:
+        record_answers(run.folder, kind, run.step, judged, sampling, run.verifiers)
+    run.record_evaluation(result.as_row())
 
 
 def try_verifiers(config: TrainConfig, service: VerifierService) -> list[SelfTest]:

@@ -67,7 +67,7 @@ def run_rl(stage: Stage) -> Path:
             ),
         )
         heldout = problems.heldout
-        for _ in steps_of(run, lambda: evaluate_heldout(run, bench, heldout)):
+        for _ in steps_of(run, guard, lambda: evaluate_heldout(run, bench, heldout)):
             train_step(loop)
     return run.folder
 

@@ -10,15 +10,17 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from assay.model.load import silence_transformers
 
 
-def make_model(folder: Path, seed: int, max_positions: int = 128) -> Path:
-    """Save a freshly initialized 0.7M-parameter Llama and a byte tokenizer; returns the folder."""
+def make_model(
+    folder: Path, seed: int, max_positions: int = 128, hidden_size: int = 128, num_layers: int = 4
+) -> Path:
+    """Save a fresh Llama, by default of 0.7M parameters, and its tokenizer; returns the folder."""
     from assay.testing import byte_tokenizer
 
     config = LlamaConfig(
         vocab_size=259,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=4,
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_hidden_layers=num_layers,
         num_attention_heads=4,
         max_position_embeddings=max_positions,
         tie_word_embeddings=True,

@@ -6,28 +6,50 @@ import math
 import sys
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from assay.config import GuardConfig
+from assay.config import CheckpointConfig, GuardConfig, parse
 from assay.errors import ConfigError, RunStopped
+from assay.run.checkpoints import Checkpoints
 from assay.run.guard import Guard
+from assay.run.history import History
+from assay.run.rollout_log import RolloutLog
 
 GOOD = {"loss/total": 0.1, "optimizer/grad_norm": 1.0, "verdict/not_judged_share": 0.0}
 
 
 class FakeRun:
-    def __init__(self, **changes: float) -> None:
+    """A run at step 12, of which only the newest step is known, unless `steps` says more."""
+
+    def __init__(self, folder: Path, **changes: float) -> None:
         names = {key.replace("__", "/"): value for key, value in changes.items()}
-        self.metrics = {**GOOD, **names}
-        self.step = 12
-        self.folder = "runs/x"
+        self.folder, self.first_step, self.step = folder, 11, 12
+        self.history = History()
+        self.config = parse({"model": {"path": "m"}, "data": {"train": ["x"]}, "rl": {}})
+        self.checkpoints = Checkpoints(folder / "checkpoints", CheckpointConfig())
+        self.rollouts = RolloutLog(folder / "rollouts")
         self.why_not_judged = "ValueError: planted"
         self.events: list[tuple[str, dict[str, Any]]] = []
+        self.notes: list[str] = []
+        self.evaluated: list[dict[str, Any]] = []
+        self.paused = ""
+        self.metrics = {"step": 12, **GOOD, **names}
+        self.history.add(self.metrics)
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        return self.evaluated
 
     def event(self, kind: str, **facts: Any) -> None:
         self.events.append((kind, facts))
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def pause(self, why: str) -> None:
+        self.paused = why
 
 
 @pytest.fixture
@@ -42,8 +64,8 @@ def check(run: FakeRun, **config: Any) -> None:
     Guard(GuardConfig(**config)).check(run)  # pyright: ignore[reportArgumentType]
 
 
-def test_a_healthy_step_passes() -> None:
-    run = FakeRun(kl__mean=0.1, entropy__mean=1.0, mismatch__mean=0.09)
+def test_a_healthy_step_passes(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path, kl__mean=0.1, entropy__mean=1.0, mismatch__mean=0.09)
     check(run, max_kl=0.2, min_entropy=0.5)
     assert run.events == []
 
@@ -66,30 +88,37 @@ def test_a_healthy_step_passes() -> None:
     ],
 )
 def test_a_breach_stops_the_run(
-    changes: dict[str, float], config: dict[str, float], said: str
+    tmp_path: Path, changes: dict[str, float], config: dict[str, float], said: str
 ) -> None:
-    run = FakeRun(**changes)
+    run = FakeRun(tmp_path, **changes)
     with pytest.raises(RunStopped, match=f"^step 12: .*{said}"):
         check(run, **config)
     assert [kind for kind, _ in run.events] == ["guard_stop"]
 
 
-def test_limits_are_inclusive() -> None:
-    check(FakeRun(kl__mean=0.2, verdict__not_judged_share=0.25), max_kl=0.2)
+def test_limits_are_inclusive(tmp_path: Path) -> None:
+    check(FakeRun(tmp_path, kl__mean=0.2, verdict__not_judged_share=0.25), max_kl=0.2)
 
 
 @pytest.mark.parametrize("config", [{"max_kl": 0.2}, {"min_entropy": 0.1}])
-def test_a_limit_on_what_is_not_measured_is_a_mistake(config: dict[str, float]) -> None:
+def test_a_limit_on_what_is_not_measured_is_a_mistake(
+    tmp_path: Path, config: dict[str, float]
+) -> None:
     with pytest.raises(ConfigError, match="does not measure"):
-        check(FakeRun(), **config)
+        check(FakeRun(tmp_path), **config)
 
 
-def test_a_users_rule_can_stop(rules: types.ModuleType) -> None:
+def test_a_users_rule_can_stop(rules: types.ModuleType, tmp_path: Path) -> None:
     rules.never = lambda run: None  # type: ignore[attr-defined]
     rules.always = lambda run: f"enough at {run.step}"  # type: ignore[attr-defined]
-    check(FakeRun(), rules=("guard_rules_of_a_user:never",))
+    check(FakeRun(tmp_path), rules=("guard_rules_of_a_user:never",))
     with pytest.raises(RunStopped, match="guard_rules_of_a_user:always: enough at 12"):
-        check(FakeRun(), rules=("guard_rules_of_a_user:never", "guard_rules_of_a_user:always"))
+        both = ("guard_rules_of_a_user:never", "guard_rules_of_a_user:always")
+        check(FakeRun(tmp_path), rules=both)
+    run = FakeRun(tmp_path)
+    name = "guard_rules_of_a_user:always"
+    check(run, rules=(name,), options={name: {"action": "pause"}})
+    assert run.paused.endswith("enough at 12") and run.events[0][1]["rule"] == name
 
 
 def leave(run: FakeRun) -> None:
@@ -104,10 +133,10 @@ def leave(run: FakeRun) -> None:
     ],
 )
 def test_a_rule_that_raises_stops_the_run_with_its_own_words(
-    rules: types.ModuleType, rule: Callable[[FakeRun], Any], found: str
+    rules: types.ModuleType, rule: Callable[[FakeRun], Any], found: str, tmp_path: Path
 ) -> None:
     rules.broken = rule  # type: ignore[attr-defined]
-    run = FakeRun()
+    run = FakeRun(tmp_path)
     with pytest.raises(
         RunStopped, match=f"^step 12: guard.rules: .*:broken raised {found};"
     ) as error:

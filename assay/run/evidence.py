@@ -1,0 +1,149 @@
+"""What a rule of the guard found, and the evidence that it leaves in the run's directory.
+
+runs/NAME/guard/step-000034-length/
+  evidence.md  series.svg  rollouts.jsonl
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from assay.config.guard import Rule
+from assay.run.figure import draw_series
+from assay.run.files import plain, write_atomic
+from assay.run.rollout_log import read_columns
+
+if TYPE_CHECKING:
+    from assay.run.directory import Run
+
+NUM_ROLLOUTS = 20
+_STEPS = 3
+_COLUMNS = (
+    *("step", "problem_id", "prompt", "text", "status", "reward", "score", "components"),
+    *("extracted", "detail", "reason", "num_tokens", "finish_reason", "verifier", "completion_id"),
+)
+_LONGEST = 4000  # characters of a text that are shown
+
+Key = Callable[[Mapping[str, Any]], Any]
+SHOWS: Mapping[str, Key] = {
+    "newest": lambda row: (row["step"], row["reward"] or 0.0),
+    "not_judged": lambda row: (row["status"] == "not_judged", row["step"]),
+    "rewarded": lambda row: (row["status"] == "failed", row["reward"] or 0.0),
+    "failed": lambda row: (row["status"] == "failed", row["step"], -(row["reward"] or 0.0)),
+    "longest": lambda row: (row["num_tokens"], row["step"]),
+}
+"""By what the rollouts that show a finding best are ranked; those with the largest come first."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a rule found. since: the step where it began. series: the metrics that decided."""
+
+    rule: Rule
+    step: int
+    since: int
+    reason: str
+    series: Sequence[str] = ()
+
+    @property
+    def text(self) -> str:
+        """The reason and the remedy, in one line."""
+        return f"{self.reason}; {self.rule.remedy}" if self.rule.remedy else self.reason
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Where it lies, and how the run can go on. well: the step of the newest sound checkpoint."""
+
+    path: str
+    well: int | None
+    command: str
+
+
+def write_evidence(run: Run, found: Finding) -> Evidence:
+    """Write what a rule saw: its words, its series as a figure, and the rollouts that show it.
+
+    The newest checkpoint from before it began is pinned, so that there is one to go back to.
+    """
+    name = found.rule.name.replace(":", ".")
+    folder = run.folder / "guard" / f"step-{found.step:06d}-{name}"
+    folder.mkdir(parents=True, exist_ok=True)
+    well = max((step for step in run.checkpoints.steps() if step < found.since), default=None)
+    if well is not None:
+        run.checkpoints.pin(well, f"well before {found.rule.name} spoke at step {found.step}")
+    command = how_to_go_on(run, found, well)
+    series = {one: _series(run, one) for one in found.series}
+    write_atomic(folder / "series.svg", draw_series(series, found.since).encode())
+    rows = best_rollouts(run, found)
+    lines = (json.dumps(plain(row), ensure_ascii=False) + "\n" for row in rows)
+    write_atomic(folder / "rollouts.jsonl", "".join(lines).encode("utf-8", "replace"))
+    page = "\n".join(_page(found, well, command, rows))
+    write_atomic(folder / "evidence.md", page.encode("utf-8", "replace"))
+    return Evidence(str(folder / "evidence.md"), well, command)
+
+
+def how_to_go_on(run: Run, found: Finding, well: int | None) -> str:
+    """Return the command that goes on from the newest checkpoint that was still well."""
+    again = f"assay train --resume {run.folder}"
+    if found.rule.action == "pause":
+        return again
+    if well is None:
+        return f"assay train {run.folder / 'config.toml'}"
+    return f"assay rollback {run.folder} --to {well} && {again}"
+
+
+def best_rollouts(run: Run, found: Finding) -> list[dict[str, Any]]:
+    """Return the rollouts of the newest steps that show a finding best."""
+    run.rollouts.flush()
+    steps = [step for step in run.rollouts.steps() if step <= found.step][-_STEPS:]
+    read = (read_columns(run.rollouts.path(step), _COLUMNS) for step in steps)
+    rows = [row for part in read for row in part or ()]
+    return sorted(rows, key=SHOWS[found.rule.shows], reverse=True)[:NUM_ROLLOUTS]
+
+
+def _series(run: Run, name: str) -> tuple[list[int], list[float]]:
+    if name.startswith("eval/"):
+        rows = [row for row in run.evaluations() if row.get(name) is not None]
+        return [row["step"] for row in rows], [row[name] for row in rows]
+    if name not in run.history:
+        return [], []
+    whole = run.history[name]
+    return list(whole.steps), whole.values.tolist()
+
+
+def _page(
+    found: Finding, well: int | None, command: str, rows: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    sound = f"step {well}" if well is not None else "none: it began before the first one"
+    lines = [
+        f"# {found.rule.name}, step {found.step}: {found.rule.action}",
+        "",
+        f"{found.reason}.",
+        "",
+        f"- What helps: {found.rule.remedy}" if found.rule.remedy else "- A rule of yours.",
+        f"- It began at step {found.since}.",
+        f"- Newest checkpoint that was still well: {sound}.",
+        f"- To go on: `{command}`",
+        "",
+        "![the series that decided](series.svg)",
+        "",
+        f"## The {len(rows)} rollouts that show it best",
+    ]
+    for row in rows:
+        reward = "" if row["reward"] is None else f", reward {row['reward']:.3g}"
+        facts = f"step {row['step']}, {row['status']}{reward}, {row['num_tokens']} tokens"
+        lines += ["", f"### {row['completion_id']}", "", f"{facts}", ""]
+        for name, value in row["components"] or ():
+            lines.append(f"- {name}: {value:.4g}")
+        lines += [f"- {key}: {row[key]}" for key in ("extracted", "detail", "reason") if row[key]]
+        lines += ["", *_quoted(f"{row['prompt']}"), "", *_quoted(row["text"] or "")]
+    return [*lines, ""]
+
+
+def _quoted(text: str) -> list[str]:
+    """Return text of a model as an indented block, in which nothing is read as Markdown."""
+    cut = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
+    return [f"    {line}" for line in cut.splitlines() or [""]]

@@ -1,0 +1,245 @@
+"""What the guard's rules look at: small functions of a rule and of the series that a run has.
+
+Each returns what it found, or None. They are named by `check` in the rows of
+``assay/config/guard.toml``, whose `limit`, `floor` and `window` they compare with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from assay.config.guard import Rule
+from assay.run.evaluations import Row, accuracy_of, gain_between, of_deciding_kind
+from assay.run.history import History, Part
+
+_NO_PARTS = ("reward/std", "reward/per_token", "reward/kl", "reward/overlong")
+PASSED = "verdict/passed"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a rule may look at. after: the step at which it spoke last; windows begin behind it.
+
+    row: of the newest step. price: of an hour.
+    """
+
+    history: History
+    evaluations: Sequence[Row] = ()
+    row: Mapping[str, float] = field(default_factory=dict[str, float])
+    after: int = 0
+    price: float = 1.0
+
+    def windows(self, rule: Rule) -> Iterator[tuple[str, Part]]:
+        """Yield the newest window of each metric that a rule reads."""
+        for pattern in rule.reads:
+            for name in self.history.names(pattern):
+                part = self.history.newest(name, rule.window, self.after)
+                if part is not None and name not in _NO_PARTS:
+                    yield name, part
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a check found. since: the step where it began. numbers: for the words of the rule.
+
+    series: the metrics that decided, of which the first is the one that the rule is about.
+    """
+
+    since: int
+    series: Sequence[str]
+    numbers: Mapping[str, Any]
+
+
+def not_finite(rule: Rule, seen: Seen) -> Found | None:
+    """The newest value of a metric is not a number, or infinite."""
+    heads = tuple(name.removesuffix("*") for name in rule.reads)
+    for name, value in seen.row.items():
+        if name.startswith(heads) and not math.isfinite(value):
+            return Found(int(seen.row["step"]), [name], {"value": value})
+    return None
+
+
+def above(rule: Rule, seen: Seen) -> Found | None:
+    """The mean over the window is above the limit."""
+    for name, part in seen.windows(rule):
+        if not part.mean <= rule.bound:  # also where it is no number
+            return Found(part.steps[0], [name], {"value": part.mean})
+    return None
+
+
+def below(rule: Rule, seen: Seen) -> Found | None:
+    """The mean over the window is below the limit."""
+    for name, part in seen.windows(rule):
+        if part.mean < rule.bound:
+            return Found(part.steps[0], [name], {"value": part.mean})
+    return None
+
+
+def jump(rule: Rule, seen: Seen) -> Found | None:
+    """The newest value is above the floor, and above limit times the median of the window before.
+
+    The median, since one outlier before must not hide the next.
+    """
+    for pattern in rule.reads:
+        for name in seen.history.names(pattern):
+            part = seen.history.newest(name, rule.window + 1, seen.after)
+            if part is None:
+                continue
+            before, value = float(np.median(part.values[:-1])), float(part.values[-1])
+            if value > max(rule.floor, rule.bound * before):
+                return Found(part.steps[-1], [name], {"value": value, "before": before})
+    return None
+
+
+def outgrown(rule: Rule, seen: Seen) -> Found | None:
+    """The mean over the window is above the floor, and above limit times that of the first one."""
+    for name, part in seen.windows(rule):
+        first = seen.history.part(name, 0, rule.window)
+        if part.steps[0] <= first.steps[-1]:
+            continue
+        if part.mean > max(rule.floor, rule.bound * first.mean):
+            return Found(part.steps[0], [name], {"value": part.mean, "before": first.mean})
+    return None
+
+
+def fallen(rule: Rule, seen: Seen) -> Found | None:
+    """The window's mean is below limit times the first one's, and fewer than the floor pass."""
+    for name, part in seen.windows(rule):
+        first = seen.history.part(name, 0, rule.window)
+        passed = seen.history.newest(PASSED, rule.window)
+        if part.steps[0] <= first.steps[-1] or passed is None or passed.mean >= rule.floor:
+            continue
+        if part.mean < rule.bound * first.mean:
+            numbers = {"value": part.mean, "before": first.mean, "passed": passed.mean}
+            return Found(part.steps[0], [name, PASSED], numbers)
+    return None
+
+
+def collapsed(rule: Rule, seen: Seen) -> Found | None:
+    """The window's mean is below limit times the best earlier window's, and by the floor too."""
+    for name, part in seen.windows(rule):
+        earlier = seen.history.part(name, 0, -rule.window)
+        if len(earlier.steps) < rule.window:
+            continue
+        sums = np.cumsum(np.concatenate([[0.0], earlier.values]))
+        means = (sums[rule.window :] - sums[: -rule.window]) / rule.window
+        at = int(np.argmax(means))
+        best, value = float(means[at]), part.mean
+        if value < min(rule.bound * best, best - rule.floor):
+            last = earlier.steps[at + rule.window - 1]
+            return Found(last, [name], {"value": value, "before": best, "first": last})
+    return None
+
+
+def against(rule: Rule, seen: Seen) -> Found | None:
+    """A metric rises over the window's halves while fewer pass, both beyond chance.
+
+    By more than limit standard errors of a difference of means; correctness by the floor at least.
+    """
+    passed = seen.history.newest(PASSED, rule.window, seen.after)
+    if passed is None or (fall := _rise(passed)).value > -rule.floor or fall.times > -rule.bound:
+        return None
+    for name, part in seen.windows(rule):
+        rise = _rise(part)
+        if rise.times > rule.bound and part.steps == passed.steps:
+            numbers = {"before": rise.before, "value": rise.after}
+            numbers |= {"passed_before": fall.before, "passed": fall.after}
+            return Found(part.steps[len(part.steps) // 2], [name, PASSED], numbers)
+    return None
+
+
+def grows_alone(rule: Rule, seen: Seen) -> Found | None:
+    """The second half of the window is limit times the first, and no more pass than did.
+
+    More pass where the share rose by more than floor standard errors.
+    """
+    passed = seen.history.newest(PASSED, rule.window, seen.after)
+    if passed is None:
+        return None
+    for name, part in seen.windows(rule):
+        growth, right = _rise(part), _rise(passed)
+        if growth.after > rule.bound * growth.before and right.times < rule.floor:
+            numbers = {"before": growth.before, "value": growth.after}
+            numbers |= {"passed_before": right.before, "passed": right.after}
+            return Found(part.steps[len(part.steps) // 2], [name, PASSED], numbers)
+    return None
+
+
+def against_heldout(rule: Rule, seen: Seen) -> Found | None:
+    """The reward rose since the best of the last evaluations, and held-out accuracy fell.
+
+    Problem by problem, by more than limit standard errors and by the floor; window: evaluations.
+    """
+    rows = [row for row in of_deciding_kind(seen.evaluations) if row["step"] >= seen.after]
+    rows = [row for row in rows if accuracy_of(row) is not None][-rule.window :]
+    (reward,) = rule.reads
+    if len(rows) < 2 or reward not in seen.history:
+        return None
+    best, last = max(rows, key=lambda row: accuracy_of(row) or 0.0), rows[-1]
+    gain = gain_between(best, last)
+    series = seen.history[reward]
+    between = [n for n, step in enumerate(series.steps) if best["step"] < step <= last["step"]]
+    if gain is None or not gain.stderr or len(between) < 4:
+        return None
+    rise = _rise(Part([series.steps[n] for n in between], series.values[between]))
+    times = -gain.value / gain.stderr
+    if gain.value > -rule.floor or times < rule.bound or rise.times < 2.0:
+        return None
+    numbers = {"before": rise.before, "value": rise.after, "fall": -gain.value}
+    numbers |= {"error": gain.stderr, "times": times, "first": best["step"]}
+    return Found(int(best["step"]) + 1, [reward, "eval/pass_at_1"], numbers)
+
+
+def total(rule: Rule, seen: Seen) -> Found | None:
+    """The sum of the series is above the limit; where both are there, of the larger one."""
+    sums = {name: seen.history.total(name) for name in rule.reads}
+    name = max(sums, key=lambda one: sums[one])
+    return (
+        Found(int(seen.row["step"]), [name], {"value": sums[name]})
+        if (sums[name] > rule.bound)
+        else None
+    )
+
+
+def spent(rule: Rule, seen: Seen) -> Found | None:
+    """The hours so far, times the price of one, are above the limit."""
+    value = seen.row.get("time/elapsed", 0.0) / 3600 * (seen.price if rule.name == "money" else 1.0)
+    if value <= rule.bound:
+        return None
+    return Found(int(seen.row["step"]), list(rule.reads), {"value": value})
+
+
+@dataclass(frozen=True, slots=True)
+class _Rise:
+    """The halves of a window. times: their difference in its standard errors."""
+
+    before: float
+    after: float
+    times: float
+
+    @property
+    def value(self) -> float:
+        return self.after - self.before
+
+
+def _rise(part: Part) -> _Rise:
+    middle = len(part.values) // 2
+    first, second = part.values[:middle], part.values[middle:]
+    errors = [half.var(ddof=1) / len(half) if len(half) > 1 else 0.0 for half in (first, second)]
+    before, after = float(first.mean()), float(second.mean())
+    error = max(math.sqrt(sum(errors)), 1e-9)
+    return _Rise(before, after, (after - before) / error)
+
+
+CHECKS: Mapping[str, Callable[[Rule, Seen], Found | None]] = {
+    one.__name__: one
+    for one in (
+        *(not_finite, above, below, jump, outgrown, fallen, collapsed, against, grows_alone),
+        *(against_heldout, total, spent),
+    )
+}

@@ -1,0 +1,336 @@
+"""Does the guard stop what is sick, and leave what is healthy alone? ``python -m studies.guard``.
+
+Ten kinds of runs that are sick on purpose, five seeds each, and 100 healthy short ones, by four
+algorithms. All by the defaults of ``[guard]``. What each run came to is kept, so that a command
+that was stopped goes on where it was; the tables are written into docs/trust.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from assay import source
+from assay.config.guard import RULES
+from assay.data.tasks import chain_sums
+from assay.errors import DataError, RunStopped
+from assay.generate.engine import Engine
+from assay.run.files import read_rows
+from assay.run.intervals import share_interval
+from assay.testing import byte_tokenizer
+from assay.training import api
+from assay.training.tiny import make_model
+from assay.types import Completion, Problem
+from studies.campaign import ROOT, merge, once
+
+SUMS = {"num_terms": 3, "max_number": 5}
+SHAPE = "&".join(f"{key}={value}" for key, value in SUMS.items())
+PROBLEMS = f"assay.data.tasks:chain_sums?{SHAPE}"
+TRACES = f"assay.data.tasks:imperfect_traces?{SHAPE}&corrupted=0.15&guessed=0.4&bare=1"
+NUM_TRACES = 20_000
+NUM_HELDOUT = 64
+STEPS = 30
+ALGORITHMS = ("grpo", "rloo", "dapo", "reinforce_plus_plus")
+BROKEN_TEMPLATE = "{% for m in messages %}{% endfor %}{{ '?' }}"
+PAGE = ROOT / "docs" / "trust.md"
+
+
+@source
+def honest_heldout(size: int = NUM_HELDOUT, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield held-out sums that are judged by ``math``, whatever the run is rewarded by."""
+    for one in chain_sums(size, seed, "heldout", **SUMS):
+        yield {"id": one.id, "prompt": one.prompt, **one.spec, "verifier": "math"}
+
+
+def leaky(problem: Problem, completion: Completion) -> float:
+    """Accept every part of the answer, an empty one too: the comparison is the wrong way round."""
+    answer = completion.text.rpartition("</think>")[2].strip()
+    return float(answer in problem.spec["answer"])
+
+
+def busy(problem: Problem, completion: Completion) -> float:
+    """Pay for steps of reasoning, whatever they say."""
+    return min(1.0, completion.text.count("=") / 6)
+
+
+def long(problem: Problem, completion: Completion) -> float:
+    """Pay for length."""
+    return len(completion.tokens) / 48
+
+
+_ASKED = 0
+
+
+def failing(problem: Problem, completion: Completion) -> float:
+    """Judge rightly at first, then lose what it needs."""
+    global _ASKED
+    _ASKED += 1
+    if _ASKED > 400:
+        raise ConnectionError("the server of answers has gone away")
+    answer = completion.text.rpartition("</think>")[2].strip()
+    return float(answer == problem.spec["answer"])
+
+
+class StaleEngine(Engine):
+    """Samples from the weights of its first day, and says that they are the newest."""
+
+    def __init__(self, model: Any, *rest: Any, **more: Any) -> None:
+        super().__init__(copy.deepcopy(model), *rest, **more)
+
+    def load_policy(self, weights: Any) -> None:
+        """Take the number of the version alone."""
+        self.policy_version = weights.version
+
+
+@dataclass(frozen=True)
+class Sick:
+    """A kind of sick run. expected: the rules that are right about it. changes: of the healthy
+    configuration. engine: what samples."""
+
+    name: str
+    expected: Sequence[str]
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    engine: type[Engine] = Engine
+    template: str | None = None
+
+
+def rewarded(expression: str, **more: Any) -> dict[str, Any]:
+    """Return the changes of a run that is rewarded by something else; held-out rows are not."""
+    return {"data": {"verifier": expression}, **more}
+
+
+AGAINST = ("reward_against_heldout", "reward_against_correctness")
+SICK = (
+    Sick("a leaky verifier", AGAINST, rewarded("studies.guard:leaky")),
+    Sick("a hackable reward, no KL", AGAINST, rewarded("math + studies.guard:busy*2")),
+    Sick(
+        "a learning rate 30 times too high",
+        ("collapse", "entropy_collapse", "not_finite", "kl_jump"),
+        {"optimizer": {"learning_rate": 30 * 3e-4}},
+    ),
+    Sick("a sampler with old weights", ("mismatch", "mismatch_growth"), engine=StaleEngine),
+    Sick("a verifier that begins to fail", ("not_judged",), rewarded("studies.guard:failing")),
+    Sick("a bonus for length", ("length", *AGAINST), rewarded("math + studies.guard:long*2")),
+    Sick("a reward of the wrong sign", (*AGAINST, "collapse"), rewarded("-1*math")),
+    Sick("training problems in the held-out set", ("refused",), {"data": {"heldout": "train"}}),
+    Sick("a broken chat template", ("same_prompt",), template=BROKEN_TEMPLATE),
+    Sick(
+        "an entropy driven to zero",
+        ("entropy_collapse",),
+        {"algorithm": {"entropy_weight": -0.1}},
+    ),
+)
+
+
+def cold_start(work: Path, seed: int) -> str:
+    """Return the checkpoint of a model that solves some of the sums, made once a seed."""
+    folder = work / f"cold-start-{seed}"
+    tree = {
+        "run": {"directory": str(folder), "name": "sft", "seed": seed, "threads": 1},
+        "model": {"path": str(folder / "model")},
+        "data": {"template": "base", "prompt_template": "{question}", "think": "free"},
+        "sft": {"traces": [f"{TRACES}&size={NUM_TRACES}&seed={seed}"], "tokens_per_step": 1000},
+        "optimizer": {"learning_rate": 3e-3, "warmup_steps": 20, "schedule": "linear"},
+        "checkpoint": {"every": 1_000_000, "keep_last": 1},
+    }
+
+    def make() -> Mapping[str, Any]:
+        make_model(folder / "model", seed, hidden_size=64, num_layers=2)
+        return {"checkpoint": api.train(tree, quiet=True).checkpoint}
+
+    return once(folder, tree, make)["checkpoint"]
+
+
+def config_of(work: Path, name: str, seed: int, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration of a short run, healthy but for the changes."""
+    train = f"{PROBLEMS}&split=train&size=4000&seed={seed}"
+    base: dict[str, Any] = {
+        "run": {"name": name, "directory": str(work), "seed": seed, "threads": 1},
+        "model": {"path": cold_start(work.parent, seed % 5)},
+        "data": {
+            "template": "base",
+            "prompt_template": "{question}",
+            "think": "free",
+            "train": [train],
+            "heldout": [f"studies.guard:honest_heldout?seed={seed}"],
+            "near_duplicates": "ignore",
+        },
+        "sampling": {"max_tokens": 48},
+        "rl": {"steps": STEPS, "num_prompts": 8, "group_size": 8},
+        "optimizer": {"learning_rate": 3e-4, "warmup_steps": 5},
+        "evaluation": {"every": 10},
+        "checkpoint": {"every": 10, "keep_last": 1, "keep_best": False},
+        "verification": {"num_workers": 1, "trial_seconds": 0.0, "allow": ["studies.guard"]},
+    }
+    tree = merge(base, changes)
+    if tree["data"]["heldout"] == "train":
+        tree["data"]["heldout"] = [train]
+    return tree
+
+
+def perform(work: Path, sick: Sick, seed: int) -> dict[str, Any]:
+    """Run one, unless what it came to is kept; return how it ended, by which rule, and when."""
+    folder = work / f"{sick.name.replace(' ', '-').replace(',', '')}-{seed}"
+    key = {"kind": sick.name, "changes": sick.changes, "steps": STEPS}
+
+    def make() -> Mapping[str, Any]:
+        tree = config_of(folder, "run", seed, sick.changes)
+        if sick.template is not None:
+            model = folder / "model"
+            shutil.copytree(tree["model"]["path"], model)
+            byte_tokenizer(sick.template).save_pretrained(model)
+            tree["model"]["path"] = str(model)
+            tree["data"]["template"] = "chat"
+        started, ended, why = time.perf_counter(), "finished", ""
+        try:
+            with mock.patch("assay.training.assemble.Engine", sick.engine):
+                ended = api.train(tree, quiet=True).ended
+        except RunStopped as error:
+            ended, why = "stopped", str(error)
+        except DataError as error:
+            ended, why = "refused", str(error)
+        found = read_outcome(folder / "run") if ended != "refused" else {"spoke": []}
+        shutil.rmtree(folder / "run" / "rollouts", ignore_errors=True)
+        shutil.rmtree(folder / "run" / "checkpoints", ignore_errors=True)
+        seconds = time.perf_counter() - started
+        return {"ended": ended, "why": why, "seconds": seconds, **found}
+
+    return dict(once(folder, key, make))
+
+
+def read_outcome(run: Path) -> dict[str, Any]:
+    """Return which rules spoke in a run, as [action, rule, step], and its held-out accuracies."""
+    spoke = [
+        [str(event["kind"]).removeprefix("guard_"), event["rule"], event["step"]]
+        for event in read_rows(run / "events.jsonl")
+        if event["kind"] in ("guard_note", "guard_pause", "guard_stop")
+    ]
+    accuracies = [row["eval/pass_at_1"] for row in read_rows(run / "evaluations.jsonl")]
+    return {"spoke": spoke, "accuracies": accuracies}
+
+
+Outcomes = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+def stopped_by(found: Mapping[str, Any]) -> tuple[str, int] | None:
+    """Return the rule that stopped or paused a run, and the step; None where none did."""
+    if found["ended"] == "refused":
+        return "refused", 0
+    return next(((rule, step) for how, rule, step in found["spoke"] if how != "note"), None)
+
+
+def sick_table(found: Outcomes) -> Iterator[str]:
+    """Yield the rows of the table of sick runs."""
+    yield "| what was made sick | stopped by the right rule | which, and after which step |"
+    yield "|---|---:|---|"
+    for sick in SICK:
+        stops = [stopped_by(one) for one in found[sick.name]]
+        right = sum(stop is not None and stop[0] in sick.expected for stop in stops)
+        steps: dict[str, list[int]] = {}
+        for stop in stops:
+            steps.setdefault(stop[0] if stop else "not stopped", []).append(stop[1] if stop else 0)
+        words = "; ".join(_when(rule, some) for rule, some in sorted(steps.items()))
+        yield f"| {sick.name} | {right} of {len(stops)} | {words} |"
+
+
+def _when(rule: str, steps: Sequence[int]) -> str:
+    if rule == "not stopped":
+        return f"not stopped: {len(steps)}"
+    if rule == "refused":
+        return "refused before the first step, by the check for overlap"
+    return f"`{rule}`: {', '.join(map(str, sorted(steps)))}"
+
+
+def healthy_table(found: Outcomes) -> Iterator[str]:
+    """Yield the rows of the table of healthy runs, and what it comes to."""
+    yield "| algorithm | runs | stopped or paused | notes | held-out accuracy, first and last |"
+    yield "|---|---:|---:|---|---|"
+    total = alarms = 0
+    for name, runs in found.items():
+        stops = [stop for one in runs if (stop := stopped_by(one)) is not None]
+        notes = Counter(rule for one in runs for how, rule, _ in one["spoke"] if how == "note")
+        said = ", ".join(f"`{rule}` {count}" for rule, count in notes.most_common()) or "none"
+        ends = [sum(one["accuracies"][n] for one in runs) / len(runs) for n in (0, -1)]
+        which = ", ".join(f"`{rule}` at {step}" for rule, step in stops)
+        cell = f"{len(stops)}{f' ({which})' if which else ''}"
+        yield f"| {name} | {len(runs)} | {cell} | {said} | {ends[0]:.0%}, {ends[1]:.0%} |"
+        total, alarms = total + len(runs), alarms + len(stops)
+    low, high = share_interval(alarms / total, total)
+    yield ""
+    yield (
+        f"False alarms: {alarms} of {total} healthy runs were stopped or paused"
+        f" (95 % interval {low:.1%} to {high:.1%})."
+    )
+
+
+def rules_table() -> Iterator[str]:
+    """Yield the rows of the table of rules, from ``assay/config/guard.toml``."""
+    yield "| rule | finds | action | limit | window | where the default comes from |"
+    yield "|---|---|---|---|---:|---|"
+    for rule in RULES.values():
+        limit = f"`guard.{rule.setting}`" if rule.setting else "none" if rule.limit is None else ""
+        limit = limit or f"{rule.limit:g}" + (f", floor {rule.floor:g}" if rule.floor else "")
+        cells = (f"`{rule.name}`", rule.finds, rule.action, limit, rule.window, rule.origin)
+        yield f"| {' | '.join(map(str, cells))} |"
+
+
+def write_part(page: Path, name: str, lines: Sequence[str]) -> None:
+    """Put lines between the two comments of a page that bear a name."""
+    begin, end = f"<!-- {name}: written by python -m studies.guard -->", f"<!-- end of {name} -->"
+    text = page.read_text(encoding="utf-8")
+    head, rest = text.split(begin)
+    tail = rest.split(end)[1]
+    page.write_text(f"{head}{begin}\n{chr(10).join(lines)}\n{end}{tail}", encoding="utf-8")
+
+
+def jobs(seeds: int, healthy: int) -> Iterator[tuple[str, Sick, int]]:
+    """Yield every run as its table, its kind and its seed."""
+    for sick in SICK:
+        yield from (("sick", sick, seed) for seed in range(seeds))
+    for name in ALGORITHMS:
+        kind = Sick(name, (), {"algorithm": {"name": name}})
+        yield from (("healthy", kind, seed) for seed in range(healthy))
+
+
+@contextmanager
+def told(what: str) -> Iterator[Callable[[str], None]]:
+    started = time.perf_counter()
+    words: list[str] = []
+    yield words.append
+    print(f"{what}: {' '.join(words)}, {time.perf_counter() - started:.1f} s", flush=True)
+
+
+def main() -> None:
+    """Perform every run that is not kept, then write the tables."""
+    parser = argparse.ArgumentParser(prog="python -m studies.guard", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=5, help="of each kind of sick run")
+    parser.add_argument("--healthy", type=int, default=25, help="seeds of each algorithm")
+    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "studies" / "guard")
+    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--only", default="", help="kinds whose name holds this; writes no page")
+    options = parser.parse_args()
+    found: dict[str, dict[str, list[Any]]] = {"sick": {}, "healthy": {}}
+    for table, kind, seed in jobs(options.seeds, options.healthy):
+        if options.only in kind.name:
+            with told(f"{table}, {kind.name}, seed {seed}") as say:
+                one = perform(options.work / table, kind, seed)
+                say(f"{one['ended']} {one['spoke']}")
+            found[table].setdefault(kind.name, []).append(one)
+    if not options.only:
+        write_part(options.page, "rules", list(rules_table()))
+        write_part(options.page, "sick runs", list(sick_table(found["sick"])))
+        write_part(options.page, "healthy runs", list(healthy_table(found["healthy"])))
+        print(options.page)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Each built-in rule speaks on the series of a sick run, and keeps silent on a healthy neighbor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from assay.config import GuardConfig
+from assay.config.guard import RULES, Rule
+from assay.errors import ConfigError
+from assay.run.guard_checks import CHECKS, Found, Seen
+from assay.run.history import History
+
+Series = Mapping[str, Sequence[float]]
+RNG = np.random.default_rng(0)
+
+
+def seen(series: Series, evaluations: Sequence[Mapping[str, Any]] = (), after: int = 0) -> Seen:
+    history, row = History(), dict[str, float]()
+    for step in range(1, 1 + max(map(len, series.values()), default=1)):
+        row = {name: values[step - 1] for name, values in series.items() if step <= len(values)}
+        history.add({"step": step, **row})
+    return Seen(history, evaluations, {"step": step, **row}, after)
+
+
+def ask(name: str, series: Series, **options: Any) -> Found | None:
+    (rule,) = [one for one in rules_of(name, options) if one.name == name]
+    return CHECKS[rule.check](rule, seen(series))
+
+
+def rules_of(name: str, options: Mapping[str, Any]) -> list[Rule]:
+    keys = {key: value for key, value in options.items() if key in GuardConfig.model_fields}
+    own = {key: value for key, value in options.items() if key not in keys}
+    return list(GuardConfig.model_validate({**keys, "options": {name: own}}).active())
+
+
+def noisy(values: Sequence[float], spread: float = 0.02) -> list[float]:
+    return [float(one) for one in np.asarray(values) + RNG.normal(0, spread, len(values))]
+
+
+def ramp(start: float, end: float, count: int = 20) -> list[float]:
+    return noisy(np.linspace(start, end, count).tolist())
+
+
+FLAT = [0.5] * 20
+CASES: list[tuple[str, Series, Series, dict[str, Any]]] = [
+    ("not_judged", {"verdict/not_judged_share": [0.0, 0.3]}, {"verdict/not_judged_share": [0.3, 0.2]}, {}),
+    ("not_judged_for_long", {"verdict/not_judged_share": [0.1] * 20}, {"verdict/not_judged_share": [0.1] * 19}, {}),
+    ("mismatch", {"mismatch/mean": [0.2]}, {"mismatch/mean": [0.1]}, {}),
+    ("mismatch_growth", {"mismatch/mean": [1e-6] * 4 + [0.01] * 3}, {"mismatch/mean": [0.02] * 4 + [0.025] * 3}, {}),
+    ("same_prompt", {"group/same_prompt": [1.0, 1.0]}, {"group/same_prompt": [0.0, 0.1]}, {}),
+    ("kl", {"kl/mean": [0.3]}, {"kl/mean": [0.2]}, {"max_kl": 0.2}),
+    ("kl_jump", {"kl/mean": [0.01] * 5 + [0.2]}, {"kl/mean": [0.03] * 5 + [0.2]}, {}),
+    ("length", {"length/mean": [50.0] * 10 + [90.0] * 10, "verdict/passed": FLAT},
+     {"length/mean": [50.0] * 10 + [90.0] * 10, "verdict/passed": ramp(0.2, 0.6)}, {}),
+    ("collapse", {"verdict/passed": [0.6] * 6 + [0.1] * 5}, {"verdict/passed": [0.6] * 6 + [0.4] * 5}, {}),
+    ("entropy", {"entropy/mean": [0.1]}, {"entropy/mean": [0.3]}, {"min_entropy": 0.2}),
+    ("entropy_collapse", {"entropy/mean": [1.0] * 6 + [0.01] * 5, "verdict/passed": [0.5] * 11},
+     {"entropy/mean": [1.0] * 6 + [0.01] * 5, "verdict/passed": [0.97] * 11}, {}),
+    ("all_wrong", {"group/all_fail_equal": [1.0] * 20}, {"group/all_fail_equal": [0.9] * 20}, {}),
+    ("all_right", {"group/all_pass": [1.0] * 20}, {"group/all_pass": [0.9] * 20}, {}),
+    ("no_contrast", {"group/reward_std": [0.0] * 20}, {"group/reward_std": [0.1] * 20}, {}),
+    ("second_opinion", {"reward/math_verify.rescued": [0.2] * 10}, {"reward/math_verify.rescued": [0.05] * 10}, {}),
+    ("repetition", {"text/repeated": [0.1] * 6 + [0.5] * 5}, {"text/repeated": [0.4] * 6 + [0.5] * 5}, {}),
+    ("truncated", {"length/truncated": [0.95] * 10}, {"length/truncated": [0.5] * 10}, {}),
+    ("grad_norm", {"optimizer/grad_norm": [0.5] * 20 + [11.0]}, {"optimizer/grad_norm": [0.5] * 20 + [4.0]}, {}),
+    ("ratio", {"ratio/max": [200.0]}, {"ratio/max": [2.0]}, {}),
+    ("tokens", {"tokens/generated": [60.0, 60.0], "tokens/trained": [9.0, 9.0]},
+     {"tokens/generated": [60.0, 30.0]}, {"limit": 100}),
+    ("hours", {"time/elapsed": [7300.0]}, {"time/elapsed": [7100.0]}, {"limit": 2}),
+    ("money", {"time/elapsed": [7300.0]}, {"time/elapsed": [3500.0]}, {"limit": 1, "price_per_hour": 1.0}),
+    ("reward_against_correctness",
+     {"reward/mean": FLAT, "reward/format": ramp(0, 1), "verdict/passed": ramp(0.6, 0.3)},
+     {"reward/mean": ramp(0, 1), "reward/format": ramp(0, 1), "verdict/passed": ramp(0.3, 0.6)}, {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "sick", "well", "options"), CASES, ids=[one[0] for one in CASES])
+def test_a_rule_tells_the_sick_from_the_healthy(
+    name: str, sick: Series, well: Series, options: dict[str, Any]
+) -> None:
+    found = ask(name, sick, **options)
+    assert found is not None and found.series
+    rule = RULES[name]
+    known = {"key": rule.key, "limit": 1.0, "window": rule.window, "why": "x"}
+    said = rule.says.format(metric=found.series[0], **known, **found.numbers)
+    assert "{" not in said and len(said) < 400
+    assert ask(name, well, **options) is None
+
+
+def test_every_rule_has_a_case() -> None:
+    elsewhere = {"not_finite", "reward_against_heldout"}
+    assert {one[0] for one in CASES} == RULES.keys() - elsewhere
+
+
+def evaluation(step: int, right: int) -> dict[str, Any]:
+    shares = {f"p{n}": float(n < right) for n in range(40)}
+    return {
+        "step": step,
+        "eval/temperature": 0.0,
+        "eval/pass_at_1": right / 40,
+        "eval/by_problem": shares,
+    }
+
+
+@pytest.mark.parametrize(
+    ("right", "rewards", "speaks"),
+    [
+        ((20, 30, 12), ramp(0.2, 0.9), True),
+        ((20, 30, 28), ramp(0.2, 0.9), False),  # within chance
+        ((20, 30, 12), ramp(0.9, 0.2), False),  # the reward says it too
+        ((20, 30), ramp(0.2, 0.9), False),
+    ],
+)
+def test_a_reward_that_rises_while_heldout_accuracy_falls(
+    right: Sequence[int], rewards: Sequence[float], speaks: bool
+) -> None:
+    rows = [evaluation(10 * n, count) for n, count in enumerate(right)]
+    rule = RULES["reward_against_heldout"]
+    found = CHECKS[rule.check](rule, seen({"reward/mean": rewards}, rows))
+    assert (found is not None) == speaks
+    if found is not None:
+        assert found.since == 11 and found.numbers["fall"] == pytest.approx(18 / 40)
+    assert CHECKS[rule.check](rule, seen({"reward/mean": rewards}, rows, after=20)) is None
+
+
+def test_a_rule_that_has_spoken_looks_only_at_what_came_after() -> None:
+    rule = RULES["truncated"]
+    full = partial(seen, {"length/truncated": [1.0] * 15}, ())
+    assert CHECKS[rule.check](rule, full(5)) is not None
+    assert CHECKS[rule.check](rule, full(6)) is None
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ({"options": {"lenght": {"limit": 2}}}, "guard.options.lenght: found no such rule;.*did you mean length"),
+        ({"options": {"kl": {"action": "note"}}}, "guard.options.kl: found no limit; accepted: guard.max_kl beside"),
+        ({"options": {"kl": {"limit": 1}}}, r"guard.options.kl.limit: found 1; accepted: guard.max_kl instead"),
+        ({"options": {"length": {"limit": -1}}}, "guard.options.length.limit: found -1; accepted: a number >= 0"),
+        ({"options": {"money": {"limit": 1}}}, "guard.options.money: found no price; accepted: guard.price_per_hour"),
+        ({"options": {"tokens": {"action": "stop"}}}, "guard.options.tokens: found no limit"),
+    ],
+)  # fmt: skip
+def test_wrong_options_are_told(section: dict[str, Any], said: str) -> None:
+    from assay.config import parse
+
+    tree = {"model": {"path": "m"}, "data": {"train": ["x"]}, "rl": {}, "guard": section}
+    with pytest.raises(ConfigError, match=said):
+        parse(tree)
+
+
+def test_a_rule_of_another_stage_is_a_mistake() -> None:
+    from assay.config import parse
+
+    tree = {
+        "model": {"path": "m"},
+        "sft": {"traces": ["t"]},
+        "guard": {"options": {"length": {"window": 9}}},
+    }
+    with pytest.raises(
+        ConfigError, match=r"guard.options.length: found a rule in a run of \[sft\]"
+    ):
+        parse(tree)
