@@ -54,6 +54,7 @@ def write_world(folder: Path) -> None:
         "run": {},
         "sft": {"sft": {"traces": ["traces.jsonl"]}},
         "pretrain": {"pretrain": {"texts": ["texts.jsonl"]}},
+        "distill": {"distill": {"traces": ["traces.jsonl"]}, "teacher": {"path": "model"}},
         "dpo": {"preference": {"pairs": ["pairs.jsonl"]}},
         "rm": {"reward_model": {"rows": ["labels.jsonl"]}},
     }
@@ -68,6 +69,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "dry-run": ("train", "run.toml", "--dry-run"),
     "sft": ("train", "sft.toml"),
     "pretrain": ("train", "pretrain.toml"),
+    "distill": ("train", "distill.toml"),
     "dpo": ("train", "dpo.toml"),
     "rm": ("train", "rm.toml"),
     "resume": ("train", "--resume", RUN, "--set", "rl.steps=3"),
@@ -90,6 +92,7 @@ READS: dict[str, tuple[str, ...]] = {
     "dry-run": ("run.toml", "model/config.json"),
     "sft": ("traces.jsonl",),
     "pretrain": ("texts.jsonl",),
+    "distill": ("traces.jsonl",),
     "dpo": ("pairs.jsonl",),
     "rm": ("labels.jsonl",),
     "eval": ("heldout.jsonl", "model/model.safetensors", "model/tokenizer.json"),

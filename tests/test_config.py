@@ -87,7 +87,7 @@ def test_a_byte_order_mark_is_read_over(toml: Path) -> None:
             "run.toml:7 engine.max_tokens_per_micro_batch: unknown key; did you mean "
             "rl.max_tokens_per_micro_batch or sft.max_tokens_per_micro_batch or "
             "preference.max_tokens_per_micro_batch or reward_model.max_tokens_per_micro_batch or "
-            "pretrain.max_tokens_per_micro_batch?",
+            "pretrain.max_tokens_per_micro_batch or distill.max_tokens_per_micro_batch?",
         ),
         (
             RL + "[engine]\nzzz = 3\n",
@@ -157,12 +157,12 @@ def test_a_byte_order_mark_is_read_over(toml: Path) -> None:
         (
             MODEL,
             "run.toml: found no stage; accepted: exactly one of [rl], [sft], [preference], "
-            "[reward_model], [pretrain] (two stages are two runs: the second starts from the first one's checkpoint)",
+            "[reward_model], [pretrain], [distill] (two stages are two runs: the second starts from the first one's checkpoint)",
         ),
         (
             RL + '[sft]\ntraces = ["t.jsonl"]\n',
             "run.toml: found [rl] and [sft]; accepted: exactly one of [rl], [sft], [preference], "
-            "[reward_model], [pretrain] (two stages are two runs: the second starts from the first one's checkpoint)",
+            "[reward_model], [pretrain], [distill] (two stages are two runs: the second starts from the first one's checkpoint)",
         ),
         (
             MODEL + "[rl]\n",

@@ -46,7 +46,8 @@ heldout = ["heldout.jsonl"]
 steps = 200
 ```
 
-- A run has exactly one stage: `[rl]`, `[sft]`, `[preference]`, `[reward_model]` or `[pretrain]`.
+- A run has exactly one stage: `[rl]`, `[sft]`, `[preference]`, `[reward_model]`, `[pretrain]` or
+  `[distill]`.
 - `--set section.key=value` overrides a key for one run. The value is TOML; a key that holds text
   takes it as it stands (`--set model.path=out/base`); an empty value gives the key its default
   again (`--set sampling.top_k=`).

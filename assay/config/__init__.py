@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from assay.config.algorithm import AlgorithmConfig, CriticConfig
 from assay.config.curriculum import CurriculumConfig
+from assay.config.distill import DistillConfig, TeacherConfig
 from assay.config.guard import GuardConfig
 from assay.config.preference import PreferenceConfig
 from assay.config.reward_model import RewardModelConfig

@@ -222,7 +222,8 @@ NAMES = (
     "A method of docs/algorithms.md, or ``package.module:object``. The methods: ``ppo``, "
     "``ppo_penalty``, ``trpo``, ``reinforce``, ``rloo``, ``reinforce_plus_plus``, "
     "``reinforce_plus_plus_baseline``, ``grpo``, ``grpo_process``, ``dr_grpo``, ``dapo``, "
-    "``gspo``, ``gspo_product``, ``cispo``, ``kimi``, ``rft``."
+    "``gspo``, ``gspo_product``, ``cispo``, ``kimi``, ``rft``, "
+    "``on_policy_distillation``."
 )
 """What `[algorithm]` says of its first key."""
 

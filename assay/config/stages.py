@@ -26,14 +26,15 @@ LEARNING_RATES: dict[str, tuple[float, float]] = {
     "preference": (5e-7, 5e-6),
     "reward_model": (1e-5, 1e-4),
     "pretrain": (2e-5, 2e-4),
+    "distill": (1e-5, 1e-4),
 }
 """Peak learning rate of each stage where none is configured: of all weights, and of adapters.
 
 Of all weights, ``rl``: DeepSeekMath (arXiv 2402.03300, section 4.2) and DAPO (arXiv 2503.14476,
-section 4.1). ``sft``: Llama 3 (arXiv 2407.21783, section 4.1.3). ``preference``: Zephyr (arXiv
-2310.16944, section 4). ``reward_model``: Llama 2 (arXiv 2307.09288, section 3.2.2). ``pretrain``:
-Code Llama, where it trains on (arXiv 2308.12950, section 2.5). Of adapters: ten times as much
-(Schulman et al. 2025, LoRA Without Regret).
+section 4.1). ``sft``, ``distill``: Llama 3 (arXiv 2407.21783, section 4.1.3). ``preference``:
+Zephyr (arXiv 2310.16944, section 4). ``reward_model``: Llama 2 (arXiv 2307.09288, section 3.2.2).
+``pretrain``: Code Llama, where it trains on (arXiv 2308.12950, section 2.5). Of adapters: ten times
+as much (Schulman et al. 2025, LoRA Without Regret).
 """
 
 
@@ -84,9 +85,9 @@ class OptimizerConfig(Section):
     trained weight). They are then rounded at random, which is right on average, and the same in a
     resumed run. An optimizer step takes about a third more time and gets a little noise."""
     learning_rate: Positive | None = None
-    """Peak learning rate. None: depends on the stage: 1e-6 in ``[rl]``, 1e-5 in ``[sft]`` and
-    ``[reward_model]``, 5e-7 in ``[preference]``, 2e-5 in ``[pretrain]``; ten times as much where
-    only adapters are trained."""
+    """Peak learning rate. None: depends on the stage: 1e-6 in ``[rl]``, 1e-5 in ``[sft]``,
+    ``[distill]`` and ``[reward_model]``, 5e-7 in ``[preference]``, 2e-5 in ``[pretrain]``; ten
+    times as much where only adapters are trained."""
     betas: tuple[Decay, Decay] = (0.9, 0.95)
     """Decay of the first and second moment."""
     epsilon: Positive = 1e-8

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError, model_validator
 from assay.complaints import at_its_line, complain, section_of, toml_words, type_words
 from assay.config.algorithm import AlgorithmConfig, CriticConfig
 from assay.config.curriculum import CurriculumConfig
+from assay.config.distill import DistillConfig, TeacherConfig
 from assay.config.guard import GuardConfig
 from assay.config.preference import PreferenceConfig
 from assay.config.reward_model import RewardModelConfig
@@ -37,13 +38,14 @@ STAGES = {
     "preference": ("preference", "pairs"),
     "reward_model": ("reward_model", "rows"),
     "pretrain": ("pretrain", "texts"),
+    "distill": ("distill", "traces"),
 }
 """The sections of which a run has exactly one, and the section and key of the rows of each."""
 
 
 class TrainConfig(Section):
     """One run: the model, its data, and exactly one stage: ``[rl]``, ``[sft]``, ``[preference]``,
-    ``[reward_model]`` or ``[pretrain]``."""
+    ``[reward_model]``, ``[pretrain]`` or ``[distill]``."""
 
     run: RunConfig = RunConfig()
     model: ModelConfig
@@ -56,6 +58,8 @@ class TrainConfig(Section):
     preference: PreferenceConfig | None = None
     reward_model: RewardModelConfig | None = None
     pretrain: PretrainConfig | None = None
+    distill: DistillConfig | None = None
+    teacher: TeacherConfig | None = None
     algorithm: AlgorithmConfig = AlgorithmConfig()
     critic: CriticConfig = CriticConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -84,10 +88,12 @@ class TrainConfig(Section):
         return None if stage is None else stage.num_prompts * stage.group_size
 
     @property
-    def drawing(self) -> RLConfig | PreferenceConfig | None:
+    def drawing(self) -> RLConfig | PreferenceConfig | DistillConfig | None:
         """The stage, where it draws problems and samples completions of them."""
         if self.preference is not None and not self.preference.pairs:
             return self.preference
+        if self.distill is not None and not self.distill.traces:
+            return self.distill
         return self.rl
 
     @model_validator(mode="after")
@@ -267,18 +273,19 @@ def _clashes(config: TrainConfig) -> Iterator[str]:
     if config.rl is not None:
         yield from _clashes_of_rl(config, config.rl)
     yield from config.guard.clashes(config.stage)
-    on_policy = config.preference is not None and not config.preference.pairs
     pairwise = config.preference is not None and config.preference.judge == "pairwise"
     yield from config.curriculum.clashes(config.stage, config.drawing is not None, pairwise)
-    if on_policy and not config.data.train:
+    if config.rl is None and config.drawing is not None and not config.data.train:
+        section, key = STAGES[config.stage]
         yield (
-            'preference.pairs: missing; add pairs = ["pairs.jsonl"] to [preference], or problems to'
-            " sample pairs from to [data], as train"
+            f'{section}.{key}: missing; add {key} = ["{key}.jsonl"] to [{section}], or problems to'
+            f" sample {key} from to [data], as train"
         )
-    if config.sampling.temperature == 0 and (on_policy or config.rl is not None):
-        when = "while pairs are sampled" if on_policy else "while training"
+    if config.sampling.temperature == 0 and config.drawing is not None:
+        when = "while pairs are sampled" if config.preference is not None else "while training"
         accepted = f"a number > 0 {when}, or all siblings would be equal"
         yield message("sampling.temperature", "0 (greedy)", accepted)
+    yield from _clashes_of_teacher(config)
     stages = (config.data, config.preference, config.reward_model, config.pretrain)
     missing = remedy = ""
     if config.evaluation.every is None:
@@ -318,3 +325,12 @@ def _clashes_of_rl(config: TrainConfig, rl: RLConfig) -> Iterator[str]:
     if config.critic.path is not None and config.critic.backbone == "shared":
         found = 'one with backbone = "shared", which has the policy\'s layers'
         yield message("critic.path", found, 'none, or backbone = "copy"')
+
+
+def _clashes_of_teacher(config: TrainConfig) -> Iterator[str]:
+    """Yield a teacher that is missing, or that nothing asks."""
+    if config.distill is not None and config.teacher is None:
+        yield message("teacher.path", "none", "a model to learn from", "add [teacher], with path")
+    if config.teacher is not None and config.distill is None and config.rl is None:
+        found = f"{toml_words(config.teacher.path)} in a run of [{config.stage}]"
+        yield message("teacher.path", found, "none: only [distill] and [rl] ask one")

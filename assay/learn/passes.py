@@ -17,7 +17,7 @@ from assay.errors import ModelError, RunError, message
 from assay.learn.optimizer import Optimizer
 from assay.model.allocator import out_of_memory_names
 from assay.model.decoder import hidden_states, unwrap
-from assay.model.head import Gains, HeadRoom
+from assay.model.head import Gains, HeadRoom, Target
 from assay.model.layouts import micro_batch_tokens
 from assay.model.load import ADAPTER_FILE, save_model
 from assay.model.logprobs import TokenStats, token_logprobs
@@ -88,11 +88,12 @@ class Passes:
         *,
         model: nn.Module | None = None,
         expected: Gains | None = None,
+        target: Target | None = None,
     ) -> TokenStats:
         """Return log-probabilities and entropies of a micro-batch's tokens.
 
         model: None: the policy. expected: the gradients that the backward pass will bring, where
-        they are known beforehand.
+        they are known beforehand. target: what the distributions are compared with.
         """
         return token_logprobs(
             model or self.policy,
@@ -103,6 +104,7 @@ class Passes:
             expected=expected,
             accumulators=self.optimizer.accumulator if model is None else None,
             room=self._room,
+            target=target,
         )
 
     def hidden(self, micro_batch: MicroBatch) -> Tensor:
@@ -120,11 +122,16 @@ class Passes:
 
     @torch.no_grad()
     def logprobs(self, batch: Batch, model: nn.Module | None = None) -> Tensor:
-        """Return the log-probability of each token, [T] float32, under the policy or ``model``."""
+        """Return the log-probability of each token, [T] float32, under the policy or ``model``.
+
+        A model may be on another device than the batch.
+        """
         logprobs_T = torch.zeros_like(batch.behavior_logprobs_T)
-        for micro_batch in self.split(batch):
+        there = batch if model is None else batch.to(next(model.parameters()).device)
+        for micro_batch in self.split(there):
             stats = self.stats(micro_batch, model=model)
-            logprobs_T[micro_batch.token_index_T] = stats.logprobs_T.float()
+            index_T = micro_batch.token_index_T.to(batch.device)
+            logprobs_T[index_T] = stats.logprobs_T.float().to(batch.device)
         return logprobs_T
 
     @torch.no_grad()

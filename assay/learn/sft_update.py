@@ -1,41 +1,74 @@
-"""The supervised learner: one optimizer step makes given completions more likely."""
+"""The supervised learner: an optimizer step on given completions, or on what a teacher says."""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from assay.learn.base import Update, step_metrics, to_floats
 from assay.learn.losses import token_weights
-from assay.learn.passes import PassesLearner
-from assay.model.head import Gains
-from assay.model.packing import Batch
+from assay.learn.passes import Passes, PassesLearner
+from assay.model.head import Gains, Target
+from assay.model.packing import Batch, MicroBatch
+
+
+class Teacher(Protocol):
+    """What says at each token of a batch how the next one should have been distributed."""
+
+    def target(self, micro_batch: MicroBatch, passes: Passes) -> Target:
+        """Return the distributions at the tokens of a micro-batch. passes: the policy's."""
+        ...
 
 
 class SFTLearner(PassesLearner):
-    """Trains a policy on traces."""
+    """Trains a policy on traces, by their tokens alone or by a teacher's distributions too.
 
-    def update(self, batch: Batch) -> Update:
-        """Make one optimizer step on -sum_t log p(token_t) / T over the sampled tokens.
+    cross_entropy: the share of the traces' tokens in the loss; the rest is the divergence from a
+    teacher.
+    """
 
-        Raises OutOfMemory.
+    def __init__(self, passes: Passes, cross_entropy: float = 1.0) -> None:
+        super().__init__(passes)
+        self.cross_entropy = cross_entropy
+
+    def update(self, batch: Batch, teacher: Teacher | None = None) -> Update:
+        """Make one optimizer step on the mean over the sampled tokens of
+
+            -c log p(token) + (1 - c) temperature^2 D
+
+        where c is the share of cross-entropy, and D the divergence of the two distributions at the
+        teacher's temperature (Hinton et al. 2015, arXiv 1503.02531, section 2: the square keeps the
+        size of the gradient). Without a teacher there is no D. Raises OutOfMemory.
         """
         passes = self.passes
         weights_T = token_weights(
             batch.sampled_T, batch.row_T, batch.num_rows, "token_mean"
         ).float()
-        losses: list[Tensor] = []
+        sums: list[Tensor] = []
         with self.clock.phase("update"), passes.open():
             for micro_batch in passes.split(batch):
-                index_T = micro_batch.token_index_T
+                part_T = weights_T[micro_batch.token_index_T]
+                target = None if teacher is None else teacher.target(micro_batch, passes)
+                pull = 0.0 if target is None else (1 - self.cross_entropy) * target.temperature**2
+                gains = Gains(
+                    -self.cross_entropy * part_T,
+                    divergence_T=None if target is None else pull * part_T,
+                )
                 with passes.recomputed():
-                    stats = passes.stats(micro_batch, expected=Gains(-weights_T[index_T]))
-                    loss = -(weights_T[index_T] * stats.logprobs_T).sum()
+                    stats = passes.stats(micro_batch, expected=gains, target=target)
+                    loss = -self.cross_entropy * (part_T * stats.logprobs_T).sum()
+                    if stats.divergence_T is not None:
+                        loss = loss + pull * (part_T * stats.divergence_T).sum()
                     loss.backward()
-                entropy = (weights_T[index_T] * stats.entropy_T.detach()).sum()
-                losses.append(torch.stack([loss.detach(), entropy]))
+                parts = [-stats.logprobs_T, stats.entropy_T, stats.divergence_T]
+                found = [(part_T * part.detach()).sum() for part in parts if part is not None]
+                sums.append(torch.stack([loss.detach(), *found]))
             report = passes.optimizer.step()
-        nll, entropy = torch.stack(losses).sum(0)
-        metrics = to_floats({"loss/nll": nll, "entropy/mean": entropy})
+        names = ("loss/total", "loss/nll", "entropy/mean", "loss/divergence")
+        metrics = to_floats(dict(zip(names, torch.stack(sums).sum(0), strict=False)))
+        if teacher is None:
+            del metrics["loss/total"]
         metrics["tokens/trained"] = float(batch.sampled_T.sum())
         return Update(metrics | step_metrics([report]), self.policy_version)

@@ -21,6 +21,7 @@ from assay.learn.meter import reward_metrics, update_metrics
 from assay.learn.passes import Passes, PassesLearner
 from assay.learn.policy_update import PolicyUpdate, carriers
 from assay.learn.reference import Reference
+from assay.learn.teacher import TeacherModel
 from assay.model.packing import Batch, pack
 from assay.model.value_head import ValueModel
 from assay.types import Group, Verdict
@@ -42,9 +43,9 @@ class PolicyLearner(PassesLearner):
     epochs: passes over a batch; num_minibatches: optimizer steps a pass, each on a share of the
     groups. total_steps: optimizer steps of a critic in all, for its schedule; the policy's are
     fewer by those of the critic's warm-up. keep_reference: measure the KL to the starting policy
-    even where the algorithm has none. critic: settings of the critic, where the algorithm has one.
-    critic_start: what a critic with layers of its own starts from; None: the policy. seed: shuffles
-    groups into minibatches.
+    even where the algorithm has none. teacher: what stands in the reference's place. critic:
+    settings of the critic, where the algorithm has one. critic_start: what a critic with layers of
+    its own starts from; None: the policy. seed: shuffles groups into minibatches.
 
     Make it before a checkpoint is loaded: the reference is the policy at this moment. ``algorithm``
     is the row in effect: a dynamic weight changes from batch to batch.
@@ -61,6 +62,7 @@ class PolicyLearner(PassesLearner):
         epochs: int = 1,
         num_minibatches: int = 1,
         keep_reference: bool = False,
+        teacher: TeacherModel | None = None,
         critic: CriticConfig | None = None,
         critic_start: ValueModel | None = None,
         seed: int = 0,
@@ -71,7 +73,7 @@ class PolicyLearner(PassesLearner):
         self.num_minibatches = num_minibatches
         self.seed = seed
         needs_reference = keep_reference or algorithm.kl_weight > 0
-        self.reference = Reference(passes.policy) if needs_reference else None
+        self.reference = teacher or (Reference(passes.policy) if needs_reference else None)
         self.optimizer = passes.optimizer
         self.critic = None
         if algorithm.has_critic:

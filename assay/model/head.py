@@ -1,4 +1,7 @@
-"""The output head: from hidden states to log-probabilities and entropies, never all logits at once.
+"""The output head: from hidden states to what is wanted of each token, never all logits at once.
+
+That is its log-probability, the entropy of its distribution and, where there is a teacher, how far
+this distribution is from the teacher's.
 
 Logits are computed for a chunk of tokens in one product, and turned into probabilities a few rows
 at a time, so that on a CPU these stay in its cache. In the backward pass they are computed again,
@@ -9,8 +12,8 @@ are there.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -49,17 +52,32 @@ class Head:
         softcap = getattr(config, "final_logit_softcapping", None)  # Gemma 2
         return cls(linear.weight, linear.bias, scale, softcap)
 
+    def product(self, hidden_BD: Tensor, room: HeadRoom, name: str = "logits") -> Tensor:
+        """Return raw logits [B, V], which the next product of that name overwrites."""
+        raw_BV = room.take(name, hidden_BD, len(hidden_BD), len(self.weight_VD))
+        if self.bias_V is None:
+            return torch.mm(hidden_BD, self.weight_VD.T, out=raw_BV)
+        return torch.addmm(self.bias_V, hidden_BD, self.weight_VD.T, out=raw_BV)
+
+    def scaled(self, raw_BV: Tensor, temperature: float) -> Tensor:
+        """Return softcap(scale raw) / temperature, in float32 (or wider)."""
+        wide = raw_BV.to(torch.promote_types(raw_BV.dtype, torch.float32))
+        if self.softcap is not None:
+            return (wide * (self.scale / self.softcap)).tanh_().mul_(self.softcap / temperature)
+        return wide if self.scale == temperature else wide * (self.scale / temperature)
+
 
 @dataclass(frozen=True, eq=False)
 class Gains:
-    """Gradients of a loss with respect to each token's log-probability and entropy, [T] each."""
+    """Gradients of a loss by each token's log-probability, entropy and divergence, [T] each."""
 
     logprobs_T: Tensor
     entropy_T: Tensor | None = None
+    divergence_T: Tensor | None = None
 
-    def equal(self, logprobs_T: Tensor | None, entropy_T: Tensor | None) -> bool:
+    def equal(self, *arrived_T: Tensor | None) -> bool:
         """Return whether these are the gradients that arrived."""
-        pairs = ((self.logprobs_T, logprobs_T), (self.entropy_T, entropy_T))
+        pairs = zip((self.logprobs_T, self.entropy_T, self.divergence_T), arrived_T, strict=True)
         return all(
             one is other or (one is not None and other is not None and torch.equal(one, other))
             for one, other in pairs
@@ -67,10 +85,17 @@ class Gains:
 
     def minus(self, other: Gains) -> Gains:
         """Return the difference."""
-        entropy_T, others_T = self.entropy_T, other.entropy_T
-        if others_T is not None:
-            entropy_T = -others_T if entropy_T is None else entropy_T - others_T
-        return Gains(self.logprobs_T - other.logprobs_T, entropy_T)
+        return Gains(
+            self.logprobs_T - other.logprobs_T,
+            _minus(self.entropy_T, other.entropy_T),
+            _minus(self.divergence_T, other.divergence_T),
+        )
+
+
+def _minus(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    if other is None:
+        return one
+    return -other if one is None else one - other
 
 
 class HeadRoom:
@@ -97,9 +122,54 @@ class HeadRoom:
         self._held.clear()
 
 
+class Target(Protocol):
+    """A teacher's distributions of the next token, for all tokens of a call of the head.
+
+    temperature: of the two distributions that are compared.
+    """
+
+    @property
+    def temperature(self) -> float: ...
+
+    def logits(self, chunk: slice, room: HeadRoom) -> Tensor | None:
+        """Return the teacher's raw logits of a chunk of tokens; None where it does not have all."""
+        ...
+
+    def compare(
+        self, student_BV: Tensor, raw_BV: Tensor | None, part: slice
+    ) -> tuple[Tensor, Tensor]:
+        """Return the divergence of some tokens [B], and its gradient by the student's logits.
+
+        student_BV: the student's logits at `temperature`. raw_BV: what `logits` gave for these
+        tokens. part: where they stand among all. The gradient is of the first logits, as many as
+        are compared.
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class _Look:
+    """What is known of some rows of a chunk, and of all tokens.
+
+    divergence_B, pull_BV: from the target, and its gradient by scaled logits; None: no target.
+    """
+
+    rows: slice
+    part: slice
+    scaled_BV: Tensor
+    probs_BV: Tensor
+    normalizer_B: Tensor
+    entropy_B: Tensor
+    divergence_B: Tensor | None = None
+    pull_BV: Tensor | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class _Task:
-    """What is computed: which tokens are looked at, at what temperature, how much at a time."""
+    """What is computed: which tokens are looked at, at what temperature, how much at a time.
+
+    target: what the distributions are compared with; None: nothing.
+    """
 
     head: Head
     tokens_T: Tensor
@@ -107,57 +177,59 @@ class _Task:
     logits_at_once: int
     accumulators: Accumulators | None
     room: HeadRoom
+    target: Target | None
 
-    def product(self, hidden_TD: Tensor) -> Tensor:
-        """Return the head's product for a chunk: raw logits, which the next chunk overwrites."""
-        weight_VD, bias_V = self.head.weight_VD, self.head.bias_V
-        raw = self.room.take("logits", hidden_TD, len(hidden_TD), len(weight_VD))
-        if bias_V is None:
-            return torch.mm(hidden_TD, weight_VD.T, out=raw)
-        return torch.addmm(bias_V, hidden_TD, weight_VD.T, out=raw)
+    def chunks(self, hidden_TD: Tensor) -> Iterator[tuple[slice, Tensor, Iterator[_Look]]]:
+        """Yield chunks of tokens, each with its raw logits and a look at a few rows at a time.
 
-    def chunks(self) -> Iterator[slice]:
+        Logits that were looked at may be overwritten before the next look.
+        """
         size = max(1, self.logits_at_once // len(self.head.weight_VD))
         for first in range(0, len(self.tokens_T), size):
-            yield slice(first, min(first + size, len(self.tokens_T)))
+            chunk = slice(first, min(first + size, len(self.tokens_T)))
+            raw = self.head.product(hidden_TD[chunk], self.room)
+            taught = None if self.target is None else self.target.logits(chunk, self.room)
+            yield chunk, raw, self._looks(chunk, raw, taught)
 
-    def blocks(self, chunk: slice) -> Iterator[tuple[slice, slice]]:
-        """Yield the rows of a chunk that are looked at together: within the chunk, and of all
-        tokens."""
+    def _looks(self, chunk: slice, raw: Tensor, taught: Tensor | None) -> Iterator[_Look]:
         size = chunk.stop - chunk.start
         if self.tokens_T.device.type == "cpu":
             size = max(1, min(size, LOGITS_IN_CACHE // len(self.head.weight_VD)))
         for first in range(0, chunk.stop - chunk.start, size):
             last = min(first + size, chunk.stop - chunk.start)
-            yield slice(first, last), slice(chunk.start + first, chunk.start + last)
+            part = slice(chunk.start + first, chunk.start + last)
+            scaled = self.head.scaled(raw[first:last], self.temperature)
+            probs = scaled.softmax(-1)
+            normalizer = scaled.amax(-1) - probs.amax(-1).log()  # both of the likeliest token
+            entropy = normalizer - torch.mul(probs, scaled).sum(-1)
+            look = _Look(slice(first, last), part, scaled, probs, normalizer, entropy)
+            yield look if self.target is None else self._compared(look, self.target, taught)
 
-    def scaled(self, raw: Tensor) -> Tensor:
-        """Return softcap(scale raw) / temperature, in float32 (or wider)."""
-        wide = raw.to(torch.promote_types(raw.dtype, torch.float32))
-        head = self.head
-        if head.softcap is not None:
-            return (
-                (wide * (head.scale / head.softcap)).tanh_().mul_(head.softcap / self.temperature)
-            )
-        if head.scale != self.temperature:
-            return wide * (head.scale / self.temperature)
-        return wide
+    def _compared(self, look: _Look, target: Target, taught: Tensor | None) -> _Look:
+        cooled = self.temperature / target.temperature
+        student = look.scaled_BV if cooled == 1 else look.scaled_BV * cooled
+        raw = None if taught is None else taught[look.rows]
+        divergence_B, pull_BV = target.compare(student, raw, look.part)
+        return replace(look, divergence_B=divergence_B, pull_BV=pull_BV.mul_(cooled))
 
-    def gradient(self, block: tuple[Tensor, ...], gains: Gains, part: slice) -> Tensor:
+    def gradient(self, look: _Look, gains: Gains) -> Tensor:
         """Return the gradient of the raw logits of some rows.
 
         With g the gradient of log p(token) and e that of H, that of a scaled logit j is
-        g ([j = token] - p_j) - e p_j (log p_j + H).
+        g ([j = token] - p_j) - e p_j (log p_j + H), and what the divergence has beside it.
         """
-        scaled, probs, normalizer, entropy = block
+        scaled, probs, part = look.scaled_BV, look.probs_BV, look.part
         gain = gains.logprobs_T[part, None].to(probs.dtype)
         if gains.entropy_T is None:
             grad = probs * -gain
         else:
             gain_entropy = gains.entropy_T[part, None].to(probs.dtype)
-            surprise = (scaled - normalizer[:, None]).add_(entropy[:, None])
+            surprise = (scaled - look.normalizer_B[:, None]).add_(look.entropy_B[:, None])
             grad = surprise.mul_(gain_entropy).add_(gain).mul_(probs).neg_()
         grad.scatter_add_(-1, self.tokens_T[part, None], gain)
+        if gains.divergence_T is not None and look.pull_BV is not None:
+            pull = look.pull_BV
+            grad[:, : pull.shape[1]].addcmul_(pull, gains.divergence_T[part, None].to(pull.dtype))
         head = self.head
         if head.softcap is not None:
             capped = scaled * (self.temperature / head.softcap)
@@ -176,15 +248,18 @@ def head_logprobs(
     expected: Gains | None = None,
     accumulators: Accumulators | None = None,
     room: HeadRoom | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return log p(token) and the entropy of p, [T] each in nats, both with gradient.
+    target: Target | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return log p(token), the entropy of p, and the divergence from the target's distribution, [T]
+    each in nats, with gradient.
 
     p = softmax(softcap(scale * (h W' + b)) / temperature). expected: gradients that the backward
     pass will bring; the head's own are then computed on the way, and, should others come, what is
     missing in the backward pass. accumulators: where the weight's gradient is added at once.
-    room: what is shared with other calls.
+    room: what is shared with other calls. target: of a teacher; None: there is no divergence.
     """
-    task = _Task(head, tokens_T, temperature, logits_at_once, accumulators, room or HeadRoom())
+    room = room or HeadRoom()
+    task = _Task(head, tokens_T, temperature, logits_at_once, accumulators, room, target)
     if not torch.is_grad_enabled():
         expected = None
     return _HeadLogprobs.apply(hidden_TD, head.weight_VD, head.bias_V, task, expected)  # pyright: ignore
@@ -201,26 +276,27 @@ class _HeadLogprobs(torch.autograd.Function):
         bias_V: Tensor | None,
         task: _Task,
         expected: Gains | None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         ctx.set_materialize_grads(False)
         needed = ctx.needs_input_grad[:3]
         sums = _Gradients(hidden_TD, task, needed) if expected and any(needed) else None
         wide = torch.promote_types(hidden_TD.dtype, torch.float32)
-        logprobs_T, entropy_T = hidden_TD.new_empty((2, len(hidden_TD)), dtype=wide)
-        for chunk in task.chunks():
-            raw = task.product(hidden_TD[chunk])
-            for rows, part in task.blocks(chunk):
-                block = _look_at(task.scaled(raw[rows]))
-                scaled, _, normalizer, entropy_T[part] = block
-                chosen = scaled.gather(-1, task.tokens_T[part, None])[:, 0]
-                logprobs_T[part] = chosen - normalizer
+        found_T = hidden_TD.new_empty((2 + (task.target is not None), len(hidden_TD)), dtype=wide)
+        for chunk, raw, looks in task.chunks(hidden_TD):
+            for look in looks:
+                part = look.part
+                chosen = look.scaled_BV.gather(-1, task.tokens_T[part, None])[:, 0]
+                found_T[0, part], found_T[1, part] = chosen - look.normalizer_B, look.entropy_B
+                if look.divergence_B is not None:
+                    found_T[2, part] = look.divergence_B
                 if sums is not None and expected is not None:
-                    raw[rows] = task.gradient(block, expected, part)
+                    raw[look.rows] = task.gradient(look, expected)
             if sums is not None:
                 sums.add(chunk, raw)
         ctx.save_for_backward(hidden_TD)
         ctx.task, ctx.expected, ctx.sums = task, expected, sums
-        return logprobs_T, entropy_T
+        logprobs_T, entropy_T, *divergence_T = found_T
+        return logprobs_T, entropy_T, divergence_T[0] if divergence_T else None
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -229,16 +305,16 @@ class _HeadLogprobs(torch.autograd.Function):
         ctx.sums = None  # they are handed out, and may be changed
         if sums is not None and expected.equal(*grads):
             return *sums.narrow(), None, None
-        gains = Gains(torch.zeros_like(grads[1]) if grads[0] is None else grads[0], grads[1])
+        one = next(grad for grad in grads if grad is not None)
+        gains = Gains(torch.zeros_like(one) if grads[0] is None else grads[0], *grads[1:])
         again = sums is not None
         if sums is None:
             sums = _Gradients(hidden_TD, task, ctx.needs_input_grad[:3])
         else:  # gradients are linear in the gains
             gains = gains.minus(expected)
-        for chunk in task.chunks():
-            raw = task.product(hidden_TD[chunk])
-            for rows, part in task.blocks(chunk):
-                raw[rows] = task.gradient(_look_at(task.scaled(raw[rows])), gains, part)
+        for chunk, raw, looks in task.chunks(hidden_TD):
+            for look in looks:
+                raw[look.rows] = task.gradient(look, gains)
             sums.add(chunk, raw, again)
         return *sums.narrow(), None, None
 
@@ -295,12 +371,3 @@ def _added(total: Tensor | None, part: Tensor) -> Tensor:
         return part
     wide = torch.promote_types(part.dtype, torch.float32)
     return total.to(wide).add_(part)
-
-
-def _look_at(scaled: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return scaled logits [B, V] and their probabilities, log-normalizers [B] and entropies
-    [B]."""
-    probs = scaled.softmax(-1)
-    normalizer = scaled.amax(-1) - probs.amax(-1).log()  # both of the likeliest token
-    entropy = normalizer - torch.mul(probs, scaled).sum(-1)
-    return scaled, probs, normalizer, entropy

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from assay.model.accumulators import Accumulators
 from assay.model.decoder import hidden_states
-from assay.model.head import LOGITS_AT_ONCE, Gains, Head, HeadRoom, head_logprobs
+from assay.model.head import LOGITS_AT_ONCE, Gains, Head, HeadRoom, Target, head_logprobs
 from assay.model.packing import Layout, MicroBatch
 
 
@@ -16,12 +16,14 @@ from assay.model.packing import Layout, MicroBatch
 class TokenStats:
     """Of each completion token: its log-probability, and the entropy it was drawn from (nats).
 
-    hidden_TD: the state that predicts it, which a value head may read.
+    hidden_TD: the state that predicts it, which a value head may read. divergence_T: from the
+    target's distribution; None where there is no target.
     """
 
     logprobs_T: Tensor
     entropy_T: Tensor
     hidden_TD: Tensor
+    divergence_T: Tensor | None = None
 
 
 def token_logprobs(
@@ -35,20 +37,21 @@ def token_logprobs(
     expected: Gains | None = None,
     accumulators: Accumulators | None = None,
     room: HeadRoom | None = None,
+    target: Target | None = None,
 ) -> TokenStats:
     """Score a micro-batch's completion tokens under ``model`` at ``temperature``; float32, [T]
     each.
 
     All results carry gradient. The head is applied to predicting positions only, some tokens at a
     time. lean: go through the layers by `assay.model.lean_decoder` where the model is of its
-    family. expected: the gradients of the first two, where they are known before the backward pass
+    family. expected: the gradients of the results, where they are known before the backward pass
     brings them; it is then a third shorter in the head. accumulators: where gradients as large as
     the vocabulary are added as they come; parameters that have one get no other gradient from here.
-    room: what calls of the head share.
+    room: what calls of the head share. target: what the distributions are compared with.
     """
     hidden_TD = hidden_states(model, micro_batch.inputs(layout), lean, accumulators)
     tokens_T = micro_batch.batch.tokens_T
-    logprobs_T, entropy_T = head_logprobs(
+    logprobs_T, entropy_T, divergence_T = head_logprobs(
         Head.of(model),
         hidden_TD,
         tokens_T,
@@ -57,5 +60,6 @@ def token_logprobs(
         expected,
         accumulators,
         room,
+        target,
     )
-    return TokenStats(logprobs_T, entropy_T, hidden_TD)
+    return TokenStats(logprobs_T, entropy_T, hidden_TD, divergence_T)

@@ -174,6 +174,12 @@ class MicroBatch:
     token_index_T: Tensor
     row_index_R: Tensor
 
+    def to(self, device: torch.device) -> MicroBatch:
+        """Return the part on a device; its places stay where they are."""
+        if device == self.batch.device:
+            return self
+        return replace(self, batch=self.batch.to(device))
+
     def inputs(self, layout: Layout) -> ModelInputs:
         """Return `tree_inputs` or `plain_inputs`."""
         return self.tree_inputs if layout == "tree" else self.plain_inputs

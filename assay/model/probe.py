@@ -45,46 +45,55 @@ def probe_layouts(
     completion_length: int,
     group_size: int,
     layout: Layout | None = None,
+    beside: nn.Module | None = None,
 ) -> LayoutChoice:
     """Score two small groups in both layouts on the loaded model, and choose for a typical group.
 
     Where the lean way through the layers is not the model's own, the modules are called; where the
     tree does not equal the plain layout, the plain one is taken; the reason says so.
     Otherwise the one with fewer multiplications is. The choice is a function of the shapes alone,
-    never of a clock, so that a run repeats bit for bit. layout: force this one.
+    never of a clock, so that a run repeats bit for bit. layout: force this one. beside: another
+    model, which scores the same batches in the same way.
 
     Raises ModelError where the plain layout does not give what the model itself says.
     """
     started = time.perf_counter()
-    lean, note = prove_lean(model)
+    models = [model] if beside is None else [model, beside]
+    lean, note = prove_lean(*models)
     tree_tokens = prompt_length + group_size * completion_length
     plain_tokens = group_size * (prompt_length + completion_length)
     difference = 0.0
     if layout is not None:
         reason = f"{layout}, chosen beforehand"
-    elif forbidden := hidden_tokens(unwrap(model).config.get_text_config()):
+    elif forbidden := next(filter(None, map(_hidden, models)), None):
         layout, reason = "plain", f"one row a completion: {forbidden}"
     else:
-        difference = measure_difference(model, lean)
-        layout, reason = _choose(
-            difference, _limit(model), _savings(model, prompt_length, completion_length, group_size)
-        )
+        found = [(measure_difference(one, lean), _limit(one)) for one in models]
+        difference, limit = max(found, key=lambda one: one[0] / one[1])
+        savings = _savings(model, prompt_length, completion_length, group_size)
+        layout, reason = _choose(difference, limit, savings)
     seconds = time.perf_counter() - started
     reason = "; ".join(filter(None, [reason, note]))
     return LayoutChoice(layout, lean, reason, difference, tree_tokens, plain_tokens, seconds)
 
 
-def prove_lean(model: nn.Module) -> tuple[bool, str]:
-    """Return whether the lean way through the layers is the model's own, and what to note where it
+def prove_lean(*models: nn.Module) -> tuple[bool, str]:
+    """Return whether the lean way through the layers is each model's own, and what to note where it
     is not.
 
     Raises ModelError where the plain layout does not give what the model itself says.
     """
-    check_head(model)
-    difference = head_difference(model, lean=True)
-    if difference <= _limit(model):
-        return True, ""
-    return False, f"layers by their modules: the lean way differs by {difference:.2g} nats"
+    for model in models:
+        check_head(model)
+        difference = head_difference(model, lean=True)
+        if not difference <= _limit(model):
+            note = f"layers by their modules: the lean way differs by {difference:.2g} nats"
+            return False, note
+    return True, ""
+
+
+def _hidden(model: nn.Module) -> str | None:
+    return hidden_tokens(unwrap(model).config.get_text_config())
 
 
 def _limit(model: nn.Module) -> float:

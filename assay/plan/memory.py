@@ -38,8 +38,8 @@ PADDING = (1 - MUCH_SHORTER) / 2  # of a rectangle whose rows' lengths are sprea
 SLACK_MIB = 48.0  # what the allocator keeps between blocks, and libraries for their kernels
 SMALL, LARGE = 32, 96  # tokens of two passes: what does not grow with them cancels
 
-ALWAYS = ("libraries", "weights", "reference", "critic", "master", "optimizer", "slack")
-START = ("libraries", "weights", "packed", "proof")
+ALWAYS = ("libraries", "weights", "teacher", "reference", "critic", "master", "optimizer", "slack")
+START = ("libraries", "weights", "teacher", "packed", "proof")
 GENERATION = ("packed", "kv_cache", "decoding")
 UPDATE = ("gradients", "activations", "padding", "logits", "scratch")
 
@@ -92,34 +92,39 @@ def plan_memory(
     prompt_tokens: int,
     has_reference: bool,
     has_critic: bool = False,
+    teacher: Any = None,
     libraries_mib: float | None = None,
     num_heldout: int = 0,
 ) -> MemoryPlan:
     """Estimate the memory of ``config`` on a loaded model, by the parts of docs/planning.md.
 
     prompt_tokens: of a long prompt. has_reference: the method needs one, if ``guard.max_kl`` does
-    not. has_critic: it has one, which is taken to be of the policy's size. libraries_mib: the
-    interpreter with its libraries; None: what this process holds beside the model. num_heldout:
-    problems of an evaluation.
+    not. has_critic: it has one, which is taken to be of the policy's size. teacher: the model
+    beside the policy, which is then the reference. libraries_mib: the interpreter with its
+    libraries; None: what this process holds beside the models. num_heldout: problems of an
+    evaluation.
     """
     if libraries_mib is None:
-        libraries_mib = measure_libraries(model)
+        libraries_mib = measure_libraries(model, teacher)
     trained = _trained(model)
     master, moments = _state_bytes(config, trained)
     num_trained = sum(p.numel() for p in trained)
     has_copy = has_critic and config.critic.backbone == "copy"
     has_reference = has_reference or config.guard.max_kl is not None
+    if teacher is not None:  # it is the reference
+        has_reference = False
     num_critic = sum(p.numel() for p in _critic_layers(model)) if has_copy else 0
     parts = {
         "libraries": libraries_mib * MIB,
         "weights": weight_bytes(model),
         "reference": reference_bytes(model) if has_reference else 0,
         "critic": critic_bytes(config, model) if has_copy else 0,
+        "teacher": teacher_bytes(teacher, model),
         "master": master,
         "optimizer": moments,
         "slack": SLACK_MIB * MIB,
         "gradients": max(num_trained, num_critic) * FLOAT32,
-        **_update_parts(config, model, prompt_tokens),
+        **_update_parts(config, model, prompt_tokens, teacher),
         **_generation_parts(config, model, prompt_tokens, num_heldout),
     }
     found = {name: size / MIB for name, size in parts.items() if size}
@@ -134,6 +139,16 @@ def weight_bytes(model: Any) -> int:
 def reference_bytes(model: Any) -> int:
     """Return what a reference takes: a copy of what is trained."""
     return _bytes(_trained(model))
+
+
+def teacher_bytes(teacher: Any, model: Any) -> int:
+    """Return what a teacher takes on the model's device: its weights, or its head alone."""
+    if teacher is None:
+        return 0
+    here = next(model.parameters()).device
+    if next(teacher.parameters()).device == here:
+        return weight_bytes(teacher)
+    return _bytes([teacher.get_output_embeddings().weight])
 
 
 def critic_bytes(config: TrainConfig, model: Any) -> int:
@@ -158,14 +173,15 @@ def _critic_layers(model: Any) -> list[Any]:
     return [p for p in decoder.parameters() if not p.requires_grad]  # adapters are merged
 
 
-def measure_libraries(model: Any) -> float:
-    """Return what this process holds beside the model's weights, in MiB; 0 where nobody tells.
+def measure_libraries(model: Any, teacher: Any = None) -> float:
+    """Return what this process holds beside the models' weights, in MiB; 0 where nobody tells.
 
     Once the engine has proved its way through the model all that a run imports is loaded.
     """
     on_cpu = next(model.parameters()).device.type == "cpu"
+    weights = weight_bytes(model) + teacher_bytes(teacher, model)
     held = resident_mib()
-    return 0.0 if held is None or not on_cpu else max(0.0, held - weight_bytes(model) / MIB)
+    return 0.0 if held is None or not on_cpu else max(0.0, held - weights / MIB)
 
 
 def _settings(config: TrainConfig) -> dict[str, str]:
@@ -190,16 +206,18 @@ def _settings(config: TrainConfig) -> dict[str, str]:
     }
 
 
-def _update_parts(config: TrainConfig, model: Any, prompt_tokens: int) -> dict[str, float]:
+def _update_parts(
+    config: TrainConfig, model: Any, prompt_tokens: int, teacher: Any
+) -> dict[str, float]:
     """Return what an update takes beside the gradients."""
     stage: Any = getattr(config, config.stage)
     parameter = next(model.parameters())
     device, size = parameter.device.type, parameter.element_size()
     tokens = micro_batch_tokens(stage.max_tokens_per_micro_batch, device)
-    if config.rl is not None:  # a step may have fewer than a micro-batch
-        _, largest = config.curriculum.smallest_and_largest(config.rl.group_size)
+    if config.drawing is not None:  # a step may have fewer than a micro-batch
+        _, largest = config.curriculum.smallest_and_largest(config.drawing.group_size)
         group = prompt_tokens + largest * config.sampling.max_tokens
-        tokens = min(tokens, config.rl.num_prompts * group)
+        tokens = min(tokens, config.drawing.num_prompts * group)
     shape = model.config.get_text_config()
     width, layers, vocabulary = shape.hidden_size, shape.num_hidden_layers, shape.vocab_size
     layer_bytes = kept_bytes(model)
@@ -213,10 +231,15 @@ def _update_parts(config: TrainConfig, model: Any, prompt_tokens: int) -> dict[s
     scratch = tokens * (4 * inner * size + 3 * width * FLOAT32 + 3 * width * size)
     scratch += scores * (FLOAT32 + 2 * size) + 5 * LOGITS_IN_CACHE * FLOAT32
     scratch += tokens * layer_bytes if checkpointed else 0
+    taught = 0
+    if teacher is not None:  # its logits beside the policy's, and the states that they come from
+        other = teacher.config.get_text_config()
+        taught = at_once * other.vocab_size * size + tokens * other.hidden_size * size
+        scratch += 4 * LOGITS_IN_CACHE * FLOAT32
     return {
         "activations": tokens * (kept + width * size),
         "padding": tokens * kept * PADDING,
-        "logits": (at_once + width) * vocabulary * size,
+        "logits": (at_once + width) * vocabulary * size + taught,
         "scratch": scratch,
     }
 
@@ -275,9 +298,9 @@ def _generation_parts(
     longest = config.sampling.max_tokens
     extent = Extent(prompt_tokens + longest, prompt_tokens, longest)
     rooms: list[Room] = []
-    if config.rl is not None:
-        _, largest = config.curriculum.smallest_and_largest(config.rl.group_size)
-        rooms += [Room(extent, config.rl.num_prompts, largest)]
+    if config.drawing is not None:
+        _, largest = config.curriculum.smallest_and_largest(config.drawing.group_size)
+        rooms += [Room(extent, config.drawing.num_prompts, largest)]
     if config.data.heldout:
         count = min(num_heldout or MAX_PROBLEMS_AT_ONCE, MAX_PROBLEMS_AT_ONCE)
         rooms += [Room(extent, count, config.evaluation.num_samples)]

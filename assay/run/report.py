@@ -119,6 +119,8 @@ def stage_words(config: TrainConfig) -> str:
         return f"reward model, {config.reward_model.kind}"
     if config.rl is not None:
         return f"reinforcement learning, {config.algorithm.name}"
+    if config.distill is not None:
+        return f"distillation, {config.distill.divergence}"
     return "pretraining" if config.pretrain is not None else "supervised fine-tuning"
 
 

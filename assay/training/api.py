@@ -240,7 +240,7 @@ def dry_run(config: GivenConfig, *, overrides: Sequence[str] = (), quiet: bool =
         look = kind.look(settings, bench, rows)
         rate = f"learning rate {rate_words(settings, bench.loaded.model)}"
         length = len(bench.renderer.render(look.problem).tokens)
-        needs = (look.has_reference, look.has_critic)
+        needs = (look.has_reference, look.has_critic, look.teacher)
         memory = plan_memory(settings, bench.loaded.model, length, *needs)
         first = _sample(bench, [look.problem], 1, settings.sampling.temperature)
         return DryRun(first, [*look.notes, rate, *fixed_words(bench)], memory)
@@ -284,11 +284,12 @@ def settled(config: TrainConfig) -> TrainConfig:
 def with_checkpoint(config: TrainConfig) -> TrainConfig:
     """Return the configuration with folders in place of checkpoints' names."""
     changed: dict[str, Any] = {}
-    for name in ("model", "critic"):
+    for name in ("model", "critic", "teacher"):
         section = getattr(config, name)
-        if section.path is not None:
-            check_place(section.path, f"{name}.path {section.path}")
-        if section.path is not None and (found := checkpoint_of(section.path)) is not None:
+        if section is None or section.path is None:
+            continue
+        check_place(section.path, f"{name}.path {section.path}")
+        if (found := checkpoint_of(section.path)) is not None:
             changed[name] = section.model_copy(update={"path": str(found)})
     return config.model_copy(update=changed)
 

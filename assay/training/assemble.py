@@ -22,6 +22,7 @@ from assay.generate.engine import Engine
 from assay.learn.algorithms import Algorithm, algorithm, check_group_size, for_generator
 from assay.learn.optimizer import Optimizer, peak_learning_rate
 from assay.learn.passes import Passes
+from assay.learn.teacher import TeacherModel
 from assay.learn.update import PolicyLearner
 from assay.model.load import LoadedModel, choose_device, load_model
 from assay.model.packing import Layout
@@ -379,10 +380,13 @@ def _check_critic(config: TrainConfig, rl: RLConfig, row: Algorithm) -> None:
         raise ConfigError(message("critic.warmup_steps", found, accepted))
 
 
-def choose_layout(bench: Bench, problems: Sequence[Problem], group_size: int) -> LayoutChoice:
+def choose_layout(
+    bench: Bench, problems: Sequence[Problem], group_size: int, beside: Any = None
+) -> LayoutChoice:
     """Prove that shared prompts equal plain ones, and choose the layout for this run's shape.
 
-    Prompts count as those of the first problems, completions as half of the longest.
+    Prompts count as those of the first problems, completions as half of the longest. beside: a
+    model that scores the same batches.
     """
     first = [problems[n] for n in range(min(PROBED_PROMPTS, len(problems)))]
     lengths = sorted(len(bench.renderer.render(problem).tokens) for problem in first)
@@ -391,10 +395,13 @@ def choose_layout(bench: Bench, problems: Sequence[Problem], group_size: int) ->
         prompt_length=lengths[len(lengths) // 2],
         completion_length=bench.config.sampling.max_tokens // 2,
         group_size=group_size,
+        beside=beside,
     )
 
 
-def make_learner(bench: Bench, row: Algorithm, layout: LayoutChoice) -> PolicyLearner:
+def make_learner(
+    bench: Bench, row: Algorithm, layout: LayoutChoice, teacher: TeacherModel | None = None
+) -> PolicyLearner:
     """Return the learner of the RL stage; it weighs what a generator samples that is not exact."""
     row = for_generator(row, bench.generator.exact)
     config, rl, loaded = bench.config, bench.config.rl, bench.loaded
@@ -410,6 +417,7 @@ def make_learner(bench: Bench, row: Algorithm, layout: LayoutChoice) -> PolicyLe
         row,
         total_steps=total,
         keep_reference=config.guard.max_kl is not None,
+        teacher=teacher,
         critic=config.critic,
         critic_start=start,
         epochs=rl.epochs,

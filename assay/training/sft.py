@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from assay.config import PretrainConfig, SFTConfig, TrainConfig
+from assay.config import DistillConfig, PretrainConfig, SFTConfig, TrainConfig
 from assay.data.chat import PromptRenderer
 from assay.data.traces import Trace, load_traces
-from assay.learn.sft_update import SFTLearner
+from assay.learn.sft_update import SFTLearner, Teacher
 from assay.model.packing import pack
 from assay.model.probe import prove_lean
 from assay.run.directory import Run
@@ -36,7 +36,8 @@ class Lessons:
 
     lengths: tokens that are learned, of each group. what: how many of what, for people; notes: more
     for them. evaluate: what the stage itself measures on held-out rows; None: nothing beside
-    held-out problems.
+    held-out problems. cross_entropy: as of `SFTLearner`. beside: models that go the same way as
+    the policy. teach: return what teaches some of the groups; None: nothing does.
     """
 
     groups: Sequence[Group]
@@ -44,6 +45,9 @@ class Lessons:
     what: str
     notes: Sequence[str] = ()
     evaluate: Callable[[Run, SFTLearner], None] | None = None
+    cross_entropy: float = 1.0
+    beside: Sequence[Any] = ()
+    teach: Callable[[Sequence[int]], Teacher] | None = None
 
 
 def run_sft(stage: Stage) -> Path:
@@ -54,7 +58,7 @@ def run_sft(stage: Stage) -> Path:
 
 def learn_given(
     stage: Stage,
-    settings: SFTConfig | PretrainConfig,
+    settings: SFTConfig | PretrainConfig | DistillConfig,
     read: Callable[[TrainConfig, VerifierService], Any],
     lay_out: Callable[[Bench, Any], Lessons],
 ) -> Path:
@@ -76,9 +80,10 @@ def learn_given(
         schedule = RowSchedule(
             len(groups), settings.epochs, config.run.seed, per_step, lessons.lengths
         )
-        lean, note = prove_lean(bench.loaded.model)
+        lean, note = prove_lean(bench.loaded.model, *lessons.beside)
         # A row shares its prompt with no other, so a tree would only add a mask.
-        learner = SFTLearner(make_passes(config, bench.loaded, schedule.num_steps, "plain", lean))
+        passes = make_passes(config, bench.loaded, schedule.num_steps, "plain", lean)
+        learner = SFTLearner(passes, lessons.cross_entropy)
         run = open_run(stage, schedule.num_steps, bench.loaded.model, stack, bench)
         run.attach(model=learner)
         learner.clock = run.clock
@@ -91,22 +96,25 @@ def learn_given(
             evaluate_heldout(run, bench, heldout)
 
         for step in steps_of(run, guard, evaluate_now):
-            drawn = [groups[n] for n in schedule.draw(step)]
-            update = learner.update(pack(drawn, [[GOOD]] * len(drawn), learner.device))
-            run.finish_step(update)
+            rows = schedule.draw(step)
+            batch = pack([groups[n] for n in rows], [[GOOD]] * len(rows), learner.device)
+            teacher = None if lessons.teach is None else lessons.teach(rows)
+            run.finish_step(learner.update(batch, teacher))
             guard.check(run)
     return run.folder
 
 
 def read_traces(config: TrainConfig, verifiers: VerifierService) -> Sequence[Trace]:
     """Open the traces; raises DataError for a bad one, or leaves it out."""
-    assert config.sft is not None
-    return load_traces(config.sft.traces, on_bad_row=config.data.on_bad_row)
+    return load_traces(config.rows, on_bad_row=config.data.on_bad_row)
 
 
-def lay_out_traces(bench: Bench, traces: Sequence[Trace]) -> Lessons:
-    """Return the traces as tokens, all in memory."""
-    groups = trace_groups(traces, bench.renderer, bench.loaded.context_length)
+def lay_out_traces(
+    bench: Bench, traces: Sequence[Trace], context_length: int | None = None
+) -> Lessons:
+    """Return the traces as tokens, all in memory. context_length: of another model, too."""
+    longest = min(filter(None, (bench.loaded.context_length, context_length)), default=None)
+    groups = trace_groups(traces, bench.renderer, longest)
     lengths = [len(group.completions[0].tokens) for group in groups]
     return Lessons(groups, lengths, f"{len(groups)} traces")
 

@@ -54,12 +54,16 @@ class Stage:
 
 @dataclass(frozen=True)
 class FirstLook:
-    """What a stage would do: its first problem, a line a finding, and what it needs memory for."""
+    """What a stage would do: its first problem, a line a finding, and what it needs memory for.
+
+    teacher: the model beside the policy; None: there is none.
+    """
 
     problem: Problem
     notes: Sequence[str]
     has_reference: bool = False
     has_critic: bool = False
+    teacher: Any = None
 
 
 @dataclass(frozen=True)
@@ -198,9 +202,7 @@ def _longer(run: Run) -> str:
     stage = run.config.stage
     if stage == "rl":
         return f"rl.steps={2 * run.step}"
-    preference = run.config.preference
-    on_policy = preference is not None and not preference.pairs
-    return f"{stage}.{'steps' if on_policy else 'epochs'}=N"
+    return f"{stage}.{'epochs' if run.config.drawing is None else 'steps'}=N"
 
 
 def evaluation_due(run: Run, step: int) -> bool:
@@ -298,6 +300,8 @@ def warn_of_cold_start(run: Run) -> None:
     """
     passed, settings = run.metrics.get("verdict/passed"), run.config.preference
     if passed is None or (settings is not None and settings.judge == "pairwise"):
+        return
+    if run.config.teacher is not None:  # it has something to say of wrong completions too
         return
     if passed < COLD_START_FLOOR:
         run.event("cold_start", passed=passed)

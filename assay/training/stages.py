@@ -31,6 +31,7 @@ from assay.training.stage import (
     steps_of,
     try_verifiers,
 )
+from assay.training.teachers import model_of, open_reference, teacher_of
 
 
 def run_rl(stage: Stage) -> Path:
@@ -45,8 +46,9 @@ def run_rl(stage: Stage) -> Path:
         bench = open_bench(config, verifiers)
         problems = fit_problems(rows, bench)
         tested = try_verifiers(config, bench.verifiers)
-        layout = choose_layout(bench, problems.train, config.rl.group_size)
-        learner = make_learner(bench, algorithm, layout)
+        teacher = open_reference(bench, algorithm)
+        layout = choose_layout(bench, problems.train, config.rl.group_size, model_of(teacher))
+        learner = make_learner(bench, algorithm, layout, teacher and teacher_of(bench, teacher))
         run = open_run(stage, config.rl.steps, bench.loaded.model, stack, bench)
         parts = attach_sampling(run, bench, problems, learner, layout, tested, stack)
         curriculum, generator, verifiers = parts
@@ -76,15 +78,16 @@ def first_look(config: TrainConfig, bench: Bench, rows: Problems) -> FirstLook:
     """Say what the RL stage would do with these problems."""
     assert config.rl is not None
     row, problems = choose_algorithm(config), fit_problems(rows, bench)
+    teacher = model_of(open_reference(bench, row))
     notes = [
         *problems.notes,
         f"{row.name}: {row.paper}, {row.equation}",
         f"{row.name} here sets: {describe(row) or 'nothing beside the defaults'}",
-        choose_layout(bench, problems.train, config.rl.group_size).reason,
+        choose_layout(bench, problems.train, config.rl.group_size, teacher).reason,
         f"{config.rl.steps} steps of {config.completions_a_step} completions",
         *(f"warning: {text}" for text in bench.verifiers.warnings()),
     ]
-    return FirstLook(problems.train[0], notes, row.kl_weight > 0, row.has_critic)
+    return FirstLook(problems.train[0], notes, row.kl_weight > 0, row.has_critic, teacher)
 
 
 KIND = Kind(read_problems, first_look, run_rl)

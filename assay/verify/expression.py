@@ -31,6 +31,7 @@ BUILT_IN = {
     "reward_model": "assay.reward_models.scalar:REWARD_MODEL",
     "repetition": "assay.verify.style.repetition:REPETITION",
     "language": "assay.verify.style.language:LANGUAGE",
+    "constant": "assay.verify.style.constant:CONSTANT",
     "kimi_length": "assay.verify.style.length:KIMI_LENGTH",
     "instructions": "assay.verify.instructions.instructions:INSTRUCTIONS",
     "judge": "assay.verify.judge.judge:JUDGE",

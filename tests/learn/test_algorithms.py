@@ -115,6 +115,14 @@ SAYS: dict[str, dict[str, object]] = {
         "kl_weight": 0.0,
         "min_siblings": 1,
     },
+    "on_policy_distillation": {
+        "kl_weight": 1.0,
+        "kl_estimator": "k2",
+        "kl_place": "loss",
+        "baseline": "mean",
+        "scale": "none",
+        "aggregation": "token_mean",
+    },
 }
 
 

@@ -22,6 +22,9 @@ def stage_tree(world: World, stage: str, **sections: Any) -> dict[str, Any]:
     if stage == "sft":
         tree["sft"] = {"traces": [str(world.folder / "traces.jsonl")], "epochs": 0.1}
         return tree
+    if stage == "distill":
+        tree["teacher"] = {"path": str(world.folder / "model")}
+        return tree | {"distill": {"steps": 1, "num_prompts": 1}}
     tree["data"] = {"heldout": []}
     if stage == "pretrain":
         texts = str(world.write_rows("texts.jsonl", [{"text": "one and two"}] * 2))
@@ -40,6 +43,7 @@ def stage_tree(world: World, stage: str, **sections: Any) -> dict[str, Any]:
         ("preference", False),
         ("reward_model", False),
         ("pretrain", False),
+        ("distill", False),
         ("rl", True),
     ],
 )

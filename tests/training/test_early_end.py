@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from train_worlds import World, rows_of
 
+from assay.config import STAGES
 from assay.errors import RunError
 from assay.run.directory import Run
 from assay.run.metrics import is_timing
@@ -35,6 +36,9 @@ def stage_tree(world: World, stage: str) -> dict[str, Any]:
         return tree | {
             "sft": {"traces": [str(world.folder / "traces.jsonl")], "tokens_per_step": 8}
         }
+    if stage == "distill":
+        traces = {"traces": [str(world.folder / "traces.jsonl")], "tokens_per_step": 8}
+        return tree | {"teacher": {"path": str(world.folder / "model")}, "distill": traces}
     if stage == "pretrain":
         texts = str(world.write_rows("texts.jsonl", [{"text": "one and two"}] * 12))
         given = {"texts": [texts], "heldout": [texts], "tokens_per_step": 24}
@@ -50,7 +54,7 @@ def stage_tree(world: World, stage: str) -> dict[str, Any]:
     return tree | {"reward_model": given | shared}
 
 
-@pytest.mark.parametrize("stage", ["rl", "sft", "preference", "reward_model", "pretrain"])
+@pytest.mark.parametrize("stage", [*STAGES])
 def test_every_stage_ends_early(world: World, stage: str) -> None:
     result = train(stage_tree(world, stage), quiet=True)
     run = Path(result.run)

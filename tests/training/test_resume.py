@@ -90,6 +90,7 @@ def test_trainings_that_are_killed_or_interrupted_go_on(
         (6, "shared"),
         (7, "pretrain"),
         (8, "thinking"),
+        (9, "distill"),
     ],
 )
 def test_killed_again_and_again(world: World, seed: int, stage: str) -> None:

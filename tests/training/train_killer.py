@@ -89,6 +89,17 @@ def pretrain_tree(world: World) -> dict[str, Any]:
     return tree | {"pretrain": {**settings, "tokens_per_step": 100, "max_tokens": 20}}
 
 
+def distill_tree(world: World) -> dict[str, Any]:
+    """A teacher of other sizes, on completions that are sampled."""
+    if not (world.folder / "teacher").exists():
+        from assay.testing import save_tiny_model
+
+        save_tiny_model(world.folder / "teacher", seed=5, hidden_size=48, max_positions=64)
+    tree = world.tree(teacher={"path": str(world.folder / "teacher")}, evaluation={"every": 3})
+    del tree["rl"]
+    return {**tree, "distill": {"divergence": "jsd", "steps": STEPS, "num_prompts": 2}}
+
+
 def thinking_tree(world: World) -> dict[str, Any]:
     """Reinforcement learning with a budget of thinking, so that completions hold given tokens."""
     return thinking(rl_tree(world))
@@ -115,6 +126,7 @@ STAGES = {
     "given": given_tree,
     "on_policy": on_policy_tree,
     "pretrain": pretrain_tree,
+    "distill": distill_tree,
 }
 
 

@@ -1,0 +1,101 @@
+"""What a student's distributions are held against: a teacher beside it, or what was kept of one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from assay.model.divergence import Divergence
+from assay.model.head import Head, HeadRoom
+
+LEAST = -100.0
+"""Smallest log-probability of all tokens that were not kept together: where all were, it is 0."""
+
+
+@dataclass(frozen=True, eq=False)
+class TeacherStates:
+    """The hidden states of a teacher, [T, D], and its head: all of its logits, some at a time.
+
+    A vocabulary may be padded beyond its tokens, and another model's further: the tokens of both
+    are compared.
+    """
+
+    head: Head
+    hidden_TD: Tensor
+    divergence: Divergence
+
+    @property
+    def temperature(self) -> float:
+        """Of the two distributions that are compared."""
+        return self.divergence.temperature
+
+    def logits(self, chunk: slice, room: HeadRoom) -> Tensor:
+        """Return the raw logits of a chunk, [B, V]."""
+        return self.head.product(self.hidden_TD[chunk], room, "teacher")
+
+    def compare(
+        self, student_BV: Tensor, raw_BV: Tensor | None, part: slice
+    ) -> tuple[Tensor, Tensor]:
+        """Return the divergence of some tokens, and its gradient by the student's logits."""
+        assert raw_BV is not None
+        taught_BV = self.head.scaled(raw_BV, self.temperature)
+        both = min(student_BV.shape[1], taught_BV.shape[1])
+        student_BN = student_BV[:, :both].log_softmax(-1)
+        return self.divergence.between(taught_BV[:, :both].log_softmax(-1), student_BN)
+
+
+@dataclass(frozen=True, eq=False)
+class KeptLogprobs:
+    """A teacher's K likeliest tokens at each position, and the mass of all others together.
+
+    tokens_TK, logprobs_TK: at the divergence's temperature. rest_T: the logarithm of that mass. The
+    distributions are compared over these K + 1 events, which differ at most as much as they do over
+    all tokens.
+    """
+
+    tokens_TK: Tensor
+    logprobs_TK: Tensor
+    rest_T: Tensor
+    divergence: Divergence
+
+    @property
+    def temperature(self) -> float:
+        """Of the two distributions that are compared."""
+        return self.divergence.temperature
+
+    def logits(self, chunk: slice, room: HeadRoom) -> None:
+        """There are no logits of all tokens."""
+
+    def compare(
+        self, student_BV: Tensor, raw_BV: Tensor | None, part: slice
+    ) -> tuple[Tensor, Tensor]:
+        """Return the divergence of some tokens, and its gradient by the student's logits.
+
+        The gradient of the others' mass is shared among them as their probabilities are.
+        """
+        tokens_BK = self.tokens_TK[part]
+        student_BV = student_BV.log_softmax(-1)
+        chosen_BK = student_BV.gather(-1, tokens_BK)
+        others_BV = student_BV.scatter_(-1, tokens_BK, -torch.inf)
+        rest_B1 = others_BV.logsumexp(-1, keepdim=True)
+        taught_BN = _joined(self.logprobs_TK[part].to(chosen_BK.dtype), self.rest_T[part, None])
+        found_B, pull_BN = self.divergence.between(taught_BN, _joined(chosen_BK, rest_B1))
+        pull_BV = others_BV.sub_(rest_B1.clamp(min=LEAST)).exp_().mul_(pull_BN[:, -1:])
+        return found_B, pull_BV.scatter_(-1, tokens_BK, pull_BN[:, :-1])
+
+
+def _joined(chosen_BK: Tensor, rest_B1: Tensor) -> Tensor:
+    return torch.cat([chosen_BK, rest_B1.to(chosen_BK.dtype).clamp(min=LEAST)], dim=-1)
+
+
+def keep_likeliest(logits_BV: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the likeliest tokens [B, K], their log-probabilities, and that of all others [B].
+
+    Raises RuntimeError for more tokens than there are.
+    """
+    logprobs_BV = logits_BV.log_softmax(-1)
+    logprobs_BK, tokens_BK = logprobs_BV.topk(count, dim=-1)
+    rest_B = logprobs_BV.scatter_(-1, tokens_BK, -torch.inf).logsumexp(-1)
+    return tokens_BK, logprobs_BK, rest_B.clamp_(min=LEAST)

@@ -1,0 +1,133 @@
+"""Distillation: learning a teacher's distributions, on traces or on completions of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from assay.config import TrainConfig
+from assay.data.traces import Trace
+from assay.learn.sft_update import SFTLearner
+from assay.model.packing import pack
+from assay.run.guard import Guard
+from assay.training import sft
+from assay.training.assemble import (
+    Bench,
+    Problems,
+    choose_layout,
+    fit_problems,
+    make_passes,
+    open_bench,
+    open_verifiers,
+    read_problems,
+)
+from assay.training.batch_plan import BatchPlan
+from assay.training.rl import collect
+from assay.training.sft import Lessons, lay_out_traces, learn_given, read_traces
+from assay.training.stage import (
+    FirstLook,
+    Kind,
+    Stage,
+    attach_sampling,
+    evaluate_heldout,
+    open_run,
+    steps_of,
+    try_verifiers,
+)
+from assay.training.teachers import divergence_of, open_teacher, teacher_of
+from assay.verify.service import VerifierService
+
+Rows = Sequence[Trace] | Problems
+"""What a stage of distillation reads: traces, or problems that the student is to answer."""
+
+
+def run_distill(stage: Stage) -> Path:
+    """Run the distillation stage; returns the run's folder. Raises RunStopped by a guard."""
+    settings = stage.config.distill
+    assert settings is not None
+    if settings.traces:
+        return learn_given(stage, settings, read_traces, lay_out_taught)
+    return run_on_policy(stage)
+
+
+def read_rows(config: TrainConfig, verifiers: VerifierService) -> Rows:
+    """Open the traces, or the problems; raises DataError for a bad row, or leaves it out."""
+    assert config.distill is not None
+    read = read_traces if config.distill.traces else read_problems
+    return read(config, verifiers)
+
+
+def lay_out_taught(bench: Bench, traces: Sequence[Trace]) -> Lessons:
+    """Return the traces as tokens, and the teacher of them."""
+    settings = bench.config.distill
+    assert settings is not None
+    loaded = open_teacher(bench)
+    teacher = teacher_of(bench, loaded)
+    return replace(
+        lay_out_traces(bench, traces, loaded.context_length),
+        notes=[taught_words(bench.config)],
+        cross_entropy=settings.cross_entropy,
+        beside=[loaded.model],
+        teach=lambda rows: teacher,
+    )
+
+
+def run_on_policy(stage: Stage) -> Path:
+    """Run a stage in which the student samples what it is taught on; returns the run's folder."""
+    config = stage.config
+    settings = config.distill
+    assert settings is not None
+    with ExitStack() as stack:
+        guard = Guard(config.guard)
+        service = open_verifiers(config, stack)
+        rows = read_problems(config, service)
+        bench = open_bench(config, service)
+        problems = fit_problems(rows, bench)
+        tested = try_verifiers(config, service)
+        loaded = open_teacher(bench)
+        teacher = teacher_of(bench, loaded)
+        layout = choose_layout(bench, problems.train, settings.group_size, loaded.model)
+        way = layout.layout, layout.lean
+        learner = SFTLearner(make_passes(config, bench.loaded, settings.steps, *way), 0.0)
+        run = open_run(stage, settings.steps, bench.loaded.model, stack, bench)
+        run.note(taught_words(config))
+        parts = attach_sampling(run, bench, problems, learner, layout, tested, stack)
+        curriculum, generator, verifiers = parts
+        plan = BatchPlan(settings.num_prompts, settings.group_size, config.sampling)
+        heldout = problems.heldout
+        for _ in steps_of(run, guard, lambda: evaluate_heldout(run, bench, heldout)):
+            groups, verdicts = collect(curriculum, generator, verifiers, run, plan)
+            update = learner.update(pack(groups, verdicts, learner.device), teacher)
+            generator.load_policy(learner.weights())
+            run.finish_step(update)
+            guard.check(run)
+    return run.folder
+
+
+def taught_words(config: TrainConfig) -> str:
+    """Return what is learned from whom."""
+    assert config.distill is not None and config.teacher is not None
+    share = config.distill.cross_entropy
+    beside = f", and {share:g} of cross-entropy" if share else ""
+    return f"{divergence_of(config)} from {config.teacher.path}{beside}"
+
+
+def first_look(config: TrainConfig, bench: Bench, rows: Rows) -> FirstLook:
+    """Say what the stage would do with these rows."""
+    settings = config.distill
+    assert settings is not None
+    teacher = open_teacher(bench).model
+    words = taught_words(config)
+    if not isinstance(rows, Problems):
+        look = sft.first_look(config, bench, rows)
+        return replace(look, notes=[*look.notes, words], teacher=teacher)
+    problems = fit_problems(rows, bench)
+    layout = choose_layout(bench, problems.train, settings.group_size, teacher)
+    steps = f"{settings.steps} steps of {config.completions_a_step} completions"
+    notes = [*problems.notes, words, layout.reason, steps]
+    return FirstLook(problems.train[0], notes, teacher=teacher)
+
+
+KIND = Kind(read_rows, first_look, run_distill)

@@ -1,0 +1,88 @@
+"""The teacher of a run: loaded, and held against the policy that is to learn from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from assay.config import ModelConfig, TrainConfig
+from assay.errors import ConfigError, UserError, message
+from assay.learn.algorithms import Algorithm
+from assay.learn.teacher import TeacherModel
+from assay.model.divergence import Divergence
+from assay.model.load import LoadedModel, load_model
+from assay.training.assemble import Bench, max_prompt_tokens, warn_of_slow_type
+
+INSTEAD = "to learn from its traces instead: assay data collect with this model, then [sft]"
+
+
+def open_teacher(bench: Bench) -> LoadedModel:
+    """Load the configured teacher; raises ConfigError where it cannot teach this policy."""
+    config = bench.config
+    assert config.teacher is not None
+    given = config.teacher.model_dump(exclude={"device"})
+    try:
+        device = config.teacher.device or config.run.device
+        loaded = load_model(ModelConfig(**given), device, config.run.seed)
+    except UserError as error:
+        error.args = (str(error).replace("model.", "teacher.", 1), *error.args[1:])
+        raise
+    warn_of_slow_type(loaded)
+    where = f"teacher.path {config.teacher.path}"
+    check_tokens(bench.loaded, loaded, where)
+    if config.drawing is not None and loaded.context_length is not None:
+        prompt, completion = max_prompt_tokens(config, bench.loaded), config.sampling.max_tokens
+        if prompt is None or prompt + completion > loaded.context_length:
+            found = f"a context of {loaded.context_length} tokens"
+            accepted = f"room for a prompt ({prompt or 'of any length'}) and {completion} tokens"
+            remedy = "lower data.max_prompt_tokens or sampling.max_tokens"
+            raise ConfigError(message(where, found, accepted, remedy))
+    return loaded
+
+
+def open_reference(bench: Bench, row: Algorithm) -> LoadedModel | None:
+    """Load the teacher that an algorithm asks in the reference's place; None: there is none."""
+    config = bench.config
+    if config.teacher is None:
+        return None
+    if row.kl_weight == 0 and config.guard.max_kl is None:
+        found = f"{config.teacher.path}, and {row.name} has no KL"
+        accepted = "an algorithm that asks it, as on_policy_distillation"
+        remedy = "set algorithm.kl_weight, or leave [teacher] out"
+        raise ConfigError(message("teacher.path", found, accepted, remedy))
+    return open_teacher(bench)
+
+
+def model_of(loaded: LoadedModel | None) -> Any:
+    """Return the model alone, where there is one."""
+    return None if loaded is None else loaded.model
+
+
+def teacher_of(bench: Bench, loaded: LoadedModel) -> TeacherModel:
+    """Return what a learner asks, with the configured divergence."""
+    return TeacherModel(loaded.model, divergence_of(bench.config), bench.loaded.device)
+
+
+def divergence_of(config: TrainConfig) -> Divergence:
+    """Return the configured divergence; its default where the stage is no distillation."""
+    settings = config.distill
+    if settings is None:
+        return Divergence()
+    return Divergence(settings.divergence, settings.skew, settings.beta, settings.temperature)
+
+
+def check_tokens(student: LoadedModel, teacher: LoadedModel, where: str) -> None:
+    """Raise ConfigError for a teacher that has not all of the student's tokens, or under other
+    numbers."""
+    theirs: dict[str, int] = teacher.tokenizer.get_vocab()
+    ours: dict[str, int] = student.tokenizer.get_vocab()
+    num_embedded = len(teacher.model.get_input_embeddings().weight)  # pyright: ignore
+    odd = sorted(
+        (number, token)
+        for token, number in ours.items()
+        if theirs.get(token) != number or number >= num_embedded
+    )
+    if odd:
+        number, token = odd[0]
+        found = f"a tokenizer in which {token!r} is not token {number}"
+        accepted = "a teacher with the policy's tokenizer: each next token is compared"
+        raise ConfigError(message(where, found, accepted, INSTEAD))

@@ -1,0 +1,24 @@
+"""Verifier ``constant``: the same score for every completion, where nothing can be verified."""
+
+from __future__ import annotations
+
+from assay.types import Completion, Problem
+from assay.verify.base import Part, Verifier
+
+
+def judge_constant(problem: Problem, completion: Completion) -> Part:
+    """Score 0, whatever the completion is."""
+    return Part(0.0, detail="nothing is verified")
+
+
+CONSTANT = Verifier(
+    name="constant",
+    version=1,
+    judge=judge_constant,
+    lane="inline",
+    domain="nothing: every completion has the score 0, as where a teacher alone rewards",
+    accepts="nothing",
+    bounds=(0.0, 0.0),
+    text_only=True,
+    cached=True,
+)
