@@ -22,6 +22,10 @@ def train(
         bool, typer.Option(help="Resume although the reward changed; it is recorded.")
     ] = False,
     trust_run: TrustRun = False,
+    approved_by: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Who answers for --resume after a severe guard stop."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option(help="Show one prompt, completion and verdict, and the plan; then stop.")
     ] = False,
@@ -58,6 +62,7 @@ def train(
         resume=resume,
         accept_changed_verifiers=accept_changed_verifiers,
         trust_run=trust_run,
+        approved_by=approved_by,
         quiet=as_json,
     )
     show(result, as_json)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from assay.cli.console import BEGIN, READ, Json, app
+from assay.cli.console import BEGIN, READ, TRAIN, Json, app, show
 
 
 @app.command(rich_help_panel=READ)
@@ -21,6 +22,20 @@ def report(
 
     path = write_report(run)
     print(json.dumps({"report": str(path)}) if as_json else path)
+
+
+@app.command(rich_help_panel=TRAIN)
+def rollback(
+    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    to: Annotated[int, typer.Option(min=1, help="Step of a checkpoint.")],
+    why: Annotated[str, typer.Option(help="The reason; it is written down.")] = "",
+    by: Annotated[str | None, typer.Option(help="Who. Default: the user's name here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Go back to an earlier checkpoint of a run; what came after it is set aside, not removed."""
+    from assay.run.rollback import roll_back
+
+    show(roll_back(run, to, who=by or getpass.getuser(), why=why), as_json)
 
 
 @app.command(rich_help_panel=BEGIN)

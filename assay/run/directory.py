@@ -331,6 +331,8 @@ class Run:
             self._write_environment()
         if changed:
             self.event("verifiers_changed", changes=changed)
+            if self.step in self.checkpoints.steps():
+                self.checkpoints.pin(self.step, "the newest before the reward changed")
             dropped = self.rollouts.discard_after(self.step)
             self.event("rollouts_dropped", steps=dropped, reason="a verifier changed")
 

@@ -95,9 +95,11 @@ def _spoken(run: Run) -> dict[str, int]:
     """Return the step at which each rule spoke last, up to the step at hand."""
     spoke: dict[str, int] = {}
     for event in read_rows(run.folder / "events.jsonl"):
-        step = int(event.get("step") or 0)
-        if event.get("kind") in _SPOKEN and step <= run.step:
+        step, kind = int(event.get("step") or 0), event.get("kind")
+        if kind in _SPOKEN:
             spoke[str(event.get("rule"))] = step
+        elif kind in ("resumed", "rolled_back"):  # what was said of later steps is said again
+            spoke = {name: at for name, at in spoke.items() if at <= step}
     return spoke
 
 

@@ -10,6 +10,7 @@ from assay.errors import RunError, message, nearest
 from assay.run.checkpoints import MANIFEST, Checkpoints, find_damage, step_of
 from assay.run.evaluations import best_step
 from assay.run.files import read_json, read_rows
+from assay.run.rollback import newest_stop
 
 
 def find_checkpoint(name: str) -> Path | None:
@@ -105,10 +106,10 @@ def _choose(run: Path, which: str) -> Path:
 
 def _guard_stop(run: Path, newest: int) -> str:
     """Return why the newest checkpoint is not taken unasked; nothing where it may be."""
-    stops = [one for one in read_rows(run / "events.jsonl") if one.get("kind") == "guard_stop"]
-    if not stops or int(stops[-1].get("step") or 0) < newest:
+    stop = newest_stop(run)
+    if stop is None or int(stop.get("step") or 0) < newest:
         return ""
-    step, reason, well = (stops[-1].get(key) for key in ("step", "reason", "well"))
+    step, reason, well = (stop.get(key) for key in ("step", "reason", "well"))
     sound = "" if well is None else f"; step {well} was still well"
     return f"a guard stopped it at step {step} ({reason}), so say which checkpoint you mean{sound}"
 

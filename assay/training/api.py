@@ -24,6 +24,7 @@ from assay.plan.memory import plan_memory
 from assay.run.files import check_folder, check_output
 from assay.run.loaded import load_run
 from assay.run.names import check_place
+from assay.run.rollback import check_approved
 from assay.run.trackers import check_trackers
 from assay.training.assemble import (
     Bench,
@@ -62,6 +63,7 @@ def train(
     resume: Path | str | None = None,
     accept_changed_verifiers: bool = False,
     trust_run: bool = False,
+    approved_by: str | None = None,
     quiet: bool = False,
 ) -> TrainResult:
     """Train as a configuration says, or go on with a run; return how it ended.
@@ -75,7 +77,8 @@ def train(
     `TrainConfig`. overrides: keys to set beside, as ``["rl.steps=20"]``. resume: the directory of
     a run to go on with, in place of ``config``. accept_changed_verifiers: resume although the
     reward changed; it is recorded. trust_run: import what the configuration of a run from elsewhere
-    names, on resume. quiet: show nothing while it runs.
+    names, on resume. approved_by: who answers for going on after a severe stop of the guard. quiet:
+    show nothing while it runs.
 
     Raises UserError where the input is wrong, RunStopped where a guard stopped the run, DiskFull,
     OutOfMemory.
@@ -84,6 +87,7 @@ def train(
         config = Path(resume) / "config.toml"
         open_config(Path(resume), overrides=overrides, trust_run=trust_run)
         load_run(resume)  # all that is damaged is told before a model is loaded
+        check_approved(Path(resume), approved_by)
     if config is None:
         raise ConfigError("train: give a configuration, or a run to resume")
     path = Path(config) if isinstance(config, Path | str) else None

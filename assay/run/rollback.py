@@ -1,0 +1,136 @@
+"""Going back to an earlier checkpoint, and who answers for going on after a severe stop.
+
+What lies beyond the checkpoint is set aside in the run's ``rolled_back/``, never removed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from assay.config import CheckpointConfig
+from assay.errors import RunError, message
+from assay.run.checkpoints import Checkpoints, find_damage
+from assay.run.evaluation_log import FOLDER
+from assay.run.files import (
+    DirectoryLock,
+    Journal,
+    config_of,
+    make_folder,
+    read_rows,
+    write_atomic,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """A run that went back. before: its newest step until then. kept: where the rest lies now."""
+
+    run: str
+    to: int
+    before: int
+    kept: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.run}: back at step {self.to}, from step {self.before}; what came after it is"
+            f" kept in {self.kept}\ngo on with: assay train --resume {self.run}"
+        )
+
+
+def roll_back(run: Path | str, to: int, *, who: str, why: str) -> RolledBack:
+    """Make the checkpoint of a step the newest one of a run; it is written down who did, and why.
+
+    Raises RunError where there is no such checkpoint, or it is damaged, or nothing lies beyond it.
+    """
+    folder = Path(run)
+    config_of(folder)
+    checkpoints = Checkpoints(folder / "checkpoints", CheckpointConfig())
+    steps = checkpoints.steps()
+    where = f"assay rollback {folder} --to"
+    if to not in steps:
+        known = ", ".join(map(str, steps)) or "it has none"
+        raise RunError(message(where, to, f"the step of a checkpoint: {known}"))
+    if (wrong := find_damage(checkpoints.path(to))) is not None:
+        raise RunError(message(where, f"{to}, which is damaged ({wrong})", "a whole checkpoint"))
+    lock = DirectoryLock(folder)
+    try:
+        names = ("metrics", "evaluations")
+        rows = {name: list(read_rows(folder / f"{name}.jsonl")) for name in names}
+        before = max([*steps, *(int(row["step"]) for row in rows["metrics"])])
+        if before == to:
+            raise RunError(message(where, to, "a step before the newest, which it is"))
+        aside = make_folder(folder / "rolled_back", f"step-{before:06d}-to-{to:06d}")
+        for name in names:
+            _set_aside(folder / f"{name}.jsonl", aside, rows[name], to)
+        for path in _later_files(folder, to):
+            target = aside / path.relative_to(folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.rename(path, target)
+        facts = {"before": before, "who": who, "why": why, "kept": str(aside)}
+        _write_event(folder, to, "rolled_back", facts)
+    finally:
+        lock.release()
+    return RolledBack(str(folder), to, before, str(aside))
+
+
+def _set_aside(journal: Path, aside: Path, rows: list[dict[str, Any]], to: int) -> None:
+    later = [row for row in rows if int(row["step"]) > to]
+    if later:
+        text = "".join(json.dumps(row) + "\n" for row in later)
+        write_atomic(aside / journal.name, text.encode())
+        Journal(journal).keep(lambda row: int(row["step"]) <= to)
+
+
+def _later_files(folder: Path, to: int) -> list[Path]:
+    """Return the checkpoints, rollouts and answers of steps after ``to``."""
+    found = [*folder.glob("checkpoints/step-*"), *folder.glob("rollouts/step-*.parquet")]
+    found += folder.glob(f"{FOLDER}/*/step-*.parquet")
+    numbers = ((path, path.stem.removeprefix("step-")) for path in found)
+    return [path for path, number in numbers if number.isdecimal() and int(number) > to]
+
+
+def newest_stop(run: Path) -> Mapping[str, Any] | None:
+    """Return the event of the guard's stop that nobody has answered for yet; None: there is none.
+
+    Who rolled the run back, or approved that it goes on, has answered for it.
+    """
+    stop: Mapping[str, Any] | None = None
+    for event in read_rows(run / "events.jsonl"):
+        if event.get("kind") == "guard_stop":
+            stop = event
+        elif event.get("kind") in ("rolled_back", "approved"):
+            stop = None
+    return stop
+
+
+def check_approved(run: Path, approved_by: str | None) -> None:
+    """Raise RunError where a run may only go on with somebody's approval; write that down."""
+    stop = newest_stop(run)
+    if stop is None or not stop.get("severe"):
+        return
+    step = int(stop.get("step") or 0)
+    if approved_by is None:
+        found = f"a run that the guard stopped at step {step} ({stop.get('rule')})"
+        back = f"--to {stop['well']}" if stop.get("well") is not None else "--to STEP"
+        accepted = f"--approved-by NAME, or first: assay rollback {run} {back}"
+        remedy = f"read {stop.get('evidence')}"
+        raise RunError(message(f"assay train --resume {run}", found, accepted, remedy))
+    facts = {"who": approved_by, "rule": stop.get("rule"), "stopped_at": step}
+    _write_event(run, step, "approved", facts)
+
+
+def _write_event(run: Path, step: int, kind: str, facts: Mapping[str, Any]) -> None:
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    journal = Journal(run / "events.jsonl")
+    journal.append({"time": now, "step": step, "kind": kind, **facts})
+    journal.close()
