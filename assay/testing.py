@@ -155,6 +155,12 @@ class ScriptedGenerator:
         sampled = np.repeat([not isinstance(one, Given) for one in pieces], [*map(len, tokens)])
         ends = np.cumsum([len(one) for one in tokens]).tolist()
         turns = [n for n, piece in enumerate(pieces) if isinstance(piece, Given) and n]
+        places = [0, *np.cumsum([len(piece) for piece in pieces]).tolist()]
+        said = [
+            (places[n], places[n + 1])
+            for n, piece in enumerate(pieces)
+            if not isinstance(piece, Given)
+        ]
         return Completion(
             id=f"{problem.group_id}/{sibling}",
             text="".join(pieces),
@@ -164,6 +170,7 @@ class ScriptedGenerator:
             policy_version=self.policy_version,
             think=self.think,
             turn_ends=tuple(ends[n - 1] for n in turns) + ((ends[-1],) if turns else ()),
+            said=tuple(said) if turns else (),
         )
 
 

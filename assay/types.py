@@ -137,6 +137,8 @@ class Completion:
     num_think_tokens: how many leading tokens belong to the think block. token_versions [L]: the
     policy version of each token; None where all are the same. turn_ends: of a conversation, the
     index behind the last token of each turn. A turn is what was given and what the policy said.
+    said: of a conversation, where in the text that which the policy said in each turn begins and
+    ends; empty: the text is one turn.
     """
 
     id: str
@@ -152,6 +154,7 @@ class Completion:
     think: ThinkFormat = ThinkFormat()
     token_versions: Tokens | None = None
     turn_ends: tuple[int, ...] = ()
+    said: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def from_text(
@@ -161,6 +164,7 @@ class Completion:
         think: ThinkFormat | None = None,
         num_tokens: int = 0,
         finish_reason: FinishReason = "eos",
+        said: tuple[tuple[int, int], ...] = (),
     ) -> Completion:
         """Return a completion made of a text; of its tokens only the number can be told."""
         return cls(
@@ -171,6 +175,7 @@ class Completion:
             behavior_logprobs=np.zeros(0, np.float32),
             sampled=np.zeros(0, np.bool_),
             think=think or ThinkFormat(),
+            said=said,
         )
 
     @classmethod
@@ -195,14 +200,21 @@ class Completion:
         return self.finish_reason == "length"
 
     @property
+    def turn_texts(self) -> tuple[str, ...]:
+        """What the policy said in each turn: its calls of tools, and at last its answer."""
+        return tuple(self.text[start:end] for start, end in self.said) or (self.text,)
+
+    @property
     def reasoning_text(self) -> str:
-        """The text inside think blocks, or an empty string."""
-        return self.think.split(self.text)[0]
+        """What the policy said inside think blocks, or an empty string."""
+        return self.think.split("".join(self.turn_texts))[0]
 
     @property
     def answer_text(self) -> str:
-        """The text outside think blocks: all that a verifier of answers may read."""
-        return self.think.split(self.text)[1]
+        """The last turn outside think blocks: all that a verifier of answers may read."""
+        text, last = "".join(self.turn_texts), len(self.turn_texts[-1])
+        start, end = self.think.answer_span(text) or (len(text), len(text))
+        return text[max(start, len(text) - last) : end]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,6 +15,7 @@ from assay.config.guard import GuardConfig
 from assay.config.preference import PreferenceConfig
 from assay.config.reward_model import RewardModelConfig
 from assay.config.stages import OptimizerConfig, PretrainConfig, RLConfig, SFTConfig
+from assay.config.tools import ToolsConfig
 from assay.config.tree import (
     STAGES,
     TrainConfig,

@@ -22,6 +22,7 @@ from assay.config.preference import PreferenceConfig
 from assay.config.reward_model import RewardModelConfig
 from assay.config.section import COOLEST, HOTTEST, MOST, Section
 from assay.config.stages import OptimizerConfig, PretrainConfig, RLConfig, SFTConfig
+from assay.config.tools import ToolsConfig
 from assay.config.upkeep import (
     CheckpointConfig,
     EvaluationConfig,
@@ -52,6 +53,7 @@ class TrainConfig(Section):
     data: DataConfig = DataConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
     sampling: SamplingConfig = SamplingConfig()
+    tools: ToolsConfig = ToolsConfig()
     engine: EngineConfig = EngineConfig()
     rl: RLConfig | None = None
     sft: SFTConfig | None = None

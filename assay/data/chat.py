@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -40,7 +40,9 @@ class PromptRenderer:
     itself, nothing is doubled, and `Prompt.think` says so.
 
     max_prompt_tokens: what is left of the model's ``context_length`` beside a completion.
-    sampling: says what efforts stand for; the line of one ends the question.
+    sampling: says what efforts stand for; the line of one ends the question. tools: schemas that
+    the chat template shows. introduction: what is said of tools where it does not, at the end of
+    the system message.
 
     Raises ModelError where a chat template is asked for and there is none.
     """
@@ -52,16 +54,18 @@ class PromptRenderer:
         max_prompt_tokens: int | None = None,
         context_length: int | None = None,
         sampling: SamplingConfig | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        introduction: str = "",
     ) -> None:
         self.tokenizer = tokenizer
         self._sampling = sampling or SamplingConfig()
+        self._tools, self._introduction = tools, introduction
         self._context_length = context_length
         limits = [limit for limit in (max_prompt_tokens, data.max_prompt_tokens) if limit]
         self.max_prompt_tokens = min(limits, default=None)
         self._data = data
-        has_template = bool(tokenizer.chat_template)
-        self.template = data.template or ("chat" if has_template else "base")
-        if self.template == "chat" and not has_template:
+        self.template = template_of(tokenizer, data)
+        if self.template == "chat" and not tokenizer.chat_template:
             found = "a tokenizer without a chat template"
             remedy = "set data.template = 'base', or use an instruction-tuned model's tokenizer"
             raise ModelError(message("data.template = 'chat'", found, "one that has it", remedy))
@@ -209,6 +213,8 @@ class PromptRenderer:
         """Return a prompt's text, and what became of its think block."""
         prompt = with_effort(prompt, self._sampling, effort, where)
         turns = chat_of(prompt, self._data.system_prompt)
+        if self._introduction:
+            turns = _introduced(turns, self._introduction)
         mode = think or self._switched(turns)
         text = (
             self._base_text(turns)
@@ -232,6 +238,8 @@ class PromptRenderer:
         switches: dict[str, Any] = {}
         if mode != "off":  # the names that chat templates know; others pass them over
             switches = {"enable_thinking": mode != "empty", "thinking": mode != "empty"}
+        if self._tools:
+            switches["tools"] = self._tools
         apply: Any = self.tokenizer.apply_chat_template
         try:
             with deadline(TEMPLATE_SECONDS, "the chat template"):
@@ -298,6 +306,18 @@ def with_effort(
     except ValueError as error:
         raise DataError(f"{where} {error}") from error
     return appended(prompt, f"\n{level}") if isinstance(level, str) else prompt
+
+
+def template_of(tokenizer: Any, data: DataConfig) -> Literal["chat", "base"]:
+    """Return how prompts are rendered: as configured, else by the chat template if there is one."""
+    return data.template or ("chat" if tokenizer.chat_template else "base")
+
+
+def _introduced(turns: Sequence[Message], text: str) -> list[Message]:
+    """Return a chat whose system message ends with a text."""
+    if turns[0]["role"] not in ("system", "developer"):
+        return [{"role": "system", "content": text}, *turns]
+    return [{**turns[0], "content": f"{turns[0]['content']}\n\n{text}"}, *turns[1:]]
 
 
 def chat_of(prompt: str | Sequence[Message], system: str | None) -> list[Message]:

@@ -4,8 +4,9 @@ policy."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from assay.config import SamplingConfig
 from assay.model.weights import Weights
@@ -16,26 +17,33 @@ from assay.types import Group, Problem, Tokens
 class SoFar:
     """A completion on its way.
 
-    newest: its newest token, which the policy chose unless it was given; None before the first.
-    ends: whether the completion would end here, by an end token or a stop string. read: returns all
-    of its tokens, in a copy.
+    newest: its newest token; None before the first. ends: whether the completion would end here, by
+    an end token or a stop string. read: returns all of its tokens, in a copy, while the guide is
+    asked. given: whether the newest token was given, and not chosen by the policy.
     """
 
     num_tokens: int
     newest: int | None
     ends: bool
     read: Callable[[], Tokens]
+    given: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GivenTokens:
     """Tokens that a completion goes on with, which the policy does not choose.
 
-    replaces: how many of its newest tokens are taken out before.
+    replaces: how many of its newest tokens are taken out before. begins_turn: whether they answer
+    what the policy said, as a tool does, and so begin a turn of the conversation.
     """
 
     tokens: Sequence[int]
     replaces: int = 0
+    begins_turn: bool = False
+
+
+Promise: TypeAlias = Future[GivenTokens | None]
+"""What a guide will answer: its completion waits, while others go on."""
 
 
 class Guide(Protocol):
@@ -44,11 +52,23 @@ class Guide(Protocol):
     It is asked before the first token, after each sampled one, and after the last one that it gave.
     What it answers may depend on the completion alone, so that a completion stays the same whatever
     is sampled beside it. A completion that is given tokens does not end where it would have.
+    A guide that needs time, as for a tool, answers with a promise. Its completion waits, and
+    nothing is sampled for it. How long it takes changes no token.
     """
 
-    def __call__(self, so_far: SoFar) -> GivenTokens | None:
+    def __call__(self, so_far: SoFar) -> GivenTokens | Promise | None:
         """Return what the completion goes on with; None: with what the policy chooses."""
         ...
+
+
+def first_of(*guides: Guide) -> Guide:
+    """Return a guide that answers what the first of these has to say."""
+
+    def ask(so_far: SoFar) -> GivenTokens | Promise | None:
+        answers = (guide(so_far) for guide in guides)
+        return next((answer for answer in answers if answer is not None), None)
+
+    return ask
 
 
 class Generator(Protocol):

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from assay.config import EngineConfig, SamplingConfig
 from assay.errors import DataError, ModelError, OutOfMemory, message
-from assay.generate.base import Guide
-from assay.generate.finish import TextEnds, num_think_tokens
+from assay.generate.base import Guide, first_of
+from assay.generate.finish import TextEnds, num_think_tokens, turns_of
 from assay.generate.forward import Choice, choose_forward
 from assay.generate.kv_cache import Extent, Room
 from assay.generate.memory import default_kv_mib, num_that_fit
@@ -43,6 +43,7 @@ class EngineStats:
 
     num_completions: finished ones, of num_wanted. rows: computed in all steps, idle ones too.
     tokens: of completions, unfinished ones too; those that were taken out again are counted.
+    wait_seconds: in which all completions waited for what their guides had promised.
     """
 
     num_slots: int = 0
@@ -55,11 +56,13 @@ class EngineStats:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     postprocess_seconds: float = 0.0
+    wait_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
         """All of the engine's time."""
-        return self.prefill_seconds + self.decode_seconds + self.postprocess_seconds
+        own = self.prefill_seconds + self.decode_seconds + self.postprocess_seconds
+        return own + self.wait_seconds
 
     @property
     def tokens_per_second(self) -> float:
@@ -94,7 +97,7 @@ class Engine:
     and its place (problem, draw, sibling), on the number of slots, the dtype and the thread count,
     and not on its neighbors (`independent`; a mixture of experts is the exception). Models without
     ``eos_ids`` go on to the limit. watch: is called with the stats after each decoding step. guide:
-    returns what may give tokens to a completion of a prompt; None: what controls its thinking.
+    returns what may give tokens to a completion of a prompt, beside what controls its thinking.
     """
 
     exact = True
@@ -321,10 +324,10 @@ class Engine:
 
     def _guide(self, call: _Call, group: Waiting) -> Guide | None:
         """Return what may give tokens to a completion of this group."""
-        if self.guide is not None:
-            return self.guide(group.problem, group.prompt)
         control = call.controls.get(group.asking)
-        return None if control is None else control.guide()
+        thinking = None if control is None else control.guide()
+        own = None if self.guide is None else self.guide(group.problem, group.prompt)
+        return own if thinking is None else thinking if own is None else first_of(thinking, own)
 
     def _drop_idle_rows(self, slots: Slots) -> None:
         """Go on with half the rows, or fewer, where the others are idle and the bits stay the
@@ -341,8 +344,10 @@ class Engine:
     @torch.inference_mode()
     def _run(self, call: _Call) -> None:
         """Feed the last token of every slot and sample the next; new slots sample their first."""
-        started = time.perf_counter()
         slots, device = call.slots, self._device
+        if not slots.going().any():
+            return
+        started = time.perf_counter()
         uniforms_S = torch.from_numpy(uniforms(slots.keys_S, slots.draws()))
         if call.num_decoding:
             positions_S = slots.positions()
@@ -361,28 +366,33 @@ class Engine:
         slots.record(_to_host(sampled))
         self.stats.num_steps += 1
         self.stats.rows += len(slots.group)
-        self.stats.tokens += int(slots.active_S.sum())
+        self.stats.tokens += int(slots.going().sum())
         self.stats.decode_seconds += time.perf_counter() - started
 
     def _postprocess(self, call: _Call) -> list[tuple[int, Group]]:
         """Take out what ended, and return the groups that are complete."""
         started = time.perf_counter()
         slots = call.slots
-        at_eos_S = np.isin(slots.tokens_S, self._eos_ids) & slots.active_S
-        chosen_S, rows = slots.active_S, slots.rows
+        if slots.guided:
+            slots.wake()
+            self.stats.wait_seconds += time.perf_counter() - started
+            started = time.perf_counter()
+        going_S = slots.going()
+        at_eos_S = np.isin(slots.tokens_S, self._eos_ids) & going_S
+        chosen_S, rows = going_S, slots.rows
         if slots.guided:  # a given token ends nothing, whatever it says
-            chosen_S, rows = slots.active_S & slots.newest_sampled(), slots.rows_behind_given
+            chosen_S, rows = going_S & slots.newest_sampled(), slots.rows_behind_given
             at_eos_S &= chosen_S
         stopped: set[int] = set()
         if call.text_ends is not None:
             going = np.flatnonzero(chosen_S & ~at_eos_S)
             stopped = call.text_ends.found(going, slots.token_log, rows)
         if slots.guided:
-            for slot in np.flatnonzero(slots.active_S).tolist():
+            for slot in np.flatnonzero(going_S).tolist():
                 if slots.ask(slot, ends=bool(at_eos_S[slot]) or slot in stopped):
                     at_eos_S[slot] = False
                     stopped.discard(slot)
-        ended_S = at_eos_S | ((slots.counts_S >= slots.limits_S) & slots.active_S)
+        ended_S = at_eos_S | ((slots.counts_S >= slots.limits_S) & slots.going())
         if stopped:
             ended_S[list(stopped)] = True
         finished: list[tuple[int, Group]] = []
@@ -411,6 +421,7 @@ class Engine:
         end = len(tokens) - (reason == "eos")
         text = self.tokenizer.decode(tokens[:end], clean_up_tokenization_spaces=False)
         think = group.prompt.think
+        turn_ends, said = turns_of(self.tokenizer, tokens, end, slots.turns[slot])
         group.done[sibling] = Completion(
             id=name,
             text=text,
@@ -422,6 +433,8 @@ class Engine:
             policy_version=call.policy_version,
             num_think_tokens=num_think_tokens(self.tokenizer, tokens, end, text, think),
             think=think,
+            turn_ends=turn_ends,
+            said=said,
         )
         slots.release(slot)
         self.stats.num_completions += 1

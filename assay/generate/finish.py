@@ -62,3 +62,27 @@ def num_think_tokens(
         else:
             low = middle + 1
     return low
+
+
+def turns_of(
+    tokenizer: Any, tokens: Tokens, end: int, begun: Sequence[tuple[int, int]]
+) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
+    """Return where a conversation's turns end, and where in its text the policy speaks.
+
+    begun: of each turn that was begun by given tokens, where these begin and end. Both are empty
+    where there is none. ``tokens[:end]`` are the tokens of the text.
+    """
+    begun = [(start, min(behind, len(tokens))) for start, behind in begun if start < len(tokens)]
+    if not begun:
+        return (), ()
+    starts = [0, *(behind for _, behind in begun)]
+    ends = [*(start for start, _ in begun), len(tokens)]
+
+    def place(index: int) -> int:
+        text = tokenizer.decode(tokens[: min(index, end)], clean_up_tokenization_spaces=False)
+        return len(text)
+
+    spans = [(place(start), place(stop)) for start, stop in zip(starts, ends, strict=True)]
+    if not ends[0]:  # it began with what was given
+        return tuple(ends[1:]), tuple(spans[1:])
+    return tuple(ends), tuple(spans)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
 
-from assay.generate.base import Guide, SoFar
+from assay.generate.base import GivenTokens, Guide, Promise, SoFar
 from assay.generate.kv_cache import Extent
 from assay.types import Completion, Problem, Prompt, ThinkFormat
 
@@ -35,8 +36,10 @@ class Waiting:
         return self.prompt.think, self.problem.effort
 
 
-_ARRAYS = ("active_S", "keys_S", "prompt_length_S", "counts_S", "limits_S", "tokens_S", "undone_S")
+_ARRAYS = ("active_S", "waits_S", "keys_S", "prompt_length_S", "counts_S", "limits_S", "tokens_S")
+_ARRAYS += ("undone_S",)
 _LOGS = ("token_log", "behavior_log", "model_log", "sampled_log")
+_LISTS = ("group", "sibling", "guides", "given", "turns", "promised", "held")
 
 
 class Slots:
@@ -57,7 +60,12 @@ class Slots:
         self.guided = False  # whether any slot has had a guide
         self.guides: list[Guide | None] = [None] * num_rows
         self.given: list[deque[int]] = [deque() for _ in range(num_rows)]
+        self.turns: list[list[tuple[int, int]]] = [[] for _ in range(num_rows)]
         self.undone_S = np.zeros(num_rows, np.int64)
+        # a slot that waits feeds its last token again, to the same bits; its logs are held aside
+        self.waits_S = np.zeros(num_rows, np.bool_)
+        self.promised: list[Promise | None] = [None] * num_rows
+        self.held: list[list[np.ndarray]] = [[] for _ in range(num_rows)]
         # what was sampled, a row a step; a completion ends within `longest` steps, then rows return
         self.step = -1
         self.token_log = np.zeros((longest, num_rows), np.int32)
@@ -67,6 +75,10 @@ class Slots:
 
     def free(self) -> np.ndarray:
         return np.flatnonzero(~self.active_S[: self.num_usable])
+
+    def going(self) -> np.ndarray:
+        """Return of each slot whether it holds a completion that does not wait."""
+        return self.active_S & ~self.waits_S if self.guided else self.active_S
 
     def take(
         self, slot: int, group: Waiting, sibling: int, key: int, guide: Guide | None = None
@@ -88,6 +100,7 @@ class Slots:
         self.active_S[slot] = False
         self.group[slot] = self.guides[slot] = None
         self.given[slot].clear()
+        self.turns[slot] = []
 
     def keep(self, kept: np.ndarray) -> None:
         """Go on with these slots alone, in this order."""
@@ -95,7 +108,7 @@ class Slots:
             setattr(self, name, getattr(self, name)[kept])
         for name in _LOGS:
             setattr(self, name, getattr(self, name)[:, kept])
-        for name in ("group", "sibling", "guides", "given"):
+        for name in _LISTS:
             setattr(self, name, [getattr(self, name)[slot] for slot in kept])
         self.num_usable = min(self.num_usable, len(kept))
 
@@ -118,9 +131,10 @@ class Slots:
         row = self.step % len(self.token_log)
         if self.guided:
             self._give(row, sampled)
-        self.tokens_S = sampled[0].astype(np.int64)
+        tokens_S, going_S = sampled[0].astype(np.int64), self.going()
+        self.tokens_S = np.where(going_S, tokens_S, self.tokens_S) if self.guided else tokens_S
         self.token_log[row], self.behavior_log[row], self.model_log[row] = sampled
-        self.counts_S += self.active_S
+        self.counts_S += going_S
 
     def rows(self, slot: int) -> np.ndarray:
         """Return the rows of the logs that hold a slot's completion."""
@@ -132,16 +146,59 @@ class Slots:
         return self.counts_S + self.undone_S if self.guided else self.counts_S
 
     def ask(self, slot: int, ends: bool = False) -> bool:
-        """Ask the slot's guide, unless it has tokens left to give; return whether it has now."""
-        guide, count, queue = self.guides[slot], int(self.counts_S[slot]), self.given[slot]
+        """Ask the slot's guide, unless it has tokens left to give; return whether it goes on.
+
+        It goes on with tokens that it has now, or it waits for its guide's promise.
+        """
+        guide, queue = self.guides[slot], self.given[slot]
         if guide is None or queue:
             return bool(queue)
-        newest = int(self.tokens_S[slot]) if count else None
-        given = guide(SoFar(count, newest, ends, lambda: self.token_log[self.rows(slot), slot]))
-        if given is not None:
-            self._undo(slot, given.replaces)
-            queue.extend(given.tokens)
+        answer = self.promised[slot] or guide(self._so_far(slot, ends))
+        self.promised[slot] = None
+        if isinstance(answer, Future):
+            # nothing is behind a first token's logits that could be fed again
+            if self.counts_S[slot] and not answer.done():
+                self._hold(slot, answer)
+                return True
+            answer = answer.result()
+        if answer is not None:
+            self._take_given(slot, answer)
         return bool(queue)
+
+    def _so_far(self, slot: int, ends: bool) -> SoFar:
+        count = int(self.counts_S[slot])
+        newest = int(self.tokens_S[slot]) if count else None
+        given = bool(count) and not self.newest_sampled()[slot]
+        return SoFar(count, newest, ends, lambda: self.token_log[self.rows(slot), slot], given)
+
+    def _take_given(self, slot: int, given: GivenTokens) -> None:
+        self._undo(slot, given.replaces)
+        self.given[slot].extend(given.tokens)
+        if given.begins_turn:
+            start = int(self.counts_S[slot])
+            self.turns[slot].append((start, start + len(given.tokens)))
+
+    def _hold(self, slot: int, promise: Promise) -> None:
+        self.promised[slot], self.waits_S[slot] = promise, True
+        rows = self.rows(slot)
+        self.held[slot] = [getattr(self, name)[rows, slot] for name in _LOGS]
+
+    def wake(self) -> None:
+        """Let slots go on whose guides have kept their promise; where all wait, wait for one."""
+        waiting = {slot: self.promised[slot] for slot in np.flatnonzero(self.waits_S).tolist()}
+        promises = {one for one in waiting.values() if one is not None}
+        if promises and not self.going().any():
+            wait(promises, return_when=FIRST_COMPLETED)
+        for slot, promise in waiting.items():
+            if promise is not None and promise.done():
+                self.waits_S[slot] = False
+                self._put_back(slot, self.held[slot])
+
+    def _put_back(self, slot: int, logs: list[np.ndarray]) -> None:
+        """Let a slot's logs end in the newest row; `counts_S` says how many there are."""
+        rows = self.rows(slot)
+        for name, values in zip(_LOGS, logs, strict=True):
+            getattr(self, name)[rows, slot] = values
 
     def newest_sampled(self) -> np.ndarray:
         """Return of each slot whether the policy chose its newest token."""
@@ -170,7 +227,6 @@ class Slots:
         held = [getattr(self, name)[kept, slot] for name in _LOGS]
         self.counts_S[slot] -= num_tokens
         self.undone_S[slot] += num_tokens
-        for name, values in zip(_LOGS, held, strict=True):
-            getattr(self, name)[self.rows(slot), slot] = values
+        self._put_back(slot, held)
         if len(kept):
             self.tokens_S[slot] = held[0][-1]

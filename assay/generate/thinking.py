@@ -97,35 +97,30 @@ class ThinkGuide:
         self._control = control
         self._inside = control.think.mode == "opened"
         self._num_more = 0
-        self._has_given = False
 
     def __call__(self, so_far: SoFar) -> GivenTokens | None:
         """Return the text that stops thinking, or makes it go on; None while neither is due."""
         control, was_inside = self._control, self._inside
         tag_start = self._look(so_far)
-        if self._has_given:  # what was given opens and closes blocks by right
-            was_inside, self._has_given = self._inside, False
+        if so_far.given:  # what was given opens and closes blocks by right
+            was_inside = self._inside
         if was_inside and (so_far.ends or not self._inside) and self._num_more < control.max_more:
             num_kept = so_far.num_tokens - 1 if self._inside else self._before(so_far, tag_start)
             fits = control.stop_at is None or num_kept + len(control.more) <= control.stop_at
             if num_kept < control.min_think and fits:
                 self._num_more += 1
                 self._inside = True
-                return self._given(control.more, so_far.num_tokens - num_kept)
+                return GivenTokens(control.more, so_far.num_tokens - num_kept)
         due = control.stop_at is not None and so_far.num_tokens >= control.stop_at
-        return self._given(control.stop) if due and self._inside and not so_far.ends else None
-
-    def _given(self, tokens: list[int], replaces: int = 0) -> GivenTokens:
-        self._has_given = True
-        return GivenTokens(tokens, replaces)
+        return GivenTokens(control.stop) if due and self._inside and not so_far.ends else None
 
     def _look(self, so_far: SoFar) -> int:
         """Find out whether the block is open; return where in the text its last tag begins."""
         control, newest = self._control, so_far.newest
-        if newest is None or not (self._has_given or control.may_end_a_tag(newest)):
+        if newest is None or not (so_far.given or control.may_end_a_tag(newest)):
             return 0
         tokens = so_far.read()
-        if not self._has_given:
+        if not so_far.given:
             tail = control.text_of(tokens[-control.longest_tag :])
             if control.think.open_block(tail)[1] == (0, 0):  # most such tokens end no tag
                 return 0

@@ -21,9 +21,9 @@ _STEP_SCORES = pa.list_(pa.struct([("score", _DOUBLE), ("end", _INT)]))
 _DTYPES = {_INTS: np.int32, _FLOATS: np.float32, _BOOLS: np.bool_}
 """Of lists that come from arrays, and come back as such."""
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """One more whenever a column is added."""
-ADDED_IN: Mapping[str, int] = {"token_versions": 2, "turn_ends": 2}
+ADDED_IN: Mapping[str, int] = {"token_versions": 2, "turn_ends": 2, "said": 3}
 """Columns that came after version 1, with their version; in older shards they are null."""
 
 
@@ -60,6 +60,7 @@ _COLUMNS: Mapping[str, tuple[pa.DataType, Callable[[_Row], Any] | None]] = {
     "policy_version": (_LONG, lambda row: row.completion.policy_version),
     "token_versions": (_INTS, lambda row: row.completion.token_versions),  # null: all the same
     "turn_ends": (pa.list_(_LONG), lambda row: row.completion.turn_ends),
+    "said": (pa.list_(pa.list_(_INT)), lambda row: row.completion.said),
     "behavior_logprobs": (_FLOATS, lambda row: row.completion.behavior_logprobs),
     "model_logprobs": (_FLOATS, lambda row: row.completion.model_logprobs),
     "old_logprobs": (_FLOATS, None),  # None: what the learner finds
@@ -199,6 +200,7 @@ def _completion(row: Mapping[str, Any]) -> Completion:
     same = ("text", "tokens", "behavior_logprobs", "model_logprobs", "sampled", "finish_reason")
     kept = {name: row[name] for name in (*same, "policy_version", "num_think_tokens")}
     kept |= {"token_versions": row["token_versions"], "turn_ends": tuple(row["turn_ends"] or ())}
+    kept["said"] = tuple((start, end) for start, end in row["said"] or ())
     return Completion(id=row["completion_id"], think=row["think"], **kept)
 
 

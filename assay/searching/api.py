@@ -93,6 +93,7 @@ def search(
     )
     with ExitStack() as stack:
         config = sampling_config(str(model), list(map(str, as_sources(problems))), how)
+        config = config.model_copy(update={"tools": configuration.ToolsConfig()})
         sampling = configuration.at_temperature(config.sampling, temperature)
         bench, guide, rows = _open(asked, config, sampling, problems, max_problems, stack)
         check_thinking(bench.renderer, rows, bench.config.sampling, how.asks_thinking)

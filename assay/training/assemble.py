@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from assay.config import MOST_SLOTS, CriticConfig, RLConfig, SamplingConfig, TrainConfig
-from assay.data.chat import PromptRenderer, keep_fitting
+from assay.data.chat import PromptRenderer, keep_fitting, template_of
 from assay.data.curriculum import Curriculum
 from assay.data.overlap import check_overlap
 from assay.data.problems import ProblemSet, RowSet, load_problems
@@ -30,6 +30,7 @@ from assay.model.probe import LayoutChoice, probe_layouts
 from assay.model.rates import slow_type
 from assay.model.value_head import ValueModel
 from assay.run.progress import Progress, SamplingWatch
+from assay.tools.toolbox import open_tools
 from assay.training.judging import open_service
 from assay.training.tag_watch import TagWatch
 from assay.training.thinking import check_thinking
@@ -90,8 +91,17 @@ def open_bench(config: TrainConfig, verifiers: VerifierService) -> Bench:
     loaded = load_model(config.model, config.run.device, config.run.seed)
     warn_of_slow_type(loaded)
     longest = max_prompt_tokens(config, loaded)
-    limits = (longest, loaded.context_length)
-    renderer = PromptRenderer(loaded.tokenizer, config.data, *limits, config.sampling)
+    in_chat = template_of(loaded.tokenizer, config.data) == "chat"
+    tools = open_tools(config.tools, loaded.tokenizer, in_chat)
+    renderer = PromptRenderer(
+        loaded.tokenizer,
+        config.data,
+        longest,
+        loaded.context_length,
+        config.sampling,
+        tools=() if tools is None else tools.schemas,
+        introduction="" if tools is None else tools.introduction,
+    )
     generator = Engine(
         loaded.model,
         loaded.tokenizer,
@@ -101,6 +111,8 @@ def open_bench(config: TrainConfig, verifiers: VerifierService) -> Bench:
         seed=config.run.seed,
         context_length=loaded.context_length,
     )
+    if tools is not None:
+        generator.guide = tools.guide
     settled = config.model_copy(update={"engine": generator.settings})
     return Bench(settled, loaded, renderer, generator, verifiers)
 

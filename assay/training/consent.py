@@ -18,7 +18,7 @@ from assay.run.files import config_of
 from assay.run.signature import why_not_own
 from assay.verify.expression import is_allowed, parse_expression
 
-TO_SAMPLE = ("data.verifier", "verification", "model.trust_remote_code")
+TO_SAMPLE = ("data.verifier", "verification", "model.trust_remote_code", "tools")
 """What a command that samples from a run's model takes from its configuration and could do harm."""
 TO_JUDGE = ("data.train", "data.verifier", "verification")
 """The same of a command that judges a run's completions again."""
@@ -80,6 +80,9 @@ def powers_of(config: TrainConfig) -> Iterator[tuple[str, str]]:
         rows["preference.method"] = config.preference.method
     yield from ((key, name) for key, name in rows.items() if ":" in name)
     yield from (("guard.rules", rule) for rule in config.guard.rules)
+    yield from (("tools.names", name) for name in config.tools.names if ":" in name)
+    if config.tools.unsafe_no_sandbox:
+        yield "tools.unsafe_no_sandbox", ""
     yield from (("verification.allow", name) for name in config.verification.allow)
     if {*config.log.to} - {"tensorboard"} and not config.log.offline:  # text goes out, with a key
         yield "log.to", ""

@@ -19,6 +19,7 @@ import numpy as np
 
 from assay.config import (
     SamplingConfig,
+    ToolsConfig,
     TrainConfig,
     at_temperature,
     check_siblings,
@@ -210,6 +211,7 @@ def label_steps(
     with ExitStack() as stack:
         config = sampling_config(model, ["prompt"], asked)
         sampling = at_temperature(config.sampling, temperature)
+        config = config.model_copy(update={"tools": ToolsConfig()})  # a rollout is one turn
         settings = {
             "model": model,
             "rollouts": num_rollouts,

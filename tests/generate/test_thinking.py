@@ -36,7 +36,7 @@ def told(script: str, control: ThinkControl, ends: bool = True, limit: int = 200
     def ask(newest: int | None, at_end: bool) -> bool:
         nonlocal tokens
         asked = 0
-        while found := guide(SoFar(len(tokens), newest, at_end, tokens.copy)):
+        while found := guide(SoFar(len(tokens), newest, at_end, tokens.copy, asked > 0)):
             kept = tokens[: len(tokens) - found.replaces]
             tokens = np.append(kept, np.array(found.tokens, np.int32))
             newest, at_end, asked = int(tokens[-1]), False, asked + 1

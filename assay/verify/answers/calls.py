@@ -54,12 +54,12 @@ def read_calls(text: str) -> list[FunctionCall]:
     if len(text) > MAX_REPLY or len(text := clipped(text)) > MAX_TEXT:
         raise BadCalls(f"more than {MAX_TEXT} characters")
     if parts := _TAG.findall(text):
-        calls = [call for part in parts for call in _calls_of(part.strip(), "an empty tag")]
+        calls = [call for part in parts for call in calls_in(part.strip(), "an empty tag")]
         outside = _TAG.sub("\n", text).strip()
         with suppress(NoCalls):
-            calls += _calls_of(outside)
+            calls += calls_in(outside)
     else:
-        calls = _calls_of((_FENCE.findall(text)[-1:] or [text])[0].strip())
+        calls = calls_in((_FENCE.findall(text)[-1:] or [text])[0].strip())
     if len(calls) > MAX_CALLS:
         raise BadCalls(f"more than {MAX_CALLS} calls")
     return calls
@@ -74,8 +74,11 @@ def is_attempt(text: str, names: Iterable[str]) -> bool:
     return bool(one) and re.search(f"{called}|{quoted}", text) is not None
 
 
-def _calls_of(text: str, empty: str = "") -> list[FunctionCall]:
-    """Read the calls of a part; empty: what is wrong where a part without a call is unreadable."""
+def calls_in(text: str, empty: str = "") -> list[FunctionCall]:
+    """Return the calls of a part of a reply, as what stands in a tag; raises as `read_calls` does.
+
+    empty: what is wrong where a part without a call is unreadable.
+    """
     if _CALL.match(text):
         try:
             return _of_python(text)

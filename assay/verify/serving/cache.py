@@ -74,5 +74,6 @@ def completion_key(prefix: bytes, completion: Completion) -> bytes:
     """Return the key of one completion under a problem's."""
     think = completion.think
     form = f"{think.mode}\0{think.open_tag}\0{think.close_tag}\0{completion.finish_reason}\0"
+    form += f"{completion.said}\0" if completion.said else ""
     text = (form + completion.text).encode("utf-8", "surrogatepass")
     return hashlib.sha256(prefix + text).digest()

@@ -33,7 +33,7 @@ def encode_group(group: Group, text_only: bool, firsts: Sequence[Part] | None = 
     """
     parts = None if firsts is None else [encode_part(part) for part in firsts]
     prompt, completions = group.prompt, group.completions
-    slim = [(c.text, c.id, c.think, c.finish_reason, c.policy_version) for c in completions]
+    slim = [(c.text, c.id, c.think, c.finish_reason, c.said, c.policy_version) for c in completions]
     told = (None, slim) if text_only else (prompt, completions)
     return pickle.dumps((group.problem, *told, parts), pickle.HIGHEST_PROTOCOL)
 
@@ -47,8 +47,8 @@ def decode_group(blob: bytes) -> tuple[Group, list[Part] | None]:
     if prompt is None:
         prompt = Prompt(problem.question, np.zeros(0, np.int32))
         completions = [
-            replace(Completion.from_text(*text), finish_reason=reason, policy_version=version)
-            for *text, reason, version in completions
+            replace(Completion.from_text(text, name, think, 0, *rest), policy_version=version)
+            for text, name, think, *rest, version in completions
         ]
     return Group(problem, prompt, tuple(completions)), firsts
 

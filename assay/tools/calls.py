@@ -1,0 +1,157 @@
+"""How calls stand in what a policy says: between marks, or as its chat template writes them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from assay.data.chat import TEMPLATE_SECONDS, end_of_turn
+from assay.foreign import deadline
+from assay.tools.base import Tool
+from assay.types import ThinkFormat
+from assay.verify.answers.calls import BadCalls, FunctionCall, NoCalls, calls_in
+
+FENCED = "```{tool}\n{input}\n```"
+_PLACE = r"(\{(?:tool|input|call)\})"
+_MARK = "0Assay0"
+_LOOKUP = {
+    "type": "function",
+    "function": {
+        "name": "lookup",
+        "description": "Looks a word up.",
+        "parameters": {
+            "type": "object",
+            "properties": {"word": {"type": "string", "description": "The word."}},
+            "required": ["word"],
+        },
+    },
+}
+_CALLED = {"name": "lookup", "arguments": {"word": _MARK}}
+_BLANK_THOUGHT = re.compile(r"<think>\s*</think>")
+
+Call = FunctionCall | str
+"""A call, or what is wrong with what looks like one."""
+
+
+class CallFormat(Protocol):
+    """How calls are written."""
+
+    def found(self, said: str, ended: bool) -> Sequence[Call]:
+        """Return the calls of a turn that are to be answered now."""
+        ...
+
+
+class InText:
+    """Calls between marks, as ``tools.call`` writes them; each is answered where it ends."""
+
+    def __init__(self, pattern: str, tools: Mapping[str, Tool]) -> None:
+        self._tools = tools
+        parts = {"{tool}": r"(?P<tool>[\w.\-]+)", "{input}": r"(?P<input>.*?)"}
+        parts["{call}"] = r"(?P<call>.*?)"
+        words = re.split(_PLACE, pattern)
+        expression = "".join(parts.get(word) or re.escape(word) for word in words)
+        named, again = parts["{tool}"], "(?P=tool)"
+        expression = expression.replace(named, again).replace(again, named, 1)
+        self._pattern = re.compile(expression, re.DOTALL)
+
+    def found(self, said: str, ended: bool) -> Sequence[Call]:
+        """Return the call that ends here, or nothing."""
+        match = self._pattern.search(said)
+        if match is None:
+            return []
+        groups = match.groupdict()
+        if "call" in groups:
+            return [*_read(groups["call"])]
+        return [self._named(groups["tool"], groups["input"])]
+
+    def _named(self, name: str, text: str) -> Call:
+        """Return the call of a tool whose name stands beside its input."""
+        tool = self._tools.get(name)
+        names = [*tool.parameters.get("properties", {})] if tool else []
+        if tool is None or (
+            len(names) == 1 and tool.parameters["properties"][names[0]].get("type") == "string"
+        ):
+            return FunctionCall(name, dict.fromkeys(names, text))
+        try:
+            arguments: Any = json.loads(text or "{}")
+        except ValueError as error:
+            return f"the input is no JSON object with {', '.join(names)} ({error})"
+        if not isinstance(arguments, dict):
+            arguments = dict.fromkeys(names[:1], arguments)
+        return FunctionCall(name, arguments)
+
+
+@dataclass(frozen=True)
+class OfTemplate:
+    """Calls as a chat template writes them; they are answered where the turn ends.
+
+    opening, closing: what stands around the JSON of a call; both are empty where a reply is a call.
+    """
+
+    opening: str
+    closing: str
+
+    def found(self, said: str, ended: bool) -> Sequence[Call]:
+        """Return the calls of a turn that has ended."""
+        if not ended:
+            return []
+        start, end = ThinkFormat().answer_span(said) or (len(said), len(said))
+        answer = said[start:end].strip().removeprefix("<|python_tag|>").strip()
+        if not self.opening:
+            return [*_read(answer)] if answer.startswith(("{", "[")) else []
+        behind = rf"(.*?)(?:{re.escape(self.closing)}|\Z)" if self.closing else r"(.*)\Z"
+        parts = re.findall(rf"{re.escape(self.opening)}{behind}", answer, re.DOTALL)
+        return [call for part in parts for call in _read(part) or ["an empty call"]]
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> OfTemplate | None:
+        """Return the format of a tokenizer's template; None where it knows no tools.
+
+        Nor where it writes calls as anything else than JSON with a name.
+        """
+        if not tokenizer.chat_template:
+            return None
+        asked = [{"role": "user", "content": "x"}]
+        called = {"type": "function", "function": _CALLED}
+        reply = {"role": "assistant", "content": "", "tool_calls": [called]}
+        try:
+            with deadline(TEMPLATE_SECONDS, "the chat template"):
+                show: Callable[..., str] = tokenizer.apply_chat_template
+                before = show(asked, tokenize=False, add_generation_prompt=True, tools=[_LOOKUP])
+                text = show([*asked, reply], tokenize=False, tools=[_LOOKUP])
+        except Exception:  # a template that takes no calls has no format of them
+            return None
+        start = text.rfind('{"name"')
+        if start < 0 or "Looks a word up" not in before:
+            return None
+        value, end = json.JSONDecoder().raw_decode(text, start)
+        if _MARK not in json.dumps(value):
+            return None
+        opening = text[len(before) : start] if text.startswith(before) else _last_line(text[:start])
+        opening = _BLANK_THOUGHT.sub("", opening).strip()
+        end_id = end_of_turn(tokenizer)
+        stop = None if end_id is None else str(tokenizer.convert_ids_to_tokens(end_id))
+        closing = text[end:].partition(stop)[0].strip() if stop else text[end:].strip()
+        if opening.endswith("["):  # a list of calls
+            opening, closing = opening[:-1].strip(), closing.removeprefix("]")
+        return cls(opening, closing)
+
+
+def closing_of(pattern: str) -> str:
+    """Return the text with which a call ends that is written so."""
+    return re.split(_PLACE, pattern)[-1]
+
+
+def _last_line(text: str) -> str:
+    return text.rstrip().rpartition("\n")[2]
+
+
+def _read(text: str) -> Iterator[Call]:
+    """Yield the calls of a text, or what is wrong with it."""
+    try:
+        yield from calls_in(text.strip()) or ["an empty call"]
+    except (BadCalls, NoCalls) as error:
+        yield f"{error}; accepted: a JSON object with name and arguments"

@@ -1,0 +1,171 @@
+"""The tool ``python``: an interpreter in the sandbox, with variables that last a completion."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from assay.tools.base import Tool, ToolError
+from assay.verify.base import Limits
+from assay.verify.sandbox import (
+    Outcome,
+    Sandbox,
+    SandboxTrouble,
+    SandboxUnavailable,
+    Session,
+)
+from assay.verify.sandbox.values import Unsupported
+
+MEMORY_MIB = 512
+OUTPUT_KIB = 256
+MAX_CODE = 100_000  # characters
+CELL = """
+import ast
+
+
+def cell(code, space={"__name__": "__main__"}):
+    tree = ast.parse(code, "<call>")
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, "<call>", "exec"), space)
+    if last is not None:
+        value = eval(compile(ast.Expression(last.value), "<call>", "eval"), space)
+        if value is not None:
+            print(repr(value))
+"""
+_ENDS: Mapping[str, str] = {
+    "timeout": "stopped: it took more than {seconds:g} seconds",
+    "memory": f"stopped: it needed more than {MEMORY_MIB} MiB of memory",
+    "output": f"stopped: it wrote more than {OUTPUT_KIB} KiB",
+}
+_here = threading.local()
+_opened: list[Sandbox] = []
+_sessions: set[Session] = set()
+
+
+def interpreter(seconds: float, unsafe: bool = False) -> Tool:
+    """Return the tool. A call may compute for so many seconds, and idle for as many.
+
+    unsafe: without isolation where this machine has none and the user agreed.
+    """
+    return Tool(
+        name="python",
+        description="Runs Python code and returns what it prints, and the value of its last line. "
+        "Variables stay for the next call.",
+        parameters={
+            "type": "object",
+            "properties": {"code": {"type": "string", "description": "The code."}},
+            "required": ["code"],
+        },
+        open=lambda: Interpreter(seconds, unsafe).run,
+    )
+
+
+def check_sandbox(unsafe: bool) -> None:
+    """Start this thread's sandbox; raises SandboxUnavailable."""
+    _sandbox(unsafe)
+
+
+@dataclass(eq=False)
+class Interpreter:
+    """The cells of one completion, in one sandboxed process.
+
+    Where a cell ends its process, the cells before it run once more in a fresh one, so that only
+    the state of that cell is lost.
+    """
+
+    seconds: float
+    unsafe: bool
+    done: list[str] = field(default_factory=list[str])
+    session: Session | None = None
+
+    def run(self, arguments: Mapping[str, Any]) -> str:
+        """Run a cell; return what it wrote. Raises ToolError."""
+        code = str(arguments["code"])
+        if len(code) > MAX_CODE:
+            raise ToolError(f"code of more than {MAX_CODE} characters")
+        try:
+            outcome = self._ready().call("cell", (code,))
+        except Unsupported as error:
+            raise ToolError("code that is no text") from error
+        except SandboxTrouble:
+            self._forget()
+            _discard()
+            raise
+        if outcome.alive:
+            self.done.append(code)
+        else:
+            self._forget()
+        return _told(outcome, self.seconds)
+
+    def _ready(self) -> Session:
+        """Return the process of this completion; a fresh one has run what was done before."""
+        if self.session is None:
+            idle = 2 * self.seconds
+            limits = Limits(idle, self.seconds, MEMORY_MIB, OUTPUT_KIB)
+            session = self.session = _sandbox(self.unsafe).load(CELL, limits)
+            _sessions.add(session)
+            weakref.finalize(self, _here.ended.append, session)  # the completion is over
+            for code in self.done:
+                session.call("cell", (code,))
+        return self.session
+
+    def _forget(self) -> None:
+        session, self.session = self.session, None
+        if session is not None:
+            _end(session)
+
+
+def _told(outcome: Outcome, seconds: float) -> str:
+    """Return what the policy is told of a cell."""
+    said = outcome.stdout + outcome.stderr
+    if outcome.status == "ok":
+        return said.rstrip("\n") or "(no output)"
+    error = _ENDS.get(outcome.status, outcome.error or outcome.status).format(seconds=seconds)
+    raise ToolError(f"{said.rstrip()}\n{error}".strip())
+
+
+def _sandbox(unsafe: bool) -> Sandbox:
+    """Return this thread's sandbox, once it has closed the processes of ended completions."""
+    found: Sandbox | None = getattr(_here, "sandbox", None)
+    while found is not None and _here.ended:
+        _end(_here.ended.popleft())
+    if found is None:
+        try:
+            found = Sandbox()
+        except SandboxUnavailable:
+            if not unsafe:
+                raise
+            found = Sandbox(unsafe=True)
+        _here.sandbox, _here.ended = found, deque[Session]()
+        _opened.append(found)
+    return found
+
+
+def _end(session: Session) -> None:
+    _sessions.discard(session)
+    with suppress(Exception):
+        session.close()
+
+
+def _discard() -> None:
+    found: Sandbox | None = getattr(_here, "sandbox", None)
+    if found is not None:
+        _here.sandbox = None
+        _opened.remove(found)
+        with suppress(Exception):
+            found.close()
+
+
+@atexit.register
+def _close() -> None:
+    while _sessions:
+        _end(next(iter(_sessions)))
+    while _opened:
+        with suppress(Exception):
+            _opened.pop().close()

@@ -1,0 +1,168 @@
+"""The tools of a run: opened as configured, shown in the prompt, run when they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from assay.config import ToolsConfig
+from assay.errors import ConfigError, cause, did_you_mean, message
+from assay.tools.base import RunCall, Tool, ToolError
+from assay.tools.calculator import CALCULATOR
+from assay.tools.calls import FENCED, Call, CallFormat, InText, OfTemplate, closing_of
+from assay.tools.functions import tool_named
+from assay.tools.interpreter import check_sandbox, interpreter
+from assay.tools.turns import Telling, TurnGuide
+from assay.types import Message, Problem, Prompt
+
+INTRODUCTION = """You can use tools. To use one, write a call in exactly this form:
+
+{form}
+
+Then stop: its result is put behind it, and you go on. These are the tools:
+
+{tools}"""
+
+
+@dataclass(frozen=True)
+class Toolbox:
+    """What a run needs of its tools.
+
+    schemas: what a chat template is given to show; empty where it shows none. introduction: what
+    the prompt says of them otherwise.
+    """
+
+    tools: Mapping[str, Tool]
+    settings: ToolsConfig
+    calls: CallFormat
+    telling: Telling
+    schemas: Sequence[dict[str, Any]]
+    introduction: str
+
+    def guide(self, problem: Problem, prompt: Prompt) -> TurnGuide:
+        """Return what answers the calls of one completion."""
+        answers = ToolAnswers(self.tools, self.settings, self.calls)
+        return TurnGuide(self.telling, answers)
+
+
+@dataclass(eq=False)
+class ToolAnswers:
+    """Runs the calls of one completion. Whatever goes wrong is told to the policy, in words."""
+
+    tools: Mapping[str, Tool]
+    settings: ToolsConfig
+    format: CallFormat
+    num_calls: int = 0
+    opened: dict[str, RunCall] = field(default_factory=dict[str, RunCall])
+
+    def hears(self, said: str, ended: bool) -> bool:
+        """Return whether a turn ends in calls."""
+        return bool(self.format.found(said, ended))
+
+    def respond(self, said: str) -> Sequence[Message]:
+        """Return the results of a turn's calls, a message each."""
+        calls = self.format.found(said, True)
+        return [{"role": "tool", "content": self._result(call)} for call in calls]
+
+    def _result(self, call: Call) -> str:
+        self.num_calls += 1
+        try:
+            text = self._run(call)
+        except ToolError as error:
+            text = f"error: {error}"
+        except Exception as error:  # a tool of a user may raise anything
+            text = f"error: {cause(error)}"
+        return cut(text, self.settings.max_output)
+
+    def _run(self, call: Call) -> str:
+        if self.num_calls > self.settings.max_calls:
+            raise ToolError(f"no calls are left, after {self.settings.max_calls}; give the answer")
+        if isinstance(call, str):
+            raise ToolError(call)
+        tool = self.tools.get(call.name)
+        if tool is None:
+            raise ToolError(f"there is no tool {call.name:.40}; the tools: {', '.join(self.tools)}")
+        _check(tool, call.arguments)
+        if tool.name not in self.opened:
+            self.opened[tool.name] = tool.open()
+        return self.opened[tool.name](call.arguments)
+
+
+def _check(tool: Tool, arguments: Mapping[str, Any]) -> None:
+    """Raise ToolError for arguments that are missing, or that the tool does not have."""
+    properties = tool.parameters.get("properties", {})
+    for name in tool.parameters.get("required", ()):
+        if name not in arguments:
+            raise ToolError(f"{tool.name} needs {name}; it takes {', '.join(properties)}")
+    for name in arguments:
+        if name not in properties:
+            takes = ", ".join(properties) or "nothing"
+            raise ToolError(f"{tool.name} has no {name:.40}; it takes {takes}")
+
+
+def cut(text: str, most: int) -> str:
+    """Return a text of at most so many characters, and in the middle how many were left out."""
+    if len(text) <= most:
+        return text
+    head = most * 2 // 3
+    tail = most - head
+    left_out = len(text) - head - tail
+    return f"{text[:head]}\n[{left_out} characters left out]\n{text[len(text) - tail :]}"
+
+
+def open_tools(settings: ToolsConfig, tokenizer: Any, in_chat: bool) -> Toolbox | None:
+    """Return the tools that are configured; None where there are none.
+
+    in_chat: whether prompts are rendered by the chat template. Raises ConfigError, and
+    SandboxUnavailable where ``python`` is asked for and cannot be had.
+    """
+    if not settings.names:
+        return None
+    tools: dict[str, Tool] = {}
+    for name in settings.names:
+        tool = _open(name, settings)
+        if tool.name in tools:
+            found = f"two tools of the name {tool.name}"
+            raise ConfigError(message("tools.names", found, "a name for each"))
+        tools[tool.name] = tool
+    of_template = OfTemplate.of(tokenizer) if in_chat and settings.call is None else None
+    if of_template is not None:
+        schemas = [tool.schema for tool in tools.values()]
+        return Toolbox(tools, settings, of_template, Telling(tokenizer), schemas, "")
+    pattern = settings.call or FENCED
+    introduction = INTRODUCTION if settings.introduction is None else settings.introduction
+    shown = introduction.replace("{form}", _form(pattern)).replace("{tools}", _described(tools))
+    calls, telling = (
+        InText(pattern, tools),
+        Telling(tokenizer, settings.result, closing_of(pattern)),
+    )
+    return Toolbox(tools, settings, calls, telling, [], shown)
+
+
+def _open(name: str, settings: ToolsConfig) -> Tool:
+    if name == "python":
+        check_sandbox(settings.unsafe_no_sandbox)
+        return interpreter(settings.seconds, settings.unsafe_no_sandbox)
+    if name == "calculator":
+        return CALCULATOR
+    if ":" not in name:
+        known = ("python", "calculator")
+        accepted = f"{', '.join(known)}, or a function of yours as package.module:function"
+        raise ConfigError(message("tools.names", repr(name), accepted, did_you_mean(name, known)))
+    return tool_named(name, "tools.names", settings.seconds)
+
+
+def _form(pattern: str) -> str:
+    call = '{"name": "NAME", "arguments": {...}}'
+    return pattern.replace("{call}", call).replace("{tool}", "NAME").replace("{input}", "INPUT")
+
+
+def _described(tools: Mapping[str, Tool]) -> str:
+    return "\n".join(map(_line, tools.values()))
+
+
+def _line(tool: Tool) -> str:
+    properties = tool.parameters.get("properties", {})
+    names = [f"{name} ({one.get('type', 'any')})" for name, one in properties.items()]
+    return f"- {tool.name}: {tool.description} Input: {', '.join(names) or 'none'}."

@@ -1,0 +1,151 @@
+"""Turns: what the policy is told inside its completion, as given tokens, while others go on.
+
+A guide listens to one completion. Where a turn ends, its respondent is asked in another thread, and
+the completion waits for the promise of its answer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import Any
+
+from assay.data.chat import TEMPLATE_SECONDS
+from assay.foreign import deadline
+from assay.generate.base import GivenTokens, Promise, SoFar
+from assay.tools.base import Respondent
+from assay.types import Message
+
+MAX_LANES = 4
+Roles = tuple[str, ...]
+_MARK = "0Assay{}0"
+_numbers = itertools.count()
+
+
+@cache
+def _lane(number: int) -> ThreadPoolExecutor:
+    """Return a thread: what one completion asks runs in order in one of them."""
+    return ThreadPoolExecutor(1, f"assay-tools-{number}")
+
+
+def next_lane() -> ThreadPoolExecutor:
+    """Return the thread of the next completion; which it is changes no answer."""
+    return _lane(next(_numbers) % min(MAX_LANES, os.cpu_count() or 1))
+
+
+@dataclass(eq=False)
+class Telling:
+    """Writes messages to the policy as tokens.
+
+    result: the text around a message's content, with ``{result}``; None: as the chat template
+    writes messages behind a reply, up to the next reply. closes: the text in which a turn may end
+    before the policy ends it; "": nowhere.
+    """
+
+    tokenizer: Any
+    result: str | None = None
+    closes: str = ""
+    _parts: dict[Roles, list[str]] = field(default_factory=dict[Roles, list[str]])
+    _closing: dict[int, bool] = field(default_factory=dict[int, bool])
+
+    @cached_property
+    def special_ids(self) -> set[int]:
+        """The tokens that are no text, as an end of turn."""
+        tokenizer = self.tokenizer
+        return {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
+
+    def may_close(self, token: int) -> bool:
+        """Return whether a turn may end in this token: only then is the text looked at."""
+        if token not in self._closing:
+            self._closing[token] = bool(self.closes) and self.closes[-1] in self.text([token])
+        return self._closing[token]
+
+    def tokens(self, messages: Sequence[Message], newest: int) -> list[int]:
+        """Return the tokens that follow on the policy's newest one.
+
+        An end of turn that the policy has written is not written again. Contents are plain text:
+        names of special tokens in them are no special tokens.
+        """
+        if self.result is not None:
+            before, _, after = self.result.partition("{result}")
+            parts = [before, *[after + before] * (len(messages) - 1), after]
+        else:
+            parts = self._template_parts(tuple(one["role"] for one in messages))
+        tokens: list[int] = []
+        for number, part in enumerate(parts):
+            tokens += self._encode(part)
+            if number < len(messages):
+                content = messages[number]["content"].encode("utf-8", "replace").decode()
+                tokens += self._encode(content, split_special_tokens=True)
+        return tokens[1:] if tokens[:1] == [newest] and self.result is None else tokens
+
+    def text(self, tokens: Any) -> str:
+        """Return the text of tokens, as it stands in a completion."""
+        return str(self.tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
+
+    def _encode(self, text: str, **how: bool) -> list[int]:
+        return [int(one) for one in self.tokenizer.encode(text, add_special_tokens=False, **how)]
+
+    def _template_parts(self, roles: Roles) -> list[str]:
+        """Return what the template writes before, between and behind messages of these roles."""
+        if roles not in self._parts:
+            found = self._rendered(roles) or self._rendered(("user",) * len(roles))
+            self._parts[roles] = found or ["\n", *["\n"] * len(roles)]
+        return self._parts[roles]
+
+    def _rendered(self, roles: Roles) -> list[str] | None:
+        marks = [_MARK.format(number) for number in range(len(roles) + 1)]
+        turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": marks[0]}]
+        turns += [{"role": r, "content": mark} for r, mark in zip(roles, marks[1:], strict=True)]
+        show: Callable[..., str] = self.tokenizer.apply_chat_template
+        try:
+            with deadline(TEMPLATE_SECONDS, "the chat template"):
+                text = show(turns, tokenize=False, add_generation_prompt=True)
+        except Exception:  # a template that refuses these roles
+            return None
+        parts: list[str] = []
+        for mark in marks:
+            part, found, text = text.partition(mark)
+            if not found:
+                return None
+            parts.append(part)
+        return [*parts[1:], text]
+
+
+@dataclass(eq=False)
+class TurnGuide:
+    """Listens to one completion, and tells it what its respondent answers."""
+
+    telling: Telling
+    respondent: Respondent
+    lane: ThreadPoolExecutor = field(default_factory=next_lane)
+    _start: int = 0  # of the turn, in tokens
+    _has_asked: bool = False
+
+    def __call__(self, so_far: SoFar) -> Promise | None:
+        """Return the promise of an answer where a turn ends; else None."""
+        if self._has_asked and so_far.given:
+            self._start = so_far.num_tokens
+        self._has_asked = False
+        if so_far.newest is None or so_far.given:
+            return None
+        if not so_far.ends and not self.telling.may_close(so_far.newest):
+            return None
+        tokens = so_far.read()[self._start :]
+        if so_far.ends and so_far.newest in self.telling.special_ids:
+            tokens = tokens[:-1]
+        said = self.telling.text(tokens)
+        if not self.respondent.hears(said, so_far.ends):
+            return None
+        self._has_asked = True
+        return self.lane.submit(self._answer, said, so_far.newest)
+
+    def _answer(self, said: str, newest: int) -> GivenTokens | None:
+        messages = self.respondent.respond(said)
+        if not messages:
+            return None
+        return GivenTokens(self.telling.tokens(messages, newest), begins_turn=True)

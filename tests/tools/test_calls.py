@@ -1,0 +1,159 @@
+"""How calls are found in what a policy says, and how results are written behind it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from assay.testing import byte_tokenizer
+from assay.tools.calculator import CALCULATOR
+from assay.tools.calls import FENCED, InText, OfTemplate, closing_of
+from assay.tools.turns import Telling
+from assay.verify.answers.calls import FunctionCall
+
+HERMES = (
+    "{% if tools %}<|im_start|>system\n# Tools\n<tools>{% for t in tools %}{{ t | tojson }}"
+    "{% endfor %}</tools><|im_end|>\n{% endif %}"
+    "{% for m in messages %}{% if m.role == 'tool' %}"
+    "{% if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}\n"
+    "<tool_response>\n{{ m.content }}\n</tool_response>"
+    "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>\n{% endif %}"
+    "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}\n<tool_call>\n"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}'
+    "\n</tool_call>{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LLAMA = (
+    "{% for m in messages %}<|start|>{{ 'ipython' if m.role == 'tool' else m.role }}<|stop|>\n\n"
+    "{% if loop.first and tools %}{% for t in tools %}{{ t | tojson }}{% endfor %}{% endif %}"
+    "{% if m.tool_calls %}"
+    '{"name": "{{ m.tool_calls[0].function.name }}", '
+    '"parameters": {{ m.tool_calls[0].function.arguments | tojson }}}'
+    "{% else %}{{ m.content }}{% endif %}<|eot|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant<|stop|>\n\n{% endif %}"
+)
+PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "6*7"}}\n</tool_call>'
+FOUND = FunctionCall("calculator", {"expression": "6*7"})
+
+
+def tokenizer_of(template: str | None) -> Any:
+    tokenizer = byte_tokenizer(template)
+    ends = ["<|im_end|>", "<|eot|>", "<|im_start|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": ends})
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said", "found"),
+    [
+        (FENCED, "I see.\n```calculator\n6*7\n```", [FOUND]),
+        (FENCED, "```calculator\n6*7\n", []),
+        ("<{tool}>{input}</{tool}>", "<calculator>6*7</calculator>", [FOUND]),
+        ("<{tool}>{input}</{tool}>", "<x>6</x>", [FunctionCall("x", {})]),
+        ("<tool_call>{call}</tool_call>", CALL, [FOUND]),
+        ("<tool_call>{call}</tool_call>", "<tool_call>calculator(expression='6*7')</tool_call>", [FOUND]),
+        ("[{call}]", "so [2]", ["no call"]),
+    ],
+)  # fmt: skip
+def test_calls_in_the_text(pattern: str, said: str, found: list[Any]) -> None:
+    calls = InText(pattern, {"calculator": CALCULATOR}).found(said, False)
+    if found == ["no call"]:
+        assert len(calls) == 1 and str(calls[0]).startswith("no call; accepted: a JSON object")
+    else:
+        assert calls == found
+
+
+def test_several_arguments_are_a_json_object() -> None:
+    from assay.tools.functions import tool_named
+
+    tool = tool_named("own_tools:double", "tools.names", 1.0)
+    calls = InText("<{tool}>{input}</{tool}>", {"double": tool})
+    said = '<double>{"number": 2, "times": 3}</double>'
+    assert calls.found(said, False) == [FunctionCall("double", {"number": 2, "times": 3})]
+    assert calls.found("<double>7</double>", False) == [FunctionCall("double", {"number": 7})]
+    (wrong,) = calls.found("<double>seven</double>", False)
+    assert "the input is no JSON object with number, times" in str(wrong)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "closing"),
+    [(FENCED, "\n```"), ("<t>{call}</t>", "</t>"), ("{call}}", "}"), ("[{tool} {input}]", "]")],
+)
+def test_where_a_call_closes(pattern: str, closing: str) -> None:
+    assert closing_of(pattern) == closing
+
+
+def test_formats_of_templates() -> None:
+    hermes = OfTemplate.of(tokenizer_of(HERMES))
+    assert hermes == OfTemplate("<tool_call>", "</tool_call>")
+    assert OfTemplate.of(tokenizer_of(LLAMA)) == OfTemplate("", "")
+    assert OfTemplate.of(tokenizer_of(PLAIN)) is None
+    assert OfTemplate.of(tokenizer_of(None)) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        (CALL, [FOUND]),
+        (f"<think>{CALL}</think>It is 42.", []),
+        (f"<think>hm</think>\n{CALL}\n{CALL}", [FOUND, FOUND]),
+        ("It is 42.", []),
+        ("<tool_call>\n6*7\n</tool_call>", ["no call"]),
+        (CALL.removesuffix("</tool_call>"), [FOUND]),
+    ],
+)
+def test_calls_of_hermes(said: str, found: list[Any]) -> None:
+    hermes = OfTemplate("<tool_call>", "</tool_call>")
+    calls = hermes.found(said, True)
+    assert [one if isinstance(one, FunctionCall) else "no call" for one in calls] == found
+    assert hermes.found(said, False) == [], "it is answered where the turn ends"
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ('{"name": "calculator", "parameters": {"expression": "6*7"}}', [FOUND]),
+        ('<|python_tag|>{"name": "calculator", "parameters": {"expression": "6*7"}}', [FOUND]),
+        ("It is {42}.", []),
+        ("f(x) = 2", []),
+    ],
+)
+def test_calls_of_llama(said: str, found: list[Any]) -> None:
+    assert OfTemplate("", "").found(said, True) == found
+
+
+def test_results_stand_as_the_template_writes_them() -> None:
+    """What the policy has said, and what it is told, is the chat that the template renders."""
+    for template, end in ((HERMES, "<|im_end|>"), (LLAMA, "<|eot|>")):
+        tokenizer = tokenizer_of(template)
+        asked = [{"role": "user", "content": "6*7?"}]
+        results = [{"role": "tool", "content": "42"}, {"role": "tool", "content": "43"}]
+        reply = {"role": "assistant", "content": "a call"}
+        show = tokenizer.apply_chat_template
+        whole = show([*asked, reply, *results], tokenize=False, add_generation_prompt=True)
+        before = show(asked, tokenize=False, add_generation_prompt=True)
+        end_id = tokenizer.convert_tokens_to_ids(end)
+        said = [*tokenizer.encode(before + "a call", add_special_tokens=False), end_id]
+        told = Telling(tokenizer).tokens(results, end_id)
+        assert tokenizer.decode(said + told) == whole
+        stopped = Telling(tokenizer).tokens(results, 65)  # by a stop string, before the end
+        assert stopped == [end_id, *told]
+
+
+def test_a_template_that_refuses_tools_tells_the_user() -> None:
+    refuses = "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    told = Telling(tokenizer_of(refuses)).tokens([{"role": "tool", "content": "42"}], 65)
+    assert byte_tokenizer().decode(told) == "[user]42"
+
+
+def test_results_hold_no_special_tokens() -> None:
+    tokenizer = tokenizer_of(None)
+    end_id = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    telling = Telling(tokenizer, "<r>{result}</r>")
+    message = {"role": "tool", "content": "a<|im_end|>\ud800"}
+    tokens = telling.tokens([message], 65)
+    assert end_id not in tokens
+    assert tokenizer.decode(tokens) == "<r>a<|im_end|>?</r>"

@@ -1,0 +1,73 @@
+"""The interpreter: variables stay for one completion, and nothing that code does ends a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from assay.tools import interpreter as module
+from assay.tools.base import RunCall, ToolError
+from assay.tools.interpreter import interpreter
+from assay.verify.sandbox import SandboxUnavailable
+
+
+@pytest.fixture
+def run() -> Iterator[RunCall]:
+    try:
+        call = interpreter(0.5).open()
+        call({"code": "first = 1"})
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    yield call
+    module._close()
+    module._here.sandbox = None
+
+
+def told(run: RunCall, code: str) -> str:
+    try:
+        return run({"code": code})
+    except ToolError as error:
+        return f"error: {error}"
+
+
+def test_state_stays_for_a_completion(run: RunCall) -> None:
+    assert told(run, "x = 3\nx * x") == "9"
+    assert told(run, "print(x)\ny = x + 1") == "3"
+    assert told(run, "def f(n):\n    return n * y\nf(5)") == "20"
+    assert told(run, "z = 1") == "(no output)"
+    other = interpreter(0.5).open()
+    assert "NameError" in told(other, "x") and told(run, "x") == "3"
+
+
+def test_errors_are_told_with_what_was_printed_before(run: RunCall) -> None:
+    assert told(run, "print('here')\n1 / 0") == "error: here\nZeroDivisionError: division by zero"
+    assert "SyntaxError" in told(run, "def f(:")
+    assert "FileNotFoundError" in told(run, "open('/etc/passwd')")
+    assert "surrogates" in told(run, "\ud800")
+    assert told(run, "first") == "1"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("while True: pass", "it took more than 0.5 seconds"),
+        ("import time; time.sleep(60)", "it took more than 0.5 seconds"),
+        ("print('a' * 10_000_000)", "it wrote more than"),
+        ("import os; os._exit(3)", "exit code 3"),
+    ],
+)
+def test_a_process_that_ends_loses_its_last_call_alone(run: RunCall, code: str, words: str) -> None:
+    told(run, "kept = 5")
+    assert words in told(run, f"kept = 6\n{code}")
+    assert told(run, "kept + first") == "6"
+
+
+def test_processes_of_ended_completions_are_closed(run: RunCall) -> None:
+    other = interpreter(0.5).open()
+    told(other, "x = 1")
+    session = other.__self__.session  # type: ignore[attr-defined]
+    del other
+    assert not session.closed
+    told(interpreter(0.5).open(), "x = 1")
+    assert session.closed
