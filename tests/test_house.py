@@ -49,11 +49,11 @@ RANKS = {
     "reward_models": 5,
     "tools": 5,
     "plan": 5,
+    "scale": 5,
     "doctor": 5,
     "training": 6,
     "searching": 7,
     "start": 7,
-    "scale": 7,
     "curation": 7,
     "recipes": 8,
     "cli": 9,
@@ -64,11 +64,11 @@ APART = {"verify", "generate", "learn"}
 # Lines that a room may have. A room that shrinks takes its budget with it; who raises one says why, behind it.
 BUDGETS = {
     "*.py": 1797,  # 19: what the policy said in each turn of a conversation; 2: the effort of a row; 3: a key that is the name of a section; 7: public names of the search; 32: whether a text is in a think block, how many tokens were given; 12: tokens that are given and a verdict as a row, from three rooms; 3: a table's key that is wrong; 20: several near names, `did you mean`, slips in the keys of rows, an error in a notebook; 10: complaints of sections in a table; 40: what an import of a user's module lacked, and at which line; 17: tables that are put together, a completion of which only the text is known
-    "cli": 1250,  # 25: flips of `compare-runs`, `rollback`, who approves; 40: `frontier`; 60: `search`; 6: budgets of thinking; `assay verify FILE` from verify; 75: `rollouts`, `compare-runs`; 85: `init`; 45: `data`; 85: `recipe`; 45: `compare`
-    "config": 2144,  # 58: `[tools]`; 120: a row of a rule of the guard, its options and their complaints; 115: `[distill]` and `[teacher]`; 13: an effort is a budget or a line, of a row or of all; 6: sampling with some keys changed; 35: `curriculum.group_sizes`; 60: budgets of thinking, a least length, effort; 25: `[pretrain]`; 125: `[curriculum]`; what a row of a table is came from learn; settings of data stages, recipes' files
+    "cli": 1288,  # 38: `serve-verifiers`; 25: flips of `compare-runs`, `rollback`, who approves; 40: `frontier`; 60: `search`; 6: budgets of thinking; `assay verify FILE` from verify; 75: `rollouts`, `compare-runs`; 85: `init`; 45: `data`; 85: `recipe`; 45: `compare`
+    "config": 2208,  # 60: `[scale]`; 58: `[tools]`; 120: a row of a rule of the guard, its options and their complaints; 115: `[distill]` and `[teacher]`; 13: an effort is a budget or a line, of a row or of all; 6: sampling with some keys changed; 35: `curriculum.group_sizes`; 60: budgets of thinking, a least length, effort; 25: `[pretrain]`; 125: `[curriculum]`; what a row of a table is came from learn; settings of data stages, recipes' files
     "curation": 3775,  # 1033: `write_tests`: inputs from examples and what they have in common, 260; where inputs begin, 200; agreement and what tests find, 365; mutants, 110, since libraries mutate files on disk and run pytest; 40: each says what it writes at the most, which recipes knew; 120: `rank`, annotators who err; 150: mining of pages: a classifier of n-grams, the rule of domains; 45: Parquet, whole rows on a full disk; data stages, a file each; what writes their rows, what asks a model or a server for them; half of the lines tell what a setting does
     "data": 4015,  # 27: summaries of traces, for the recipe o1_style; 52: the effort of problems, traces and preferences, and its line in the prompt; 40: rows of APPS; 8: rows of BFCL for which any call is right are refused; 25: rows of DROP and BFCL in a wrong form are said in one line; 3: DROP, BFCL and sizes of groups; 110: DROP and BFCL as they are published; 110: pages of the web; 75: documents, and files of plain text; 140: requests that are not sums, traces with links, examples and a check, for the recipe r1; 440: orders of draws, the posterior of pass rates, what rows say of themselves; 55 more: n-grams of held-out questions serve `assay data decontaminate`; columns of the hub are renamed, its errors say what to do; think mode of a row, and its switches, 80; 130: lists of words that keep to instructions; 20: finished problems and traces become rows; 130: one reader of rows that hold a completion, which was three in curation and training; 45: rows written as Parquet
-    "generate": 2917,  # 108: completions that wait, and turns; 14: rows of one call may have budgets of their own; 235: given tokens, and thinking under control; 300 more: a decoding step in C, 1.7 times as fast on the demo
+    "generate": 2962,  # 50: log-probabilities of fixed tokens, by which a sampler elsewhere is held against the learner; 108: completions that wait, and turns; 14: rows of one call may have budgets of their own; 235: given tokens, and thinking under control; 300 more: a decoding step in C, 1.7 times as fast on the demo
     "learn": 3890,  # 87: a teacher beside the policy, in the loss and in the reference's place
     "model": 3986,  # 265: divergences from a teacher, by the output head; 240: a layer in C; attention by blocks on a GPU; 104: long rows of other models hold no whole mask
     "plan": 1372,  # 25: memory of a teacher, and of all stages that sample
@@ -76,10 +76,11 @@ BUDGETS = {
     "reward_models": 1453,  # was verify/reward_model: it reads runs and checkpoints
     "run": 6026,  # 2: where the policy speaks; 615: the guard: rules over whole series, their evidence as a page and a figure; metrics as series; 120: the evaluation log, and flips of two checkpoints; 160: pins, going back, approval; 2: the words of a distillation; 8: given tokens are counted; 40: perplexity beside accuracy; `load_run` 220, four experiment trackers 370, rollouts read and runs compared 300; 75: a table in a terminal 50, how a run ended 25; intervals and exact tests 200; 40: progress in a notebook
     "tools": 1059,  # tools that a policy calls, how calls are written, and the turns of a completion
-    "training": 7130,  # 17: tools are opened; 27: the guard is asked after evaluations, whose answers are kept; who approves; 245: `[distill]`, on traces and on own completions; the teacher that is held against the policy; 53: efforts of rows, which budgets may be too small or too large, and lines on the frontier; 22: a budget of no use is told by `assay compare`, one way to ask which answers are equal; 30: budgets that a run only had, and rollouts behind a step; 205: `assay frontier`; 15: votes that are weighed, prefixes of which the tokens are known; 58: a verifier for a tag that no row has; 40: budgets of thinking in every command that samples; 210: rewards of users are tried on the rows before a model is loaded; 25: how far a reward model goes by length; 250: `[pretrain]`: documents in pieces, and what a model thinks of those held out; 15: verifiers by tag; 15: the curriculum is opened with what its rows say; 200 more: the model card; 510: the Python API, reward functions of TRL and verl; models compared 640; accuracy of each think mode and source 60
+    "training": 7217,  # 75: actors in place of the engine, one step ahead; 17: tools are opened; 27: the guard is asked after evaluations, whose answers are kept; who approves; 245: `[distill]`, on traces and on own completions; the teacher that is held against the policy; 53: efforts of rows, which budgets may be too small or too large, and lines on the frontier; 22: a budget of no use is told by `assay compare`, one way to ask which answers are equal; 30: budgets that a run only had, and rollouts behind a step; 205: `assay frontier`; 15: votes that are weighed, prefixes of which the tokens are known; 58: a verifier for a tag that no row has; 40: budgets of thinking in every command that samples; 210: rewards of users are tried on the rows before a model is loaded; 25: how far a reward model goes by length; 250: `[pretrain]`: documents in pieces, and what a model thinks of those held out; 15: verifiers by tag; 15: the curriculum is opened with what its rows say; 200 more: the model card; 510: the Python API, reward functions of TRL and verl; models compared 640; accuracy of each think mode and source 60
+    "scale": 1331,  # actors that sample and judge, one step ahead too; their cluster; verdicts over HTTP
     "searching": 1250,  # search at test time: seven methods that draw, choose and are measured in one way; their trees as rows
     "start": 1463,  # 5: the key of answers, where a reward of yours is there; 15: minutes of a whole run; 8: `[pretrain]` is timed; `assay init` 660; 614 came from plan: what opens a model to measure it, for `assay plan`; 135 more: rows held out, the key of answers, a refusal that leaves nothing
-    "verify/*.py": 1305,  # 1: `constant`; 8: whether a part accepts, which sums, lengths and trials said; 8: which users' functions judge a row; fields that all rooms share, and what each may hold: numbers, lists
+    "verify/*.py": 1507,  # 205: verdicts of a server, `remote:NAME`; 1: `constant`; 8: whether a part accepts, which sums, lengths and trials said; 8: which users' functions judge a row; fields that all rooms share, and what each may hold: numbers, lists
     "verify/answers": 4336,  # 3: calls of a part, for tools; 111: every call of a reply counts, one that cannot be read is not none, and schemas are checked; 485: spans compared as DROP does, function calls as BFCL does
     "verify/instructions": 800,
     "verify/judge": 1815,  # its client also samples for `assay data collect`; wins by place
@@ -87,7 +88,7 @@ BUDGETS = {
     "verify/programs": 2214,  # 31: tests run one by one, up to the first that fails, for `write_tests`
     "verify/redteam": 496,  # 1: rows of yours, where no attack could be judged; what decides, in its last lines
     "verify/sandbox": 2825,
-    "verify/serving": 2120,
+    "verify/serving": 2136,  # 17: workers that are not of this machine
     "verify/style": 816,  # 21: `constant`, where nothing can be verified
 }
 LIGHT = ["assay", "assay.types", "assay.errors", "assay.config", "assay.cli"]
@@ -254,7 +255,7 @@ def test_no_relative_imports() -> None:
         ("config", "from assay.data.problems import load_problems"),
         ("verify", "import assay.learn.losses"),
         ("learn", "from assay import generate"),
-        ("training", "def f():\n    from assay.scale import ray_actors"),
+        ("training", "def f():\n    from assay.start import plan"),
         ("types", "from assay import config"),
     ],
 )

@@ -14,6 +14,7 @@ from assay.config.distill import DistillConfig, TeacherConfig
 from assay.config.guard import GuardConfig
 from assay.config.preference import PreferenceConfig
 from assay.config.reward_model import RewardModelConfig
+from assay.config.scale import ScaleConfig
 from assay.config.stages import OptimizerConfig, PretrainConfig, RLConfig, SFTConfig
 from assay.config.tools import ToolsConfig
 from assay.config.tree import (

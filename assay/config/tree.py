@@ -20,6 +20,7 @@ from assay.config.distill import DistillConfig, TeacherConfig
 from assay.config.guard import GuardConfig
 from assay.config.preference import PreferenceConfig
 from assay.config.reward_model import RewardModelConfig
+from assay.config.scale import ScaleConfig
 from assay.config.section import COOLEST, HOTTEST, MOST, Section
 from assay.config.stages import OptimizerConfig, PretrainConfig, RLConfig, SFTConfig
 from assay.config.tools import ToolsConfig
@@ -70,6 +71,7 @@ class TrainConfig(Section):
     verification: VerificationConfig = VerificationConfig()
     guard: GuardConfig = GuardConfig()
     log: LogConfig = LogConfig()
+    scale: ScaleConfig = ScaleConfig()
 
     @property
     def stage(self) -> str:
@@ -288,6 +290,7 @@ def _clashes(config: TrainConfig) -> Iterator[str]:
         accepted = f"a number > 0 {when}, or all siblings would be equal"
         yield message("sampling.temperature", "0 (greedy)", accepted)
     yield from _clashes_of_teacher(config)
+    yield from config.scale.clashes(config.stage, config.drawing is not None)
     stages = (config.data, config.preference, config.reward_model, config.pretrain)
     missing = remedy = ""
     if config.evaluation.every is None:

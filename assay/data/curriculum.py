@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import json
@@ -94,6 +95,15 @@ class Curriculum:
             self._of_step = self._of_step if refill else set()
             chosen = self._choose(num_prompts)
         return [self._hand_out(index) for index in chosen]
+
+    def ahead(self) -> Curriculum:
+        """Return a copy that may be drawn from: what it draws is what this one will draw next."""
+        other = copy.copy(self)
+        other.outcomes = copy.deepcopy(self.outcomes)
+        other._chances = self._chances.copy()
+        other._in_hand, other._of_step = dict(self._in_hand), set(self._of_step)
+        other._sizes = list(self._sizes)
+        return other
 
     def group_sizes(self, problems: Sequence[Problem], usual: int) -> list[int]:
         """Return how many completions each of the problems that were drawn is to get.

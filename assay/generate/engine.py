@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +22,7 @@ from assay.config import EngineConfig, SamplingConfig
 from assay.errors import DataError, ModelError, OutOfMemory, message
 from assay.generate.base import Guide, first_of
 from assay.generate.finish import TextEnds, num_think_tokens, turns_of
-from assay.generate.forward import Choice, choose_forward
+from assay.generate.forward import Choice, choose_forward, plain_probe, probe
 from assay.generate.kv_cache import Extent, Room
 from assay.generate.memory import default_kv_mib, num_that_fit
 from assay.generate.sampler import completion_key, sample, uniforms
@@ -32,7 +32,7 @@ from assay.generate.threads import fastest_threads, on_threads
 from assay.model.allocator import out_of_memory_names, return_freed_memory
 from assay.model.family import NotLean
 from assay.model.weights import Weights
-from assay.types import Completion, FinishReason, Group, Problem, Prompt
+from assay.types import Completion, FinishReason, Floats, Group, Problem, Prompt
 
 MEMORY_SETTINGS = "engine.max_kv_mib or engine.num_slots"
 
@@ -148,6 +148,20 @@ class Engine:
         """Sample from these weights; those of the learner's own memory are there already."""
         weights.load_into(self._model)
         self.policy_version = weights.version
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Return the weights that are sampled from, by the names of `Weights`."""
+        return self._model.state_dict()
+
+    def probe(self) -> Floats:
+        """Return log-probabilities of fixed tokens, by the way that completions are sampled."""
+        rows = self._choice.row_counts[-1]
+        with self._threads():
+            return probe(self._choice.forward, self._model, rows, self.context_length).numpy()
+
+    def plain_probe(self) -> Floats:
+        """Return what `probe` should: by a plain pass of the model."""
+        return plain_probe(self._model, self.context_length).numpy()
 
     def generate(
         self,

@@ -34,6 +34,7 @@ ROW_MULTIPLES = (8, 16, 64)
 LEAST_ROWS = 4  # of a step, where idle ones are left out: below, products take other ways
 PROBE_PROMPT, PROBE_STEPS = PROMPT_BLOCK + 6, 2  # the probe reaches into a second block
 PROBE_BEYOND = 3 * BLOCK
+PROBED_TOKENS = 256  # of the vocabulary, whose log-probabilities are sent and compared
 SHARED_FROM_MIB = 64  # of the slots' keys and values, a block each: less stays in the cache anyway
 MAX_DIFFERENCE = 1e-3  # of log-probabilities over the whole vocabulary, in float32
 MEAN_DIFFERENCE, P99_DIFFERENCE = 0.15, 0.75  # in narrower types, which round up to half of it
@@ -347,11 +348,41 @@ def _has_experts(model: nn.Module) -> bool:
 
 
 def _check_close(found_LV: Tensor, logits_LV: Tensor) -> None:
-    difference = (found_LV - logits_LV.float().log_softmax(-1)).abs().flatten()
-    if logits_LV.dtype == torch.float32:
+    check_close(found_LV, logits_LV.float().log_softmax(-1), logits_LV.dtype)
+
+
+def check_close(found: Tensor, plain: Tensor, dtype: torch.dtype) -> None:
+    """Raise ModelError where log-probabilities differ more from a plain pass than rounding
+    explains."""
+    difference = (found - plain).abs().flatten()
+    if dtype == torch.float32:
         close = bool(difference.max() <= MAX_DIFFERENCE)
     else:
         p99 = difference.kthvalue(max(int(0.99 * len(difference)), 1)).values
         close = bool(difference.mean() <= MEAN_DIFFERENCE and p99 <= P99_DIFFERENCE)
     if not close:
         raise ModelError(f"log-probabilities differ from a plain pass by {difference.max():.2g}")
+
+
+@torch.inference_mode()
+def probe(forward: Forward, model: nn.Module, num_rows: int, context_length: int | None) -> Tensor:
+    """Return log-probabilities of the fixed tokens' ends, of some tokens each, by this way."""
+    tokens_L = _probe_tokens(model, context_length)
+    forward.refresh(num_rows)
+    logprobs_LV, _ = _through_cache(forward, tokens_L, num_rows)
+    forward.end_call()
+    return _thinned(logprobs_LV)
+
+
+@torch.inference_mode()
+def plain_probe(model: nn.Module, context_length: int | None) -> Tensor:
+    """Return what `probe` should: by one plain pass of a model."""
+    tokens_L = _probe_tokens(model, context_length)
+    with in_eval(model):
+        logits_LV = model(input_ids=tokens_L[None], use_cache=False).logits[0]
+    num_steps = min(PROBE_STEPS, len(tokens_L) - 1)
+    return _thinned(logits_LV[-1 - num_steps :].float().log_softmax(-1))
+
+
+def _thinned(logprobs_LV: Tensor) -> Tensor:
+    return logprobs_LV[:, :: max(1, logprobs_LV.shape[1] // PROBED_TOKENS)].cpu()

@@ -38,9 +38,9 @@ CGROUP_LIMITS = (
 )
 """Where a control group says how much memory it may have, in its version 2 and 1."""
 
-_HARMLESS = ("run", "checkpoint", "evaluation", "verification", "guard", "log")
+_HARMLESS = ("run", "checkpoint", "evaluation", "verification", "guard", "log", "scale")
 """Sections whose change leaves what was sampled, judged and learned as it was."""
-_HARMFUL = ("verification.options", "verification.schedule")
+_HARMFUL = ("verification.options", "verification.schedule", "scale.steps_ahead")
 """Keys of them of which that is not true."""
 
 _TELLING = ("version", "hash", "options", "checkpoint")

@@ -30,6 +30,8 @@ from assay.model.probe import LayoutChoice, probe_layouts
 from assay.model.rates import slow_type
 from assay.model.value_head import ValueModel
 from assay.run.progress import Progress, SamplingWatch
+from assay.scale.ahead import Actors
+from assay.scale.verifying import actors_for
 from assay.tools.toolbox import open_tools
 from assay.training.judging import open_service
 from assay.training.tag_watch import TagWatch
@@ -53,23 +55,31 @@ class Bench:
     renderer: PromptRenderer
     generator: Engine
     verifiers: VerifierService
+    actors: Actors | None = None  # what samples in the generator's place
+
+    @property
+    def sampler(self) -> Engine | Actors:
+        """What a run samples by."""
+        return self.actors or self.generator
 
 
 def open_verifiers(config: TrainConfig, stack: ExitStack) -> VerifierService:
     """Start the verifiers, which ``stack`` closes: they check every row before a model is loaded.
 
-    Workers start first of all: they load while the model does.
+    Workers, and the cluster of actors, start first of all: they load while the model does.
     """
     set_threads(config)
     parse_expression(config.data.verifier, "data.verifier")
     for tag, expression in config.data.verifier_by_tag.items():
         parse_expression(expression, f"data.verifier_by_tag.{tag}")
+    options = verifier_options(config)
     service = open_service(
         config.verification,
         config.data.verifier,
-        options=verifier_options(config),
+        options=options,
         give_up_after=config.completions_a_step or GIVE_UP_AFTER,
         by_tag=config.data.verifier_by_tag,
+        **actors_for(config, options, stack),
     )
     return stack.enter_context(service)
 
@@ -415,7 +425,7 @@ def make_learner(
     bench: Bench, row: Algorithm, layout: LayoutChoice, teacher: TeacherModel | None = None
 ) -> PolicyLearner:
     """Return the learner of the RL stage; it weighs what a generator samples that is not exact."""
-    row = for_generator(row, bench.generator.exact)
+    row = for_generator(row, bench.sampler.exact)
     config, rl, loaded = bench.config, bench.config.rl, bench.loaded
     assert rl is not None
     start = None

@@ -8,7 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from assay.config import SamplingConfig
+from assay.data.curriculum import Curriculum
 from assay.generate.base import Generator
+from assay.run.directory import Run
+from assay.scale.ahead import Call
 from assay.training.evaluate import Judge, sample_and_judge
 from assay.types import Group, Problem, Verdict
 
@@ -93,6 +96,20 @@ def _is_to_grow(group: Group, verdicts: Sequence[Verdict], size: int) -> bool:
 
 def _passed(verdicts: Sequence[Verdict]) -> bool:
     return any(verdict.correct for verdict in verdicts)
+
+
+def next_calls(curriculum: Curriculum, run: Run, plan: BatchPlan) -> list[Call]:
+    """Return what the generator will be asked for in the step after the one at hand."""
+    if run.num_steps is not None and run.step + 1 >= run.num_steps:
+        return []
+    ahead = curriculum.ahead()
+    problems = ahead.draw(plan.num_prompts)
+    sizes, sampling = ahead.group_sizes(problems, plan.group_size), plan.sampling_at(run.step + 1)
+    pairs = list(zip(problems, sizes, strict=True))
+    return [
+        Call([one for one, own in pairs if own == size], sampling, size)
+        for size in sorted(set(sizes))
+    ]
 
 
 def is_mixed(verdicts: Sequence[Verdict]) -> bool:

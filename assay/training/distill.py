@@ -24,6 +24,7 @@ from assay.training.assemble import (
     read_problems,
 )
 from assay.training.batch_plan import BatchPlan
+from assay.training.elsewhere import on_actors
 from assay.training.rl import collect
 from assay.training.sft import Lessons, lay_out_traces, learn_given, read_traces
 from assay.training.stage import (
@@ -83,7 +84,7 @@ def run_on_policy(stage: Stage) -> Path:
         guard = Guard(config.guard)
         service = open_verifiers(config, stack)
         rows = read_problems(config, service)
-        bench = open_bench(config, service)
+        bench = on_actors(open_bench(config, service), stack)
         problems = fit_problems(rows, bench)
         tested = try_verifiers(config, service)
         loaded = open_teacher(bench)

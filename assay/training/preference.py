@@ -37,6 +37,7 @@ from assay.training.assemble import (
     read_problems,
 )
 from assay.training.batch_plan import BatchPlan, at_step
+from assay.training.elsewhere import on_actors
 from assay.training.given import RowSchedule
 from assay.training.pairwise import PairwiseVerifiers
 from assay.training.preference_data import (
@@ -115,7 +116,7 @@ def run_preference(stage: Stage) -> Path:
         guard = Guard(config.guard)
         verifiers = open_verifiers(config, stack)
         rows = read_rows(config, verifiers)
-        bench = open_bench(config, verifiers)
+        bench = on_actors(open_bench(config, verifiers), stack)
         opening = _Opening(stage, settings, row, bench, rows, guard, stack)
         loop = opening.given() if settings.pairs else opening.on_policy()
         run = loop.run

@@ -54,12 +54,16 @@ def _are_same(one: Group, other: Group) -> bool:
 
 
 class RunGenerator:
-    """Looks into the rollout log of the step, then generates; counted as ``time/generate``."""
+    """Looks into the rollout log of the step, then generates; counted as ``time/generate``.
+
+    begin_next: called when a step is collected, before it is learned from.
+    """
 
     def __init__(self, generator: Generator, run: Run) -> None:
         self.generator = generator
         self._run = run
         self._log = StepLog(run)
+        self.begin_next: Callable[[], None] = lambda: None
 
     @property
     def policy_version(self) -> int:
@@ -98,8 +102,9 @@ class RunGenerator:
             return groups
 
     def sleep(self) -> None:
-        """Pass it on."""
+        """Pass it on; a step has been collected."""
         self.generator.sleep()
+        self.begin_next()
 
     def load_policy(self, weights: Weights) -> None:
         """Pass the weights on."""

@@ -111,8 +111,10 @@ def open_run(
             quiet=stage.quiet,
         )
     if bench is not None:
-        bench.generator.watch = run.progress.sampling
+        bench.sampler.watch = run.progress.sampling
         bench.verifiers.listen(run.event)
+        if bench.actors is not None:
+            bench.actors.on_event = run.event
     stack.callback(report_if_possible, run.folder)
     report_to_trackers(run)
     return stack.enter_context(run)
@@ -152,10 +154,10 @@ def attach_sampling(
     run.event("self_test", verifiers=[one.as_dict() for one in tested])
     for warning in bench.verifiers.warnings():
         run.note(f"warning: {warning}")
-    bench.generator.load_policy(learner.weights())
+    bench.sampler.load_policy(learner.weights())
     judge = judge or bench.verifiers
     verifiers = RunVerifiers(judge, run, judge.describe)
-    return curriculum, RunGenerator(bench.generator, run), verifiers
+    return curriculum, RunGenerator(bench.sampler, run), verifiers
 
 
 def report_if_possible(folder: Path) -> None:
@@ -232,7 +234,7 @@ def _evaluate_at(run: Run, bench: Bench, heldout: Sequence[Problem], temperature
             judged.append((group, verdicts))
 
     with run.progress.sampling.doing(f"held-out problems, {kind}", len(heldout) * many):
-        result = evaluate(bench.generator, bench.verifiers, heldout, sampling, many, keep)
+        result = evaluate(bench.sampler, bench.verifiers, heldout, sampling, many, keep)
     if judged:
         record_answers(run.folder, kind, run.step, judged, sampling, run.verifiers)
     run.record_evaluation(result.as_row())

@@ -8,6 +8,7 @@ from pathlib import Path
 from assay.config import TrainConfig
 from assay.learn.algorithms import describe
 from assay.run.guard import Guard
+from assay.scale.ahead import AheadGenerator
 from assay.training.assemble import (
     Bench,
     Problems,
@@ -19,7 +20,8 @@ from assay.training.assemble import (
     open_verifiers,
     read_problems,
 )
-from assay.training.batch_plan import BatchPlan
+from assay.training.batch_plan import BatchPlan, next_calls
+from assay.training.elsewhere import on_actors
 from assay.training.rl import Loop, train_step
 from assay.training.stage import (
     FirstLook,
@@ -43,7 +45,7 @@ def run_rl(stage: Stage) -> Path:
         guard = Guard(config.guard)
         verifiers = open_verifiers(config, stack)
         rows = read_problems(config, verifiers)
-        bench = open_bench(config, verifiers)
+        bench = on_actors(open_bench(config, verifiers), stack)
         problems = fit_problems(rows, bench)
         tested = try_verifiers(config, bench.verifiers)
         teacher = open_reference(bench, algorithm)
@@ -52,6 +54,17 @@ def run_rl(stage: Stage) -> Path:
         run = open_run(stage, config.rl.steps, bench.loaded.model, stack, bench)
         parts = attach_sampling(run, bench, problems, learner, layout, tested, stack)
         curriculum, generator, verifiers = parts
+        plan = BatchPlan(
+            num_prompts=config.rl.num_prompts,
+            group_size=config.rl.group_size,
+            sampling=config.sampling,
+            max_refills=config.rl.max_refills if algorithm.dynamic_sampling else 0,
+            max_group_size=config.rl.max_group_size,
+            temperatures=config.rl.temperature_schedule,
+        )
+        if isinstance(ahead := bench.actors, AheadGenerator):
+            generator.begin_next = lambda: ahead.begin(next_calls(curriculum, run, plan))
+            run.add_metrics(ahead.take_metrics)
         loop = Loop(
             curriculum=curriculum,
             generator=generator,
@@ -59,14 +72,7 @@ def run_rl(stage: Stage) -> Path:
             run=run,
             learner=learner,
             guard=guard,
-            plan=BatchPlan(
-                num_prompts=config.rl.num_prompts,
-                group_size=config.rl.group_size,
-                sampling=config.sampling,
-                max_refills=config.rl.max_refills if algorithm.dynamic_sampling else 0,
-                max_group_size=config.rl.max_group_size,
-                temperatures=config.rl.temperature_schedule,
-            ),
+            plan=plan,
         )
         heldout = problems.heldout
         for _ in steps_of(run, guard, lambda: evaluate_heldout(run, bench, heldout)):

@@ -21,7 +21,7 @@ from typing import Any, Literal, cast
 
 from assay.errors import VerifierError, find_object, message
 from assay.types import NotJudgedReason, Problem, StepScore, Verdict
-from assay.verify.expression import BUILT_IN
+from assay.verify.expression import BUILT_IN, REMOTE
 
 Takes = Literal["completion", "group", "verdicts", "batch"]
 
@@ -304,6 +304,8 @@ def resolve(name: str) -> Verifier:
     ``(problem, group)``: the second parameter's name tells which. Raises VerifierError.
     """
     place, _, pinned = name.partition("@")
+    if place.startswith(REMOTE):
+        return find_object("assay.verify.remote:remote", name, VerifierError)(place, pinned)
     verifier = _load(BUILT_IN.get(place, place), name)
     if pinned and pinned != str(verifier.version):
         raise VerifierError(

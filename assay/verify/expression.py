@@ -48,6 +48,9 @@ BUILT_IN = {
     "argument_structure": "assay.verify.logic.argument_structure:ARGUMENT_STRUCTURE",
 }
 
+REMOTE = "remote:"
+"""What the name of a verifier begins with that a server has (`assay.verify.remote`)."""
+
 _TOKEN = re.compile(
     r"""\s*(?:
     (?P<name>[A-Za-z_][\w.]*(?::[A-Za-z_][\w.]*)?(?:@\d+)?)
@@ -93,10 +96,16 @@ def parse_expression(text: str, where: str = "verifier") -> tuple[Term, ...]:
     return _Parser(text, where).terms()
 
 
+def is_built_in(name: str) -> bool:
+    """Whether a verifier is one of ours, a server's (``remote:NAME``) among them."""
+    bare = name.partition("@")[0]
+    return bare in BUILT_IN or bare.startswith(REMOTE)
+
+
 def is_allowed(name: str, allow: Collection[str]) -> bool:
     """Whether code may be imported by this name: it or its module is among ``allow``."""
     bare = name.partition("@")[0]
-    return bare in BUILT_IN or bare in allow or bare.partition(":")[0] in allow
+    return is_built_in(bare) or bare in allow or bare.partition(":")[0] in allow
 
 
 def check_importable(allow: Iterable[str]) -> None:

@@ -22,14 +22,18 @@ from assay.errors import VerifierError, message
 from assay.types import Completion, Group, Problem, Prompt, Verdict
 from assay.verify.expression import (
     BUILT_IN,
+    REMOTE,
     check_importable,
     is_allowed,
+    is_built_in,
     nearest_built_in,
     parse_expression,
 )
 from assay.verify.serving.configured import Configured
 from assay.verify.serving.engine import JobEngine, Options
 from assay.verify.serving.job import Job
+from assay.verify.serving.pool import Hire
+from assay.verify.serving.process import Worker
 from assay.verify.serving.remains import clear_of_dead_parents
 from assay.verify.serving.schedule import Schedule
 from assay.verify.serving.sums import Sum, names_in
@@ -92,7 +96,8 @@ class VerifierService:
     looked up; 0: none. give_up_after: completions of which none was judged, for errors and
     deadlines, after which judging raises VerifierError in the verifier's own words; None: never.
     allow: Python modules, or ``module:object``, that a problem may name beside those of the default
-    expression; no other code is imported for it. Raises VerifierError for an expression, an option
+    expression; no other code is imported for it. hire: makes a worker, where they are not processes
+    of this machine. Raises VerifierError for an expression, an option
     or a schedule that is wrong.
     """
 
@@ -109,6 +114,7 @@ class VerifierService:
         give_up_after: int | None = None,
         allow: Iterable[str] = (),
         by_tag: Mapping[str, str] | None = None,
+        hire: Hire = Worker,
     ) -> None:
         self.default_expression = default_expression
         self._by_tag = dict(by_tag or {})
@@ -125,21 +131,21 @@ class VerifierService:
         for where in (*self._options, *self._schedule.points):
             _check_names(where)
         cores = os.cpu_count() or 1
-        if num_workers is not None and num_workers > WORKERS_A_CORE * cores:
+        if hire is Worker and num_workers is not None and num_workers > WORKERS_A_CORE * cores:
             accepted = f"at most {WORKERS_A_CORE * cores} on this machine ({WORKERS_A_CORE} a core)"
             raise VerifierError(message("worker processes", num_workers, accepted))
         workers, cache_bytes = num_workers or max(1, cores // 2), int(cache_mib * 2**20)
-        self._settings = (workers, deadline, on_event, self._options, cache_bytes)
+        self._settings = (workers, deadline, on_event, self._options, cache_bytes, hire)
         self._give_up_after = give_up_after
         self._failures: Counter[str] = Counter()  # words of those that were not judged
         self._verifiers: dict[str, Configured] = {}
         self._sums: dict[str, Sum] = {}
         for name in self._options:  # of a user's, a wrong option is told when it is first used
-            if _bare(name) in BUILT_IN and (error := self._verifier(name).error):
+            if is_built_in(name) and (error := self._verifier(name).error):
                 raise VerifierError(error)
         self._open()
         clear_of_dead_parents()
-        asked = [self._verifier(name) for name in names if _bare(name) in BUILT_IN]
+        asked = [self._verifier(name) for name in names if is_built_in(name)]
         if any(one.verifier.lane == "worker" and not one.error for one in asked):
             self.engine.pool.start()
         _services.add(self)
@@ -274,7 +280,7 @@ class VerifierService:
         return [
             (one, index == sum.chains[0][0])
             for index, one in enumerate(sum.verifiers)
-            if one.name not in BUILT_IN and not one.error and one.verifier.takes != "verdicts"
+            if not is_built_in(one.name) and not one.error and one.verifier.takes != "verdicts"
         ]
 
     def compares(self, problem: Problem) -> tuple[str, str] | None:
@@ -349,7 +355,8 @@ class VerifierService:
 
     def _verifier(self, name: str) -> Configured:
         if name not in self._verifiers:
-            options = self._options.get(_bare(name), {})
+            key = "remote" if name.startswith(REMOTE) else _bare(name)
+            options = self._options.get(key, {})
             if not self.allows(name):
                 module = name.partition(":")[0]
                 raise VerifierError(
@@ -357,7 +364,7 @@ class VerifierService:
                     f"allow; read it, then add --allow {module} (in a configuration: "
                     f'verification.allow = ["{module}"])'
                 )
-            if _bare(name) in BUILT_IN:
+            if is_built_in(name):
                 self._verifiers[name] = Configured.built_in(name, options)
             else:
                 facts = self._ask_for_facts(name)
@@ -404,7 +411,7 @@ def _bare(name: str) -> str:
 def _check_names(where: str) -> None:
     """Refuse a table of options or a schedule for a name that is no verifier's."""
     for name in where.split("|"):
-        if name not in BUILT_IN and ":" not in name:
+        if name not in (*BUILT_IN, "remote") and ":" not in name:
             accepted = "a verifier's name without a version, or package.module:object"
             remedy = nearest_built_in(name)
             raise VerifierError(message("verification", repr(name), accepted, remedy))

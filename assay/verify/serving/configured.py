@@ -56,7 +56,8 @@ class Configured:
             verifier = resolve(name)
         except VerifierError as error:
             return cls.unusable(name, str(error))
-        found = complaint_of_options(verifier.name, verifier, options)
+        bare = verifier.name.partition(":")[0]
+        found = complaint_of_options(bare, verifier, options)
         try:
             if not found and verifier.check_options is not None:
                 verifier.check_options(options)

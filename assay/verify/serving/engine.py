@@ -14,7 +14,8 @@ from assay.verify.serving.cache import VerdictCache
 from assay.verify.serving.calling import judge_unit
 from assay.verify.serving.job import Call, Job
 from assay.verify.serving.lanes import Lane, ThreadLane
-from assay.verify.serving.pool import Pool
+from assay.verify.serving.pool import Hire, Pool
+from assay.verify.serving.process import Worker
 from assay.verify.serving.stats import VerifierStats, step_metrics
 from assay.verify.serving.sums import Sum
 
@@ -28,7 +29,7 @@ class JobEngine:
 
     Threads of lanes hand parts over by `deliver`. on_event is called by those who wait for
     verdicts, so that it need not be safe from other threads. options: of the configuration, by
-    verifier. closed: nobody may judge any more.
+    verifier. hire: as `Pool` has it. closed: nobody may judge any more.
     """
 
     def __init__(
@@ -38,13 +39,15 @@ class JobEngine:
         on_event: Callable[..., None] | None,
         options: Options,
         cache_bytes: int,
+        hire: Hire = Worker,
     ) -> None:
         self.lock = threading.RLock()
         self.cache = VerdictCache(cache_bytes) if cache_bytes else None
         self.stats: dict[str, VerifierStats] = {}
         self._fresh: dict[str, VerifierStats] = {}  # since the metrics were last taken
         self.closed = False
-        self.pool = Pool(self.lock, self.deliver, self._tell, num_workers, deadline, options)
+        how = (num_workers, deadline, options, hire)
+        self.pool = Pool(self.lock, self.deliver, self._tell, *how)
         self._lanes: dict[str, ThreadLane] = {}
         self._news = threading.Condition(self.lock)
         self.on_event = on_event

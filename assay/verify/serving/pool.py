@@ -26,12 +26,15 @@ BYTES_AT_ONCE = 1 << 16  # of a request, from which on it takes no further group
 QUICKEST = 1e-4  # seconds of a call: of saying what to judge, and what came of it
 WORTH_SHARING = 0.02  # seconds of work: to share less costs more than it gains
 
+Hire = Callable[[str], Worker]
+
 
 class Pool(Lane):
     """A thread for each worker, which has it answer the calls of one group after the other.
 
     tell: called as ``tell(kind, **facts)`` when a worker is killed or dies. options: of the
-    configuration, by verifier. Workers start with the first call, or by `start`.
+    configuration, by verifier. hire: makes a worker, given the family of its mark. Workers start
+    with the first call, or by `start`.
     """
 
     def __init__(
@@ -42,8 +45,10 @@ class Pool(Lane):
         num_workers: int,
         deadline: float,
         options: Mapping[str, Mapping[str, Any]],
+        hire: Hire = Worker,
     ) -> None:
         super().__init__(lock, deliver)
+        self._hire = hire
         self.tell = tell
         self.num_workers = num_workers
         self.deadline = deadline
@@ -120,7 +125,7 @@ class Pool(Lane):
         with self.changed:
             if self.watcher is None:
                 self.watcher = start_watcher(self._family)
-        return Worker(self._family)
+        return self._hire(self._family)
 
     def _employ(self, worker: Worker) -> None:
         self.workers.append(worker)

@@ -42,6 +42,9 @@ class Lost(Exception):
         self.kind = kind
         self.idle = idle
 
+    def __reduce__(self) -> Any:
+        return Lost, (self.kind, str(self), self.idle)
+
 
 class Worker:
     """A fresh interpreter that runs `assay.verify.serving.worker`, and our end of its socket.
@@ -80,6 +83,11 @@ class Worker:
         self._loading = False
         self.ready = False
         self.since = time.monotonic()
+
+    @property
+    def has_heard(self) -> bool:
+        """Whether an answer is here already."""
+        return b"\n" in self._inbox
 
     def greet(self, options: dict[str, Any]) -> None:
         """Wait until a new worker is there, and tell it the options; raises Lost."""

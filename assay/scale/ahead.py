@@ -1,0 +1,162 @@
+"""Sampling one step ahead: the next step's groups, while this step is learned from."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from assay.config import SamplingConfig
+from assay.generate.engine import EngineStats
+from assay.model.weights import Weights
+from assay.scale.rollouts import ActorGenerator, Prepared
+from assay.types import Group, Problem
+
+JOIN_SECONDS = 30.0
+
+Key = tuple[str, str, int]
+
+
+@dataclass(frozen=True)
+class Call:
+    """What `Generator.generate` will be asked for."""
+
+    problems: Sequence[Problem]
+    sampling: SamplingConfig
+    group_size: int
+
+    def key(self, problem: Problem) -> Key:
+        """Return what a group must agree on to be the one that is asked for."""
+        return problem.group_id, self.sampling.model_dump_json(), self.group_size
+
+
+@dataclass(eq=False)
+class _Batch:
+    """Calls under way in a thread of their own."""
+
+    calls: Sequence[Call]
+    found: dict[Key, Group] = field(default_factory=dict[Key, Group])
+    error: BaseException | None = None
+    thread: threading.Thread | None = None
+
+
+class AheadGenerator:
+    """Actors that sample what `begin` names, while whoever began it does something else.
+
+    Weights that arrive meanwhile are loaded before anything else is sampled. max_age: policy
+    versions that a group may be behind the newest weights; an older one is sampled anew. Not exact:
+    what it samples is from an older policy, so tokens are weighed. watch: as the engine's, while
+    somebody waits.
+    """
+
+    exact = False
+    gives_model_logprobs = True
+
+    def __init__(self, actors: ActorGenerator, max_age: int) -> None:
+        self.actors = actors
+        self.max_age = max_age
+        self._newest: Prepared | None = None
+        self._loaded: int | None = None
+        self.watch: Callable[[EngineStats], None] | None = None
+        self._batch: _Batch | None = None
+        self._num_too_old = 0
+
+    @property
+    def policy_version(self) -> int:
+        """The version of the policy that is sampled from."""
+        return self.actors.policy_version
+
+    @property
+    def on_event(self) -> Callable[..., None]:
+        """Is told of actors that are lost."""
+        return self.actors.on_event
+
+    @on_event.setter
+    def on_event(self, on_event: Callable[..., None]) -> None:
+        self.actors.on_event = on_event
+
+    def begin(self, calls: Sequence[Call]) -> None:
+        """Sample these from the newest weights, and do not wait."""
+        self._wait()
+        self._load()
+        self._batch = batch = _Batch(calls)
+        batch.thread = threading.Thread(target=self._work, args=(batch,), daemon=True)
+        batch.thread.start()
+
+    def generate(
+        self,
+        problems: Sequence[Problem],
+        sampling: SamplingConfig,
+        group_size: int,
+        first_sibling: int = 0,
+        on_group: Callable[[Group], None] | None = None,
+    ) -> list[Group]:
+        """Return the groups that were sampled ahead, where they are; sample others now."""
+        batch, call = self._wait(), Call(problems, sampling, group_size)
+        keys = [call.key(problem) for problem in problems]
+        if batch is not None and not first_sibling and all(key in batch.found for key in keys):
+            groups = [batch.found.pop(key) for key in keys]
+            if all(self._age(group) <= self.max_age for group in groups):
+                if on_group is not None:
+                    for group in groups:
+                        on_group(group)
+                return groups
+            self._num_too_old += len(groups)
+        self._load()
+        self.actors.watch = self.watch
+        try:
+            return self.actors.generate(problems, sampling, group_size, first_sibling, on_group)
+        finally:
+            self.actors.watch = None  # nobody waits for what is sampled ahead
+
+    def sleep(self) -> None:
+        """Nothing that the learner could use is held."""
+
+    def load_policy(self, weights: Weights) -> None:
+        """Copy these weights; actors get them when what is under way has ended."""
+        self._newest = self.actors.prepare(weights)
+        if self._batch is None:
+            self._load()
+
+    def take_metrics(self) -> dict[str, float]:
+        """Return how many groups were too old since the last call."""
+        number, self._num_too_old = self._num_too_old, 0
+        return {"policy/too_old": float(number)} if number else {}
+
+    def close(self) -> None:
+        """End the actors, and what waits for them."""
+        self.actors.close()
+        if self._batch is not None and self._batch.thread is not None:
+            self._batch.thread.join(JOIN_SECONDS)
+
+    def _age(self, group: Group) -> int:
+        newest = self._newest.version if self._newest is not None else self.policy_version
+        return newest - min(one.policy_version for one in group.completions)
+
+    def _wait(self) -> _Batch | None:
+        """Wait for what is under way; raise what went wrong in it."""
+        batch = self._batch
+        if batch is not None and batch.thread is not None:
+            batch.thread.join()  # each wait in it has a deadline of its own
+            batch.thread = None
+            if batch.error is not None:
+                raise batch.error
+        return batch
+
+    def _load(self) -> None:
+        if self._newest is not None and self._newest.version != self._loaded:
+            self.actors.adopt(self._newest)
+            self._loaded = self._newest.version
+
+    def _work(self, batch: _Batch) -> None:
+        try:
+            for call in batch.calls:
+                groups = self.actors.generate(call.problems, call.sampling, call.group_size)
+                pairs = zip(call.problems, groups, strict=True)
+                batch.found |= {call.key(problem): group for problem, group in pairs}
+        except BaseException as error:  # it is raised where the groups are asked for
+            batch.error = error
+
+
+Actors = ActorGenerator | AheadGenerator
+"""What samples in place of the engine of this process."""

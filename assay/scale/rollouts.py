@@ -1,0 +1,280 @@
+"""A generator whose work is done by actors: shared out, watched, done again where one is lost.
+
+A completion depends on its problem and place, and not on who samples it beside what: so a share
+that was lost is sampled again by another actor, to the same bits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from assay.config import SamplingConfig, ScaleConfig
+from assay.errors import ModelError, WorkerDied
+from assay.generate.engine import Engine, EngineStats
+from assay.generate.forward import check_close
+from assay.model.weights import Weights, fingerprint
+from assay.scale.cluster import ActorLost, answer, check_alive, import_ray, strategy
+from assay.scale.rollout_actor import (
+    Asked,
+    Loaded,
+    Opening,
+    RolloutActor,
+    Sent,
+    Taken,
+    without_answers,
+)
+from assay.types import Floats, Group, Problem
+
+LOOK = 1.0  # seconds between two looks at what is overdue
+ANSWER_SECONDS = 30.0  # for what an actor has ready
+MOST_LOST = 3  # actors, one after the other, while nothing was sampled
+
+
+@dataclass(eq=False)
+class Member:
+    """An actor as the crew knows it.
+
+    pending: what it is asked, and has not answered. doing: what that is; "" while it is idle.
+    since: when it last got on. share: the places of the problems that it samples.
+    """
+
+    name: str
+    handle: Any
+    pending: Any = None
+    doing: str = ""
+    since: float = field(default_factory=time.monotonic)
+    version: int | None = None
+    share: set[int] = field(default_factory=set[int])
+    progress: tuple[int, int] = (0, 0)
+
+    def ask(self, doing: str, ref: Any) -> None:
+        """Wait for an answer from now on."""
+        self.pending, self.doing, self.since = ref, doing, time.monotonic()
+
+    def rest(self) -> None:
+        """Have nothing to do."""
+        self.pending, self.doing = None, ""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Weights of one version in the store, and what an actor that holds them must say."""
+
+    version: int
+    ref: Any
+    fingerprint: str
+    probe: Floats
+
+
+class ActorGenerator:
+    """Samples by actors; it meets the generator protocol, and is as exact as the engine in them.
+
+    engine: that of this process, which tells how prompts are rendered; it samples nothing. Raises
+    WorkerDied where actor after actor is lost and nothing is sampled. watch: as the engine's.
+    on_event: is told of actors that are lost (``actor_lost``).
+    """
+
+    gives_model_logprobs = True
+
+    def __init__(self, engine: Engine, opening: Opening, settings: ScaleConfig) -> None:
+        assert settings.rollout_actors is not None
+        self.engine = engine
+        self.exact = engine.exact
+        self.policy_version = engine.policy_version
+        self.watch: Callable[[EngineStats], None] | None = None
+        self.on_event: Callable[..., None] = lambda kind, **facts: None
+        self._opening, self._settings = opening, settings
+        self._held: Prepared | None = None
+        self._closed = False
+        self._num_lost = 0  # since a group ended
+        self._ray = import_ray()
+        self._opening_ref = self._ray.put(opening)
+        self._members = [self._hire(n) for n in range(settings.rollout_actors)]
+
+    def generate(
+        self,
+        problems: Sequence[Problem],
+        sampling: SamplingConfig,
+        group_size: int,
+        first_sibling: int = 0,
+        on_group: Callable[[Group], None] | None = None,
+    ) -> list[Group]:
+        """Sample and return one group a problem, as the engine does."""
+        asked = [(n, without_answers(p), self.engine.render(p)) for n, p in enumerate(problems)]
+        found: dict[int, Group] = {}
+        waiting, started = deque(range(len(asked))), time.monotonic()
+        stats = EngineStats(num_wanted=len(asked) * group_size)
+        try:
+            while len(found) < len(asked) or self._is_sampling:
+                self._share_out(waiting, asked, (sampling, group_size, first_sibling))
+                for place, group in self._hear(waiting):
+                    group = replace(group, problem=problems[place], prompt=asked[place][2])
+                    found[place] = group
+                    stats.num_completions += len(group.completions)
+                    stats.tokens += sum(len(one.tokens) for one in group.completions)
+                    if on_group is not None:
+                        on_group(group)
+                stats.decode_seconds = time.monotonic() - started
+                if self.watch is not None:
+                    self.watch(stats)
+        finally:
+            for member in self._members:  # something was raised: nobody waits for the rest
+                if member.doing == "sampling":
+                    self._replace(member)
+        return [found[n] for n in range(len(asked))]
+
+    def sleep(self) -> None:
+        """Have actors give back the memory that only sampling needs."""
+        for member in self._members:
+            if not member.doing:
+                member.handle.sleep.remote()
+
+    def load_policy(self, weights: Weights) -> None:
+        """Send the weights to every actor, and hold what each has then against the learner's."""
+        self.adopt(self.prepare(weights))
+
+    def prepare(self, weights: Weights) -> Prepared:
+        """Copy the weights as they are now into the store; `adopt` hands them on."""
+        hash, probe = fingerprint(weights.tensors), self.engine.plain_probe()
+        return Prepared(weights.version, self._ray.put(Sent.of(weights)), hash, probe)
+
+    def adopt(self, prepared: Prepared) -> None:
+        """Have every actor load these weights, and hold what each has then against them."""
+        self._held, self.policy_version = prepared, prepared.version
+        for member in self._members:
+            if not member.doing:
+                member.ask("loading", member.handle.load.remote(self._held.ref))
+        while any(member.doing for member in self._members):
+            self._hear(deque())
+
+    def close(self) -> None:
+        """End the actors; who waits for them is told."""
+        self._closed = True
+        for member in self._members:
+            self._end(member)
+
+    @property
+    def _is_sampling(self) -> bool:
+        return any(member.doing == "sampling" for member in self._members)
+
+    def _hire(self, number: int) -> Member:
+        settings = self._settings
+        actor = self._ray.remote(RolloutActor).options(
+            num_cpus=settings.cpus_per_actor,
+            num_gpus=settings.gpus_per_actor,
+            scheduling_strategy=strategy(settings),
+            max_restarts=0,
+        )
+        member = Member(f"rollout actor {number + 1}", actor.remote())
+        member.ask("opening its model", member.handle.open.remote(self._opening_ref))
+        return member
+
+    def _share_out(self, waiting: deque[int], asked: Sequence[Any], how: tuple[Any, ...]) -> None:
+        """Give idle actors an equal share each of what waits."""
+        idle = [member for member in self._members if not member.doing]
+        for number, member in enumerate(idle):
+            count = -(-len(waiting) // (len(idle) - number))
+            if not count:
+                return
+            places = [waiting.popleft() for _ in range(count)]
+            member.share, member.progress = {*places}, (0, 0)
+            member.handle.begin.remote(Asked([asked[n] for n in places], *how))
+            member.ask("sampling", member.handle.take.remote())
+
+    def _hear(self, waiting: deque[int]) -> list[tuple[int, Group]]:
+        """Wait a moment for what actors answer; return the groups that came.
+
+        The share of an actor that is lost goes to the front of what waits.
+        """
+        if self._closed:
+            raise WorkerDied("the rollout actors have been ended")
+        refs = {member.pending: member for member in self._members if member.doing}
+        ready, _ = self._ray.wait(list(refs), num_returns=1, timeout=LOOK)
+        groups: list[tuple[int, Group]] = []
+        for ref in ready:
+            member = refs[ref]
+            try:
+                groups += self._take_in(member, answer(ref, member.name, ANSWER_SECONDS))
+            except ActorLost as lost:
+                self._lose(member, str(lost), waiting)
+        for member in self._members:
+            if member.doing and time.monotonic() - member.since > self._settings.patience:
+                seconds = f"{self._settings.patience:g} s (scale.patience)"
+                self._lose(member, f"{member.doing}: no progress in {seconds}", waiting)
+        if not ready:
+            check_alive()
+        return groups
+
+    def _take_in(self, member: Member, said: Any) -> list[tuple[int, Group]]:
+        """Go on with what an actor answered; raises ActorLost where it is not to be believed."""
+        if isinstance(said, Taken):
+            return self._take_groups(member, said)
+        if isinstance(said, Loaded):
+            self._check_loaded(member, said)
+        if self._held is not None and member.version != self.policy_version:
+            member.ask("loading", member.handle.load.remote(self._held.ref))
+        else:
+            member.rest()
+        return []
+
+    def _take_groups(self, member: Member, taken: Taken) -> list[tuple[int, Group]]:
+        for _, group in taken.groups:
+            versions = {one.policy_version for one in group.completions}
+            if versions != {self.policy_version}:
+                found = f"policy {sorted(versions)} in place of {self.policy_version}"
+                raise ActorLost(f"it is stale: it sampled from {found}")
+        fresh = [(place, group) for place, group in taken.groups if place in member.share]
+        member.share -= {place for place, _ in fresh}
+        progress = taken.num_steps, taken.num_completions
+        if fresh or progress != member.progress:
+            member.since = time.monotonic()
+        member.progress = progress
+        self._num_lost = 0 if fresh else self._num_lost
+        if taken.done:
+            member.rest()
+        else:
+            member.pending = member.handle.take.remote()
+        return fresh
+
+    def _check_loaded(self, member: Member, loaded: Loaded) -> None:
+        """Hold what an actor says of its weights against what was sent."""
+        assert self._held is not None
+        if loaded.version != self.policy_version:
+            return  # newer ones are on their way already
+        if loaded.fingerprint != self._held.fingerprint:
+            raise ActorLost("it is stale: its weights have another fingerprint than the learner's")
+        dtype = next(iter(self.engine.tensors().values())).dtype
+        try:
+            check_close(torch.tensor(loaded.probe), torch.tensor(self._held.probe), dtype)
+        except (ModelError, RuntimeError) as error:
+            raise ActorLost(f"it is stale: of fixed tokens, {error}") from error
+        member.version = loaded.version
+
+    def _lose(self, member: Member, why: str, waiting: deque[int]) -> None:
+        """Replace an actor that is lost; another one samples what it had not finished."""
+        check_alive()
+        waiting.extendleft(sorted(member.share, reverse=True))
+        self._num_lost += 1
+        self.on_event("actor_lost", actor=member.name, doing=member.doing, why=why)
+        if self._num_lost > MOST_LOST * len(self._members):
+            raise WorkerDied(
+                f"{member.name}: {why}; {self._num_lost} rollout actors were lost one after the"
+                " other, and nothing was sampled"
+            )
+        self._replace(member)
+
+    def _replace(self, member: Member) -> None:
+        self._end(member)
+        number = self._members.index(member)
+        self._members[number] = self._hire(number)
+
+    def _end(self, member: Member) -> None:
+        with suppress(Exception):  # it may be dead already, or the cluster
+            self._ray.kill(member.handle)

@@ -1,0 +1,137 @@
+"""Rollouts of actors: the bits of one process, whoever dies; and a stale actor is found out."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from train_killer import fingerprint
+from train_worlds import World, rows_of
+
+from assay.errors import ConfigError, VerifierError
+from assay.scale import rollouts
+from assay.scale.rollout_actor import Loaded, RolloutActor
+from assay.training.api import train
+
+pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.filterwarnings("ignore")]
+SCALE = {"rollout_actors": 2}
+
+
+ONE_LINE = [
+    ({"rollout_actors": 0}, "scale.rollout_actors: found 0"),
+    ({"steps_ahead": 1}, "scale.steps_ahead: found 1; accepted: 0 without scale.rollout_actors"),
+    ({"rollout_actors": 1, "cpus_per_actor": 99.0}, "scale.cpus_per_actor: found 99, 99 for all"),
+    ({"rollout_actors": 1, "gpus_per_actor": 9.0}, "accepted: what the cluster has: 0 GPUs"),
+]
+
+
+@pytest.mark.parametrize(("scale", "words"), ONE_LINE)
+def test_what_is_wrong_is_told_before_weights_are_loaded(
+    world: World, scale: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("assay.training.assemble.load_model", None)
+    with pytest.raises(ConfigError) as told:
+        run_of(world, "wrong", scale=scale)
+    assert words in str(told.value) and "\n" not in str(told.value)
+
+
+def run_of(world: World, name: str, **sections: Any) -> Path:
+    """Train, and return where; the settings are those of a small run."""
+    tree = world.tree(**sections)
+    tree["run"]["name"] = name
+    return Path(train(tree, quiet=True).run)
+
+
+def differences(one: Path, other: Path) -> list[str]:
+    """Return what of two runs differs that does not depend on the clock."""
+    mine, its = fingerprint(one), fingerprint(other)
+    return [key for key in {*mine, *its} if mine.get(key) != its.get(key)]
+
+
+def lost_in(run: Path) -> list[dict[str, Any]]:
+    return [row for row in rows_of(run, "events") if row["kind"] == "actor_lost"]
+
+
+def test_two_actors_give_the_bits_of_one_process(world: World) -> None:
+    run = run_of(world, "two", scale=SCALE)
+    assert differences(run_of(world, "plain"), run) == [] and not lost_in(run)
+
+
+def test_an_actor_that_dies_is_replaced_and_nothing_changes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[int] = []
+    take_in = rollouts.ActorGenerator._take_in
+
+    def kill_one(self: Any, member: Any, said: Any) -> Any:
+        if isinstance(said, str) and len(killed) < 2:  # it has said where it is
+            killed.append(int(said.rpartition(" ")[2]))
+        if isinstance(said, rollouts.Taken) and killed[-1:] != [0]:
+            os.kill(killed[0], signal.SIGKILL)
+            killed.append(0)
+        return take_in(self, member, said)
+
+    monkeypatch.setattr(rollouts.ActorGenerator, "_take_in", kill_one)
+    run = run_of(world, "killed", scale=SCALE)
+    assert killed[-1] == 0 and differences(run_of(world, "plain"), run) == []
+    (lost,) = lost_in(run)
+    assert lost["actor"].startswith("rollout actor") and "Actor" in lost["why"]
+
+
+class StaleActor(RolloutActor):
+    """Says that it has the newest weights, and goes on with those that it had first."""
+
+    def load(self, sent: Any) -> Loaded:
+        if self._ready().policy_version == 0 and not hasattr(self, "_first"):
+            self._first = super().load(sent)
+        return replace(self._first, version=sent.version)
+
+
+class DeafActor(RolloutActor):
+    """Holds the right weights, and samples from others."""
+
+    def load(self, sent: Any) -> Loaded:
+        loaded = super().load(sent)
+        return replace(loaded, probe=loaded.probe + 0.01)
+
+
+@pytest.mark.parametrize(("kind", "why"), [(StaleActor, "fingerprint"), (DeafActor, "tokens")])
+def test_a_stale_actor_is_found_out_before_it_samples(
+    world: World, monkeypatch: pytest.MonkeyPatch, kind: type, why: str
+) -> None:
+    """The first actor is planted; those that take its place are honest."""
+    hire, planted = rollouts.ActorGenerator._hire, list[int]()
+
+    def plant(self: Any, number: int) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            if not planted:
+                planted.append(number)
+                patch.setattr(rollouts, "RolloutActor", kind)
+            return hire(self, number)
+
+    monkeypatch.setattr(rollouts.ActorGenerator, "_hire", plant)
+    run = run_of(world, "stale", scale=SCALE)
+    assert differences(run_of(world, "plain"), run) == []
+    (lost,) = lost_in(run)
+    assert lost["actor"] == "rollout actor 1" and lost["why"].startswith("it is stale: ")
+    assert why in lost["why"]
+
+
+def test_verifiers_on_actors_say_the_same(world: World) -> None:
+    """And one that hangs costs its worker its life, not its actor."""
+    run = run_of(world, "judged", scale={"verifier_actors": 2})
+    assert differences(run_of(world, "plain"), run) == []
+    slow = {"data": {"verifier": "train_worlds:hangs"}, "verification": {"deadline": 0.3}}
+    with pytest.raises(VerifierError, match="failed on each of the first 8 completions: killed"):
+        run_of(world, "hung", scale={"verifier_actors": 1}, **slow)
+
+
+def test_a_step_ahead_is_one_step_old_and_weighed(world: World) -> None:
+    run = run_of(world, "ahead", scale={**SCALE, "steps_ahead": 1}, guard={"max_mismatch": 9.0})
+    rows = rows_of(run, "metrics")
+    assert [row.get("policy/age_max") for row in rows] == [None, 1.0, 1.0]
+    assert [row["step"] for row in rows] == [1, 2, 3] and rows[2]["mismatch/mean"] > 0

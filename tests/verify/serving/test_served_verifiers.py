@@ -1,0 +1,178 @@
+"""Verdicts over HTTP: the three values, bounds, tokens; and a verifier that asks a server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from assay.errors import UserError, VerifierError
+from assay.scale.serve import VerifierServer, bind
+from assay.types import Completion, Group, Problem, Prompt
+from assay.verify.service import VerifierService
+
+ROWS = [
+    {"id": "right", "prompt": "1+1=", "answer": "2", "completion": "2"},
+    {"id": "wrong", "prompt": "1+1=", "answer": "2", "completion": "3"},
+]
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[VerifierService]:
+    with VerifierService("exact", num_workers=1) as found:
+        yield found
+
+
+def call(app: VerifierServer, method: str, path: str, body: Any = None, **headers: str) -> Any:
+    """Return (status, reply) of one request that is made without a network."""
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    sent: list[dict[str, Any]] = []
+    events = [{"type": "http.request", "body": raw}]
+
+    async def receive() -> dict[str, Any]:
+        if events:
+            return events.pop()
+        await asyncio.sleep(60)
+        return {"type": "http.disconnect"}
+
+    async def send(event: dict[str, Any]) -> None:
+        sent.append(event)
+
+    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": "http", "method": method, "path": path, "headers": pairs}
+    asyncio.run(app(scope, receive, send))
+    said = sent[1]["body"].decode()
+    is_json = dict(sent[0]["headers"])[b"content-type"] == b"application/json"
+    return sent[0]["status"], json.loads(said) if is_json else said
+
+
+def test_a_batch_has_a_verdict_for_each_row_in_order(service: VerifierService) -> None:
+    app = VerifierServer(service)
+    status, said = call(app, "POST", "/judge", {"rows": ROWS})
+    assert status == 200 and app.waiting == 0
+    assert [(one["id"], one["status"], one["score"]) for one in said["verdicts"]] == [
+        ("right", "passed", 1.0),
+        ("wrong", "failed", 0.0),
+    ]
+    assert call(app, "GET", "/health") == (200, {"status": "ok", "waiting": 0})
+    metrics = call(app, "GET", "/metrics")[1]
+    assert 'assay_verdicts_total{verifier="exact",judged="yes"}' in metrics
+    assert 'assay_requests_total{status="200"} 2' in metrics
+    assert call(app, "GET", "/verifiers/exact")[1]["hash"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (b"{", 400, 'accepted: a JSON object {"rows"'),
+        ({"rows": 3}, 400, "rows: a list"),
+        ({"rows": [3]}, 400, "rows:0: found int"),
+        ({"rows": [{"completion": "2"}]}, 400, "rows:0 answer: missing"),
+        ({"rows": [{**ROWS[0], "verifier": "os:system"}]}, 400, "found os:system, Python code"),
+        ({"rows": ROWS, "seconds": -1}, 400, "seconds: a number"),
+        ({"rows": ROWS * 3}, 413, "completions wait, of 4"),
+    ],
+)
+def test_a_wrong_request_is_told_in_one_line(
+    service: VerifierService, body: Any, status: int, words: str
+) -> None:
+    found, said = call(VerifierServer(service, max_waiting=4), "POST", "/judge", body)
+    assert found == status and words in said["error"] and "\n" not in said["error"]
+
+
+def test_what_finds_no_room_is_refused_and_asked_again(service: VerifierService) -> None:
+    app = VerifierServer(service, max_waiting=4)
+    app.waiting = 3
+    assert call(app, "POST", "/judge", {"rows": ROWS})[0] == 503
+
+
+def test_a_token_is_asked_for_and_an_open_address_needs_one(service: VerifierService) -> None:
+    app = VerifierServer(service, token="secret")
+    assert call(app, "POST", "/judge", {"rows": ROWS})[0] == 401
+    assert call(app, "GET", "/health")[0] == 200
+    assert call(app, "POST", "/judge", {"rows": ROWS}, authorization="Bearer secret")[0] == 200
+    with pytest.raises(UserError, match=r"--host: found 0\.0\.0\.0 without a token"):
+        bind("0.0.0.0", 0, None)
+    with bind("127.0.0.1", 0, None) as taken, pytest.raises(UserError, match="that is free"):
+        bind("127.0.0.1", taken.getsockname()[1], None)
+
+
+def test_what_takes_too_long_is_given_up(
+    service: VerifierService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_up: list[bool] = []
+
+    async def never(groups: Any) -> Any:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            given_up.append(True)
+
+    monkeypatch.setattr(service, "judge_async", never)
+    app = VerifierServer(service)
+    status, said = call(app, "POST", "/judge", {"rows": ROWS, "seconds": 0.01})
+    assert (status, said) == (504, {"error": "not judged in 0.01 s"})
+    assert given_up and app.waiting == 0
+
+
+@pytest.fixture
+def server(service: VerifierService, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a server that asks for a token."""
+    uvicorn = pytest.importorskip("uvicorn", reason='needs uvicorn: pip install "assay-rl[serve]"')
+    pytest.importorskip("httpx2")
+    monkeypatch.setenv("ASSAY_VERIFIERS_TOKEN", "secret")
+    with bind("127.0.0.1", 0, "secret") as listening:
+        app = VerifierServer(service, "secret", max_waiting=16)
+        config = uvicorn.Config(app, log_level="error", lifespan="off")
+        running = uvicorn.Server(config)
+        thread = threading.Thread(target=running.run, args=([listening],))
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        running.should_exit = True
+        thread.join()
+
+
+def group_of(*texts: str, answer: Any = "2") -> Group:
+    completions = tuple(Completion.from_text(text, f"p#0/{n}") for n, text in enumerate(texts))
+    spec = {} if answer is None else {"answer": answer}
+    return Group(Problem("p", "1+1=", spec), Prompt("", completions[0].tokens), completions)
+
+
+def test_a_servers_verifier_judges_as_ones_own(server: str, service: VerifierService) -> None:
+    options = {"remote": {"url": server, "patience": 30.0}}
+    with VerifierService("remote:exact*1.0 + answer_tags*0.1", options=options) as asking:
+        groups = [group_of("2", "3", "4") for _ in range(40)]
+        verdicts = asking.judge(groups)
+        facts = asking.describe()
+        (missing,) = asking.judge([group_of("2", answer=None)])
+    assert [one.status for one in verdicts[0]] == ["passed", "failed", "failed"]
+    assert len(verdicts) == 40
+    assert all(one.judged for row in verdicts for one in row), "no room is no end: asked again"
+    assert facts["remote:exact"]["hash"] == service.describe()["exact"]["hash"]
+    assert missing[0].reason == "error" and "answer: missing" in missing[0].detail
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "verification.options.remote.url: found nothing"),
+        ({"url": "http://localhost:9"}, "Connect"),
+        ({"url": 3}, "verification.options.remote.url"),
+        ({"port": 3}, "verification.options.remote.port: unknown key"),
+    ],
+)
+def test_a_server_that_cannot_be_asked_is_told_before_a_run(
+    options: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("httpx2")
+    monkeypatch.setattr("assay.verify.remote.FIRST_SECONDS", 0.3)
+    with ExitStack() as stack, pytest.raises(VerifierError) as told:
+        asking = VerifierService("remote:exact", options={"remote": options})
+        stack.enter_context(asking)
+        asking.check([None])
+    assert words in str(told.value) and "\n" not in str(told.value)
