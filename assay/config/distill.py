@@ -13,6 +13,7 @@ from assay.config.section import (
     Decay,
     Epochs,
     Natural,
+    Positive,
     Rate,
     Section,
     Text,
@@ -62,6 +63,17 @@ class DistillConfig(Section):
     cross_entropy: Rate = 0.0
     """Share of the cross-entropy of the given tokens in the loss; the divergence has the rest. Only
     with `traces`."""
+    keep: Text | None = None
+    """Only with `traces`: a folder of Parquet files. It keeps the teacher's likeliest tokens at
+    each token of the traces, and the mass of all others together. What it lacks is asked of the
+    teacher before the first step; then the teacher's memory is given back. Where it lacks nothing,
+    no ``[teacher]`` is needed. None: the teacher is asked in each step, for its whole distribution.
+    """
+    keep_top: Natural = 64
+    """Only with `keep`: how many of the likeliest tokens are kept."""
+    keep_gib: Positive = 10.0
+    """Only with `keep`: the most disk that may be filled, in GiB. A run that would need more is
+    refused before the teacher is asked."""
     epochs: Epochs = 1.0
     """Only with `traces`: passes over them; a fraction stops part way."""
     tokens_per_step: Natural = 4096
@@ -86,6 +98,11 @@ class DistillConfig(Section):
             raise ValueError(
                 f'beta: found {self.beta:g} with divergence = "{self.divergence}", which has skew;'
                 ' leave it out, or set divergence = "jsd"'
+            )
+        if self.keep is not None and not self.traces:
+            raise ValueError(
+                f'keep: found "{self.keep}" without traces; accepted: none, because completions'
+                " that the student samples are new in each step"
             )
         if self.cross_entropy and not self.traces:
             raise ValueError(

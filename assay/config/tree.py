@@ -334,7 +334,7 @@ def _clashes_of_rl(config: TrainConfig, rl: RLConfig) -> Iterator[str]:
 
 def _clashes_of_teacher(config: TrainConfig) -> Iterator[str]:
     """Yield a teacher that is missing, or that nothing asks."""
-    if config.distill is not None and config.teacher is None:
+    if config.distill is not None and config.teacher is None and config.distill.keep is None:
         yield message("teacher.path", "none", "a model to learn from", "add [teacher], with path")
     if config.teacher is not None and config.distill is None and config.rl is None:
         found = f"{toml_words(config.teacher.path)} in a run of [{config.stage}]"

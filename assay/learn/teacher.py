@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from assay.learn.passes import Passes
 from assay.model.decoder import hidden_states
 from assay.model.divergence import Divergence
 from assay.model.head import Head
-from assay.model.packing import MicroBatch
+from assay.model.packing import Batch, MicroBatch
 from assay.model.targets import TeacherStates
 
 
@@ -38,6 +38,19 @@ class TeacherModel:
         inputs = micro_batch.to(self._device).inputs(passes.layout)
         hidden_TD = hidden_states(self.model, inputs, passes.lean)
         return TeacherStates(self._head, hidden_TD.to(passes.device), self.divergence)
+
+    def likeliest(
+        self, batch: Batch, passes: Passes, count: int, size: int
+    ) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Return of each row of a batch what `TeacherStates.likeliest` does of its tokens."""
+        found: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        with passes.open():
+            for part in passes.split(batch):
+                columns = self.target(part, passes).likeliest(count, size)
+                lengths = part.batch.length_R.tolist()
+                rows = zip(*(column.split(lengths) for column in columns), strict=True)
+                found.update(zip(part.row_index_R.tolist(), rows, strict=True))
+        return [found[row] for row in range(batch.num_rows)]
 
     @contextmanager
     def policy(self) -> Generator[nn.Module]:

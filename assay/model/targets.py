@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from assay.model.divergence import Divergence
-from assay.model.head import Head, HeadRoom
+from assay.model.head import LOGITS_AT_ONCE, Head, HeadRoom
 
 LEAST = -100.0
 """Smallest log-probability of all tokens that were not kept together: where all were, it is 0."""
@@ -44,6 +44,20 @@ class TeacherStates:
         both = min(student_BV.shape[1], taught_BV.shape[1])
         student_BN = student_BV[:, :both].log_softmax(-1)
         return self.divergence.between(taught_BV[:, :both].log_softmax(-1), student_BN)
+
+    def likeliest(self, count: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the likeliest tokens [T, K], their log-probabilities, and that of all others [T].
+
+        size: of the vocabulary that is compared.
+        """
+        room, found = HeadRoom(), list[tuple[Tensor, Tensor, Tensor]]()
+        at_once = max(1, LOGITS_AT_ONCE // len(self.head.weight_VD))
+        for first in range(0, len(self.hidden_TD), at_once):
+            raw_BV = self.logits(slice(first, first + at_once), room)
+            taught_BV = self.head.scaled(raw_BV, self.temperature)
+            found.append(keep_likeliest(taught_BV[:, :size], count))
+        tokens, logprobs, rest = (torch.cat(column) for column in zip(*found, strict=True))
+        return tokens, logprobs, rest
 
 
 @dataclass(frozen=True, eq=False)

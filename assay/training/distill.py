@@ -25,6 +25,7 @@ from assay.training.assemble import (
 )
 from assay.training.batch_plan import BatchPlan
 from assay.training.elsewhere import on_actors
+from assay.training.kept import Keeping
 from assay.training.rl import collect
 from assay.training.sft import Lessons, lay_out_traces, learn_given, read_traces
 from assay.training.stage import (
@@ -61,18 +62,21 @@ def read_rows(config: TrainConfig, verifiers: VerifierService) -> Rows:
 
 
 def lay_out_taught(bench: Bench, traces: Sequence[Trace]) -> Lessons:
-    """Return the traces as tokens, and the teacher of them."""
+    """Return the traces as tokens, and what teaches them."""
     settings = bench.config.distill
     assert settings is not None
-    loaded = open_teacher(bench)
-    teacher = teacher_of(bench, loaded)
-    return replace(
-        lay_out_traces(bench, traces, loaded.context_length),
-        notes=[taught_words(bench.config)],
-        cross_entropy=settings.cross_entropy,
-        beside=[loaded.model],
-        teach=lambda rows: teacher,
-    )
+    if settings.keep is not None:
+        lessons = lay_out_traces(bench, traces)
+        keeping = Keeping(bench, lessons.groups, traces)
+        lessons = replace(lessons, teach=keeping.open)
+    else:
+        loaded = open_teacher(bench)
+        teacher = teacher_of(bench, loaded)
+        lessons = lay_out_traces(bench, traces, loaded.context_length)
+        teach = lambda passes, run: lambda rows: teacher  # noqa: E731
+        lessons = replace(lessons, beside=[loaded.model], teach=teach)
+    notes = [taught_words(bench.config)]
+    return replace(lessons, notes=notes, cross_entropy=settings.cross_entropy)
 
 
 def run_on_policy(stage: Stage) -> Path:
@@ -109,22 +113,26 @@ def run_on_policy(stage: Stage) -> Path:
 
 def taught_words(config: TrainConfig) -> str:
     """Return what is learned from whom."""
-    assert config.distill is not None and config.teacher is not None
-    share = config.distill.cross_entropy
+    assert config.distill is not None
+    settings = config.distill
+    share = settings.cross_entropy
     beside = f", and {share:g} of cross-entropy" if share else ""
-    return f"{divergence_of(config)} from {config.teacher.path}{beside}"
+    teacher = "a teacher" if config.teacher is None else config.teacher.path
+    if settings.keep is not None:
+        teacher += f", whose {settings.keep_top} likeliest tokens are kept in {settings.keep}"
+    return f"{divergence_of(config)} from {teacher}{beside}"
 
 
 def first_look(config: TrainConfig, bench: Bench, rows: Rows) -> FirstLook:
     """Say what the stage would do with these rows."""
     settings = config.distill
     assert settings is not None
-    teacher = open_teacher(bench).model
     words = taught_words(config)
     if not isinstance(rows, Problems):
         look = sft.first_look(config, bench, rows)
+        teacher = next(iter(lay_out_taught(bench, rows).beside), None)
         return replace(look, notes=[*look.notes, words], teacher=teacher)
-    problems = fit_problems(rows, bench)
+    problems, teacher = fit_problems(rows, bench), open_teacher(bench).model
     layout = choose_layout(bench, problems.train, settings.group_size, teacher)
     steps = f"{settings.steps} steps of {config.completions_a_step} completions"
     notes = [*problems.notes, words, layout.reason, steps]

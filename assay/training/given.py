@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 
 from assay.errors import DataError, message
-from assay.types import Verdict
+from assay.types import Group, Verdict
+
+Item = TypeVar("Item")
 
 GOOD = Verdict.of_score(1.0, "given@1")
 BAD = Verdict.of_score(0.0, "given@1")
@@ -50,3 +55,22 @@ def check_length(where: str, length: int, longest: int | None, accepted: str, re
     if longest is not None and length > longest:
         found = f"{length} tokens, the prompt's included"
         raise DataError(message(where, found, f"at most {accepted}", remedy))
+
+
+def keys_of(group: Group) -> list[bytes]:
+    """Return a key of each completion: a hash of all that its score depends on."""
+    keys: list[bytes] = []
+    for completion in group.completions:
+        digest = hashlib.blake2b(digest_size=16)
+        for array in (group.prompt.tokens, completion.tokens, completion.sampled):
+            digest.update(len(array).to_bytes(8, "little"))
+            digest.update(np.ascontiguousarray(array).tobytes())
+        keys.append(digest.digest())
+    return keys
+
+
+def parts(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Yield some of the items at a time."""
+    iterator = iter(items)
+    while part := list(islice(iterator, size)):
+        yield part

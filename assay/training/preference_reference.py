@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +15,7 @@ from torch import Tensor
 from assay.learn.preference_update import PreferenceBatch, PreferenceLearner
 from assay.model.packing import Batch, pack
 from assay.run.files import disk_full_as, write_atomic
-from assay.training.given import GOOD
+from assay.training.given import GOOD, keys_of, parts
 from assay.training.preference_data import Example, mismatched
 from assay.types import Group
 
@@ -78,7 +76,7 @@ class ReferenceTable:
     def fill(self, groups: Iterable[Group], score: Score, device: torch.device) -> int:
         """Score missing groups by the policy as it is now; returns the number of rows."""
         before, saved = len(self._known), time.monotonic()
-        for part in _parts(groups, GROUPS_AT_ONCE):
+        for part in parts(groups, GROUPS_AT_ONCE):
             missing = [group for group in part if any(k not in self._known for k in keys_of(group))]
             if not missing:
                 continue
@@ -104,21 +102,3 @@ class ReferenceTable:
         }
         with disk_full_as(lambda: f"{self.path}: the disk is full; free some space and go on"):
             write_atomic(self.path, save(tensors))
-
-
-def keys_of(group: Group) -> list[bytes]:
-    """Return a key of each completion: a hash of all that its score depends on."""
-    keys: list[bytes] = []
-    for completion in group.completions:
-        digest = hashlib.blake2b(digest_size=16)
-        for array in (group.prompt.tokens, completion.tokens, completion.sampled):
-            digest.update(len(array).to_bytes(8, "little"))
-            digest.update(np.ascontiguousarray(array).tobytes())
-        keys.append(digest.digest())
-    return keys
-
-
-def _parts(groups: Iterable[Group], size: int) -> Iterator[list[Group]]:
-    iterator = iter(groups)
-    while part := list(islice(iterator, size)):
-        yield part

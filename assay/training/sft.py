@@ -11,6 +11,7 @@ from typing import Any
 from assay.config import DistillConfig, PretrainConfig, SFTConfig, TrainConfig
 from assay.data.chat import PromptRenderer
 from assay.data.traces import Trace, load_traces
+from assay.learn.passes import Passes
 from assay.learn.sft_update import SFTLearner, Teacher
 from assay.model.packing import pack
 from assay.model.probe import prove_lean
@@ -37,7 +38,7 @@ class Lessons:
     lengths: tokens that are learned, of each group. what: how many of what, for people; notes: more
     for them. evaluate: what the stage itself measures on held-out rows; None: nothing beside
     held-out problems. cross_entropy: as of `SFTLearner`. beside: models that go the same way as
-    the policy. teach: return what teaches some of the groups; None: nothing does.
+    the policy. teach: say what teaches, once the run is open; None: nothing does.
     """
 
     groups: Sequence[Group]
@@ -47,7 +48,7 @@ class Lessons:
     evaluate: Callable[[Run, SFTLearner], None] | None = None
     cross_entropy: float = 1.0
     beside: Sequence[Any] = ()
-    teach: Callable[[Sequence[int]], Teacher] | None = None
+    teach: Callable[[Passes, Run], Callable[[Sequence[int]], Teacher]] | None = None
 
 
 def run_sft(stage: Stage) -> Path:
@@ -89,6 +90,7 @@ def learn_given(
         learner.clock = run.clock
         told = [f"{lessons.what}, {schedule.num_steps} steps", *lessons.notes, note]
         run.note("; ".join(filter(None, told)))
+        teach = None if lessons.teach is None else lessons.teach(passes, run)
 
         def evaluate_now() -> None:
             if lessons.evaluate is not None:
@@ -98,8 +100,7 @@ def learn_given(
         for step in steps_of(run, guard, evaluate_now):
             rows = schedule.draw(step)
             batch = pack([groups[n] for n in rows], [[GOOD]] * len(rows), learner.device)
-            teacher = None if lessons.teach is None else lessons.teach(rows)
-            run.finish_step(learner.update(batch, teacher))
+            run.finish_step(learner.update(batch, None if teach is None else teach(rows)))
             guard.check(run)
     return run.folder
 

@@ -1,0 +1,183 @@
+"""A teacher whose likeliest tokens are kept on disk: what is kept, found again, and refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from test_distill import SIZES, distill_tree, save_other_tokens
+from train_worlds import World, rows_of
+
+from assay.errors import ConfigError, DataError, UserError
+from assay.learn.teacher import TeacherModel
+from assay.run.metrics import is_timing
+from assay.training import kept as kept_module
+from assay.training import teachers
+from assay.training.api import dry_run, train
+
+
+def kept_tree(world: World, name: str = "run", **distill: Any) -> dict[str, Any]:
+    given: dict[str, Any] = {
+        "traces": [str(world.folder / "traces.jsonl")],
+        "keep": str(world.folder / "kept"),
+        "keep_top": 16,
+    }
+    tree = distill_tree(world, distill={**given, **distill}, run={"name": name})
+    tree["data"]["heldout"] = []
+    return tree
+
+
+def losses(run: Any) -> list[dict[str, Any]]:
+    rows = rows_of(run.run, "metrics")
+    return [{key: one for key, one in row.items() if not is_timing(key)} for row in rows]
+
+
+def test_all_tokens_kept_are_the_teacher_itself(world: World) -> None:
+    """Of 259 tokens all are kept: each step is that of a run with the teacher beside it."""
+    kept = train(kept_tree(world, keep_top=259), quiet=True)
+    tree = kept_tree(world, "beside")
+    del tree["distill"]["keep"], tree["distill"]["keep_top"]
+    beside = train(tree, quiet=True)
+    pairs = list(zip(losses(kept), losses(beside), strict=True))
+    assert len(pairs) > 2
+    for one, other in pairs:
+        assert one["loss/divergence"] == pytest.approx(other["loss/divergence"], rel=1e-4)
+
+
+def test_few_tokens_teach_too_and_the_teacher_is_asked_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = train(kept_tree(world, epochs=8), quiet=True)
+    rows = losses(first)
+    assert rows[-1]["loss/divergence"] < rows[0]["loss/divergence"] / 1.5
+    (path,) = (world.folder / "kept").iterdir()
+    with pq.ParquetFile(path) as file:
+        table = file.read()
+        about = json.loads(file.schema_arrow.metadata[b"assay"])
+    assert about["likeliest"] == 16 and about["teacher"] == str(world.folder / "teacher")
+    row = {name: table.column(name)[0].as_py() for name in table.column_names}
+    assert len(row["tokens"]) == len(row["logprobs"]) == 16 * len(row["rest"])
+    monkeypatch.setattr(teachers, "load_model", lambda *_: pytest.fail("the teacher was loaded"))
+    tree = kept_tree(world, "again", epochs=8)
+    del tree["teacher"]
+    assert losses(train(tree, quiet=True)) == rows
+
+
+class Killed(BaseException):
+    """What ends a process at once, as far as a run can tell."""
+
+
+def test_a_killed_run_goes_on_where_it_was(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the same bits: what was kept is not asked again, and the rest is asked in the same parts."""
+    monkeypatch.setattr(kept_module, "PART", 3)
+    whole = train(kept_tree(world, "whole"), quiet=True)
+    files = sorted((world.folder / "kept").iterdir())
+    bits = [path.read_bytes() for path in files]
+    assert len(bits) == 4
+    shutil.rmtree(world.folder / "kept")
+    write = kept_module.Kept._write
+
+    def killed(self: Any, *args: Any) -> None:
+        write(self, *args)
+        if len(list(self.folder.iterdir())) == 2:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kept_module.Kept, "_write", killed)
+        with pytest.raises(Killed):
+            train(kept_tree(world, "part"), quiet=True)
+    asked: list[int] = []
+    likeliest = TeacherModel.likeliest
+
+    def counted(self: Any, batch: Any, *args: Any) -> Any:
+        asked.append(batch.num_rows)
+        return likeliest(self, batch, *args)
+
+    monkeypatch.setattr(TeacherModel, "likeliest", counted)
+    again = train(resume=world.folder / "runs" / "part", quiet=True)
+    assert asked == [3, 1]
+    assert [path.read_bytes() for path in files] == bits
+    assert losses(again) == losses(whole)
+    weights = [Path(run.checkpoint or "") / "model.safetensors" for run in (whole, again)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def complaint(tree: dict[str, Any]) -> str:
+    runs = sorted((Path(tree["run"]["directory"])).glob("*"))
+    with pytest.raises(UserError) as error:
+        train(tree, quiet=True)
+    assert sorted((Path(tree["run"]["directory"])).glob("*")) == runs, "no run is begun"
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_what_was_kept_of_another_kind_is_refused(world: World) -> None:
+    train(kept_tree(world), quiet=True)
+    place = world.folder / "kept" / "part-000000.parquet"
+    head = f"distill.keep {place}: found "
+    changes = {
+        "temperature 1.0, and not 2.0": {"temperature": 2.0},
+        "likeliest 16, and not 8": {"keep_top": 8},
+    }
+    for found, change in changes.items():
+        assert complaint(kept_tree(world, **change)).startswith(head + found + "; accepted: ")
+    tree = kept_tree(world)
+    tree["teacher"]["path"] = str(world.folder / "model")
+    assert f"and not {world.folder / 'model'}; accepted: what was kept of the same" in complaint(
+        tree
+    )
+    save_other_tokens(world.folder / "other", **SIZES)
+    tree = kept_tree(world)
+    tree["model"] = {"path": str(world.folder / "other")}
+    assert complaint(tree).startswith(f"{head}tokenizer ")
+
+
+def test_another_template_is_told_apart_from_another_file(world: World) -> None:
+    """The tokens of a trace are what it is found by."""
+    train(kept_tree(world), quiet=True)
+    tree = kept_tree(world)
+    del tree["teacher"]
+    tree["data"]["prompt_template"] = "Question: {question}\n"
+    assert complaint(tree) == (
+        f"distill.keep {world.folder / 'kept'}: found nothing of {world.folder / 'traces.jsonl'}:1, as"
+        " this template renders it; accepted: a folder that holds every trace, or [teacher] beside it"
+    )
+
+
+def test_a_disk_bound_that_is_too_small_is_told_before_the_teacher_is_loaded(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teachers, "load_model", lambda *_: pytest.fail("the teacher was loaded"))
+    said = complaint(kept_tree(world, keep_gib=1e-6))
+    assert said.startswith("distill.keep_gib: found 1e-06 GiB for ")
+    assert said.endswith(
+        " likeliest each; accepted: at least 3.81e-06; raise it, or lower distill.keep_top"
+    )
+    assert not (world.folder / "kept").exists()
+
+
+def test_more_tokens_than_there_are(world: World) -> None:
+    assert complaint(kept_tree(world, keep_top=300)) == (
+        "distill.keep_top: found 300; accepted: at most the 259 tokens of both models"
+    )
+
+
+def test_a_damaged_file_is_named(world: World) -> None:
+    train(kept_tree(world), quiet=True)
+    place = world.folder / "kept" / "part-000000.parquet"
+    place.write_bytes(place.read_bytes()[:-30])
+    with pytest.raises(
+        DataError, match=r"part-000000\.parquet: found a file that is not of a kept"
+    ):
+        dry_run(kept_tree(world))
+
+
+def test_own_completions_are_not_kept(world: World) -> None:
+    tree = kept_tree(world)
+    del tree["distill"]["traces"]
+    with pytest.raises(ConfigError, match=r'keep: found ".*kept" without traces; accepted: none'):
+        train(tree, quiet=True)
