@@ -88,9 +88,8 @@ def open_run(
     """
     verifiers = None
     if bench is not None:
-        if stage.resume is not None:  # so that `describe` has them too
-            bench.verifiers.check(filter(bench.verifiers.allows, verifiers_of(stage.resume)))
-        verifiers = bench.verifiers.describe()
+        used = verifiers_of(stage.resume) if stage.resume is not None else ()
+        verifiers = bench.verifiers.describe(filter(bench.verifiers.allows, used))
     if stage.resume is not None:
         run = Run.resume(
             stage.resume,

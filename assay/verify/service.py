@@ -299,13 +299,17 @@ class VerifierService:
         self.check([expression])
         return self._sum(expression).warnings()
 
-    def describe(self) -> dict[str, dict[str, Any]]:
+    def describe(self, also: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
         """Return {name: facts} of the default expression's verifiers and those used since.
 
-        Facts: version, hash, and where they apply ``options`` (a digest) and ``checkpoint``. Raises
-        VerifierError where the default expression cannot be used.
+        Facts: version, hash, and where they apply ``options`` (a digest) and ``checkpoint``. also:
+        names of other verifiers, each a term of some row's expression. Raises VerifierError where
+        the default expression, or one of these verifiers, cannot be used.
         """
         self.check([None, *self._by_tag.values()])
+        with self._building:
+            if error := next((one.error for one in map(self._verifier, also) if one.error), ""):
+                raise VerifierError(error)
         known = {one.name: one for one in list(self._verifiers.values()) if not one.error}
         return {name: one.describe() for name, one in sorted(known.items())}
 

@@ -64,6 +64,15 @@ def test_other_options_are_another_verifier(world: World) -> None:
     assert len(rows_of(run, "metrics")) == 4
 
 
+def test_a_run_with_a_term_that_reads_verdicts_is_resumed(world: World) -> None:
+    """`kimi_length` cannot stand first, and is one of the verifiers that the run has used."""
+    whole = tree(world)
+    whole["data"]["verifier"] = f"{REWARD} + kimi_length*0.1"
+    run = Path(train(whole, quiet=True).run)
+    train(resume=run, overrides=["rl.steps=4"], quiet=True)
+    assert len(rows_of(run, "metrics")) == 4
+
+
 def test_options_that_are_wrong_stop_a_run_before_it_begins(world: World) -> None:
     wrong = tree(world, options={"length_target": {"target_token": 4}})
     with pytest.raises(VerifierError, match="did you mean target_tokens"):
