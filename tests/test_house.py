@@ -80,7 +80,7 @@ BUDGETS = {
     "scale": 1331,  # actors that sample and judge, one step ahead too; their cluster; verdicts over HTTP
     "searching": 1250,  # search at test time: seven methods that draw, choose and are measured in one way; their trees as rows
     "start": 1463,  # 5: the key of answers, where a reward of yours is there; 15: minutes of a whole run; 8: `[pretrain]` is timed; `assay init` 660; 614 came from plan: what opens a model to measure it, for `assay plan`; 135 more: rows held out, the key of answers, a refusal that leaves nothing
-    "verify/*.py": 1507,  # 205: verdicts of a server, `remote:NAME`; 1: `constant`; 8: whether a part accepts, which sums, lengths and trials said; 8: which users' functions judge a row; fields that all rooms share, and what each may hold: numbers, lists
+    "verify/*.py": 1511,  # 5: verifiers that a resumed run has used are told each by its name; 205: verdicts of a server, `remote:NAME`; 1: `constant`; 8: whether a part accepts, which sums, lengths and trials said; 8: which users' functions judge a row; fields that all rooms share, and what each may hold: numbers, lists
     "verify/answers": 4336,  # 3: calls of a part, for tools; 111: every call of a reply counts, one that cannot be read is not none, and schemas are checked; 485: spans compared as DROP does, function calls as BFCL does
     "verify/instructions": 800,
     "verify/judge": 1815,  # its client also samples for `assay data collect`; wins by place
