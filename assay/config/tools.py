@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from assay.config.section import Natural, Positive, Section, Text, found_words
 
@@ -12,8 +12,15 @@ class ToolsConfig(Section):
     given: it is context, and nothing is learned from it."""
 
     names: tuple[Text, ...] = ()
-    """``python``, ``calculator``, or functions of yours as ``package.module:function``. Empty: no
-    tools."""
+    """``python``, ``calculator``, ``search``, or functions of yours as ``package.module:function``.
+    Empty: no tools."""
+    environment: Text | None = None
+    """An environment of yours, as ``package.module:object`` (docs/environments.md): it answers the
+    policy in place of tools, whenever the policy ends its turn."""
+    corpus: tuple[Text, ...] = ()
+    """What ``search`` looks through: files of plain text, or rows with the key ``text``."""
+    num_passages: Natural = 3
+    """Most passages that ``search`` tells of."""
     max_calls: Natural = 8
     """Most calls that a completion may make. A further call is told that none is left."""
     seconds: Positive = 5.0
@@ -34,6 +41,12 @@ class ToolsConfig(Section):
     by the list of them. Empty: nothing. None: a text of a few lines."""
     unsafe_no_sandbox: bool = False
     """Run ``python`` without isolation where this machine has none."""
+
+    @model_validator(mode="after")
+    def _one_answers(self) -> ToolsConfig:
+        if self.names and self.environment is not None:
+            raise ValueError(found_words(self.environment, "names or environment, not both"))
+        return self
 
     @field_validator("call")
     @classmethod

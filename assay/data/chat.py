@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -56,10 +56,11 @@ class PromptRenderer:
         sampling: SamplingConfig | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
         introduction: str = "",
+        begins: Callable[[Problem], Problem] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self._sampling = sampling or SamplingConfig()
-        self._tools, self._introduction = tools, introduction
+        self._tools, self._introduction, self._begins = tools, introduction, begins
         self._context_length = context_length
         limits = [limit for limit in (max_prompt_tokens, data.max_prompt_tokens) if limit]
         self.max_prompt_tokens = min(limits, default=None)
@@ -79,6 +80,8 @@ class PromptRenderer:
 
     def render(self, problem: Problem) -> Prompt:
         """Return a problem's prompt; DataError where it is longer than the limit."""
+        if self._begins is not None:
+            problem = self._begins(problem)
         return self._render(problem.prompt, problem.place, problem.think, problem.effort)
 
     def render_trace(self, trace: Trace) -> tuple[Tokens, Tokens]:

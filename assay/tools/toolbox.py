@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from assay.config import ToolsConfig
 from assay.errors import ConfigError, cause, did_you_mean, message
-from assay.tools.base import RunCall, Tool, ToolError
+from assay.foreign import import_object
+from assay.tools.base import Respondent, RunCall, Tool, ToolError
 from assay.tools.calculator import CALCULATOR
 from assay.tools.calls import FENCED, Call, CallFormat, InText, OfTemplate, closing_of
+from assay.tools.corpus import search_tool
+from assay.tools.environment import Environment
 from assay.tools.functions import tool_named
 from assay.tools.interpreter import check_sandbox, interpreter
 from assay.tools.turns import Telling, TurnGuide
@@ -27,23 +30,22 @@ Then stop: its result is put behind it, and you go on. These are the tools:
 
 @dataclass(frozen=True)
 class Toolbox:
-    """What a run needs of its tools.
+    """What a run needs to answer its policy.
 
-    schemas: what a chat template is given to show; empty where it shows none. introduction: what
-    the prompt says of them otherwise.
+    respondent: makes what answers one completion. schemas: what a chat template is given to show;
+    empty where it shows none. introduction: what the prompt says of tools otherwise. begins: gives
+    a problem the prompt of an environment.
     """
 
-    tools: Mapping[str, Tool]
-    settings: ToolsConfig
-    calls: CallFormat
     telling: Telling
-    schemas: Sequence[dict[str, Any]]
-    introduction: str
+    respondent: Callable[[Problem, Prompt], Respondent]
+    schemas: Sequence[dict[str, Any]] = ()
+    introduction: str = ""
+    begins: Callable[[Problem], Problem] | None = None
 
     def guide(self, problem: Problem, prompt: Prompt) -> TurnGuide:
-        """Return what answers the calls of one completion."""
-        answers = ToolAnswers(self.tools, self.settings, self.calls)
-        return TurnGuide(self.telling, answers)
+        """Return what listens to one completion."""
+        return TurnGuide(self.telling, self.respondent(problem, prompt))
 
 
 @dataclass(eq=False)
@@ -112,11 +114,13 @@ def cut(text: str, most: int) -> str:
 
 
 def open_tools(settings: ToolsConfig, tokenizer: Any, in_chat: bool) -> Toolbox | None:
-    """Return the tools that are configured; None where there are none.
+    """Return the tools or the environment that is configured; None where there are none.
 
     in_chat: whether prompts are rendered by the chat template. Raises ConfigError, and
     SandboxUnavailable where ``python`` is asked for and cannot be had.
     """
+    if settings.environment is not None:
+        return _open_environment(settings, tokenizer, in_chat)
     if not settings.names:
         return None
     tools: dict[str, Tool] = {}
@@ -127,17 +131,32 @@ def open_tools(settings: ToolsConfig, tokenizer: Any, in_chat: bool) -> Toolbox 
             raise ConfigError(message("tools.names", found, "a name for each"))
         tools[tool.name] = tool
     of_template = OfTemplate.of(tokenizer) if in_chat and settings.call is None else None
-    if of_template is not None:
-        schemas = [tool.schema for tool in tools.values()]
-        return Toolbox(tools, settings, of_template, Telling(tokenizer), schemas, "")
     pattern = settings.call or FENCED
+    calls = of_template or InText(pattern, tools)
+
+    def respondent(problem: Problem, prompt: Prompt) -> ToolAnswers:
+        return ToolAnswers(tools, settings, calls)
+
+    if of_template is not None:
+        return Toolbox(Telling(tokenizer), respondent, [tool.schema for tool in tools.values()])
     introduction = INTRODUCTION if settings.introduction is None else settings.introduction
     shown = introduction.replace("{form}", _form(pattern)).replace("{tools}", _described(tools))
-    calls, telling = (
-        InText(pattern, tools),
-        Telling(tokenizer, settings.result, closing_of(pattern)),
-    )
-    return Toolbox(tools, settings, calls, telling, [], shown)
+    telling = Telling(tokenizer, settings.result, closing_of(pattern))
+    return Toolbox(telling, respondent, introduction=shown)
+
+
+def _open_environment(settings: ToolsConfig, tokenizer: Any, in_chat: bool) -> Toolbox:
+    where = "tools.environment"
+    found = import_object(str(settings.environment), where, ConfigError)
+    if not isinstance(found, Environment):
+        accepted = "an Environment (docs/environments.md)"
+        raise ConfigError(message(where, f"a {type(found).__name__}", accepted))
+
+    def respondent(problem: Problem, prompt: Prompt) -> Respondent:
+        return found.respondent(problem, prompt.think)
+
+    telling = Telling(tokenizer) if in_chat else Telling(tokenizer, settings.result)
+    return Toolbox(telling, respondent, begins=found.begun)
 
 
 def _open(name: str, settings: ToolsConfig) -> Tool:
@@ -146,8 +165,14 @@ def _open(name: str, settings: ToolsConfig) -> Tool:
         return interpreter(settings.seconds, settings.unsafe_no_sandbox)
     if name == "calculator":
         return CALCULATOR
+    if name == "search":
+        if not settings.corpus:
+            raise ConfigError(
+                message("tools.corpus", "nothing", 'documents, for the tool "search"')
+            )
+        return search_tool(settings.corpus, settings.num_passages)
     if ":" not in name:
-        known = ("python", "calculator")
+        known = ("python", "calculator", "search")
         accepted = f"{', '.join(known)}, or a function of yours as package.module:function"
         raise ConfigError(message("tools.names", repr(name), accepted, did_you_mean(name, known)))
     return tool_named(name, "tools.names", settings.seconds)

@@ -111,6 +111,7 @@ def open_bench(config: TrainConfig, verifiers: VerifierService) -> Bench:
         config.sampling,
         tools=() if tools is None else tools.schemas,
         introduction="" if tools is None else tools.introduction,
+        begins=None if tools is None else tools.begins,
     )
     generator = Engine(
         loaded.model,

@@ -81,6 +81,8 @@ def powers_of(config: TrainConfig) -> Iterator[tuple[str, str]]:
     yield from ((key, name) for key, name in rows.items() if ":" in name)
     yield from (("guard.rules", rule) for rule in config.guard.rules)
     yield from (("tools.names", name) for name in config.tools.names if ":" in name)
+    if config.tools.environment is not None:
+        yield "tools.environment", config.tools.environment
     if config.tools.unsafe_no_sandbox:
         yield "tools.unsafe_no_sandbox", ""
     yield from (("verification.allow", name) for name in config.verification.allow)

@@ -100,7 +100,10 @@ def test_evaluation_with_and_without_tools(tmp_path: Path, caller: Path) -> None
 @pytest.mark.parametrize(
     ("tools", "words"),
     [
-        ({"names": ["calculater"]}, "found 'calculater'; accepted: python, calculator, or a"),
+        (
+            {"names": ["calculater"]},
+            "found 'calculater'; accepted: python, calculator, search, or a",
+        ),
         ({"names": ["calculator", "calculator"]}, "two tools of the name calculator"),
         ({"names": ["own_tools:untyped"]}, "parameter text without a type"),
         ({"names": ["own_tools:absent"]}, "absent"),

@@ -12,27 +12,34 @@ from assay.testing import byte_tokenizer, tiny_model
 CALL = "<{tool}>{input}</{tool}>"
 RESULT = "={result};"
 EOS = 257
+GAMES = [f"{n}?" for n in range(10, 18)]
 QUESTIONS = [f"{n} * 7 = " for n in range(10, 18)]
 
 
-def teach(folder: Path, pieces: list[tuple[str, bool]], prompts: list[str]) -> Path:
-    """Save a tiny model that says the pieces behind each prompt; (text, whether it is learned)."""
-    texts = [(list(text.encode()), learned) for text, learned in pieces]
-    reply = [token for tokens, _ in texts for token in tokens] + [EOS]
-    learned = [flag for tokens, flag in texts for _ in tokens] + [True]
+Pieces = list[tuple[str, bool]]
+
+
+def teach(folder: Path, pieces: Pieces, prompts: list[str], *others: Pieces) -> Path:
+    """Save a tiny model that says the pieces behind each prompt; (text, whether it is learned).
+
+    others: what it says as often in their place.
+    """
+    rows: list[list[int]] = []
+    labels: list[list[int]] = []
+    for reply in (pieces, *others):
+        said = [(token, learned) for text, learned in reply for token in text.encode()]
+        said.append((EOS, True))
+        for prompt in prompts:
+            rows.append([*prompt.encode(), *(token for token, _ in said)])
+            own = [token if learned else -100 for token, learned in said]
+            labels.append([-100] * len(prompt.encode()) + own)
+    longest = max(map(len, rows))
+    inputs = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
+    targets = torch.tensor([row + [-100] * (longest - len(row)) for row in labels])
     model: Any = tiny_model(hidden_size=64).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    longest = max(map(len, prompts))
-    rows = [[0] * (longest - len(one)) + list(one.encode()) + reply for one in prompts]
-    inputs = torch.tensor(rows)
-    mask = torch.tensor([[n == 0 for n in row[:longest]] for row in rows])
-    attention = torch.ones_like(inputs)
-    attention[:, :longest] = (~mask).long()
-    labels = inputs.clone()
-    labels[:, :longest] = -100
-    labels[:, longest:][:, ~torch.tensor(learned)] = -100
     for _ in range(150):
-        loss = model(input_ids=inputs, attention_mask=attention, labels=labels).loss
+        loss = model(input_ids=inputs, labels=targets).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

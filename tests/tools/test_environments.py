@@ -1,0 +1,171 @@
+"""Environments: their turns, their rewards, runs with them, kills in the middle of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import own_games
+import pytest
+from own_games import Digit, Faulty, Silent, Wordless
+from test_tool_runs import rollouts_of
+
+import assay
+from assay import config as configuration
+from assay.errors import ConfigError, RunError, VerifierError
+from assay.training.api import train
+from assay.types import Completion, Problem, ThinkFormat
+
+HERE = Path(own_games.__file__).parent
+PROBLEM = Problem("p", "Which digit?", {"digit": 5})
+PLAYED = "4\nno\n5\n"
+"""What the fixture `player` says by heart, with what it is told."""
+
+
+@pytest.fixture(autouse=True)
+def _modules_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(HERE)
+
+
+def completion(*turns: str, told: str = "no\n", **keys: Any) -> Completion:
+    """Return the completion of a conversation."""
+    text, spans = "", []
+    for turn in turns:
+        spans.append((len(text), len(text) + len(turn)))
+        text += turn + told
+    return Completion.from_text(text.removesuffix(told), said=tuple(spans), **keys)
+
+
+def test_a_conversation_and_its_reward() -> None:
+    assert Digit.begun(PROBLEM).prompt == ({"role": "user", "content": "Which digit?"},)
+    talk = Digit.respondent(PROBLEM, ThinkFormat(mode="opened"))
+    assert not talk.hears("5", False) and talk.hears("5\n", True)
+    said = "is it 5?</think>4\n"
+    assert talk.respond(said) == [{"role": "user", "content": "no"}]
+    assert talk.messages[1] == {"role": "assistant", "content": "4\n"}
+    assert talk.respond("5\n") is None
+    assert talk.is_over and talk.reward == {"score": 1.0, "tries": 2}
+    assert talk.respond("5\n") is None  # whatever is said behind the end
+
+
+def test_a_completion_is_judged_by_playing_it_again() -> None:
+    assert Digit(PROBLEM, completion("4\n", "5\n")) == {"score": 1.0, "tries": 2}
+    assert Digit(PROBLEM, completion("4\n", "3\n", "2\n")) == {"score": 0.0, "tries": 3}
+    assert Digit(PROBLEM, completion("5\n")) == {"score": 1.0, "tries": 1}
+    cut = completion("4\n", "5", finish_reason="length")
+    assert Digit(PROBLEM, cut) == {"score": 0.0}  # it was not heard
+    with pytest.raises(VerifierError, match="not deterministic"):
+        Digit(PROBLEM, completion("4\n"))
+    with pytest.raises(VerifierError, match="went on behind the end"):
+        Digit(PROBLEM, completion("5\n", "5\n"))
+
+
+def test_what_fails_ends_the_completion_which_is_not_judged() -> None:
+    assert Faulty.respondent(PROBLEM, ThinkFormat()).respond("5\n") is None
+    rows = [{"prompt": "?", "digit": 5, "completion": "5"}]
+    (verdict,) = assay.judge(rows, verifier="own_games:Faulty")
+    assert verdict["status"] == "not_judged" and "cannot answer 5" in verdict["detail"]
+    with pytest.raises(VerifierError, match=r"environment start: found \{'role': 'user'\}"):
+        Wordless.begun(PROBLEM)
+    with pytest.raises(VerifierError, match="environment respond"):
+        Silent.respondent(PROBLEM, ThinkFormat()).hear("x")
+
+
+# runs
+
+
+def tree_of(folder: Path, player: Path, name: str, **sections: Any) -> dict[str, Any]:
+    problems = folder / "problems.jsonl"
+    rows = [{"question": f"{n}?", "digit": 5} for n in range(10, 18)]
+    problems.write_text("\n".join(map(json.dumps, rows)))
+    tree: dict[str, Any] = {
+        "run": {"name": name, "directory": str(folder / "runs"), "threads": 1},
+        "model": {"path": str(player)},
+        "data": {
+            "train": [str(problems)],
+            "verifier": "own_games:Digit",
+            "prompt_template": "{question}",
+        },
+        "sampling": {"max_tokens": 24, "stop": ["\n"]},
+        "tools": {"environment": "own_games:Digit", "result": "{result}\n"},
+        "rl": {"steps": 2, "num_prompts": 2, "group_size": 4},
+        "optimizer": {"learning_rate": 1e-4},
+        "verification": {"num_workers": 1},
+    }
+    return {**tree, **{key: {**tree.get(key, {}), **value} for key, value in sections.items()}}
+
+
+def test_a_run_learns_from_the_turns_of_the_policy(tmp_path: Path, player: Path) -> None:
+    run = train(tree_of(tmp_path, player, "run"), quiet=True).run
+    rows = rollouts_of(run)
+    played = [row for row in rows if row["text"] == PLAYED]
+    assert len(rows) == 16 and played
+    for row in played:
+        sampled = np.array(row["sampled"])
+        assert bytes(np.array(row["tokens"])[~sampled].tolist()).decode() == "no\n"
+        assert not np.array(row["advantages"])[~sampled].any()
+        assert row["said"] == [[0, 2], [5, 7]] and row["finish_reason"] == "stop_string"
+        assert row["status"] == "passed" and ("own_games:Digit.tries", 2.0) in row["components"]
+    assert all(row["status"] != "not_judged" for row in rows)
+
+
+def test_grpo_learns_to_find_the_digit(tmp_path: Path, player: Path) -> None:
+    """The player finds the digit in two of five games; the first turn decides which."""
+    how = {"rl": {"steps": 10, "num_prompts": 4, "group_size": 8}}
+    run = train(
+        tree_of(tmp_path, player, "run", **how, optimizer={"learning_rate": 2e-3}), quiet=True
+    )
+    rows = rollouts_of(run.run)
+    found = [row["status"] == "passed" for row in rows]
+    assert np.mean(found[-64:]) > np.mean(found[:64]) + 0.2
+
+
+def test_a_kill_in_the_middle_of_a_game_changes_nothing(tmp_path: Path, player: Path) -> None:
+    game = {"tools": {"environment": "own_games:Killed"}}
+    whole = train(tree_of(tmp_path, player, "whole", **game), quiet=True).run
+    tree = tree_of(tmp_path, player, "killed", **game)
+    killed = tmp_path / "runs" / "killed"
+    program = f"from assay.training.api import train\ntrain({tree!r}, quiet=True)"
+    paths = os.pathsep.join([str(HERE), str(Path(assay.__file__).parent.parent)])
+    environment = os.environ | {"PYTHONPATH": paths, "GAME_ENDS_AT": "30"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, check=False)
+    assert done.returncode == 9 and len(rollouts_of(killed)) == 8
+    train(resume=killed, quiet=True)
+    for row, other in zip(rollouts_of(whole), rollouts_of(killed), strict=True):
+        assert {**row, "judge_seconds": 0} == {**other, "judge_seconds": 0}
+
+
+@pytest.mark.parametrize(
+    ("tools", "words"),
+    [
+        ({"environment": "own_games:absent"}, "absent"),
+        ({"environment": "own_games:not_an_environment"}, "found a type; accepted: an Environment"),
+        ({"names": ["calculator"], "environment": "own_games:Digit"}, "names or environment"),
+        ({"environment": "game"}, "package.module:object"),
+    ],
+)
+def test_environments_that_cannot_be(
+    tmp_path: Path, player: Path, tools: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        train(tree_of(tmp_path, player, "run", tools=tools), quiet=True)
+
+
+def test_a_run_from_elsewhere_brings_no_environment(
+    tmp_path: Path, player: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train(tree_of(tmp_path, player, "run"), quiet=True).run
+    monkeypatch.setattr("assay.training.consent.why_not_own", lambda path: "it came by mail")
+    with pytest.raises(RunError, match=r"tools\.environment = own_games:Digit"):
+        assay.sample(f"{run}@last", "1", quiet=True)
+
+
+def test_settings() -> None:
+    tree = {"model": {"path": "m"}, "rl": {}, "data": {"train": ["x"]}}
+    config = configuration.parse({**tree, "tools": {"environment": "a:b"}})
+    assert config.tools.environment == "a:b" and configuration.parse(tree).tools.environment is None
