@@ -1,8 +1,9 @@
 """The built-in generator, in three nouns: schedule, run, postprocess.
 
-Schedule gives free slots to waiting siblings (a group's prompt goes through the model once, alone,
-and its keys and values are placed for each sibling). Run feeds one token a slot and samples
-the next. Postprocess takes out what ended and yields groups whose last completion it was.
+Schedule gives free slots to waiting siblings. A prompt goes through the model once, alone, and its
+keys and values are placed for each sibling, of the next group too where that has the same prompt.
+Run feeds one token a slot and samples the next. Postprocess takes out what ended and yields groups
+whose last completion it was.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from assay.generate.threads import fastest_threads, on_threads
 from assay.model.allocator import out_of_memory_names, return_freed_memory
 from assay.model.family import NotLean
 from assay.model.weights import Weights
-from assay.types import Completion, FinishReason, Floats, Group, Problem, Prompt
+from assay.types import Completion, FinishReason, Floats, Group, Problem, Prompt, Tokens
 
 MEMORY_SETTINGS = "engine.max_kv_mib or engine.num_slots"
 
@@ -84,6 +85,8 @@ class _Call:
     # slots that begin in this step: their first token comes from the prompt's logits
     fresh: list[tuple[Tensor, Tensor]] = field(default_factory=list[tuple[Tensor, Tensor]])
     num_decoding: int = 0
+    # the prompt that was read last, whose keys and values the cache holds, and its logits
+    read: tuple[Tokens, Tensor] | None = None
 
 
 class Engine:
@@ -315,11 +318,12 @@ class Engine:
         free = slots.free()
         while len(free) and call.queue:
             group = call.queue[0]
-            logits_V = group.logits_V
-            if logits_V is None:
+            if call.read is None or not np.array_equal(call.read[0], group.prompt.tokens):
                 tokens_L = torch.from_numpy(group.prompt.tokens.astype(np.int64))
-                logits_V = group.logits_V = forward.prefill(tokens_L.to(self._device))
+                logits_V = forward.prefill(tokens_L.to(self._device))
+                call.read = group.prompt.tokens, logits_V
                 self.stats.prompt_tokens += len(tokens_L)
+            logits_V = call.read[1]
             siblings = range(group.num_placed, min(call.group_size, group.num_placed + len(free)))
             chosen, free = free[: len(siblings)], free[len(siblings) :]
             index = torch.from_numpy(chosen).to(self._device)
@@ -332,7 +336,6 @@ class Engine:
                 slots.take(int(slot), group, sibling, key, self._guide(call, group))
             group.num_placed = siblings.stop
             if group.num_placed == call.group_size:
-                group.logits_V = None
                 call.queue.popleft()
         self.stats.prefill_seconds += time.perf_counter() - started
 

@@ -7,7 +7,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 
 import numpy as np
-from torch import Tensor
 
 from assay.generate.base import GivenTokens, Guide, Promise, SoFar
 from assay.generate.kv_cache import Extent
@@ -27,7 +26,6 @@ class Waiting:
     limit: int
     first_sibling: int = 0
     num_placed: int = 0
-    logits_V: Tensor | None = None
     done: dict[int, Completion] = field(default_factory=dict[int, Completion])
 
     @property

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from assay.config import EngineConfig, SamplingConfig
 from assay.generate import kv_cache as kv_cache_module
 from assay.generate.forward import Choice, ModuleForward
 from assay.testing import tiny_model
+from assay.types import Completion
 
 LENGTHS = [1, 9, 40, 63, 64, 65, 130, 300]
 FEW = [1, 64, 65, 300]
@@ -197,3 +199,23 @@ def test_bits_are_the_same_in_another_process(one_thread: None) -> None:
         for _ in range(2)
     }
     assert len(runs) == 1
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_groups_of_one_prompt_share_what_was_read_and_stay_as_they_are(lean: bool) -> None:
+    """Steps of a search go on from one beginning in several groups."""
+    engine = engine_of(eos_ids=EARLY, seed=3)
+    if not lean:
+        through_module(engine)
+    same, other = problem_of(67), problem_of(68)
+    problems = [replace(same, id=f"same{n}", draw=n) for n in range(4)]
+    problems.insert(3, other)
+    sampling = SamplingConfig(max_tokens=20)
+    alone: dict[str, Completion] = {}
+    for problem in problems:
+        alone |= completions_of(engine.generate([problem], sampling, 5))
+    found = completions_of(engine.generate(problems, sampling, 5))  # 25 through 8 slots
+    assert engine.stats.prompt_tokens == 2 * len(same.prompt) + len(other.prompt)
+    assert {name: bits_of(one) for name, one in found.items()} == {
+        name: bits_of(one) for name, one in alone.items()
+    }
