@@ -233,6 +233,10 @@ class SamplingConfig(Section):
             raise ValueError(message("effort", toml_words(name), accepted))
         return None if name is None else self.efforts[name]
 
+    def line(self, effort: str | None) -> str | None:
+        """Return an effort that stands for a line; None in the place of others."""
+        return effort if effort is not None and isinstance(self.level(effort), str) else None
+
     def budget(self, effort: str | None = None) -> int | None:
         """Return the most tokens of thinking of a row, however it was said."""
         level = self.level(effort)

@@ -176,13 +176,9 @@ def _at(
     if name in sampling.efforts:
         none = configuration.with_sampling(sampling, think_budget=None, effort=None)
         return [replace(row, effort=name) for row in rows], none
-
-    def line(effort: str | None) -> str | None:
-        return effort if isinstance(sampling.level(effort), str) else None
-
-    changes = {"think_budget": budget, "effort": line(sampling.effort)}
+    changes = {"think_budget": budget, "effort": sampling.line(sampling.effort)}
     held = configuration.with_sampling(sampling, **changes)
-    return [replace(row, effort=line(row.effort)) for row in rows], held
+    return [replace(row, effort=sampling.line(row.effort)) for row in rows], held
 
 
 def _budget_of(asked: int | str, sampling: SamplingConfig) -> int | None:

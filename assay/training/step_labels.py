@@ -23,6 +23,7 @@ from assay.config import (
     TrainConfig,
     at_temperature,
     check_siblings,
+    with_sampling,
 )
 from assay.data.chat import PromptRenderer
 from assay.data.completions import Record
@@ -114,7 +115,10 @@ class StepLabeller:
         its hard label whether any does (eq. 3); the last step's are those of the completion itself.
         """
         steps = [self.steps_of(item) for item in items]
-        problems = [_continued(item, found) for item, found in zip(items, steps, strict=True)]
+        problems = [
+            _continued(item, found, self.sampling.line(item.problem.effort))
+            for item, found in zip(items, steps, strict=True)
+        ]
         flat = [problem for each in problems for problem in each]
         groups = self.generator.generate(flat, self.sampling, self.num_rollouts)
         finished = [_alone(item) for item in items]
@@ -211,6 +215,9 @@ def label_steps(
     with ExitStack() as stack:
         config = sampling_config(model, ["prompt"], asked)
         sampling = at_temperature(config.sampling, temperature)
+        # a rollout goes on behind a step: what controls thinking would see its own tokens only
+        off = {"think_budget": None, "min_think": None, "effort": sampling.line(sampling.effort)}
+        sampling = with_sampling(sampling, **off)
         config = config.model_copy(update={"tools": ToolsConfig()})  # a rollout is one turn
         settings = {
             "model": model,
@@ -228,8 +235,6 @@ def label_steps(
         items = load_judged(completions, verifiers.check_problem, max_completions, **consent)
         bench = open_bench(config, verifiers)
         bench.generator.render = PrefixRenderer(bench.renderer)
-        # a rollout goes on behind a step: what controls thinking would see its own tokens only
-        bench.generator.guide = lambda problem, prompt: None
         if say is not None:
             bench.generator.watch = SamplingWatch(lambda how_far: say(str(how_far)))
         labeller = StepLabeller(
@@ -352,14 +357,14 @@ def _recorded(run: Path, config: TrainConfig) -> Iterator[ToLabel]:
                     yield ToLabel(group.problem, completion)
 
 
-def _continued(item: ToLabel, steps: Sequence[Step]) -> list[Problem]:
+def _continued(item: ToLabel, steps: Sequence[Step], effort: str | None) -> list[Problem]:
     """Return a problem for each step but the last, whose completions go on from the step's end."""
     found: list[Problem] = []
     for number, following in enumerate(steps[1:], 1):
         begun = item.completion.text[: following.end - len(following.text)]
         id = f"{item.completion.id}|step {number}"
         spec = {**item.problem.spec, PREFIX: begun}
-        found.append(replace(item.problem, id=id, spec=spec, draw=0))
+        found.append(replace(item.problem, id=id, spec=spec, draw=0, effort=effort))
     return found
 
 

@@ -13,6 +13,7 @@ from train_worlds import CountingJudge, World
 from assay.config import DataConfig, RewardModelConfig, SamplingConfig, build, dump
 from assay.data.chat import PromptRenderer
 from assay.errors import ConfigError, DataError
+from assay.generate.engine import Engine
 from assay.run.files import Journal
 from assay.run.rollout_log import RolloutLog
 from assay.testing import CHAT_TEMPLATE, ScriptedGenerator, byte_tokenizer
@@ -27,7 +28,7 @@ from assay.training.step_labels import (
     labelled_before,
     load_judged,
 )
-from assay.types import Completion, Problem, Verdict
+from assay.types import Completion, Group, Problem, Verdict
 
 RIGHT = "2+3 is 5\n5+4 is 9\nSo 9"
 WRONG = "2+3 is 5\n5+4 is 8\nSo 8"
@@ -223,6 +224,43 @@ def test_a_foreign_file_is_left_alone(tmp_path: Path, text: str) -> None:
     ):
         labelled_before(Journal(path), {})
     assert path.read_text() == text
+
+
+def test_a_rollout_behind_a_step_has_no_budget_and_keeps_its_line(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A budget would count its own tokens alone."""
+    rows = [
+        {
+            "id": f"c{n}",
+            "prompt": f"{n}=",
+            "answer": "1",
+            "completion": "one\ntwo",
+            "effort": effort,
+        }
+        for n, effort in enumerate(("low", "line"))
+    ]
+    seen: list[Group] = []
+    plain = Engine.generate
+
+    def see(self: Engine, *rest: Any, **more: Any) -> list[Group]:
+        seen.extend(found := plain(self, *rest, **more))
+        return found
+
+    monkeypatch.setattr(Engine, "generate", see)
+    thinks = ["data.think=opened", "data.think_close=}", "sampling.think_stop_text={close}"]
+    levels = ["sampling.efforts.low=3", "sampling.efforts.line=Be brief.", "sampling.effort=low"]
+    label_steps(
+        str(world.folder / "model"),
+        [str(world.write_rows("some.jsonl", rows))],
+        world.folder / "out.jsonl",
+        num_rollouts=4,
+        max_tokens=12,
+        verifier="train_worlds:even_text",
+        overrides=["verification.num_workers=1", *thinks, *levels],
+    )
+    assert ["Be brief." in group.prompt.text for group in seen] == [False, True]
+    assert all(one.num_given == 0 for group in seen for one in group.completions)
 
 
 def test_a_device_is_no_place_for_labels() -> None:
