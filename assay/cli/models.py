@@ -358,3 +358,36 @@ def export(
         assert out is not None
         place = api.export(model, out)
     print(json.dumps({"model": str(place)}) if as_json else place)
+
+
+@app.command(rich_help_panel=READ)
+def merge(
+    models: Annotated[list[str], typer.Argument(help="Folders, hub names, or runs: RUN@best.")],
+    out: Annotated[Path, typer.Option(help="New folder for the merged model.")],
+    method: Annotated[str, typer.Option(help="linear, task_arithmetic or slerp.")] = "linear",
+    weight: Annotated[
+        list[float] | None, typer.Option(help="Of a model; repeat it for each. Default: 1.")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="Of task_arithmetic: what models have changed from.")
+    ] = None,
+    problems: Annotated[
+        list[str] | None, typer.Option(help="Measure each model, and the merged one, on these.")
+    ] = None,
+    max_problems: MaxProblems = None,
+    as_json: Json = False,
+) -> None:
+    """Make one model of several of one shape: a mean, a sum of changes, or a point between two."""
+    from assay.training import merging
+
+    result = merging.merge(
+        models,
+        out,
+        method=method,
+        weights=weight or [],
+        base=base,
+        problems=problems or [],
+        max_problems=max_problems,
+        quiet=as_json,
+    )
+    show(result, as_json)

@@ -8,7 +8,9 @@ from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
 
 from assay.complaints import at_its_line
 from assay.config import STAGES, TrainConfig, parse, read_section
@@ -34,6 +36,8 @@ class ModelStage(Section):
     """Of the weights of ``tiny``."""
     max_positions: Natural = 128
     """Tokens of a prompt and its completion together, of ``tiny``; a token is a byte."""
+    hidden_size: Annotated[int, Field(ge=8, multiple_of=8)] = 128
+    """Width of ``tiny``; half of it is a quarter of the parameters."""
 
 
 def settings_of_model(stage: RecipeStage) -> ModelStage:
@@ -231,7 +235,7 @@ def make_tiny(stage: RecipeStage, folder: Path) -> Path:
     from assay.training.tiny import make_model
 
     settings = settings_of_model(stage)
-    return make_model(folder, settings.seed, settings.max_positions)
+    return make_model(folder, settings.seed, settings.max_positions, settings.hidden_size)
 
 
 def _named(value: Any) -> Iterator[str]:
