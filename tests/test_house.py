@@ -38,13 +38,13 @@ RANKS = {
     "foreign": 1,
     "terminal": 1,
     "toml_text": 1,
-    "config": 2242,  # 5: efforts that are lines
+    "config": 2,
     "testing": 3,
-    "data": 4047,  # 27: summaries of traces, for the recipe o1_style
+    "data": 3,
     "model": 3,
     "run": 3,
     "verify": 4,
-    "generate": 2963,  # 5: the prompt that was read last, for groups that share it
+    "generate": 4,
     "learn": 4,
     "reward_models": 5,
     "tools": 5,
