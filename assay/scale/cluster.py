@@ -9,16 +9,18 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from assay.config import ScaleConfig
 from assay.errors import ConfigError, MissingExtra, WorkerDied, cause, message
+from assay.verify.serving.remains import VARIABLE, Remains, clear, new_family, start_watcher
 
 CONNECT_SECONDS = 5.0  # for the port of a cluster to take a connection
 FACTS_SECONDS = 120.0  # for a machine of the cluster to say what is installed there
@@ -55,15 +57,20 @@ def open_cluster(settings: ScaleConfig, stack: ExitStack) -> None:
         _check_port(address)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nobody is told of a run
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    marks: dict[str, str] = {}
     if address in (None, "local"):
-        options |= _options_of_local(settings, stack)
+        local, marks = _local(settings, stack)
+        options |= local
     else:
         options["address"] = address
-    with _signals_kept():
+    with _signals_kept(), _environment(marks):
         try:
             ray.init(**options)
         except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
-            raise _no_cluster(address, error) from error
+            if marks:
+                said = cause(error)[:300]
+                raise WorkerDied(f"the local Ray cluster does not start: {said}") from error
+            raise _no_cluster(str(address), error) from error
     stack.callback(_close, ray)
     _check_room(ray, settings)
     if address not in (None, "local"):
@@ -94,7 +101,7 @@ def check_alive() -> None:
         return
     dead = [str(kind) for kind, _ in node.dead_processes()]
     if dead:
-        raise WorkerDied(f"the local Ray cluster lost its {dead[0]}; resume the run")
+        raise WorkerDied(f"the local Ray cluster lost its {dead[0]}; go on with --resume")
 
 
 def strategy(settings: ScaleConfig) -> str:
@@ -118,20 +125,44 @@ def _why(error: BaseException) -> str:
     return f"{type(error).__name__}: {(telling or lines or [''])[-1 if telling else 0][:300]}"
 
 
-def _options_of_local(settings: ScaleConfig, stack: ExitStack) -> dict[str, Any]:
-    """Return how a cluster of this machine alone is started; its files go with ``stack``."""
+def _local(settings: ScaleConfig, stack: ExitStack) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return how a cluster of this machine alone is started, and the mark of its processes.
+
+    By the mark they are found and ended with ``stack``, or when this process is killed: Ray's own
+    do not all end then.
+    """
     _clear_of_dead()
     place = "/tmp" if os.access("/tmp", os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix=FOLDER, dir=place))
     (folder / OWNER).write_text(f"{_namespace()} {os.getpid()}", encoding="utf-8")
-    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    remains = Remains(new_family(), "cluster", str(folder))
+    watcher = start_watcher(remains.family)
+    stack.callback(_end_watcher, watcher)
+    stack.callback(clear, [remains])
     needed = -(-settings.num_actors * settings.cpus_per_actor // 1)
-    return {
+    options = {
         "address": "local",
         "num_cpus": int(max(os.cpu_count() or 1, needed)),
         "include_dashboard": False,
         "_temp_dir": str(folder),
     }
+    return options, {VARIABLE: remains.environment[VARIABLE]}
+
+
+def _end_watcher(watcher: subprocess.Popen[bytes]) -> None:
+    watcher.kill()
+    watcher.wait()
+
+
+@contextmanager
+def _environment(marks: Mapping[str, str]) -> Iterator[None]:
+    """Have what is started inside inherit some variables."""
+    os.environ.update(marks)
+    try:
+        yield
+    finally:
+        for name in marks:
+            os.environ.pop(name, None)
 
 
 def _clear_of_dead() -> None:
@@ -181,15 +212,13 @@ def _check_port(address: str) -> None:
         raise _no_cluster(address, error) from error
 
 
-def _no_cluster(address: str | None, error: BaseException) -> ConfigError:
-    where = "scale.address" if address else "scale"
-    found = f"{address!r}, where no cluster answers" if address else "no cluster that starts here"
+def _no_cluster(address: str, error: BaseException) -> ConfigError:
     if "ersion mismatch" in str(error):
-        found = f"{address!r}, a cluster of other versions"
-        said = " ".join(str(error).split())
-        return ConfigError(message(where, f"{found} ({said[:300]})", "the same Python and Ray"))
+        found = f"{address!r}, a cluster of other versions ({' '.join(str(error).split())[:300]})"
+        return ConfigError(message("scale.address", found, "the same Python and Ray"))
+    found = f"{address!r}, where no cluster answers ({cause(error)[:200]})"
     accepted = "the address of a running cluster, or none: then one is started here"
-    return ConfigError(message(where, f"{found} ({cause(error)[:200]})", accepted))
+    return ConfigError(message("scale.address", found, accepted))
 
 
 def _check_room(ray: Any, settings: ScaleConfig) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from assay import config as configuration
-from assay.config import ScaleConfig, TrainConfig
+from assay.config import TrainConfig
 from assay.config.tree import STAGES
 from assay.data.problems import load_problems
 from assay.data.rows import read_problem
@@ -234,7 +234,6 @@ def dry_run(config: GivenConfig, *, overrides: Sequence[str] = (), quiet: bool =
     The parameters are those of `train`.
     """
     settings = settled(read_config(config, overrides))
-    settings = settings.model_copy(update={"scale": ScaleConfig()})  # nothing is started
     check_trackers(settings.log)
     path = Path(config) if isinstance(config, Path | str) else None
     with configuration.naming_lines(path, overrides), ExitStack() as stack:

@@ -63,10 +63,13 @@ class Bench:
         return self.actors or self.generator
 
 
-def open_verifiers(config: TrainConfig, stack: ExitStack) -> VerifierService:
+def open_verifiers(
+    config: TrainConfig, stack: ExitStack, *, actors: bool = False
+) -> VerifierService:
     """Start the verifiers, which ``stack`` closes: they check every row before a model is loaded.
 
-    Workers, and the cluster of actors, start first of all: they load while the model does.
+    Workers, and the cluster of actors, start first of all: they load while the model does. actors:
+    use those that the configuration has; a command that only samples has no use for them.
     """
     set_threads(config)
     parse_expression(config.data.verifier, "data.verifier")
@@ -79,7 +82,7 @@ def open_verifiers(config: TrainConfig, stack: ExitStack) -> VerifierService:
         options=options,
         give_up_after=config.completions_a_step or GIVE_UP_AFTER,
         by_tag=config.data.verifier_by_tag,
-        **actors_for(config, options, stack),
+        **(actors_for(config, options, stack) if actors else {}),
     )
     return stack.enter_context(service)
 

@@ -86,7 +86,7 @@ def run_on_policy(stage: Stage) -> Path:
     assert settings is not None
     with ExitStack() as stack:
         guard = Guard(config.guard)
-        service = open_verifiers(config, stack)
+        service = open_verifiers(config, stack, actors=True)
         rows = read_problems(config, service)
         bench = on_actors(open_bench(config, service), stack)
         problems = fit_problems(rows, bench)

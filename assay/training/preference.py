@@ -114,7 +114,7 @@ def run_preference(stage: Stage) -> Path:
     row = choose_preference(settings)
     with ExitStack() as stack:
         guard = Guard(config.guard)
-        verifiers = open_verifiers(config, stack)
+        verifiers = open_verifiers(config, stack, actors=True)
         rows = read_rows(config, verifiers)
         bench = on_actors(open_bench(config, verifiers), stack)
         opening = _Opening(stage, settings, row, bench, rows, guard, stack)

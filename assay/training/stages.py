@@ -43,7 +43,7 @@ def run_rl(stage: Stage) -> Path:
     algorithm = choose_algorithm(config)
     with ExitStack() as stack:
         guard = Guard(config.guard)
-        verifiers = open_verifiers(config, stack)
+        verifiers = open_verifiers(config, stack, actors=True)
         rows = read_problems(config, verifiers)
         bench = on_actors(open_bench(config, verifiers), stack)
         problems = fit_problems(rows, bench)

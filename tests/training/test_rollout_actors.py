@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from train_worlds import World, rows_of
 from assay.errors import ConfigError, VerifierError
 from assay.scale import rollouts
 from assay.scale.rollout_actor import Loaded, RolloutActor
-from assay.training.api import train
+from assay.training.api import evaluate, train
 
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.filterwarnings("ignore")]
 SCALE = {"rollout_actors": 2}
@@ -56,9 +58,14 @@ def lost_in(run: Path) -> list[dict[str, Any]]:
     return [row for row in rows_of(run, "events") if row["kind"] == "actor_lost"]
 
 
-def test_two_actors_give_the_bits_of_one_process(world: World) -> None:
-    run = run_of(world, "two", scale=SCALE)
+def test_two_actors_give_the_bits_of_one_process(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(world, "two", scale={**SCALE, "verifier_actors": 1})
     assert differences(run_of(world, "plain"), run) == [] and not lost_in(run)
+    monkeypatch.setattr("assay.training.assemble.actors_for", None)
+    heldout = str(world.folder / "heldout.jsonl")
+    assert evaluate(run, heldout, quiet=True).num_problems == 3, "asks for no actors"
 
 
 def test_an_actor_that_dies_is_replaced_and_nothing_changes(
@@ -135,3 +142,26 @@ def test_a_step_ahead_is_one_step_old_and_weighed(world: World) -> None:
     rows = rows_of(run, "metrics")
     assert [row.get("policy/age_max") for row in rows] == [None, 1.0, 1.0]
     assert [row["step"] for row in rows] == [1, 2, 3] and rows[2]["mismatch/mean"] > 0
+
+
+def command(world: World, scale: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    """Train by the command line, in a process that is in no cluster yet."""
+    tree = world.tree(scale=scale)
+    arguments = ["train", str(world.config_file(tree)), "--json"]
+    program = [sys.executable, "-m", "assay.cli", *arguments]
+    return subprocess.run(program, capture_output=True, text=True, timeout=250, check=False)
+
+
+def test_a_cluster_that_runs_is_joined_and_stays(world: World, cluster: Any) -> None:
+    address = cluster.get_runtime_context().gcs_address
+    ended = command(world, {**SCALE, "address": address})
+    assert ended.returncode == 0, ended.stderr
+    assert differences(run_of(world, "plain"), world.folder / "runs" / "run") == []
+    assert cluster.get(cluster.remote(lambda: 3).remote()) == 3
+
+
+def test_an_address_where_nobody_answers_is_one_line(world: World) -> None:
+    ended = command(world, {**SCALE, "address": "localhost:9"})
+    assert ended.returncode == 2 and not (world.folder / "runs").exists()
+    (line,) = ended.stderr.splitlines()
+    assert "run.toml:" in line and "scale.address: found 'localhost:9', where no cluster" in line
