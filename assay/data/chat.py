@@ -16,7 +16,7 @@ from assay.data.rows import appended
 from assay.data.traces import Trace
 from assay.errors import DataError, ModelError, cause, message
 from assay.foreign import deadline
-from assay.types import Message, Problem, Prompt, ThinkFormat, ThinkMode, Tokens
+from assay.types import Mask, Message, Problem, Prompt, ThinkFormat, ThinkMode, Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -121,6 +121,29 @@ class PromptRenderer:
         if self.end_id is not None and tokens[-1] != self.end_id:
             tokens.append(self.end_id)
         return np.array(tokens, np.int32)
+
+    def render_turns(self, trace: Trace) -> tuple[Prompt, Tokens, Mask]:
+        """Return a trace's prompt, its completion's tokens, and which of them the policy says.
+
+        What it says and what it is told are encoded apart, as where tools are called.
+        """
+        asked = (trace.source, trace.think, trace.effort)
+        if not trace.said:
+            prompt, (tokens,) = self.render_replies(trace.prompt, [trace.completion], *asked)
+            return prompt, tokens, np.ones(len(tokens), np.bool_)
+        prompt = self._render(trace.prompt, trace.source or "trace", trace.think, trace.effort)
+        parts: list[list[int]] = []
+        behind = 0
+        for start, end in trace.said:
+            told, said = trace.completion[behind:start], trace.completion[start:end]
+            first = self._encode_after(prompt, said) if not start else self._encode(said)
+            parts += [self._encode(told), first]
+            behind = end
+        parts.append(self._encode(trace.completion[behind:]))
+        if behind == len(trace.completion) and self.end_id is not None:
+            parts[-2].append(self.end_id)
+        is_said = np.repeat([n % 2 == 1 for n in range(len(parts))], [*map(len, parts)])
+        return prompt, np.concatenate([np.array(part, np.int32) for part in parts]), is_said
 
     def render_document(self, text: str, source: str = "") -> Tokens:
         """Return the tokens of a plain document, with an end token.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from assay.data.rows import (
     Text,
     check_completion,
+    complaint,
     copy_row,
     prompt_and_completion,
     read_asked,
@@ -18,12 +20,16 @@ from assay.data.rows import (
 from assay.data.rowset import load_rows
 from assay.types import ThinkMode
 
+Spans = tuple[tuple[int, int], ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Trace:
     """A prompt and the completion that the policy learns to give.
 
-    source: ``file.jsonl:12``. think, effort: as of a `Problem`.
+    source: ``file.jsonl:12``. think, effort: as of a `Problem`. said: as of a
+    `assay.types.Completion`: the parts that the policy says itself. The rest, as a tool's result,
+    is context, and is not learned. Empty: all of it is learned.
     """
 
     prompt: Text
@@ -31,23 +37,42 @@ class Trace:
     source: str = ""
     think: ThinkMode | None = None
     effort: str | None = None
+    said: Spans = ()
 
 
 def read_trace(row: Any, where: str, default_id: str) -> Trace:
     """Return the trace that a row describes; `Trace` values pass through.
 
     A row has a prompt (``prompt``, ``question`` or ``problem``) and a ``completion`` (or
-    ``generated_solution`` or ``solution``), or else ``messages`` that the assistant ends.
+    ``generated_solution`` or ``solution``), or else ``messages`` that the assistant ends. It may
+    have ``said``.
     """
     if isinstance(row, Trace):
         read_prompt(row.prompt, where, "prompt")
         check_completion(row.completion, where, "completion")
         read_asked(row.think, row.effort, where)
+        read_said(row.said, row.completion, where)
         return row if row.source else dataclasses.replace(row, source=where)
     keys = copy_row(row, where)
     prompt, completion = prompt_and_completion(keys, where)
     asked = read_asked(keys.get("think"), keys.get("effort"), where)
-    return Trace(prompt, completion, where, **asked)
+    said = read_said(keys.get("said"), completion, where)
+    return Trace(prompt, completion, where, **asked, said=said)
+
+
+def read_said(value: Any, text: str, where: str) -> Spans:
+    """Return where in a completion's text the policy speaks; raises DataError."""
+    if value is None or value == () or value == []:
+        return ()
+    try:
+        spans = tuple((operator.index(start), operator.index(end)) for start, end in value)
+    except (TypeError, ValueError):
+        spans = ((1, 0),)
+    places = [0, *(place for span in spans for place in span), len(text)]
+    if places != sorted(places):
+        accepted = f"pairs of places in the completion, in order: [[0, {len(text)}]]"
+        raise complaint(where, "said", value, accepted)
+    return spans
 
 
 load_traces = partial(load_rows, "traces", read_trace)

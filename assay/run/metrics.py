@@ -140,6 +140,8 @@ def _length_metrics(completions: Sequence[Completion]) -> dict[str, float]:
     if given_R.any():
         metrics["length/given"] = float(np.mean(given_R > 0))
         metrics["tokens/given"] = float(given_R.sum())
+    if any(completion.said for completion in completions):
+        metrics["length/turns"] = float(np.mean([one.num_turns for one in completions]))
     return metrics
 
 

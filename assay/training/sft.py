@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -143,9 +143,7 @@ def trace_groups(
     """
     groups: list[Group] = []
     for number, trace in enumerate(traces):
-        prompt, (completion,) = renderer.render_replies(
-            trace.prompt, [trace.completion], trace.source, trace.think, trace.effort
-        )
+        prompt, completion, said = renderer.render_turns(trace)
         where, length = f"{trace.source} completion", len(prompt.tokens) + len(completion)
         accepted = f"the model's context of {context_length}"
         check_length(where, length, context_length, accepted, "shorten it")
@@ -153,5 +151,5 @@ def trace_groups(
             id=f"trace-{number}", prompt=trace.prompt, source=trace.source, think=trace.think
         )
         learned = Completion.given(f"trace-{number}/0", completion, trace.completion)
-        groups.append(Group(problem, prompt, (learned,)))
+        groups.append(Group(problem, prompt, (replace(learned, sampled=said),)))
     return groups

@@ -256,7 +256,7 @@ def test_without_a_guide_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> Non
     def fails(*rest: Any) -> None:
         raise AssertionError("asked")
 
-    for name in ("ask", "_give", "newest_sampled", "rows_behind_given"):
+    for name in ("ask", "wake", "_give", "newest_sampled", "rows_behind_given"):
         monkeypatch.setattr(engine_module.Slots, name, fails)
     (group,) = engine_of().generate([problem_of(9)], SamplingConfig(max_tokens=6), 2)
     assert all(one.sampled.all() for one in group.completions)

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from generate_fakes import (
     completions_of,
     engine_of,
     problem_of,
+    render,
 )
 from test_compiled import wide_model
-from test_given import LENGTHS, PLACES, SAMPLING, AtEnds, AtPlaces, is_given, some_guided
+from test_given import GIVEN, LENGTHS, PLACES, SAMPLING, AtEnds, AtPlaces, is_given, some_guided
 from test_independence import EARLY, through_module
 
 from assay.config import EngineConfig, SamplingConfig
@@ -27,7 +29,7 @@ from assay.generate.forward import Choice
 from assay.generate.slots import Slots
 from assay.run.environment import c_compiler
 from assay.testing import tiny_model
-from assay.types import Problem, Prompt
+from assay.types import Problem, Prompt, ThinkFormat
 
 POOL = ThreadPoolExecutor(4)
 
@@ -195,3 +197,21 @@ def test_turns_are_told_of_a_completion() -> None:
         decoded = engine.tokenizer.decode
         assert one.turn_texts == (decoded(one.tokens[3:5]), decoded(one.tokens[8:]))
         assert one.answer_text == one.turn_texts[-1] and one.num_turns == 2
+
+
+def test_a_budget_of_thinking_and_a_guide_both_give() -> None:
+    """The budget's text stands in the block; the guide's tokens where the completion would have ended."""
+    sampling = SamplingConfig(max_tokens=60, think_budget=12, think_stop_text="!{close}")
+
+    def opened(problem: Problem) -> Prompt:
+        return replace(render(problem), think=ThinkFormat("opened"))
+
+    engine = engine_of(eos_ids=EARLY, render=opened)
+    engine.guide = lambda problem, prompt: Late(AtEnds())
+    (group,) = engine.generate([problem_of(9)], sampling, 8)
+    stop = list(b"!</think>")
+    given = [one.tokens[~one.sampled].tolist() for one in group.completions]
+    assert [*stop, *GIVEN] in given or [*GIVEN, *stop] in given
+    assert all(
+        one.tokens.tolist()[3:12] == stop or not one.sampled.all() for one in group.completions
+    )

@@ -82,3 +82,16 @@ def test_a_trace_longer_than_the_context_is_told_with_its_place(tmp_path: Path) 
     with pytest.raises(DataError, match=r"^t\.jsonl:2 completion: found 44 tokens.*32.*shorten"):
         trace_groups(rows, renderer, 32)
     assert len(trace_groups(rows, renderer, 44)) == 2
+
+
+def test_what_a_trace_was_told_is_not_learned() -> None:
+    """The tool's result in a trace is context; the end token is the policy's."""
+    renderer = PromptRenderer(byte_tokenizer(), DataConfig(), None)
+    text, said = "calc(6*7)=42;42", ((0, 9), (13, 15))
+    (group,) = trace_groups([Trace("6*7", text, said=said)], renderer)
+    (one,) = group.completions
+    assert bytes(one.tokens[:-1].tolist()).decode() == text and one.tokens[-1] == 257
+    assert np.flatnonzero(~one.sampled).tolist() == [9, 10, 11, 12]
+    (cut,) = trace_groups([Trace("6*7", text, said=((0, 9),))], renderer)
+    assert len(cut.completions[0].tokens) == len(text), "it does not end where it is told something"
+    assert cut.completions[0].sampled.tolist() == [n < 9 for n in range(len(text))]
