@@ -58,7 +58,7 @@ def rewrite(settings: RewriteSettings, out: Output) -> None:
 
     def ask(problem: Problem, template: str | None) -> Problem:
         texts = {"question": problem.question, "completion": problem.spec[ORIGINAL]}
-        return replace(problem, prompt=filled(settings.request, texts))
+        return replace(problem, prompt=filled(settings.request, texts), effort=None)
 
     out.add_filters("no longer verified")
     for row, (found,) in sampled(settings, out, to_rewrite, ask):

@@ -2,6 +2,7 @@
 
     assay.data.tasks:chain_sums?size=2000&split=train         problems such as 3+5-2+7=
     assay.data.tasks:imperfect_traces?size=2000&guessed=0.5   a cold start that is often wrong
+    assay.data.tasks:summaries?size=2000                      traces, and what sums them up
 
 Row n depends on the seed and n alone. The split that an expression belongs to is a property of its
 text (a hash), so training and held-out sets are disjoint for all sizes and seeds.
@@ -153,6 +154,34 @@ def imperfect_traces(
         prompt, completion = solved(random)
         before = "".join(f"{''.join(solved(random))}\n\n" for _ in range(shown))
         return Trace(f"{before}{prompt}\n\n{check}" if check else f"{before}{prompt}", completion)
+
+    return Generated(size, make)
+
+
+@source
+def summaries(
+    size: int = 1000,
+    seed: int = 0,
+    split: Split = "train",
+    num_terms: int = 4,
+    max_number: int = 9,
+    operators: str = OPERATORS,
+    corrupted: float = 0.3,
+) -> Sequence[Trace]:
+    """Return such traces as prompts, with ``8, then 6. The answer is 13`` as what sums them up.
+
+    With ``corrupted`` as of `imperfect_traces`: a summary says what the trace says.
+    """
+    check_chain(split, num_terms, max_number, operators)
+    check_share("corrupted", corrupted)
+
+    def make(index: int) -> Trace:
+        random = Random(f"summaries {seed} {index}")
+        chain = draw_chain(random, split, num_terms, max_number, operators)
+        *before, answer = results = _slipping_results(random, chain, corrupted)
+        steps = ";".join(written_steps(chain, results))
+        said = f"{', then '.join(map(str, before))}. The answer is {answer}"
+        return Trace(f"<think>{steps}</think>{answer}\n", said)
 
     return Generated(size, make)
 

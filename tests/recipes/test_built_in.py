@@ -24,6 +24,10 @@ SHORT = {
     "reward_model": ["reward_model.epochs=0.05"],
     "select": ["keep=any", "filters=[]"],
     "collect": ["max_problems=4"],
+    "rewrite": [
+        "verifier=regex",
+        "config.verification.options.regex={pattern='(?s).*'}",
+    ],
     "pairs": ['inputs=["recipe_worlds:ranked"]'],
     "label_difficulty": ["max_problems=4"],
     "filter": ["min_pass_rate=0.0", "max_pass_rate=1.0"],
