@@ -113,6 +113,11 @@ class GuardConfig(Section):
             if rule.action != "off" and rule.limit is not None:
                 yield rule
 
+    def without(self, name: str) -> GuardConfig:
+        """Return this section with a rule off, unless it has options for the rule."""
+        options = {name: RuleOptions(action="off"), **self.options}
+        return self.model_copy(update={"options": options})
+
     def asked(self, rule: Rule) -> bool:
         """Whether the user asked for a rule: by its options, or by a key that has no default."""
         key = rule.setting

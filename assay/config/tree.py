@@ -85,6 +85,11 @@ class TrainConfig(Section):
         return getattr(getattr(self, section), key) or self.data.train
 
     @property
+    def watched(self) -> GuardConfig:
+        """The guard as it is meant: what an environment hides may leave all prompts alike."""
+        return self.guard.without("same_prompt") if self.tools.environment else self.guard
+
+    @property
     def completions_a_step(self) -> int | None:
         """Completions that a step samples, refills and growing groups aside; None: it samples
         none."""

@@ -85,7 +85,7 @@ def run_on_policy(stage: Stage) -> Path:
     settings = config.distill
     assert settings is not None
     with ExitStack() as stack:
-        guard = Guard(config.guard)
+        guard = Guard(config.watched)
         service = open_verifiers(config, stack, actors=True)
         rows = read_problems(config, service)
         bench = on_actors(open_bench(config, service), stack)

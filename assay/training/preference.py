@@ -113,7 +113,7 @@ def run_preference(stage: Stage) -> Path:
     assert settings is not None
     row = choose_preference(settings)
     with ExitStack() as stack:
-        guard = Guard(config.guard)
+        guard = Guard(config.watched)
         verifiers = open_verifiers(config, stack, actors=True)
         rows = read_rows(config, verifiers)
         bench = on_actors(open_bench(config, verifiers), stack)

@@ -42,7 +42,7 @@ def run_rl(stage: Stage) -> Path:
     assert config.rl is not None
     algorithm = choose_algorithm(config)
     with ExitStack() as stack:
-        guard = Guard(config.guard)
+        guard = Guard(config.watched)
         verifiers = open_verifiers(config, stack, actors=True)
         rows = read_problems(config, verifiers)
         bench = on_actors(open_bench(config, verifiers), stack)

@@ -169,3 +169,14 @@ def test_settings() -> None:
     tree = {"model": {"path": "m"}, "rl": {}, "data": {"train": ["x"]}}
     config = configuration.parse({**tree, "tools": {"environment": "a:b"}})
     assert config.tools.environment == "a:b" and configuration.parse(tree).tools.environment is None
+
+
+def test_games_that_begin_alike_are_no_fault_unless_that_is_asked() -> None:
+    def rules(**sections: Any) -> set[str]:
+        tree = {"model": {"path": "m"}, "rl": {}, "data": {"train": ["x"]}, **sections}
+        return {rule.name for rule in configuration.parse(tree).watched.active()}
+
+    game = {"environment": "a:b"}
+    assert rules() - rules(tools=game) == {"same_prompt"}
+    asked = {"options": {"same_prompt": {"limit": 0.5}}}
+    assert "same_prompt" in rules(tools=game, guard=asked)
