@@ -25,7 +25,11 @@ TO_JUDGE = ("data.train", "data.verifier", "verification")
 RULES_UNSET = ("data.verifier=", "data.verifier_by_tag=")
 """Overrides of a run's configuration where a verifier is given in place of its own."""
 
-_POWERS = {"judge": ("url", "judges", "api_key_env", "replies"), "code": ("unsafe_no_sandbox",)}
+_POWERS = {
+    "judge": ("url", "judges", "api_key_env", "replies"),
+    "remote": ("url", "token_env"),
+    "code": ("unsafe_no_sandbox",),
+}
 """Options that send text and a key somewhere, write a file, or take the sandbox away."""
 
 
@@ -49,10 +53,12 @@ def open_config(
     def counts(key: str) -> bool:
         return (used is None or _covers(used, key)) and not _covers(given, key)
 
-    if config.model.trust_remote_code and counts("model.trust_remote_code"):
-        where, accepted = f"{path} model.trust_remote_code", "false: a run never brings it"
-        remedy = "read the model's code, then add --set model.trust_remote_code=true"
-        raise RunError(message(where, "true", accepted, remedy))
+    for section in (config.model, config.teacher):
+        key = f"{'model' if section is config.model else 'teacher'}.trust_remote_code"
+        if section is not None and section.trust_remote_code and counts(key):
+            remedy = f"read the model's code, then add --set {key}=true"
+            accepted = "false: a run never brings it"
+            raise RunError(message(f"{path} {key}", "true", accepted, remedy))
     found = [
         f"{key} = {name}" if name else key
         for key, name in powers_of(config)
@@ -86,6 +92,10 @@ def powers_of(config: TrainConfig) -> Iterator[tuple[str, str]]:
     if config.tools.unsafe_no_sandbox:
         yield "tools.unsafe_no_sandbox", ""
     yield from (("verification.allow", name) for name in config.verification.allow)
+    if config.scale.num_actors and config.scale.address is not None:  # machines that get our code
+        yield "scale.address", ""
+    if config.distill is not None and config.distill.keep is not None:  # a folder to write to
+        yield "distill.keep", ""
     if {*config.log.to} - {"tensorboard"} and not config.log.offline:  # text goes out, with a key
         yield "log.to", ""
     for verifier, powers in _POWERS.items():

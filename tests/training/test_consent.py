@@ -99,6 +99,16 @@ def commands(world: World, run: Path, **consent: Any) -> dict[str, Callable[[], 
             ALL,
         ),
         (
+            {"verification": {"options": {"remote": {"url": "http://there", "token_env": "K"}}}},
+            "verification.options.remote.url, verification.options.remote.token_env",
+            ALL,
+        ),
+        (
+            {"scale": {"rollout_actors": 1, "address": "there:6379"}},
+            "scale.address",
+            {"resume"},
+        ),
+        (
             {"verification": {"options": {"code": {"unsafe_no_sandbox": True}}}},
             "verification.options.code.unsafe_no_sandbox",
             ALL,
@@ -182,6 +192,21 @@ def test_a_run_never_brings_the_code_of_its_model(world: World, own: Path, marke
     with contextlib.suppress(AssayError):  # what it would have done
         commands(world, run, trust_run=True, overrides=["model.trust_remote_code=true"])["eval"]()
     assert marker.exists()
+
+
+def test_a_run_never_brings_the_code_of_its_teacher(world: World, own: Path) -> None:
+    """Nor a folder that its teacher's words are written to."""
+    teacher = {"path": str(world.folder / "model"), "trust_remote_code": True}
+    tree = configuration.load(own / "config.toml").model_dump(mode="json", exclude_none=True)
+    traces = [str(world.folder / "traces.jsonl")]
+    distill = {"traces": traces, "keep": str(world.folder / "kept")}
+    tree = {**tree, "teacher": teacher, "distill": distill}
+    del tree["rl"]
+    (own / "config.toml").write_text(tomli_w.dumps(tree), encoding="utf-8")
+    with pytest.raises(RunError, match=r"found true.*--set teacher\.trust_remote_code=true"):
+        train(resume=own, quiet=True, trust_run=True)
+    with pytest.raises(RunError, match=r"distill\.keep.*add --trust-run"):
+        train(resume=own, overrides=["teacher.trust_remote_code=false"], quiet=True)
 
 
 def assay(*arguments: object) -> int:
