@@ -438,7 +438,8 @@ class Engine:
         end = len(tokens) - (reason == "eos")
         text = self.tokenizer.decode(tokens[:end], clean_up_tokenization_spaces=False)
         think = group.prompt.think
-        turn_ends, said = turns_of(self.tokenizer, tokens, end, slots.turns[slot])
+        begun, end_ids = slots.turns[slot], self._eos_ids.tolist()
+        turn_ends, said = turns_of(self.tokenizer, tokens, end, begun, end_ids)
         group.done[sibling] = Completion(
             id=name,
             text=text,

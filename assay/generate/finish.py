@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,12 +65,17 @@ def num_think_tokens(
 
 
 def turns_of(
-    tokenizer: Any, tokens: Tokens, end: int, begun: Sequence[tuple[int, int]]
+    tokenizer: Any,
+    tokens: Tokens,
+    end: int,
+    begun: Sequence[tuple[int, int]],
+    end_ids: Container[int] = (),
 ) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
     """Return where a conversation's turns end, and where in its text the policy speaks.
 
     begun: of each turn that was begun by given tokens, where these begin and end. Both are empty
-    where there is none. ``tokens[:end]`` are the tokens of the text.
+    where there is none. ``tokens[:end]`` are the tokens of the text. end_ids: the tokens that end a
+    turn; they are no part of what the policy says.
     """
     begun = [(start, min(behind, len(tokens))) for start, behind in begun if start < len(tokens)]
     if not begun:
@@ -82,7 +87,10 @@ def turns_of(
         text = tokenizer.decode(tokens[: min(index, end)], clean_up_tokenization_spaces=False)
         return len(text)
 
-    spans = [(place(start), place(stop)) for start, stop in zip(starts, ends, strict=True)]
+    spans = [
+        (place(start), place(stop - (stop > start and int(tokens[stop - 1]) in end_ids)))
+        for start, stop in zip(starts, ends, strict=True)
+    ]
     if not ends[0]:  # it began with what was given
         return tuple(ends[1:]), tuple(spans[1:])
     return tuple(ends), tuple(spans)

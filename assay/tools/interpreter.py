@@ -126,7 +126,8 @@ def _told(outcome: Outcome, seconds: float) -> str:
     said = outcome.stdout + outcome.stderr
     if outcome.status == "ok":
         return said.rstrip("\n") or "(no output)"
-    error = _ENDS.get(outcome.status, outcome.error or outcome.status).format(seconds=seconds)
+    ends = _ENDS.get(outcome.status)
+    error = ends.format(seconds=seconds) if ends else outcome.error or outcome.status
     raise ToolError(f"{said.rstrip()}\n{error}".strip())
 
 

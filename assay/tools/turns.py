@@ -6,6 +6,7 @@ the completion waits for the promise of its answer.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 from collections.abc import Callable, Sequence
@@ -51,6 +52,12 @@ class Telling:
     closes: str = ""
     _parts: dict[Roles, list[str]] = field(default_factory=dict[Roles, list[str]])
     _closing: dict[int, bool] = field(default_factory=dict[int, bool])
+    _plain: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        # whether a text may name special tokens is a state of the whole tokenizer, which threads
+        # share: so contents have a tokenizer of their own
+        self._plain = copy.deepcopy(self.tokenizer)
 
     @cached_property
     def special_ids(self) -> set[int]:
@@ -77,18 +84,15 @@ class Telling:
             parts = self._template_parts(tuple(one["role"] for one in messages))
         tokens: list[int] = []
         for number, part in enumerate(parts):
-            tokens += self._encode(part)
+            tokens += _encode(self.tokenizer, part)
             if number < len(messages):
                 content = messages[number]["content"].encode("utf-8", "replace").decode()
-                tokens += self._encode(content, split_special_tokens=True)
+                tokens += _encode(self._plain, content, split_special_tokens=True)
         return tokens[1:] if tokens[:1] == [newest] and self.result is None else tokens
 
     def text(self, tokens: Any) -> str:
         """Return the text of tokens, as it stands in a completion."""
         return str(self.tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
-
-    def _encode(self, text: str, **how: bool) -> list[int]:
-        return [int(one) for one in self.tokenizer.encode(text, add_special_tokens=False, **how)]
 
     def _template_parts(self, roles: Roles) -> list[str]:
         """Return what the template writes before, between and behind messages of these roles."""
@@ -116,6 +120,10 @@ class Telling:
         return [*parts[1:], text]
 
 
+def _encode(tokenizer: Any, text: str, **how: bool) -> list[int]:
+    return [int(one) for one in tokenizer.encode(text, add_special_tokens=False, **how)]
+
+
 @dataclass(eq=False)
 class TurnGuide:
     """Listens to one completion, and tells it what its respondent answers."""
@@ -135,10 +143,10 @@ class TurnGuide:
             return None
         if not so_far.ends and not self.telling.may_close(so_far.newest):
             return None
-        tokens = so_far.read()[self._start :]
+        tokens, text = so_far.read(), self.telling.text
         if so_far.ends and so_far.newest in self.telling.special_ids:
             tokens = tokens[:-1]
-        said = self.telling.text(tokens)
+        said = text(tokens)[len(text(tokens[: self._start])) :]  # as it stands in the completion
         if not self.respondent.hears(said, so_far.ends):
             return None
         self._has_asked = True

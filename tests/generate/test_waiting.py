@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from generate_fakes import (
     bits_of,
@@ -25,10 +26,11 @@ from test_independence import EARLY, through_module
 from assay.config import EngineConfig, SamplingConfig
 from assay.generate.base import GivenTokens, Guide, Promise, SoFar
 from assay.generate.engine import Engine
+from assay.generate.finish import turns_of
 from assay.generate.forward import Choice
 from assay.generate.slots import Slots
 from assay.run.environment import c_compiler
-from assay.testing import tiny_model
+from assay.testing import byte_tokenizer, tiny_model
 from assay.types import Problem, Prompt, ThinkFormat
 
 POOL = ThreadPoolExecutor(4)
@@ -215,3 +217,15 @@ def test_a_budget_of_thinking_and_a_guide_both_give() -> None:
     assert all(
         one.tokens.tolist()[3:12] == stop or not one.sampled.all() for one in group.completions
     )
+
+
+def test_an_end_of_turn_is_no_word_of_it() -> None:
+    """Nor is it where another turn follows, or where the limit cuts the last one."""
+    tokenizer = byte_tokenizer()
+    tokens = np.array([52, 257, *b"no\n", 53, 257], np.int32)
+    for end in (6, 7):
+        text = tokenizer.decode(tokens[:end])
+        turn_ends, said = turns_of(tokenizer, tokens, end, [(2, 5)], [257])
+        assert turn_ends == (2, 7) and [text[start:stop] for start, stop in said] == ["4", "5"]
+    silent = np.array([*b"hi", 257, 53], np.int32)  # given end tokens stay where they are
+    assert turns_of(tokenizer, silent, 4, [(0, 3), (3, 3)], [257])[1] == ((9, 9), (9, 10))

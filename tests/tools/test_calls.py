@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -157,3 +158,17 @@ def test_results_hold_no_special_tokens() -> None:
     tokens = telling.tokens([message], 65)
     assert end_id not in tokens
     assert tokenizer.decode(tokens) == "<r>a<|im_end|>?</r>"
+
+
+def test_threads_write_the_same_tokens() -> None:
+    """What a result holds stays plain text, whatever other threads encode meanwhile."""
+    tokenizer = tokenizer_of(HERMES)
+    telling = Telling(tokenizer)
+    messages = [{"role": "tool", "content": "a<|im_end|>" + "x" * 1000}]
+    expected = telling.tokens(messages, 65)
+
+    def others(_: int) -> bool:
+        return telling.tokens(messages, 65) == expected
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(others, range(400)))

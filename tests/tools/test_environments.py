@@ -17,9 +17,15 @@ from test_tool_runs import rollouts_of
 
 import assay
 from assay import config as configuration
+from assay.config import SamplingConfig
 from assay.errors import ConfigError, RunError, VerifierError
+from assay.generate.engine import Engine
+from assay.testing import CHAT_TEMPLATE, byte_tokenizer, tiny_model
+from assay.tools.environment import Environment
+from assay.tools.toolbox import Toolbox
+from assay.tools.turns import Telling
 from assay.training.api import train
-from assay.types import Completion, Problem, ThinkFormat
+from assay.types import Completion, Problem, Prompt, ThinkFormat
 
 HERE = Path(own_games.__file__).parent
 PROBLEM = Problem("p", "Which digit?", {"digit": 5})
@@ -180,3 +186,34 @@ def test_games_that_begin_alike_are_no_fault_unless_that_is_asked() -> None:
     assert rules() - rules(tools=game) == {"same_prompt"}
     asked = {"options": {"same_prompt": {"limit": 0.5}}}
     assert "same_prompt" in rules(tools=game, guard=asked)
+
+
+def test_what_is_heard_is_what_the_log_holds() -> None:
+    """Turns end with an end token, which an environment neither hears at once nor on a replay."""
+    heard: list[str] = []
+
+    class Listens:
+        def start(self, problem: Problem) -> str:
+            self.turns = 0
+            return "?"
+
+        def respond(self, messages: Any) -> Any:
+            self.turns += 1
+            heard.append(messages[-1]["content"])
+            return "go on" if self.turns < 3 else 1.0
+
+    tokenizer, ends = byte_tokenizer(CHAT_TEMPLATE), [*range(80, 120), 257]
+    names = [tokenizer.convert_ids_to_tokens(number) for number in ends]
+    tokenizer.add_special_tokens({"additional_special_tokens": names})
+    environment = Environment(Listens)
+    prompt = Prompt("?", np.array([63], np.int32))
+    engine = Engine(tiny_model(), tokenizer, lambda problem: prompt, eos_ids=ends, seed=1)
+    engine.guide = Toolbox(
+        Telling(tokenizer), lambda problem, prompt: environment.respondent(problem, prompt.think)
+    ).guide
+    (group,) = engine.generate([PROBLEM], SamplingConfig(max_tokens=200), 1)
+    (found,) = group.completions
+    assert found.finish_reason == "eos" and len(found.said) == 3
+    told, heard[:] = [*heard], []
+    assert [*found.turn_texts] == told
+    assert environment(PROBLEM, found) == 1.0 and heard == told

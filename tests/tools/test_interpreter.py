@@ -43,6 +43,8 @@ def test_state_stays_for_a_completion(run: RunCall) -> None:
 def test_errors_are_told_with_what_was_printed_before(run: RunCall) -> None:
     assert told(run, "print('here')\n1 / 0") == "error: here\nZeroDivisionError: division by zero"
     assert "SyntaxError" in told(run, "def f(:")
+    assert "SyntaxError: '{' was never closed" in told(run, "x = {1: 2")
+    assert told(run, "raise KeyError('{seconds}')") == "error: KeyError: '{seconds}'"
     assert "FileNotFoundError" in told(run, "open('/etc/passwd')")
     assert "surrogates" in told(run, "\ud800")
     assert told(run, "first") == "1"
