@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -113,10 +113,10 @@ class GuardConfig(Section):
             if rule.action != "off" and rule.limit is not None:
                 yield rule
 
-    def without(self, name: str) -> GuardConfig:
-        """Return this section with a rule off, unless it has options for the rule."""
-        options = {name: RuleOptions(action="off"), **self.options}
-        return self.model_copy(update={"options": options})
+    def without(self, names: Iterable[str]) -> GuardConfig:
+        """Return this section with rules off, but for those that it has options for."""
+        off = dict.fromkeys(names, RuleOptions(action="off"))
+        return self.model_copy(update={"options": {**off, **self.options}})
 
     def asked(self, rule: Rule) -> bool:
         """Whether the user asked for a rule: by its options, or by a key that has no default."""

@@ -17,7 +17,7 @@ from assay.complaints import at_its_line, complain, section_of, toml_words, type
 from assay.config.algorithm import AlgorithmConfig, CriticConfig
 from assay.config.curriculum import CurriculumConfig
 from assay.config.distill import DistillConfig, TeacherConfig
-from assay.config.guard import GuardConfig
+from assay.config.guard import RULES, GuardConfig
 from assay.config.preference import PreferenceConfig
 from assay.config.reward_model import RewardModelConfig
 from assay.config.scale import ScaleConfig
@@ -86,8 +86,17 @@ class TrainConfig(Section):
 
     @property
     def watched(self) -> GuardConfig:
-        """The guard as it is meant: what an environment hides may leave all prompts alike."""
-        return self.guard.without("same_prompt") if self.tools.environment else self.guard
+        """The guard without the rules that would be wrong in this run, unless they are asked for.
+
+        Those are the rules of other stages, and more: what an environment hides may leave all
+        prompts alike; a teacher has something to say of wrong completions too; and what is sampled
+        a step ahead is not from the policy that learns.
+        """
+        off = [row.name for row in RULES.values() if row.stages and self.stage not in row.stages]
+        off += ["same_prompt"] if self.tools.environment else []
+        off += ["all_wrong", "no_contrast"] if self.teacher is not None else []
+        off += ["mismatch_growth"] if self.scale.steps_ahead else []
+        return self.guard.without(off)
 
     @property
     def completions_a_step(self) -> int | None:

@@ -32,7 +32,7 @@ def run_reward_model(stage: Stage) -> Path:
     assert settings is not None
     with ExitStack() as stack:
         opened = open_rows(config)
-        guard = Guard(config.guard)
+        guard = Guard(config.watched)
         loaded = open_model(config)
         reader = RowReader(settings, config.data, loaded.tokenizer, loaded.context_length)
         rows, heldout, warnings = read_all(reader, opened)

@@ -70,7 +70,7 @@ def learn_given(
     """
     config = stage.config
     with ExitStack() as stack:
-        guard = Guard(config.guard)
+        guard = Guard(config.watched)
         verifiers = open_verifiers(config, stack)
         given = read(config, verifiers)
         rows = read_heldout(config, verifiers)

@@ -166,3 +166,32 @@ def test_a_rule_of_another_stage_is_a_mistake() -> None:
         ConfigError, match=r"guard.options.length: found a rule in a run of \[sft\]"
     ):
         parse(tree)
+
+
+SAMPLED = {"model": {"path": "m"}, "data": {"train": ["x"]}}
+TAUGHT = {"teacher": {"path": "t"}}
+
+
+@pytest.mark.parametrize(
+    ("sections", "off"),
+    [
+        ({"rl": {}, **TAUGHT}, {"all_wrong", "no_contrast"}),
+        ({"distill": {}, **TAUGHT}, {"all_wrong", "no_contrast", "length", "collapse"}),
+        ({"rl": {}, "scale": {"rollout_actors": 1, "steps_ahead": 1}}, {"mismatch_growth"}),
+    ],
+)
+def test_a_rule_that_would_be_wrong_in_a_run_is_off_unless_it_is_asked_for(
+    sections: dict[str, Any], off: set[str]
+) -> None:
+    """What a verifier never passes is no trouble where a teacher says what is right."""
+    from assay.config import parse
+
+    def rules(**more: Any) -> set[str]:
+        return {rule.name for rule in parse({**SAMPLED, **sections, **more}).watched.active()}
+
+    everywhere = {"not_finite", "not_judged", "grad_norm"}
+    assert not rules() & off and everywhere <= rules()
+    if "rl" in sections:
+        assert off <= {rule.name for rule in parse({**SAMPLED, "rl": {}}).watched.active()}
+        asked = {name: {"window": 9} for name in off}
+        assert off <= rules(guard={"options": asked})

@@ -72,10 +72,11 @@ def test_a_resumed_run_is_the_whole_one(world: World, given: dict[str, Any]) -> 
 
 
 def test_the_policy_gradient_asks_the_teacher_for_the_reference(world: World) -> None:
-    """At the start the KL is not 0: it is the one to another model. It falls."""
+    """At the start the KL is not 0: it is the one to another model. It falls. And the guard does not
+    stop a run in which nothing passes."""
     tree = distill_tree(world)
     del tree["distill"]
-    tree["rl"] = {"steps": 15, "num_prompts": 4, "group_size": 8}
+    tree["rl"] = {"steps": 22, "num_prompts": 4, "group_size": 8}
     tree["algorithm"] = {"name": "on_policy_distillation"}
     tree["optimizer"]["learning_rate"] = 1e-2
     tree["data"] |= {"verifier": "constant", "heldout": []}
