@@ -16,7 +16,7 @@ class ToolsConfig(Section):
     Empty: no tools."""
     environment: Text | None = None
     """An environment of yours, as ``package.module:object`` (docs/environments.md): it answers the
-    policy in place of tools, whenever the policy ends its turn."""
+    policy in place of tools, whenever the policy ends its turn. None: nothing but tools answers."""
     corpus: tuple[Text, ...] = ()
     """What ``search`` looks through: files of plain text, or rows with the key ``text``."""
     num_passages: Natural = 3
