@@ -123,9 +123,9 @@ def completion_row(
 ) -> Row:
     """Return the keys that a completion adds to its problem's row."""
     completion = group.completions[index]
-    text, think = completion.text, group.prompt.think
+    text, think, before = completion.text, group.prompt.think, ""
     if think.mode == "opened":  # the prompt opened the block: a trace holds all of it
-        text = think.open_tag + group.prompt.text.rpartition(think.open_tag)[2] + text
+        before = think.open_tag + group.prompt.text.rpartition(think.open_tag)[2]
     collected: dict[str, Any] = {
         "model": settings.model,
         "style": style,
@@ -137,10 +137,13 @@ def completion_row(
     row: Row = {
         "id": completion.id,
         "problem_id": group.problem.id,
-        "completion": text,
+        "completion": before + text,
         "think": "free" if think.mode == "opened" else think.mode,
         "collected": collected,
     }
+    if completion.said:  # what is put before belongs to the first turn
+        size = len(before)
+        row["said"] = [[start and start + size, end + size] for start, end in completion.said]
     if verdict is None:
         return row
     keys = ("status", "score", "reward", "reason", "extracted", "detail", "verifier")

@@ -139,6 +139,8 @@ class PromptRenderer:
             first = self._encode_after(prompt, said) if not start else self._encode(said)
             parts += [self._encode(told), first]
             behind = end
+            if len(parts) > 2 and parts[-2][:1] == [self.end_id]:  # the policy ended its turn
+                parts[-3].append(parts[-2].pop(0))
         parts.append(self._encode(trace.completion[behind:]))
         if behind == len(trace.completion) and self.end_id is not None:
             parts[-2].append(self.end_id)

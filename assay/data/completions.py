@@ -29,6 +29,7 @@ from assay.data.rows import (
     read_tags,
 )
 from assay.data.sources import JsonLines, open_source
+from assay.data.traces import read_said
 from assay.errors import DataError, message
 from assay.types import Completion, Problem, Status, ThinkFormat, Verdict
 
@@ -128,6 +129,7 @@ class Record:
             ThinkFormat(row.problem.think or "free"),
             length if type(length) is int else 0,
             "length" if facts.get("finish_reason") == "length" else "eos",
+            read_said(self.keys.get("said"), self.completion, self.source),
         )
         return row.problem, completion
 

@@ -165,6 +165,7 @@ def describe_sample(group: Group, index: int, verdict: Verdict | None) -> dict[s
         "think": completion.think.mode,
         "tokens": len(completion.tokens),
         "given": completion.num_given,
+        **({"said": completion.said} if completion.said else {}),
         "finish_reason": completion.finish_reason,
         "status": verdict.status if verdict else UNJUDGED,
         **{key: getattr(verdict, key, None) for key in ("score", "reward", "extracted", "reason")},

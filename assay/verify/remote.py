@@ -73,6 +73,7 @@ def _judge(name: str, problem: Problem, completions: Sequence[Completion]) -> li
             "prompt": problem.question,
             "verifier": name,
             "completion": one.text,
+            **({"said": one.said} if one.said else {}),
             "think": one.think.mode,
             "finish_reason": one.finish_reason,
         }

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import numpy as np
 import pytest
 
+from assay.curation.asking import AskingSettings
+from assay.curation.collect import completion_row
 from assay.data.completions import Record, TextPart
 from assay.errors import DataError
+from assay.training.results import describe_sample
+from assay.types import Completion, Group, Problem, Prompt, ThinkFormat
 
 CHAT = [
     {"role": "system", "content": "Be short."},
@@ -81,3 +87,18 @@ def test_a_verdict_stands_in_a_table_or_in_the_row() -> None:
 def test_completions_of_one_problem_share_its_id() -> None:
     assert record(id="p#0/3").problem_id == "p" == record(id="x", problem_id="p").problem_id
     assert record(prompt="p").id == "f:7"
+
+
+def test_rows_keep_the_turns_of_a_completion() -> None:
+    """What a tool said is no answer, also where the row is judged on another day."""
+    think = ThinkFormat("opened")
+    text, said = "so</think>call=42;43", ((0, 14), (18, 20))
+    one = Completion.from_text(text, "p/0", think, said=said)
+    group = Group(Problem("p", "?"), Prompt("?<think>", np.zeros(1, np.int32), think), (one,))
+    shown = describe_sample(group, 0, None)
+    collected = completion_row(group, 0, None, AskingSettings(inputs=("x",), model="m"), "plain")
+    for row, turns in ((shown, one.turn_texts), (collected, ("<think>so</think>call", "43"))):
+        _, found = record(**json.loads(json.dumps(row))).to_judge()
+        assert found.turn_texts == turns and found.answer_text == "43"
+    with pytest.raises(DataError, match="said"):
+        record(prompt="p", completion="short", said=[[0, 9]]).to_judge()

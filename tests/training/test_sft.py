@@ -95,3 +95,13 @@ def test_what_a_trace_was_told_is_not_learned() -> None:
     (cut,) = trace_groups([Trace("6*7", text, said=((0, 9),))], renderer)
     assert len(cut.completions[0].tokens) == len(text), "it does not end where it is told something"
     assert cut.completions[0].sampled.tolist() == [n < 9 for n in range(len(text))]
+
+
+def test_an_end_of_turn_in_a_trace_is_learned() -> None:
+    """It stands behind what the policy said, and in front of what it was told."""
+    renderer = PromptRenderer(byte_tokenizer(), DataConfig(), None)
+    text = "call<|eos|>42;42"
+    (group,) = trace_groups([Trace("6*7", text, said=((0, 4), (14, 16)))], renderer)
+    (one,) = group.completions
+    assert one.tokens.tolist() == [*b"call", 257, *b"42;42", 257]
+    assert np.flatnonzero(~one.sampled).tolist() == [5, 6, 7]

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -150,8 +151,11 @@ def test_a_servers_verifier_judges_as_ones_own(server: str, service: VerifierSer
         verdicts = asking.judge(groups)
         facts = asking.describe()
         (missing,) = asking.judge([group_of("2", answer=None)])
+        talk = Completion.from_text("a call=7;2", "p#0/0", said=((0, 6), (9, 10)))
+        (talked,) = asking.judge([replace(group_of("2"), completions=(talk,))])
     assert [one.status for one in verdicts[0]] == ["passed", "failed", "failed"]
     assert len(verdicts) == 40
+    assert talked[0].correct, "the answer is the last turn"
     assert all(one.judged for row in verdicts for one in row), "no room is no end: asked again"
     assert facts["remote:exact"]["hash"] == service.describe()["exact"]["hash"]
     assert missing[0].reason == "error" and "answer: missing" in missing[0].detail
