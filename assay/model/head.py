@@ -112,7 +112,8 @@ class HeadRoom:
     def take(self, name: str, like: Tensor, rows: int, columns: int) -> Tensor:
         """Return [rows, columns] of the type and device of ``like``, whatever it holds."""
         size, held = rows * columns, self._held.get(name)
-        if held is None or held.numel() < size or held.dtype != like.dtype:
+        fits = held is not None and (held.dtype, held.device) == (like.dtype, like.device)
+        if held is None or not fits or held.numel() < size:
             self._held.pop(name, None)  # before the new one, so that never both are held
             held = self._held[name] = like.new_empty(size)
         return held[:size].view(rows, columns)

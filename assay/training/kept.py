@@ -76,12 +76,14 @@ class Kept:
         self.folder = folder
         self.about = {"format": FORMAT, **about}
         self._places: dict[bytes, tuple[Path, int]] = {}
+        self._opened = lru_cache(maxsize=64)(_open)  # its own: a folder may be made anew
         for path in sorted(folder.glob("*.parquet")):
             self._take(path)
 
     def lacks(self, groups: Sequence[Group]) -> list[int]:
-        """Return which groups are not kept yet."""
-        return [n for n, group in enumerate(groups) if _key(group) not in self._places]
+        """Return which groups are not kept yet; of equal ones the first, so that parts stay."""
+        first = {key: n for n, key in reversed([*enumerate(map(_key, groups))])}
+        return sorted(n for key, n in first.items() if key not in self._places)
 
     def fill(self, groups: Sequence[Group], ask: Ask) -> int:
         """Ask for what is lacking, and write it; return how many groups that is."""
@@ -100,7 +102,7 @@ class Kept:
         return one, two, three
 
     def _row(self, path: Path, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        table = _opened(str(path)).read_row_group(number, use_threads=False)
+        table = self._opened(str(path)).read_row_group(number, use_threads=False)
         tokens, logprobs, rest = (
             table.column(name).chunk(0).flatten().to_numpy() for name in SCHEMA.names[1:]
         )
@@ -161,8 +163,7 @@ class Kept:
         self._places |= {_key(group): (path, n) for n, group in enumerate(groups)}
 
 
-@lru_cache(maxsize=64)
-def _opened(path: str) -> pq.ParquetFile:
+def _open(path: str) -> pq.ParquetFile:
     return pq.ParquetFile(path, page_checksum_verification=True)
 
 

@@ -179,3 +179,12 @@ def test_an_accumulator_receives_the_weights_gradient(
         0
     ].sum().backward()
     assert head.weight_VD.grad is not None
+
+
+def test_room_is_where_it_is_asked_for() -> None:
+    """A teacher's layers may be on another device than the policy's."""
+    room, here = HeadRoom(), torch.zeros(1)
+    there = here.to("meta")
+    assert room.take("logits", here, 4, 4).device == here.device
+    assert room.take("logits", there, 2, 2).device == there.device
+    assert room.take("logits", here.double(), 2, 2).dtype == torch.float64

@@ -7,8 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from test_distill import SIZES, distill_tree, save_other_tokens
 from train_worlds import World, rows_of
 
@@ -18,6 +20,7 @@ from assay.run.metrics import is_timing
 from assay.training import kept as kept_module
 from assay.training import teachers
 from assay.training.api import dry_run, train
+from assay.types import Completion, Group, Problem, Prompt
 
 
 def kept_tree(world: World, name: str = "run", **distill: Any) -> dict[str, Any]:
@@ -181,3 +184,50 @@ def test_own_completions_are_not_kept(world: World) -> None:
     del tree["distill"]["traces"]
     with pytest.raises(ConfigError, match=r'keep: found ".*kept" without traces; accepted: none'):
         train(tree, quiet=True)
+
+
+def given(*texts: str) -> list[Group]:
+    """Groups of one completion each, as traces are laid out."""
+    tokens = [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]
+    prompt = Prompt("", np.zeros(1, np.int32))
+    return [
+        Group(Problem(f"p{n}", ""), prompt, (Completion.given(f"p{n}/0", one, text),))
+        for n, (one, text) in enumerate(zip(tokens, texts, strict=True))
+    ]
+
+
+def saying(value: float, asked: list[int]) -> kept_module.Ask:
+    """A teacher that says the same of every token."""
+
+    def ask(groups: Any) -> Any:
+        asked.append(len(groups))
+        lengths = [len(group.completions[0].tokens) for group in groups]
+        return [(torch.ones(n, 1), torch.full((n, 1), value), torch.zeros(n)) for n in lengths]
+
+    return ask
+
+
+def test_a_trace_that_stands_twice_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that after a kill, too, the rest is asked in the same parts."""
+    monkeypatch.setattr(kept_module, "PART", 2)
+    groups, asked = given("ab", "cd", "ab", "ef", "cd", "gh"), list[int]()
+    assert kept_module.Kept(tmp_path, {}).lacks(groups) == [0, 1, 3, 5]
+    kept = kept_module.Kept(tmp_path, {})
+    kept.fill(groups[:2], saying(-1.0, asked))
+    assert kept.lacks(groups) == [3, 5] and asked == [2]
+    kept.fill(groups, saying(-2.0, asked))
+    assert asked == [2, 2]
+    found = kept.of(groups, torch.device("cpu"))[1][::2, 0].tolist()  # of each trace's first token
+    assert found == [-1.0, -1.0, -1.0, -2.0, -1.0, -2.0]
+
+
+def test_a_folder_that_was_made_anew_is_read_anew(tmp_path: Path) -> None:
+    """In one process: a notebook that removes what a wrong teacher said."""
+    groups, place = given("ab"), tmp_path / "kept"
+    for value in (-1.0, -2.0):
+        kept = kept_module.Kept(place, {})
+        kept.fill(groups, saying(value, []))
+        assert kept.of(groups, torch.device("cpu"))[1][0, 0].item() == value
+        shutil.rmtree(place)
