@@ -60,8 +60,8 @@ class KeptTeacher:
 
     def target(self, micro_batch: MicroBatch, passes: Passes) -> KeptLogprobs:
         """Return the distributions at the tokens of a micro-batch."""
-        index_T = micro_batch.token_index_T
-        return KeptLogprobs(*(one[index_T] for one in self._found), self._divergence)
+        tokens_TK, logprobs_TK, rest_T = (one[micro_batch.token_index_T] for one in self._found)
+        return KeptLogprobs(tokens_TK, logprobs_TK, rest_T, self._divergence)
 
 
 class Kept:
