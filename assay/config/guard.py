@@ -59,6 +59,9 @@ class Rule:
         return f"guard.{self.setting}" if self.setting else f"guard.options.{self.name}.limit"
 
 
+HALVED = ("against", "grows_alone")
+"""Checks that compare the halves of a window, by their standard errors."""
+
 RULES = read_rows(Rule, Path(__file__).with_name("guard.toml"))
 
 
@@ -152,5 +155,7 @@ class GuardConfig(Section):
         limit = getattr(self, row.setting) if row.setting else asked.limit
         if limit is None and row.limit is None and asked.action != "off":
             yield message(where, "no limit", f"{row.key} beside it: it has no default")
+        if row.check in HALVED and asked.window is not None and asked.window < 4:
+            yield message(f"{where}.window", asked.window, "at least 4: its halves are compared")
         if row.name == "money" and self.price_per_hour is None:
             yield message(where, "no price", "guard.price_per_hour beside it")

@@ -65,17 +65,19 @@ class Guard:
         for rule in self.built_in:
             if run.step == run.first_step + 1 and self.config.asked(rule):
                 _check_measured(rule, run)
-            after = spoke.get(rule.name, 0)
-            quiet = max(rule.window, _QUIET) if rule.action == "note" else 1
-            if rule.name not in spoke or run.step >= after + quiet:
-                yield from _ask(rule, run, after, self.config.price_per_hour or 1.0)
-        for name, rule in self.rules.items():
-            if spoke.get(name) != run.step:
-                yield from self._ask_users(name, rule, run)
+            if _may_speak(rule, run, spoke):
+                after, price = spoke.get(rule.name, 0), self.config.price_per_hour or 1.0
+                yield from _ask(rule, run, after, price)
+        for name, function in self.rules.items():
+            options = self.config.options.get(name)
+            rule = Rule(name, "", "", (), "", "", "", (options and options.action) or "stop")
+            if rule.action != "off" and _may_speak(rule, run, spoke):
+                yield from self._ask_users(rule, function, run)
 
-    def _ask_users(self, name: str, rule: GuardRule, run: Run) -> Iterator[Finding]:
+    def _ask_users(self, rule: Rule, function: GuardRule, run: Run) -> Iterator[Finding]:
+        name = rule.name
         try:
-            reason = rule(run)
+            reason = function(run)
         except (Exception, SystemExit) as error:  # a user's code
             found = f"{type(error).__name__}: {error}".rstrip(": ")
             run.event("guard_rule_error", rule=name, error=found)
@@ -84,11 +86,14 @@ class Guard:
                 f"{run.folder}, which stopped, and all is saved; mend it and resume, or resume "
                 "with --set guard.rules=[]"
             ) from error
-        options = self.config.options.get(name)
-        action = (options and options.action) or "stop"
-        if reason and action != "off":
-            yours = Rule(name, "", "", (), "", "", "", action)
-            yield Finding(yours, run.step, run.step, f"{name}: {reason}")
+        if reason:
+            yield Finding(rule, run.step, run.step, f"{name}: {reason}")
+
+
+def _may_speak(rule: Rule, run: Run, spoke: dict[str, int]) -> bool:
+    """Return whether a rule has been silent for as long as it must be."""
+    quiet = max(rule.window, _QUIET) if rule.action == "note" else 1
+    return rule.name not in spoke or run.step >= spoke[rule.name] + quiet
 
 
 def _spoken(run: Run) -> dict[str, int]:

@@ -121,6 +121,21 @@ def test_a_users_rule_can_stop(rules: types.ModuleType, tmp_path: Path) -> None:
     assert run.paused.endswith("enough at 12") and run.events[0][1]["rule"] == name
 
 
+def test_a_users_note_is_not_made_at_every_step_and_a_rule_that_is_off_is_not_asked(
+    rules: types.ModuleType, tmp_path: Path
+) -> None:
+    rules.always = lambda run: "enough"  # type: ignore[attr-defined]
+    rules.broken = lambda run: 1 / 0  # type: ignore[attr-defined]
+    names = ("guard_rules_of_a_user:always", "guard_rules_of_a_user:broken")
+    options = {names[0]: {"action": "note"}, names[1]: {"action": "off"}}
+    run, steps = FakeRun(tmp_path), range(12, 33)
+    guard = Guard(GuardConfig.model_validate({"rules": names, "options": options}))
+    for run.step in steps:
+        guard.check(run)  # pyright: ignore[reportArgumentType]
+    assert [kind for kind, _ in run.events] == ["guard_note"] * 3
+    assert [note[:16] for note in run.notes] == [f"warning: step {n}" for n in (12, 22, 32)]
+
+
 def leave(run: FakeRun) -> None:
     sys.exit("bye")
 

@@ -144,6 +144,7 @@ def test_a_rule_that_has_spoken_looks_only_at_what_came_after() -> None:
         ({"options": {"length": {"limit": -1}}}, "guard.options.length.limit: found -1; accepted: a number >= 0"),
         ({"options": {"money": {"limit": 1}}}, "guard.options.money: found no price; accepted: guard.price_per_hour"),
         ({"options": {"tokens": {"action": "stop"}}}, "guard.options.tokens: found no limit"),
+        ({"options": {"length": {"window": 3}}}, "guard.options.length.window: found 3; accepted: at least 4"),
     ],
 )  # fmt: skip
 def test_wrong_options_are_told(section: dict[str, Any], said: str) -> None:
