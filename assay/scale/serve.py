@@ -28,6 +28,7 @@ from assay.types import Group, Problem, Prompt
 from assay.verify.service import VerifierService
 
 MOST_BYTES = 32 * 2**20  # of a request
+BODY_SECONDS = 60.0  # for the whole of a request to arrive
 MOST_SECONDS = 1700.0
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -121,7 +122,10 @@ class VerifierServer:
             self.service.check([name])
         except AssayError as error:
             raise Refused(404, str(error)) from error
-        return self.service.describe()[name.partition("@")[0]]
+        found = self.service.describe().get(name.partition("@")[0])
+        if found is None:
+            raise Refused(404, message("/verifiers", repr(name), "the name of one verifier"))
+        return found
 
     async def _judge(self, raw: bytes, receive: Receive) -> dict[str, Any]:
         groups, ids, seconds = self._read(raw)
@@ -200,7 +204,14 @@ class VerifierServer:
 
 
 async def _body(receive: Receive) -> bytes:
-    """Return a request's body; raises Refused for one that is too large."""
+    """Return a request's body; raises Refused for one that is too large, or does not arrive."""
+    try:
+        return await asyncio.wait_for(_whole_body(receive), BODY_SECONDS)
+    except TimeoutError as error:
+        raise Refused(408, f"the body did not arrive in {BODY_SECONDS:g} s") from error
+
+
+async def _whole_body(receive: Receive) -> bytes:
     found = bytearray()
     while True:
         event = await receive()

@@ -86,6 +86,38 @@ def test_a_wrong_request_is_told_in_one_line(
     assert found == status and words in said["error"] and "\n" not in said["error"]
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("exact*2", "/verifiers: found 'exact*2'; accepted: the name of one verifier"),
+        ("exact + constant", "accepted: the name of one verifier"),
+        ("exakt", "did you mean exact"),
+        ("os:system", "Python code"),
+    ],
+)
+def test_what_is_no_verifier_has_no_facts(service: VerifierService, name: str, words: str) -> None:
+    status, said = call(VerifierServer(service), "GET", f"/verifiers/{name}")
+    assert status == 404 and words in said["error"]
+
+
+def test_a_body_that_does_not_arrive_is_not_waited_for(
+    service: VerifierService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("assay.scale.serve.BODY_SECONDS", 0.01)
+    app, sent = VerifierServer(service), list[dict[str, Any]]()
+    events: list[dict[str, Any]] = [{"type": "http.request", "body": b"{", "more_body": True}]
+
+    async def receive() -> dict[str, Any]:
+        return events.pop() if events else await asyncio.sleep(30, {"type": "http.disconnect"})
+
+    async def send(event: dict[str, Any]) -> None:
+        sent.append(event)
+
+    scope = {"type": "http", "method": "POST", "path": "/judge", "headers": []}
+    asyncio.run(app(scope, receive, send))
+    assert sent[0]["status"] == 408 and b"did not arrive in 0.01 s" in sent[1]["body"]
+
+
 def test_what_finds_no_room_is_refused_and_asked_again(service: VerifierService) -> None:
     app = VerifierServer(service, max_waiting=4)
     app.waiting = 3
