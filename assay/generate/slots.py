@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from assay.errors import RunStopped, message
 from assay.generate.base import GivenTokens, Guide, Promise, SoFar
 from assay.generate.kv_cache import Extent
 from assay.types import Completion, Problem, Prompt, ThinkFormat
 
+PATIENCE = 600.0
+"""Seconds in which one of the promises has to be kept where all completions wait."""
 Asking = tuple[ThinkFormat, str | None]
 """How a row is asked to think: the format of its prompt, and its own effort, if it has one."""
 
@@ -186,11 +189,19 @@ class Slots:
         waiting = {slot: self.promised[slot] for slot in np.flatnonzero(self.waits_S).tolist()}
         promises = {one for one in waiting.values() if one is not None}
         if promises and not self.going().any():
-            wait(promises, return_when=FIRST_COMPLETED)
+            kept, _ = wait(promises, PATIENCE, return_when=FIRST_COMPLETED)
+            if not kept:
+                raise RunStopped(self._silence([*waiting]))
         for slot, promise in waiting.items():
             if promise is not None and promise.done():
                 self.waits_S[slot] = False
                 self._put_back(slot, self.held[slot])
+
+    def _silence(self, slots: list[int]) -> str:
+        places = [group.problem.place for slot in slots if (group := self.group[slot])]
+        found = f"{len(places)} completions that wait for a tool or an environment, and no answer"
+        accepted = f"an answer within {PATIENCE:g} seconds"
+        return message(places[0], found, accepted, "give what it does a time limit, then resume")
 
     def _put_back(self, slot: int, logs: list[np.ndarray]) -> None:
         """Let a slot's logs end in the newest row; `counts_S` says how many there are."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
-from assay.errors import VerifierError, message
+from assay.errors import FAILURES, AssayError, DataError, VerifierError, cause, message
 from assay.types import Completion, Message, Problem, ThinkFormat
 
 Messages: TypeAlias = "str | Message | Sequence[Message]"
@@ -52,7 +52,7 @@ class Environment:
 
     def begun(self, problem: Problem) -> Problem:
         """Return the problem as the policy sees it first."""
-        return replace(problem, prompt=tuple(_messages(self.play().start(problem), "start")))
+        return replace(problem, prompt=tuple(_started(self.play(), problem)))
 
     def respondent(self, problem: Problem, think: ThinkFormat) -> Conversation:
         """Return what answers the policy in one completion."""
@@ -76,7 +76,7 @@ class Conversation:
 
     def __init__(self, play: Play, problem: Problem, think: ThinkFormat) -> None:
         self.play, self.think = play, think
-        self.messages = _messages(play.start(problem), "start")
+        self.messages = _started(play, problem)
         self.is_over = False
         self.reward: Any = None
 
@@ -91,7 +91,7 @@ class Conversation:
         """
         try:
             return self.hear(said)
-        except Exception:  # of a user's class
+        except FAILURES:  # of a user's class
             return None
 
     def hear(self, said: str) -> Sequence[Message] | None:
@@ -108,6 +108,18 @@ class Conversation:
             return told
         self.is_over, self.reward = True, answer
         return None
+
+
+def _started(play: Play, problem: Problem) -> list[Message]:
+    """Return an environment's first messages; raises DataError where it cannot start."""
+    try:
+        return _messages(play.start(problem), "start")
+    except AssayError:
+        raise
+    except FAILURES as error:
+        found = f"a row with which it cannot start ({cause(error)})"
+        remedy = "mend the row or its start"
+        raise DataError(message(f"{problem.place} environment", found, MESSAGES, remedy)) from error
 
 
 def is_message(value: Any) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from assay.config import ToolsConfig
-from assay.errors import ConfigError, cause, did_you_mean, message
+from assay.errors import FAILURES, ConfigError, cause, did_you_mean, message
 from assay.foreign import import_object
 from assay.tools.base import Respondent, RunCall, Tool, ToolError
 from assay.tools.calculator import CALCULATOR
@@ -73,7 +73,7 @@ class ToolAnswers:
             text = self._run(call)
         except ToolError as error:
             text = f"error: {error}"
-        except Exception as error:  # a tool of a user may raise anything
+        except FAILURES as error:  # a tool of a user may raise anything
             text = f"error: {cause(error)}"
         return cut(text, self.settings.max_output)
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import copy
 import itertools
 import os
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
+from queue import SimpleQueue
 from typing import Any
 
 from assay.data.chat import TEMPLATE_SECONDS
@@ -27,13 +29,36 @@ _MARK = "0Assay{}0"
 _numbers = itertools.count()
 
 
+class Lane:
+    """A thread that answers one after another. What hangs in it keeps no process from its end."""
+
+    def __init__(self, name: str) -> None:
+        self._asked = SimpleQueue[tuple[Promise, Callable[[], GivenTokens | None]]]()
+        threading.Thread(target=self._answer, name=name, daemon=True).start()
+
+    def submit(self, asked: Callable[[], GivenTokens | None]) -> Promise:
+        """Return the promise of an answer."""
+        promise: Promise = Future()
+        self._asked.put((promise, asked))
+        return promise
+
+    def _answer(self) -> None:
+        while True:
+            promise, asked = self._asked.get()
+            try:
+                promise.set_result(asked())
+            except BaseException as error:  # it is raised where the answer is read
+                promise.set_exception(error)
+            del promise, asked  # an ended completion closes what it has opened
+
+
 @cache
-def _lane(number: int) -> ThreadPoolExecutor:
+def _lane(number: int) -> Lane:
     """Return a thread: what one completion asks runs in order in one of them."""
-    return ThreadPoolExecutor(1, f"assay-tools-{number}")
+    return Lane(f"assay-tools-{number}")
 
 
-def next_lane() -> ThreadPoolExecutor:
+def next_lane() -> Lane:
     """Return the thread of the next completion; which it is changes no answer."""
     return _lane(next(_numbers) % min(MAX_LANES, os.cpu_count() or 1))
 
@@ -130,7 +155,7 @@ class TurnGuide:
 
     telling: Telling
     respondent: Respondent
-    lane: ThreadPoolExecutor = field(default_factory=next_lane)
+    lane: Lane = field(default_factory=next_lane)
     _start: int = 0  # of the turn, in tokens
     _has_asked: bool = False
 
@@ -150,7 +175,7 @@ class TurnGuide:
         if not self.respondent.hears(said, so_far.ends):
             return None
         self._has_asked = True
-        return self.lane.submit(self._answer, said, so_far.newest)
+        return self.lane.submit(partial(self._answer, said, so_far.newest))
 
     def _answer(self, said: str, newest: int) -> GivenTokens | None:
         messages = self.respondent.respond(said)

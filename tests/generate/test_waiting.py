@@ -24,6 +24,7 @@ from test_given import GIVEN, LENGTHS, PLACES, SAMPLING, AtEnds, AtPlaces, is_gi
 from test_independence import EARLY, through_module
 
 from assay.config import EngineConfig, SamplingConfig
+from assay.errors import RunStopped
 from assay.generate.base import GivenTokens, Guide, Promise, SoFar
 from assay.generate.engine import Engine
 from assay.generate.finish import turns_of
@@ -229,3 +230,12 @@ def test_an_end_of_turn_is_no_word_of_it() -> None:
         assert turn_ends == (2, 7) and [text[start:stop] for start, stop in said] == ["4", "5"]
     silent = np.array([*b"hi", 257, 53], np.int32)  # given end tokens stay where they are
     assert turns_of(tokenizer, silent, 4, [(0, 3), (3, 3)], [257])[1] == ((9, 9), (9, 10))
+
+
+def test_a_promise_that_is_never_kept_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assay.generate.slots.PATIENCE", 0.05)
+    engine = engine_of(eos_ids=())
+    never: Promise = Future()
+    engine.guide = lambda problem, prompt: lambda so_far: never if so_far.num_tokens == 5 else None
+    with pytest.raises(RunStopped, match=r"2 completions .* within 0\.05 seconds"):
+        engine.generate([problem_of(9)], SAMPLING, 2)

@@ -81,3 +81,14 @@ class Silent:
 
 
 not_an_environment = dict
+
+
+@Environment
+class Exits:
+    """It cannot start without a key, and exits at its first answer."""
+
+    def start(self, problem: Problem) -> str:
+        return str(problem.spec["digit"])
+
+    def respond(self, messages: Sequence[Message]) -> Any:
+        raise SystemExit("bye")

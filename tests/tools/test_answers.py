@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -148,3 +150,18 @@ def test_a_turn_that_nobody_answers_goes_on() -> None:
 
     guide = TurnGuide(Telling(byte_tokenizer(), "{result}", ">"), Silent())
     assert bytes(spoken(guide, "a>b>c")).decode() == "a>b>c"
+
+
+def test_what_exits_or_hangs_ends_no_process_and_keeps_none() -> None:
+    def exits(arguments: Mapping[str, Any]) -> str:
+        raise SystemExit("bye")
+
+    tools = {"exits": replace(CALCULATOR, name="exits", open=lambda: exits)}
+    answering = ToolAnswers(tools, ToolsConfig(call=CALL), InText(CALL, tools))
+    assert asked(answering, "exits", expression="1") == "error: SystemExit: bye"
+    program = (
+        "import time\nfrom assay.tools.turns import next_lane\n"
+        "assert next_lane().submit(lambda: None).result() is None\n"
+        "next_lane().submit(lambda: time.sleep(1000))"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=200)

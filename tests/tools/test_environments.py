@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import own_games
 import pytest
-from own_games import Digit, Faulty, Silent, Wordless
+from own_games import Digit, Exits, Faulty, Silent, Wordless
 from test_tool_runs import rollouts_of
 
 import assay
 from assay import config as configuration
 from assay.config import SamplingConfig
-from assay.errors import ConfigError, RunError, VerifierError
+from assay.errors import ConfigError, DataError, RunError, VerifierError
 from assay.generate.engine import Engine
 from assay.testing import CHAT_TEMPLATE, byte_tokenizer, tiny_model
 from assay.tools.environment import Environment
@@ -76,6 +76,9 @@ def test_what_fails_ends_the_completion_which_is_not_judged() -> None:
     rows = [{"prompt": "?", "digit": 5, "completion": "5"}]
     (verdict,) = assay.judge(rows, verifier="own_games:Faulty")
     assert verdict["status"] == "not_judged" and "cannot answer 5" in verdict["detail"]
+    assert Exits.respondent(PROBLEM, ThinkFormat()).respond("5\n") is None
+    with pytest.raises(DataError, match=r"^f:7 environment: found a row .*KeyError: 'digit'"):
+        Exits.begun(Problem("p", "?", source="f:7"))
     with pytest.raises(VerifierError, match=r"environment start: found \{'role': 'user'\}"):
         Wordless.begun(PROBLEM)
     with pytest.raises(VerifierError, match="environment respond"):
