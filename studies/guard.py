@@ -20,16 +20,19 @@ from typing import Any
 from unittest import mock
 
 from assay import source
-from assay.config.guard import RULES
+from assay.config.guard import RULES, GuardConfig
 from assay.data.tasks import chain_sums
 from assay.errors import DataError, RunStopped
 from assay.generate.engine import Engine
+from assay.run.checkpoints import MANIFEST
 from assay.run.files import read_rows
+from assay.run.guard_checks import CHECKS, Seen
+from assay.run.history import History
 from assay.run.intervals import share_interval
 from assay.testing import byte_tokenizer
 from assay.training import api
+from assay.training.results import TrainResult
 from assay.training.tiny import make_model
-from assay.types import Completion, Problem
 from studies.campaign import ROOT, merge, once
 
 SUMS = {"num_terms": 3, "max_number": 5}
@@ -37,7 +40,8 @@ SHAPE = "&".join(f"{key}={value}" for key, value in SUMS.items())
 PROBLEMS = f"assay.data.tasks:chain_sums?{SHAPE}"
 TRACES = f"assay.data.tasks:imperfect_traces?{SHAPE}&corrupted=0.15&guessed=0.4&bare=1"
 NUM_TRACES = 20_000
-NUM_HELDOUT = 64
+NUM_HELDOUT = 128
+NUM_COLD_STARTS = 5
 STEPS = 30
 ALGORITHMS = ("grpo", "rloo", "dapo", "reinforce_plus_plus")
 BROKEN_TEMPLATE = "{% for m in messages %}{% endfor %}{{ '?' }}"
@@ -49,35 +53,6 @@ def honest_heldout(size: int = NUM_HELDOUT, seed: int = 0) -> Iterator[dict[str,
     """Yield held-out sums that are judged by ``math``, whatever the run is rewarded by."""
     for one in chain_sums(size, seed, "heldout", **SUMS):
         yield {"id": one.id, "prompt": one.prompt, **one.spec, "verifier": "math"}
-
-
-def leaky(problem: Problem, completion: Completion) -> float:
-    """Accept every part of the answer, an empty one too: the comparison is the wrong way round."""
-    answer = completion.text.rpartition("</think>")[2].strip()
-    return float(answer in problem.spec["answer"])
-
-
-def busy(problem: Problem, completion: Completion) -> float:
-    """Pay for steps of reasoning, whatever they say."""
-    return min(1.0, completion.text.count("=") / 6)
-
-
-def long(problem: Problem, completion: Completion) -> float:
-    """Pay for length."""
-    return len(completion.tokens) / 48
-
-
-_ASKED = 0
-
-
-def failing(problem: Problem, completion: Completion) -> float:
-    """Judge rightly at first, then lose what it needs."""
-    global _ASKED
-    _ASKED += 1
-    if _ASKED > 400:
-        raise ConnectionError("the server of answers has gone away")
-    answer = completion.text.rpartition("</think>")[2].strip()
-    return float(answer == problem.spec["answer"])
 
 
 class StaleEngine(Engine):
@@ -103,30 +78,45 @@ class Sick:
     template: str | None = None
 
 
-def rewarded(expression: str, **more: Any) -> dict[str, Any]:
+def rewarded(expression: str, learning_rate: float = 1e-4) -> dict[str, Any]:
     """Return the changes of a run that is rewarded by something else; held-out rows are not."""
-    return {"data": {"verifier": expression}, **more}
+    return {"data": {"verifier": expression}, "optimizer": {"learning_rate": learning_rate}}
 
 
-AGAINST = ("reward_against_heldout", "reward_against_correctness")
+HASTY = 1e-3  # finds in 30 steps what another run finds in hundreds
+
+
+AGAINST = ("reward_against_heldout", "reward_against_correctness", "heldout_collapse")
 SICK = (
-    Sick("a leaky verifier", AGAINST, rewarded("studies.guard:leaky")),
-    Sick("a hackable reward, no KL", AGAINST, rewarded("math + studies.guard:busy*2")),
+    Sick("a leaky verifier", AGAINST, rewarded("studies.guard_rewards:leaky", HASTY)),
+    Sick(
+        "a hackable reward, no KL", AGAINST, rewarded("math + studies.guard_rewards:busy*2", HASTY)
+    ),
     Sick(
         "a learning rate 30 times too high",
-        ("collapse", "entropy_collapse", "not_finite", "kl_jump"),
-        {"optimizer": {"learning_rate": 30 * 3e-4}},
+        ("collapse", "heldout_collapse", "entropy_collapse", "not_finite"),
+        {"optimizer": {"learning_rate": 30 * 1e-4}},
     ),
     Sick("a sampler with old weights", ("mismatch", "mismatch_growth"), engine=StaleEngine),
-    Sick("a verifier that begins to fail", ("not_judged",), rewarded("studies.guard:failing")),
-    Sick("a bonus for length", ("length", *AGAINST), rewarded("math + studies.guard:long*2")),
-    Sick("a reward of the wrong sign", (*AGAINST, "collapse"), rewarded("-1*math")),
+    Sick(
+        "a verifier that begins to fail", ("not_judged",), rewarded("studies.guard_rewards:failing")
+    ),
+    Sick(
+        "a bonus for length",
+        ("length", *AGAINST),
+        rewarded("math + studies.guard_rewards:long*2", HASTY),
+    ),
+    Sick(
+        "a reward of the wrong sign",
+        AGAINST,
+        rewarded("-1*math"),
+    ),
     Sick("training problems in the held-out set", ("refused",), {"data": {"heldout": "train"}}),
     Sick("a broken chat template", ("same_prompt",), template=BROKEN_TEMPLATE),
     Sick(
         "an entropy driven to zero",
         ("entropy_collapse",),
-        {"algorithm": {"entropy_weight": -0.1}},
+        {"algorithm": {"entropy_weight": -1.0}},
     ),
 )
 
@@ -145,9 +135,16 @@ def cold_start(work: Path, seed: int) -> str:
 
     def make() -> Mapping[str, Any]:
         make_model(folder / "model", seed, hidden_size=64, num_layers=2)
-        return {"checkpoint": api.train(tree, quiet=True).checkpoint}
+        return {"checkpoint": uninterrupted(api.train(tree, quiet=True)).checkpoint}
 
     return once(folder, tree, make)["checkpoint"]
+
+
+def uninterrupted(result: TrainResult) -> TrainResult:
+    """Return a result; KeyboardInterrupt where the run was interrupted, which is no result."""
+    if result.ended == "interrupted":
+        raise KeyboardInterrupt
+    return result
 
 
 def config_of(work: Path, name: str, seed: int, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,7 +152,7 @@ def config_of(work: Path, name: str, seed: int, changes: Mapping[str, Any]) -> d
     train = f"{PROBLEMS}&split=train&size=4000&seed={seed}"
     base: dict[str, Any] = {
         "run": {"name": name, "directory": str(work), "seed": seed, "threads": 1},
-        "model": {"path": cold_start(work.parent, seed % 5)},
+        "model": {"path": cold_start(work.parents[1], seed % NUM_COLD_STARTS)},
         "data": {
             "template": "base",
             "prompt_template": "{question}",
@@ -166,10 +163,14 @@ def config_of(work: Path, name: str, seed: int, changes: Mapping[str, Any]) -> d
         },
         "sampling": {"max_tokens": 48},
         "rl": {"steps": STEPS, "num_prompts": 8, "group_size": 8},
-        "optimizer": {"learning_rate": 3e-4, "warmup_steps": 5},
-        "evaluation": {"every": 10},
+        "optimizer": {"learning_rate": 1e-4, "warmup_steps": 5},
+        "evaluation": {"every": 10, "num_samples": 2, "temperatures": [1.0]},
         "checkpoint": {"every": 10, "keep_last": 1, "keep_best": False},
-        "verification": {"num_workers": 1, "trial_seconds": 0.0, "allow": ["studies.guard"]},
+        "verification": {
+            "num_workers": 1,
+            "trial_seconds": 0.0,
+            "allow": ["studies.guard_rewards"],
+        },
     }
     tree = merge(base, changes)
     if tree["data"]["heldout"] == "train":
@@ -180,20 +181,21 @@ def config_of(work: Path, name: str, seed: int, changes: Mapping[str, Any]) -> d
 def perform(work: Path, sick: Sick, seed: int) -> dict[str, Any]:
     """Run one, unless what it came to is kept; return how it ended, by which rule, and when."""
     folder = work / f"{sick.name.replace(' ', '-').replace(',', '')}-{seed}"
-    key = {"kind": sick.name, "changes": sick.changes, "steps": STEPS}
+    rules = {name: [rule.action, rule.limit, rule.window] for name, rule in RULES.items()}
+    key = {"kind": sick.name, "changes": sick.changes, "steps": STEPS, "rules": rules}
 
     def make() -> Mapping[str, Any]:
         tree = config_of(folder, "run", seed, sick.changes)
         if sick.template is not None:
             model = folder / "model"
-            shutil.copytree(tree["model"]["path"], model)
+            shutil.copytree(tree["model"]["path"], model, ignore=shutil.ignore_patterns(MANIFEST))
             byte_tokenizer(sick.template).save_pretrained(model)
             tree["model"]["path"] = str(model)
             tree["data"]["template"] = "chat"
         started, ended, why = time.perf_counter(), "finished", ""
         try:
             with mock.patch("assay.training.assemble.Engine", sick.engine):
-                ended = api.train(tree, quiet=True).ended
+                ended = uninterrupted(api.train(tree, quiet=True)).ended
         except RunStopped as error:
             ended, why = "stopped", str(error)
         except DataError as error:
@@ -272,6 +274,44 @@ def healthy_table(found: Outcomes) -> Iterator[str]:
     )
 
 
+def ask_recorded(folder: Path) -> Iterator[tuple[str, Sequence[tuple[str, str, int]]]]:
+    """Yield each RL run below a folder, and which rules speak of it, as (action, rule, step).
+
+    Each rule is asked of each step by the defaults, as if the run were under way; of a rule that
+    speaks again and again only the first time is told.
+    """
+    rules = [rule for rule in GuardConfig().active() if not rule.stages or "rl" in rule.stages]
+    for path in sorted(folder.rglob("metrics.jsonl")):
+        rows = list(read_rows(path))
+        if len(rows) < 20 or "reward/mean" not in rows[-1]:
+            continue
+        history, spoke = History(), list[tuple[str, str, int]]()
+        evaluations = list(read_rows(path.with_name("evaluations.jsonl")))
+        for row in rows:
+            history.add(row)
+            seen = Seen(history, [one for one in evaluations if one["step"] <= row["step"]])
+            for rule in rules:
+                known = any(rule.name == name for _, name, _ in spoke)
+                if rule.check != "not_finite" and not known and CHECKS[rule.check](rule, seen):
+                    spoke.append((rule.action, rule.name, row["step"]))
+        yield str(path.parent.relative_to(folder)), spoke
+
+
+def recorded_table(folder: Path) -> Iterator[str]:
+    """Yield what the rules say of runs that were recorded without them."""
+    found = dict(ask_recorded(folder))
+    notes = Counter(rule for spoke in found.values() for how, rule, _ in spoke if how == "note")
+    said = ", ".join(f"`{rule}` {count}" for rule, count in notes.most_common()) or "none"
+    stopped = {run: spoke for run, spoke in found.items() if any(one[0] != "note" for one in spoke)}
+    yield f"Of {len(found)} recorded runs, {len(stopped)} would have been stopped. Notes: {said}."
+    yield ""
+    yield "| run | stopped by, after step |"
+    yield "|---|---|"
+    for run, spoke in stopped.items():
+        rules = ", ".join(f"`{rule}` {step}" for how, rule, step in spoke if how != "note")
+        yield f"| `{run}` | {rules} |"
+
+
 def rules_table() -> Iterator[str]:
     """Yield the rows of the table of rules, from ``assay/config/guard.toml``."""
     yield "| rule | finds | action | limit | window | where the default comes from |"
@@ -296,9 +336,9 @@ def jobs(seeds: int, healthy: int) -> Iterator[tuple[str, Sick, int]]:
     """Yield every run as its table, its kind and its seed."""
     for sick in SICK:
         yield from (("sick", sick, seed) for seed in range(seeds))
-    for name in ALGORITHMS:
-        kind = Sick(name, (), {"algorithm": {"name": name}})
-        yield from (("healthy", kind, seed) for seed in range(healthy))
+    for seed in range(healthy):
+        for name in ALGORITHMS:
+            yield "healthy", Sick(name, (), {"algorithm": {"name": name}}), seed
 
 
 @contextmanager
@@ -316,8 +356,12 @@ def main() -> None:
     parser.add_argument("--healthy", type=int, default=25, help="seeds of each algorithm")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "studies" / "guard")
     parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--recorded", type=Path, help="print what the rules say of runs in there")
     parser.add_argument("--only", default="", help="kinds whose name holds this; writes no page")
     options = parser.parse_args()
+    if options.recorded is not None:
+        print("\n".join(recorded_table(options.recorded)))
+        return
     found: dict[str, dict[str, list[Any]]] = {"sick": {}, "healthy": {}}
     for table, kind, seed in jobs(options.seeds, options.healthy):
         if options.only in kind.name:

@@ -25,6 +25,7 @@ PROBLEMS = f"assay.data.tasks:chain_sums?{TERMS}"
 NUM_TRACES = 30_000
 TRACES = f"assay.data.tasks:imperfect_traces?{TERMS}&corrupted=0.1&guessed=0.4&bare=1"
 NUM_HELDOUT = 500
+WATCHED = ("reward_against_heldout", "heldout_collapse", "reward_against_correctness", "length")
 LAST = 20  # steps at the end that a run's final figures are means of
 SETUP = (
     "a 0.7M-parameter Llama over bytes (that of `assay demo`), new for each seed. It solves "
@@ -100,6 +101,8 @@ def rl_config(task: Task, checkpoint: str, changes: Mapping[str, Any]) -> dict[s
         "optimizer": {"learning_rate": 1e-4, "warmup_steps": 5},
         "evaluation": {"temperatures": [1.0]},
         "checkpoint": {"every": 1_000_000, "keep_last": 1, "keep_best": False},
+        # a study looks at what goes wrong, too
+        "guard": {"options": {name: {"action": "note"} for name in WATCHED}},
     }
     return merge(base, changes)
 

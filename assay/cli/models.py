@@ -210,6 +210,56 @@ def compare(
 
 @app.command(rich_help_panel=READ)
 @samples
+def gate(
+    model: Model,
+    problems: Problems,
+    against: Annotated[
+        str | None, typer.Option(help="Run or model. Default: what the run started from.")
+    ] = None,
+    out_of_domain: Annotated[
+        list[str] | None, typer.Option(metavar="SOURCE", help="Problems of another kind.")
+    ] = None,
+    canaries: Annotated[
+        list[Path] | None, typer.Option(help="Files of canaries. Default: those of mathematics.")
+    ] = None,
+    strong: Annotated[
+        str | None, typer.Option(metavar="VERIFIER", help="Judges again what passed.")
+    ] = None,
+    thresholds: Annotated[Path | None, typer.Option(help="TOML file of limits.")] = None,
+    review: Annotated[Path | None, typer.Option(help="What people said of completions.")] = None,
+    samples: Samples = 1,
+    temperature: Temperature = 0.0,
+    max_problems: MaxProblems = None,
+    out: Annotated[Path, typer.Option(help="Gets every completion.")] = Path("gate.jsonl"),
+    as_json: Json = False,
+    **how: Any,
+) -> None:
+    """Hold a checkpoint against another model on a set of its own; exit code 1 where it fails."""
+    from assay.trust import gate as of_gate
+
+    result = of_gate.gate(
+        model,
+        problems,
+        against=against,
+        out_of_domain=out_of_domain or [],
+        canaries=canaries or [of_gate.CANARIES],
+        strong=strong,
+        thresholds=thresholds,
+        review=review,
+        num_samples=samples,
+        temperature=temperature,
+        max_problems=max_problems,
+        out=out,
+        **how,
+        quiet=as_json,
+    )
+    show(result, as_json)
+    if not result.passed:
+        raise typer.Exit(1)
+
+
+@app.command(rich_help_panel=READ)
+@samples
 def sample(
     model: Model,
     prompt: Annotated[str | None, typer.Option(help="The question to ask.")] = None,

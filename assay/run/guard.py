@@ -122,8 +122,8 @@ def _ask(rule: Rule, run: Run, after: int, price: float) -> Iterator[Finding]:
 def _check_measured(rule: Rule, run: Run) -> None:
     """Raise ConfigError where a rule that was asked for has nothing to look at."""
     measured = any(map(run.history.names, rule.reads))
-    if rule.check == "against_heldout":
-        measured = measured and bool(run.evaluations()) and run.config.evaluation.every is not None
+    if "eval/pass_at_1" in rule.reads or rule.check == "against_heldout":
+        measured = bool(run.evaluations()) and run.config.evaluation.every is not None
     if rule.needs and not measured:
         where = rule.key.removesuffix(".limit")
         reads = " or ".join(rule.reads)

@@ -97,13 +97,11 @@ def jump(rule: Rule, seen: Seen) -> Found | None:
 
 
 def outgrown(rule: Rule, seen: Seen) -> Found | None:
-    """The mean over the window is above the floor, and above limit times that of the first one."""
+    """The mean over the window is above the floor, and above limit times the very first value."""
     for name, part in seen.windows(rule):
-        first = seen.history.part(name, 0, rule.window)
-        if part.steps[0] <= first.steps[-1]:
-            continue
-        if part.mean > max(rule.floor, rule.bound * first.mean):
-            return Found(part.steps[0], [name], {"value": part.mean, "before": first.mean})
+        first = float(seen.history.part(name, 0, 1).values[0])
+        if part.mean > max(rule.floor, rule.bound * first):
+            return Found(part.steps[0], [name], {"value": part.mean, "before": first})
     return None
 
 
@@ -171,28 +169,62 @@ def grows_alone(rule: Rule, seen: Seen) -> Found | None:
 
 
 def against_heldout(rule: Rule, seen: Seen) -> Found | None:
-    """The reward rose since the best of the last evaluations, and held-out accuracy fell.
+    """Held-out accuracy fell since the best of the last evaluations, and the reward did not.
 
-    Problem by problem, by more than limit standard errors and by the floor; window: evaluations.
+    Problem by problem, by more than limit standard errors and by the floor. The reward did not fall
+    by more than one standard error. window: evaluations.
     """
+    (reward,) = rule.reads
+    fall = _heldout_fall(rule, seen)
+    if fall is None or fall.value < rule.floor or reward not in seen.history:
+        return None
+    series = seen.history[reward]
+    between = [n for n, step in enumerate(series.steps) if fall.first < step <= fall.last]
+    if len(between) < 4:
+        return None
+    rise = _rise(Part([series.steps[n] for n in between], series.values[between]))
+    if rise.times < -1.0:
+        return None
+    numbers = {"before": rise.before, "value": rise.after, **fall.numbers}
+    return Found(fall.first + 1, [reward, "eval/pass_at_1"], numbers)
+
+
+def heldout_fell(rule: Rule, seen: Seen) -> Found | None:
+    """Held-out accuracy fell below floor times the best of the last evaluations, beyond chance."""
+    fall = _heldout_fall(rule, seen)
+    if fall is None or fall.best - fall.value >= rule.floor * fall.best:
+        return None
+    return Found(fall.first + 1, list(rule.reads), fall.numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fall:
+    """From the best of the last evaluations to the newest. value: by how much, with its error."""
+
+    first: int
+    last: int
+    best: float
+    value: float
+    error: float
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        found = {"fall": self.value, "error": self.error, "first": self.first}
+        return {**found, "times": self.value / self.error}
+
+
+def _heldout_fall(rule: Rule, seen: Seen) -> _Fall | None:
+    """Return a fall of more than limit standard errors, problem by problem."""
     rows = [row for row in of_deciding_kind(seen.evaluations) if row["step"] >= seen.after]
     rows = [row for row in rows if accuracy_of(row) is not None][-rule.window :]
-    (reward,) = rule.reads
-    if len(rows) < 2 or reward not in seen.history:
+    if len(rows) < 2:
         return None
     best, last = max(rows, key=lambda row: accuracy_of(row) or 0.0), rows[-1]
     gain = gain_between(best, last)
-    series = seen.history[reward]
-    between = [n for n, step in enumerate(series.steps) if best["step"] < step <= last["step"]]
-    if gain is None or not gain.stderr or len(between) < 4:
+    if gain is None or not gain.stderr or -gain.value < rule.bound * gain.stderr:
         return None
-    rise = _rise(Part([series.steps[n] for n in between], series.values[between]))
-    times = -gain.value / gain.stderr
-    if gain.value > -rule.floor or times < rule.bound or rise.times < 2.0:
-        return None
-    numbers = {"before": rise.before, "value": rise.after, "fall": -gain.value}
-    numbers |= {"error": gain.stderr, "times": times, "first": best["step"]}
-    return Found(int(best["step"]) + 1, [reward, "eval/pass_at_1"], numbers)
+    fall, error = -gain.value, gain.stderr
+    return _Fall(int(best["step"]), int(last["step"]), accuracy_of(best) or 0.0, fall, error)
 
 
 def total(rule: Rule, seen: Seen) -> Found | None:
@@ -240,6 +272,6 @@ CHECKS: Mapping[str, Callable[[Rule, Seen], Found | None]] = {
     one.__name__: one
     for one in (
         *(not_finite, above, below, jump, outgrown, fallen, collapsed, against, grows_alone),
-        *(against_heldout, total, spent),
+        *(against_heldout, heldout_fell, total, spent),
     )
 }

@@ -91,8 +91,8 @@ def _group_metrics(verdicts: Sequence[Sequence[Verdict]]) -> dict[str, float]:
 
 
 def _prompt_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """The share of problems that share their prompt with another one; sound templates make 0."""
-    prompts = {group.problem.id: group.prompt.tokens.tobytes() for group in groups}
+    """The share of questions that are rendered to the prompt of another question; 0 is sound."""
+    prompts = {group.problem.question: group.prompt.tokens.tobytes() for group in groups}
     counts = Counter(prompts.values())
     shared = sum(counts[one] > 1 for one in prompts.values())
     return {"group/same_prompt": shared / len(prompts)} if len(prompts) > 1 else {}

@@ -11,6 +11,7 @@ from typing import Any
 from assay.run.checkpoints import step_of
 from assay.run.environment import verifier_text
 from assay.run.evaluations import Row, by_kind, gain_between
+from assay.run.files import read_json
 from assay.run.intervals import share_words
 from assay.run.loaded import LoadedRun, load_run
 from assay.run.progress import format_seconds
@@ -40,6 +41,7 @@ def model_card(run: LoadedRun, step: int) -> str:
         f"{made}, from `{run.config.model.path}`.",
     ]
     lines += ["", "## Held-out accuracy", "", *_accuracy_lines(run, step)]
+    lines += _gate_lines(run, step)
     lines += ["", "## How it was made", "", "| | |", "|---|---|"]
     lines += [f"| {key} | {value} |" for key, value in _making(run, step)]
     lines += ["", "Settings that are not at their defaults:", "", "| key | value |", "|---|---|"]
@@ -85,6 +87,19 @@ def _accuracy_lines(run: LoadedRun, step: int) -> Iterator[str]:
     late = {last["step"] for _, last in kinds.values()} - {step}
     if late:
         yield f"The checkpoint of step {step} itself was not evaluated."
+
+
+def _gate_lines(run: LoadedRun, step: int) -> Iterator[str]:
+    """What the newest gate found of this checkpoint, and whether it was passed."""
+    found = read_json(run.folder / "gates" / f"step-{step:06d}.json")
+    if found is None:
+        return
+    said = "passed" if found["passed"] else "refused: it did not pass"
+    yield from ("", "## Gate", "", f"{said.capitalize()}, against {_code(found['against'])}.", "")
+    yield from ("| | found | asked for | |", "|---|---|---|---|")
+    for check in found["checks"]:
+        cells = (check["name"], check["found"], check["limit"] or "", check["outcome"])
+        yield f"| {' | '.join(map(_plain, cells))} |"
 
 
 def _accuracy(row: Row) -> str:

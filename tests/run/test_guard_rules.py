@@ -93,7 +93,7 @@ def test_a_rule_tells_the_sick_from_the_healthy(
 
 
 def test_every_rule_has_a_case() -> None:
-    elsewhere = {"not_finite", "reward_against_heldout"}
+    elsewhere = {"not_finite", "reward_against_heldout", "heldout_collapse"}
     assert {one[0] for one in CASES} == RULES.keys() - elsewhere
 
 
@@ -112,6 +112,7 @@ def evaluation(step: int, right: int) -> dict[str, Any]:
     [
         ((20, 30, 12), ramp(0.2, 0.9), True),
         ((20, 30, 28), ramp(0.2, 0.9), False),  # within chance
+        ((20, 30, 12), FLAT, True),
         ((20, 30, 12), ramp(0.9, 0.2), False),  # the reward says it too
         ((20, 30), ramp(0.2, 0.9), False),
     ],
@@ -126,6 +127,14 @@ def test_a_reward_that_rises_while_heldout_accuracy_falls(
     if found is not None:
         assert found.since == 11 and found.numbers["fall"] == pytest.approx(18 / 40)
     assert CHECKS[rule.check](rule, seen({"reward/mean": rewards}, rows, after=20)) is None
+
+
+@pytest.mark.parametrize(("right", "speaks"), [((30, 8), True), ((30, 20), False), ((1, 0), False)])
+def test_a_held_out_accuracy_that_is_halved(right: Sequence[int], speaks: bool) -> None:
+    rows = [evaluation(10 * n, count) for n, count in enumerate(right)]
+    rule = RULES["heldout_collapse"]
+    found = CHECKS[rule.check](rule, seen({"loss/nll": FLAT}, rows))
+    assert (found is not None) == speaks
 
 
 def test_a_rule_that_has_spoken_looks_only_at_what_came_after() -> None:

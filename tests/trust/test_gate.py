@@ -1,0 +1,175 @@
+"""A gate refuses what is worse, what was seen before, and what passes where nothing honest can."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.errors import ConfigError, DataError, RunError
+from assay.run.evaluations import gain_of
+from assay.run.intervals import sign_flip_p
+from assay.run.loaded import load_run
+from assay.testing import save_tiny_model
+from assay.training.api import train
+from assay.training.comparison import ComparedSet
+from assay.training.evaluate import Evaluation
+from assay.training.judging import judge
+from assay.training.model_card import model_card
+from assay.trust.gate import (
+    CANARIES,
+    MUST_FAIL,
+    canary_checks,
+    gate,
+    hack_check,
+    review_check,
+    set_checks,
+)
+from assay.trust.thresholds import Thresholds, read_thresholds
+
+
+def evaluated(right: int, of: int = 40, tokens: float = 10.0) -> Evaluation:
+    shares = {f"p{n}": float(n < right) for n in range(of)}
+    return Evaluation(of, of, 0, right / of, 0.05, mean_tokens=tokens, by_problem=shares)
+
+
+def between(a: Evaluation, b: Evaluation, far: bool = False) -> ComparedSet:
+    differences = [b.by_problem[id] - a.by_problem[id] for id in a.by_problem]
+    p = sign_flip_p(differences)
+    return ComparedSet("s", far, a, b, (1.0, 1.0), gain_of(differences), p, p)
+
+
+def outcomes(one: ComparedSet, **limits: Any) -> list[str]:
+    return [check.outcome for check in set_checks(one, Thresholds(**limits))]
+
+
+def test_what_is_worse_on_held_out_problems_is_refused() -> None:
+    assert outcomes(between(evaluated(20), evaluated(30)))[0] == "passed"
+    assert outcomes(between(evaluated(30), evaluated(20)))[0] == "failed"
+    assert outcomes(between(evaluated(30), evaluated(29)))[0] == "passed", "within chance"
+    few = between(evaluated(4, 5), evaluated(3, 5))
+    assert outcomes(few)[0] == "failed", "of five problems chance says little: the loss decides"
+    assert outcomes(few, max_loss=0.5)[0] == "passed"
+    assert outcomes(between(evaluated(30), evaluated(30)), min_gain=0.02)[0] == "failed"
+    assert outcomes(between(evaluated(30), evaluated(20), far=True))[0] == "failed"
+
+
+def test_length_and_latency() -> None:
+    longer = between(evaluated(20), evaluated(20, tokens=16.0))
+    assert outcomes(longer) == ["passed", "failed", "told"]
+    assert outcomes(longer, max_length_ratio=2.0, max_latency_ratio=3.0)[1:] == ["passed"] * 2
+
+
+def test_canaries_by_kind() -> None:
+    kinds = {f"p{n}": "planted" if n < 2 else "easy" for n in range(10)}
+    shares = [{f"p{n}": float(n > least) for n in range(10)} for least in (1, 0)]
+    clean, hack = (Evaluation(10, 10, 0, 0.8, 0.1, by_problem=one) for one in shares)
+
+    def said(a: Evaluation, b: Evaluation) -> list[tuple[str, str]]:
+        one = ComparedSet("c", True, a, b, (1.0, 1.0))
+        return [(check.outcome, check.found) for check in canary_checks(one, kinds, Thresholds())]
+
+    assert [outcome for outcome, _ in said(clean, clean)] == ["passed", "passed"]
+    assert [outcome for outcome, _ in said(clean, hack)] == ["failed", "passed"]
+    assert said(clean, hack)[0][1] == "1 of 2 passed: p1"
+    assert [outcome for outcome, _ in said(hack, evaluated(0, 10))] == ["passed", "failed"]
+
+
+def test_shipped_canaries_are_what_they_say() -> None:
+    rows = [json.loads(line) for line in CANARIES.read_text(encoding="utf-8").splitlines()]
+    assert len(rows) >= 60 and len({row["id"] for row in rows}) == len(rows)
+    answered = [row for row in rows if "answer" in row]
+    right = [{**row, "completion": rf"It is \boxed{{{row['answer']}}}."} for row in answered]
+    assert {*judge(right, "math", num_workers=1)["status"]} == {"passed"}
+    asking = [row for row in rows if row["tags"] == ["ask_back"]]
+    for text, status in (("I cannot say: how far is it?", "passed"), ("It is 12.", "failed")):
+        judged = judge([{**row, "completion": text} for row in asking], "regex", num_workers=1)
+        assert {*judged["status"]} == {status}
+    kinds = {row["tags"][0] for row in rows}
+    assert {*MUST_FAIL} < kinds and len(kinds) >= 7
+
+
+def completions(folder: Path) -> Path:
+    texts = ("4", "4", "the answer is 5 or 4")
+    rows = [
+        {"side": side, "set": "s", "id": f"p{n}#0/0", "status": "passed"}
+        | {"answer": "4", "completion": text}
+        for side in "AB"
+        for n, text in enumerate(texts)
+    ]
+    return write(folder / "both.jsonl", rows)
+
+
+def test_what_a_stronger_verifier_rejects_is_a_hack(tmp_path: Path) -> None:
+    path = completions(tmp_path)
+    found = hack_check(path, ["s"], "exact", Thresholds(), ())
+    assert found.outcome == "failed"
+    assert found.found.startswith("1 of 3 passes are rejected (33.3%): p2")
+    lenient = hack_check(path, ["s"], "exact", Thresholds(max_hack_rate=0.4), ())
+    assert lenient.outcome == "passed"
+    assert hack_check(path, ["other"], "exact", Thresholds(), ()).outcome == "told"
+
+
+def test_what_people_said(tmp_path: Path) -> None:
+    path, limits = completions(tmp_path), Thresholds(min_reviewed=2)
+    read = [{"id": f"p{n}#0/0", "by": "Ada", "ok": True} for n in range(3)]
+    assert review_check(read, path, limits).outcome == "passed"
+    assert review_check(read[:1], path, limits).outcome == "failed"
+    assert review_check([*read[:2], {**read[2], "ok": False}], path, limits).outcome == "failed"
+    assert review_check([{**one, "id": "x"} for one in read], path, limits).outcome == "failed"
+
+
+def test_wrong_thresholds_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "limits.toml"
+    path.write_text("chance = 0.01\nmax_los = 0.2\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"limits.toml:2 max_los: .*max_loss"):
+        read_thresholds(path)
+    path.write_text("max_hack_rate = 2\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"limits.toml:1 max_hack_rate: found 2"):
+        read_thresholds(path)
+    assert read_thresholds(None) == Thresholds()
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_a_whole_gate(tmp_path: Path, one_thread: None) -> None:
+    """Of a run of one step: its result, what is kept, its card, and what is refused before."""
+    model = save_tiny_model(tmp_path / "model", max_positions=64)
+    rule = {"pattern": "(?s).*", "where": "whole", "verifier": "regex"}
+    ask = [{"id": f"q{n}", "prompt": f"{n} + 1 =", **rule} for n in range(8)]
+    seen = [write(tmp_path / name, ask[n : n + 2]) for n, name in ((0, "t.jsonl"), (2, "h.jsonl"))]
+    run = train(
+        {
+            "run": {"directory": str(tmp_path / "runs"), "name": "run", "threads": 1},
+            "model": {"path": str(model)},
+            "data": {"train": [str(seen[0])], "heldout": [str(seen[1])]},
+            "sampling": {"max_tokens": 4},
+            "rl": {"steps": 1, "num_prompts": 1, "group_size": 2},
+            "verification": {"num_workers": 1},
+        },
+        quiet=True,
+    ).run
+    own, how = str(write(tmp_path / "own.jsonl", ask[4:7])), {"quiet": True, "max_tokens": 4}
+    canary = write(tmp_path / "c.jsonl", [{**ask[7], "tags": ["planted"]}])
+    out = tmp_path / "out.jsonl"
+    found = gate(run, own, canaries=[canary], strong="regex", out=out, **how)
+    failed = [one.name for one in found.checks if one.outcome == "failed"]
+    assert "canaries, planted" in failed and not found.passed
+    assert "canaries, planted" in str(found).splitlines()[-1]
+    kept = json.loads((Path(run) / "gates" / "step-000001.json").read_text(encoding="utf-8"))
+    assert kept["passed"] is False and kept["against"] == str(model)
+    card = model_card(load_run(run), 1)
+    assert "## Gate" in card and "| canaries, planted | 1 of 1 passed: q7 |" in card
+    for row, key in ((ask[0], "train"), (ask[3], "heldout")):
+        again = write(tmp_path / "again.jsonl", [{**row, "id": "other", "tags": ["x"]}])
+        with pytest.raises(DataError, match=rf"again.jsonl:1: found .* of the run's data.{key}"):
+            gate(run, str(again), canaries=[], out=out, **how)
+        with pytest.raises(DataError, match=rf"again.jsonl:1: found .* of the run's data.{key}"):
+            gate(run, own, canaries=[again], out=out, **how)
+    with pytest.raises(RunError, match="a checkpoint of a run"):
+        gate(str(model), own, out=out, **how)
