@@ -35,7 +35,7 @@ from assay.training.results import TrainResult
 from assay.training.tiny import make_model
 from studies.campaign import ROOT, merge, once
 
-SUMS = {"num_terms": 3, "max_number": 5}
+SUMS: dict[str, Any] = {"num_terms": 3, "max_number": 5}
 SHAPE = "&".join(f"{key}={value}" for key, value in SUMS.items())
 PROBLEMS = f"assay.data.tasks:chain_sums?{SHAPE}"
 TRACES = f"assay.data.tasks:imperfect_traces?{SHAPE}&corrupted=0.15&guessed=0.4&bare=1"
@@ -43,6 +43,7 @@ NUM_TRACES = 20_000
 NUM_HELDOUT = 128
 NUM_COLD_STARTS = 5
 STEPS = 30
+FIRST_SEED = 100  # smaller ones were looked at while limits were chosen
 ALGORITHMS = ("grpo", "rloo", "dapo", "reinforce_plus_plus")
 BROKEN_TEMPLATE = "{% for m in messages %}{% endfor %}{{ '?' }}"
 PAGE = ROOT / "docs" / "trust.md"
@@ -116,7 +117,7 @@ SICK = (
     Sick(
         "an entropy driven to zero",
         ("entropy_collapse",),
-        {"algorithm": {"entropy_weight": -1.0}},
+        {"algorithm": {"entropy_weight": -1.0}, "optimizer": {"learning_rate": HASTY}},
     ),
 )
 
@@ -335,8 +336,8 @@ def write_part(page: Path, name: str, lines: Sequence[str]) -> None:
 def jobs(seeds: int, healthy: int) -> Iterator[tuple[str, Sick, int]]:
     """Yield every run as its table, its kind and its seed."""
     for sick in SICK:
-        yield from (("sick", sick, seed) for seed in range(seeds))
-    for seed in range(healthy):
+        yield from (("sick", sick, FIRST_SEED + number) for number in range(seeds))
+    for seed in range(FIRST_SEED, FIRST_SEED + healthy):
         for name in ALGORITHMS:
             yield "healthy", Sick(name, (), {"algorithm": {"name": name}}), seed
 

@@ -11,7 +11,6 @@ from typing import Any, Literal
 from assay.config import TrainConfig, load
 from assay.data.overlap import Questions, normalize
 from assay.data.problems import load_problems
-from assay.data.sources import Rows, as_sources
 from assay.errors import DataError, RunError, message
 from assay.run.checkpoints import step_of
 from assay.run.evaluations import gain_of
@@ -77,10 +76,10 @@ class GateResult:
 
 def gate(
     model: str,
-    problems: Rows,
+    problems: Sequence[str],
     *,
     against: str | None = None,
-    out_of_domain: Rows = (),
+    out_of_domain: Sequence[str] = (),
     canaries: Sequence[Path | str] = (CANARIES,),
     strong: str | None = None,
     thresholds: Path | str | None = None,
@@ -90,10 +89,10 @@ def gate(
 ) -> GateResult:
     """Hold a checkpoint against another model, on problems that its run has never seen.
 
-    against: None: the model that the run started from. canaries: files of problems whose first tag
-    is their kind. strong: a verifier that judges again what passed. review: a JSONL file of rows
-    with the ``id`` of a completion, ``by`` and ``ok``. out: gets every completion, as JSONL. how:
-    as `compare` has it.
+    problems, out_of_domain: sources. against: None: the model that the run started from. canaries:
+    files of problems whose first tag is their kind. strong: a verifier that judges again what
+    passed. review: a JSONL file of rows with the ``id`` of a completion, ``by`` and ``ok``. out:
+    gets every completion, as JSONL. how: as `compare` has it.
 
     Raises DataError where a problem or a canary stands in the run's own sets, UserError for other
     wrong input.
@@ -102,12 +101,11 @@ def gate(
     checkpoint = find_checkpoint(model)
     config = _run_config(checkpoint, model)
     other = against or config.model.path
-    sources, kinds = as_sources(problems), _kinds_of(canaries)
-    files = [str(one) for one in canaries]
-    check_unseen(config, [*map(str, sources), *map(str, as_sources(out_of_domain)), *files])
+    kinds, files = _kinds_of(canaries), [str(one) for one in canaries]
+    far = [*out_of_domain, *files]
+    check_unseen(config, [*problems, *far])
     reviewed = None if review is None else _read_review(Path(review))
-    far = [*as_sources(out_of_domain), *as_sources(files)]
-    compared = compare(other, model, sources, out_of_domain=far, out=out, **how)
+    compared = compare(other, model, problems, out_of_domain=far, out=out, **how)
     checks: list[Check] = []
     for one in compared.sets:
         if one.name in files:
@@ -239,7 +237,7 @@ def hack_check(
     return Check(name, found, limit, "failed" if bad else "passed")
 
 
-def _read_review(path: Path) -> list[Mapping[str, Any]]:
+def _read_review(path: Path) -> Sequence[Mapping[str, Any]]:
     rows = list(read_rows(path))
     for number, row in enumerate(rows, 1):
         if not isinstance(row.get("ok"), bool) or not row.get("id") or not row.get("by"):

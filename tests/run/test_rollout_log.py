@@ -16,7 +16,7 @@ from run_fakes import FakeBatch, make_problem, make_rollouts, make_update
 
 from assay.run import rollout_log
 from assay.run.rollout_log import RolloutLog, read_columns
-from assay.run.rollout_schema import ADDED_IN, SCHEMA
+from assay.run.rollout_schema import ADDED_IN, SCHEMA, SCHEMA_VERSION
 from assay.types import Completion, Group, Problem, Prompt, Verdict
 
 SAMPLING = {"temperature": 1.0, "top_k": None}
@@ -208,15 +208,17 @@ def test_an_older_shard_is_read_and_a_newer_one_is_not(
     log.record(3, groups, verdicts, SAMPLING, HASHES)
     data = log.path(3).read_bytes()
     pq.write_table(pq.read_table(_copy(log, data)).drop_columns(["judge_seconds"]), log.path(3))
-    monkeypatch.setattr(rollout_log, "SCHEMA_VERSION", 3)
-    monkeypatch.setattr(rollout_log, "ADDED_IN", {**ADDED_IN, "judge_seconds": 3})
+    monkeypatch.setattr(rollout_log, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
+    newer = {**ADDED_IN, "judge_seconds": SCHEMA_VERSION + 1}
+    monkeypatch.setattr(rollout_log, "ADDED_IN", newer)
     found = log.read(3, problem_of)
     assert found is not None
     assert found.verdicts == [tuple(replace(v, seconds=0.0) for v in one) for one in verdicts]
-    assert read_columns(log.path(3), ["judge_seconds", "text"])[0]["judge_seconds"] is None
+    columns = read_columns(log.path(3), ["judge_seconds", "text"])
+    assert columns is not None and columns[0]["judge_seconds"] is None
     log.record(3, groups, verdicts, SAMPLING, HASHES)
     assert log.read(3) is not None
-    monkeypatch.setattr(rollout_log, "SCHEMA_VERSION", 2)
+    monkeypatch.setattr(rollout_log, "SCHEMA_VERSION", SCHEMA_VERSION)
     assert log.read(3) is None
 
 

@@ -157,7 +157,7 @@ def test_a_whole_gate(tmp_path: Path, one_thread: None) -> None:
     own, how = str(write(tmp_path / "own.jsonl", ask[4:7])), {"quiet": True, "max_tokens": 4}
     canary = write(tmp_path / "c.jsonl", [{**ask[7], "tags": ["planted"]}])
     out = tmp_path / "out.jsonl"
-    found = gate(run, own, canaries=[canary], strong="regex", out=out, **how)
+    found = gate(run, [own], canaries=[canary], strong="regex", out=out, **how)
     failed = [one.name for one in found.checks if one.outcome == "failed"]
     assert "canaries, planted" in failed and not found.passed
     assert "canaries, planted" in str(found).splitlines()[-1]
@@ -168,8 +168,8 @@ def test_a_whole_gate(tmp_path: Path, one_thread: None) -> None:
     for row, key in ((ask[0], "train"), (ask[3], "heldout")):
         again = write(tmp_path / "again.jsonl", [{**row, "id": "other", "tags": ["x"]}])
         with pytest.raises(DataError, match=rf"again.jsonl:1: found .* of the run's data.{key}"):
-            gate(run, str(again), canaries=[], out=out, **how)
+            gate(run, [str(again)], canaries=[], out=out, **how)
         with pytest.raises(DataError, match=rf"again.jsonl:1: found .* of the run's data.{key}"):
-            gate(run, own, canaries=[again], out=out, **how)
+            gate(run, [own], canaries=[again], out=out, **how)
     with pytest.raises(RunError, match="a checkpoint of a run"):
-        gate(str(model), own, out=out, **how)
+        gate(str(model), [own], out=out, **how)
