@@ -109,6 +109,7 @@ def _sources(config: TrainConfig) -> Iterator[tuple[str, str]]:
     """Yield the key and the name of every source that a configuration opens."""
     own, rows = STAGES[config.stage]
     keys = [("data", "train"), ("data", "heldout"), (own, rows), (own, "heldout")]
+    keys += [("tools", "corpus")]
     for section, key in dict.fromkeys(keys):
         for source in getattr(getattr(config, section), key, ()):
             if section != "preference":

@@ -24,8 +24,8 @@ def on_actors(bench: Bench, stack: ExitStack) -> Bench:
         return bench
     model = {**config.model.model_dump(), "dtype": str(loaded.dtype).removeprefix("torch.")}
     for key in ("path", "tokenizer"):  # an actor works in another folder
-        if model[key] is not None and Path(model[key]).expanduser().exists():
-            model[key] = str(Path(model[key]).expanduser().resolve())
+        model[key] = model[key] and _absolute(model[key])
+    corpus = tuple(map(_absolute, config.tools.corpus))
     opening = Opening(
         model=ModelConfig.model_validate(model),
         device="cuda" if config.scale.gpus_per_actor else "cpu",
@@ -33,7 +33,7 @@ def on_actors(bench: Bench, stack: ExitStack) -> Bench:
         seed=config.run.seed,
         threads=torch.get_num_threads(),
         context_length=loaded.context_length,
-        tools=config.tools,
+        tools=config.tools.model_copy(update={"corpus": corpus}),
         in_chat=bench.renderer.template == "chat",
         path=[folder or os.getcwd() for folder in sys.path],
     )
@@ -42,3 +42,9 @@ def on_actors(bench: Bench, stack: ExitStack) -> Bench:
         actors = AheadGenerator(actors, config.rl.epochs * config.rl.num_minibatches)
     stack.callback(actors.close)
     return replace(bench, actors=actors)
+
+
+def _absolute(place: str) -> str:
+    """Return the whole path of what is there; what is not is a name of the hub, or a source."""
+    path = Path(place).expanduser()
+    return str(path.resolve()) if path.exists() else place

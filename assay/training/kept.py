@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from assay.config import TeacherConfig
 from assay.data.traces import Trace
 from assay.errors import ConfigError, DataError, message
 from assay.learn.passes import Passes
@@ -179,7 +180,7 @@ class Keeping:
         self.settings, self.groups = settings, groups
         self.divergence, self.device = divergence_of(config), bench.loaded.device
         about = {
-            "teacher": None if config.teacher is None else config.teacher.path,
+            "teacher": config.teacher and _name_of(config.teacher),
             "tokenizer": tokens_hash(bench.loaded.tokenizer),
             "temperature": settings.temperature,
             "likeliest": settings.keep_top,
@@ -230,6 +231,10 @@ class Keeping:
         """Return what was kept of some traces."""
         found = self.kept.of([self.groups[n] for n in rows], self.device)
         return KeptTeacher(found, self.divergence)
+
+
+def _name_of(teacher: TeacherConfig) -> str:
+    return teacher.path + (f"@{teacher.revision}" if teacher.revision is not None else "")
 
 
 def _vocabulary(loaded: LoadedModel) -> int:

@@ -129,6 +129,9 @@ def test_what_was_kept_of_another_kind_is_refused(world: World) -> None:
     for found, change in changes.items():
         assert complaint(kept_tree(world, **change)).startswith(head + found + "; accepted: ")
     tree = kept_tree(world)
+    tree["teacher"]["revision"] = "v2"
+    assert "teacher@v2; accepted: " in complaint(tree)
+    tree = kept_tree(world)
     tree["teacher"]["path"] = str(world.folder / "model")
     assert f"and not {world.folder / 'model'}; accepted: what was kept of the same" in complaint(
         tree
