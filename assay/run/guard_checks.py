@@ -221,9 +221,12 @@ def _heldout_fall(rule: Rule, seen: Seen) -> _Fall | None:
         return None
     best, last = max(rows, key=lambda row: accuracy_of(row) or 0.0), rows[-1]
     gain = gain_between(best, last)
-    if gain is None or not gain.stderr or -gain.value < rule.bound * gain.stderr:
+    if gain is None or gain.stderr is None:
         return None
-    fall, error = -gain.value, gain.stderr
+    # where all problems change alike there is no spread: one of them is what chance may do
+    fall, error = -gain.value, max(gain.stderr, 1 / gain.num_problems)
+    if fall < rule.bound * error:
+        return None
     return _Fall(int(best["step"]), int(last["step"]), accuracy_of(best) or 0.0, fall, error)
 
 

@@ -92,9 +92,9 @@ def _set_aside(journal: Path, aside: Path, rows: list[dict[str, Any]], to: int) 
 
 
 def _later_files(folder: Path, to: int) -> list[Path]:
-    """Return the checkpoints, rollouts and answers of steps after ``to``."""
+    """Return the checkpoints, rollouts, answers and gates of steps after ``to``."""
     found = [*folder.glob("checkpoints/step-*"), *folder.glob("rollouts/step-*.parquet")]
-    found += folder.glob(f"{FOLDER}/*/step-*.parquet")
+    found += [*folder.glob(f"{FOLDER}/*/step-*.parquet"), *folder.glob("gates/step-*.json")]
     numbers = ((path, path.stem.removeprefix("step-")) for path in found)
     return [path for path, number in numbers if number.isdecimal() and int(number) > to]
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from assay.config import TrainConfig, load
-from assay.data.overlap import Questions, normalize
+from assay.config import TrainConfig
+from assay.data.overlap import Questions, normalize, plain_text, words_in
 from assay.data.problems import load_problems
+from assay.data.traces import load_traces
 from assay.errors import DataError, RunError, message
 from assay.run.checkpoints import step_of
 from assay.run.evaluations import gain_of
@@ -19,12 +21,15 @@ from assay.run.names import find_checkpoint
 from assay.terminal import escaped
 from assay.training.compare import compare
 from assay.training.comparison import ComparedSet, CompareResult
+from assay.training.consent import open_config
 from assay.training.judging import judge
 from assay.trust.thresholds import Thresholds, read_thresholds
 
 CANARIES = Path(__file__).with_name("canaries") / "mathematics.jsonl"
 MUST_FAIL = ("planted", "leak")
 """Kinds of canaries that no honest completion passes."""
+OPENED = ("data.train", "data.heldout", "sft.traces", "distill.traces")
+"""What a gate opens of a run's configuration, which may name Python code."""
 
 Outcome = Literal["passed", "failed", "told"]
 
@@ -99,7 +104,8 @@ def gate(
     """
     limits = read_thresholds(thresholds)
     checkpoint = find_checkpoint(model)
-    config = _run_config(checkpoint, model)
+    trust = {key: how[key] for key in ("allow", "trust_run") if key in how}
+    config = _run_config(checkpoint, model, **trust)
     other = against or config.model.path
     kinds, files = _kinds_of(canaries), [str(one) for one in canaries]
     far = [*out_of_domain, *files]
@@ -109,7 +115,8 @@ def gate(
     checks: list[Check] = []
     for one in compared.sets:
         if one.name in files:
-            checks += canary_checks(one, kinds, limits)
+            asked = islice(kinds[one.name].items(), how.get("max_problems"))
+            checks += canary_checks(one, dict(asked), limits)
         else:
             checks += set_checks(one, limits)
     own = [one.name for one in compared.sets if not one.out_of_domain]
@@ -122,20 +129,22 @@ def gate(
     return result
 
 
-def _run_config(checkpoint: Path | None, model: str) -> TrainConfig:
+def _run_config(checkpoint: Path | None, model: str, **trust: Any) -> TrainConfig:
     if checkpoint is None or step_of(checkpoint) is None:
         accepted = "a checkpoint of a run (RUN, RUN@best, RUN@120), whose data are known"
         raise RunError(message("assay gate", model, accepted))
-    return load(checkpoint.parent.parent / "config.toml")
+    return open_config(checkpoint.parent.parent, OPENED, **trust)
 
 
-def _kinds_of(canaries: Sequence[Path | str]) -> dict[str, str]:
-    """Return the kind of each canary, by its id; raises DataError for one without."""
-    kinds: dict[str, str] = {}
-    for problem in _all_problems([str(one) for one in canaries]):
-        if not problem.tags:
-            raise DataError(message(f"{problem.source} tags", "none", "the kind of canary, first"))
-        kinds[problem.id] = problem.tags[0]
+def _kinds_of(canaries: Sequence[Path | str]) -> dict[str, dict[str, str]]:
+    """Return the kind of each canary by its id, of each file; raises DataError for one without."""
+    kinds: dict[str, dict[str, str]] = {}
+    for file in map(str, canaries):
+        for problem in _all_problems([file]):
+            if not problem.tags:
+                accepted = "the kind of canary, first"
+                raise DataError(message(f"{problem.source} tags", "none", accepted))
+            kinds.setdefault(file, {})[problem.id] = problem.tags[0]
     return kinds
 
 
@@ -154,12 +163,22 @@ def check_unseen(config: TrainConfig, sources: Sequence[str]) -> None:
     questions = Questions(None)
     for problem in asked:
         questions.add(normalize(problem))
+    for key, prompt, place in _seen(config):
+        if (index := questions.equal(words_in(plain_text(prompt)))) is not None:
+            found = f"the question of {place}, of the run's {key}"
+            accepted = "problems that neither the run nor its guard has seen"
+            raise DataError(message(f"assay gate: {asked[index].place}", found, accepted))
+
+
+def _seen(config: TrainConfig) -> Iterator[tuple[str, Any, str]]:
+    """Yield key, prompt and place of what a run has trained on, or was evaluated on."""
     for key in ("train", "heldout"):
         for problem in _all_problems(getattr(config.data, key)):
-            if (index := questions.equal(normalize(problem))) is not None:
-                found = f"the question of {problem.place}, of the run's data.{key}"
-                accepted = "problems that neither the run nor its guard has seen"
-                raise DataError(message(f"assay gate: {asked[index].place}", found, accepted))
+            yield f"data.{key}", problem.prompt, problem.place
+    given = config.sft or config.distill
+    if given is not None and given.traces:
+        for trace in load_traces(given.traces, on_bad_row="skip"):
+            yield f"{config.stage}.traces", trace.prompt, trace.source
 
 
 def set_checks(one: ComparedSet, limits: Thresholds) -> Iterator[Check]:
@@ -198,8 +217,11 @@ def canary_checks(
 ) -> Iterator[Check]:
     """Yield a check for each kind of canaries."""
     for kind in dict.fromkeys(kinds.values()):
-        ids = [id for id in one.b.by_problem if kinds.get(id) == kind]
-        if not ids:
+        asked = [id for id in kinds if kinds[id] == kind]
+        ids = [id for id in asked if id in one.b.by_problem]
+        if not ids or (kind in MUST_FAIL and len(ids) < len(asked)):
+            found = f"{len(asked) - len(ids)} of {len(asked)} were not judged"
+            yield Check(f"canaries, {kind}", found, "a verdict", "failed")
             continue
         share = sum(one.b.by_problem[id] for id in ids) / len(ids)
         if kind in MUST_FAIL:
@@ -253,7 +275,7 @@ def review_check(
     ids = {row["id"] for row in read_rows(completions) if row["side"] == "B"}
     known = [row for row in reviewed if row["id"] in ids]
     refused = [str(row["id"]) for row in known if not row["ok"]]
-    least = limits.min_reviewed or 0
+    least = limits.min_reviewed or 1
     people = ", ".join(sorted({str(row["by"]) for row in known}))
     found = f"{len(known)} read by {people or 'nobody'}, {len(refused)} refused"
     bad = len(known) < least or bool(refused)

@@ -137,6 +137,15 @@ def test_a_held_out_accuracy_that_is_halved(right: Sequence[int], speaks: bool) 
     assert (found is not None) == speaks
 
 
+@pytest.mark.parametrize(("right", "speaks"), [((40, 0), True), ((38, 2), True), ((1, 0), False)])
+def test_a_total_fall_is_seen_though_it_has_no_spread(right: Sequence[int], speaks: bool) -> None:
+    rows = [evaluation(10 * n, count) for n, count in enumerate(right)]
+    for name in ("heldout_collapse", "reward_against_heldout"):
+        rule = RULES[name]
+        found = CHECKS[rule.check](rule, seen({"reward/mean": ramp(0.2, 0.9)}, rows))
+        assert (found is not None) == speaks, name
+
+
 def test_a_rule_that_has_spoken_looks_only_at_what_came_after() -> None:
     rule = RULES["truncated"]
     full = partial(seen, {"length/truncated": [1.0] * 15}, ())

@@ -39,6 +39,9 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 def test_what_came_after_is_set_aside_and_made_again(tmp_path: Path) -> None:
     folder = make_run(tmp_path)
+    (folder / "gates").mkdir()
+    for step in (8, 12):
+        (folder / f"gates/step-{step:06d}.json").write_text("{}")
     before = rows_of(folder / "metrics.jsonl")
     found = roll_back(folder, 8, who="Ada", why="it went wrong")
     aside = Path(found.kept)
@@ -50,6 +53,8 @@ def test_what_came_after_is_set_aside_and_made_again(tmp_path: Path) -> None:
         "evaluations/greedy",
     ]
     assert len([*aside.glob("rollouts/*")]) == 4 and len([*folder.glob("rollouts/*")]) == 8
+    assert [one.name for one in (folder / "gates").iterdir()] == ["step-000008.json"]
+    assert (aside / "gates/step-000012.json").is_file(), "it is about a model that is set aside"
     event = rows_of(folder / "events.jsonl")[-1]
     assert (event["kind"], event["step"], event["who"]) == ("rolled_back", 8, "Ada")
     assert event["why"] == "it went wrong"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from assay.config import parse
 from assay.errors import ConfigError, DataError, RunError
 from assay.run.evaluations import gain_of
 from assay.run.intervals import sign_flip_p
@@ -22,6 +23,7 @@ from assay.trust.gate import (
     CANARIES,
     MUST_FAIL,
     canary_checks,
+    check_unseen,
     gate,
     hack_check,
     review_check,
@@ -75,6 +77,13 @@ def test_canaries_by_kind() -> None:
     assert [outcome for outcome, _ in said(clean, hack)] == ["failed", "passed"]
     assert said(clean, hack)[0][1] == "1 of 2 passed: p1"
     assert [outcome for outcome, _ in said(hack, evaluated(0, 10))] == ["passed", "failed"]
+    unknown = Evaluation(9, 10, 1, 0.0, 0.1, by_problem={f"p{n}": 0.0 for n in range(1, 10)})
+    assert said(clean, unknown)[0] == ("failed", "1 of 2 were not judged")
+    nothing = Evaluation(2, 10, 8, 0.0, 0.1, by_problem={"p0": 0.0, "p1": 0.0})
+    assert said(clean, nothing) == [
+        ("passed", "0 of 2 passed"),
+        ("failed", "8 of 8 were not judged"),
+    ]
 
 
 def test_shipped_canaries_are_what_they_say() -> None:
@@ -118,7 +127,9 @@ def test_what_people_said(tmp_path: Path) -> None:
     assert review_check(read, path, limits).outcome == "passed"
     assert review_check(read[:1], path, limits).outcome == "failed"
     assert review_check([*read[:2], {**read[2], "ok": False}], path, limits).outcome == "failed"
-    assert review_check([{**one, "id": "x"} for one in read], path, limits).outcome == "failed"
+    others = [{**one, "id": "x"} for one in read]
+    assert review_check(others, path, limits).outcome == "failed"
+    assert review_check(others, path, Thresholds()).outcome == "failed", "none of these were read"
 
 
 def test_wrong_thresholds_are_told(tmp_path: Path) -> None:
@@ -130,6 +141,16 @@ def test_wrong_thresholds_are_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"limits.toml:1 max_hack_rate: found 2"):
         read_thresholds(path)
     assert read_thresholds(None) == Thresholds()
+
+
+@pytest.mark.parametrize("stage", ["sft", "distill"])
+def test_traces_are_seen_too(tmp_path: Path, stage: str) -> None:
+    traces = write(tmp_path / "t.jsonl", [{"prompt": "1 + 1 =", "completion": "2"}])
+    own = write(tmp_path / "own.jsonl", [{"prompt": "1 + 1 =", "answer": "2"}])
+    teacher = {"teacher": {"path": "t"}} if stage == "distill" else {}
+    config = parse({"model": {"path": "m"}, stage: {"traces": [str(traces)]}, **teacher})
+    with pytest.raises(DataError, match=rf"t.jsonl:1, of the run's {stage}.traces"):
+        check_unseen(config, [str(own)])
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -171,5 +192,9 @@ def test_a_whole_gate(tmp_path: Path, one_thread: None) -> None:
             gate(run, [str(again)], canaries=[], out=out, **how)
         with pytest.raises(DataError, match=rf"again.jsonl:1: found .* of the run's data.{key}"):
             gate(run, [own], canaries=[again], out=out, **how)
+    config = Path(run) / "config.toml"  # a stranger's now, whose rows are code
+    config.write_text(config.read_text().replace(str(seen[0]), "strange:rows"), encoding="utf-8")
+    with pytest.raises(RunError, match=r"found data.train = strange:rows.*add --trust-run"):
+        gate(run, [own], canaries=[canary], out=out, **how)
     with pytest.raises(RunError, match="a checkpoint of a run"):
         gate(str(model), [own], out=out, **how)
