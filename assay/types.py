@@ -205,14 +205,22 @@ class Completion:
         return tuple(self.text[start:end] for start, end in self.said) or (self.text,)
 
     @property
+    def _thought_turns(self) -> list[str]:
+        """The turns, each with the tag that was given to open its think block, if one was."""
+        tag = self.think.open_tag
+        given = (self.text[:start].rstrip().endswith(tag) for start, _ in self.said or ((0, 0),))
+        return [tag * put + said for put, said in zip(given, self.turn_texts, strict=True)]
+
+    @property
     def reasoning_text(self) -> str:
         """What the policy said inside think blocks, or an empty string."""
-        return self.think.split("".join(self.turn_texts))[0]
+        return self.think.split("".join(self._thought_turns))[0]
 
     @property
     def answer_text(self) -> str:
         """The last turn outside think blocks: all that a verifier of answers may read."""
-        text, last = "".join(self.turn_texts), len(self.turn_texts[-1])
+        *before, newest = self._thought_turns
+        text, last = "".join([*before, newest]), len(newest)
         start, end = self.think.answer_span(text) or (len(text), len(text))
         return text[max(start, len(text) - last) : end]
 

@@ -196,3 +196,16 @@ def test_a_class_has_a_name_of_its_own() -> None:
                 homes.setdefault(node.name, []).append(str(path.relative_to(package)))
     assert len(homes) > 200
     assert {name: files for name, files in homes.items() if len(files) > 1} == {}
+
+
+def test_a_later_turn_whose_block_never_closes_has_no_answer() -> None:
+    """The block was opened by what was given, as the chat template of the next turn does."""
+    text = "so</think>call\nresult\n<think>\n"
+    spans = ((0, 14), (len(text), len(text) + 2))
+    for mode in ("opened", "free"):
+        think = ThinkFormat(mode)
+        cut = Completion.from_text(f"{text}42", think=think, said=spans)
+        assert cut.answer_text == "" and "42" in cut.reasoning_text
+    spans = ((0, 14), (len(text), len(text) + 13))
+    whole = Completion.from_text(f"{text}hm</think> 42", think=think, said=spans)
+    assert whole.answer_text == " 42" and whole.reasoning_text == "socallhm"

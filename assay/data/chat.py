@@ -73,10 +73,6 @@ class PromptRenderer:
         self._formats: dict[ThinkMode, ThinkFormat] = {
             mode: ThinkFormat(mode, data.think_open, data.think_close) for mode in _MODES
         }
-        self._ends_open = re.compile(rf"{re.escape(data.think_open)}\s*\Z")
-        # A chat template may close a block that nothing has opened, as that of DeepSeek-V3.1 does.
-        before = "" if self.template == "chat" else rf"{re.escape(data.think_open)}\s*"
-        self._ends_empty = re.compile(rf"{before}{re.escape(data.think_close)}\s*\Z")
 
     def render(self, problem: Problem) -> Prompt:
         """Return a problem's prompt; DataError where it is longer than the limit."""
@@ -249,7 +245,7 @@ class PromptRenderer:
             if self.template == "base"
             else self._chat_text(turns, mode, where)
         )
-        return self._with_think_block(text, mode)
+        return with_think_block(text, self._formats[mode], self.template == "chat")
 
     def _switched(self, turns: Sequence[Message]) -> ThinkMode:
         """Return the think mode of a row that names none: of its last switch, if it has one."""
@@ -263,9 +259,7 @@ class PromptRenderer:
         return "empty" if found[-1][1] else "opened" if configured == "opened" else "free"
 
     def _chat_text(self, turns: Sequence[Message], mode: ThinkMode, where: str) -> str:
-        switches: dict[str, Any] = {}
-        if mode != "off":  # the names that chat templates know; others pass them over
-            switches = {"enable_thinking": mode != "empty", "thinking": mode != "empty"}
+        switches = think_switches(mode)
         if self._tools:
             switches["tools"] = self._tools
         apply: Any = self.tokenizer.apply_chat_template
@@ -289,20 +283,6 @@ class PromptRenderer:
             prompt = turns[0]["content"]
         return lead + self._data.prompt_template.replace("{question}", prompt)
 
-    def _with_think_block(self, text: str, wanted: ThinkMode) -> tuple[str, ThinkMode]:
-        opening, closing = self._data.think_open, self._data.think_close
-        if self._ends_open.search(text):
-            if wanted == "empty":
-                return f"{text.rstrip()}\n\n{closing}\n\n", "empty"
-            return text, "opened"
-        if wanted == "opened":
-            return text + opening, "opened"
-        if self._ends_empty.search(text):
-            return text, "empty"
-        if wanted == "empty":
-            return f"{text}{opening}\n\n{closing}\n\n", "empty"
-        return text, wanted
-
     def _encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
@@ -322,6 +302,32 @@ class PromptRenderer:
         if together[:length] == prompt.tokens.tolist():
             return together[length:]
         return self._encode(text)
+
+
+def think_switches(mode: ThinkMode) -> dict[str, Any]:
+    """Return what a chat template is told of thinking, by the names that templates know."""
+    return {} if mode == "off" else dict.fromkeys(("enable_thinking", "thinking"), mode != "empty")
+
+
+def with_think_block(text: str, wanted: ThinkFormat, in_chat: bool) -> tuple[str, ThinkMode]:
+    """Return a text that a reply follows, with the block that is wanted, and what became of it.
+
+    in_chat: whether a chat template wrote it; one may close a block that nothing has opened, as
+    that of DeepSeek-V3.1 does.
+    """
+    mode, opening, closing = wanted.mode, wanted.open_tag, wanted.close_tag
+    if re.search(rf"{re.escape(opening)}\s*\Z", text):
+        if mode == "empty":
+            return f"{text.rstrip()}\n\n{closing}\n\n", "empty"
+        return text, "opened"
+    if mode == "opened":
+        return text + opening, "opened"
+    before = "" if in_chat else rf"{re.escape(opening)}\s*"
+    if re.search(rf"{before}{re.escape(closing)}\s*\Z", text):
+        return text, "empty"
+    if mode == "empty":
+        return f"{text}{opening}\n\n{closing}\n\n", "empty"
+    return text, mode
 
 
 def with_effort(

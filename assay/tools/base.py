@@ -6,10 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from assay.types import Message
+from assay.types import Message, ThinkFormat
 
 RunCall: TypeAlias = Callable[[Mapping[str, Any]], str]
 """Runs one call with arguments that fit the tool's parameters, and returns its result as text."""
+
+
+FREE = ThinkFormat()
+"""How a turn thinks where nothing is asked of it: as it likes."""
 
 
 class ToolError(Exception):

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from assay.data.chat import TEMPLATE_SECONDS, end_of_turn
 from assay.foreign import deadline
-from assay.tools.base import Tool
+from assay.tools.base import FREE, Tool
 from assay.types import ThinkFormat
 from assay.verify.answers.calls import BadCalls, FunctionCall, NoCalls, calls_in
 
@@ -39,8 +39,8 @@ Call = FunctionCall | str
 class CallFormat(Protocol):
     """How calls are written."""
 
-    def found(self, said: str, ended: bool) -> Sequence[Call]:
-        """Return the calls of a turn that are to be answered now."""
+    def found(self, said: str, ended: bool, think: ThinkFormat = FREE) -> Sequence[Call]:
+        """Return the calls of a turn that are to be answered now; think: how the turn thinks."""
         ...
 
 
@@ -57,7 +57,7 @@ class InText:
         expression = expression.replace(named, again).replace(again, named, 1)
         self._pattern = re.compile(expression, re.DOTALL)
 
-    def found(self, said: str, ended: bool) -> Sequence[Call]:
+    def found(self, said: str, ended: bool, think: ThinkFormat = FREE) -> Sequence[Call]:
         """Return the call that ends here, or nothing."""
         match = self._pattern.search(said)
         if match is None:
@@ -94,11 +94,11 @@ class OfTemplate:
     opening: str
     closing: str
 
-    def found(self, said: str, ended: bool) -> Sequence[Call]:
+    def found(self, said: str, ended: bool, think: ThinkFormat = FREE) -> Sequence[Call]:
         """Return the calls of a turn that has ended."""
         if not ended:
             return []
-        start, end = ThinkFormat().answer_span(said) or (len(said), len(said))
+        start, end = think.answer_span(said) or (len(said), len(said))
         answer = said[start:end].strip().removeprefix("<|python_tag|>").strip()
         if not self.opening:
             return [*_read(answer)] if answer.startswith(("{", "[")) else []

@@ -9,7 +9,7 @@ from typing import Any
 from assay.config import ToolsConfig
 from assay.errors import FAILURES, ConfigError, cause, did_you_mean, message
 from assay.foreign import import_object
-from assay.tools.base import Respondent, RunCall, Tool, ToolError
+from assay.tools.base import FREE, Respondent, RunCall, Tool, ToolError
 from assay.tools.calculator import CALCULATOR
 from assay.tools.calls import FENCED, Call, CallFormat, InText, OfTemplate, closing_of
 from assay.tools.corpus import search_tool
@@ -17,7 +17,7 @@ from assay.tools.environment import Environment
 from assay.tools.functions import tool_named
 from assay.tools.interpreter import check_sandbox, interpreter
 from assay.tools.turns import Telling, TurnGuide
-from assay.types import Message, Problem, Prompt
+from assay.types import Message, Problem, Prompt, ThinkFormat
 
 INTRODUCTION = """You can use tools. To use one, write a call in exactly this form:
 
@@ -45,7 +45,7 @@ class Toolbox:
 
     def guide(self, problem: Problem, prompt: Prompt) -> TurnGuide:
         """Return what listens to one completion."""
-        return TurnGuide(self.telling, self.respondent(problem, prompt))
+        return TurnGuide(self.telling, self.respondent(problem, prompt), prompt.think)
 
 
 @dataclass(eq=False)
@@ -55,16 +55,17 @@ class ToolAnswers:
     tools: Mapping[str, Tool]
     settings: ToolsConfig
     format: CallFormat
+    think: ThinkFormat = FREE
     num_calls: int = 0
     opened: dict[str, RunCall] = field(default_factory=dict[str, RunCall])
 
     def hears(self, said: str, ended: bool) -> bool:
         """Return whether a turn ends in calls."""
-        return bool(self.format.found(said, ended))
+        return bool(self.format.found(said, ended, self.think))
 
     def respond(self, said: str) -> Sequence[Message]:
         """Return the results of a turn's calls, a message each."""
-        calls = self.format.found(said, True)
+        calls = self.format.found(said, True, self.think)
         return [{"role": "tool", "content": self._result(call)} for call in calls]
 
     def _result(self, call: Call) -> str:
@@ -135,7 +136,7 @@ def open_tools(settings: ToolsConfig, tokenizer: Any, in_chat: bool) -> Toolbox 
     calls = of_template or InText(pattern, tools)
 
     def respondent(problem: Problem, prompt: Prompt) -> ToolAnswers:
-        return ToolAnswers(tools, settings, calls)
+        return ToolAnswers(tools, settings, calls, prompt.think)
 
     if of_template is not None:
         return Toolbox(Telling(tokenizer), respondent, [tool.schema for tool in tools.values()])

@@ -17,19 +17,20 @@ from functools import cache, cached_property, partial
 from queue import SimpleQueue
 from typing import Any
 
-from assay.data.chat import TEMPLATE_SECONDS
+from assay.data.chat import TEMPLATE_SECONDS, think_switches, with_think_block
 from assay.foreign import deadline
 from assay.generate.base import GivenTokens, Promise, SoFar
-from assay.tools.base import Respondent
-from assay.types import Message
+from assay.tools.base import FREE, Respondent
+from assay.types import Message, ThinkFormat
 
 MAX_LANES = 4
-Roles = tuple[str, ...]
+Asked = tuple[tuple[str, ...], ThinkFormat]
+"""The roles of messages, and how a reply to them is to think."""
 _MARK = "0Assay{}0"
 _numbers = itertools.count()
 
 
-class Lane:
+class AnswerThread:
     """A thread that answers one after another. What hangs in it keeps no process from its end."""
 
     def __init__(self, name: str) -> None:
@@ -53,14 +54,14 @@ class Lane:
 
 
 @cache
-def _lane(number: int) -> Lane:
+def _thread(number: int) -> AnswerThread:
     """Return a thread: what one completion asks runs in order in one of them."""
-    return Lane(f"assay-tools-{number}")
+    return AnswerThread(f"assay-tools-{number}")
 
 
-def next_lane() -> Lane:
+def next_thread() -> AnswerThread:
     """Return the thread of the next completion; which it is changes no answer."""
-    return _lane(next(_numbers) % min(MAX_LANES, os.cpu_count() or 1))
+    return _thread(next(_numbers) % min(MAX_LANES, os.cpu_count() or 1))
 
 
 @dataclass(eq=False)
@@ -75,7 +76,7 @@ class Telling:
     tokenizer: Any
     result: str | None = None
     closes: str = ""
-    _parts: dict[Roles, list[str]] = field(default_factory=dict[Roles, list[str]])
+    _parts: dict[Asked, list[str]] = field(default_factory=dict[Asked, list[str]])
     _closing: dict[int, bool] = field(default_factory=dict[int, bool])
     _plain: Any = field(init=False)
 
@@ -93,20 +94,25 @@ class Telling:
     def may_close(self, token: int) -> bool:
         """Return whether a turn may end in this token: only then is the text looked at."""
         if token not in self._closing:
-            self._closing[token] = bool(self.closes) and self.closes[-1] in self.text([token])
+            ends = {self.closes[-1:], "\N{REPLACEMENT CHARACTER}"}  # a part of a character, too
+            text = self.text([token]) if self.closes else ""
+            self._closing[token] = any(end in text for end in ends)
         return self._closing[token]
 
-    def tokens(self, messages: Sequence[Message], newest: int) -> list[int]:
+    def tokens(
+        self, messages: Sequence[Message], newest: int, think: ThinkFormat = FREE
+    ) -> list[int]:
         """Return the tokens that follow on the policy's newest one.
 
-        An end of turn that the policy has written is not written again. Contents are plain text:
-        names of special tokens in them are no special tokens.
+        think: of the prompt; each turn that a template begins thinks as the first. An end of turn
+        that the policy has written is not written again. Contents are plain text: names of special
+        tokens in them are no special tokens.
         """
         if self.result is not None:
             before, _, after = self.result.partition("{result}")
             parts = [before, *[after + before] * (len(messages) - 1), after]
         else:
-            parts = self._template_parts(tuple(one["role"] for one in messages))
+            parts = self._template_parts((tuple(one["role"] for one in messages), think))
         tokens: list[int] = []
         for number, part in enumerate(parts):
             tokens += _encode(self.tokenizer, part)
@@ -119,21 +125,24 @@ class Telling:
         """Return the text of tokens, as it stands in a completion."""
         return str(self.tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
 
-    def _template_parts(self, roles: Roles) -> list[str]:
+    def _template_parts(self, asked: Asked) -> list[str]:
         """Return what the template writes before, between and behind messages of these roles."""
-        if roles not in self._parts:
-            found = self._rendered(roles) or self._rendered(("user",) * len(roles))
-            self._parts[roles] = found or ["\n", *["\n"] * len(roles)]
-        return self._parts[roles]
+        if asked not in self._parts:
+            roles, think = asked
+            found = self._rendered(asked) or self._rendered((("user",) * len(roles), think))
+            self._parts[asked] = found or ["\n", *["\n"] * len(roles)]
+        return self._parts[asked]
 
-    def _rendered(self, roles: Roles) -> list[str] | None:
+    def _rendered(self, asked: Asked) -> list[str] | None:
+        roles, think = asked
         marks = [_MARK.format(number) for number in range(len(roles) + 1)]
         turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": marks[0]}]
         turns += [{"role": r, "content": mark} for r, mark in zip(roles, marks[1:], strict=True)]
         show: Callable[..., str] = self.tokenizer.apply_chat_template
         try:
             with deadline(TEMPLATE_SECONDS, "the chat template"):
-                text = show(turns, tokenize=False, add_generation_prompt=True)
+                switches = think_switches(think.mode)
+                text = show(turns, tokenize=False, add_generation_prompt=True, **switches)
         except Exception:  # a template that refuses these roles
             return None
         parts: list[str] = []
@@ -142,7 +151,7 @@ class Telling:
             if not found:
                 return None
             parts.append(part)
-        return [*parts[1:], text]
+        return [*parts[1:], with_think_block(text, think, True)[0]]
 
 
 def _encode(tokenizer: Any, text: str, **how: bool) -> list[int]:
@@ -155,7 +164,8 @@ class TurnGuide:
 
     telling: Telling
     respondent: Respondent
-    lane: Lane = field(default_factory=next_lane)
+    think: ThinkFormat = FREE
+    thread: AnswerThread = field(default_factory=next_thread)
     _start: int = 0  # of the turn, in tokens
     _has_asked: bool = False
 
@@ -175,10 +185,10 @@ class TurnGuide:
         if not self.respondent.hears(said, so_far.ends):
             return None
         self._has_asked = True
-        return self.lane.submit(partial(self._answer, said, so_far.newest))
+        return self.thread.submit(partial(self._answer, said, so_far.newest))
 
     def _answer(self, said: str, newest: int) -> GivenTokens | None:
         messages = self.respondent.respond(said)
         if not messages:
             return None
-        return GivenTokens(self.telling.tokens(messages, newest), begins_turn=True)
+        return GivenTokens(self.telling.tokens(messages, newest, self.think), begins_turn=True)

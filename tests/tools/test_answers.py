@@ -19,6 +19,7 @@ from assay.tools.calculator import CALCULATOR
 from assay.tools.calls import InText
 from assay.tools.toolbox import ToolAnswers, cut, open_tools
 from assay.tools.turns import Telling, TurnGuide
+from assay.types import Problem, Prompt
 
 CALL = "<tool_call>{call}</tool_call>"
 
@@ -135,7 +136,7 @@ def test_a_chain_of_calls_is_answered_call_by_call() -> None:
     assert "<NAME>INPUT</NAME>" in toolbox.introduction
     assert "- calculator: Returns the value of an arithmetic expression" in toolbox.introduction
     one, two = "so <calculator>6*7</calculator>", " and > <calculator>2+2</calculator>"
-    guide = toolbox.guide(None, None)  # type: ignore[arg-type]
+    guide = toolbox.guide(Problem("p", "?"), Prompt("?", np.zeros(1, np.int32)))
     said = bytes(spoken(guide, one + two + " it is 42")).decode()
     assert said == f"{one}[42]{two}[4] it is 42"
 
@@ -160,8 +161,8 @@ def test_what_exits_or_hangs_ends_no_process_and_keeps_none() -> None:
     answering = ToolAnswers(tools, ToolsConfig(call=CALL), InText(CALL, tools))
     assert asked(answering, "exits", expression="1") == "error: SystemExit: bye"
     program = (
-        "import time\nfrom assay.tools.turns import next_lane\n"
-        "assert next_lane().submit(lambda: None).result() is None\n"
-        "next_lane().submit(lambda: time.sleep(1000))"
+        "import time\nfrom assay.tools.turns import next_thread\n"
+        "assert next_thread().submit(lambda: None).result() is None\n"
+        "next_thread().submit(lambda: time.sleep(1000))"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=200)

@@ -11,6 +11,7 @@ from assay.testing import byte_tokenizer
 from assay.tools.calculator import CALCULATOR
 from assay.tools.calls import FENCED, InText, OfTemplate, closing_of
 from assay.tools.turns import Telling
+from assay.types import ThinkFormat
 from assay.verify.answers.calls import FunctionCall
 
 HERMES = (
@@ -172,3 +173,39 @@ def test_threads_write_the_same_tokens() -> None:
 
     with ThreadPoolExecutor(4) as threads:
         assert all(threads.map(others, range(400)))
+
+
+THINKS = HERMES.replace(
+    "assistant\n{% endif %}",
+    "assistant\n{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}",
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "mode", "end"),
+    [
+        (THINKS, "empty", "<|im_start|>assistant\n<think>\n\n</think>\n\n"),
+        (THINKS, "free", "<|im_start|>assistant\n"),
+        (HERMES, "opened", "<|im_start|>assistant\n<think>"),
+        (HERMES, "empty", "<|im_start|>assistant\n<think>\n\n</think>\n\n"),
+        (HERMES, "off", "<|im_start|>assistant\n"),
+    ],
+)
+def test_each_turn_thinks_as_the_first(template: str, mode: Any, end: str) -> None:
+    tokenizer = tokenizer_of(template)
+    tokens = Telling(tokenizer).tokens([{"role": "tool", "content": "42"}], 65, ThinkFormat(mode))
+    assert tokenizer.decode(tokens).endswith(end)
+
+
+def test_calls_in_a_block_that_the_prompt_opened_do_not_count() -> None:
+    hermes = OfTemplate("<tool_call>", "</tool_call>")
+    own = ThinkFormat("free", "<mull>", "</mull>")
+    for think, said in ((ThinkFormat("opened"), CALL), (own, f"<mull>{CALL}</mull>It is 42.")):
+        assert hermes.found(said, True, think) == []
+    assert hermes.found(f"so</think>{CALL}", True, ThinkFormat("opened")) == [FOUND]
+
+
+def test_a_call_may_close_with_a_character_of_several_tokens() -> None:
+    telling = Telling(byte_tokenizer(), closes="\N{WHITE RIGHT-POINTING TRIANGLE}")
+    *_, last = byte_tokenizer().encode(telling.closes)
+    assert telling.may_close(last) and not telling.may_close(65)
