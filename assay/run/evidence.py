@@ -39,7 +39,7 @@ SHOWS: Mapping[str, Key] = {
 
 
 @dataclass(frozen=True)
-class Finding:
+class GuardFinding:
     """What a rule found. since: the step where it began. series: the metrics that decided."""
 
     rule: Rule
@@ -63,7 +63,7 @@ class Evidence:
     command: str
 
 
-def write_evidence(run: Run, found: Finding) -> Evidence:
+def write_evidence(run: Run, found: GuardFinding) -> Evidence:
     """Write what a rule saw: its words, its series as a figure, and the rollouts that show it.
 
     The newest checkpoint from before it began is pinned, so that there is one to go back to.
@@ -85,7 +85,7 @@ def write_evidence(run: Run, found: Finding) -> Evidence:
     return Evidence(str(folder / "evidence.md"), well, command)
 
 
-def how_to_go_on(run: Run, found: Finding, well: int | None) -> str:
+def how_to_go_on(run: Run, found: GuardFinding, well: int | None) -> str:
     """Return the command that goes on from the newest checkpoint that was still well."""
     again = f"assay train --resume {run.folder}"
     if found.rule.action == "pause":
@@ -95,7 +95,7 @@ def how_to_go_on(run: Run, found: Finding, well: int | None) -> str:
     return f"assay rollback {run.folder} --to {well} && {again}"
 
 
-def best_rollouts(run: Run, found: Finding) -> list[dict[str, Any]]:
+def best_rollouts(run: Run, found: GuardFinding) -> list[dict[str, Any]]:
     """Return the rollouts of the newest steps that show a finding best."""
     run.rollouts.flush()
     steps = [step for step in run.rollouts.steps() if step <= found.step][-_STEPS:]
@@ -115,7 +115,7 @@ def _series(run: Run, name: str) -> tuple[list[int], list[float]]:
 
 
 def _page(
-    found: Finding, well: int | None, command: str, rows: Sequence[Mapping[str, Any]]
+    found: GuardFinding, well: int | None, command: str, rows: Sequence[Mapping[str, Any]]
 ) -> list[str]:
     sound = f"step {well}" if well is not None else "none: it began before the first one"
     lines = [

@@ -9,7 +9,7 @@ from assay.config import GuardConfig
 from assay.config.guard import Rule
 from assay.errors import ConfigError, RunStopped, message
 from assay.foreign import import_object
-from assay.run.evidence import Finding, write_evidence
+from assay.run.evidence import GuardFinding, write_evidence
 from assay.run.files import read_rows
 from assay.run.guard_checks import CHECKS, Seen
 
@@ -44,7 +44,7 @@ class Guard:
             self._spoke[finding.rule.name] = finding.step
             self._act(run, finding)
 
-    def _act(self, run: Run, found: Finding) -> None:
+    def _act(self, run: Run, found: GuardFinding) -> None:
         rule, facts = found.rule, {"rule": found.rule.name, "reason": found.text}
         if rule.action == "note":
             run.event("guard_note", **facts)
@@ -61,7 +61,7 @@ class Guard:
             f" evidence: {evidence.path}; go on with: {evidence.command}"
         )
 
-    def _findings(self, run: Run, spoke: dict[str, int]) -> Iterator[Finding]:
+    def _findings(self, run: Run, spoke: dict[str, int]) -> Iterator[GuardFinding]:
         for rule in self.built_in:
             if run.step == run.first_step + 1 and self.config.asked(rule):
                 _check_measured(rule, run)
@@ -74,7 +74,7 @@ class Guard:
             if rule.action != "off" and _may_speak(rule, run, spoke):
                 yield from self._ask_users(rule, function, run)
 
-    def _ask_users(self, rule: Rule, function: GuardRule, run: Run) -> Iterator[Finding]:
+    def _ask_users(self, rule: Rule, function: GuardRule, run: Run) -> Iterator[GuardFinding]:
         name = rule.name
         try:
             reason = function(run)
@@ -87,7 +87,7 @@ class Guard:
                 "with --set guard.rules=[]"
             ) from error
         if reason:
-            yield Finding(rule, run.step, run.step, f"{name}: {reason}")
+            yield GuardFinding(rule, run.step, run.step, f"{name}: {reason}")
 
 
 def _may_speak(rule: Rule, run: Run, spoke: dict[str, int]) -> bool:
@@ -108,7 +108,7 @@ def _spoken(run: Run) -> dict[str, int]:
     return spoke
 
 
-def _ask(rule: Rule, run: Run, after: int, price: float) -> Iterator[Finding]:
+def _ask(rule: Rule, run: Run, after: int, price: float) -> Iterator[GuardFinding]:
     """Yield what a built-in rule finds."""
     seen = Seen(run.history, run.evaluations(), run.metrics, after, price)
     found = CHECKS[rule.check](rule, seen)
@@ -116,7 +116,7 @@ def _ask(rule: Rule, run: Run, after: int, price: float) -> Iterator[Finding]:
         known = {"key": rule.key, "limit": rule.limit, "window": rule.window}
         known |= {"metric": found.series[0], "why": run.why_not_judged or "none given"}
         said = rule.says.format(**known, **found.numbers)
-        yield Finding(rule, run.step, found.since, said, found.series)
+        yield GuardFinding(rule, run.step, found.since, said, found.series)
 
 
 def _check_measured(rule: Rule, run: Run) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from assay.config.guard import Rule
 from assay.run.evaluations import Row, accuracy_of, gain_between, of_deciding_kind
-from assay.run.history import History, Part
+from assay.run.history import History, Window
 
 _NO_PARTS = ("reward/std", "reward/per_token", "reward/kl", "reward/overlong")
 PASSED = "verdict/passed"
@@ -34,7 +34,7 @@ class Seen:
     after: int = 0
     price: float = 1.0
 
-    def windows(self, rule: Rule) -> Iterator[tuple[str, Part]]:
+    def windows(self, rule: Rule) -> Iterator[tuple[str, Window]]:
         """Yield the newest window of each metric that a rule reads."""
         for pattern in rule.reads:
             for name in self.history.names(pattern):
@@ -44,7 +44,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Found:
+class CheckFound:
     """What a check found. since: the step where it began. numbers: for the words of the rule.
 
     series: the metrics that decided, of which the first is the one that the rule is about.
@@ -55,32 +55,32 @@ class Found:
     numbers: Mapping[str, Any]
 
 
-def not_finite(rule: Rule, seen: Seen) -> Found | None:
+def not_finite(rule: Rule, seen: Seen) -> CheckFound | None:
     """The newest value of a metric is not a number, or infinite."""
     heads = tuple(name.removesuffix("*") for name in rule.reads)
     for name, value in seen.row.items():
         if name.startswith(heads) and not math.isfinite(value):
-            return Found(int(seen.row["step"]), [name], {"value": value})
+            return CheckFound(int(seen.row["step"]), [name], {"value": value})
     return None
 
 
-def above(rule: Rule, seen: Seen) -> Found | None:
+def above(rule: Rule, seen: Seen) -> CheckFound | None:
     """The mean over the window is above the limit."""
     for name, part in seen.windows(rule):
         if not part.mean <= rule.bound:  # also where it is no number
-            return Found(part.steps[0], [name], {"value": part.mean})
+            return CheckFound(part.steps[0], [name], {"value": part.mean})
     return None
 
 
-def below(rule: Rule, seen: Seen) -> Found | None:
+def below(rule: Rule, seen: Seen) -> CheckFound | None:
     """The mean over the window is below the limit."""
     for name, part in seen.windows(rule):
         if part.mean < rule.bound:
-            return Found(part.steps[0], [name], {"value": part.mean})
+            return CheckFound(part.steps[0], [name], {"value": part.mean})
     return None
 
 
-def jump(rule: Rule, seen: Seen) -> Found | None:
+def jump(rule: Rule, seen: Seen) -> CheckFound | None:
     """The newest value is above the floor, and above limit times the median of the window before.
 
     The median, since one outlier before must not hide the next.
@@ -92,20 +92,20 @@ def jump(rule: Rule, seen: Seen) -> Found | None:
                 continue
             before, value = float(np.median(part.values[:-1])), float(part.values[-1])
             if value > max(rule.floor, rule.bound * before):
-                return Found(part.steps[-1], [name], {"value": value, "before": before})
+                return CheckFound(part.steps[-1], [name], {"value": value, "before": before})
     return None
 
 
-def outgrown(rule: Rule, seen: Seen) -> Found | None:
+def outgrown(rule: Rule, seen: Seen) -> CheckFound | None:
     """The mean over the window is above the floor, and above limit times the very first value."""
     for name, part in seen.windows(rule):
         first = float(seen.history.part(name, 0, 1).values[0])
         if part.mean > max(rule.floor, rule.bound * first):
-            return Found(part.steps[0], [name], {"value": part.mean, "before": first})
+            return CheckFound(part.steps[0], [name], {"value": part.mean, "before": first})
     return None
 
 
-def fallen(rule: Rule, seen: Seen) -> Found | None:
+def fallen(rule: Rule, seen: Seen) -> CheckFound | None:
     """The window's mean is below limit times the first one's, and fewer than the floor pass."""
     for name, part in seen.windows(rule):
         first = seen.history.part(name, 0, rule.window)
@@ -114,11 +114,11 @@ def fallen(rule: Rule, seen: Seen) -> Found | None:
             continue
         if part.mean < rule.bound * first.mean:
             numbers = {"value": part.mean, "before": first.mean, "passed": passed.mean}
-            return Found(part.steps[0], [name, PASSED], numbers)
+            return CheckFound(part.steps[0], [name, PASSED], numbers)
     return None
 
 
-def collapsed(rule: Rule, seen: Seen) -> Found | None:
+def collapsed(rule: Rule, seen: Seen) -> CheckFound | None:
     """The window's mean is below limit times the best earlier window's, and by the floor too."""
     for name, part in seen.windows(rule):
         earlier = seen.history.part(name, 0, -rule.window)
@@ -130,11 +130,11 @@ def collapsed(rule: Rule, seen: Seen) -> Found | None:
         best, value = float(means[at]), part.mean
         if value < min(rule.bound * best, best - rule.floor):
             last = earlier.steps[at + rule.window - 1]
-            return Found(last, [name], {"value": value, "before": best, "first": last})
+            return CheckFound(last, [name], {"value": value, "before": best, "first": last})
     return None
 
 
-def against(rule: Rule, seen: Seen) -> Found | None:
+def against(rule: Rule, seen: Seen) -> CheckFound | None:
     """A metric rises over the window's halves while fewer pass, both beyond chance.
 
     By more than limit standard errors of a difference of means; correctness by the floor at least.
@@ -147,11 +147,11 @@ def against(rule: Rule, seen: Seen) -> Found | None:
         if rise.times > rule.bound and part.steps == passed.steps:
             numbers = {"before": rise.before, "value": rise.after}
             numbers |= {"passed_before": fall.before, "passed": fall.after}
-            return Found(part.steps[len(part.steps) // 2], [name, PASSED], numbers)
+            return CheckFound(part.steps[len(part.steps) // 2], [name, PASSED], numbers)
     return None
 
 
-def grows_alone(rule: Rule, seen: Seen) -> Found | None:
+def grows_alone(rule: Rule, seen: Seen) -> CheckFound | None:
     """The second half of the window is limit times the first, and no more pass than did.
 
     More pass where the share rose by more than floor standard errors.
@@ -164,11 +164,11 @@ def grows_alone(rule: Rule, seen: Seen) -> Found | None:
         if growth.after > rule.bound * growth.before and right.times < rule.floor:
             numbers = {"before": growth.before, "value": growth.after}
             numbers |= {"passed_before": right.before, "passed": right.after}
-            return Found(part.steps[len(part.steps) // 2], [name, PASSED], numbers)
+            return CheckFound(part.steps[len(part.steps) // 2], [name, PASSED], numbers)
     return None
 
 
-def against_heldout(rule: Rule, seen: Seen) -> Found | None:
+def against_heldout(rule: Rule, seen: Seen) -> CheckFound | None:
     """Held-out accuracy fell since the best of the last evaluations, and the reward did not.
 
     Problem by problem, by more than limit standard errors and by the floor. The reward did not fall
@@ -182,19 +182,19 @@ def against_heldout(rule: Rule, seen: Seen) -> Found | None:
     between = [n for n, step in enumerate(series.steps) if fall.first < step <= fall.last]
     if len(between) < 4:
         return None
-    rise = _rise(Part([series.steps[n] for n in between], series.values[between]))
+    rise = _rise(Window([series.steps[n] for n in between], series.values[between]))
     if rise.times < -1.0:
         return None
     numbers = {"before": rise.before, "value": rise.after, **fall.numbers}
-    return Found(fall.first + 1, [reward, "eval/pass_at_1"], numbers)
+    return CheckFound(fall.first + 1, [reward, "eval/pass_at_1"], numbers)
 
 
-def heldout_fell(rule: Rule, seen: Seen) -> Found | None:
+def heldout_fell(rule: Rule, seen: Seen) -> CheckFound | None:
     """Held-out accuracy fell below floor times the best of the last evaluations, beyond chance."""
     fall = _heldout_fall(rule, seen)
     if fall is None or fall.best - fall.value >= rule.floor * fall.best:
         return None
-    return Found(fall.first + 1, list(rule.reads), fall.numbers)
+    return CheckFound(fall.first + 1, list(rule.reads), fall.numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,23 +230,23 @@ def _heldout_fall(rule: Rule, seen: Seen) -> _Fall | None:
     return _Fall(int(best["step"]), int(last["step"]), accuracy_of(best) or 0.0, fall, error)
 
 
-def total(rule: Rule, seen: Seen) -> Found | None:
+def total(rule: Rule, seen: Seen) -> CheckFound | None:
     """The sum of the series is above the limit; where both are there, of the larger one."""
     sums = {name: seen.history.total(name) for name in rule.reads}
     name = max(sums, key=lambda one: sums[one])
     return (
-        Found(int(seen.row["step"]), [name], {"value": sums[name]})
+        CheckFound(int(seen.row["step"]), [name], {"value": sums[name]})
         if (sums[name] > rule.bound)
         else None
     )
 
 
-def spent(rule: Rule, seen: Seen) -> Found | None:
+def spent(rule: Rule, seen: Seen) -> CheckFound | None:
     """The hours so far, times the price of one, are above the limit."""
     value = seen.row.get("time/elapsed", 0.0) / 3600 * (seen.price if rule.name == "money" else 1.0)
     if value <= rule.bound:
         return None
-    return Found(int(seen.row["step"]), list(rule.reads), {"value": value})
+    return CheckFound(int(seen.row["step"]), list(rule.reads), {"value": value})
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +262,7 @@ class _Rise:
         return self.after - self.before
 
 
-def _rise(part: Part) -> _Rise:
+def _rise(part: Window) -> _Rise:
     middle = len(part.values) // 2
     first, second = part.values[:middle], part.values[middle:]
     errors = [half.var(ddof=1) / len(half) if len(half) > 1 else 0.0 for half in (first, second)]
@@ -271,7 +271,7 @@ def _rise(part: Part) -> _Rise:
     return _Rise(before, after, (after - before) / error)
 
 
-CHECKS: Mapping[str, Callable[[Rule, Seen], Found | None]] = {
+CHECKS: Mapping[str, Callable[[Rule, Seen], CheckFound | None]] = {
     one.__name__: one
     for one in (
         *(not_finite, above, below, jump, outgrown, fallen, collapsed, against, grows_alone),

@@ -15,7 +15,7 @@ _KEPT = ("time/elapsed",)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Window:
     """Some values of a series in a row, and the steps that they are of."""
 
     steps: Sequence[int]
@@ -52,7 +52,7 @@ class History:
     def __contains__(self, name: str) -> bool:
         return name in self._steps
 
-    def __getitem__(self, name: str) -> Part:
+    def __getitem__(self, name: str) -> Window:
         """Return a whole series; KeyError where the run has not measured it."""
         return self.part(name)
 
@@ -63,12 +63,12 @@ class History:
             return [pattern] if pattern in self else []
         return [one for one in self._steps if one.startswith(head) and one.endswith(tail)]
 
-    def part(self, name: str, first: int = 0, last: int | None = None) -> Part:
+    def part(self, name: str, first: int = 0, last: int | None = None) -> Window:
         """Return the values from the ``first`` to before the ``last``, as a list is cut."""
         cut = slice(first, last)
-        return Part(self._steps[name][cut], np.array(self._values[name][cut]))
+        return Window(self._steps[name][cut], np.array(self._values[name][cut]))
 
-    def newest(self, name: str, count: int, after: int = 0) -> Part | None:
+    def newest(self, name: str, count: int, after: int = 0) -> Window | None:
         """Return the newest ``count`` values, all of steps after ``after``; None where fewer are
         there."""
         steps = self._steps.get(name, ())

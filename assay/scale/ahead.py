@@ -18,7 +18,7 @@ Key = tuple[str, str, int]
 
 
 @dataclass(frozen=True)
-class Call:
+class AheadCall:
     """What `Generator.generate` will be asked for."""
 
     problems: Sequence[Problem]
@@ -34,7 +34,7 @@ class Call:
 class _Batch:
     """Calls under way in a thread of their own."""
 
-    calls: Sequence[Call]
+    calls: Sequence[AheadCall]
     found: dict[Key, Group] = field(default_factory=dict[Key, Group])
     error: BaseException | None = None
     thread: threading.Thread | None = None
@@ -75,7 +75,7 @@ class AheadGenerator:
     def on_event(self, on_event: Callable[..., None]) -> None:
         self.actors.on_event = on_event
 
-    def begin(self, calls: Sequence[Call]) -> None:
+    def begin(self, calls: Sequence[AheadCall]) -> None:
         """Sample these from the newest weights, and do not wait."""
         self._wait()
         self._load()
@@ -92,7 +92,7 @@ class AheadGenerator:
         on_group: Callable[[Group], None] | None = None,
     ) -> list[Group]:
         """Return the groups that were sampled ahead, where they are; sample others now."""
-        batch, call = self._wait(), Call(problems, sampling, group_size)
+        batch, call = self._wait(), AheadCall(problems, sampling, group_size)
         keys = [call.key(problem) for problem in problems]
         if batch is not None and not first_sibling and all(key in batch.found for key in keys):
             groups = [batch.found.pop(key) for key in keys]

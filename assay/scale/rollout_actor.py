@@ -83,7 +83,7 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ShareAsked:
     """A share of one call of `Generator.generate`; problems have no answers in them."""
 
     problems: Sequence[tuple[int, Problem, Prompt]]
@@ -137,7 +137,7 @@ class RolloutActor:
         engine.load_policy(sent.weights())
         return Loaded(engine.policy_version, fingerprint(engine.tensors()), engine.probe())
 
-    def begin(self, asked: Asked) -> None:
+    def begin(self, asked: ShareAsked) -> None:
         """Begin to sample a share; `take` gives what comes of it."""
         self._prompts = {problem.group_id: prompt for _, problem, prompt in asked.problems}
         self._share = _Share(self._ready(), asked)
@@ -159,7 +159,7 @@ class RolloutActor:
 class _Share:
     """Sampling in a thread, so that the actor can answer meanwhile."""
 
-    def __init__(self, engine: Engine, asked: Asked) -> None:
+    def __init__(self, engine: Engine, asked: ShareAsked) -> None:
         self._engine = engine
         self._asked = asked
         self._ended: queue.Queue[Group | BaseException | None] = queue.Queue()

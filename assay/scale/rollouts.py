@@ -22,11 +22,11 @@ from assay.generate.forward import check_close
 from assay.model.weights import Weights, fingerprint
 from assay.scale.cluster import ActorLost, answer, check_alive, import_ray, strategy
 from assay.scale.rollout_actor import (
-    Asked,
     Loaded,
     Opening,
     RolloutActor,
     Sent,
+    ShareAsked,
     Taken,
     without_answers,
 )
@@ -185,7 +185,7 @@ class ActorGenerator:
                 return
             places = [waiting.popleft() for _ in range(count)]
             member.share, member.progress = {*places}, (0, 0)
-            member.handle.begin.remote(Asked([asked[n] for n in places], *how))
+            member.handle.begin.remote(ShareAsked([asked[n] for n in places], *how))
             member.ask("sampling", member.handle.take.remote())
 
     def _hear(self, waiting: deque[int]) -> list[tuple[int, Group]]:

@@ -11,7 +11,7 @@ from assay.config import SamplingConfig
 from assay.data.curriculum import Curriculum
 from assay.generate.base import Generator
 from assay.run.directory import Run
-from assay.scale.ahead import Call
+from assay.scale.ahead import AheadCall
 from assay.training.evaluate import Judge, sample_and_judge
 from assay.types import Group, Problem, Verdict
 
@@ -98,7 +98,7 @@ def _passed(verdicts: Sequence[Verdict]) -> bool:
     return any(verdict.correct for verdict in verdicts)
 
 
-def next_calls(curriculum: Curriculum, run: Run, plan: BatchPlan) -> list[Call]:
+def next_calls(curriculum: Curriculum, run: Run, plan: BatchPlan) -> list[AheadCall]:
     """Return what the generator will be asked for in the step after the one at hand."""
     if run.num_steps is not None and run.step + 1 >= run.num_steps:
         return []
@@ -107,7 +107,7 @@ def next_calls(curriculum: Curriculum, run: Run, plan: BatchPlan) -> list[Call]:
     sizes, sampling = ahead.group_sizes(problems, plan.group_size), plan.sampling_at(run.step + 1)
     pairs = list(zip(problems, sizes, strict=True))
     return [
-        Call([one for one, own in pairs if own == size], sampling, size)
+        AheadCall([one for one, own in pairs if own == size], sampling, size)
         for size in sorted(set(sizes))
     ]
 

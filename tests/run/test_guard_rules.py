@@ -12,7 +12,7 @@ import pytest
 from assay.config import GuardConfig
 from assay.config.guard import RULES, Rule
 from assay.errors import ConfigError
-from assay.run.guard_checks import CHECKS, Found, Seen
+from assay.run.guard_checks import CHECKS, CheckFound, Seen
 from assay.run.history import History
 
 Series = Mapping[str, Sequence[float]]
@@ -27,7 +27,7 @@ def seen(series: Series, evaluations: Sequence[Mapping[str, Any]] = (), after: i
     return Seen(history, evaluations, {"step": step, **row}, after)
 
 
-def ask(name: str, series: Series, **options: Any) -> Found | None:
+def ask(name: str, series: Series, **options: Any) -> CheckFound | None:
     (rule,) = [one for one in rules_of(name, options) if one.name == name]
     return CHECKS[rule.check](rule, seen(series))
 
