@@ -180,7 +180,7 @@ def _words_of(model: type[BaseModel]) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("``", "`").replace("|", "\\|").replace("\n", " ").strip()
+    return re.sub("(?<!`)``(?!`)", "`", text).replace("|", "\\|").replace("\n", " ").strip()
 
 
 if __name__ == "__main__":

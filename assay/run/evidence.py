@@ -126,7 +126,7 @@ def _page(
         f"- What helps: {found.rule.remedy}" if found.rule.remedy else "- A rule of yours.",
         f"- It began at step {found.since}.",
         f"- Newest checkpoint that was still well: {sound}.",
-        f"- To go on: `{command}`",
+        f"- With that mended, go on with: `{command}`. Unchanged it does the same again.",
         "",
         "![the series that decided](series.svg)",
         "",

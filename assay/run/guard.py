@@ -56,9 +56,10 @@ class Guard:
         if rule.action == "pause":
             run.pause(f"paused by the guard: {found.text}")
             return
+        remedy = f" what helps: {found.rule.remedy};" if found.rule.remedy else ""
         raise RunStopped(
             f"step {found.step}: {found.text}; the guard stopped {run.folder}, and all is saved;"
-            f" evidence: {evidence.path}; go on with: {evidence.command}"
+            f" evidence: {evidence.path};{remedy} then go on with: {evidence.command}"
         )
 
     def _findings(self, run: Run, spoke: dict[str, int]) -> Iterator[GuardFinding]:
