@@ -82,7 +82,7 @@ def copy_row(row: Any, where: str) -> dict[str, Any]:
         row = problem_row(row)
     elif dataclasses.is_dataclass(row) and not isinstance(row, type):
         found = {one.name: getattr(row, one.name) for one in dataclasses.fields(row)}
-        row = {key: value for key, value in found.items() if value != ""}
+        row = {key: value for key, value in found.items() if value not in ("", ())}
     if not isinstance(row, Mapping):
         raise DataError(message(where, shown(row), "a row of keys and values (a JSON object)"))
     copy = dict(row)

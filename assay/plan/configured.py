@@ -27,7 +27,7 @@ def facts_of_config(config: TrainConfig) -> Facts:
         "memory_mib": memory_mib(),
         "hours": config.run.max_minutes / 60 if config.run.max_minutes else None,
     }
-    stage: Any = config.drawing
+    stage: Any = config.drawing or config.preference
     given = config.sft or config.distill
     if given is not None and given.traces:
         found["reward"] = "demonstrations"

@@ -77,8 +77,8 @@ def train(
     `TrainConfig`. overrides: keys to set beside, as ``["rl.steps=20"]``. resume: the directory of
     a run to go on with, in place of ``config``. accept_changed_verifiers: resume although the
     reward changed; it is recorded. trust_run: import what the configuration of a run from elsewhere
-    names, on resume. approved_by: who answers for going on after a severe stop of the guard. quiet:
-    show nothing while it runs.
+    names, on resume. approved_by: who answers for going on after a severe stop of the guard.
+    quiet: show nothing while it runs.
 
     Raises UserError where the input is wrong, RunStopped where a guard stopped the run, DiskFull,
     OutOfMemory.
