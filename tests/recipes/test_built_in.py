@@ -23,7 +23,7 @@ SHORT = {
     "pretrain": ["pretrain.epochs=0.002"],
     "reward_model": ["reward_model.epochs=0.05"],
     "select": ["keep=any", "filters=[]"],
-    "collect": ["max_problems=4"],
+    "collect": ["max_problems=4", "max_tokens=16"],
     "rewrite": [
         "verifier=regex",
         "config.verification.options.regex={pattern='(?s).*'}",
@@ -32,7 +32,8 @@ SHORT = {
     "label_difficulty": ["max_problems=4"],
     "filter": ["min_pass_rate=0.0", "max_pass_rate=1.0"],
 }
-"""What makes two steps of each kind of stage; an untrained model solves nothing."""
+"""What makes two steps of each kind of stage; an untrained model solves nothing, and writes bytes
+that are no text, each of which takes three as a row."""
 
 
 def short_changes(name: str) -> list[str]:
