@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,7 @@ import numpy as np
 import own_games
 import pytest
 from own_games import Digit, Exits, Faulty, Silent, Wordless
-from test_tool_runs import rollouts_of
+from tool_worlds import check_a_kill_changes_nothing, rollouts_of
 
 import assay
 from assay import config as configuration
@@ -136,17 +133,8 @@ def test_grpo_learns_to_find_the_digit(tmp_path: Path, player: Path) -> None:
 
 def test_a_kill_in_the_middle_of_a_game_changes_nothing(tmp_path: Path, player: Path) -> None:
     game = {"tools": {"environment": "own_games:Killed"}}
-    whole = train(tree_of(tmp_path, player, "whole", **game), quiet=True).run
-    tree = tree_of(tmp_path, player, "killed", **game)
-    killed = tmp_path / "runs" / "killed"
-    program = f"from assay.training.api import train\ntrain({tree!r}, quiet=True)"
-    paths = os.pathsep.join([str(HERE), str(Path(assay.__file__).parent.parent)])
-    environment = os.environ | {"PYTHONPATH": paths, "GAME_ENDS_AT": "30"}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, check=False)
-    assert done.returncode == 9 and len(rollouts_of(killed)) == 8
-    train(resume=killed, quiet=True)
-    for row, other in zip(rollouts_of(whole), rollouts_of(killed), strict=True):
-        assert {**row, "judge_seconds": 0} == {**other, "judge_seconds": 0}
+    whole, killed = (tree_of(tmp_path, player, name, **game) for name in ("whole", "killed"))
+    check_a_kill_changes_nothing(whole, killed, GAME_ENDS_AT="30")
 
 
 @pytest.mark.parametrize(

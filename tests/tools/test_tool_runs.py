@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tool_worlds
-from tool_worlds import CALL, QUESTIONS, RESULT
+from tool_worlds import CALL, QUESTIONS, RESULT, check_a_kill_changes_nothing, rollouts_of
 
 import assay
 from assay import config as configuration
@@ -46,13 +43,6 @@ def tree_of(folder: Path, caller: Path, name: str, **sections: Any) -> dict[str,
     return {**tree, **{key: {**tree.get(key, {}), **value} for key, value in sections.items()}}
 
 
-def rollouts_of(run: Path | str) -> list[dict[str, Any]]:
-    import pyarrow.parquet as pq
-
-    shards = sorted((Path(run) / "rollouts").glob("*"))
-    return [row for shard in shards for row in pq.ParquetFile(shard).read().to_pylist()]
-
-
 def test_a_run_learns_from_what_the_policy_said(tmp_path: Path, caller: Path) -> None:
     run = train(tree_of(tmp_path, caller, "run"), quiet=True).run
     rows = rollouts_of(run)
@@ -72,17 +62,8 @@ def test_a_run_learns_from_what_the_policy_said(tmp_path: Path, caller: Path) ->
 def test_a_kill_in_the_middle_of_a_call_changes_nothing(tmp_path: Path, caller: Path) -> None:
     """The process ends inside of the fifteenth call; the run that goes on has the same log."""
     tools = {"names": ["slow_tools:CALCULATOR"]}
-    whole = train(tree_of(tmp_path, caller, "whole", tools=tools), quiet=True).run
-    tree = tree_of(tmp_path, caller, "killed", tools=tools)
-    killed = tmp_path / "runs" / "killed"
-    program = f"from assay.training.api import train\ntrain({tree!r}, quiet=True)"
-    paths = os.pathsep.join([str(HERE), str(Path(assay.__file__).parent.parent)])
-    environment = os.environ | {"PYTHONPATH": paths, "SLOW_TOOLS_END_AT": "15"}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, check=False)
-    assert done.returncode == 9 and len(rollouts_of(killed)) == 8
-    train(resume=killed, quiet=True)
-    for row, other in zip(rollouts_of(whole), rollouts_of(killed), strict=True):
-        assert {**row, "judge_seconds": 0} == {**other, "judge_seconds": 0}
+    whole, killed = (tree_of(tmp_path, caller, name, tools=tools) for name in ("whole", "killed"))
+    check_a_kill_changes_nothing(whole, killed, SLOW_TOOLS_END_AT="15")
 
 
 def test_evaluation_with_and_without_tools(tmp_path: Path, caller: Path) -> None:
