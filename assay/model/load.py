@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,17 +125,22 @@ def save_model(model: Any, tokenizer: Any, folder: Path | str) -> None:
         weights.chmod(mode)
 
 
+def other_token(tokenizer: Any, others: Any) -> tuple[int, str] | None:
+    """Return the first token of a tokenizer that has another number, or none, among another's."""
+    theirs: Mapping[str, int] = others.get_vocab()
+    ours: Mapping[str, int] = tokenizer.get_vocab()
+    odd = ((number, token) for token, number in ours.items() if theirs.get(token) != number)
+    return min(odd, default=None)
+
+
 def export(checkpoint: Path | str, out: Path | str) -> Path:
     """Write a checkpoint as a plain model, adapters merged, for serving; returns the folder.
 
     Weights keep the type that the model, or an adapter's base, was saved in; adapters are merged in
-    float32. Raises ModelError where ``out`` is not a new or empty folder.
+    float32.
     """
     silence_transformers()
     checkpoint, out = Path(checkpoint).expanduser(), Path(out).expanduser()
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        found = "a folder with files" if out.is_dir() else "a file"
-        raise ModelError(message(str(out), found, "a new or empty folder"))
     has_adapter = (checkpoint / ADAPTER_FILE).is_file()
     path, revision = base_of(checkpoint) if has_adapter else (str(checkpoint), None)
     source = ModelSource.find(path, revision)

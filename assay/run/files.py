@@ -135,6 +135,13 @@ def check_folder(path: Path, where: str) -> None:
         raise RunError(message(f"{where} {path}", found, "a folder that can be written"))
 
 
+def check_new_folder(path: Path, where: str) -> None:
+    """Raise RunError where a folder holds something, or can neither be written nor made."""
+    check_folder(path, where)
+    if path.exists() and any(path.iterdir()):
+        raise RunError(message(f"{where} {path}", "a folder with files", "a new or empty folder"))
+
+
 def plain(value: Any) -> Any:
     """Return a value for strict JSON: numpy scalars unwrapped; None for NaN and infinity."""
     if isinstance(value, Mapping):

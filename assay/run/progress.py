@@ -33,7 +33,7 @@ _SHOWN = (
     ("entropy/mean", "entropy", "{:.3f}"),
     ("length/mean", "length", "{:.0f}"),
     ("loss/total", "loss", "{:z.4f}"),
-    ("loss/nll", "loss", "{:.4f}"),
+    ("loss/nll", "nll", "{:.4f}"),
     ("optimizer/grad_norm", "grad norm", "{:.2f}"),
     ("speed/step", "tok/s", "{:,.0f}"),
 )

@@ -21,7 +21,7 @@ from assay.data.source import Source
 from assay.data.sources import Rows, as_sources
 from assay.errors import ConfigError, RunError, VerifierError
 from assay.plan.memory import plan_memory
-from assay.run.files import check_folder, check_output
+from assay.run.files import check_folder, check_new_folder, check_output
 from assay.run.loaded import load_run
 from assay.run.names import check_place
 from assay.run.rollback import check_approved
@@ -262,7 +262,7 @@ def export(model: Path | str, out: Path | str) -> Path:
     from assay.model.load import export as export_model
     from assay.training.model_card import write_card
 
-    check_folder(Path(out).expanduser(), "export to")
+    check_new_folder(Path(out).expanduser(), "export to")
     folder = checkpoint_of(str(model)) or Path(model)
     if not folder.is_dir():
         raise RunError(f"{model}: found nothing there; accepted: a run directory or a checkpoint")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +11,11 @@ from typing import Any, cast, get_args
 from assay import config as configuration
 from assay.config import ModelConfig
 from assay.errors import ConfigError, ModelError, message
-from assay.model.load import LoadedModel, load_model, save_model
+from assay.model.load import LoadedModel, load_model, other_token, save_model
 from assay.model.merge import MergeMethod, Tensors, check_alike, merge_tensors
 from assay.model.sources import ModelSource, saved_dtype
 from assay.model.weights import Weights
-from assay.run.files import check_folder
+from assay.run.files import check_new_folder
 from assay.training.api import open_asked
 from assay.training.assemble import show_sampling
 from assay.training.evaluate import Evaluation, evaluate
@@ -63,17 +63,18 @@ def merge(
         accepted = ", ".join(get_args(MergeMethod))
         raise ConfigError(message("--method", method, accepted))
     check_request(models, method, weights, base)
-    check_folder(Path(out).expanduser(), "--out")
+    check_new_folder(Path(out).expanduser(), "--out")
     named = [*models, *([base] if base is not None else [])]
     loaded = {name: _load(name) for name in named}
     tensors: dict[str, Tensors] = {name: one.model.state_dict() for name, one in loaded.items()}
     check_alike(tensors)
+    _check_tokens(loaded)
     origin = None if base is None else tensors[base]
     parts = [tensors[name] for name in models]
     merged = merge_tensors(parts, weights, cast("MergeMethod", method), origin)
     accuracies: list[tuple[str, Evaluation]] = []
     if problems:
-        asked = {**tensors, "merged": merged}
+        asked = [*tensors.items(), ("merged", merged)]
         accuracies = _measured(models[0], asked, problems, max_problems, how, quiet)
     first = loaded[models[0]]
     Weights(0, merged).load_into(first.model)
@@ -112,9 +113,19 @@ def _load(name: str) -> LoadedModel:
     return loaded
 
 
+def _check_tokens(loaded: Mapping[str, LoadedModel]) -> None:
+    """Raise ModelError for models of one shape whose tokens have other numbers."""
+    (first_name, first), *others = loaded.items()
+    for name, other in others:
+        for one, two in ((first, other), (other, first)):
+            if odd := other_token(one.tokenizer, two.tokenizer):
+                found = f"another tokenizer than that of {first_name}: {odd[1]!r} is not {odd[0]}"
+                raise ModelError(message(f"merge {name}", found, "models with one tokenizer"))
+
+
 def _measured(
     first: str,
-    models: dict[str, Tensors],
+    models: Sequence[tuple[str, Tensors]],
     problems: Sequence[str],
     max_problems: int | None,
     how: HowToSample | None,
@@ -128,7 +139,7 @@ def _measured(
         watch = show_sampling(bench, stack, quiet)
         sampling = configuration.at_temperature(bench.config.sampling, 0.0)
         own = bench.loaded.model.state_dict()
-        for version, (name, tensors) in enumerate(models.items(), start=1):
+        for version, (name, tensors) in enumerate(models, start=1):
             given = {key: tensor.to(own[key]) for key, tensor in tensors.items()}
             Weights(version, given).load_into(bench.loaded.model)
             bench.generator.load_policy(Weights.of(bench.loaded.model, version))

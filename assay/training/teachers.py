@@ -9,7 +9,7 @@ from assay.errors import ConfigError, UserError, message
 from assay.learn.algorithms import Algorithm
 from assay.learn.teacher import TeacherModel
 from assay.model.divergence import Divergence
-from assay.model.load import LoadedModel, load_model
+from assay.model.load import LoadedModel, load_model, other_token
 from assay.training.assemble import Bench, max_prompt_tokens, warn_of_slow_type
 
 INSTEAD = "to learn from its traces instead: assay data collect with this model, then [sft]"
@@ -73,16 +73,12 @@ def divergence_of(config: TrainConfig) -> Divergence:
 def check_tokens(student: LoadedModel, teacher: LoadedModel, where: str) -> None:
     """Raise ConfigError for a teacher that has not all of the student's tokens, or under other
     numbers."""
-    theirs: dict[str, int] = teacher.tokenizer.get_vocab()
-    ours: dict[str, int] = student.tokenizer.get_vocab()
     num_embedded = len(teacher.model.get_input_embeddings().weight)  # pyright: ignore
-    odd = sorted(
-        (number, token)
-        for token, number in ours.items()
-        if theirs.get(token) != number or number >= num_embedded
-    )
-    if odd:
-        number, token = odd[0]
+    ours: dict[str, int] = student.tokenizer.get_vocab()
+    beyond = ((number, token) for token, number in ours.items() if number >= num_embedded)
+    odd = other_token(student.tokenizer, teacher.tokenizer) or min(beyond, default=None)
+    if odd is not None:
+        number, token = odd
         found = f"a tokenizer in which {token!r} is not token {number}"
         accepted = "a teacher with the policy's tokenizer: each next token is compared"
         raise ConfigError(message(where, found, accepted, INSTEAD))

@@ -369,19 +369,6 @@ def test_export_of_a_plain_checkpoint(folder: Path, tmp_path: Path) -> None:
     assert load(out).eos_ids == (257,)
 
 
-@pytest.mark.parametrize("occupied", ["folder", "file"])
-def test_export_overwrites_nothing(folder: Path, tmp_path: Path, occupied: str) -> None:
-    out = tmp_path / "out"
-    if occupied == "folder":
-        out.mkdir()
-        (out / "precious").write_text("x")
-    else:
-        out.write_text("x")
-    with pytest.raises(ModelError, match="a new or empty folder"):
-        export(folder, out)
-    assert list(tmp_path.glob("out/*")) == ([out / "precious"] if occupied == "folder" else [])
-
-
 def test_transformers_itself_reads_what_is_saved(folder: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -11,7 +11,7 @@ import tomli_w
 import torch
 from train_worlds import REWARD, World, rows_of
 
-from assay.errors import ConfigError, DataError, ModelError, OutOfMemory, UserError
+from assay.errors import ConfigError, DataError, ModelError, OutOfMemory, RunError, UserError
 from assay.generate.engine import Engine
 from assay.training.api import checkpoint_of, dry_run, evaluate, export, sample, train
 
@@ -176,7 +176,9 @@ def test_export_writes_a_plain_model(world: World, lora: bool) -> None:
     checkpoint = evaluate(result.run, heldout, **settings).as_row()
     same = ("eval/pass_at_1", "eval/mean_tokens", "eval/truncated")
     assert [exported[key] for key in same] == [checkpoint[key] for key in same]
-    with pytest.raises(ModelError, match="new or empty folder"):
+    with pytest.raises(
+        RunError, match="found a folder with files; accepted: a new or empty folder"
+    ):
         export(result.run, out)
 
 

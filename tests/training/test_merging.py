@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from safetensors.torch import load_file
 from train_worlds import World
 
 from assay.cli import main
-from assay.errors import ConfigError, ModelError
+from assay.errors import ConfigError, ModelError, RunError
 from assay.model.merge import merge_tensors
 from assay.testing import save_tiny_model
 from assay.training.api import evaluate, train
@@ -86,6 +88,30 @@ def test_models_of_other_shapes_are_refused(world: World) -> None:
         merge([model, wide], world.folder / "merged")
     assert "(259, 64); accepted: (259, 32), as in " in str(told.value)
     assert not (world.folder / "merged").exists()
+
+
+def test_models_with_other_tokens_are_refused(world: World) -> None:
+    """Of one shape, and yet each row of the embedding is another token's."""
+    other = world.folder / "other"
+    shutil.copytree(world.folder / "model", other)
+    file = other / "tokenizer.json"
+    tree = json.loads(file.read_text())
+    vocabulary = tree["model"]["vocab"]
+    (one, first), (two, second) = list(vocabulary.items())[:2]
+    vocabulary |= {one: second, two: first}
+    file.write_text(json.dumps(tree))
+    found = f"found another tokenizer than that of .*model: {re.escape(repr(one))} is not {first}"
+    with pytest.raises(ModelError, match=found):
+        merge([str(world.folder / "model"), str(other)], world.folder / "merged")
+    assert not (world.folder / "merged").exists()
+
+
+def test_what_is_there_is_kept(world: World) -> None:
+    model, out = str(world.folder / "model"), world.folder / "kept"
+    out.mkdir()
+    (out / "notes").write_text("x")
+    with pytest.raises(RunError, match=r"--out .*found a folder with files; accepted: a new or"):
+        merge([model, f"{model}/../model"], out)
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
