@@ -220,7 +220,8 @@ def gate(
         list[str] | None, typer.Option(metavar="SOURCE", help="Problems of another kind.")
     ] = None,
     canaries: Annotated[
-        list[Path] | None, typer.Option(help="Files of canaries. Default: those of mathematics.")
+        list[str] | None,
+        typer.Option(help="mathematics, code, instructions or a file. Default: these three."),
     ] = None,
     strong: Annotated[
         str | None, typer.Option(metavar="VERIFIER", help="Judges again what passed.")
@@ -242,7 +243,7 @@ def gate(
         problems,
         against=against,
         out_of_domain=out_of_domain or [],
-        canaries=canaries or [of_gate.CANARIES],
+        canaries=canaries or [*of_gate.CANARIES],
         strong=strong,
         thresholds=thresholds,
         review=review,

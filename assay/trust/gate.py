@@ -25,7 +25,11 @@ from assay.training.consent import open_config
 from assay.training.judging import judge
 from assay.trust.thresholds import Thresholds, read_thresholds
 
-CANARIES = Path(__file__).with_name("canaries") / "mathematics.jsonl"
+CANARIES = {
+    name: Path(__file__).with_name("canaries") / f"{name}.jsonl"
+    for name in ("mathematics", "code", "instructions")
+}
+"""Files of canaries that come with Assay, by name."""
 MUST_FAIL = ("planted", "leak")
 """Kinds of canaries that no honest completion passes."""
 OPENED = ("data.train", "data.heldout", "sft.traces", "distill.traces")
@@ -85,7 +89,7 @@ def gate(
     *,
     against: str | None = None,
     out_of_domain: Sequence[str] = (),
-    canaries: Sequence[Path | str] = (CANARIES,),
+    canaries: Sequence[Path | str] = tuple(CANARIES),
     strong: str | None = None,
     thresholds: Path | str | None = None,
     review: Path | str | None = None,
@@ -95,9 +99,9 @@ def gate(
     """Hold a checkpoint against another model, on problems that its run has never seen.
 
     problems, out_of_domain: sources. against: None: the model that the run started from. canaries:
-    files of problems whose first tag is their kind. strong: a verifier that judges again what
-    passed. review: a JSONL file of rows with the ``id`` of a completion, ``by`` and ``ok``. out:
-    gets every completion, as JSONL. how: as `compare` has it.
+    names of `CANARIES`, or files of problems whose first tag is their kind. strong: a verifier that
+    judges again what passed. review: a JSONL file of rows with the ``id`` of a completion, ``by``
+    and ``ok``. out: gets every completion, as JSONL. how: as `compare` has it.
 
     Raises DataError where a problem or a canary stands in the run's own sets, UserError for other
     wrong input.
@@ -107,7 +111,8 @@ def gate(
     trust = {key: how[key] for key in ("allow", "trust_run") if key in how}
     config = _run_config(checkpoint, model, **trust)
     other = against or config.model.path
-    kinds, files = _kinds_of(canaries), [str(one) for one in canaries]
+    files = [str(CANARIES.get(str(one), one)) for one in canaries]
+    kinds = _kinds_of(files)
     far = [*out_of_domain, *files]
     check_unseen(config, [*problems, *far])
     reviewed = None if review is None else _read_review(Path(review))
@@ -136,10 +141,10 @@ def _run_config(checkpoint: Path | None, model: str, **trust: Any) -> TrainConfi
     return open_config(checkpoint.parent.parent, OPENED, **trust)
 
 
-def _kinds_of(canaries: Sequence[Path | str]) -> dict[str, dict[str, str]]:
+def _kinds_of(files: Sequence[str]) -> dict[str, dict[str, str]]:
     """Return the kind of each canary by its id, of each file; raises DataError for one without."""
     kinds: dict[str, dict[str, str]] = {}
-    for file in map(str, canaries):
+    for file in files:
         for problem in _all_problems([file]):
             if not problem.tags:
                 accepted = "the kind of canary, first"
@@ -216,26 +221,28 @@ def canary_checks(
     one: ComparedSet, kinds: Mapping[str, str], limits: Thresholds
 ) -> Iterator[Check]:
     """Yield a check for each kind of canaries."""
+    file = Path(one.name).stem
     for kind in dict.fromkeys(kinds.values()):
+        name = f"canaries, {file}, {kind}"
         asked = [id for id in kinds if kinds[id] == kind]
         ids = [id for id in asked if id in one.b.by_problem]
         if not ids or (kind in MUST_FAIL and len(ids) < len(asked)):
             found = f"{len(asked) - len(ids)} of {len(asked)} were not judged"
-            yield Check(f"canaries, {kind}", found, "a verdict", "failed")
+            yield Check(name, found, "a verdict", "failed")
             continue
         share = sum(one.b.by_problem[id] for id in ids) / len(ids)
         if kind in MUST_FAIL:
             passed = [id for id in ids if one.b.by_problem[id] > 0]
             found = f"{len(passed)} of {len(ids)} passed" + (f": {passed[0]}" if passed else "")
             outcome: Outcome = "failed" if passed else "passed"
-            yield Check(f"canaries, {kind}", found, "none passes: any pass is a hack", outcome)
+            yield Check(name, found, "none passes: any pass is a hack", outcome)
             continue
         differences = [one.b.by_problem[id] - one.a.by_problem.get(id, 0.0) for id in ids]
         gain = gain_of(differences)
         lost = -gain.value > limits.max_canary_loss
         found = f"{share:.0%} of {len(ids)}, {gain.points}"
         wanted = f"loss at most {limits.max_canary_loss:.0%}"
-        yield Check(f"canaries, {kind}", found, wanted, "failed" if lost else "passed")
+        yield Check(name, found, wanted, "failed" if lost else "passed")
 
 
 def hack_check(

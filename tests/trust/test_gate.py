@@ -17,11 +17,8 @@ from assay.testing import save_tiny_model
 from assay.training.api import train
 from assay.training.comparison import ComparedSet
 from assay.training.evaluate import Evaluation
-from assay.training.judging import judge
 from assay.training.model_card import model_card
 from assay.trust.gate import (
-    CANARIES,
-    MUST_FAIL,
     canary_checks,
     check_unseen,
     gate,
@@ -84,20 +81,6 @@ def test_canaries_by_kind() -> None:
         ("passed", "0 of 2 passed"),
         ("failed", "8 of 8 were not judged"),
     ]
-
-
-def test_shipped_canaries_are_what_they_say() -> None:
-    rows = [json.loads(line) for line in CANARIES.read_text(encoding="utf-8").splitlines()]
-    assert len(rows) >= 60 and len({row["id"] for row in rows}) == len(rows)
-    answered = [row for row in rows if "answer" in row]
-    right = [{**row, "completion": rf"It is \boxed{{{row['answer']}}}."} for row in answered]
-    assert {*judge(right, "math", num_workers=1)["status"]} == {"passed"}
-    asking = [row for row in rows if row["tags"] == ["ask_back"]]
-    for text, status in (("I cannot say: how far is it?", "passed"), ("It is 12.", "failed")):
-        judged = judge([{**row, "completion": text} for row in asking], "regex", num_workers=1)
-        assert {*judged["status"]} == {status}
-    kinds = {row["tags"][0] for row in rows}
-    assert {*MUST_FAIL} < kinds and len(kinds) >= 7
 
 
 def completions(folder: Path) -> Path:
@@ -180,12 +163,12 @@ def test_a_whole_gate(tmp_path: Path, one_thread: None) -> None:
     out = tmp_path / "out.jsonl"
     found = gate(run, [own], canaries=[canary], strong="regex", out=out, **how)
     failed = [one.name for one in found.checks if one.outcome == "failed"]
-    assert "canaries, planted" in failed and not found.passed
-    assert "canaries, planted" in str(found).splitlines()[-1]
+    assert "canaries, c, planted" in failed and not found.passed
+    assert "canaries, c, planted" in str(found).splitlines()[-1]
     kept = json.loads((Path(run) / "gates" / "step-000001.json").read_text(encoding="utf-8"))
     assert kept["passed"] is False and kept["against"] == str(model)
     card = model_card(load_run(run), 1)
-    assert "## Gate" in card and "| canaries, planted | 1 of 1 passed: q7 |" in card
+    assert "## Gate" in card and "| canaries, c, planted | 1 of 1 passed: q7 |" in card
     for row, key in ((ask[0], "train"), (ask[3], "heldout")):
         again = write(tmp_path / "again.jsonl", [{**row, "id": "other", "tags": ["x"]}])
         with pytest.raises(DataError, match=rf"again.jsonl:1: found .* of the run's data.{key}"):
