@@ -11,7 +11,7 @@ from assay.config.row import check_fields, section_of_row
 from assay.config.section import Natural, NonNegative, Positive, Rate, Section, Text
 from assay.errors import ConfigError, message
 
-Credit = Literal["completion", "steps", "to_go", "gae"]
+Credit = Literal["completion", "steps", "turns", "to_go", "gae"]
 Baseline = Literal["mean", "median", "leave_one_out", "none"]
 Scale = Literal["std", "none"]
 WhitenRewards = Literal["none", "scale", "shift_and_scale"]
@@ -40,8 +40,9 @@ class Algorithm:
     equation: str
     credit: Credit = "completion"
     """What a token is credited with. ``completion``: the reward of the whole completion. ``steps``:
-    the scores of the reasoning steps that end at it or after it. ``to_go``: the discounted rewards
-    that follow it. ``gae``: generalized advantage estimates, from a critic."""
+    the scores of the reasoning steps that end at it or after it. ``turns``: the rewards of its turn
+    of a conversation and of the turns behind it. ``to_go``: the discounted rewards that follow it.
+    ``gae``: generalized advantage estimates, from a critic."""
     baseline: Baseline = "mean"
     """What is subtracted from a reward: the mean or the median of the group, the mean of the
     siblings (``leave_one_out``), or nothing."""
@@ -52,14 +53,14 @@ class Algorithm:
     std_epsilon: NonNegative = 1e-4
     """Added to the standard deviation."""
     gamma: Rate = 1.0
-    """Discount of rewards, by token, under credit ``to_go`` and ``gae``."""
+    """Discount of rewards: by token under credit ``to_go`` and ``gae``, by turn under ``turns``."""
     gae_lambda: Rate = 1.0
     """Lambda of generalized advantage estimation: 1 uses returns alone, 0 the critic's next
     value alone."""
     whiten_rewards: WhitenRewards = "none"
     """Divide rewards by their standard deviation over the batch. ``scale`` keeps their mean;
     ``shift_and_scale`` subtracts it too. The rewards are those of completions, or those of tokens
-    under credit ``to_go`` and ``gae``."""
+    under credit ``turns``, ``to_go`` and ``gae``."""
     whiten_advantages: bool = False
     """Shift and scale the advantages of all tokens of a batch to mean 0 and deviation 1."""
     surrogate: Surrogate = "clip"
@@ -97,8 +98,8 @@ class Algorithm:
     """Estimator of the KL (Schulman 2020)."""
     kl_place: KLPlace = "loss"
     """``loss``: the KL is a term of the loss. ``reward``: it is subtracted from the reward; under
-    credit ``completion`` the KL of the whole completion, else token by token, each token with what
-    follows it."""
+    credit ``completion`` the KL of the whole completion, under ``turns`` that of the turn and of
+    those behind it, else token by token, each token with what follows it."""
     kl_clamp: bool = False
     """Count a token's KL in the reward as 0 where its estimate is negative (AlpacaFarm)."""
     kl_target: Positive | None = None

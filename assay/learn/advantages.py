@@ -47,6 +47,9 @@ def compute_advantages(batch: Batch, algorithm: Algorithm) -> Advantages:
                     the baseline
         steps       the sum of the group's normalized step rewards of steps that end at or after the
                     token (DeepSeekMath, section 4.1.3), less a KL in the reward from the token on
+        turns       a turn of a conversation is one action: the discounted sum of its reward and of
+                    those of the turns behind it, less the siblings' baseline of that sum from their
+                    turn of the same number on (`_of_turns`)
         to_go       the discounted sum of the token rewards from the token on, less the siblings'
                     baseline of that sum from their first token on
         gae         generalized advantage estimates from token rewards and values (Schulman et al.
@@ -62,6 +65,8 @@ def compute_advantages(batch: Batch, algorithm: Algorithm) -> Advantages:
             advantages_T = _of_completions(batch, algorithm)
         case "steps":
             advantages_T = _of_steps(batch, algorithm)
+        case "turns":
+            advantages_T = _of_turns(batch, algorithm)
         case "to_go":
             advantages_T = _to_go(batch, algorithm)
         case "gae":
@@ -130,7 +135,9 @@ def loss_weights(batch: Batch, algorithm: Algorithm, mask_T: Tensor, counted_T: 
 def _of_completions(batch: Batch, algorithm: Algorithm) -> Tensor:
     judged_R = judged_rows(batch)
     rewards_R = _whitened_rewards(shape_rewards(batch, algorithm), judged_R, algorithm)
-    return _relative_to_group(rewards_R, judged_R, batch.group_R, batch, algorithm)[batch.row_T]
+    return _relative_to_group(rewards_R, judged_R, batch.group_R, batch.num_groups, algorithm)[
+        batch.row_T
+    ]
 
 
 def _of_steps(batch: Batch, algorithm: Algorithm) -> Tensor:
@@ -146,10 +153,38 @@ def _of_steps(batch: Batch, algorithm: Algorithm) -> Tensor:
     ends_T = batch.step_ends_T & judged_R[batch.row_T]
     scores_T = _whitened_rewards(batch.step_scores_T, ends_T, algorithm)
     group_T = batch.group_R[batch.row_T]
-    normalized_T = _relative_to_group(scores_T, ends_T, group_T, batch, algorithm, batch.row_T)
+    normalized_T = _relative_to_group(
+        scores_T, ends_T, group_T, batch.num_groups, algorithm, batch.row_T
+    )
     if algorithm.kl_in_reward:
         normalized_T = normalized_T - algorithm.kl_weight * token_kl(batch, algorithm)
     return discounted_to_go(normalized_T, batch.row_T, batch.num_rows, batch.sampled_T, 1.0)
+
+
+def _of_turns(batch: Batch, algorithm: Algorithm) -> Tensor:
+    """Return the advantage of each token's turn, [T] float64.
+
+        G_k = sum_l gamma^l r_{k+l},  A_k = (G_k - baseline) / scale
+
+    over the turns k in which the policy spoke; r_k is the sum of `token_rewards` in turn k. The
+    baseline and the scale are those of the siblings that have a turn k. They are independent of
+    what was chosen, so they add no bias; a turn that no sibling has is not learned from. Turns as
+    actions: Zhou et al. 2024 (arXiv 2402.19446); rewards at turns: Zeng et al. 2025 (arXiv
+    2505.11821), who normalize each turn's reward by itself, where this normalizes the sums.
+    """
+    acts_T, rewards_T = _episodes(batch, algorithm)
+    turn_T, num_turns = torch.zeros_like(batch.row_T), 1
+    if batch.turn_T is not None:
+        turn_T, num_turns = batch.turn_T, int(batch.turn_T.max()) + 1
+    place_T = batch.row_T * num_turns + turn_T  # U places, of all turns of all rows
+    row_U = torch.arange(batch.num_rows, device=batch.device).repeat_interleave(num_turns)
+    number_U = torch.arange(num_turns, device=batch.device).repeat(batch.num_rows)
+    acts_U = row_sums(acts_T.long(), place_T, len(row_U)) > 0
+    rewards_U = row_sums(rewards_T, place_T, len(row_U))
+    returns_U = discounted_to_go(rewards_U, row_U, batch.num_rows, acts_U, algorithm.gamma)
+    siblings_U = batch.group_R[row_U] * num_turns + number_U
+    num_groups = batch.num_groups * num_turns
+    return _relative_to_group(returns_U, acts_U, siblings_U, num_groups, algorithm)[place_T]
 
 
 def _to_go(batch: Batch, algorithm: Algorithm) -> Tensor:
@@ -163,7 +198,7 @@ def _to_go(batch: Batch, algorithm: Algorithm) -> Tensor:
     first_T = acts_T & (before_T == (length_R.cumsum(0) - length_R)[row_T])
     whole_R = row_sums(torch.where(first_T, returns_T, 0.0), row_T, num_rows)
     judged_R = length_R > 0
-    advantages_R = _relative_to_group(whole_R, judged_R, batch.group_R, batch, algorithm)
+    advantages_R = _relative_to_group(whole_R, judged_R, batch.group_R, batch.num_groups, algorithm)
     since_T = returns_T - whole_R[row_T]
     if algorithm.scale == "std":
         ddof, epsilon = algorithm.std_ddof, algorithm.std_epsilon
@@ -201,7 +236,7 @@ def _relative_to_group(
     rewards_R: Tensor,
     judged_R: Tensor,
     group_R: Tensor,
-    batch: Batch,
+    num_groups: int,
     algorithm: Algorithm,
     owner_R: Tensor | None = None,
 ) -> Tensor:
@@ -209,7 +244,7 @@ def _relative_to_group(
         rewards_R,
         judged_R,
         group_R,
-        batch.num_groups,
+        num_groups,
         baseline=algorithm.baseline,
         scale=algorithm.scale,
         std_ddof=algorithm.std_ddof,

@@ -56,8 +56,9 @@ def token_rewards(batch: Batch, algorithm: Algorithm) -> Tensor:
 
         r_t = -kl_weight KL_t + [t is the last sampled token] (outcome + overlong)
 
-    Ziegler et al. 2019, eq. 2, token by token (Stiennon et al. 2020; Ouyang et al. 2022). A row's
-    sum is `shape_rewards`.
+    Ziegler et al. 2019, eq. 2, token by token (Stiennon et al. 2020; Ouyang et al. 2022). Under
+    credit ``turns`` a step's score is a part of the outcome that arises where the step ends; what
+    is left of the outcome arises at the end. A row's sum is `shape_rewards`.
     """
     parts = reward_parts(batch, algorithm)
     parts.pop("kl", None)
@@ -69,7 +70,11 @@ def token_rewards(batch: Batch, algorithm: Algorithm) -> Tensor:
         0, batch.row_T, torch.where(acts_T, index_T, -1), "amax"
     )
     at_last_T = acts_T & (index_T == last_index_R[batch.row_T])
-    rewards_T = torch.where(at_last_T, last_R[batch.row_T], 0.0)
+    early_T = torch.zeros_like(batch.row_T, dtype=torch.float64)
+    if algorithm.credit == "turns" and batch.step_scores_T is not None:
+        early_T = torch.where(judged_T, batch.step_scores_T.double(), 0.0)
+        last_R = last_R - row_sums(early_T, batch.row_T, batch.num_rows)
+    rewards_T = early_T + torch.where(at_last_T, last_R[batch.row_T], 0.0)
     if algorithm.kl_in_reward:
         kl_T = token_kl(batch, algorithm)
         rewards_T = rewards_T - algorithm.kl_weight * torch.where(judged_T, kl_T, 0.0)

@@ -26,9 +26,10 @@ class Batch:
     tokens only; ``prompts`` holds the P prompts [L], on the CPU. Where a row was not judged,
     ``rewards_R``, ``scores_R`` and ``correct_R`` are not a number. ``think_T``: the token is part
     of the think block. ``sampled_T``: the policy chose the token; others are context only.
-    ``versions_T``: the policy version that each token was sampled under. ``step_ends_T``: a judged
-    step of the completion ends here, with its score in ``step_scores_T``; both are None where no
-    step was judged. The last three fields are None until `Learner.score` fills them.
+    ``versions_T``: the policy version that each token was sampled under. ``turn_T``: the number of
+    the token's turn in its completion; None where every completion is one turn. ``step_ends_T``: a
+    judged step of the completion ends here, with its score in ``step_scores_T``; both are None
+    where no step was judged. The last three fields are None until `Learner.score` fills them.
 
     Raises ValueError where a tensor's size contradicts its suffix.
     """
@@ -47,6 +48,7 @@ class Batch:
     judged_R: Tensor
     correct_R: Tensor
     truncated_R: Tensor
+    turn_T: Tensor | None = None
     step_scores_T: Tensor | None = None
     step_ends_T: Tensor | None = None
     old_logprobs_T: Tensor | None = None
@@ -239,6 +241,9 @@ def pack(
         "correct_R": np.array(correct, np.float32),
         "truncated_R": np.array([c.truncated for c in completions], np.bool_),
     }
+    if any(completion.turn_ends for completion in completions):
+        turns = [np.searchsorted(c.turn_ends, range(len(c.tokens)), "right") for c in completions]
+        arrays["turn_T"] = _concatenate(turns, np.int64)
     if any(verdict.step_scores for verdict in flat_verdicts):
         arrays |= _steps(flat_verdicts, first_R, length_R)
     tensors = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}

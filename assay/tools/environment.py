@@ -5,7 +5,8 @@ An environment is a class. One object of it lives for one completion:
     @Environment
     class GuessingGame:
         def start(self, problem): ...     # the messages that the policy sees first
-        def respond(self, messages): ...  # more messages; at the end, what a reward is
+        def respond(self, messages): ...  # more messages, and what the turn earned; at the end,
+                                          # what a reward function returns
 
 Its name stands in ``tools.environment`` and in ``data.verifier``. The verdict of a completion is
 found by playing it again with what the policy said, so it needs nothing but the completion.
@@ -13,12 +14,14 @@ found by playing it again with what the policy said, so it needs nothing but the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
 from assay.errors import FAILURES, AssayError, DataError, VerifierError, cause, message
-from assay.types import Completion, Message, Problem, ThinkFormat
+from assay.types import Completion, Message, Problem, StepScore, ThinkFormat
+from assay.verify.base import as_part
 
 Messages: TypeAlias = "str | Message | Sequence[Message]"
 """Messages; a text is one of the user."""
@@ -38,6 +41,7 @@ class Play(Protocol):
     def respond(self, messages: Sequence[Message]) -> Any:
         """Return what the policy is told next; or, to end, what a reward function returns.
 
+        ``{"messages": ..., "reward": 0.5}`` tells it, too, and says what its turn has earned.
         messages: the conversation so far; the last one is the policy's, without its reasoning.
         """
         ...
@@ -59,15 +63,19 @@ class Environment:
         return Conversation(self.play(), problem, think)
 
     def __call__(self, problem: Problem, completion: Completion) -> Any:
-        """Return what the environment said at the end; 0 where it was cut off before."""
+        """Return what the environment said at the end; 0 where it was cut off before.
+
+        What turns have earned is added, and stands in the step scores, where the turns end.
+        """
         conversation = self.respondent(problem, completion.think)
         turns = completion.turn_texts
         for said in turns[:-1] if completion.truncated else turns:
             conversation.hear(said)
         if conversation.is_over:
-            return conversation.reward
+            return conversation.total(completion.turn_ends)
         if completion.truncated:
-            return {"score": 0.0}
+            conversation.reward = {"score": 0.0}
+            return conversation.total(completion.turn_ends)
         raise VerifierError("the environment ends elsewhere than it did: it is not deterministic")
 
 
@@ -79,6 +87,7 @@ class Conversation:
         self.messages = _started(play, problem)
         self.is_over = False
         self.reward: Any = None
+        self.earned: list[float] = []  # in each turn that was answered
 
     def hears(self, said: str, ended: bool) -> bool:
         """Return whether the policy has ended its turn."""
@@ -102,12 +111,33 @@ class Conversation:
         self.think = replace(self.think, mode="free")  # what opens a block opened it once
         self.messages.append({"role": "assistant", "content": content})
         answer = self.play.respond([*self.messages])
+        reward = 0.0
+        if isinstance(answer, Mapping) and "messages" in answer:
+            answer, reward = _with_reward(answer)
         if isinstance(answer, str | list | tuple) or is_message(answer):
             told = _messages(answer, "respond")
             self.messages += told
+            self.earned.append(reward)
             return told
         self.is_over, self.reward = True, answer
         return None
+
+    def total(self, turn_ends: Sequence[int]) -> Any:
+        """Return the reward, with what turns have earned; turn_ends: as in `Completion`."""
+        if not any(self.earned):
+            return self.reward
+        part = as_part(self.reward)
+        if part.value is None:
+            return part
+        earned = math.fsum(self.earned)
+        ends = [end - 1 for end in turn_ends]
+        return replace(
+            part,
+            value=part.value + earned,
+            score=part.correctness,
+            components={**part.components, "turns": earned},
+            step_scores=tuple(map(StepScore, self.earned, ends)),
+        )
 
 
 def _started(play: Play, problem: Problem) -> list[Message]:
@@ -120,6 +150,16 @@ def _started(play: Play, problem: Problem) -> list[Message]:
         found = f"a row with which it cannot start ({cause(error)})"
         remedy = "mend the row or its start"
         raise DataError(message(f"{problem.place} environment", found, MESSAGES, remedy)) from error
+
+
+def _with_reward(answer: Mapping[str, Any]) -> tuple[Any, float]:
+    """Return messages and the reward beside them; raises VerifierError for anything else."""
+    reward = answer.get("reward", 0.0)
+    is_number = isinstance(reward, int | float) and math.isfinite(reward)
+    if {*answer} - {"messages", "reward"} or not is_number:
+        accepted = '{"messages": ..., "reward": a number}, or the end: a dict with "score"'
+        raise VerifierError(message("environment respond", f"{dict(answer)!r:.80}", accepted))
+    return answer["messages"], float(reward)
 
 
 def is_message(value: Any) -> bool:

@@ -295,6 +295,50 @@ def test_credit_by_steps_equals_the_loop(baseline: str, scale: str) -> None:
             assert got[token].item() == pytest.approx(want, abs=1e-6)
 
 
+@pytest.mark.parametrize("gamma", [1.0, 0.9])
+@pytest.mark.parametrize("baseline", ["none", "mean", "median", "leave_one_out"])
+@pytest.mark.parametrize("scale", ["none", "std"])
+def test_credit_by_turns_equals_the_loop(gamma: float, baseline: str, scale: str) -> None:
+    """The sum of a turn's and later rewards, beside that of the siblings that have such a turn."""
+    batch = full(two_groups(), share=0.4)
+    turn_T = torch.tensor([0, 0, 1, 1, 0, 1, 1, 0, 0, 0, 0, 1, 1, 2, 0, 0, 0, 1, 1, 1, 2])
+    batch = replace(batch, turn_T=turn_T)
+    row = algorithm("grpo", credit="turns", gamma=gamma, baseline=baseline, scale=scale)
+    row = replace(row, kl_weight=0.2, kl_place="reward")
+    assert batch.step_scores_T is not None
+    kl_T = token_rewards(batch, replace(row, credit="to_go", outcome_gate=False))
+    got = advantages_of(batch, row)
+    for group in range(batch.num_groups):
+        returns: dict[tuple[int, int], float] = {}
+        for member in torch.nonzero(batch.group_R == group).flatten().tolist():
+            tokens = torch.nonzero(batch.row_T == member).flatten().tolist()
+            chosen = [t for t in tokens if batch.sampled_T[t]]
+            earned = {t: float(kl_T[t]) + float(batch.step_scores_T[t]) for t in tokens}
+            earned[chosen[-1]] -= float(batch.step_scores_T[tokens].double().sum())
+            spoken = sorted({int(turn_T[t]) for t in chosen})
+            owner = {t: max((n for n in spoken if n <= turn_T[t]), default=-1) for t in tokens}
+            for place, turn in enumerate(spoken):
+                returns[member, turn] = sum(
+                    value * gamma ** (spoken.index(owner[t]) - place)
+                    for t, value in earned.items()
+                    if owner[t] >= turn
+                )
+        for turn in range(3):
+            members = [member for member, own in returns if own == turn]
+            relative = slow_group([returns[m, turn] for m in members], baseline, scale, 1)
+            for member, want in zip(members, relative, strict=True):
+                here_T = (batch.row_T == member) & (turn_T == turn)
+                wanted_T = torch.where(batch.sampled_T[here_T], want, 0.0)
+                torch.testing.assert_close(got[here_T], wanted_T.float(), rtol=1e-5, atol=1e-6)
+
+
+def test_credit_by_turns_of_one_turn_is_that_of_the_completion() -> None:
+    for name in ("grpo", "rloo", "dr_grpo"):
+        rows = [algorithm(name, credit=credit, max_tokens=32) for credit in ("turns", "completion")]
+        found = [advantages_of(scored(two_groups()), row) for row in rows]
+        assert torch.equal(*found)
+
+
 def test_steps_by_hand() -> None:
     """Scores 1 and 0 in one completion, 0.5 in the other: mean 0.5, deviation 0.5."""
     batch = make_batch([[1.0, 0.0]], [[4, 2]])

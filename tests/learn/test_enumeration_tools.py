@@ -1,7 +1,8 @@
-"""Completions with a tool's result between two turns: the expected gradient is exact, by enumeration.
+"""Conversations of two turns: the expected gradient is exact, by enumeration.
 
 Token 0 answers at once. Tokens 1 and 2 are calls: the tool gives one token, or two, and behind them the
-policy answers. What is given depends on what the policy chose, and so is a part of the world.
+policy answers. What is given depends on what the policy chose, and so is a part of the world. Under
+credit by turns a call earns `CALLED` where it is made.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import torch
 from tiny_policy import assert_same, gradient, loss_of, random_tables
 from torch import Tensor
 
-from assay.learn.algorithms import algorithm
+from assay.learn.algorithms import Algorithm, algorithm
 from assay.model.packing import Batch, pack
-from assay.types import Completion, Group, Problem, Prompt, Verdict
+from assay.types import Completion, Group, Problem, Prompt, StepScore, Verdict
 
 RESULTS = {0: (), 1: (2,), 2: (1, 1)}
 CHAINS = [(0,)] + [(call, *RESULTS[call], answer) for call in (1, 2) for answer in (0, 1, 2)]
+CALLED = {0: 0.0, 1: 0.4, 2: -0.3}
+"""What the first turn earns, of the whole reward."""
 REWARDS = (0.3, 1.0, 0.0, 0.7, 0.2, 0.9, -0.4)
 
 
@@ -42,15 +45,25 @@ def chance_of(tables: Tensor, chain: tuple[int, ...]) -> Tensor:
 
 
 @cache
-def batch_of(numbers: tuple[int, ...], all_said: bool = False) -> Batch:
-    """One group of these chains; all_said: as if the policy had chosen every token."""
+def batch_of(numbers: tuple[int, ...], all_said: bool = False, in_turns: bool = False) -> Batch:
+    """One group of these chains; all_said: as if the policy had chosen every token.
+
+    in_turns: with the ends of turns, and with what the first one earns.
+    """
     completions: list[Completion] = []
     for sibling, number in enumerate(numbers):
         chain = np.array(CHAINS[number], np.int32)
         said = np.ones(len(chain), np.bool_) if all_said else np.array(is_said(CHAINS[number]))
         zeros = np.zeros(len(chain), np.float32)
-        completions.append(Completion(f"a#0/{sibling}", "", chain, zeros, sampled=said))
-    verdicts = [Verdict.of_score(0.0, "x@1", reward=REWARDS[number]) for number in numbers]
+        ends = (1, len(chain)) if in_turns and len(chain) > 1 else ()
+        completions.append(
+            Completion(f"a#0/{sibling}", "", chain, zeros, sampled=said, turn_ends=ends)
+        )
+    earned = [(StepScore(CALLED[CHAINS[number][0]], 0),) if in_turns else () for number in numbers]
+    verdicts = [
+        Verdict.of_score(0.0, "x@1", reward=REWARDS[number], step_scores=steps)
+        for number, steps in zip(numbers, earned, strict=True)
+    ]
     prompt = Prompt("", np.zeros(1, np.int32))
     return pack([Group(Problem("a", ""), prompt, tuple(completions))], [verdicts])
 
@@ -99,3 +112,49 @@ def test_no_result_has_a_gradient_in_any_group(name: str) -> None:
         loss = loss_of(on_policy(batch, logprobs_T), algorithm(name, max_tokens=32), logprobs_T)
         (found_T,) = torch.autograd.grad(loss, logprobs_T)
         assert not found_T[~batch.sampled_T].any() and found_T[batch.sampled_T].any()
+
+
+def turns_gradient(tables: Tensor, row: Algorithm, group_size: int) -> Tensor:
+    """`expected` of chains that say where their turns end and what these earn."""
+    total = torch.zeros_like(tables)
+    for numbers in itertools.product(range(len(CHAINS)), repeat=group_size):
+        logprobs_T = torch.cat([logprobs_of(tables, CHAINS[number]) for number in numbers])
+        batch = on_policy(batch_of(numbers, in_turns=True), logprobs_T)
+        chance = torch.stack([chance_of(tables, CHAINS[number]) for number in numbers]).prod()
+        total -= chance.detach() * gradient(loss_of(batch, row, logprobs_T), tables)
+    return total
+
+
+def by_hand(tables: Tensor, gamma: float, second: float) -> Tensor:
+    """E[grad log p(call) (r_1 + gamma r_2) + second * grad log p(answer) r_2], chain by chain."""
+    total = torch.zeros((), dtype=torch.float64)
+    for number, chain in enumerate(CHAINS):
+        logprobs = logprobs_of(tables, chain)
+        chance = chance_of(tables, chain).detach()
+        early, late = CALLED[chain[0]], REWARDS[number] - CALLED[chain[0]]
+        if len(chain) == 1:
+            total = total + chance * (early + late) * logprobs[0]
+            continue
+        total = total + chance * (early + gamma * late) * logprobs[0]
+        total = total + chance * second * late * logprobs[-1]
+    return gradient(total, tables)
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.5, 0.0])
+def test_credit_by_turns_is_the_reward_to_go_of_turns(gamma: float) -> None:
+    """What a call has earned is not credited to the answer; gamma 1 climbs the whole reward."""
+    tables = random_tables()
+    got = turns_gradient(tables, algorithm("reinforce", credit="turns", gamma=gamma), 1)
+    assert_same(got, by_hand(tables, gamma, 1.0))
+    chances = torch.stack([chance_of(tables, chain) for chain in CHAINS])
+    true = gradient((chances * torch.tensor(REWARDS).double()).sum(), tables)
+    assert ((got - true).abs().max() < 1e-9) == (gamma == 1.0)
+
+
+@pytest.mark.parametrize("group_size", [2, 3])
+def test_siblings_with_the_turn_are_a_baseline_without_bias(group_size: int) -> None:
+    """A second turn is learned from as often as some sibling has one: chosen without looking at it."""
+    tables = random_tables()
+    got = turns_gradient(tables, algorithm("rloo", credit="turns"), group_size)
+    calls = 1.0 - chance_of(tables, CHAINS[0]).item()
+    assert_same(got, by_hand(tables, 1.0, 1.0 - (1.0 - calls) ** (group_size - 1)))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import own_games
 import pytest
-from own_games import Digit, Exits, Faulty, Silent, Wordless
+from own_games import Digit, Exits, Faulty, Silent, Warmer, Wordless
 from tool_worlds import check_a_kill_changes_nothing, rollouts_of
 
 import assay
@@ -22,7 +23,7 @@ from assay.tools.environment import Environment
 from assay.tools.toolbox import Toolbox
 from assay.tools.turns import Telling
 from assay.training.api import train
-from assay.types import Completion, Problem, Prompt, ThinkFormat
+from assay.types import Completion, Problem, Prompt, StepScore, ThinkFormat
 
 HERE = Path(own_games.__file__).parent
 PROBLEM = Problem("p", "Which digit?", {"digit": 5})
@@ -66,6 +67,37 @@ def test_a_completion_is_judged_by_playing_it_again() -> None:
         Digit(PROBLEM, completion("4\n"))
     with pytest.raises(VerifierError, match="went on behind the end"):
         Digit(PROBLEM, completion("5\n", "5\n"))
+
+
+def test_what_turns_earn_is_added_and_stands_where_they_end() -> None:
+    talk = Warmer.respondent(PROBLEM, ThinkFormat())
+    assert talk.hear("3\n") == [{"role": "user", "content": "no"}] and talk.earned == [0.25]
+    played = completion("3\n", "4\n", "5\n")
+    played = replace(played, turn_ends=(2, 7, 12))
+    part = Warmer(PROBLEM, played)
+    assert (part.value, part.score) == (1.5, 1.0)
+    assert part.components == {"tries": 3.0, "turns": 0.5}
+    assert part.step_scores == (StepScore(0.25, 1), StepScore(0.25, 6))
+    cut = replace(played, finish_reason="length")
+    assert (Warmer(PROBLEM, cut).value, Warmer(PROBLEM, cut).score) == (0.5, 0.0)
+    rows = [{"prompt": "?", "digit": 5, "completion": "3\n4\n5", "said": [[0, 2], [2, 4], [4, 5]]}]
+    (verdict,) = assay.judge(rows, verifier="own_games:Warmer")
+    assert verdict["reward"] == 1.5 and verdict["score"] == 1.0 and verdict["status"] == "passed"
+
+
+@pytest.mark.parametrize(
+    "answer", [{"messages": "no", "close": 1}, {"messages": "", "reward": "x"}]
+)
+def test_what_is_beside_messages_is_a_reward(answer: dict[str, Any]) -> None:
+    class Says:
+        def start(self, problem: Problem) -> str:
+            return "?"
+
+        def respond(self, messages: Any) -> Any:
+            return answer
+
+    with pytest.raises(VerifierError, match=r"environment respond: found .*accepted: .*a number"):
+        Environment(Says).respondent(PROBLEM, ThinkFormat()).hear("x")
 
 
 def test_what_fails_ends_the_completion_which_is_not_judged() -> None:
@@ -118,6 +150,38 @@ def test_a_run_learns_from_the_turns_of_the_policy(tmp_path: Path, player: Path)
         assert row["said"] == [[0, 2], [5, 7]] and row["finish_reason"] == "stop_string"
         assert row["status"] == "passed" and ("own_games:Digit.tries", 2.0) in row["components"]
     assert all(row["status"] != "not_judged" for row in rows)
+
+
+def test_credit_by_turns_gives_each_turn_its_own_advantage(tmp_path: Path, player: Path) -> None:
+    """The run's advantages are those of its logged rewards, turn by turn, among the siblings."""
+    game = {
+        "data": {"verifier": "own_games:Warmer"},
+        "tools": {"environment": "own_games:Warmer"},
+        "algorithm": {"name": "rloo", "credit": "turns"},
+    }
+    rows = rollouts_of(train(tree_of(tmp_path, player, "run", **game), quiet=True).run)
+    differs = 0
+    for start in range(0, len(rows), 4):
+        group = rows[start : start + 4]
+        to_go = [_to_go_of_turns(row) for row in group]
+        for row, own in zip(group, to_go, strict=True):
+            ends = row["turn_ends"] or [len(row["tokens"])]
+            advantages, sampled = np.array(row["advantages"]), np.array(row["sampled"])
+            for turn, (first, end) in enumerate(zip([0, *ends], ends, strict=False)):
+                others = [found[turn] for found in to_go if found is not own and turn < len(found)]
+                want = own[turn] - np.mean(others) if others else 0.0
+                np.testing.assert_allclose(
+                    advantages[first:end], want * sampled[first:end], atol=1e-5
+                )
+            differs += len({round(value, 4) for value in advantages[sampled]}) > 1
+    assert differs
+
+
+def _to_go_of_turns(row: dict[str, Any]) -> list[float]:
+    ends = row["turn_ends"] or [len(row["tokens"])]
+    steps = {step["end"] + 1: step["score"] for step in row["step_scores"] or ()}
+    earned = [steps.get(end, 0.0) for end in ends]
+    return [row["reward"] - sum(earned[:turn]) for turn in range(len(ends))]
 
 
 def test_grpo_learns_to_find_the_digit(tmp_path: Path, player: Path) -> None:
