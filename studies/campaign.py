@@ -91,7 +91,8 @@ class Study:
 
     run: performs one run, in a process of its own. claims: what is judged, by criteria that stand
     here before any run. columns: of the table, a value's name to its heading. reading: what a
-    person made of it afterwards; it takes no part in the judgement.
+    person made of it afterwards; it takes no part in the judgement. together: whether the arms of a
+    seed share one process, as where the first computes what the others read.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Study:
     limits: str
     common: Mapping[str, Any] = field(default_factory=dict)
     reading: str = ""
+    together: bool = False
 
     def arm(self, name: str) -> Arm:
         """Return the arm of that name; KeyError where there is none."""
@@ -146,8 +148,9 @@ def main(study: Study, argv: Sequence[str] | None = None) -> None:
     figure."""
     options = _parser(study).parse_args(argv)
     if options.run is not None:
-        arm, seed = options.run
-        run_one(study, study.arm(arm), int(seed), options.work, options.quick)
+        arms, seed = options.run
+        for arm in arms.split(","):
+            run_one(study, study.arm(arm), int(seed), options.work, options.quick)
         return
     seeds, work, quick = range(options.seeds), options.work, options.quick
     runs = [run_all(study, seeds, work, options.jobs, quick)]
@@ -191,12 +194,12 @@ def run_all(
 
     Raises SystemExit, naming the logs, where a run fails; the others are finished and kept.
     """
-    asked = [(arm, seed) for arm in study.arms for seed in seeds]
+    asked = [(arms, seed) for arms in processes(study) for seed in seeds]
     with ThreadPoolExecutor(max_workers=jobs) as pool:
         codes = list(pool.map(lambda one: _run_apart(study, *one, work, quick, environment), asked))
     failed = [
-        str(folder_of(study, arm, seed, work, quick) / "log.txt")
-        for (arm, seed), code in zip(asked, codes, strict=True)
+        str(folder_of(study, arms[0], seed, work, quick) / "log.txt")
+        for (arms, seed), code in zip(asked, codes, strict=True)
         if code
     ]
     if failed:
@@ -205,6 +208,11 @@ def run_all(
         arm.name: {seed: run_one(study, arm, seed, work, quick) for seed in seeds}
         for arm in study.arms
     }
+
+
+def processes(study: Study) -> list[Sequence[Arm]]:
+    """Return the arms that each process of a seed performs."""
+    return [study.arms] if study.together else [[arm] for arm in study.arms]
 
 
 def run_one(study: Study, arm: Arm, seed: int, work: Path, quick: bool) -> Mapping[str, Any]:
@@ -272,24 +280,30 @@ def folder_of(study: Study, arm: Arm, seed: int, work: Path, quick: bool) -> Pat
 
 
 def _run_apart(
-    study: Study, arm: Arm, seed: int, work: Path, quick: bool, environment: Mapping[str, str]
+    study: Study,
+    arms: Sequence[Arm],
+    seed: int,
+    work: Path,
+    quick: bool,
+    environment: Mapping[str, str],
 ) -> int:
-    """Perform one run in a process of its own with one thread; returns its exit code."""
-    folder = folder_of(study, arm, seed, work, quick)
-    if (folder / "kept.json").is_file():
+    """Perform runs in a process of their own with one thread; returns its exit code."""
+    folders = [folder_of(study, arm, seed, work, quick) for arm in arms]
+    if all((folder / "kept.json").is_file() for folder in folders):
         return 0
-    folder.mkdir(parents=True, exist_ok=True)
+    folders[0].mkdir(parents=True, exist_ok=True)
+    names = ",".join(arm.name for arm in arms)
     command = [sys.executable, "-m", f"studies.{study.name}", "--work", str(work)]
-    command += ["--run", arm.name, str(seed), *(["--quick"] if quick else [])]
+    command += ["--run", names, str(seed), *(["--quick"] if quick else [])]
     started = time.perf_counter()
-    with open(folder / "log.txt", "w", encoding="utf-8") as log:
+    with open(folders[0] / "log.txt", "w", encoding="utf-8") as log:
         variables = {**os.environ, **environment, "OMP_NUM_THREADS": "1"}
         code = subprocess.run(
             command, stdout=log, stderr=subprocess.STDOUT, env=variables, check=False
         ).returncode
     how = "done" if code == 0 else f"failed ({code})"
     print(
-        f"{study.name}: {arm.name}, seed {seed}: {how}, {time.perf_counter() - started:.0f} s",
+        f"{study.name}: {names}, seed {seed}: {how}, {time.perf_counter() - started:.0f} s",
         flush=True,
     )
     return code
@@ -319,5 +333,5 @@ def _parser(study: Study) -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=None, help="folder of the page")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "studies", help="of the runs")
-    parser.add_argument("--run", nargs=2, metavar=("ARM", "SEED"), help="only this run, here")
+    parser.add_argument("--run", nargs=2, metavar=("ARMS", "SEED"), help="only these runs, here")
     return parser

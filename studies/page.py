@@ -10,14 +10,17 @@ from typing import Any
 
 import tomli_w
 
-from studies.campaign import Panel, Study, outcomes_of
+from studies.campaign import Panel, Study, outcomes_of, processes
 from studies.claims import Outcomes, mean_and_error, number, standing
 
 Found = Mapping[str, Mapping[int, Mapping[str, Any]]]
 
 # Mid-tones with enough contrast on white and on a dark page alike.
 INK = "#7a8290"
-COLORS = ("#2f8fd8", "#d9742b", "#3d9a5f", "#b0569e", "#8c7a2e", "#c8474b", "#3fa7a0", "#7a6ad8")
+COLORS = (
+    *("#2f8fd8", "#d9742b", "#3d9a5f", "#b0569e", "#8c7a2e"),
+    *("#c8474b", "#3fa7a0", "#7a6ad8", "#5f6873", "#a08a7c"),
+)
 
 
 def write_page(study: Study, runs: Sequence[Found], folder: Path) -> Path:
@@ -44,7 +47,7 @@ def page(study: Study, runs: Sequence[Found]) -> str:
         parts += [f"## {name}", table(study, one)]
     parts.append("Mean ± standard error over seeds (each seed's value).")
     parts += ["## How", f"The world: {study.setup}.", _arms(study), _criteria(study)]
-    parts += [_machines(runs), "## Limits", study.limits]
+    parts += [_machines(study, runs), "## Limits", study.limits]
     parts.append(f"Make it again: `python -m studies.{study.name}`.")
     return "\n\n".join(parts) + "\n"
 
@@ -112,7 +115,7 @@ def _legend(study: Study, found: Found) -> str:
     return " ".join(parts)
 
 
-def _machines(runs: Sequence[Found]) -> str:
+def _machines(study: Study, runs: Sequence[Found]) -> str:
     lines: list[str] = []
     for name, found in zip(
         ("The runs", "The second run, on kernels that round differently"), runs, strict=False
@@ -120,10 +123,11 @@ def _machines(runs: Sequence[Found]) -> str:
         each = [one for by_seed in found.values() for one in by_seed.values()]
         cpu = sum(one["cpu_seconds"] for one in each)
         seeds = sorted({seed for by_seed in found.values() for seed in by_seed})
+        count = len(processes(study)) * len(seeds)
         lines.append(
-            f"{name}: seeds {', '.join(map(str, seeds))}; {len(each)} processes of one thread, two"
+            f"{name}: seeds {', '.join(map(str, seeds))}; {count} processes of one thread, two"
             f" at a time, on {' and '.join(sorted({one['machine'] for one in each}))};"
-            f" {cpu / len(each):.0f} seconds of processor each, {cpu / 60:.0f} minutes in all."
+            f" {cpu / count:.0f} seconds of processor each, {cpu / 60:.0f} minutes in all."
         )
     return "\n\n".join([*lines, f"{datetime.date.today().isoformat()}."])
 

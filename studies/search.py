@@ -3,86 +3,137 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
+from assay.recipes.demo import cold_start
+from assay.run.files import read_rows
 from assay.searching.api import search
 from assay.searching.methods import METHODS
-from assay.training.step_labels import label_steps
-from studies.campaign import Arm, Outcome, Panel, Study, Task, main, once
-from studies.claims import Of, exceeds
-from studies.pools import GROUP_SIZE, NUM_PROBLEMS, pool, write_rows
-from studies.world import PROBLEMS, SETUP, cold_started, trained
+from assay.training import api
+from assay.training.tiny import make_model
+from assay.types import Completion, Problem, ThinkFormat
+from studies.campaign import Arm, Outcome, Panel, Study, Task, main, merge, once
+from studies.chain_steps import judge_steps
+from studies.claims import Claim, Of, exceeds
+from studies.pools import write_rows
+from studies.world import trained
 
-BUDGETS = (96, 192, 384, 768)
-NUM_LABELLED, ROLLOUTS = 4000, 4
-NUM_SEARCHED = 200
-ONE_THREAD = ["run.threads=1", "engine.num_slots=128"]
-SPLIT = ";"
+SHAPE = "num_terms=5&max_number=4"
+PROBLEMS = f"assay.data.tasks:chain_sums?{SHAPE}"
+NUM_TRACES = 6000
+TRACES = f"assay.data.tasks:imperfect_traces?{SHAPE}&corrupted=0.05&guessed=0.1&bare=1"
+LONGEST = 56  # tokens of a completion
+LEAST, MIDDLE, MOST = BUDGETS = (112, 224, 448)
+NUM_LABELLED = {"learned": 3000, "checked": 300}
+NUM_SEARCHED = 100
+BASE, VOTES = "one_sample", "self_consistency"
+GUIDED = [method for method in METHODS if method != VOTES]
+SAMPLING = ["run.threads=1", "engine.num_slots=192", f"sampling.max_tokens={LONGEST}"]
 
 
-def process_model(task: Task) -> str:
-    """Return the checkpoint of the seed's process model: the cold start with a head over steps.
-
-    It learns what rollouts of the cold start from each step of its own completions come to.
-    """
-    checkpoint, folder = cold_started(task), task.shared / f"process-model-{task.seed}"
-    num_labelled = 24 if task.quick else NUM_LABELLED
-    key = {"labelled": num_labelled, "rollouts": ROLLOUTS, "split": SPLIT, "epochs": 3.0}
+def policy(task: Task) -> str:
+    """Return the checkpoint of the seed's cold start on this study's longer sums."""
+    folder = task.shared / f"search-cold-{task.seed}"
+    size = 60 if task.quick else NUM_TRACES
+    tree = merge(
+        cold_start(folder, folder / "model", task.seed),
+        {
+            "run": {"threads": 1},
+            "sft": {"traces": [f"{TRACES}&size={size}&seed={task.seed}"]},
+        },
+    )
 
     def make() -> Mapping[str, Any]:
-        groups = pool(task, "train", NUM_PROBLEMS, GROUP_SIZE)
-        rows = write_rows(folder / "completions.jsonl", [row for group in groups for row in group])
-        label_steps(
+        make_model(folder / "model", task.seed)
+        return {"checkpoint": trained(tree).checkpoint}
+
+    return once(folder, {"sft": tree["sft"], "optimizer": tree["optimizer"]}, make)["checkpoint"]
+
+
+def process_model(task: Task) -> Mapping[str, Any]:
+    """Return the seed's process model, the cold start with a head over steps, and its AUC.
+
+    It learns whether each step is right, of completions of the cold start, one a problem. auc: over
+    the steps of problems that it did not learn from.
+    """
+    checkpoint, folder = policy(task), task.shared / f"search-model-{task.seed}"
+    counts = {"learned": 24, "checked": 24} if task.quick else NUM_LABELLED
+    source = f"{PROBLEMS}&split=train&size={sum(counts.values())}&seed={1000 + task.seed}"
+    tree = _process_configuration(task, folder, checkpoint)
+    key = {"source": source, "settings": tree["reward_model"], "optimizer": tree["optimizer"]}
+
+    def make() -> Mapping[str, Any]:
+        out = folder / "completions.jsonl"
+        api.evaluate(
             checkpoint,
-            [rows],
-            folder / "labels.jsonl",
-            num_rollouts=ROLLOUTS,
-            estimate="soft",
-            split=SPLIT,
-            max_completions=num_labelled,
+            [source],
+            num_samples=1,
+            temperature=1.0,
             verifier="math",
             seed=task.seed,
-            overrides=ONE_THREAD,
+            out=out,
+            overrides=SAMPLING,
         )
-        tree = {
-            "run": {"name": "process", "directory": str(folder), "seed": task.seed, "threads": 1},
-            "model": {"path": checkpoint},
-            "reward_model": {
-                "kind": "process",
-                "rows": [str(folder / "labels.jsonl")],
-                "epochs": key["epochs"],
-                "rows_per_step": 32,
-                "split": SPLIT,
-                "format": "plain",
-                "plain_template": "{prompt}{completion}",
-            },
-            "optimizer": {"learning_rate": 1e-3, "warmup_steps": 20, "schedule": "linear"},
-            "checkpoint": {"every": 1_000_000, "keep_last": 1, "keep_best": False},
-        }
-        return {"model": trained(tree).checkpoint}
+        rows = iter([labelled(row) for row in read_rows(out)])
+        for name, count in counts.items():
+            write_rows(folder / f"{name}.jsonl", [*islice(rows, count)])
+        result = trained(tree)
+        evaluations = list(read_rows(Path(result.run) / "evaluations.jsonl"))
+        return {"model": result.checkpoint, "auc": evaluations[-1].get("eval/auroc")}
 
-    return once(folder, key, make)["model"]
+    return once(folder, key, make)
+
+
+def labelled(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a sampled completion with the label of each of its steps, by `chain_steps`."""
+    problem = Problem(row["id"], row["prompt"], {"answer": row["answer"]})
+    completion = Completion.from_text(row["completion"], think=ThinkFormat("free"))
+    labels = [step.score for step in judge_steps(problem, completion).step_scores]
+    return {"prompt": row["prompt"], "completion": row["completion"], "labels": labels}
+
+
+def _process_configuration(task: Task, folder: Path, checkpoint: str) -> dict[str, Any]:
+    """Return the run that trains the process model from the labelled rows of a folder."""
+    return {
+        "run": {"name": "process", "directory": str(folder), "seed": task.seed, "threads": 1},
+        "model": {"path": checkpoint},
+        "data": {"on_bad_row": "skip"},  # steps that are not written as steps
+        "reward_model": {
+            "kind": "process",
+            "rows": [str(folder / "learned.jsonl")],
+            "heldout": [str(folder / "checked.jsonl")],
+            "epochs": 1.0,
+            "rows_per_step": 32,
+            "split": ";",
+            "format": "plain",
+            "plain_template": "{prompt}{completion}",
+        },
+        "optimizer": {"learning_rate": 1e-3, "warmup_steps": 20, "schedule": "linear"},
+        "checkpoint": {"every": 1_000_000, "keep_last": 1, "keep_best": False},
+    }
 
 
 def found_by_all(task: Task) -> Mapping[str, Any]:
     """Return the rows of all methods and budgets with the seed's models; searched once."""
-    model, checkpoint = process_model(task), cold_started(task)
+    model, checkpoint = process_model(task)["model"], policy(task)
     size = 6 if task.quick else NUM_SEARCHED
     source = f"{PROBLEMS}&split=heldout&size={size}&seed={2000 + task.seed}"
     reduce = task.settings["reduce"]
-    key = {"source": source, "budgets": BUDGETS, "reduce": reduce, "methods": [*METHODS]}
+    key = {"source": source, "budgets": BUDGETS, "model": model, "methods": [*METHODS]}
 
     def make() -> Mapping[str, Any]:
         found = search(
             checkpoint,
             [source],
             list(METHODS),
-            budgets=BUDGETS[:1] if task.quick else BUDGETS,
+            budgets=BUDGETS,
             scorer=model,
             reduce=reduce,
             verifier="math",
             seed=task.seed,
-            overrides=ONE_THREAD,
+            overrides=SAMPLING,
             quiet=True,
         )
         return found.as_dict()
@@ -94,28 +145,35 @@ def run_arm(task: Task) -> Outcome:
     """Return the curves of the method that the settings name, of the search that all arms share."""
     rows: list[Mapping[str, Any]] = found_by_all(task)["rows"]
     method = task.settings["method"]
-    own = [row for row in rows if row["method"] == method]
-    curves = {
-        name: [(row["budget"], row[name]) for row in own if row[name] is not None]
-        for name in ("accuracy", "score", "tokens")
-    }
-    (one,) = [row["accuracy"] for row in rows if row["method"] == "one_sample"]
-    accuracies = [y for _, y in curves["accuracy"]]
-    values = {
-        "one_sample": one,
-        "accuracy_least": accuracies[0],
-        "accuracy_most": accuracies[-1],
-        "accuracy_peak": max(accuracies),
-        "tokens_most": curves["tokens"][-1][1],
-    }
-    scores = [y for _, y in curves["score"]]
-    if scores:
-        values |= {"score_least": scores[0], "score_most": scores[-1]}
+    accuracy = {(row["method"], row["budget"]): row["accuracy"] for row in rows}
+    own = {row["budget"]: row for row in rows if row["method"] == method}
+    values: dict[str, float] = {}
+    curves: dict[str, list[tuple[float, float]]] = {"accuracy": [], "over_votes": [], "score": []}
+    for budget in BUDGETS:
+        row = own.get(budget) or own[None]  # one sample costs the same at every budget
+        values[f"accuracy_{budget}"] = row["accuracy"]
+        values[f"over_votes_{budget}"] = row["accuracy"] - accuracy[VOTES, budget]
+        values[f"tokens_{budget}"] = row["tokens"]
+        curves["accuracy"].append((budget, row["accuracy"]))
+        curves["over_votes"].append((budget, values[f"over_votes_{budget}"]))
+        if method in GUIDED:
+            values[f"score_{budget}"] = row["score"]
+            curves["score"].append((budget, row["score"]))
+    if method == BASE:
+        values["auc"] = process_model(task)["auc"]
     return Outcome(values, {name: points for name, points in curves.items() if points})
 
 
 def _arm(method: str, says: str) -> Arm:
     return Arm(method, says, {"method": method})
+
+
+def _beats(method: str, other: str, budget: int, margin: float, says: str = "") -> Claim:
+    """Claim that a method is right more often than another at the same budget."""
+    value, named = f"accuracy_{budget}", {BASE: "one sample", VOTES: "plain votes"}
+    words = f"{method.replace('_', ' ').capitalize()} beats {named.get(other, other)}"
+    says = says or f"{words} at {budget} tokens."
+    return exceeds(says, Of(method, value), Of(other, value), margin)
 
 
 STUDY = Study(
@@ -125,13 +183,27 @@ STUDY = Study(
         "Snell et al. 2024, Scaling LLM test-time compute optimally (arXiv 2408.03314), sections"
         " 5.1 and 5.2: with a process model beam search beats best of n at small budgets, at large"
         " ones it over-optimizes the model and falls behind. Wang et al. 2023, Self-consistency"
-        " (arXiv 2203.11171): votes beat one sample."
+        " (arXiv 2203.11171): votes beat one sample. Gao et al. 2022, Scaling laws for reward model"
+        " overoptimization (arXiv 2210.10760): what a learned score picks gets worse in the end"
     ),
-    setup=SETUP,
+    setup=(
+        "a 0.7M-parameter Llama over bytes (that of `assay demo`), new for each seed. It solves"
+        " sums of five numbers up to 4, such as `3+1-2+4-0=`, step by step. First it learns from"
+        f" {NUM_TRACES} written solutions (a supervised cold start). 10 % of them are bare guesses,"
+        " and in the others 5 % of the steps are wrong. The process model is the same network with"
+        f" a head over steps. It learns from {NUM_LABELLED['learned']} completions of the cold"
+        " start, one a problem, whose steps a rule has labelled right or wrong. Then all methods"
+        f" search for the answers of {NUM_SEARCHED} problems that neither has seen, with the same"
+        f" budgets of generated tokens, at temperature 1. A completion has at most {LONGEST}"
+        " tokens. Plain sampling cannot spend more than one completion, so it stands here twice:"
+        " *one_sample*, which is the mean of many, and *self_consistency*, which spends the same"
+        " tokens as the others and needs no scorer"
+    ),
     run=run_arm,
     common={"reduce": "last"},
+    together=True,
     arms=(
-        _arm("self_consistency", "whole samples, the most frequent answer"),
+        _arm(VOTES, "whole samples, the most frequent answer"),
         _arm("best_of_n", "whole samples, the highest score"),
         _arm("weighted_vote", "whole samples, the answer with the largest sum of scores"),
         _arm("beam", "steps, from the best beginnings"),
@@ -139,66 +211,51 @@ STUDY = Study(
         _arm("lookahead", "beam, by where one greedy step leads"),
         _arm("mcts", "one tree, by PUCT"),
         _arm("oracle", "whole samples, any is right: the ceiling"),
+        _arm(BASE, "one sample, no search"),
+        _arm("greedy", "the greedy completion, no search"),
     ),
     claims=(
+        *(_beats(method, BASE, MIDDLE, margin=0.05) for method in METHODS),
+        *(_beats(method, VOTES, LEAST, margin=0.02) for method in GUIDED),
+        *(_beats(method, VOTES, MOST, margin=0.02) for method in GUIDED),
+        _beats("beam", "best_of_n", LEAST, margin=0.01),
+        _beats("beam", "best_of_n", MOST, margin=0.01),
+        _beats("mcts", "beam", MOST, margin=0.01),
         exceeds(
-            "Votes beat one sample at 768 tokens.",
-            Of("self_consistency", "accuracy_most"),
-            Of("self_consistency", "one_sample"),
-            margin=0.05,
-        ),
-        exceeds(
-            "Votes that the process model weighs beat plain votes at 768 tokens.",
-            Of("weighted_vote", "accuracy_most"),
-            Of("self_consistency", "accuracy_most"),
+            f"The harder best of n searches, the higher is the score: {MOST} tokens over {LEAST}.",
+            Of("best_of_n", f"score_{MOST}"),
+            Of("best_of_n", f"score_{LEAST}"),
             margin=0.01,
         ),
         exceeds(
-            "Beam search beats best of n at 96 tokens.",
-            Of("beam", "accuracy_least"),
-            Of("best_of_n", "accuracy_least"),
-            margin=0.01,
-        ),
-        exceeds(
-            "Beam search falls behind weighted votes at 768 tokens.",
-            Of("weighted_vote", "accuracy_most"),
-            Of("beam", "accuracy_most"),
-            margin=0.01,
-        ),
-        exceeds(
-            "Best of n by the process model ends below its own peak: it over-optimizes the model.",
-            Of("best_of_n", "accuracy_peak"),
-            Of("best_of_n", "accuracy_most"),
-            margin=0.01,
-        ),
-        exceeds(
-            "Monte-Carlo tree search beats beam search at 768 tokens.",
-            Of("mcts", "accuracy_most"),
-            Of("beam", "accuracy_most"),
+            "Best of n over-optimizes the process model: at the same time it is right less often.",
+            Of("best_of_n", f"accuracy_{LEAST}"),
+            Of("best_of_n", f"accuracy_{MOST}"),
             margin=0.01,
         ),
     ),
     panels=(
         Panel("accuracy", "accuracy of the answers", "generated tokens", window=1),
+        Panel("over_votes", "accuracy over plain votes", "generated tokens", window=1),
         Panel("score", "the process model's score", "generated tokens", window=1),
     ),
     columns={
-        "one_sample": "one sample",
-        "accuracy_least": "accuracy, 96 tokens",
-        "accuracy_most": "accuracy, 768 tokens",
-        "accuracy_peak": "accuracy at its peak",
-        "score_least": "score, 96 tokens",
-        "score_most": "score, 768 tokens",
-        "tokens_most": "tokens spent of 768",
+        **{f"accuracy_{budget}": f"accuracy, {budget} tokens" for budget in BUDGETS},
+        **{f"over_votes_{budget}": f"over plain votes, {budget} tokens" for budget in BUDGETS},
+        **{f"score_{budget}": f"score, {budget} tokens" for budget in (LEAST, MOST)},
+        f"tokens_{MOST}": f"tokens spent of {MOST}",
+        "auc": "AUC of the process model",
     },
     limits=(
-        "Sums of four numbers: a completion has three steps, so that trees are shallow, and a wrong"
-        " step can seldom be made good. The process model is the cold start itself with a head over"
-        f" steps, trained on {NUM_LABELLED} of its own completions, {ROLLOUTS} rollouts from each"
-        " step. All arms of a seed share its plain samples. One width, one constant of PUCT, one"
-        " way to reduce steps to a score."
+        "Sums of five numbers: a completion has four steps and an answer, so that trees are shallow"
+        " and a wrong step can seldom be made good. The labels are a rule's and hence without an"
+        " error; labels by rollouts make a weaker model. The AUC is over the steps of"
+        f" {NUM_LABELLED['checked']} completions that the model did not learn from. All arms of a"
+        " seed share its plain samples. One width, one constant of PUCT, one way to reduce steps to"
+        " a score."
     ),
 )
+
 
 if __name__ == "__main__":
     main(STUDY)
