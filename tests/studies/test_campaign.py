@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -254,6 +255,14 @@ def test_a_run_that_failed_is_made_again(tmp_path: Path) -> None:
         run_one(study, study.arms[0], 3, tmp_path, quick=False)
     (tmp_path / "healed").touch()
     assert run_one(study, study.arms[0], 3, tmp_path, quick=False)["values"] == {"x": 3.5}
+
+
+def test_arms_of_a_study_may_share_a_process(tmp_path: Path) -> None:
+    """The canned study's command fails: one process failed where each arm has had its own."""
+    together = replace(a_study(), together=True)
+    with pytest.raises(SystemExit, match=r"canned: 1 runs failed"):
+        run_all(together, [0], tmp_path, jobs=2, quick=True)
+    assert "8 processes of one thread" in page(together, [found(more=[2.0] * 8, less=[1.0] * 8)])
 
 
 def test_a_failed_run_is_named(tmp_path: Path) -> None:

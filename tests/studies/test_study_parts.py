@@ -6,10 +6,12 @@ from itertools import combinations
 
 import pytest
 
+from assay.reward_models.steps import Places, split_steps
 from assay.types import Completion, Problem, ThinkFormat
 from studies.chain_steps import judge_steps
 from studies.overoptimization import best_of_n, divergence
 from studies.pools import flipped, pairs
+from studies.search import labelled
 
 FREE = ThinkFormat("free")
 
@@ -40,6 +42,21 @@ def test_right_steps_are_right_and_end_where_they_end() -> None:
 )
 def test_steps_are_judged_by_rule(text: str, scores: list[float]) -> None:
     assert [score for score, _ in judged(text)] == scores
+
+
+@pytest.mark.parametrize(
+    ("completion", "labels"),
+    [("<think>3+5=8;8-2=5</think>6", [1.0, 0.0, 1.0]), ("<think></think>5", [0.0])],
+)
+def test_a_sampled_completion_has_a_label_for_each_step_that_the_model_sees(
+    completion: str, labels: list[float]
+) -> None:
+    sampled = {"id": "p#0/0", "prompt": "3+5-2=", "answer": "6", "completion": completion}
+    row = labelled(sampled)
+    assert row["labels"] == labels
+    seen = Completion.from_text(row["completion"], think=FREE)
+    steps = split_steps(Problem("p", row["prompt"]), seen, Places(seen, None), ";", "all")
+    assert len(steps) == len(labels)
 
 
 def test_best_of_n_equals_every_subset() -> None:
