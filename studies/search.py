@@ -26,8 +26,8 @@ NUM_TRACES = 6000
 TRACES = f"assay.data.tasks:imperfect_traces?{SHAPE}&corrupted=0.05&guessed=0.1&bare=1"
 LONGEST = 56  # tokens of a completion
 LEAST, MIDDLE, MOST = BUDGETS = (112, 224, 448)
-NUM_LABELLED = {"learned": 3000, "checked": 300}
-NUM_SEARCHED = 100
+NUM_LABELLED = {"learned": 2400, "checked": 240}
+NUM_SEARCHED = 64
 BASE, VOTES = "one_sample", "self_consistency"
 GUIDED = [method for method in METHODS if method != VOTES]
 SAMPLING = ["run.threads=1", "engine.num_slots=192", f"sampling.max_tokens={LONGEST}"]
