@@ -168,11 +168,10 @@ def _arm(method: str, says: str) -> Arm:
     return Arm(method, says, {"method": method})
 
 
-def _beats(method: str, other: str, budget: int, margin: float, says: str = "") -> Claim:
+def _beats(method: str, other: str, budget: int, margin: float) -> Claim:
     """Claim that a method is right more often than another at the same budget."""
-    value, named = f"accuracy_{budget}", {BASE: "one sample", VOTES: "plain votes"}
-    words = f"{method.replace('_', ' ').capitalize()} beats {named.get(other, other)}"
-    says = says or f"{words} at {budget} tokens."
+    value = f"accuracy_{budget}"
+    says = f"*{method}* beats *{other}* at {budget} tokens."
     return exceeds(says, Of(method, value), Of(other, value), margin)
 
 
@@ -215,12 +214,14 @@ STUDY = Study(
         _arm("greedy", "the greedy completion, no search"),
     ),
     claims=(
-        *(_beats(method, BASE, MIDDLE, margin=0.05) for method in METHODS),
+        _beats(VOTES, BASE, MOST, margin=0.05),
+        *(_beats(method, BASE, LEAST, margin=0.05) for method in GUIDED),
         *(_beats(method, VOTES, LEAST, margin=0.02) for method in GUIDED),
         *(_beats(method, VOTES, MOST, margin=0.02) for method in GUIDED),
         _beats("beam", "best_of_n", LEAST, margin=0.01),
         _beats("beam", "best_of_n", MOST, margin=0.01),
         _beats("mcts", "beam", MOST, margin=0.01),
+        _beats("weighted_vote", "greedy", MOST, margin=0.02),
         exceeds(
             f"The harder best of n searches, the higher is the score: {MOST} tokens over {LEAST}.",
             Of("best_of_n", f"score_{MOST}"),
