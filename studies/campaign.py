@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -196,7 +197,8 @@ def run_all(
     """
     asked = [(arms, seed) for arms in processes(study) for seed in seeds]
     with ThreadPoolExecutor(max_workers=jobs) as pool:
-        codes = list(pool.map(lambda one: _run_apart(study, *one, work, quick, environment), asked))
+        run = partial(_run_apart, study, work=work, quick=quick, environment=environment)
+        codes = list(pool.map(lambda one: run(*one), asked))
     failed = [
         str(folder_of(study, arms[0], seed, work, quick) / "log.txt")
         for (arms, seed), code in zip(asked, codes, strict=True)

@@ -159,8 +159,9 @@ def run_arm(task: Task) -> Outcome:
         if method in GUIDED:
             values[f"score_{budget}"] = row["score"]
             curves["score"].append((budget, row["score"]))
-    if method == BASE:
-        values["auc"] = process_model(task)["auc"]
+    auc = process_model(task)["auc"]
+    if method == BASE and auc is not None:  # a quick run's cold start gets nothing right
+        values["auc"] = auc
     return Outcome(values, {name: points for name, points in curves.items() if points})
 
 
