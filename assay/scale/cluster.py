@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import logging
 import os
 import re
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ CONNECT_SECONDS = 5.0  # for the port of a cluster to take a connection
 FACTS_SECONDS = 120.0  # for a machine of the cluster to say what is installed there
 FOLDER = "assay-ray-"  # short: the path of a socket in it has at most 107 bytes
 OWNER = "owner"
+NICENESS = "RAY_worker_niceness"  # of actors; Ray's own default is 15
+END_SECONDS = 10.0  # for the cluster to be told that actors end
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 COMPARED = ("torch", "transformers", "numpy")
 
@@ -66,7 +69,7 @@ def open_cluster(settings: ScaleConfig, stack: ExitStack) -> None:
     with _signals_kept(), _environment(marks):
         try:
             ray.init(**options)
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
+        except Exception as error:  # a node that is late is a plain one
             if marks:
                 said = cause(error)[:300]
                 raise WorkerDied(f"the local Ray cluster does not start: {said}") from error
@@ -91,6 +94,20 @@ def answer(ref: Any, who: str, seconds: float) -> Any:
         raise (error.cause or error) from error
     except (ray.exceptions.RayError, ConnectionError, RuntimeError) as error:
         raise ActorLost(_why(error)) from error
+
+
+def end(handles: Sequence[Any]) -> None:
+    """End actors; a cluster that does not answer is not waited for long."""
+    ray = import_ray()
+
+    def tell() -> None:
+        for handle in handles:
+            with suppress(Exception):  # it may be dead already, or the cluster
+                ray.kill(handle)
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    teller.join(END_SECONDS)
 
 
 def check_alive() -> None:
@@ -146,7 +163,10 @@ def _local(settings: ScaleConfig, stack: ExitStack) -> tuple[dict[str, Any], dic
         "include_dashboard": False,
         "_temp_dir": str(folder),
     }
-    return options, {VARIABLE: remains.environment[VARIABLE]}
+    marks = {VARIABLE: remains.environment[VARIABLE]}
+    if NICENESS not in os.environ:  # else what the learner leaves idle goes to any other process
+        marks[NICENESS] = "0"
+    return options, marks
 
 
 def _end_watcher(watcher: subprocess.Popen[bytes]) -> None:
@@ -206,6 +226,10 @@ def _check_port(address: str) -> None:
     accepted = "HOST:PORT, ray://HOST:PORT or auto"
     if not host or not port.isdecimal():
         raise ConfigError(message("scale.address", repr(address), accepted))
+    if address.startswith("ray://") and importlib.util.find_spec("grpc") is None:
+        found, remedy = f"{address!r}, and no package grpcio here", 'pip install "ray[client]"'
+        accepted = "HOST:PORT without Ray's client"
+        raise ConfigError(message("scale.address", found, accepted, remedy))
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:

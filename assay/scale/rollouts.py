@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +19,7 @@ from assay.errors import ModelError, WorkerDied
 from assay.generate.engine import Engine, EngineStats
 from assay.generate.forward import check_close
 from assay.model.weights import Weights, fingerprint
-from assay.scale.cluster import ActorLost, answer, check_alive, import_ray, strategy
+from assay.scale.cluster import ActorLost, answer, check_alive, end, import_ray, strategy
 from assay.scale.rollout_actor import (
     Loaded,
     Opening,
@@ -69,8 +68,8 @@ class Prepared:
 
     version: int
     ref: Any
-    fingerprint: str
     probe: Floats
+    fingerprint: str = ""
 
 
 class ActorGenerator:
@@ -94,6 +93,7 @@ class ActorGenerator:
         self._held: Prepared | None = None
         self._closed = False
         self._num_lost = 0  # since a group ended
+        self._listened = time.monotonic()
         self._ray = import_ray()
         self._opening_ref = self._ray.put(opening)
         self._members = [self._hire(n) for n in range(settings.rollout_actors)]
@@ -138,27 +138,38 @@ class ActorGenerator:
 
     def load_policy(self, weights: Weights) -> None:
         """Send the weights to every actor, and hold what each has then against the learner's."""
-        self.adopt(self.prepare(weights))
+        stored = self._store(weights)
+        self._send(stored)
+        self._held = replace(stored, fingerprint=fingerprint(weights.tensors))  # while they load
+        self._wait_for_loads()
 
     def prepare(self, weights: Weights) -> Prepared:
         """Copy the weights as they are now into the store; `adopt` hands them on."""
-        hash, probe = fingerprint(weights.tensors), self.engine.plain_probe()
-        return Prepared(weights.version, self._ray.put(Sent.of(weights)), hash, probe)
+        return replace(self._store(weights), fingerprint=fingerprint(weights.tensors))
 
     def adopt(self, prepared: Prepared) -> None:
         """Have every actor load these weights, and hold what each has then against them."""
-        self._held, self.policy_version = prepared, prepared.version
-        for member in self._members:
-            if not member.doing:
-                member.ask("loading", member.handle.load.remote(self._held.ref))
-        while any(member.doing for member in self._members):
-            self._hear(deque())
+        self._send(prepared)
+        self._wait_for_loads()
 
     def close(self) -> None:
         """End the actors; who waits for them is told."""
         self._closed = True
+        end([member.handle for member in self._members])
+
+    def _store(self, weights: Weights) -> Prepared:
+        ref = self._ray.put(Sent.of(weights))
+        return Prepared(weights.version, ref, self.engine.plain_probe())
+
+    def _send(self, prepared: Prepared) -> None:
+        self._held, self.policy_version = prepared, prepared.version
         for member in self._members:
-            self._end(member)
+            if not member.doing:
+                member.ask("loading", member.handle.load.remote(prepared.ref))
+
+    def _wait_for_loads(self) -> None:
+        while any(member.doing for member in self._members):
+            self._hear(deque())
 
     @property
     def _is_sampling(self) -> bool:
@@ -195,6 +206,9 @@ class ActorGenerator:
         """
         if self._closed:
             raise WorkerDied("the rollout actors have been ended")
+        now = time.monotonic()
+        for member in self._members:  # while nobody listened, it could not tell
+            member.since = min(now, member.since + now - self._listened)
         refs = {member.pending: member for member in self._members if member.doing}
         ready, _ = self._ray.wait(list(refs), num_returns=1, timeout=LOOK)
         groups: list[tuple[int, Group]] = []
@@ -210,6 +224,7 @@ class ActorGenerator:
                 self._lose(member, f"{member.doing}: no progress in {seconds}", waiting)
         if not ready:
             check_alive()
+        self._listened = time.monotonic()
         return groups
 
     def _take_in(self, member: Member, said: Any) -> list[tuple[int, Group]]:
@@ -271,10 +286,6 @@ class ActorGenerator:
         self._replace(member)
 
     def _replace(self, member: Member) -> None:
-        self._end(member)
+        end([member.handle])
         number = self._members.index(member)
         self._members[number] = self._hire(number)
-
-    def _end(self, member: Member) -> None:
-        with suppress(Exception):  # it may be dead already, or the cluster
-            self._ray.kill(member.handle)

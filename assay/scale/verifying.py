@@ -17,10 +17,11 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from assay.config import ScaleConfig, TrainConfig
-from assay.scale.cluster import ActorLost, answer, import_ray, open_cluster, strategy
+from assay.scale.cluster import ActorLost, answer, end, import_ray, open_cluster, strategy
 from assay.verify.serving.process import IMPORT_DEADLINE, STALE, START_DEADLINE, Lost, Worker
 from assay.verify.serving.remains import Remains, clear, new_family, start_watcher
 
+MOST_LOST = 3  # actors, one after the other, while no worker answered
 ANSWER_SECONDS = 30.0  # for an actor to say what it has, beside what its worker may take
 
 
@@ -35,17 +36,22 @@ class VerifierActor:
         self._family = new_family()
         self._watcher = start_watcher(self._family)
         self._worker: Worker | None = None
+        self._trouble: str | None = None
 
     def start(self, options: dict[str, Any]) -> tuple[str, str]:
         """Start a worker; return where that is, and what is wrong with the sandbox there, or ""."""
-        from assay.verify.sandbox import sandbox_report
-
         self.kill()
         self._worker = Worker(self._family)
-        host = f"{socket.gethostname()}, process {os.getpid()}"
-        failed = [f"{what}: {said}" for what, works, said in sandbox_report() if not works]
+        if self._trouble is None:
+            self._trouble = self.try_sandbox()
         self._worker.greet(options)
-        return host, "; ".join(failed)
+        return socket.gethostname(), self._trouble
+
+    def try_sandbox(self) -> str:
+        """Return what is wrong with the sandbox of this machine, or ""."""
+        from assay.verify.sandbox import sandbox_report
+
+        return "; ".join(f"{what}: {said}" for what, works, said in sandbox_report() if not works)
 
     def send(self, num_answers: int, request: bytes) -> None:
         """Pass a request on."""
@@ -76,16 +82,15 @@ class VerifierActor:
 
 
 class RemoteWorker(Worker):
-    """A worker behind an actor, as a pool sees it. free: takes the actor back, where it lives."""
+    """A worker behind an actor, as a pool sees it. actors: takes the actor back, where it lives."""
 
-    def __init__(self, handle: Any, family: str, free: Callable[[RemoteWorker], None]) -> None:
+    def __init__(self, handle: Any, family: str, actors: VerifierActors) -> None:
         self.handle = handle
         self.remains = Remains(family)
         self.num_waiting = 0
         self.ready = False
-        self.host = self.sandbox = ""
         self.since = time.monotonic()
-        self._free = free
+        self._actors = actors
         self._heard: deque[Any] = deque()
         self._words = ""
         self._ray = import_ray()
@@ -101,7 +106,7 @@ class RemoteWorker(Worker):
             return
         if self._starting is None:
             self.start(options)
-        self.host, self.sandbox = self._answer(self._starting, START_DEADLINE)
+        self._actors.hear_of_sandbox(*self._answer(self._starting, START_DEADLINE))
         self.ready = True
 
     def send(self, num_answers: int, *request: Any) -> None:
@@ -119,9 +124,10 @@ class RemoteWorker(Worker):
                 if is_stale():
                     raise Lost("stale", "nobody waits for its work")
                 if taken > seconds + IMPORT_DEADLINE + ANSWER_SECONDS:
-                    raise Lost("died", f"its actor did not answer in {taken:.0f} s")
+                    raise self._lost(f"no answer in {taken:.0f} s")
             self._heard.extend(self._answer(ref, ANSWER_SECONDS))
             self.since = time.monotonic()
+            self._actors.num_lost = 0
         self.num_waiting -= 1
         return self._heard.popleft()
 
@@ -134,10 +140,9 @@ class RemoteWorker(Worker):
         code = 0
         with suppress(Lost):
             code, self._words = self._answer(self.handle.kill.remote(), ANSWER_SECONDS)
-            self._free(self)
+            self._actors.take_back(self.handle)
             return code
-        with suppress(Exception):  # the actor is gone, or hangs: nobody uses it again
-            self._ray.kill(self.handle)
+        end([self.handle])  # it is gone, or hangs: nobody uses it again
         return code
 
     def release(self) -> None:
@@ -147,29 +152,53 @@ class RemoteWorker(Worker):
         try:
             return answer(ref, "a verifier actor", seconds)
         except ActorLost as lost:
-            raise Lost("died", f"its actor is lost: {lost}") from lost
+            raise self._lost(str(lost)) from lost
+
+    def _lost(self, why: str) -> Lost:
+        """Return that the actor is lost: no completion is to blame, so another worker is asked.
+
+        Where that happens again and again, a completion may be to blame after all.
+        """
+        self._actors.num_lost += 1
+        may_ask_again = self._actors.num_lost <= MOST_LOST
+        return Lost("died", f"its actor is lost: {why}", idle=may_ask_again)
 
 
 class VerifierActors:
-    """The actors of a run's verifiers: started at once, used again, replaced where one is lost."""
+    """The actors of a run's verifiers: started at once, used again, replaced where one is lost.
+
+    num_lost: since a worker answered.
+    """
 
     def __init__(self, settings: ScaleConfig, options: dict[str, Any]) -> None:
         self._settings, self._options = settings, options
         self._ray = import_ray()
+        self._told: set[str] = set()
+        self.num_lost = 0
         self._idle = deque(self._hire() for _ in range(settings.verifier_actors or 0))
 
     def worker(self, family: str) -> Worker:
         """Return a worker, as a pool wants one; it begins to start."""
         handle = self._idle.popleft() if self._idle else self._hire()
-        worker = RemoteWorker(handle, family, lambda one: self._idle.append(one.handle))
+        worker = RemoteWorker(handle, family, self)
         worker.start(self._options)
         return worker
 
+    def take_back(self, handle: Any) -> None:
+        """Use an actor again whose worker has ended."""
+        self._idle.append(handle)
+
+    def hear_of_sandbox(self, host: str, trouble: str) -> None:
+        """Say once, on standard error, that the sandbox does not work on a machine."""
+        if trouble and host not in self._told:
+            self._told.add(host)
+            why = " ".join(trouble.split())
+            told = f"warning: verifier actors on {host} have no sandbox ({why})"
+            print(f"{told}: what needs one is not judged there", file=sys.stderr)
+
     def close(self) -> None:
         """End the actors that nobody uses; a pool has ended its own."""
-        while self._idle:
-            with suppress(Exception):  # the cluster may be gone
-                self._ray.kill(self._idle.popleft())
+        end(self._idle)
 
     def _hire(self) -> Any:
         settings = self._settings

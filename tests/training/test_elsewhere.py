@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from collections import deque
 from contextlib import ExitStack
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,9 +14,14 @@ import pytest
 import torch
 from train_worlds import World
 
-from assay.config import parse
+from assay.config import SamplingConfig, ScaleConfig, parse
+from assay.errors import ConfigError, WorkerDied
+from assay.model.weights import Weights
+from assay.scale import cluster, rollouts
+from assay.scale.ahead import AheadCall, AheadGenerator
 from assay.training import elsewhere
 from assay.training.assemble import Bench
+from assay.types import Completion, Group, Problem, Prompt
 
 
 def test_actors_are_told_whole_paths(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,3 +46,121 @@ def test_actors_are_told_whole_paths(world: World, monkeypatch: pytest.MonkeyPat
     (opening,) = told
     assert opening.model.path == str(world.folder / "model")
     assert opening.tools.corpus == (str(world.folder / "texts.txt"), "mine:texts")
+
+
+class FakeActors:
+    """Samples at once; a group knows the version that it is from."""
+
+    policy_version = 0
+    watch = None
+
+    def __init__(self) -> None:
+        self.calls: list[list[str]] = []
+
+    def prepare(self, weights: Any) -> Any:
+        return weights
+
+    def adopt(self, weights: Any) -> None:
+        self.policy_version = weights.version
+
+    def generate(self, problems: Any, sampling: Any, size: int, *_: Any) -> list[Group]:
+        self.calls.append([problem.id for problem in problems])
+        one = replace(Completion.from_text("1", "a"), policy_version=self.policy_version)
+        return [Group(problem, Prompt("?", one.tokens), (one,) * size) for problem in problems]
+
+
+@pytest.mark.parametrize("behind", [1, 2])
+def test_a_group_that_is_too_old_is_sampled_again(behind: int) -> None:
+    """One update may pass while it waits; after two it is older than one step of one update."""
+    actors: Any = FakeActors()
+    ahead, sampling = AheadGenerator(actors, max_age=1), SamplingConfig()
+    problems = [Problem("a", "?"), Problem("b", "?")]
+    ahead.begin([AheadCall(problems, sampling, 2)])
+    for version in range(1, behind + 1):
+        ahead.load_policy(Weights(version, {}))
+    groups = ahead.generate(problems, sampling, 2)
+    assert [group.problem.id for group in groups] == ["a", "b"]
+    versions = {one.policy_version for group in groups for one in group.completions}
+    is_old = behind > 1
+    assert versions == ({behind} if is_old else {0})
+    assert actors.calls == [["a", "b"]] * (1 + is_old)
+    assert ahead.take_metrics() == ({"policy/too_old": 2.0} if is_old else {})
+    assert ahead.take_metrics() == {}, "counted once"
+
+
+def test_while_nobody_listens_no_actor_is_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner may take longer than `scale.patience`; an actor could not say a word meanwhile."""
+    clock, lost = [100.0], list[str]()
+    monkeypatch.setattr(rollouts.time, "monotonic", lambda: clock[0])
+
+    def wait(refs: Any, **_: Any) -> Any:
+        clock[0] += 1.0
+        return [], refs
+
+    crew: Any = object.__new__(rollouts.ActorGenerator)
+    member = rollouts.Member("rollout actor 1", None)
+    member.ask("loading", "a ref")
+    crew.__dict__ |= {"_members": [member], "_closed": False, "_listened": clock[0]}
+    crew._settings = ScaleConfig(rollout_actors=1, patience=10.0)
+    crew._ray = SimpleNamespace(wait=wait)
+    crew._lose = lambda member, why, waiting: lost.append(why)
+    monkeypatch.setattr(rollouts, "check_alive", lambda: None)
+    for seconds in (0.0, 500.0, 500.0):  # of learning, and it listens for a second after each
+        clock[0] += seconds
+        crew._hear(deque())
+    assert not lost and clock[0] - member.since == 3.0
+    for _ in range(8):
+        crew._hear(deque())
+    assert lost == ["loading: no progress in 10 s (scale.patience)"]
+
+
+def test_who_ends_actors_does_not_wait_for_a_cluster_that_is_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    silence, asked = threading.Event(), list[str]()
+
+    def kill(handle: str) -> None:
+        asked.append(handle)
+        silence.wait()
+
+    monkeypatch.setattr(cluster, "import_ray", lambda: SimpleNamespace(kill=kill))
+    monkeypatch.setattr(cluster, "END_SECONDS", 0.05)
+    cluster.end(["one", "other"])
+    assert asked == ["one"], "it came back while the first was not answered"
+    silence.set()
+
+
+def test_a_cluster_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray raises a plain exception where its node is late."""
+    seen: list[dict[str, str]] = []
+
+    def init(**_: Any) -> None:
+        seen.append({name: os.environ[name] for name in (cluster.NICENESS, cluster.VARIABLE)})
+        raise Exception("The current node timed out during startup.\nIts logs are here.")
+
+    monkeypatch.setattr(
+        cluster, "import_ray", lambda: SimpleNamespace(init=init, is_initialized=lambda: False)
+    )
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv(cluster.NICENESS, raising=False)
+    with ExitStack() as stack, pytest.raises(WorkerDied) as told:
+        cluster.open_cluster(ScaleConfig(rollout_actors=1), stack)
+    assert str(told.value).startswith("the local Ray cluster does not start: ")
+    assert "timed out during startup" in str(told.value) and "\n" not in str(told.value)
+    assert seen[0][cluster.NICENESS] == "0" and cluster.NICENESS not in os.environ
+
+
+def test_an_address_of_rays_client_names_the_package_that_it_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cluster.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(
+        cluster, "import_ray", lambda: SimpleNamespace(is_initialized=lambda: False)
+    )
+    settings = ScaleConfig(rollout_actors=1, address="ray://localhost:10001")
+    with ExitStack() as stack, pytest.raises(ConfigError) as told:
+        cluster.open_cluster(settings, stack)
+    assert str(told.value) == (
+        "scale.address: found 'ray://localhost:10001', and no package grpcio here; accepted:"
+        ' HOST:PORT without Ray\'s client; pip install "ray[client]"'
+    )

@@ -15,7 +15,7 @@ from train_killer import fingerprint
 from train_worlds import World, rows_of
 
 from assay.errors import ConfigError, VerifierError
-from assay.scale import rollouts
+from assay.scale import rollouts, verifying
 from assay.scale.rollout_actor import Loaded, RolloutActor
 from assay.training.api import evaluate, train
 
@@ -135,6 +135,42 @@ def test_verifiers_on_actors_say_the_same(world: World) -> None:
     slow = {"data": {"verifier": "train_worlds:hangs"}, "verification": {"deadline": 0.3}}
     with pytest.raises(VerifierError, match="failed on each of the first 8 completions: killed"):
         run_of(world, "hung", scale={"verifier_actors": 1}, **slow)
+
+
+def test_a_verifier_actor_that_dies_takes_no_verdict_with_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No completion is to blame, so what it had is judged by another one."""
+    send, sent = verifying.RemoteWorker.send, list[int]()
+
+    def kill_one(self: Any, num_answers: int, *request: Any) -> None:
+        sent.append(num_answers)
+        if len(sent) in (4, 7):
+            self._ray.kill(self.handle)
+        send(self, num_answers, *request)
+
+    monkeypatch.setattr(verifying.RemoteWorker, "send", kill_one)
+    run = run_of(world, "bereft", scale={"verifier_actors": 1})
+    assert differences(run_of(world, "plain"), run) == []
+    died = [row for row in rows_of(run, "events") if row["kind"] == "worker_died"]
+    assert died and all("its actor is lost" in row["detail"] for row in died)
+
+
+class Unwalled(verifying.VerifierActor):
+    """Lives on a machine without a sandbox."""
+
+    def try_sandbox(self) -> str:
+        return "sandbox: no user\nnamespaces"
+
+
+def test_a_machine_without_a_sandbox_is_told_of_when_its_actor_starts(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(verifying, "VerifierActor", Unwalled)
+    run_of(world, "unwalled", scale={"verifier_actors": 2}, rl={"steps": 1})
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "sandbox" in line]
+    assert line.startswith("warning: verifier actors on ")
+    assert "(sandbox: no user namespaces): what needs one is not judged there" in line
 
 
 def test_a_step_ahead_is_one_step_old_and_weighed(world: World) -> None:
