@@ -48,7 +48,35 @@ def seconds_of(work: Callable[[], Any], repeats: int = REPEATS) -> float:
     return statistics.median(taken)
 
 
-def sampling(model: Path, num_prompts: int, group_size: int, tokens: int) -> dict[str, float]:
+def paired(one: Callable[[], Any], other: Callable[[], Any], pairs: int) -> dict[str, float]:
+    """Return medians of two ways to do the same, taken in turn, and of the pairs' ratios.
+
+    On a machine that is shared a pair meets much the same load.
+    """
+    taken: list[tuple[float, float]] = []
+    for number in range(1 + pairs):
+        order = (one, other) if number % 2 else (other, one)
+        seconds: dict[Any, float] = {}
+        for work in order:
+            started = time.perf_counter()
+            work()
+            seconds[work] = time.perf_counter() - started
+        taken.append((seconds[one], seconds[other]))
+    here, there = zip(*taken[1:], strict=True)  # the first pair is not counted
+    ratios = sorted(b / a for a, b in taken[1:])
+    return {
+        "here_s": statistics.median(here),
+        "there_s": statistics.median(there),
+        "added_s": statistics.median(b - a for a, b in taken[1:]),
+        "overhead": statistics.median(ratios) - 1,
+        "overhead_quarter": ratios[len(ratios) // 4] - 1,
+        "overhead_three_quarters": ratios[3 * len(ratios) // 4] - 1,
+    }
+
+
+def sampling(
+    model: Path, num_prompts: int, group_size: int, tokens: int, pairs: int
+) -> dict[str, float]:
     """Return seconds of a load of weights, and of the same sampling here and by an actor."""
     tree = {
         "model": {"path": str(model)},
@@ -70,12 +98,14 @@ def sampling(model: Path, num_prompts: int, group_size: int, tokens: int) -> dic
         size = sum(one.numel() * one.element_size() for one in weights.tensors.values())
         found = {
             "weights_mib": size / 2**20,
-            "load_s": seconds_of(lambda: actors.load_policy(weights)),
+            "load_s": seconds_of(lambda: actors.load_policy(weights), pairs),
             "of_it_one_hash_s": seconds_of(lambda: fingerprint(weights.tensors)),
-            "engine_s": seconds_of(lambda: engine.generate(problems, settings, group_size)),
-            "actor_s": seconds_of(lambda: actors.generate(problems, settings, group_size)),
         }
-    return {**found, "overhead": found["actor_s"] / found["engine_s"] - 1}
+        return found | paired(
+            lambda: engine.generate(problems, settings, group_size),
+            lambda: actors.generate(problems, settings, group_size),
+            pairs,
+        )
 
 
 def groups_of(count: int) -> list[Group]:
@@ -91,20 +121,24 @@ def groups_of(count: int) -> list[Group]:
     ]
 
 
-def verdicts(in_flight: int) -> dict[str, float]:
+def verdicts(in_flight: int, pairs: int = 40) -> dict[str, float]:
     """Return milliseconds a verdict with so many in flight: by a worker here, and by an actor's."""
-    groups, found = groups_of(in_flight), {}
+    groups = groups_of(in_flight)
     with ExitStack() as stack:
         scale = ScaleConfig(verifier_actors=1)
         open_cluster(scale, stack)
         actors = VerifierActors(scale, {})
         stack.callback(actors.close)
-        for name, hire in (("worker_ms", Worker), ("actor_ms", actors.worker)):
-            with VerifierService("exact", num_workers=1, cache_mib=0.0, hire=hire) as service:
-                service.judge(groups)
-                taken = seconds_of(lambda service=service: service.judge(groups), 20)
-                found[name] = 1000 * taken / in_flight
-    return found
+        services: list[VerifierService] = []
+        for hire in (Worker, actors.worker):
+            service = VerifierService("exact", num_workers=1, cache_mib=0.0, hire=hire)
+            services.append(stack.enter_context(service))
+            service.judge(groups)
+        here, there = services
+        taken = paired(lambda: here.judge(groups), lambda: there.judge(groups), pairs)
+    a_verdict = 1000 / in_flight
+    found = {"worker_ms": a_verdict * taken["here_s"], "actor_ms": a_verdict * taken["there_s"]}
+    return {**found, "added_ms": a_verdict * taken["added_s"]}
 
 
 def server(num_clients: int, seconds: float, rows: int = 8) -> dict[str, float]:
@@ -167,13 +201,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    found: dict[str, Any] = {"hardware": hardware()}
+    found: dict[str, Any] = {"hardware": hardware(), "load": os.getloadavg()[0]}
     if options.model is not None:
-        sizes = (options.prompts, options.group_size, options.tokens)
+        sizes = (options.prompts, options.group_size, options.tokens, options.pairs)
         found["sampling"] = sampling(options.model, *sizes)
     found["verdicts"] = verdicts(64)
     if options.seconds:
