@@ -1,4 +1,4 @@
-"""Commands that read what a run has written: its rollouts, and two runs side by side."""
+"""Commands that read what runs have written: rollouts; lists of runs; runs side by side."""
 
 from __future__ import annotations
 
@@ -54,20 +54,41 @@ def rollouts(
     show_paged(read_rollouts(load_run(run), kind, count, step, problem), as_json)
 
 
+@app.command(rich_help_panel=READ)
+def runs(
+    asked: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[WORD|KEY=VALUE]...", help="As: demo rl.steps=60 state=finished"),
+    ] = None,
+    directory: Annotated[Path, typer.Option(help="Folder of runs.")] = Path("runs"),
+    side_by_side: Annotated[
+        bool, typer.Option("--compare", help="Compare what was found: as compare-runs.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """List runs, or find some by words or settings: state, steps, best held-out accuracy, cost."""
+    from assay.run.listing import list_runs
+
+    listed = list_runs(directory, asked or [])
+    if side_by_side:
+        compare([one.path for one in listed.runs], as_json=as_json)
+    else:
+        show_paged(listed, as_json)
+
+
 @app.command(name="compare-runs", rich_help_panel=READ)
 def compare(
-    first: Annotated[str, typer.Argument(metavar="A", help="RUN, or RUN@STEP.")],
-    second: Annotated[str, typer.Argument(metavar="B", help="The same.")],
+    runs: Annotated[list[str], typer.Argument(metavar="A B [C]...", help="RUN, or RUN@STEP.")],
     flips: Annotated[
         int, typer.Option(min=0, help="Held-out problems to show that turned right, and wrong.")
     ] = 0,
     as_json: Json = False,
 ) -> None:
-    """Compare what two runs recorded: settings, curves, speed. Asks nothing: see assay compare."""
+    """Compare what runs recorded: settings, curves, speed. Asks nothing: see assay compare."""
     from assay.run.compare import compare_runs
     from assay.run.loaded import load_run_at
 
-    show_paged(compare_runs(load_run_at(first), load_run_at(second), flips), as_json)
+    show_paged(compare_runs([*map(load_run_at, runs)], flips), as_json)
 
 
 def show_paged(result: Any, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""Two runs side by side: what was set otherwise, where their curves end, how fast they were."""
+"""Runs side by side: what was set otherwise, where their curves end, how fast they were."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
+from assay.errors import RunError, message
 from assay.run.environment import settings_of, telling
 from assay.run.evaluation_log import read_answers
 from assay.run.evaluations import (
@@ -25,8 +26,8 @@ from assay.run.metrics import is_timing
 from assay.run.progress import format_seconds
 from assay.terminal import escaped
 
-Both = tuple[Any, Any]
-"""Of the first run, A, and of the second, B; None where one has no such thing."""
+Each = tuple[Any, ...]
+"""Of the first run, A, of the second, B, and so on; None where one has no such thing."""
 
 _ALWAYS_DIFFER = ("run.name", "run.directory")
 _SHOWN = (
@@ -35,6 +36,7 @@ _SHOWN = (
     *("preference/accuracy", "optimizer/grad_norm"),
 )
 """Metrics in the text; JSON has all."""
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _WIDEST = 60
 _NAMED = 5
 _LONGEST = 600  # characters of an answer
@@ -52,11 +54,12 @@ class Flip:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The last evaluation of one kind in A and in B."""
+    """The last evaluation of one kind in A and in another run. other: its letter."""
 
     kind: str
     rows: tuple[Row | None, Row | None]
     flips: Sequence[Flip] = ()
+    other: str = "B"
 
     @property
     def differences(self) -> dict[str, float]:
@@ -94,6 +97,7 @@ class HeldOut:
         value, error = self.difference or (None, None)
         return {
             "kind": self.kind,
+            "other": self.other,
             "step": [row and row["step"] for row in self.rows],
             "accuracy": [row and accuracy_of(row) for row in self.rows],
             "stderr": [row and row.get("eval/stderr") for row in self.rows],
@@ -108,19 +112,19 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class ComparedRuns:
-    """Two runs, and what lies between them.
+    """Two runs or more, and what lies between them; held-out accuracy of each against A.
 
     settings, surroundings: what differs of the configurations, of machines and versions. metrics:
     means over the last tenth of each run's steps, at least one and at most twenty. speed: seconds a
     step (the median), tokens a second, wall time, peak memory.
     """
 
-    runs: tuple[str, str]
-    settings: Mapping[str, Both]
-    surroundings: Mapping[str, Both]
+    runs: tuple[str, ...]
+    settings: Mapping[str, Each]
+    surroundings: Mapping[str, Each]
     heldout: Sequence[HeldOut]
-    metrics: Mapping[str, Both]
-    speed: Mapping[str, Both]
+    metrics: Mapping[str, Each]
+    speed: Mapping[str, Each]
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON; a pair is a list."""
@@ -130,7 +134,7 @@ class ComparedRuns:
 
     def __str__(self) -> str:
         numbers = {name: self.metrics[name] for name in _SHOWN if name in self.metrics}
-        lines = [f"A: {self.runs[0]}", f"B: {self.runs[1]}"]
+        lines = [f"{letter}: {run}" for letter, run in zip(LETTERS, self.runs, strict=False)]
         lines += _section("settings that differ", self.settings, _text)
         lines += ["", "=== held-out accuracy ===", *(map(_heldout_line, self.heldout))]
         lines += [] if self.heldout else ["none"]
@@ -140,28 +144,34 @@ class ComparedRuns:
         return escaped("\n".join(lines))
 
 
-def compare_runs(first: LoadedRun, second: LoadedRun, num_flips: int = 0) -> ComparedRuns:
-    """Compare two runs, finished or not.
+def compare_runs(runs: Sequence[LoadedRun], num_flips: int = 0) -> ComparedRuns:
+    """Compare two runs or more, finished or not.
 
     num_flips: so many held-out problems that turned right, and as many that turned wrong, with what
-    both answered, from their evaluation logs.
+    both answered, from their evaluation logs. Raises RunError for a single run, and for too many.
     """
-    runs = (first, second)
+    if not 2 <= len(runs) <= len(LETTERS):
+        raise RunError(message("assay compare-runs", f"{len(runs)} runs", f"2 to {len(LETTERS)}"))
     settings = _differing(*(settings_of(run.config) for run in runs))
-    kinds = [by_kind(run.evaluations) for run in runs]
     return ComparedRuns(
-        runs=(_described(first), _described(second)),
+        runs=tuple(map(_described, runs)),
         settings={key: settings[key] for key in settings if key not in _ALWAYS_DIFFER},
         surroundings=_differing(*(telling(run.environment) for run in runs)),
         heldout=[
-            _with_flips(
-                HeldOut(kind, (_last(kinds[0], kind), _last(kinds[1], kind))), runs, num_flips
-            )
-            for kind in dict.fromkeys([*kinds[0], *kinds[1]])
+            one
+            for letter, other in zip(LETTERS[1:], runs[1:], strict=False)
+            for one in _held_out((runs[0], other), letter, num_flips)
         ],
-        metrics=_pairs(*map(_ends, runs)),
-        speed=_pairs(*map(_speed, runs)),
+        metrics=_beside(*map(_ends, runs)),
+        speed=_beside(*map(_speed, runs)),
     )
+
+
+def _held_out(runs: tuple[LoadedRun, LoadedRun], letter: str, num_flips: int) -> Iterator[HeldOut]:
+    first, other = (by_kind(run.evaluations) for run in runs)
+    for kind in dict.fromkeys([*first, *other]):
+        one = HeldOut(kind, (_last(first, kind), _last(other, kind)), other=letter)
+        yield _with_flips(one, runs, num_flips)
 
 
 def _last(kinds: Mapping[str, Sequence[Row]], kind: str) -> Row | None:
@@ -213,12 +223,14 @@ def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _pairs(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Both]:
-    return {name: (first.get(name), second.get(name)) for name in {**first, **second}}
+def _beside(*sides: Mapping[str, Any]) -> dict[str, Each]:
+    names = dict.fromkeys(name for side in sides for name in side)
+    return {name: tuple(side.get(name) for side in sides) for name in names}
 
 
-def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Both]:
-    return {name: pair for name, pair in _pairs(first, second).items() if pair[0] != pair[1]}
+def _differing(*sides: Mapping[str, Any]) -> dict[str, Each]:
+    found = _beside(*sides)
+    return {name: each for name, each in found.items() if any(one != each[0] for one in each)}
 
 
 def _heldout_line(one: HeldOut) -> str:
@@ -228,13 +240,13 @@ def _heldout_line(one: HeldOut) -> str:
         else f"{accuracy_of(row):.1%}{share_words(row)} at step {row['step']}"
         for row in one.rows
     ]
-    line = f"{one.kind}: A {shown[0]}, B {shown[1]}"
+    line = f"{one.kind}: A {shown[0]}, {one.other} {shown[1]}"
     if one.difference is None:
         return line
     value, error = one.difference
     spread = "" if error is None else f" ± {100 * error:.1f}"
     words = one.gain.points if one.gain is not None else f"{100 * value:+.1f} points{spread}"
-    line += f"; B less A {words}"
+    line += f"; {one.other} less A {words}"
     if one.p_value is None:
         return line
     ways = [[id for id, each in one.differences.items() if way * each > 0] for way in (1, -1)]
@@ -242,24 +254,26 @@ def _heldout_line(one: HeldOut) -> str:
     for what, ids in zip(("better on", "worse on"), ways, strict=True):
         line += f"\n  {what} {len(ids)}{': ' if ids else ''}{', '.join(ids[:_NAMED])}"
         line += ", ..." if len(ids) > _NAMED else ""
-    return "\n".join([line, *(line for flip in one.flips for line in _flip_lines(flip))])
+    return "\n".join([line, *(line for flip in one.flips for line in _flip_lines(flip, one.other))])
 
 
-def _flip_lines(flip: Flip) -> Iterator[str]:
+def _flip_lines(flip: Flip, other: str) -> Iterator[str]:
     yield f"  --- {flip.problem}: {flip.question.strip()}"
-    for side, text, verdict in zip("AB", flip.texts, flip.verdicts, strict=True):
+    for side, text, verdict in zip(("A", other), flip.texts, flip.verdicts, strict=True):
         yield f"  {side} ({verdict}): {text if len(text) <= _LONGEST else f'...{text[-_LONGEST:]}'}"
 
 
-def _section(title: str, rows: Mapping[str, Both], words: Callable[[Any], str]) -> Iterator[str]:
+def _section(title: str, rows: Mapping[str, Each], words: Callable[[Any], str]) -> Iterator[str]:
     yield from ("", f"=== {title} ===")
-    table = [(name, *map(words, pair)) for name, pair in rows.items()]
+    table = [(name, *map(words, each)) for name, each in rows.items()]
     if not table:
         yield "none"
         return
-    widths = [max(len(row[n]) for row in [("", "A", "B"), *table]) for n in range(2)]
-    for name, a, b in [("", "A", "B"), *table]:
-        yield f"{name:{widths[0]}}  {a:{widths[1]}}  {b}"
+    table = [("", *LETTERS[: len(table[0]) - 1]), *table]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        cells = zip(row, widths, strict=True)
+        yield "  ".join(f"{cell:{width}}" for cell, width in cells).rstrip()
 
 
 def _number(value: float | None) -> str:

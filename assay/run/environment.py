@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 
 from assay.config import TrainConfig
 from assay.errors import RunError, message
-from assay.run.files import read_facts
+from assay.run.files import read_facts, write_atomic
 
 _PACKAGES = [
     "torch",
@@ -42,6 +43,9 @@ _HARMLESS = ("run", "checkpoint", "evaluation", "verification", "guard", "log", 
 """Sections whose change leaves what was sampled, judged and learned as it was."""
 _HARMFUL = ("verification.options", "verification.schedule", "scale.steps_ahead")
 """Keys of them of which that is not true."""
+
+SOURCES = "verifiers"
+"""The folder of a run that has the source of users' verifiers, by their hash."""
 
 _TELLING = ("version", "hash", "options", "checkpoint")
 
@@ -81,7 +85,8 @@ def read_environment(folder: Path) -> dict[str, Any] | None:
 
 def find_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return what differs between two environments and can change a result, one phrase each."""
-    return _differences(telling(before), telling(now))
+    then = telling(before)
+    return _differences(then, {key: value for key, value in telling(now).items() if key in then})
 
 
 def telling(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,13 +130,14 @@ def find_config_changes(before: TrainConfig, now: TrainConfig) -> list[str]:
 
 def settings_of(config: TrainConfig) -> dict[str, Any]:
     """Return a configuration as one flat table of dotted keys; without those that are None."""
-    return dict(_flat(config.model_dump(mode="json", exclude_none=True)))
+    return dict(flat(config.model_dump(mode="json", exclude_none=True)))
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each value of a tree of tables under its dotted key."""
     for name, value in tree.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 
@@ -163,6 +169,27 @@ def find_changed_reward(before: Mapping[str, Any], now: Mapping[str, Any]) -> li
 def hashes_of(verifiers: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Return the content hash of each verifier by its name and version, as ``math@4``."""
     return {f"{name}@{one.get('version')}": str(one.get("hash")) for name, one in verifiers.items()}
+
+
+def keep_sources(run: Path, verifiers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Write the source of users' verifiers into a run, by their hash; return the other facts."""
+    for facts in verifiers.values():
+        for module, text in (facts.get("source") or {}).items():
+            names = re.sub(r"\W", "", str(facts["hash"])), re.sub(r"[^\w.]", "", module)
+            path = run / SOURCES / names[0] / f"{names[1]}.py"
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomic(path, text.encode("utf-8"))
+    return {
+        name: {key: facts[key] for key in facts if key != "source"}
+        for name, facts in verifiers.items()
+    }
+
+
+def kept_source(run: Path, hash: str) -> dict[str, str]:
+    """Return the text of each module that a run has kept of a user's verifier, by its hash."""
+    files = sorted((run / SOURCES / hash).glob("*.py"))
+    return {file.stem: file.read_text("utf-8") for file in files}
 
 
 def verifier_text(facts: Mapping[str, Any]) -> str:
@@ -214,6 +241,7 @@ def _hardware() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "memory_gib": round(physical / 1024, 1) if physical is not None else None,
         "gpus": gpus,
+        "kernels": torch.backends.cpu.get_cpu_capability() if torch else None,
     }
 
 

@@ -169,7 +169,7 @@ def test_the_command_shows_text_escaped(run: LoadedRun, output: Any) -> None:
 
 
 def test_two_runs_are_compared(run: LoadedRun, other: LoadedRun, output: Any) -> None:
-    found = compare_runs(run, other)
+    found = compare_runs([run, other])
     assert found.settings == {"rl.steps": (12, 4), "sampling.temperature": (1.0, 0.5)}
     (greedy,) = found.heldout
     value, error = greedy.difference or (0.0, None)
@@ -190,6 +190,19 @@ def test_two_runs_are_compared(run: LoadedRun, other: LoadedRun, output: Any) ->
 
 
 def test_a_run_is_like_itself(run: LoadedRun) -> None:
-    found = compare_runs(run, run)
+    found = compare_runs([run, run])
     assert not found.settings and "=== settings that differ ===\nnone" in str(found)
     assert all(a == b for a, b in found.metrics.values())
+
+
+def test_more_than_two_runs_are_compared_with_the_first(
+    run: LoadedRun, other: LoadedRun, output: Any
+) -> None:
+    found = compare_runs([run, other, run])
+    assert found.settings["rl.steps"] == (12, 4, 12)
+    differences = {one.other: (one.difference or (None,))[0] for one in found.heldout}
+    assert differences == {"B": pytest.approx(0.25), "C": 0.0}
+    code, text, _ = output("compare-runs", run.folder, other.folder, run.folder)
+    assert code == 0 and "A  B  C" in " ".join(text.split("  "))
+    code, _, said = output("compare-runs", run.folder)
+    assert code == 2 and "found 1 runs; accepted: 2 to 26" in said
