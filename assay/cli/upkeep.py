@@ -9,7 +9,20 @@ from typing import Annotated
 
 import typer
 
-from assay.cli.console import BEGIN, READ, TRAIN, Json, app, show
+from assay.cli.console import (
+    BEGIN,
+    JUDGE,
+    READ,
+    TRAIN,
+    Allow,
+    Json,
+    TrustRun,
+    VerifierOptions,
+    app,
+    say_line,
+    show,
+    verifier_options,
+)
 
 
 @app.command(rich_help_panel=READ)
@@ -36,6 +49,54 @@ def rollback(
     from assay.run.rollback import roll_back
 
     show(roll_back(run, to, who=by or getpass.getuser(), why=why), as_json)
+
+
+@app.command(rich_help_panel=READ)
+def replay(
+    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    step: Annotated[int, typer.Option(min=1, help="A finished step.")],
+    allow: Allow = None,
+    trust_run: TrustRun = False,
+    as_json: Json = False,
+) -> None:
+    """Judge a step again and take it again from the rollout log; exit code 1 where it differs."""
+    from assay.trust.replay import replay as take_again
+
+    result = take_again(run, step, allow=allow or [], trust_run=trust_run)
+    show(result, as_json)
+    if not result.agrees:
+        raise typer.Exit(1)
+
+
+@app.command(rich_help_panel=JUDGE)
+def audit(
+    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    second: Annotated[
+        str | None, typer.Option(metavar="VERIFIER", help="Judges again; fills the queue.")
+    ] = None,
+    label: Annotated[
+        bool, typer.Option("--label", help="Show what waits, and take your labels.")
+    ] = False,
+    count: Annotated[int, typer.Option(min=2, help="At most so many new rows.")] = 50,
+    among: Annotated[int, typer.Option(min=1, help="Completions to judge, about.")] = 2000,
+    seed: Annotated[int, typer.Option(help="Of the draws of steps and rows.")] = 0,
+    by: Annotated[str | None, typer.Option(help="Who labels. Default: the user's name.")] = None,
+    overrides: VerifierOptions = None,
+    allow: Allow = None,
+    trust_run: TrustRun = False,
+    as_json: Json = False,
+) -> None:
+    """Let people judge what a second verifier judges otherwise; labels make a labelled set."""
+    from assay.trust import audit as of_audit
+
+    if label:
+        ask = lambda text: str(typer.prompt(text, err=True))  # noqa: E731
+        show(of_audit.label(run, ask, say_line, by or getpass.getuser()), as_json)
+        return
+    trust = {"allow": allow or [], "trust_run": trust_run}
+    options = verifier_options(overrides, False)
+    sizes = {"count": count, "among": among, "seed": seed}
+    show(of_audit.audit(run, second, **sizes, options=options, **trust), as_json)
 
 
 @app.command(rich_help_panel=BEGIN)

@@ -3,6 +3,7 @@
     runs/NAME/
       config.toml  decision.md  environment.json  metrics.jsonl  evaluations.jsonl  events.jsonl
       rollouts/step-000012.parquet   checkpoints/step-000050/   report.html
+      verifiers/HASH/MODULE.py       the source of users' verifiers
 
 Killed at any moment, it goes on: `Run.resume` goes back to the newest whole checkpoint, takes the
 rows beyond it out of the metrics, and keeps the rollouts beyond it, to be replayed by `recorded`.
@@ -325,7 +326,7 @@ class Run:
                 f"({'; '.join(changed)}); rewards would not be comparable; resume with "
                 "--accept-changed-verifiers if they are"
             )
-        now = {name: dict(facts) for name, facts in verifiers.items()}
+        now = surroundings.keep_sources(self.folder, verifiers)
         if changed or any(self.verifiers.get(name) != facts for name, facts in now.items()):
             self.verifiers, self._reward = self.verifiers | now, reward
             self._write_environment()

@@ -98,15 +98,25 @@ class RolloutLog:
         problem_of: gives the problem of an id, with its spec. Without it problems carry only what
         the log holds: id, prompt text, tags, draw.
         """
-        if step == self._pending_step:
-            self.flush()
+        table = self.table(step)
+        if table is None:
+            return None
         try:
-            groups, verdicts = restore(_read_table(self.path(step)))
+            groups, verdicts = restore(table)
         except _DAMAGE:
             return None
         if problem_of is not None:
             groups = [_with_problem(group, problem_of(group.problem.id)) for group in groups]
         return Recorded(groups, verdicts)
+
+    def table(self, step: int) -> pa.Table | None:
+        """Return all columns of a shard; None where there is no shard, or it cannot be read."""
+        if step == self._pending_step:
+            self.flush()
+        try:
+            return _read_table(self.path(step))
+        except _DAMAGE:
+            return None
 
     def discard_after(self, step: int) -> list[int]:
         """Remove the shards of steps after this one; returns those steps."""

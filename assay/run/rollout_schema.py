@@ -95,7 +95,7 @@ def recorded_columns(
     verifier_hashes: Mapping[str, str],
 ) -> list[pa.Array]:
     """Return the columns as they are before learning; verdicts are aligned with the groups."""
-    about = (cache(lambda label: _hash_of(label, verifier_hashes)), json.dumps(dict(sampling)))
+    about = (cache(lambda label: hash_of_label(label, verifier_hashes)), json.dumps(dict(sampling)))
     rows = [
         _Row(step, position, group, completion, verdict, *about)
         for position, (group, judged) in enumerate(zip(groups, verdicts, strict=True))
@@ -138,7 +138,7 @@ def _whole(value: Any) -> Any:
     return {key: _whole(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-def _hash_of(label: str, known: Mapping[str, str]) -> str | None:
+def hash_of_label(label: str, known: Mapping[str, str]) -> str | None:
     """The content hash of ``math@1``; of ``math@1*1 + think_format@1*0.1`` those of its terms."""
     terms = [label] if label in known else label.split(" + ")
     names = [name for term in terms for name in (term.rpartition("*")[0] or term).split("|")]

@@ -125,7 +125,7 @@ class VerifierServer:
         found = self.service.describe().get(name.partition("@")[0])
         if found is None:
             raise Refused(404, message("/verifiers", repr(name), "the name of one verifier"))
-        return found
+        return {key: found[key] for key in found if key != "source"}  # which is its owner's
 
     async def _judge(self, raw: bytes, receive: Receive) -> dict[str, Any]:
         groups, ids, seconds = self._read(raw)

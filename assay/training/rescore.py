@@ -25,6 +25,9 @@ from assay.training.judging import open_service
 from assay.types import Group, Problem, Verdict
 from assay.verify.service import Options
 
+Seen = Callable[[Group, int, Verdict, Verdict, int], None]
+"""Group, index of the completion in it, the verdict of then, that of now, step."""
+
 NUM_EXAMPLES = 3
 SHOWN_TEXT = 160
 
@@ -115,6 +118,8 @@ def rescore(
     options: Options | None = None,
     allow: Sequence[str] = (),
     trust_run: bool = False,
+    steps: Sequence[int] | None = None,
+    see: Seen | None = None,
     say: Callable[[str], None] | None = None,
 ) -> RescoreResult:
     """Judge every recorded completion of a run again and return what changed.
@@ -123,7 +128,9 @@ def rescore(
     options: of verifiers, in place of the run's where they name the same. A judge's stored replies
     are used again, and new ones are not kept. allow: Python code that rows may name as their
     verifier. trust_run: import what a run from elsewhere names. out: a JSONL file with one row a
-    completion. Raises RunError where the run holds no rollouts.
+    completion. steps: of these alone. see: is shown both verdicts of each completion.
+
+    Raises RunError where the run holds no rollouts.
     """
     folder = Path(run)
     given = [f"verification.options.{name}=" for name in options or ()]
@@ -153,7 +160,7 @@ def rescore(
             keep_replies(replies, read_only=True)
             stack.callback(close_judges)
         service.check([None])
-        recorded = recorded_groups(config, log)
+        recorded = recorded_groups(config, log, steps)
         file = None if out is None else stack.enter_context(open_output(Path(out)))
         result = RescoreResult(str(folder), verifier or config.data.verifier, config.data.verifier)
         started = time.monotonic()
@@ -168,6 +175,8 @@ def rescore(
             for (group, before), after in zip(known, judged_again, strict=True):
                 for index, pair in enumerate(zip(before, after, strict=True)):
                     result.add(group, index, *pair, step)
+                    if see is not None:
+                        see(group, index, *pair, step)
                     if file is not None:
                         file.write(json.dumps(as_row(group, index, *pair, step)) + "\n")
             result.seconds = time.monotonic() - started
@@ -179,15 +188,16 @@ def rescore(
 
 
 def recorded_groups(
-    config: TrainConfig, log: RolloutLog
+    config: TrainConfig, log: RolloutLog, steps: Sequence[int] | None = None
 ) -> Iterator[tuple[int, list[tuple[Group, Sequence[Verdict]]] | None]]:
     """Yield each step with its groups and verdicts; None where they cannot be read.
 
-    The log holds no answers: problems are those of the run's sources. A problem that is no longer
-    there has no id.
+    steps: None: all. The log holds no answers: problems are those of the run's sources. A problem
+    that is no longer there has no id.
     """
     wanted: set[str] = set()
-    for step in log.steps():
+    steps = log.steps() if steps is None else steps
+    for step in steps:
         wanted |= {row["problem_id"] for row in read_columns(log.path(step), ["problem_id"]) or ()}
     problems = load_problems(config.data.train, on_bad_row=config.data.on_bad_row)
     rows = (problems[number] for number in range(len(problems)))
@@ -195,7 +205,7 @@ def recorded_groups(
     gone = Problem("", "")
 
     def read() -> Iterator[tuple[int, list[tuple[Group, Sequence[Verdict]]] | None]]:
-        for step in log.steps():
+        for step in steps:
             found = log.read(step, lambda id: known.get(id, gone))
             yield step, found and list(zip(*found, strict=True))
 

@@ -41,7 +41,9 @@ class Stage:
     """What a stage is run from.
 
     config_path: the file of the configuration, where there is one. resume: the directory of a run
-    to go on with; None: a new one. overrides: the user's changes of its configuration.
+    to go on with; None: a new one. overrides: the user's changes of its configuration. replay: take
+    again the steps that the rollout log of ``resume`` holds, and tell nobody: verifiers that have
+    changed are not asked, nothing is reported.
     """
 
     config: TrainConfig
@@ -50,6 +52,7 @@ class Stage:
     overrides: Sequence[str] = ()
     accept_changed_verifiers: bool = False
     quiet: bool = False
+    replay: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ def open_run(
     bench: what samples and judges; None for a stage that does neither.
     """
     verifiers = None
-    if bench is not None:
+    if bench is not None and not stage.replay:
         used = verifiers_of(stage.resume) if stage.resume is not None else ()
         verifiers = bench.verifiers.describe(filter(bench.verifiers.allows, used))
     if stage.resume is not None:
@@ -114,8 +117,9 @@ def open_run(
         bench.verifiers.listen(run.event)
         if bench.actors is not None:
             bench.actors.on_event = run.event
-    stack.callback(report_if_possible, run.folder)
-    report_to_trackers(run)
+    if not stage.replay:
+        stack.callback(report_if_possible, run.folder)
+        report_to_trackers(run)
     return stack.enter_context(run)
 
 

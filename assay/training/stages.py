@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -38,46 +39,55 @@ from assay.training.teachers import model_of, open_reference, teacher_of
 
 def run_rl(stage: Stage) -> Path:
     """Run the RL stage; returns the run's folder. Raises RunStopped by a guard."""
+    with ExitStack() as stack:
+        loop, evaluate_now = open_loop(stage, stack)
+        for _ in steps_of(loop.run, loop.guard, evaluate_now):
+            train_step(loop)
+    return loop.run.folder
+
+
+def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]:
+    """Open all that a step works with, which ``stack`` closes, and what evaluates in between."""
     config = stage.config
     assert config.rl is not None
     algorithm = choose_algorithm(config)
-    with ExitStack() as stack:
-        guard = Guard(config.watched)
-        verifiers = open_verifiers(config, stack, actors=True)
-        rows = read_problems(config, verifiers)
-        bench = on_actors(open_bench(config, verifiers), stack)
-        problems = fit_problems(rows, bench)
-        tested = try_verifiers(config, bench.verifiers)
-        teacher = open_reference(bench, algorithm)
-        layout = choose_layout(bench, problems.train, config.rl.group_size, model_of(teacher))
-        learner = make_learner(bench, algorithm, layout, teacher and teacher_of(bench, teacher))
-        run = open_run(stage, config.rl.steps, bench.loaded.model, stack, bench)
-        parts = attach_sampling(run, bench, problems, learner, layout, tested, stack)
-        curriculum, generator, verifiers = parts
-        plan = BatchPlan(
-            num_prompts=config.rl.num_prompts,
-            group_size=config.rl.group_size,
-            sampling=config.sampling,
-            max_refills=config.rl.max_refills if algorithm.dynamic_sampling else 0,
-            max_group_size=config.rl.max_group_size,
-            temperatures=config.rl.temperature_schedule,
-        )
-        if isinstance(ahead := bench.actors, AheadGenerator):
-            generator.begin_next = lambda: ahead.begin(next_calls(curriculum, run, plan))
-            run.add_metrics(ahead.take_metrics)
-        loop = Loop(
-            curriculum=curriculum,
-            generator=generator,
-            verifiers=verifiers,
-            run=run,
-            learner=learner,
-            guard=guard,
-            plan=plan,
-        )
-        heldout = problems.heldout
-        for _ in steps_of(run, guard, lambda: evaluate_heldout(run, bench, heldout)):
-            train_step(loop)
-    return run.folder
+    guard = Guard(config.watched)
+    verifiers = open_verifiers(config, stack, actors=not stage.replay)
+    rows = read_problems(config, verifiers)
+    bench = open_bench(config, verifiers)
+    if stage.replay:  # what was sampled a step ahead was not the learner's own
+        bench.generator.exact = not config.scale.steps_ahead
+    else:
+        bench = on_actors(bench, stack)
+    problems = fit_problems(rows, bench)
+    tested = [] if stage.replay else try_verifiers(config, bench.verifiers)
+    teacher = open_reference(bench, algorithm)
+    layout = choose_layout(bench, problems.train, config.rl.group_size, model_of(teacher))
+    learner = make_learner(bench, algorithm, layout, teacher and teacher_of(bench, teacher))
+    run = open_run(stage, config.rl.steps, bench.loaded.model, stack, bench)
+    parts = attach_sampling(run, bench, problems, learner, layout, tested, stack)
+    curriculum, generator, judge = parts
+    plan = BatchPlan(
+        num_prompts=config.rl.num_prompts,
+        group_size=config.rl.group_size,
+        sampling=config.sampling,
+        max_refills=config.rl.max_refills if algorithm.dynamic_sampling else 0,
+        max_group_size=config.rl.max_group_size,
+        temperatures=config.rl.temperature_schedule,
+    )
+    if isinstance(ahead := bench.actors, AheadGenerator):
+        generator.begin_next = lambda: ahead.begin(next_calls(curriculum, run, plan))
+        run.add_metrics(ahead.take_metrics)
+    loop = Loop(
+        curriculum=curriculum,
+        generator=generator,
+        verifiers=judge,
+        run=run,
+        learner=learner,
+        guard=guard,
+        plan=plan,
+    )
+    return loop, lambda: evaluate_heldout(run, bench, problems.heldout)
 
 
 def first_look(config: TrainConfig, bench: Bench, rows: Problems) -> FirstLook:

@@ -27,6 +27,7 @@ Takes = Literal["completion", "group", "verdicts", "batch"]
 
 MAX_TEXT = 2000  # characters of `extracted` and `detail` that a verdict keeps
 MAX_COMPONENTS = 64
+MAX_SOURCE = 1_000_000  # characters of a module that a run keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +289,15 @@ class Verifier:
         for package in self.packages:
             digest.update(f"{package}=={_version_of(package)}\n".encode())
         return digest.hexdigest()[:12]
+
+    @cached_property
+    def source(self) -> dict[str, str]:
+        """The text of each module that the content hash covers; of a built-in verifier none."""
+        home = str(getattr(self.judge, "__module__", ""))
+        modules = dict.fromkeys([home, *self.modules])
+        if home.startswith("assay."):
+            return {}
+        return {one: _source_of(one).decode("utf-8", "replace")[:MAX_SOURCE] for one in modules}
 
 
 def known_errors(name: str) -> tuple[KnownError, ...]:

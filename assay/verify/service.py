@@ -302,7 +302,8 @@ class VerifierService:
     def describe(self, also: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
         """Return {name: facts} of the default expression's verifiers and those used since.
 
-        Facts: version, hash, and where they apply ``options`` (a digest) and ``checkpoint``. also:
+        Facts: version, hash, and where they apply ``options`` (a digest), ``checkpoint`` and
+        ``source`` (the text of each module). also:
         names of other verifiers, each a term of some row's expression. Raises VerifierError where
         the default expression, or one of these verifiers, cannot be used.
         """

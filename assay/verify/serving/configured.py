@@ -37,12 +37,16 @@ def _elsewhere(*_: Any) -> None:
 
 @dataclass(frozen=True)
 class Configured:
-    """A verifier and its options. error: why it cannot be used, or an empty text."""
+    """A verifier and its options. error: why it cannot be used, or an empty text.
+
+    source: the text of each module of a user's verifier.
+    """
 
     verifier: Verifier
     hash: str = ""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     error: str = ""
+    source: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @classmethod
     def unusable(cls, name: str, error: str) -> Configured:
@@ -90,7 +94,8 @@ class Configured:
             return cls.unusable(name, f"verifier {name}: it does not describe itself well: {error}")
         bare = name.partition("@")[0]
         found = complaint_of_options(bare, verifier, options) if fields else ""
-        return cls(verifier, str(facts["hash"]), options, found)
+        source = {str(key): str(text) for key, text in facts["source"].items()}
+        return cls(verifier, str(facts["hash"]), options, found, source)
 
     @property
     def name(self) -> str:
@@ -132,9 +137,11 @@ class Configured:
         return replace(problem, spec={**self.options, **row})
 
     def describe(self) -> dict[str, Any]:
-        """Return version and hash; ``options``, a digest of what the configuration sets; and what
-        the verifier itself tells of these options (`Verifier.evidence`)."""
+        """Return version and hash; ``options``, a digest of what the configuration sets; what the
+        verifier itself tells of these options (`Verifier.evidence`); and ``source``."""
         facts: dict[str, Any] = {"version": self.verifier.version, "hash": self.hash}
+        if self.source:
+            facts["source"] = dict(self.source)
         if digest := options_digest(self.options):
             facts["options"] = digest
         if self.verifier.evidence is not None:
@@ -209,7 +216,7 @@ def _place(problem: Problem, key: str) -> str:
 def facts_of(verifier: Verifier) -> dict[str, Any]:
     """Return what a worker tells of a user's verifier; raises TypeError where it is not plain."""
     facts = {key: getattr(verifier, key) for key in _TOLD}
-    facts["seconds"] = verifier.limits.seconds
+    facts |= {"seconds": verifier.limits.seconds, "source": verifier.source}
     facts["fields"] = [[f.name, f.accepts, f.needed, f.from_row] for f in verifier.fields]
     return json.loads(json.dumps(facts, allow_nan=False))
 
