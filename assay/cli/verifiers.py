@@ -46,6 +46,9 @@ def verify(
     self_test: Annotated[
         bool, typer.Option(help="Measure the verifiers on their labelled sets.")
     ] = False,
+    labelled: Annotated[
+        Path | None, typer.Option(help="With --self-test: on this labelled file of yours.")
+    ] = None,
     overrides: VerifierOptions = None,
     allow: Allow = None,
     trust_run: TrustRun = False,
@@ -56,6 +59,8 @@ def verify(
     options = verifier_options(overrides, unsafe_no_sandbox)
     if [file is not None, rescore is not None, self_test].count(True) != 1:
         raise UserError("assay verify: give one of FILE, --rescore RUN and --self-test")
+    if labelled is not None and not self_test:
+        raise UserError("assay verify: --labelled needs --self-test")
     say = say_progress if sys.stderr.isatty() else None
     if rescore is not None:
         from assay.training.rescore import rescore as judge_again
@@ -77,7 +82,7 @@ def verify(
             raise typer.Exit(1)
         return
     if self_test:
-        raise typer.Exit(_self_test(verifier, workers, deadline, options, as_json))
+        raise typer.Exit(_self_test(verifier, labelled, workers, deadline, options, as_json))
     assert file is not None
     from assay.cli import rows
 
@@ -103,7 +108,12 @@ def verify(
 
 
 def _self_test(
-    verifier: str | None, workers: int | None, deadline: float, options: Any, as_json: bool
+    verifier: str | None,
+    labelled: Path | None,
+    workers: int | None,
+    deadline: float,
+    options: Any,
+    as_json: bool,
 ) -> int:
     """Print how each verifier does on its labelled set; 1 where one gives a wrong verdict."""
     from assay.verify import selftest
@@ -111,7 +121,10 @@ def _self_test(
     names = None if verifier is None else [verifier]
     num_wrong = 0
     settings: dict[str, Any] = {"num_workers": workers, "deadline": deadline, "options": options}
-    for result in selftest.self_test(names, **settings):
+    found = selftest.self_test(names, **settings)
+    if labelled is not None:
+        found = [selftest.self_test_on(labelled, verifier or "math", **settings)]
+    for result in found:
         show(result, as_json)
         num_wrong += len(result.wrong)
     return 1 if num_wrong else 0

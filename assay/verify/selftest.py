@@ -11,14 +11,15 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.resources import files
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-from assay.errors import VerifierError
+from assay.errors import VerifierError, message
 from assay.types import Completion, Problem, ThinkFormat
 from assay.verify.expression import BUILT_IN, parse_expression
 from assay.verify.service import Options, VerifierService
@@ -114,6 +115,25 @@ def self_test(
             )
         for name in names or labelled_names():
             yield measure(service, name, list(labelled_rows(name)))
+
+
+def self_test_on(path: Path, verifier: str, **settings: Any) -> SelfTest:
+    """Measure any verifier on a labelled file of one's own, as ``assay audit`` writes them.
+
+    settings: of the service. Raises VerifierError for a row without id, completion or label.
+    """
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        with suppress(ValueError):
+            rows.append(json.loads(line))
+        if len(rows) < number or not {"id", "completion", "expected"} <= {*rows[-1]}:
+            accepted = "a JSON object with id, completion and expected (passed or failed)"
+            raise VerifierError(message(f"{path}:{number}", line[:60], accepted))
+    if not rows:
+        raise VerifierError(message(str(path), "no rows", "labelled rows"))
+    with VerifierService(verifier, **settings) as service:
+        service.check([verifier])
+        return measure(service, verifier, rows)
 
 
 def sampled_self_test(

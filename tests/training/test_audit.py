@@ -1,0 +1,119 @@
+"""`assay audit`: what two verifiers disagree about is queued, labelled by people, and a set to test on."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from train_worlds import World
+
+from assay.cli.command import run_command
+from assay.errors import DataError, RunError
+from assay.run.rollout_log import RolloutLog
+from assay.training.api import train
+from assay.trust.audit import audit, label, read_queue
+from assay.verify.selftest import self_test_on
+
+TEXTS = """
+def by_sum(problem, completion):
+    return float(sum(map(ord, completion.text)) % 2 == 0)
+
+def by_length(problem, completion):
+    return float(sum(map(ord, completion.text)) % 3 == 0)
+"""
+
+
+@pytest.fixture
+def run(world: World, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(world.folder)
+    (world.folder / "texts.py").write_text(TEXTS, encoding="utf-8")
+    tree = world.tree(
+        data={"verifier": "texts:by_sum"},
+        rl={"steps": 3, "num_prompts": 4},
+        evaluation={"every": 9},
+    )
+    return Path(train(tree, quiet=True).run)
+
+
+def expected(run: Path) -> dict[str, str]:
+    """The completions that the two functions judge otherwise, and what the first says: by hand."""
+    log = RolloutLog(run / "rollouts")
+    found: dict[str, str] = {}
+    for step in log.steps():
+        recorded = log.read(step)
+        assert recorded is not None
+        for group in recorded.groups:
+            for one in group.completions:
+                total = sum(map(ord, one.text))
+                if (total % 2 == 0) != (total % 3 == 0):
+                    found[one.id] = "passed" if total % 2 == 0 else "failed"
+    return found
+
+
+def test_disagreements_are_queued_labelled_and_become_a_set(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = expected(run)
+    assert {*odd.values()} == {"passed", "failed"}
+    result = audit(run, "texts:by_length", count=1000)
+    assert result.judged == 48 and result.rows == len(odd) == result.waiting
+    assert {row["id"]: row["verdicts"][0] for row in read_queue(run)} == odd
+    assert sorted(result.found.values()) == sorted(
+        [*odd.values()].count(one) for one in ("passed", "failed")
+    )
+    assert audit(run, "texts:by_length", count=1000).rows == len(odd), "no row twice"
+
+    shown: list[str] = []
+    answers = iter(["p", "nonsense", "failed", "q"])
+    after = label(run, lambda text: next(answers), shown.append, "Ada")
+    assert after.waiting == len(odd) - 2 and len(shown) == 3
+    first, second = read_queue(run)[:2]
+    assert (first["label"], second["label"], first["by"]) == ("passed", "failed", "Ada")
+    assert first["completion"] in shown[0]
+
+    queue = run / "audit" / "queue.jsonl"  # by hand
+    rows = [json.loads(line) for line in queue.read_text().splitlines()]
+    rows[2]["label"] = "unsure"
+    queue.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    again = audit(run)
+    assert again.waiting == len(odd) - 3 and again.unsure == 1
+    sides = [side for each in again.right.values() for side in each.values()]
+    assert sum(sides) == 2, "what is unsure decides nothing"
+    assert "the run's verifier was right in" in str(again)
+
+    labelled = run / "audit" / "labelled.jsonl"
+    found = self_test_on(labelled, "texts:by_sum", num_workers=1)
+    right = [row["label"] == row["verdicts"][0] for row in (first, second)]
+    assert found.rows == 2 and len(found.wrong) == right.count(False)
+    options = ("--verifier", "texts:by_length", "--workers", "1")
+    command = ["assay", "verify", "--self-test", "--labelled", str(labelled), *options]
+    monkeypatch.setattr(sys, "argv", command)
+    assert run_command() == (1 if any(right) else 0), "where one is right the other is wrong"
+    assert "of 2 rows" in capsys.readouterr().out
+
+
+def test_the_draw_is_bounded_and_repeats(run: Path) -> None:
+    odd = expected(run)
+    audit(run, "texts:by_length", count=4, seed=1)
+    drawn = [row["id"] for row in read_queue(run)]
+    assert len(drawn) == 4 and {*drawn} < {*odd}
+    assert {odd[one] for one in drawn} == {"passed", "failed"}, "some of each"
+    (run / "audit" / "queue.jsonl").unlink()
+    audit(run, "texts:by_length", count=4, seed=1)
+    assert [row["id"] for row in read_queue(run)] == drawn
+    (run / "audit" / "queue.jsonl").unlink()
+    assert audit(run, "texts:by_length", among=10).judged == 16, "one step of sixteen"
+
+
+def test_what_is_wrong_is_told(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"found 0 rows, none without a label; accepted: a queue"):
+        label(run, lambda text: "q", print, "Ada")
+    audit(run, "texts:by_length", count=2)
+    queue = run / "audit" / "queue.jsonl"
+    queue.write_text(queue.read_text().replace('"label": null', '"label": "maybe"', 1))
+    with pytest.raises(DataError, match=r"row 1 label: found 'maybe'; accepted: null, passed, fai"):
+        audit(run)
+    with pytest.raises(RunError, match="not a run directory"):
+        audit(tmp_path, "math")
