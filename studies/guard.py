@@ -116,7 +116,7 @@ SICK = (
     Sick("a broken chat template", ("same_prompt",), template=BROKEN_TEMPLATE),
     Sick(
         "an entropy driven to zero",
-        ("entropy_collapse",),
+        ("entropy_lost", "entropy_collapse"),
         {"algorithm": {"entropy_weight": -1.0}, "optimizer": {"learning_rate": HASTY}},
     ),
 )

@@ -89,10 +89,14 @@ class TrainConfig(Section):
         """The guard without the rules that would be wrong in this run, unless they are asked for.
 
         Those are the rules of other stages, and more: what an environment hides may leave all
-        prompts alike; a teacher has something to say of wrong completions too; and what is sampled
-        a step ahead is not from the policy that learns.
+        prompts alike; a teacher has something to say of wrong completions too; what is sampled a
+        step ahead is not from the policy that learns; and where problems get harder, or the
+        temperature falls, entropy may fall and correctness stand.
         """
         off = [row.name for row in RULES.values() if row.stages and self.stage not in row.stages]
+        moved = self.curriculum.order != "uniform" or self.teacher is not None
+        if moved or (self.rl is not None and self.rl.temperature_schedule):
+            off += ["entropy_lost"]
         off += ["same_prompt"] if self.tools.environment else []
         off += ["all_wrong", "no_contrast"] if self.teacher is not None else []
         off += ["mismatch_growth"] if self.scale.steps_ahead else []

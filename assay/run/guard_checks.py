@@ -118,6 +118,31 @@ def fallen(rule: Rule, seen: Seen) -> CheckFound | None:
     return None
 
 
+def falls_alone(rule: Rule, seen: Seen) -> CheckFound | None:
+    """The window's mean of the first metric is below limit times the very first window's, and none
+    of the others rose.
+
+    One has risen where it did so by more than floor standard errors, from its first window to its
+    newest.
+    """
+    falling, *others = rule.reads
+    rises: list[_Rise] = []
+    for name in (falling, *others):
+        newest = seen.history.newest(name, rule.window, seen.after)
+        first = seen.history.part(name, 0, rule.window) if newest is not None else None
+        if newest is None or first is None or newest.steps[0] <= first.steps[-1]:
+            return None
+        values = np.concatenate([first.values, newest.values])
+        rises.append(_rise(Window([*first.steps, *newest.steps], values)))
+    fall, *rest = rises
+    if fall.after >= rule.bound * fall.before or any(one.times > rule.floor for one in rest):
+        return None
+    numbers = {"before": fall.before, "value": fall.after}
+    numbers |= {"passed_before": rest[0].before, "passed": rest[0].after}
+    last = seen.history.part(falling, -rule.window).steps[0]
+    return CheckFound(last, [falling, *others], numbers)
+
+
 def collapsed(rule: Rule, seen: Seen) -> CheckFound | None:
     """The window's mean is below limit times the best earlier window's, and by the floor too."""
     for name, part in seen.windows(rule):
@@ -274,7 +299,7 @@ def _rise(part: Window) -> _Rise:
 CHECKS: Mapping[str, Callable[[Rule, Seen], CheckFound | None]] = {
     one.__name__: one
     for one in (
-        *(not_finite, above, below, jump, outgrown, fallen, collapsed, against, grows_alone),
-        *(against_heldout, heldout_fell, total, spent),
+        *(not_finite, above, below, jump, outgrown, fallen, falls_alone, collapsed, against),
+        *(grows_alone, against_heldout, heldout_fell, total, spent),
     )
 }

@@ -61,6 +61,9 @@ CASES: list[tuple[str, Series, Series, dict[str, Any]]] = [
     ("entropy", {"entropy/mean": [0.1]}, {"entropy/mean": [0.3]}, {"min_entropy": 0.2}),
     ("entropy_collapse", {"entropy/mean": [1.0] * 6 + [0.01] * 5, "verdict/passed": [0.5] * 11},
      {"entropy/mean": [1.0] * 6 + [0.01] * 5, "verdict/passed": [0.97] * 11}, {}),
+    ("entropy_lost",
+     {"entropy/mean": [1.0] * 5 + [0.4] * 5, "verdict/passed": [0.3, 0.2] * 5, "reward/mean": [0.3, 0.2] * 5},
+     {"entropy/mean": [1.0] * 5 + [0.4] * 5, "verdict/passed": [0.3, 0.2] * 5, "reward/mean": [0.3] * 5 + [0.6] * 5}, {}),
     ("all_wrong", {"group/all_fail_equal": [1.0] * 20}, {"group/all_fail_equal": [0.9] * 20}, {}),
     ("all_right", {"group/all_pass": [1.0] * 20}, {"group/all_pass": [0.9] * 20}, {}),
     ("no_contrast", {"group/reward_std": [0.0] * 20}, {"group/reward_std": [0.1] * 20}, {}),
@@ -90,6 +93,24 @@ def test_a_rule_tells_the_sick_from_the_healthy(
     said = rule.says.format(metric=found.series[0], **known, **found.numbers)
     assert "{" not in said and len(said) < 400
     assert ask(name, well, **options) is None
+
+
+@pytest.mark.parametrize(
+    ("entropies", "passed", "speaks"),
+    [
+        ([1.0] * 5 + [0.6] * 5, [0.3, 0.2] * 5, False),  # more than half is left
+        ([1.0] * 5 + [0.1] * 5, [0.2, 0.3] * 2 + [0.2, 0.6] + [0.5, 0.6] * 2, False),  # it learned
+        ([1.0] * 5 + [0.1] * 4, [0.3, 0.2] * 4 + [0.2], False),  # the windows overlap
+        ([0.2] * 5 + [0.09] * 5, [0.3, 0.2] * 2 + [0.1] * 6, True),  # a start that is low already
+    ],
+)
+def test_an_entropy_is_lost_where_nothing_is_won(
+    entropies: Sequence[float], passed: Sequence[float], speaks: bool
+) -> None:
+    series = {"entropy/mean": entropies, "verdict/passed": passed, "reward/mean": passed}
+    found = ask("entropy_lost", series)
+    assert (found is not None) == speaks
+    assert found is None or found.since == 6
 
 
 def test_every_rule_has_a_case() -> None:
