@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -133,7 +133,8 @@ def _read(folder: Path) -> ListedRun:
     """Return what a line needs; of a run that cannot be read, why."""
     try:
         tree = tomllib.loads((folder / "config.toml").read_text("utf-8"))
-        events, last = _ends(folder / "events.jsonl"), _last_row(folder / "metrics.jsonl")
+        events = [*_rows(_ends(folder / "events.jsonl"))]
+        last = next(_rows(reversed(_ends(folder / "metrics.jsonl"))), {})
         evaluations = [*read_rows(folder / "evaluations.jsonl")]
         best = best_step(evaluations)
     except (AssayError, OSError, ValueError, KeyError, TypeError) as error:
@@ -192,24 +193,16 @@ def _is_locked(folder: Path) -> bool:
     return False
 
 
-def _ends(path: Path) -> list[dict[str, Any]]:
-    """Return the first row of a journal, and those of its end."""
+def _ends(path: Path) -> list[bytes]:
+    """Return the first line of a journal, and those of its end."""
     with suppress(FileNotFoundError), open(path, "rb") as file:
         first = file.readline()
-        start = max(file.tell(), file.seek(0, os.SEEK_END) - _TAIL)
-        file.seek(start)
-        lines = file.read().splitlines()
-        # the first of these may be the rest of a longer line
-        return [*_rows([first]), *_rows(lines)]
+        file.seek(max(file.tell(), file.seek(0, os.SEEK_END) - _TAIL))
+        return [first, *file.read().splitlines()]  # the second may be the rest of a longer line
     return []
 
 
-def _last_row(path: Path) -> dict[str, Any]:
-    rows = _ends(path)
-    return rows[-1] if rows else {}
-
-
-def _rows(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
+def _rows(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     for line in lines:
         with suppress(ValueError):
             row = json.loads(line)

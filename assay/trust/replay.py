@@ -41,7 +41,7 @@ from assay.training.rescore import recorded_groups
 from assay.training.rl import Loop, train_step
 from assay.training.stage import Stage
 from assay.training.stages import open_loop
-from assay.trust.replayed import Again, FlippedVerdict, ReplayResult
+from assay.trust.replayed import Again, FlippedVerdict, ReplayResult, span
 from assay.types import Completion, Group, Verdict
 from assay.verify.service import VerifierService
 
@@ -313,7 +313,7 @@ def columns_again(log: RolloutLog, fresh: RolloutLog, steps: Sequence[int]) -> I
             for side in zip(*pairs, strict=True)
         )
         if len(then):
-            yield _compared(f"{name} of the update", then, now, f"of {len(steps)} steps")
+            yield _compared(f"{name} of the update", then, now, f"of {span(steps[0], steps[-1])}")
 
 
 def _compared(name: str, then: np.ndarray, now: np.ndarray, note: str) -> Again:

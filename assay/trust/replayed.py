@@ -88,11 +88,7 @@ class ReplayResult:
         return plain({**asdict(self), "agrees": self.agrees})
 
     def __str__(self) -> str:
-        steps = (
-            f"step {self.step}"
-            if self.start + 1 == self.step
-            else f"steps {self.start + 1}-{self.step}"
-        )
+        steps = span(self.start + 1, self.step)
         origin = f"the checkpoint of step {self.start}" if self.start else "the start"
         lines = [f"{self.run}: {steps} taken again from {origin}; nothing was sampled", ""]
         rows = [(one.outcome, one.name, f"{one.count:,}", one.note) for one in self.again]
@@ -120,6 +116,11 @@ UNEXPLAINED = (
     "nothing that environment.json holds: the code that trained may not have been committed, or"
     " a file of the run was changed"
 )
+
+
+def span(first: int, last: int) -> str:
+    """Return the name of one step or several."""
+    return f"step {last}" if first == last else f"steps {first}-{last}"
 
 
 def _number(value: float | None) -> str:
