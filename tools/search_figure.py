@@ -1,7 +1,7 @@
 """Draw the figure of a search from what ``assay search --json`` printed.
 
     assay search MODEL --problems ... --budget 96 --budget 384 --json > search.json
-    python tools/search_figure.py search.json docs/search.svg
+    python tools/search_figure.py search.json search.svg
 
 The first panel has the accuracy of each method over its budget, with standard errors, the oracle
 above and one sample below; the second what the scorer says of the same answers.
