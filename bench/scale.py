@@ -24,8 +24,9 @@ from typing import Any
 
 from assay.config import SamplingConfig, ScaleConfig, parse
 from assay.model.weights import Weights, fingerprint
+from assay.scale.asgi import bind
 from assay.scale.cluster import open_cluster
-from assay.scale.serve import VerifierServer, bind
+from assay.scale.serve import VerifierServer
 from assay.scale.verifying import VerifierActors
 from assay.training.assemble import open_bench
 from assay.training.elsewhere import on_actors

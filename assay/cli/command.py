@@ -10,7 +10,8 @@ import typer
 
 # isort: off
 # Imported for the commands that they add, in the order of the help.
-from assay.cli import start, training, recipes, curation, models, reading, verifiers, upkeep  # noqa: F401
+from assay.cli import start, training, recipes, curation, models, reading, verifiers  # noqa: F401
+from assay.cli import serving, upkeep  # noqa: F401
 
 # isort: on
 from assay.cli.console import app, leave_closed_pipe

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -172,39 +170,3 @@ def redteam(
         show(result, as_json)
         held = held and result.held
     raise typer.Exit(0 if held else 1)
-
-
-@app.command(rich_help_panel=JUDGE)
-def serve_verifiers(
-    verifier: Annotated[str, typer.Option(help="Verifier of rows that name none.")] = "math",
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: one that is free.")] = 8765,
-    token_env: Annotated[
-        str, typer.Option(help="Environment variable with the token that requests must carry.")
-    ] = "ASSAY_VERIFIERS_TOKEN",
-    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes.")] = None,
-    deadline: Annotated[float, typer.Option(min=0.001, help="Seconds a completion.")] = 5.0,
-    max_waiting: Annotated[
-        int, typer.Option(min=1, help="Completions that may wait; more are refused.")
-    ] = 4096,
-    overrides: VerifierOptions = None,
-    allow: Allow = None,
-    unsafe_no_sandbox: Unsafe = False,
-) -> None:
-    """Give verdicts over HTTP, to trainers in other processes, languages and clusters."""
-    from assay.scale.serve import VerifierServer, bind, run_server
-    from assay.verify.service import VerifierService
-
-    token = os.environ.get(token_env, "").strip() or None
-    options = verifier_options(overrides, unsafe_no_sandbox)
-    settings: dict[str, Any] = {"num_workers": workers, "deadline": deadline, "options": options}
-    with (
-        bind(host, port, token) as listening,
-        VerifierService(verifier, allow=allow or [], **settings) as service,
-    ):
-        service.check([None])
-        address, number = listening.getsockname()[:2]
-        shown = f"[{address}]" if ":" in address else address
-        say_line(f"verdicts of {verifier}: POST http://{shown}:{number}/judge")
-        with suppress(KeyboardInterrupt):
-            run_server(VerifierServer(service, token, max_waiting), listening)

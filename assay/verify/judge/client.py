@@ -296,11 +296,17 @@ def _open_client(settings: Settings) -> httpx2.Client:
             import httpx2
         except ImportError as error:
             raise VerifierError(NEEDS) from error
-        limits = httpx2.Limits(max_keepalive_connections=settings.concurrency)
-        no_proxy = {f"all://{host}": None for host in ("localhost", "127.0.0.1", "[::1]")}
-        return httpx2.Client(
-            verify=certificates(), limits=limits, mounts=no_proxy, follow_redirects=False
-        )
+        return httpx2.Client(**connection(settings.concurrency))
+
+
+def connection(concurrency: int) -> dict[str, Any]:
+    """Return how a client of httpx2 connects: this machine is never asked through a proxy."""
+    import httpx2
+
+    limits = httpx2.Limits(max_keepalive_connections=concurrency)
+    no_proxy = {f"all://{host}": None for host in ("localhost", "127.0.0.1", "[::1]")}
+    known = {"verify": certificates(), "limits": limits, "mounts": no_proxy}
+    return {**known, "follow_redirects": False}
 
 
 @cache

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from assay.errors import UserError, VerifierError
-from assay.scale.serve import VerifierServer, bind
+from assay.scale.asgi import bind
+from assay.scale.serve import VerifierServer
 from assay.types import Completion, Group, Problem, Prompt
 from assay.verify.service import VerifierService
 
@@ -103,7 +104,7 @@ def test_what_is_no_verifier_has_no_facts(service: VerifierService, name: str, w
 def test_a_body_that_does_not_arrive_is_not_waited_for(
     service: VerifierService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("assay.scale.serve.BODY_SECONDS", 0.01)
+    monkeypatch.setattr("assay.scale.asgi.BODY_SECONDS", 0.01)
     app, sent = VerifierServer(service), list[dict[str, Any]]()
     events: list[dict[str, Any]] = [{"type": "http.request", "body": b"{", "more_body": True}]
 

@@ -1,0 +1,86 @@
+"""Commands that serve over HTTP: verdicts, and models behind a router."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from assay.cli.console import (
+    JUDGE,
+    READ,
+    Allow,
+    Unsafe,
+    VerifierOptions,
+    app,
+    say_line,
+    verifier_options,
+)
+from assay.errors import MissingExtra
+
+Host = Annotated[str, typer.Option(help="Address to listen at.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0: one that is free.")]
+TokenEnv = Annotated[
+    str, typer.Option(help="Environment variable with the token that requests must carry.")
+]
+
+
+@app.command(rich_help_panel=JUDGE)
+def serve_verifiers(
+    verifier: Annotated[str, typer.Option(help="Verifier of rows that name none.")] = "math",
+    host: Host = "127.0.0.1",
+    port: Port = 8765,
+    token_env: TokenEnv = "ASSAY_VERIFIERS_TOKEN",
+    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes.")] = None,
+    deadline: Annotated[float, typer.Option(min=0.001, help="Seconds a completion.")] = 5.0,
+    max_waiting: Annotated[
+        int, typer.Option(min=1, help="Completions that may wait; more are refused.")
+    ] = 4096,
+    overrides: VerifierOptions = None,
+    allow: Allow = None,
+    unsafe_no_sandbox: Unsafe = False,
+) -> None:
+    """Give verdicts over HTTP, to trainers in other processes, languages and clusters."""
+    from assay.scale.asgi import address_of, bind, run_server
+    from assay.scale.serve import VerifierServer
+    from assay.verify.service import VerifierService
+
+    token = os.environ.get(token_env, "").strip() or None
+    options = verifier_options(overrides, unsafe_no_sandbox)
+    settings: dict[str, Any] = {"num_workers": workers, "deadline": deadline, "options": options}
+    with (
+        bind(host, port, token) as listening,
+        VerifierService(verifier, allow=allow or [], **settings) as service,
+    ):
+        service.check([None])
+        say_line(f"verdicts of {verifier}: POST {address_of(listening)}/judge")
+        with suppress(KeyboardInterrupt):
+            run_server(VerifierServer(service, token, max_waiting), listening, "serve-verifiers")
+
+
+@app.command(rich_help_panel=READ)
+def route(
+    config: Annotated[Path, typer.Argument(help="TOML: [route], [cheap] and [strong].")],
+    host: Host = "127.0.0.1",
+    port: Port = 8760,
+    token_env: TokenEnv = "ASSAY_ROUTE_TOKEN",
+) -> None:
+    """Send easy requests to a cheap model and hard ones to a strong one, as an OpenAI server."""
+    from assay.scale.asgi import address_of, bind, run_server
+    from assay.scale.route import RouteServer
+    from assay.scale.route_config import open_judge, read_config
+
+    settings = read_config(config)
+    if find_spec("httpx2") is None:
+        raise MissingExtra.of("httpx2", "judge", "assay route")
+    token = os.environ.get(token_env, "").strip() or None
+    with ExitStack() as stack:
+        judge = open_judge(settings, str(config), stack)
+        listening = stack.enter_context(bind(host, port, token))
+        say_line(f"by {settings.route.by}: {address_of(listening)}/v1")
+        with suppress(KeyboardInterrupt):
+            run_server(RouteServer(settings, judge, token), listening, "route")

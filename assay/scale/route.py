@@ -1,0 +1,361 @@
+"""Routing: easy requests go to a cheap model, hard ones to a strong one, over OpenAI's API.
+
+    POST /v1/chat/completions   the model "cheap" or "strong" is one of the two; any other name,
+                                such as "route", leaves the choice to the rule
+    GET  /v1/models             these three names
+
+A model that fails or takes too long is replaced by the other one, as long as nothing of its reply
+was passed on. Each request is a line in the log, and counts in /metrics, by model and reason.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from assay.scale.asgi import JSON, Answer, Receive, Refused, Send, Server, while_there, whole_body
+from assay.scale.route_config import RouteConfig, UpstreamConfig, hardness, prompt_of
+from assay.verify.judge.client import MAX_BODY, connection
+from assay.verify.judge.costs import CHARS_PER_TOKEN
+from assay.verify.judge.replies import read_usage
+from assay.verify.service import VerifierService
+
+CHEAP, STRONG, ROUTE = "cheap", "strong", "route"
+REFUSED = (400, 413, 422)  # the other model would refuse the request too
+EVENTS = ((b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"))
+SHOWN = 200  # characters of a complaint
+COUNTS = ("calls", "failures", "estimated", "input_tokens", "output_tokens", "cost", "seconds")
+
+
+class Trouble(Exception):
+    """A model that gave no reply. refused: the status of a request that is itself wrong."""
+
+    def __init__(self, said: str, refused: int = 0) -> None:
+        super().__init__(said)
+        self.refused = refused
+
+
+@dataclass
+class Call:
+    """One request to a model: why, and what came of it.
+
+    reason: ``easy`` or ``hard`` (the rule's word), ``unsure`` (its word after a look at the cheap
+    reply), ``tried`` (such a reply, not used), ``unknown`` (the rule could not say), ``fallback``
+    (the other model failed), ``named`` (by the client).
+    """
+
+    model: str
+    reason: str
+    chars: tuple[int, int]
+    usage: tuple[int | None, int | None] = (None, None)
+    trouble: str = ""
+    seconds: float = 0.0
+
+    def hear(self, said: Any) -> None:
+        """Count a reply, or an event of a stream; raises Trouble where it is none."""
+        if (
+            not isinstance(said, dict)
+            or said.get("error")
+            or not isinstance(said.get("choices"), list)
+        ):
+            raise Trouble(f"no reply, but {json.dumps(said)[:SHOWN]}")
+        usage = read_usage(said)
+        if usage.input_tokens is not None:
+            self.usage = (usage.input_tokens, usage.output_tokens)
+        written = 0
+        for choice in said["choices"]:
+            content = (choice.get("message") or choice.get("delta") or {}).get("content")
+            written += len(content) if isinstance(content, str) else 0
+        self.chars = (self.chars[0], self.chars[1] + written)
+
+    def facts(self, upstream: Upstream) -> dict[str, float]:
+        """Return the figures of `COUNTS`. Tokens that the server did not count are estimated; a
+        call that failed before it wrote has none."""
+        guess = [-(-chars // CHARS_PER_TOKEN) for chars in self.chars]
+        guess = [0, 0] if self.trouble and not self.chars[1] else guess
+        read, written = (g if u is None else u for u, g in zip(self.usage, guess, strict=True))
+        cost, estimated = upstream.endpoint.cost(read, written), None in self.usage and any(guess)
+        figures = (1, bool(self.trouble), estimated, read, written, cost, round(self.seconds, 4))
+        return dict(zip(COUNTS, figures, strict=True))
+
+
+class Upstream:
+    """One model, and how it is asked."""
+
+    def __init__(self, name: str, config: UpstreamConfig) -> None:
+        import httpx2
+
+        self.config = config
+        self.endpoint = config.endpoint(name)
+        self.client = httpx2.AsyncClient(**connection(256), timeout=config.timeout)
+
+    async def pieces(self, call: Call, body: Mapping[str, Any]) -> AsyncGenerator[bytes]:
+        """Yield the whole reply, or the events of a stream as they come; raises Trouble."""
+        import httpx2
+
+        started = time.perf_counter()
+        sent = {**body, **self.config.request, "model": self.config.model}
+        options = body.get("stream_options") or {}
+        if body.get("stream"):
+            sent["stream_options"] = {**options, "include_usage": True}
+        key = self.endpoint.key()
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        try:
+            asking = self.client.stream("POST", self.endpoint.url, json=sent, headers=headers)
+            async with asking as reply:
+                if reply.status_code != 200:
+                    said = (await _read(reply)).decode("utf-8", "replace")[:SHOWN]
+                    said = said.replace(key, "[key]") if key else said
+                    status = reply.status_code
+                    raise Trouble(f"HTTP {status}: {said}", status if status in REFUSED else 0)
+                if not body.get("stream"):
+                    raw = await _read(reply)
+                    call.hear(json.loads(raw))
+                    yield raw
+                    return
+                async for event, said in _events(reply):
+                    if said is not None:
+                        call.hear(said)
+                    if said is None or said["choices"] or options.get("include_usage"):
+                        yield event
+        except (httpx2.HTTPError, httpx2.StreamError, ValueError, RecursionError) as error:
+            raise Trouble(f"{type(error).__name__}: {str(error)[:SHOWN]}") from error
+        finally:
+            call.seconds = time.perf_counter() - started
+
+
+async def _read(reply: Any) -> bytes:
+    found = bytearray()
+    async for chunk in reply.aiter_bytes():
+        found += chunk
+        if len(found) > MAX_BODY:
+            raise Trouble(f"a reply of more than {MAX_BODY} bytes")
+    return bytes(found)
+
+
+async def _events(reply: Any) -> AsyncGenerator[tuple[bytes, Any]]:
+    """Yield each event of a stream, as it came and as JSON; None of what is no JSON."""
+    pending, data = b"", b""
+    async for chunk in reply.aiter_bytes():
+        *events, pending = re.split(rb"\r?\n\r?\n", pending + chunk)
+        if len(pending) > MAX_BODY:
+            raise Trouble(f"an event of more than {MAX_BODY} bytes")
+        for event in events:
+            lines = (line.partition(b":") for line in event.splitlines())
+            data = b"".join(value.strip() for name, _, value in lines if name == b"data") or data
+            yield event + b"\n\n", json.loads(data) if b"{" in data[:1] else None
+    if data != b"[DONE]":
+        raise Trouble("the stream ended before its [DONE]")
+
+
+class RouteServer(Server):
+    """The application. judge: the verifiers that the rule asks."""
+
+    def __init__(
+        self, config: RouteConfig, judge: VerifierService | None, token: str | None = None
+    ) -> None:
+        super().__init__(token, config.route.max_waiting)
+        self.rule, self.judge = config.route, judge
+        self.models = {name: Upstream(name, getattr(config, name)) for name in (CHEAP, STRONG)}
+        self.counted: Counter[tuple[str, str, str]] = Counter()
+
+    def complaint(self, said: str) -> dict[str, Any]:
+        """Return a refusal as OpenAI's clients read it."""
+        return {"error": {"message": said, "type": "assay_route"}}
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for model in self.models.values():
+            await model.client.aclose()
+
+    async def respond(
+        self, method: str, path: str, scope: Mapping[str, Any], receive: Receive, send: Send
+    ) -> Answer | None:
+        """Answer with the reply of a model."""
+        if (method, path) == ("GET", "/v1/models"):
+            names = [{"id": name, "object": "model"} for name in (ROUTE, *self.models)]
+            return Answer.of({"object": "list", "data": names})
+        if (method, path) != ("POST", "/v1/chat/completions"):
+            accepted = "POST /v1/chat/completions, GET /v1/models, /health, /metrics"
+            raise Refused(404, f"found {method} {path}; accepted: {accepted}")
+        body = _checked(await whole_body(receive))
+        with self.room(1, "requests"):
+            routed = Routed(self, body, send)
+            try:
+                return await while_there(receive, routed.answer())
+            except ConnectionResetError:
+                routed.ended = "the client left"
+                raise
+            except Refused as refused:
+                routed.ended = str(refused)
+                raise
+            finally:
+                self._tell(routed)
+
+    def counts(self) -> Iterator[str]:
+        """Yield figures of all calls by model and reason."""
+        for what in COUNTS:
+            yield f"# TYPE assay_route_{what}_total counter"
+            for (name, model, reason), value in sorted(self.counted.items()):
+                if name == what:
+                    labels = f'model="{model}",reason="{reason}"'
+                    yield f"assay_route_{what}_total{{{labels}}} {value:.10g}"
+
+    def _tell(self, routed: Routed) -> None:
+        """Count a request, and write its line."""
+        row: dict[str, Any] = {"time": round(time.time(), 3), "ended": routed.ended}
+        row |= {"hardness": routed.hardness, "unknown": routed.unknown, "calls": []}
+        for call in routed.calls:
+            facts = call.facts(self.models[call.model])
+            for what, value in facts.items():
+                self.counted[what, call.model, call.reason] += value  # type: ignore[assignment]
+            named = {"model": call.model, "reason": call.reason, "trouble": call.trouble}
+            row["calls"].append(named | {what: facts[what] for what in COUNTS[2:]})
+        with suppress(OSError):  # the answer matters more than its line
+            print(json.dumps(row), file=sys.stderr, flush=True)
+
+
+class Routed:
+    """One request on its way. unknown: why the rule could not say how hard it is."""
+
+    def __init__(self, server: RouteServer, body: dict[str, Any], send: Send) -> None:
+        self.server, self.rule, self.body, self.send = server, server.rule, body, send
+        self.calls: list[Call] = []
+        self.hardness: float | None = None
+        self.unknown, self.ended = "", "answered"
+
+    async def answer(self) -> Answer | None:
+        """Answer by the model that the rule, or the client, chooses."""
+        if (named := self.body.get("model")) in self.server.models:
+            return await self._by([named], "named")
+        if self.rule.looks:
+            return await self._after_a_look()
+        await self._ask_rule({})
+        if self._is_easy:
+            return await self._by([CHEAP, STRONG], "easy")
+        return await self._by([STRONG, CHEAP], "unknown" if self.unknown else "hard")
+
+    @property
+    def _is_easy(self) -> bool:
+        return self.hardness is not None and self.hardness < self.rule.threshold
+
+    async def _after_a_look(self) -> Answer | None:
+        """Have the cheap model reply, and the rule read it; then answer."""
+        body = {key: self.body[key] for key in self.body.keys() - {"stream", "stream_options"}}
+        if scored := self.rule.by == "confidence":
+            body["logprobs"] = True
+        call = self._call(CHEAP, "tried")
+        try:
+            async with aclosing(self._pieces(call, body)) as pieces:
+                reply = json.loads(await anext(pieces))
+        except Trouble as trouble:
+            self._failed(call, trouble)
+            return await self._by([STRONG], "fallback")
+        await self._ask_rule(reply)
+        if scored and not self.body.get("logprobs"):
+            for choice in reply["choices"]:
+                choice.pop("logprobs", None)
+        if not self._is_easy:
+            try:
+                return await self._by([STRONG], "unknown" if self.unknown else "unsure")
+            except Refused:
+                call.reason = "fallback"
+        else:
+            call.reason = "easy"
+        if not self.body.get("stream"):
+            return Answer.of(reply, 200, _header(call))
+        options = self.body.get("stream_options") or {}
+        return Answer(_as_events(reply, options), (*EVENTS, _header(call)))
+
+    async def _ask_rule(self, reply: dict[str, Any]) -> None:
+        try:
+            self.hardness = await hardness(self.rule, self.server.judge, self.body, reply)
+            if not math.isfinite(self.hardness):
+                raise ValueError(f"a hardness of {self.hardness}")
+        except Exception as error:  # a rule that a request or a reply does not fit
+            self.hardness, self.unknown = None, f"{type(error).__name__}: {error}"[:SHOWN]
+
+    async def _by(self, names: Sequence[str], reason: str) -> Answer | None:
+        """Answer by the first of these models that gives a reply."""
+        for name in names:
+            call = self._call(name, reason)
+            try:
+                return await self._pass_on(call)
+            except Trouble as trouble:
+                self._failed(call, trouble)
+            reason = "fallback"
+        raise Refused(502, "; ".join(f"{one.model}: {one.trouble}" for one in self.calls))
+
+    async def _pass_on(self, call: Call) -> Answer | None:
+        async with aclosing(self._pieces(call, self.body)) as pieces:
+            piece = await anext(pieces)
+            if not self.body.get("stream"):
+                return Answer(piece, (*JSON, _header(call)))
+            headers = [*EVENTS, _header(call)]
+            await self.send({"type": "http.response.start", "status": 200, "headers": headers})
+            try:
+                await self._send(piece)
+                async for piece in pieces:
+                    await self._send(piece)
+            except Trouble as trouble:  # too late for the other model
+                call.trouble = self.ended = str(trouble)
+                said = json.dumps(self.server.complaint(f"{call.model}: {trouble}"))
+                await self._send(f"data: {said}\n\n".encode())
+            await self._send(b"", more=False)
+        return None
+
+    async def _send(self, piece: bytes, more: bool = True) -> None:
+        await self.send({"type": "http.response.body", "body": piece, "more_body": more})
+
+    def _call(self, name: str, reason: str) -> Call:
+        self.calls.append(Call(name, reason, (len(prompt_of(self.body)), 0)))
+        return self.calls[-1]
+
+    def _pieces(self, call: Call, body: Mapping[str, Any]) -> AsyncGenerator[bytes]:
+        return self.server.models[call.model].pieces(call, body)
+
+    def _failed(self, call: Call, trouble: Trouble) -> None:
+        """Keep why a model gave no reply; raises Refused where the request itself is wrong."""
+        call.trouble = str(trouble)
+        if trouble.refused:
+            raise Refused(trouble.refused, f"{call.model}: {trouble}")
+
+
+def _checked(raw: bytes) -> dict[str, Any]:
+    """Return a request's body; raises Refused."""
+    accepted = "a JSON object with messages, a list of objects; metadata, if any: an object"
+    try:
+        body = json.loads(raw)
+        prompt_of(body)
+        if body["messages"] and isinstance(body.get("metadata") or {}, dict):
+            return body
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        pass
+    raise Refused(400, f"body: accepted: {accepted}")
+
+
+def _header(call: Call) -> tuple[bytes, bytes]:
+    return b"x-assay-route", f"{call.model} {call.reason}".encode()
+
+
+def _as_events(reply: Mapping[str, Any], options: Mapping[str, Any]) -> bytes:
+    """Return a whole reply as the events of a stream."""
+    head = {**reply, "object": "chat.completion.chunk", "choices": []}
+    usage = head.pop("usage", None)
+    choices: list[dict[str, Any]] = []
+    for choice in reply["choices"]:
+        delta, rest = choice["message"], {k: v for k, v in choice.items() if k != "message"}
+        if calls := delta.get("tool_calls"):
+            delta = {**delta, "tool_calls": [{"index": n, **one} for n, one in enumerate(calls)]}
+        choices.append({**rest, "delta": delta})
+    events = [{**head, "choices": choices}]
+    events += [{**head, "usage": usage}] if options.get("include_usage") else []
+    return b"".join(f"data: {json.dumps(one)}\n\n".encode() for one in events) + b"data: [DONE]\n\n"
