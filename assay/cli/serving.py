@@ -22,6 +22,8 @@ from assay.cli.console import (
 )
 from assay.errors import MissingExtra
 
+MAX_OPEN = 256
+"""Expressions of clients that a server of verdicts keeps open."""
 Host = Annotated[str, typer.Option(help="Address to listen at.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="0: one that is free.")]
 TokenEnv = Annotated[
@@ -54,7 +56,7 @@ def serve_verifiers(
     settings: dict[str, Any] = {"num_workers": workers, "deadline": deadline, "options": options}
     with (
         bind(host, port, token) as listening,
-        VerifierService(verifier, allow=allow or [], **settings) as service,
+        VerifierService(verifier, allow=allow or [], max_open=MAX_OPEN, **settings) as service,
     ):
         service.check([None])
         say_line(f"verdicts of {verifier}: POST {address_of(listening)}/judge")

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import weakref
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -96,8 +96,10 @@ class VerifierService:
     looked up; 0: none. give_up_after: completions of which none was judged, for errors and
     deadlines, after which judging raises VerifierError in the verifier's own words; None: never.
     allow: Python modules, or ``module:object``, that a problem may name beside those of the default
-    expression; no other code is imported for it. hire: makes a worker, where they are not processes
-    of this machine. Raises VerifierError for an expression, an option
+    expression; no other code is imported for it. max_open: expressions of problems that stay open,
+    as a server needs it whose clients may send ever new ones: the one used longest ago is closed.
+    None: all, so that `describe` tells of each verifier that was used. hire: makes a worker, where
+    they are not processes of this machine. Raises VerifierError for an expression, an option
     or a schedule that is wrong.
     """
 
@@ -114,6 +116,7 @@ class VerifierService:
         give_up_after: int | None = None,
         allow: Iterable[str] = (),
         by_tag: Mapping[str, str] | None = None,
+        max_open: int | None = None,
         hire: Hire = Worker,
     ) -> None:
         self.default_expression = default_expression
@@ -137,9 +140,10 @@ class VerifierService:
         workers, cache_bytes = num_workers or max(1, cores // 2), int(cache_mib * 2**20)
         self._settings = (workers, deadline, on_event, self._options, cache_bytes, hire)
         self._give_up_after = give_up_after
+        self._max_open, self._own = max_open, {default_expression, *self._by_tag.values()}
         self._failures: Counter[str] = Counter()  # words of those that were not judged
         self._verifiers: dict[str, Configured] = {}
-        self._sums: dict[str, Sum] = {}
+        self._sums: OrderedDict[str, Sum] = OrderedDict()  # the one used last is the last
         for name in self._options:  # of a user's, a wrong option is told when it is first used
             if is_built_in(name) and (error := self._verifier(name).error):
                 raise VerifierError(error)
@@ -152,6 +156,7 @@ class VerifierService:
 
     def _open(self) -> None:
         self._building = threading.RLock()  # held while a verifier is looked up
+        self._ordering = threading.Lock()  # of the sums; never held for long
         self.engine = JobEngine(*self._settings)
         self._finalizer = weakref.finalize(self, self.engine.close)
 
@@ -347,16 +352,33 @@ class VerifierService:
 
     def _sum(self, expression: str | None) -> Sum:
         expression = expression or self.default_expression
-        found = self._sums.get(expression)
-        if found is None:
-            with self._building:
-                try:
-                    verifiers = {name: self._verifier(name) for name in names_in(expression)}
-                    found = Sum(parse_expression(expression), verifiers, self._schedule)
-                except VerifierError as error:
-                    found = Sum.of_error(expression, str(error))
+        with self._ordering:
+            found = self._sums.get(expression)
+            if found is not None:
+                self._sums.move_to_end(expression)
+                return found
+        with self._building:
+            try:
+                verifiers = {name: self._verifier(name) for name in names_in(expression)}
+                found = Sum(parse_expression(expression), verifiers, self._schedule)
+            except VerifierError as error:
+                found = Sum.of_error(expression, str(error))
+            with self._ordering:
                 self._sums[expression] = found
+                others = [one for one in self._sums if one not in self._own]
+                excess = len(others) - (self._max_open or len(others))
+                for oldest in others[: max(0, excess)]:
+                    del self._sums[oldest]
+            if excess > 0:
+                self._close_unused()
         return found
+
+    def _close_unused(self) -> None:
+        """Forget verifiers that no open expression names, and end their lanes."""
+        with self._ordering:
+            used = {one.name: one.label for sum in self._sums.values() for one in sum.verifiers}
+        self._verifiers = {name: one for name, one in self._verifiers.items() if name in used}
+        self.engine.keep_only(used)
 
     def _verifier(self, name: str) -> Configured:
         if name not in self._verifiers:

@@ -175,7 +175,7 @@ def test_each_model_has_its_name_its_keys_and_the_clients(world: Any, monkeypatc
 @pytest.mark.parametrize("fault", ["down", "500", "slow", "half", "nonsense"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_model_that_fails_is_replaced_by_the_other(world: Any, fault: str, stream: bool) -> None:
-    down = {"cheap": "http://127.0.0.1:9"} if fault == "down" else {}
+    down = {"cheap": "http://localhost:9"} if fault == "down" else {}
     here = world('by = "length"\nthreshold = 10', **down)
     if fault == "500":
         here.cheap.status = 500
@@ -185,10 +185,8 @@ def test_a_model_that_fails_is_replaced_by_the_other(world: Any, fault: str, str
         here.cheap.cut, here.cheap.hangs = (0 if stream else 20), True
     elif fault == "nonsense":
         here.cheap.cut = 0 if stream else 20
-    started = time.perf_counter()
     reply = here.ask(stream=stream)
     assert reply.status_code == 200 and reply.headers["x-assay-route"] == "strong fallback"
-    assert time.perf_counter() - started < 4.0
     assert "indeed" in reply.text
     line = here.line()
     failed, answered = line["calls"]

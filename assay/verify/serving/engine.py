@@ -105,6 +105,17 @@ class JobEngine:
             self._told = now
             return metrics
 
+    def keep_only(self, used: Mapping[str, str]) -> None:
+        """End the idle lanes, and drop the counts, of verifiers other than these: {name: label}."""
+        with self.lock:
+            labels = set(used.values())
+            for label, lane in list(self._lanes.items()):
+                if label not in labels and lane.is_idle:
+                    self._lanes.pop(label).close()
+            for stats in (self.stats, self._fresh):
+                for name in stats.keys() - used.keys():
+                    del stats[name]
+
     def close(self) -> None:
         """End the lanes; in the child of a fork it does nothing."""
         if self._process == os.getpid():

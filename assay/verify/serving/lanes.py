@@ -107,6 +107,11 @@ class ThreadLane(Lane):
                 self._start()
             self.changed.notify(len(calls))
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has nothing to do; asked with the lock held."""
+        return not self.queue and not self._running
+
     def give_up_overdue(self) -> int:
         """Answer for calls that took too long, and let their threads go; return how many."""
         now = time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -213,3 +214,43 @@ def test_a_server_that_cannot_be_asked_is_told_before_a_run(
         stack.enter_context(asking)
         asking.check([None])
     assert words in str(told.value) and "\n" not in str(told.value)
+
+
+def test_expressions_of_clients_are_closed_when_newer_ones_come() -> None:
+    """Ever new expressions take no more memory: neither sums, nor verifiers, lanes or counts."""
+    with VerifierService("exact", num_workers=1, max_open=3) as service:
+        app = VerifierServer(service)
+
+        def judge(verifier: str) -> str:
+            rows = [{**ROWS[0], "verifier": verifier}]
+            return call(app, "POST", "/judge", {"rows": rows})[1]["verdicts"][0]["status"]
+
+        assert [judge(f"exact*{weight}.5") for weight in range(20)] == ["passed"] * 20
+        assert list(service._sums) == [f"exact*{n}.5" for n in (17, 18, 19)]
+        assert judge("exact*17.5") == "passed"
+        assert [judge(f"math + constant*{n}.5") for n in (1, 2)] == ["passed"] * 2
+        assert "exact*17.5" in service._sums, "the one used longest ago is closed"
+        assert "exact*18.5" not in service._sums
+        for n in range(5):
+            judge(f"exact + answer_tags*{n}.5")
+        assert set(service._verifiers) <= {"exact", "answer_tags"}
+        assert set(service.stats["verifiers"]) <= {"exact", "answer_tags"}
+
+
+def test_the_threads_of_a_closed_expression_end(server: str) -> None:
+    options = {"remote": {"url": server, "patience": 30.0}}
+
+    def threads() -> set[str]:
+        return {one.name for one in threading.enumerate() if one.name.startswith("assay-remote")}
+
+    with VerifierService("exact", options=options, max_open=1) as asking:
+        for name in ("exact", "math", "constant"):
+            group = replace(
+                group_of("2"), problem=Problem("p", "?", {"answer": "2"}, f"remote:{name}")
+            )
+            assert asking.judge([group])[0][0].judged
+        deadline = time.monotonic() + 10
+        while threads() != {"assay-remote:constant"} and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert threads() == {"assay-remote:constant"}
+        assert list(asking.engine._lanes) == ["remote:constant@1"]
