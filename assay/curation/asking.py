@@ -47,7 +47,7 @@ class AskingSettings(StageSettings):
     """Import what the configuration of another's run names."""
     config: dict[str, dict[str, Any]] = Field(default={})
     """Sections and keys of a training configuration (docs/configuration.md) that say how to sample
-    and to judge: ``[config.data]``, ``[config.sampling]``, ``[config.engine]``,
+    and to judge: ``[config.data]``, ``[config.sampling]``, ``[config.tools]``, ``[config.engine]``,
     ``[config.verification]``. What is left out is as the model's run had it, else the default."""
 
     def num_asked(self, num_read: int | None) -> int | None:

@@ -16,7 +16,7 @@ from assay.curation.server import ServerGenerator
 from assay.data.chat import chat_of, with_effort
 from assay.data.completions import Record
 from assay.data.problems import check_spec
-from assay.errors import DataError
+from assay.errors import ConfigError, DataError, message
 from assay.generate.base import Generator
 from assay.generate.engine import Engine
 from assay.toml_text import merged
@@ -188,7 +188,12 @@ def _config(settings: AskingSettings) -> TrainConfig:
     )
     model = settings.model if settings.url is None else "(a server)"
     config = sampling_config(model, settings.inputs, how)
-    return configuration.build(merged(config.model_dump(exclude_none=True), settings.config))
+    config = configuration.build(merged(config.model_dump(exclude_none=True), settings.config))
+    asked = [*config.tools.names, *filter(None, [config.tools.environment])]
+    if asked and settings.url is not None:
+        accepted = "none with url: nobody answers the calls of a server's model"
+        raise ConfigError(message("config.tools", ", ".join(asked), accepted, "name a model"))
+    return config
 
 
 def _last_trouble(generator: Generator) -> str:
