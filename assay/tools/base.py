@@ -26,15 +26,16 @@ class Tool:
 
     parameters: a JSON schema of the arguments, as chat templates show it. open: is called once for
     each completion that calls the tool, and returns what runs its calls; so a tool can keep a state
-    for one completion. Calls of one completion run one after another, in one thread. They bound
-    their own time. What they raise is told to the policy: a `ToolError` as it stands, any other
-    error with its type.
+    for one completion. Calls of one completion run one after another, in one thread. stateless:
+    those of one turn run at once, each in any thread. They bound their own time. What they raise is
+    told to the policy: a `ToolError` as it stands, any other error with its type.
     """
 
     name: str
     description: str
     parameters: Mapping[str, Any]
     open: Callable[[], RunCall]
+    stateless: bool = False
 
     @property
     def schema(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -30,6 +31,7 @@ _LOOKUP = {
     },
 }
 _CALLED = {"name": "lookup", "arguments": {"word": _MARK}}
+_TAGS = ("<tool_call>", "</tool_call>")
 _BLANK_THOUGHT = re.compile(r"<think>\s*</think>")
 
 Call = FunctionCall | str
@@ -115,7 +117,7 @@ class OfTemplate:
         if not tokenizer.chat_template:
             return None
         asked = [{"role": "user", "content": "x"}]
-        called = {"type": "function", "function": _CALLED}
+        called = {"type": "function", "id": "call00001", "function": _CALLED}
         reply = {"role": "assistant", "content": "", "tool_calls": [called]}
         try:
             with deadline(TEMPLATE_SECONDS, "the chat template"):
@@ -124,11 +126,12 @@ class OfTemplate:
                 text = show([*asked, reply], tokenize=False, tools=[_LOOKUP])
         except Exception:  # a template that takes no calls has no format of them
             return None
-        start = text.rfind('{"name"')
-        if start < 0 or "Looks a word up" not in before:
+        if "Looks a word up" not in before:
             return None
-        value, end = json.JSONDecoder().raw_decode(text, start)
-        if _MARK not in json.dumps(value):
+        if _MARK not in text and all(tag in before for tag in _TAGS):
+            return cls(*_TAGS)  # it tells the form to the policy, and writes no calls itself
+        start, end = _place_of_call(text)
+        if not end:
             return None
         opening = text[len(before) : start] if text.startswith(before) else _last_line(text[:start])
         opening = _BLANK_THOUGHT.sub("", opening).strip()
@@ -138,6 +141,18 @@ class OfTemplate:
         if opening.endswith("["):  # a list of calls
             opening, closing = opening[:-1].strip(), closing.removeprefix("]")
         return cls(opening, closing)
+
+
+def _place_of_call(text: str) -> tuple[int, int]:
+    """Return where the JSON of `_CALLED` stands, its keys in any order; (0, 0): nowhere."""
+    mark = text.rfind(_MARK)
+    start = mark
+    while (start := text.rfind("{", 0, max(start, 0))) >= 0:
+        with suppress(ValueError):
+            value, end = json.JSONDecoder().raw_decode(text, start)
+            if end > mark and value.get("name") == _CALLED["name"]:
+                return start, end
+    return 0, 0
 
 
 def closing_of(pattern: str) -> str:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
@@ -47,6 +47,7 @@ def tool_named(name: str, where: str, seconds: float) -> Tool:
         description=inspect.cleandoc(found.__doc__ or "").partition("\n\n")[0].replace("\n", " "),
         parameters=schema_of(found, f"{where} {name}"),
         open=lambda: lambda arguments: _process().call(name, arguments, seconds),
+        stateless=True,
     )
 
 
@@ -67,7 +68,18 @@ def schema_of(function: Callable[..., Any], where: str) -> dict[str, Any]:
         raise ConfigError(
             message(where, found, ACCEPTED, "use str, int, float, bool, list, dict")
         ) from error
-    return {key: value for key, value in schema.items() if key != "additionalProperties"}
+    return {key: value for key, value in _untitled(schema).items() if key != "additionalProperties"}
+
+
+def _untitled(schema: Any) -> Any:
+    """Return a schema without titles, which repeat its names."""
+    if isinstance(schema, list):
+        return [_untitled(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    items = cast("dict[str, Any]", schema).items()  # a parameter may be called title
+    kept = ((key, each) for key, each in items if key != "title" or not isinstance(each, str))
+    return {key: each if key == "default" else _untitled(each) for key, each in kept}
 
 
 class FunctionProcess:

@@ -9,9 +9,11 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from assay.tools.base import Tool, ToolError
+from assay.tools.turns import AnswerThread, this_thread
 from assay.verify.base import Limits
 from assay.verify.sandbox import (
     Outcome,
@@ -110,7 +112,7 @@ class Interpreter:
             limits = Limits(idle, self.seconds, MEMORY_MIB, OUTPUT_KIB)
             session = self.session = _sandbox(self.unsafe).load(CELL, limits)
             _sessions.add(session)
-            weakref.finalize(self, _here.ended.append, session)  # the completion is over
+            weakref.finalize(self, _over, this_thread(), _here.ended, session)
             for code in self.done:
                 session.call("cell", (code,))
         return self.session
@@ -146,6 +148,14 @@ def _sandbox(unsafe: bool) -> Sandbox:
         _here.sandbox, _here.ended = found, deque[Session]()
         _opened.append(found)
     return found
+
+
+def _over(thread: AnswerThread | None, ended: deque[Session], session: Session) -> None:
+    """Have the process of an ended completion closed where its sandbox lives."""
+    if thread is None:
+        ended.append(session)
+    else:
+        thread.submit(partial(_end, session))
 
 
 def _end(session: Session) -> None:

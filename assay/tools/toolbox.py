@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from assay.config import ToolsConfig
@@ -16,7 +17,7 @@ from assay.tools.corpus import search_tool
 from assay.tools.environment import Environment
 from assay.tools.functions import tool_named
 from assay.tools.interpreter import check_sandbox, interpreter
-from assay.tools.turns import Telling, TurnGuide
+from assay.tools.turns import Telling, TurnGuide, next_thread
 from assay.types import Message, Problem, Prompt, ThinkFormat
 
 INTRODUCTION = """You can use tools. To use one, write a call in exactly this form:
@@ -64,21 +65,40 @@ class ToolAnswers:
         return bool(self.format.found(said, ended, self.think))
 
     def respond(self, said: str) -> Sequence[Message]:
-        """Return the results of a turn's calls, a message each."""
-        calls = self.format.found(said, True, self.think)
-        return [{"role": "tool", "content": self._result(call)} for call in calls]
+        """Return the results of a turn's calls, a message each.
 
-    def _result(self, call: Call) -> str:
+        Calls of functions of users run side by side; the others in their order.
+        """
+        calls = self.format.found(said, True, self.think)
+        named = [_named(call, number) for number, call in enumerate(calls, self.num_calls + 1)]
+        begun = [self._begin(call, alone=len(calls) == 1) for call in calls]
+        return [
+            {"role": "tool", "content": self._result(run), **names}
+            for run, names in zip(begun, named, strict=True)
+        ]
+
+    def _begin(self, call: Call, alone: bool) -> Callable[[], str]:
+        """Return what has the result of a call, or raises what is wrong with it."""
         self.num_calls += 1
         try:
-            text = self._run(call)
+            run = self._checked(call)
+        except FAILURES as error:  # opening a tool of a user may raise anything
+            return partial(_raise, error)
+        if isinstance(call, str) or alone or not self.tools[call.name].stateless:
+            return run
+        return next_thread("calls").submit(run).result
+
+    def _result(self, run: Callable[[], str]) -> str:
+        try:
+            text = run()
         except ToolError as error:
             text = f"error: {error}"
         except FAILURES as error:  # a tool of a user may raise anything
             text = f"error: {cause(error)}"
         return cut(text, self.settings.max_output)
 
-    def _run(self, call: Call) -> str:
+    def _checked(self, call: Call) -> Callable[[], str]:
+        """Return what runs a call; raises ToolError."""
         if self.num_calls > self.settings.max_calls:
             raise ToolError(f"no calls are left, after {self.settings.max_calls}; give the answer")
         if isinstance(call, str):
@@ -89,7 +109,17 @@ class ToolAnswers:
         _check(tool, call.arguments)
         if tool.name not in self.opened:
             self.opened[tool.name] = tool.open()
-        return self.opened[tool.name](call.arguments)
+        return partial(self.opened[tool.name], call.arguments)
+
+
+def _named(call: Call, number: int) -> Message:
+    """Return what some templates write of a call beside its result."""
+    name, id = ("", "") if isinstance(call, str) else (call.name, call.id)
+    return {"name": name or "unknown", "tool_call_id": id or f"call{number:05}"}
+
+
+def _raise(error: BaseException) -> str:
+    raise error
 
 
 def _check(tool: Tool, arguments: Mapping[str, Any]) -> None:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import os
+import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeGuard
 
 from assay.data.chat import TEMPLATE_SECONDS, think_switches, with_think_block
 from assay.foreign import deadline
@@ -26,24 +28,30 @@ from assay.types import Message, ThinkFormat
 MAX_LANES = 4
 Asked = tuple[tuple[str, ...], ThinkFormat]
 """The roles of messages, and how a reply to them is to think."""
-_MARK = "0Assay{}0"
+Piece = str | tuple[int, str, bool]
+"""A text of a template, or a message's field: its number, its name, whether it stands in JSON."""
+_FIELDS = ("content", "name", "tool_call_id")
+_REPLY = "0Assay999"  # marks have nine letters: some templates want identifiers of nine
+_MARK = re.compile(r'0Assay(\d{3})(\\?")?')
 _numbers = itertools.count()
+_here = threading.local()
 
 
 class AnswerThread:
     """A thread that answers one after another. What hangs in it keeps no process from its end."""
 
     def __init__(self, name: str) -> None:
-        self._asked = SimpleQueue[tuple[Promise, Callable[[], GivenTokens | None]]]()
+        self._asked = SimpleQueue[tuple[Future[Any], Callable[[], Any]]]()
         threading.Thread(target=self._answer, name=name, daemon=True).start()
 
-    def submit(self, asked: Callable[[], GivenTokens | None]) -> Promise:
+    def submit(self, asked: Callable[[], Any]) -> Future[Any]:
         """Return the promise of an answer."""
-        promise: Promise = Future()
+        promise = Future[Any]()
         self._asked.put((promise, asked))
         return promise
 
     def _answer(self) -> None:
+        _here.thread = self
         while True:
             promise, asked = self._asked.get()
             try:
@@ -54,14 +62,19 @@ class AnswerThread:
 
 
 @cache
-def _thread(number: int) -> AnswerThread:
+def _thread(name: str) -> AnswerThread:
     """Return a thread: what one completion asks runs in order in one of them."""
-    return AnswerThread(f"assay-tools-{number}")
+    return AnswerThread(f"assay-{name}")
 
 
-def next_thread() -> AnswerThread:
-    """Return the thread of the next completion; which it is changes no answer."""
-    return _thread(next(_numbers) % min(MAX_LANES, os.cpu_count() or 1))
+def next_thread(kind: str = "tools") -> AnswerThread:
+    """Return the thread of the next completion, or call; which it is changes no answer."""
+    return _thread(f"{kind}-{next(_numbers) % min(MAX_LANES, os.cpu_count() or 1)}")
+
+
+def this_thread() -> AnswerThread | None:
+    """Return the one that this runs in; None: it runs in another thread."""
+    return getattr(_here, "thread", None)
 
 
 @dataclass(eq=False)
@@ -76,7 +89,7 @@ class Telling:
     tokenizer: Any
     result: str | None = None
     closes: str = ""
-    _parts: dict[Asked, list[str]] = field(default_factory=dict[Asked, list[str]])
+    _pieces: dict[Asked, list[Piece]] = field(default_factory=dict[Asked, list[Piece]])
     _closing: dict[int, bool] = field(default_factory=dict[int, bool])
     _plain: Any = field(init=False)
 
@@ -110,34 +123,45 @@ class Telling:
         """
         if self.result is not None:
             before, _, after = self.result.partition("{result}")
-            parts = [before, *[after + before] * (len(messages) - 1), after]
+            pieces = [
+                piece
+                for number in range(len(messages))
+                for piece in (before, _content(number), after)
+            ]
         else:
-            parts = self._template_parts((tuple(one["role"] for one in messages), think))
+            pieces = self._template_pieces((tuple(one["role"] for one in messages), think))
         tokens: list[int] = []
-        for number, part in enumerate(parts):
-            tokens += _encode(self.tokenizer, part)
-            if number < len(messages):
-                content = messages[number]["content"].encode("utf-8", "replace").decode()
-                tokens += _encode(self._plain, content, split_special_tokens=True)
+        for piece in _joined(pieces):
+            if isinstance(piece, str):
+                tokens += _encode(self.tokenizer, piece)
+                continue
+            number, name, in_json = piece
+            text = messages[number].get(name, "")
+            text = json.dumps(text, ensure_ascii=False)[1:-1] if in_json else text
+            text = text.encode("utf-8", "replace").decode()
+            tokens += _encode(self._plain, text, split_special_tokens=True)
         return tokens[1:] if tokens[:1] == [newest] and self.result is None else tokens
 
     def text(self, tokens: Any) -> str:
         """Return the text of tokens, as it stands in a completion."""
         return str(self.tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
 
-    def _template_parts(self, asked: Asked) -> list[str]:
-        """Return what the template writes before, between and behind messages of these roles."""
-        if asked not in self._parts:
+    def _template_pieces(self, asked: Asked) -> list[Piece]:
+        """Return what the template writes behind a reply, with messages of these roles."""
+        if asked not in self._pieces:
             roles, think = asked
             found = self._rendered(asked) or self._rendered((("user",) * len(roles), think))
-            self._parts[asked] = found or ["\n", *["\n"] * len(roles)]
-        return self._parts[asked]
+            lines = [piece for number in range(len(roles)) for piece in ("\n", _content(number))]
+            self._pieces[asked] = found or [*lines, "\n"]
+        return self._pieces[asked]
 
-    def _rendered(self, asked: Asked) -> list[str] | None:
+    def _rendered(self, asked: Asked) -> list[Piece] | None:
         roles, think = asked
-        marks = [_MARK.format(number) for number in range(len(roles) + 1)]
-        turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": marks[0]}]
-        turns += [{"role": r, "content": mark} for r, mark in zip(roles, marks[1:], strict=True)]
+        turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _REPLY}]
+        for number, role in enumerate(roles):
+            content, *names = (f"0Assay{3 * number + each:03}" for each in range(3))
+            named = dict(zip(_FIELDS[1:], names, strict=True)) if role == "tool" else {}
+            turns.append({"role": role, "content": f'{content}"', **named})
         show: Callable[..., str] = self.tokenizer.apply_chat_template
         try:
             with deadline(TEMPLATE_SECONDS, "the chat template"):
@@ -145,13 +169,32 @@ class Telling:
                 text = show(turns, tokenize=False, add_generation_prompt=True, **switches)
         except Exception:  # a template that refuses these roles
             return None
-        parts: list[str] = []
-        for mark in marks:
-            part, found, text = text.partition(mark)
-            if not found:
-                return None
-            parts.append(part)
-        return [*parts[1:], with_think_block(text, think, True)[0]]
+        _, found, text = text.partition(_REPLY)
+        pieces: list[Piece] = []
+        place = 0
+        for mark in _MARK.finditer(text):
+            number, which = divmod(int(mark[1]), len(_FIELDS))
+            pieces += [text[place : mark.start()], (number, _FIELDS[which], mark[2] == r"\"")]
+            place = mark.end() if which == 0 else mark.end(1)
+        contents = [number for number, name, _ in filter(_is_field, pieces) if name == "content"]
+        if not found or contents != [*range(len(roles))]:
+            return None
+        return [*pieces, with_think_block(text[place:], think, True)[0]]
+
+
+def _content(number: int) -> Piece:
+    return number, "content", False
+
+
+def _is_field(piece: Piece) -> TypeGuard[tuple[int, str, bool]]:
+    return not isinstance(piece, str)
+
+
+def _joined(pieces: Sequence[Piece]) -> Iterator[Piece]:
+    """Yield pieces, neighboring texts as one."""
+    for are_fields, some in itertools.groupby(pieces, _is_field):
+        found = [*some]
+        yield from found if are_fields else ["".join(map(str, found))]
 
 
 def _encode(tokenizer: Any, text: str, **how: bool) -> list[int]:

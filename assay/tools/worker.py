@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 import os
 import socket
@@ -37,6 +39,8 @@ def answer(functions: dict[str, Callable[..., Any]], request: dict[str, Any]) ->
             functions[name] = validate_call(import_object(name, "tools.names", ConfigError))
             return {"result": ""}
         result = functions[request["call"]](**request["arguments"])
+        if inspect.iscoroutine(result):  # of an async def
+            result = asyncio.run(result)
         text = result if isinstance(result, str) else json.dumps(result, default=str)
         return {"result": text[:MAX_RESULT]}
     except ValidationError as error:

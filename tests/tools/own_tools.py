@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 NUMBER = 7
+KEPT = {"title": "kept"}
 
 
 def double(number: int, times: int = 1) -> int:
@@ -19,6 +25,24 @@ def hang(seconds: float) -> str:
     """Do nothing for a while."""
     time.sleep(seconds)
     return "awake"
+
+
+async def later(
+    title: Annotated[str, Field(description="A name.")], extra: dict[str, str] = KEPT
+) -> str:
+    """Answer a little later."""
+    await asyncio.sleep(0)
+    return f"{title} later"
+
+
+def meets(folder: str, me: str, other: str) -> str:
+    """Wait for another call."""
+    (Path(folder) / me).touch()
+    for _ in range(2000):
+        if (Path(folder) / other).exists():
+            return f"{me} met {other}"
+        time.sleep(0.01)
+    return f"{me} was alone"
 
 
 def fails(text: str) -> str:

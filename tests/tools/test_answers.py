@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import own_tools
 import pytest
 
 from assay.config import ToolsConfig
@@ -16,7 +20,8 @@ from assay.generate.base import GivenTokens, SoFar
 from assay.testing import byte_tokenizer
 from assay.tools.base import Tool, ToolError
 from assay.tools.calculator import CALCULATOR
-from assay.tools.calls import InText
+from assay.tools.calls import InText, OfTemplate
+from assay.tools.functions import tool_named
 from assay.tools.toolbox import ToolAnswers, cut, open_tools
 from assay.tools.turns import Telling, TurnGuide
 from assay.types import Problem, Prompt
@@ -85,6 +90,30 @@ def test_a_call_that_cannot_be_read_is_answered() -> None:
         assert message["content"].startswith("error: "), said
         assert "accepted: a JSON object with name and arguments" in message["content"]
     assert not answering.hears("no call at all", True)
+
+
+@pytest.mark.skipif(os.cpu_count() == 1, reason="one thread")
+def test_functions_of_one_turn_run_side_by_side_and_are_told_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path(own_tools.__file__).parent)
+    own = [tool_named(f"own_tools:{name}", "tools.names", 30.0) for name in ("meets", "double")]
+    tools = {**TOOLS, **{one.name: one for one in own}}
+    both = [{"folder": str(tmp_path), "me": me, "other": other} for me, other in ("ab", "ba")]
+    calls = [{"name": "meets", "arguments": each} for each in both]
+    calls += [{"name": "counting", "arguments": {"expression": each}} for each in "12"]
+    calls += [{"name": "double", "arguments": {"number": "x"}}, {"name": "no"}]
+    calls += [{"name": "double", "arguments": {"number": 4}, "id": "mine"}] * 2
+    form = OfTemplate("<tool_call>", "</tool_call>")
+    answering = ToolAnswers(tools, ToolsConfig(max_calls=7), form)
+    said = "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)
+    told = answering.respond(said)
+    contents = [message["content"] for message in told]
+    assert contents[:4] == ["a met b", "b met a", "1", "1 2"]
+    assert contents[4].startswith("error: number: ") and "no tool no" in contents[5]
+    assert contents[6] == "8" and contents[7].startswith("error: no calls are left")
+    assert [message["name"] for message in told[:3]] == ["meets", "meets", "counting"]
+    assert [message["tool_call_id"] for message in told[5:7]] == ["call00006", "mine"]
 
 
 def test_a_flood_is_cut_in_the_middle() -> None:

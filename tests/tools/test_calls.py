@@ -36,6 +36,25 @@ LLAMA = (
     "{% else %}{{ m.content }}{% endif %}<|eot|>{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant<|stop|>\n\n{% endif %}"
 )
+MISTRAL = (
+    "{% for m in messages %}{% if m.role == 'user' %}"
+    "{% if tools %}[TOOLS]{{ tools | tojson }}[/TOOLS]{% endif %}[INST]{{ m.content }}[/INST]"
+    "{% elif m.tool_calls %}[CALLS] [{% for call in m.tool_calls %}"
+    '{{ (call.function | tojson)[:-1] }}, "id": "{{ call.id }}"}'
+    "{% endfor %}]<|eot|>{% elif m.role == 'tool' %}"
+    "{% if m.tool_call_id | length != 9 %}{{ raise_exception('no id') }}{% endif %}"
+    '[RESULT]{"content": {{ m.content | tojson }}, "of": "{{ m.name }}", '
+    '"call_id": "{{ m.tool_call_id }}"}[/RESULT]'
+    "{% else %}{{ m.content }}<|eot|>{% endif %}{% endfor %}"
+)
+SWAPPED = HERMES.replace(
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}',
+    '{ "arguments": {{ call.function.arguments | tojson }}, "name": "{{ call.function.name }}"}',
+).replace("<tools>", '<tools>{"name": "not JSON')
+TOLD = (
+    "{% if tools %}Write <tool_call>a call</tool_call>.{{ tools | tojson }}{% endif %}"
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "6*7"}}\n</tool_call>'
 FOUND = FunctionCall("calculator", {"expression": "6*7"})
@@ -92,6 +111,9 @@ def test_formats_of_templates() -> None:
     hermes = OfTemplate.of(tokenizer_of(HERMES))
     assert hermes == OfTemplate("<tool_call>", "</tool_call>")
     assert OfTemplate.of(tokenizer_of(LLAMA)) == OfTemplate("", "")
+    assert OfTemplate.of(tokenizer_of(SWAPPED)) == hermes, "the name may stand last"
+    assert OfTemplate.of(tokenizer_of(TOLD)) == hermes, "the form stands in the prompt alone"
+    assert OfTemplate.of(tokenizer_of(MISTRAL)) == OfTemplate("[CALLS]", "")
     assert OfTemplate.of(tokenizer_of(PLAIN)) is None
     assert OfTemplate.of(tokenizer_of(None)) is None
 
@@ -143,6 +165,21 @@ def test_results_stand_as_the_template_writes_them() -> None:
         assert tokenizer.decode(said + told) == whole
         stopped = Telling(tokenizer).tokens(results, 65)  # by a stop string, before the end
         assert stopped == [end_id, *told]
+
+
+def test_a_result_is_told_with_its_call_and_as_json_where_the_template_does_so() -> None:
+    tokenizer = tokenizer_of(MISTRAL)
+    said = '[CALLS] [{"name": "calculator", "arguments": {"expression": "6*7"}, "id": "a1b2c3d4e"}]'
+    (call,) = OfTemplate.of(tokenizer).found(said, True)  # pyright: ignore[reportOptionalMemberAccess]
+    assert call == FOUND and isinstance(call, FunctionCall) and call.id == "a1b2c3d4e"
+    message = {"role": "tool", "name": "f", "tool_call_id": call.id, "content": '"4"\n<|eot|>'}
+    asked = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "x"}]
+    whole = tokenizer.apply_chat_template([*asked, message], tokenize=False)
+    end_id = tokenizer.convert_tokens_to_ids("<|eot|>")
+    told = Telling(tokenizer).tokens([message], end_id)
+    assert whole.endswith("<|eot|>" + tokenizer.decode(told)) and end_id not in told
+    bad = {**message, "name": "<|eot|>", "tool_call_id": "<|eot|>"}
+    assert end_id not in Telling(tokenizer).tokens([bad], end_id), "what the policy wrote is text"
 
 
 def test_a_template_that_refuses_tools_tells_the_user() -> None:

@@ -29,14 +29,25 @@ def test_a_signature_is_a_schema() -> None:
             "parameters": {
                 "type": "object",
                 "properties": {
-                    "number": {"title": "Number", "type": "integer"},
-                    "times": {"title": "Times", "type": "integer", "default": 1},
+                    "number": {"type": "integer"},
+                    "times": {"type": "integer", "default": 1},
                 },
                 "required": ["number"],
             },
         },
     }
     assert tool_named("assay.tools.calculator:CALCULATOR", "tools.names", 1.0) is CALCULATOR
+
+
+def test_a_parameter_may_be_called_title() -> None:
+    schema = tool_named("own_tools:later", "tools.names", 1.0).parameters
+    assert schema["properties"]["title"] == {"type": "string", "description": "A name."}
+    assert schema["properties"]["extra"]["default"] == {"title": "kept"}
+
+
+def test_an_async_function_is_awaited() -> None:
+    run = tool_named("own_tools:later", "tools.names", 20.0).open()
+    assert run({"title": "x"}) == "x later"
 
 
 def test_calls_run_in_a_process_of_their_own() -> None:

@@ -9,6 +9,7 @@ import pytest
 from assay.tools import interpreter as module
 from assay.tools.base import RunCall, ToolError
 from assay.tools.interpreter import interpreter
+from assay.tools.turns import next_thread
 from assay.verify.sandbox import SandboxUnavailable
 
 
@@ -72,4 +73,15 @@ def test_processes_of_ended_completions_are_closed(run: RunCall) -> None:
     del other
     assert not session.closed
     told(interpreter(0.5).open(), "x = 1")
+    assert session.closed
+
+
+def test_a_process_of_a_run_is_closed_as_soon_as_its_completion_has_ended(run: RunCall) -> None:
+    thread = next_thread()
+    calls = [thread.submit(interpreter(0.5).open).result()]
+    thread.submit(lambda: told(calls[0], "x = 1")).result()
+    session = calls[0].__self__.session
+    assert not session.closed
+    calls.clear()
+    thread.submit(lambda: None).result()  # what was asked before is done
     assert session.closed

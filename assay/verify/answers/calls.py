@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from assay.verify.answers.commitment import MAX_TEXT as MAX_REPLY
@@ -38,10 +38,11 @@ class BadCalls(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
-    """A function's name, and its arguments by name."""
+    """A function's name, and its arguments by name. id: by which a reply names the call, or ""."""
 
     name: str
     arguments: Mapping[str, Any]
+    id: str = field(default="", compare=False)
 
 
 def read_calls(text: str) -> list[FunctionCall]:
@@ -167,4 +168,6 @@ def _of_object(value: Any) -> FunctionCall | None:
             arguments = None
     if name is None or not isinstance(arguments, dict):
         raise BadCalls("no call: an object with a name and arguments is needed")
-    return FunctionCall(name, cast("dict[str, Any]", arguments))
+    named = given.get("id")
+    id = named if isinstance(named, str) else ""
+    return FunctionCall(name, cast("dict[str, Any]", arguments), id)
