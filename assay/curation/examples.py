@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 from random import Random
 from typing import Any
 
@@ -16,6 +17,8 @@ from assay.verify.programs.spec import CodeTest
 NUM_SEEDS = 8
 CANDIDATE = "candidate"  # what the code of a check calls the function
 _NEAR = {"abs", "isclose", "math.isclose", "approx", "pytest.approx", "np.isclose", "allclose"}
+_TOLERANCES = {"rel_tol": "rel", "rel": "rel", "rtol": "rel"}
+_TOLERANCES |= {"abs_tol": "abs", "abs": "abs", "atol": "abs"}
 _FENCED = re.compile(r"^(```+)[^\n]*\n(.*?)^\1", re.DOTALL | re.MULTILINE)
 _ATOMS: dict[str, list[Any]] = {
     "int": [0, 1, 2, 3, 7, 12, -1],
@@ -59,6 +62,30 @@ def compares_otherwise(tests: Sequence[CodeTest], names: Collection[str]) -> str
                 if _is_call(child, {*names, CANDIDATE}) and not _is_plain(node):
                     return ast.unparse(node)
     return ""
+
+
+def tolerances(tests: Sequence[CodeTest]) -> dict[str, float]:
+    """Return the widest tolerances, ``rel`` and ``abs``, with which tests compare numbers."""
+    found: dict[str, float] = {}
+    for test in tests:
+        tree = parse(test.source)[0] if test.kind in ("assert", "check") else None
+        for name, limit in chain.from_iterable(map(_limits, ast.walk(tree) if tree else ())):
+            if isinstance(limit, ast.Constant) and isinstance(limit.value, int | float):
+                found[name] = max(limit.value, found.get(name, 0.0))
+    return found
+
+
+def _limits(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the tolerances that stand in a comparison: the kind, and the number."""
+    match node:
+        case ast.Call() if ast.unparse(node.func) in _NEAR:
+            for each in node.keywords:
+                if each.arg in _TOLERANCES:
+                    yield _TOLERANCES[each.arg], each.value
+        case ast.Compare(ast.Call(ast.Name("abs")), [ast.Lt() | ast.LtE()], [limit]):
+            yield "abs", limit
+        case _:
+            pass
 
 
 def _is_plain(node: ast.AST) -> bool:

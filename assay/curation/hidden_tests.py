@@ -21,6 +21,7 @@ from assay.curation.examples import (
     programs_in,
     seeds,
     suggested,
+    tolerances,
 )
 from assay.curation.inputs import Fuzzer, Given, Reach, given_of
 from assay.curation.mutants import mutants
@@ -313,7 +314,8 @@ class Writer:
             long = len(test.stdin) + len(answer) > MAX_TEST
             return None if long else replace(test, hidden=True, outputs=(answer,))
         given = given_of(test.args, test.kwargs)
-        expected = f"approx({answer!r})" if _holds_float(answer) else repr(answer)
+        near = "".join(f", {name}={each}" for name, each in tolerances(self.spec.tests).items())
+        expected = f"approx({answer!r}{near})" if _holds_float(answer) else repr(answer)
         source = f"assert {self.spec.entry_point}({call_of(given)}) == {expected}"
         long = len(source) > MAX_TEST
         return None if long else CodeTest("assert", True, source, outputs=(repr(answer),))

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import time
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 from assay.curation.base import DataStage
@@ -12,35 +19,69 @@ from assay.curation.output import Output, Row
 from assay.data.completions import Record
 from assay.data.rows import problem_row
 from assay.errors import DataError, VerifierError
+from assay.run.progress import Progress
 from assay.types import Completion, Problem
 from assay.verify.programs.code_tests import spec_of
 from assay.verify.programs.spec import CodeTest
 from assay.verify.sandbox import Sandbox, SandboxTrouble
 
+AT_ONCE = 8  # problems for each processor, before rows are written
+SHOW_EVERY = 30.0  # seconds
+
 
 def write_tests(settings: WriteTestsSettings, out: Output) -> None:
-    """Write each problem with its hidden tests, and what they find."""
+    """Write problems with hidden tests, and what these find; as many at once as processors."""
     rows = out.open(settings.inputs, _check, key=lambda row: row.problem.id)
     solutions = Collected(out, settings.solutions, "solutions")
     suggestions = Collected(out, settings.suggestions, "suggestions")
-    sandbox = out.enter_context(Sandbox())
+    num_workers = os.cpu_count() or 1
+    sandboxes = SimpleQueue[Sandbox]()
+    for _ in range(num_workers):
+        sandboxes.put(out.enter_context(Sandbox()))
     out.add_filters(*FILTERS)
-    tally = Counter[str]()
-    for row in rows:
-        id = row.problem.id
-        writer = Writer(settings, sandbox, row.problem, solutions[id], suggestions[id])
-        try:
-            tests = writer.tests()
-            found = writer.measure(tests)
-        except Falls as fault:
-            out.take(fault.name, row.keys, fault.reason)
-        except (SandboxTrouble, VerifierError) as error:
-            out.take("not_run", row.keys, str(error))
-        else:
-            tally.update(found)
-            out.write(_written_row(row.problem, tests, found))
-            out.flush()
+    # threads share the filters, which parsing a program sets and sets back
+    out.enter_context(warnings.catch_warnings(action="ignore", category=SyntaxWarning))
+    pool = out.enter_context(ThreadPoolExecutor(num_workers))
+    progress = out.enter_context(closing(Progress("")))
+    tally, shown, at_once = Counter[str](), time.monotonic(), AT_ONCE * num_workers
+    for first in range(0, len(rows), at_once):
+        some = rows[first : first + at_once]
+        asked = (
+            (row.problem, solutions[row.problem.id], suggestions[row.problem.id]) for row in some
+        )
+        found_tests = pool.map(partial(_found, settings, sandboxes), asked)
+        for number, (row, found) in enumerate(zip(some, found_tests, strict=True), first + 1):
+            if isinstance(found, Falls):
+                out.take(found.name, row.keys, found.reason)
+            else:
+                tests, counts = found
+                tally.update(counts)
+                out.write(_written_row(row.problem, tests, counts))
+                out.flush()
+            if time.monotonic() - shown >= SHOW_EVERY:
+                shown = time.monotonic()
+                words = f"problems: {number} of {len(rows)}, {tally['problems']} with tests"
+                progress("notes", {"text": words})
     out.manifest.measured = _measured(tally)
+
+
+def _found(
+    settings: WriteTestsSettings,
+    sandboxes: SimpleQueue[Sandbox],
+    asked: tuple[Problem, Sequence[Completion], Sequence[Completion]],
+) -> tuple[Sequence[CodeTest], Counter[str]] | Falls:
+    """Return a problem's tests, and what they find; or why it has none."""
+    sandbox = sandboxes.get()
+    try:
+        writer = Writer(settings, sandbox, *asked)
+        tests = writer.tests()
+        return tests, writer.measure(tests)
+    except Falls as fault:
+        return fault
+    except (SandboxTrouble, VerifierError) as error:
+        return Falls("not_run", str(error))
+    finally:
+        sandboxes.put(sandbox)
 
 
 def _check(row: Record) -> None:

@@ -76,6 +76,23 @@ def test_a_problems_tests_do_not_depend_on_its_neighbors(tmp_path: Path) -> None
     assert other["hidden_tests"] == row["hidden_tests"] != third["hidden_tests"]
 
 
+@pytest.mark.parametrize(
+    ("test", "near"),
+    [
+        ("assert f(2) == 1.0", ""),
+        ("assert math.isclose(f(2), 1.0, rel_tol=0.01)", ", rel=0.01"),
+        ("assert f(2) == approx(1.0, abs=0.5)", ", abs=0.5"),
+        ("assert abs(f(2) - 1.0) < 1e-3", ", abs=0.001"),
+    ],
+)
+def test_numbers_may_be_as_far_off_as_in_the_rows_own_tests(
+    tmp_path: Path, test: str, near: str
+) -> None:
+    rows = [row_of(tests=[test, "assert f(9) == 4.5"], solution="def f(x):\n    return x / 2\n")]
+    (row,), _ = run_on(tmp_path, "write_tests", rows, **FEW)
+    assert all(each["assert"].endswith(f"{near})") for each in row["hidden_tests"])
+
+
 def test_inputs_on_which_references_disagree_are_no_tests(tmp_path: Path) -> None:
     other = "def f(x):\n    return abs(2 * x)\n"
     rows = [row_of(solutions=[DOUBLE, other], solution=DOUBLE)]
