@@ -76,8 +76,11 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what this machine cannot run."""
     for item in items:
-        if item.get_closest_marker("peer") and find_spec("trl") is None:
-            item.add_marker(pytest.mark.skip(reason='needs TRL: pip install -e ".[peer]"'))
+        if peer := item.get_closest_marker("peer"):
+            package, extra = peer.args or ("trl", "peer")
+            if find_spec(package) is None:
+                reason = f'needs {package}: pip install -e ".[{extra}]"'
+                item.add_marker(pytest.mark.skip(reason=reason))
         if item.get_closest_marker("gpu") and not _has_cuda():
             item.add_marker(pytest.mark.skip(reason="needs CUDA"))
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from assay.config.section import NonNegative, Positive, Section, Text
 from assay.errors import message
@@ -17,6 +17,11 @@ class ScaleConfig(Section):
     """Sampling and judging in other processes, on this machine or on a cluster of Ray
     (docs/cluster.md; needs the extra ``ray``). The learner stays in the process of the command."""
 
+    generator: Literal["engine", "vllm"] = "engine"
+    """What samples. ``vllm``: vLLM (extra ``vllm``), with its weights loaded in place after every
+    update. Its log-probabilities differ from the learner's, so that tokens are weighed
+    (`algorithm.importance_cap`, 2 where none is set), and runs do not repeat to the bit. It takes
+    no tools and no budgets of thinking."""
     rollout_actors: Actors | None = None
     """Processes that sample completions. Each has a copy of the model; it gets the weights after
     every update. None: the process of the command samples."""
@@ -43,16 +48,34 @@ class ScaleConfig(Section):
     patience: Positive = 600.0
     """Seconds in which an actor must get on with its work. One that does not is replaced."""
 
+    @field_validator("generator", mode="before")
+    @classmethod
+    def _gives_logprobs(cls, name: Any) -> Any:
+        if name == "server" or str(name).startswith(("http://", "https://")):
+            found = f"{name!r}, whose completions come without log-probabilities of their tokens"
+            accepted = '"engine" or "vllm": a run learns from what its own policy sampled'
+            remedy = "collect from a server with assay data collect, and learn from that by [sft]"
+            raise ValueError(f"found {found}; accepted: {accepted}; {remedy}")
+        return name
+
     @property
     def num_actors(self) -> int:
         """How many actors there are in all."""
         return (self.rollout_actors or 0) + (self.verifier_actors or 0)
 
-    def clashes(self, stage: str, samples: bool) -> Iterator[str]:
-        """Yield what a stage has no use for. samples: whether it samples completions."""
+    def clashes(self, stage: str, samples: bool, gives: str | None) -> Iterator[str]:
+        """Yield what a stage has no use for. samples: whether it samples completions. gives: the
+        key by which completions are given tokens on their way."""
         if self.num_actors and not samples:
             accepted = "actors where a run samples completions, as in [rl]"
             yield message("scale", f"actors in a run of [{stage}]", accepted, "leave it out")
+        if self.generator != "engine":
+            found = f'"{self.generator}"'
+            if not samples:
+                yield message("scale.generator", f"{found} in a run of [{stage}]", '"engine"')
+            if gives is not None:
+                accepted = '"engine", which alone gives a completion tokens on its way'
+                yield message("scale.generator", f"{found} with {gives}", accepted)
         if self.steps_ahead and self.rollout_actors is None:
             accepted = "0 without scale.rollout_actors: sampling ahead needs processes of its own"
             yield message("scale.steps_ahead", self.steps_ahead, accepted)

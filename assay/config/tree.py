@@ -308,7 +308,7 @@ def _clashes(config: TrainConfig) -> Iterator[str]:
         accepted = f"a number > 0 {when}, or all siblings would be equal"
         yield message("sampling.temperature", "0 (greedy)", accepted)
     yield from _clashes_of_teacher(config)
-    yield from config.scale.clashes(config.stage, config.drawing is not None)
+    yield from config.scale.clashes(config.stage, config.drawing is not None, _gives(config))
     stages = (config.data, config.preference, config.reward_model, config.pretrain)
     missing = remedy = ""
     if config.evaluation.every is None:
@@ -318,6 +318,17 @@ def _clashes(config: TrainConfig) -> Iterator[str]:
     if missing and config.evaluation.patience is not None:
         found = f"{config.evaluation.patience} without {missing}"
         yield message("evaluation.patience", found, "patience with both", remedy)
+
+
+def _gives(config: TrainConfig) -> str | None:
+    """Return the key by which completions are given tokens on their way, if there is one."""
+    asked = {
+        "tools.names": config.tools.names,
+        "tools.environment": config.tools.environment,
+        "sampling.min_think": config.sampling.min_think,
+        f"sampling.{config.sampling.budget_key()}": config.sampling.budget(),
+    }
+    return next((key for key, value in asked.items() if value), None)
 
 
 def _clashes_of_rl(config: TrainConfig, rl: RLConfig) -> Iterator[str]:

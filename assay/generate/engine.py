@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from assay.config import EngineConfig, SamplingConfig
-from assay.errors import DataError, ModelError, OutOfMemory, message
+from assay.errors import DataError, OutOfMemory, message
 from assay.generate.base import Guide, first_of
-from assay.generate.finish import TextEnds, num_think_tokens, turns_of
+from assay.generate.finish import TextEnds, finished_completion
 from assay.generate.forward import Choice, choose_forward, plain_probe, probe
 from assay.generate.kv_cache import Extent, Room
 from assay.generate.memory import default_kv_mib, num_that_fit
@@ -32,8 +32,8 @@ from assay.generate.thinking import ThinkControl
 from assay.generate.threads import fastest_threads, on_threads
 from assay.model.allocator import out_of_memory_names, return_freed_memory
 from assay.model.family import NotLean
-from assay.model.weights import Weights
-from assay.types import Completion, FinishReason, Floats, Group, Problem, Prompt, Tokens
+from assay.model.weights import Weights, fingerprint
+from assay.types import FinishReason, Floats, Group, Problem, Prompt, Tokens
 
 MEMORY_SETTINGS = "engine.max_kv_mib or engine.num_slots"
 
@@ -155,6 +155,10 @@ class Engine:
     def tensors(self) -> Mapping[str, Tensor]:
         """Return the weights that are sampled from, by the names of `Weights`."""
         return self._model.state_dict()
+
+    def fingerprint(self) -> str:
+        """Return the hash of the weights that are sampled from."""
+        return fingerprint(self.tensors())
 
     def probe(self) -> Floats:
         """Return log-probabilities of fixed tokens, by the way that completions are sampled."""
@@ -427,32 +431,18 @@ class Engine:
         group, sibling = slots.group[slot], slots.sibling[slot]
         assert group is not None, "an idle slot ended"
         rows = slots.rows(slot)
-        tokens = slots.token_log[rows, slot]
-        behavior_logprobs = slots.behavior_log[rows, slot]
-        name = f"{group.problem.group_id}/{group.first_sibling + sibling}"
-        if not np.isfinite(behavior_logprobs).all():
-            raise ModelError(
-                f"{name}: the policy's log-probabilities are not numbers: its weights have"
-                " diverged; lower optimizer.learning_rate"
-            )
-        end = len(tokens) - (reason == "eos")
-        text = self.tokenizer.decode(tokens[:end], clean_up_tokenization_spaces=False)
-        think = group.prompt.think
-        begun, end_ids = slots.turns[slot], self._eos_ids.tolist()
-        turn_ends, said = turns_of(self.tokenizer, tokens, end, begun, end_ids)
-        group.done[sibling] = Completion(
-            id=name,
-            text=text,
-            tokens=tokens,
-            behavior_logprobs=behavior_logprobs,
+        group.done[sibling] = finished_completion(
+            self.tokenizer,
+            f"{group.problem.group_id}/{group.first_sibling + sibling}",
+            group.prompt,
+            slots.token_log[rows, slot],
+            slots.behavior_log[rows, slot],
+            reason,
+            begun=slots.turns[slot],
+            eos_ids=self._eos_ids.tolist(),
             model_logprobs=slots.model_log[rows, slot],
             sampled=slots.sampled_log[rows, slot],
-            finish_reason=reason,
             policy_version=call.policy_version,
-            num_think_tokens=num_think_tokens(self.tokenizer, tokens, end, text, think),
-            think=think,
-            turn_ends=turn_ends,
-            said=said,
         )
         slots.release(slot)
         self.stats.num_completions += 1

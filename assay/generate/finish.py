@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.types import ThinkFormat, Tokens
+from assay.errors import ModelError
+from assay.types import Completion, FinishReason, Floats, Prompt, ThinkFormat, Tokens
 
 SLACK = 8  # tokens decoded before the longest stop string: a cut character, a leading space
 
@@ -94,3 +95,42 @@ def turns_of(
     if not ends[0]:  # it began with what was given
         return tuple(ends[1:]), tuple(spans[1:])
     return tuple(ends), tuple(spans)
+
+
+def finished_completion(
+    tokenizer: Any,
+    name: str,
+    prompt: Prompt,
+    tokens: Tokens,
+    behavior_logprobs: Floats,
+    reason: FinishReason,
+    *,
+    begun: Sequence[tuple[int, int]] = (),
+    eos_ids: Container[int] = (),
+    **facts: Any,
+) -> Completion:
+    """Return a completion that has ended: text, think block and turns are read from its tokens.
+
+    begun, eos_ids: as `turns_of` has them. facts: further fields. Raises ModelError where a
+    log-probability is no number.
+    """
+    if not np.isfinite(behavior_logprobs).all():
+        raise ModelError(
+            f"{name}: the policy's log-probabilities are not numbers: its weights have"
+            " diverged; lower optimizer.learning_rate"
+        )
+    end = len(tokens) - (reason == "eos")
+    text = tokenizer.decode(tokens[:end], clean_up_tokenization_spaces=False)
+    turn_ends, said = turns_of(tokenizer, tokens, end, begun, eos_ids)
+    return Completion(
+        id=name,
+        text=text,
+        tokens=tokens,
+        behavior_logprobs=behavior_logprobs,
+        finish_reason=reason,
+        num_think_tokens=num_think_tokens(tokenizer, tokens, end, text, prompt.think),
+        think=prompt.think,
+        turn_ends=turn_ends,
+        said=said,
+        **facts,
+    )

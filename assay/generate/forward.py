@@ -291,12 +291,20 @@ def shares_prompts(model: nn.Module, num_slots: int) -> bool:
     return kv_mib_of_a_block(model) * num_slots >= SHARED_FROM_MIB
 
 
+def probe_tokens(num_embedded: int, context_length: int | None) -> Tensor:
+    """Return the fixed tokens [L] that a way through a model is probed with."""
+    length = min(PROBE_PROMPT + PROBE_STEPS, context_length or PROBE_PROMPT + PROBE_STEPS)
+    return torch.randint(num_embedded, (length,), generator=torch.Generator().manual_seed(0))
+
+
+def probed_ids(num_words: int) -> range:
+    """Return the tokens of a vocabulary whose log-probabilities a probe compares."""
+    return range(0, num_words, max(1, num_words // PROBED_TOKENS))
+
+
 def _probe_tokens(model: nn.Module, context_length: int | None) -> Tensor:
     embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
-    length = min(PROBE_PROMPT + PROBE_STEPS, context_length or PROBE_PROMPT + PROBE_STEPS)
-    dice = torch.Generator().manual_seed(0)
-    tokens_L = torch.randint(embeddings.num_embeddings, (length,), generator=dice)
-    return tokens_L.to(embeddings.weight.device)
+    return probe_tokens(embeddings.num_embeddings, context_length).to(embeddings.weight.device)
 
 
 def _fewer_rows(
@@ -385,4 +393,4 @@ def plain_probe(model: nn.Module, context_length: int | None) -> Tensor:
 
 
 def _thinned(logprobs_LV: Tensor) -> Tensor:
-    return logprobs_LV[:, :: max(1, logprobs_LV.shape[1] // PROBED_TOKENS)].cpu()
+    return logprobs_LV[:, probed_ids(logprobs_LV.shape[1])].cpu()

@@ -13,6 +13,7 @@ from torch import nn
 
 from assay.config import LoraConfig
 from assay.errors import MissingExtra, ModelError, message
+from assay.model.weights import Weights
 
 ADAPTER_FILE = "adapter_config.json"
 
@@ -89,6 +90,24 @@ def _is_target(layer: str, targets: Sequence[str] | None) -> bool:
 
 def _leaves(layers: Iterable[str]) -> str:
     return ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
+
+
+@torch.no_grad()
+def merged(weights: Weights, model: Any) -> Weights:
+    """Return a model's live weights as those of a plain one: adapters are added in float32."""
+    if not hasattr(model, "get_base_model"):
+        return weights
+    plain = {
+        name.removeprefix("base_model.model.").replace(".base_layer.", "."): tensor
+        for name, tensor in weights.tensors.items()
+        if ".lora_" not in name
+    }
+    for name, layer in model.get_base_model().named_modules():
+        if hasattr(layer, "lora_A"):
+            whole = plain[f"{name}.weight"]
+            added = sum(layer.get_delta_weight(one).float() for one in layer.active_adapters)
+            plain[f"{name}.weight"] = (whole.float() + added).to(whole.dtype)
+    return Weights(weights.version, plain)
 
 
 def base_of(folder: Path) -> tuple[str, str | None]:

@@ -72,6 +72,22 @@ def load_model(config: ModelConfig, device: str | None, seed: int) -> LoadedMode
     )
 
 
+def saved_architectures(config: ModelConfig) -> tuple[str, ...]:
+    """Return the classes that a model was saved as, without its weights; empty where it does not
+    say, as a GGUF file."""
+    from transformers import AutoConfig
+
+    folder = Path(config.path).expanduser()
+    path, revision = config.path, config.revision
+    if (folder / ADAPTER_FILE).is_file():
+        path, revision = base_of(folder)
+    source = ModelSource.find(path, revision, config.trust_remote_code)
+    if source.gguf is not None:
+        return ()
+    found = AutoConfig.from_pretrained(source.place, **source.options())
+    return tuple(found.architectures or ())
+
+
 def choose_device(device: str | None) -> torch.device:
     """Return the device that was asked for, or CUDA where there is one."""
     if device is None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from assay.config import SamplingConfig
 from assay.generate.engine import EngineStats
+from assay.generate.vllm_engine import VllmEngine
 from assay.model.weights import Weights
 from assay.scale.rollouts import ActorGenerator, Prepared
 from assay.types import Group, Problem
@@ -50,10 +51,10 @@ class AheadGenerator:
     """
 
     exact = False
-    gives_model_logprobs = True
 
     def __init__(self, actors: ActorGenerator, max_age: int) -> None:
         self.actors = actors
+        self.gives_model_logprobs = actors.gives_model_logprobs
         self.max_age = max_age
         self._newest: Prepared | None = None
         self._loaded: int | None = None
@@ -158,5 +159,5 @@ class AheadGenerator:
             batch.error = error
 
 
-Actors = ActorGenerator | AheadGenerator
+Actors = ActorGenerator | AheadGenerator | VllmEngine
 """What samples in place of the engine of this process."""

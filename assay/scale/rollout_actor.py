@@ -1,4 +1,4 @@
-"""One process that samples: the built-in engine, with weights that are sent to it."""
+"""One process that samples: the built-in engine or vLLM, with weights that are sent to it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ import torch
 from assay.config import EngineConfig, ModelConfig, SamplingConfig
 from assay.config.tools import ToolsConfig
 from assay.generate.engine import Engine
+from assay.generate.vllm_engine import ModelFacts, VllmEngine
 from assay.model.load import load_model
-from assay.model.weights import Weights, fingerprint
+from assay.model.weights import Weights
 from assay.tools.toolbox import open_tools
 from assay.types import Floats, Group, Problem, Prompt
 
@@ -30,7 +31,8 @@ TAKE_SECONDS = 1.0  # after which an actor answers, also where no group has ende
 class Opening:
     """What an actor's engine is made of, as it is in the process of the command.
 
-    in_chat: whether prompts are rendered by the chat template. path: where modules are found.
+    in_chat: whether prompts are rendered by the chat template. path: where modules are found. vllm:
+    what vLLM must know of the model; None: the built-in engine samples.
     """
 
     model: ModelConfig
@@ -42,6 +44,7 @@ class Opening:
     tools: ToolsConfig
     in_chat: bool
     path: Sequence[str]
+    vllm: ModelFacts | None = None
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ class RolloutActor:
     """Samples shares of problems; it answers within a second, whatever it is at."""
 
     def __init__(self) -> None:
-        self._engine: Engine | None = None
+        self._engine: Engine | VllmEngine | None = None
         self._prompts: dict[str, Prompt] = {}
         self._share: _Share | None = None
 
@@ -115,27 +118,40 @@ class RolloutActor:
         """Load the model and prove the way through it; return where that is."""
         torch.set_num_threads(opening.threads)
         sys.path += [folder for folder in opening.path if folder not in sys.path]
-        loaded = load_model(opening.model, opening.device, opening.seed)
-        self._engine = Engine(
+        self._engine = self._made(opening)
+        return f"{socket.gethostname()}, process {os.getpid()}"
+
+    def _made(self, opening: Opening) -> Engine | VllmEngine:
+        def render(problem: Problem) -> Prompt:
+            return self._prompts[problem.group_id]
+
+        settings, seed = opening.settings, opening.seed
+        if opening.vllm is not None:
+            threads = opening.threads
+            return VllmEngine(
+                opening.vllm, render, settings=settings, seed=seed, threads=threads, apart=False
+            )
+        loaded = load_model(opening.model, opening.device, seed)
+        engine = Engine(
             loaded.model,
             loaded.tokenizer,
-            lambda problem: self._prompts[problem.group_id],
+            render,
             eos_ids=loaded.eos_ids,
-            settings=opening.settings,
-            seed=opening.seed,
+            settings=settings,
+            seed=seed,
             context_length=opening.context_length,
         )
         tools = open_tools(opening.tools, loaded.tokenizer, opening.in_chat)
         if tools is not None:
-            self._engine.guide = tools.guide
-        return f"{socket.gethostname()}, process {os.getpid()}"
+            engine.guide = tools.guide
+        return engine
 
     def load(self, sent: Sent) -> Loaded:
         """Sample from these weights from now on; say what is held now, for whoever sent them."""
         engine = self._ready()
         engine.sleep()
         engine.load_policy(sent.weights())
-        return Loaded(engine.policy_version, fingerprint(engine.tensors()), engine.probe())
+        return Loaded(engine.policy_version, engine.fingerprint(), engine.probe())
 
     def begin(self, asked: ShareAsked) -> None:
         """Begin to sample a share; `take` gives what comes of it."""
@@ -151,7 +167,7 @@ class RolloutActor:
         """Give back the memory that only sampling needs."""
         self._ready().sleep()
 
-    def _ready(self) -> Engine:
+    def _ready(self) -> Engine | VllmEngine:
         assert self._engine is not None, "the actor was not opened"
         return self._engine
 
@@ -159,7 +175,7 @@ class RolloutActor:
 class _Share:
     """Sampling in a thread, so that the actor can answer meanwhile."""
 
-    def __init__(self, engine: Engine, asked: ShareAsked) -> None:
+    def __init__(self, engine: Engine | VllmEngine, asked: ShareAsked) -> None:
         self._engine = engine
         self._asked = asked
         self._ended: queue.Queue[Group | BaseException | None] = queue.Queue()

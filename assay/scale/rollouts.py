@@ -76,20 +76,25 @@ class ActorGenerator:
     """Samples by actors; it meets the generator protocol, and is as exact as the engine in them.
 
     engine: that of this process, which tells how prompts are rendered; it samples nothing. Raises
-    WorkerDied where actor after actor is lost and nothing is sampled. watch: as the engine's.
-    on_event: is told of actors that are lost (``actor_lost``).
+    WorkerDied where actor after actor is lost and nothing is sampled. as_sent: turns weights into
+    those that actors take. watch: as the engine's. on_event: is told of actors that are lost
+    (``actor_lost``).
     """
 
-    gives_model_logprobs = True
-
-    def __init__(self, engine: Engine, opening: Opening, settings: ScaleConfig) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        opening: Opening,
+        settings: ScaleConfig,
+        as_sent: Callable[[Weights], Weights] = lambda weights: weights,
+    ) -> None:
         assert settings.rollout_actors is not None
         self.engine = engine
-        self.exact = engine.exact
+        self.exact = self.gives_model_logprobs = opening.vllm is None
         self.policy_version = engine.policy_version
         self.watch: Callable[[EngineStats], None] | None = None
         self.on_event: Callable[..., None] = lambda kind, **facts: None
-        self._opening, self._settings = opening, settings
+        self._opening, self._settings, self._as_sent = opening, settings, as_sent
         self._held: Prepared | None = None
         self._closed = False
         self._num_lost = 0  # since a group ended
@@ -138,6 +143,7 @@ class ActorGenerator:
 
     def load_policy(self, weights: Weights) -> None:
         """Send the weights to every actor, and hold what each has then against the learner's."""
+        weights = self._as_sent(weights)
         stored = self._store(weights)
         self._send(stored)
         self._held = replace(stored, fingerprint=fingerprint(weights.tensors))  # while they load
@@ -145,6 +151,7 @@ class ActorGenerator:
 
     def prepare(self, weights: Weights) -> Prepared:
         """Copy the weights as they are now into the store; `adopt` hands them on."""
+        weights = self._as_sent(weights)
         return replace(self._store(weights), fingerprint=fingerprint(weights.tensors))
 
     def adopt(self, prepared: Prepared) -> None:

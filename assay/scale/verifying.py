@@ -17,6 +17,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from assay.config import ScaleConfig, TrainConfig
+from assay.generate.vllm_engine import check_vllm
 from assay.scale.cluster import ActorLost, answer, end, import_ray, open_cluster, strategy
 from assay.verify.serving.process import IMPORT_DEADLINE, STALE, START_DEADLINE, Lost, Worker
 from assay.verify.serving.remains import Remains, clear, new_family, start_watcher
@@ -216,6 +217,8 @@ def actors_for(config: TrainConfig, options: dict[str, Any], stack: ExitStack) -
     It is the first thing that a run opens: what is wrong with the cluster is told at once.
     """
     settings = config.scale
+    if settings.generator == "vllm":
+        check_vllm(config.model)
     if settings.num_actors:
         open_cluster(settings, stack)
     if settings.verifier_actors is None:
