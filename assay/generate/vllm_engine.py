@@ -124,7 +124,7 @@ class VllmEngine:
         with tempfile.TemporaryDirectory(prefix="assay-vllm-") as name:
             facts.write(Path(name))
             self.tokenizer = AutoTokenizer.from_pretrained(name)
-            with _environment(_surroundings(threads, apart)):
+            with _environment(_surroundings(facts, threads, apart)):
                 self._engine = self._start(name, settings)
 
     def load_policy(self, weights: Weights) -> None:
@@ -367,17 +367,19 @@ def check_vllm(config: ModelConfig) -> None:
         raise ModelError(message(f"model.path {config.path}", found, accepted, remedy))
 
 
-def _surroundings(threads: int, apart: bool) -> dict[str, str]:
+def _surroundings(facts: ModelFacts, threads: int, apart: bool) -> dict[str, str]:
     """Return variables for the process where vLLM works; what the user has set stays."""
+    on_cpu = facts.device == "cpu"
     wanted = {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(threads),
         "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",
     }
-    kept = {
-        name: os.environ[name] for name in wanted if name.startswith("VLLM") and name in os.environ
+    return {
+        **{name: os.environ.get(name, value) for name, value in wanted.items()},
+        "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(apart)),
+        "OMP_NUM_THREADS": str(threads),
+        "TORCHDYNAMO_DISABLE": str(int(on_cpu)),  # to compile would take longer than it saves
     }
-    return {**wanted, **kept, "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(apart))}
 
 
 @contextmanager

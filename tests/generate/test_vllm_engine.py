@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import torch
 from generate_fakes import EOS, engine_of, problem_of, render
 from vllm_fake import fake_vllm
 
-from assay.config import EngineConfig, ModelConfig, SamplingConfig
+from assay.config import EngineConfig, LoraConfig, ModelConfig, SamplingConfig, build
 from assay.errors import ConfigError, DataError, MissingExtra, ModelError, WorkerDied
 from assay.generate import vllm_engine
 from assay.generate.sampler import completion_key
 from assay.generate.vllm_engine import ModelFacts, VllmEngine, check_vllm
+from assay.model.adapters import add_adapter, merged
 from assay.model.weights import Weights, fingerprint
 from assay.testing import byte_tokenizer, tiny_model
 
@@ -142,6 +144,44 @@ def test_what_it_cannot_do_is_one_line(vllm: Any, tmp_path: Path) -> None:
     tiny_model(family="gpt2").save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="a GPT2LMHeadModel, which vLLM cannot load"):
         check_vllm(ModelConfig(path=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("generator", "rest", "words"),
+    [
+        ("vllm", {"sampling": {"think_budget": 9}}, '"vllm" with sampling.think_budget; accepted'),
+        ("vllm", {"sampling": {"min_think": 9}}, '"vllm" with sampling.min_think; accepted'),
+        ("vllm", {"tools": {"names": ["calculator"]}}, '"vllm" with tools.names; accepted'),
+        ("server", {}, "without log-probabilities"),
+        ("http://localhost:8000/v1", {}, "without log-probabilities"),
+    ],
+)
+def test_a_configuration_that_it_cannot_serve_is_refused(
+    generator: str, rest: dict[str, Any], words: str
+) -> None:
+    tree = {"model": {"path": "m"}, "data": {"train": ["t"]}, "rl": {}}
+    with pytest.raises(ConfigError) as told:
+        build({**tree, **rest, "scale": {"generator": generator}})
+    assert "scale.generator: found" in str(told.value) and words in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_adapters_are_sent_as_part_of_their_layers(vllm: Any) -> None:
+    pytest.importorskip("peft", reason="needs peft")
+    model = add_adapter(tiny_model(), LoraConfig(rank=2), 0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
+    engine = made(model, as_sent=partial(merged, model=model))
+    engine.load_policy(Weights.of(model, 1))
+    sent = vllm.made[0].worker.model.state_dict()
+    assert sent.keys() == tiny_model().state_dict().keys()
+    assert np.allclose(engine.probe(), engine_of(model).plain_probe(), atol=1e-5)
+    assert not torch.equal(
+        sent["model.layers.0.mlp.up_proj.weight"],
+        tiny_model().state_dict()["model.layers.0.mlp.up_proj.weight"],
+    )
 
 
 def test_without_vllm_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
