@@ -125,8 +125,8 @@ def _machines(study: Study, runs: Sequence[Found]) -> str:
         seeds = sorted({seed for by_seed in found.values() for seed in by_seed})
         count = len(processes(study)) * len(seeds)
         lines.append(
-            f"{name}: seeds {', '.join(map(str, seeds))}; {count} processes of one thread, two"
-            f" at a time, on {' and '.join(sorted({one['machine'] for one in each}))};"
+            f"{name}: seeds {', '.join(map(str, seeds))}; {count} processes of one thread"
+            f" on {' and '.join(sorted({one['machine'] for one in each}))};"
             f" {cpu / count:.0f} seconds of processor each, {cpu / 60:.0f} minutes in all."
         )
     return "\n\n".join([*lines, f"{datetime.date.today().isoformat()}."])

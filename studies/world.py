@@ -10,6 +10,7 @@ import statistics
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from assay.recipes.demo import MAX_TOKENS, PRESENTATION, cold_start
@@ -44,10 +45,13 @@ def heldout(seed: int, quick: bool) -> list[str]:
     return [f"{PROBLEMS}&split=heldout&size={8 if quick else NUM_HELDOUT}&seed={seed}"]
 
 
-def cold_started(task: Task, traces: Sequence[str] = ()) -> str:
+def cold_started(
+    task: Task, traces: Sequence[str] = (), changes: Mapping[str, Any] = MappingProxyType({})
+) -> str:
     """Return the checkpoint of the seed's cold start, made now if it is not there.
 
-    traces: their sources, where they are not those that the studies share.
+    traces: their sources, where they are not those that the studies share. changes: of the run's
+    configuration, with such traces.
     """
     own = f"{zlib.crc32(' '.join(traces).encode()):08x}-" if traces else ""
     folder = task.shared / f"cold-start-{own}{task.seed}"
@@ -58,6 +62,7 @@ def cold_started(task: Task, traces: Sequence[str] = ()) -> str:
     tree["run"]["threads"] = 1
     tree["data"] = {**PRESENTATION, "heldout": heldout(task.seed, task.quick)}
     tree["evaluation"] = {"temperatures": [0.0, 1.0]}
+    tree = merge(tree, changes)
 
     def make() -> Mapping[str, Any]:
         make_model(folder / "model", task.seed)
