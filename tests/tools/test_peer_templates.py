@@ -79,8 +79,8 @@ def test_calls_and_results_are_those_of_the_template(name: str, words: list[str]
     if len(words) > 1 and name.startswith("llama"):
         pytest.skip("this template takes one call a turn")
     tokenizer, form = tokenizer_of(name), FORMS[name]
-    assert form is not None
     end_id = end_of_turn(tokenizer)
+    assert form is not None and end_id is not None
     end = tokenizer.convert_ids_to_tokens(end_id)
     prompt = show(tokenizer, ASKED, add_generation_prompt=True)
     replied = show(tokenizer, [*ASKED, calling(*words)])
