@@ -256,8 +256,9 @@ def source_changes(
 
 
 def _diff(module: str, then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
-    pair = [side.get(module, "").splitlines() for side in (then, now)]
-    yield from unified_diff(*pair, f"{module} then", f"{module} now", lineterm="", n=1)
+    before, after = (side.get(module, "").splitlines() for side in (then, now))
+    names = (f"{module} then", f"{module} now")
+    yield from unified_diff(before, after, *names, lineterm="", n=1)
 
 
 def _take(loop: Loop, folder: Path, log: RolloutLog, start: int, step: int) -> list[Again]:
