@@ -250,13 +250,13 @@ STUDY = Study(
     },
     reading=(
         "In words: of two completions the highest score picks a right one a little more often than"
-        " a sample is right; two votes can do little. With five and with ten it falls below one"
-        " sample, for whole completions and for trees alike, while the score itself rises: the"
-        " search finds what the model holds right by mistake. Votes go on rising, and weights add"
-        " nothing to them. The greedy completion, of 42 tokens, is right more often than any method"
-        " at 448: most of what votes gain is what temperature 1 had lost. The AUC is over steps of"
-        " many problems. A search needs more: a model that tells the completions of one problem"
-        " apart."
+        " a sample is right; two votes can do little. Of five it is no better than one sample, and"
+        " of ten far worse, for whole completions and for trees alike, while the score itself"
+        " rises: the search finds what the model holds right by mistake. Votes go on rising, and"
+        " weights add nothing to them. The greedy completion, of 42 tokens, is right more often"
+        " than any method at 448: votes win back what temperature 1 has lost, and no more. The AUC"
+        " is over steps of many problems. A search needs more: a model that tells the completions"
+        " of one problem apart."
     ),
     limits=(
         "Sums of five numbers: a completion has four steps and an answer, so that trees are shallow"
