@@ -28,7 +28,7 @@ def test_actors_are_told_whole_paths(world: World, monkeypatch: pytest.MonkeyPat
     """They work in another folder. What is no file is a name of the hub, or a source."""
     told: list[Any] = []
 
-    def hire(engine: Any, opening: Any, scale: Any) -> Any:
+    def hire(engine: Any, opening: Any, *_: Any) -> Any:
         told.append(opening)
         return SimpleNamespace(close=lambda: None)
 
@@ -52,6 +52,7 @@ class FakeActors:
     """Samples at once; a group knows the version that it is from."""
 
     policy_version = 0
+    gives_model_logprobs = True
     watch = None
 
     def __init__(self) -> None:
