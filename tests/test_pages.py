@@ -17,6 +17,7 @@ import typer.main
 from assay import config
 from assay.cli.command import app
 from assay.recipes.file import read_recipe
+from assay.scale.route_config import RouteConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
@@ -171,6 +172,9 @@ def test_every_configuration_of_the_pages_loads() -> None:
         tree = tomllib.loads(text)
         if "stage" in tree:
             continue  # a recipe: tests/recipes/test_built_in.py runs it
+        if "route" in tree:
+            config.read_section(RouteConfig, tree, page)
+            continue
         tree.setdefault("model", {"path": "m"})
         if not set(config.STAGES) & tree.keys():
             tree["rl"] = {}
