@@ -231,7 +231,9 @@ def gate(
     samples: Samples = 1,
     temperature: Temperature = 0.0,
     max_problems: MaxProblems = None,
-    out: Annotated[Path, typer.Option(help="Gets every completion.")] = Path("gate.jsonl"),
+    out: Annotated[Path, typer.Option(help="Gets every completion.")] = Path(
+        "gate_completions.jsonl"
+    ),
     as_json: Json = False,
     **how: Any,
 ) -> None:

@@ -32,6 +32,9 @@ def rollouts(
     ] = False,
     step: Annotated[int | None, typer.Option(help="Of one step. Default: of all.")] = None,
     problem: Annotated[str | None, typer.Option(help="Of one problem, by its id.")] = None,
+    terms: Annotated[
+        bool, typer.Option("--terms", help="Which term of the reward moved the advantages.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Read rollouts of a run: prompts, completions and verdicts. Default: the newest five."""
@@ -45,11 +48,17 @@ def rollouts(
         "not_judged": not_judged,
         "longest": longest,
         "flipped": flipped,
+        "terms": terms,
     }
     kinds = [name for name, is_asked in asked.items() if is_asked]
     if len(kinds) > 1:
         found = " and ".join(f"--{name.replace('_', '-')}" for name in kinds)
         raise UserError(message("assay rollouts", found, "at most one of them"))
+    if terms:
+        from assay.training.terms import term_table
+
+        show_paged(term_table(run, step), as_json)
+        return
     kind: Any = kinds[0] if kinds else None
     show_paged(read_rollouts(load_run(run), kind, count, step, problem), as_json)
 
@@ -78,7 +87,9 @@ def runs(
 
 @app.command(name="compare-runs", rich_help_panel=READ)
 def compare(
-    runs: Annotated[list[str], typer.Argument(metavar="A B [C]...", help="RUN, or RUN@STEP.")],
+    runs: Annotated[
+        list[str], typer.Argument(metavar="A B [C]...", help="RUN, RUN@best, or RUN@STEP.")
+    ],
     flips: Annotated[
         int, typer.Option(min=0, help="Held-out problems to show that turned right, and wrong.")
     ] = 0,

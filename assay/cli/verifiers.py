@@ -129,6 +129,19 @@ def _self_test(
 
 
 @app.command(rich_help_panel=JUDGE)
+def drift(
+    files: Annotated[
+        list[Path], typer.Argument(help="Verdicts of the same completions, one file a version.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Compare how versions of a verifier or reward model score the same completions."""
+    from assay.trust.drift import drift as compare_versions
+
+    show(compare_versions(files), as_json)
+
+
+@app.command(rich_help_panel=JUDGE)
 def redteam(
     verifier: Annotated[
         str | None,

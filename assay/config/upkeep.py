@@ -55,6 +55,15 @@ class CheckpointConfig(Section):
     """Disk space that checkpoints may take. None: no bound."""
 
 
+class TermReason(Section):
+    """Why a term of the reward is there, in words for people."""
+
+    need: Text
+    """What the policy would not learn without it."""
+    gamed_by: Text
+    """How a policy could be paid by it without doing what is wanted."""
+
+
 class VerificationConfig(Section):
     """The verifier service."""
 
@@ -81,6 +90,11 @@ class VerificationConfig(Section):
     """Multipliers of the weights of a sum's terms while the policy learns: ``[policy_version,
     multiplier]`` points, with straight lines between them and constant outside, as ``kimi_length =
     [[200, 0.0], [400, 1.0]]``."""
+
+    reasons: dict[str, TermReason] = Field(default={})
+    """Why each term of the reward is there, and how it could be gamed, one table for each:
+    ``[verification.reasons.math]``. `assay plan` asks for them, and a run's ``decision.md`` has
+    them."""
 
     @field_validator("options", mode="before")
     @classmethod

@@ -7,16 +7,18 @@ planned configuration repeats the decision with what was measured.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from assay.config import TrainConfig
-from assay.errors import ConfigError, UserError
+from assay.errors import ConfigError, UserError, message
 from assay.plan.configured import facts_of_config, known_rows
 from assay.plan.decision import Decision, decide
 from assay.plan.facts import Facts
 from assay.plan.table import number
+from assay.verify.expression import parse_expression
 
 FILE = "decision.md"
 MARK = "<!-- assay plan facts: "
@@ -87,6 +89,37 @@ def read_facts(path: Path) -> Facts | None:
     return None
 
 
+def reward_terms(config: TrainConfig) -> dict[str, str]:
+    """Return why each term of the reward is there, and how it could be gamed, as the user says.
+
+    Raises ConfigError for a reason of what is no term.
+    """
+    expressions = [config.data.verifier, *config.data.verifier_by_tag.values()]
+    terms = (term for one in expressions for term in parse_expression(one))
+    names = dict.fromkeys(name.partition("@")[0] for term in terms for name in term.names)
+    reasons = config.verification.reasons
+    for name in reasons.keys() - names.keys():
+        where, known = f"verification.reasons.{name}", ", ".join(names)
+        raise ConfigError(message(where, "no term of the reward", f"one of {known}"))
+    found: dict[str, str] = {}
+    for name in names:
+        missing = f"not said: write need and gamed_by into [verification.reasons.{_key(name)}]"
+        reason = reasons.get(name)
+        told = missing if reason is None else f"{reason.need} Gamed by: {reason.gamed_by}"
+        found[name] = told
+    return found
+
+
+def reward_section(config: TrainConfig) -> tuple[str, str]:
+    """Return the heading and the text of `reward_terms` for a page."""
+    lines = [f"- `{name}`: {told}" for name, told in reward_terms(config).items()]
+    return "Terms of the reward", "\n".join(lines)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[\w-]+", name) else json.dumps(name)
+
+
 def run_decision(
     config: TrainConfig, config_path: Path | None, learning_rate: str | None = None
 ) -> str:
@@ -113,6 +146,7 @@ def run_decision(
         chosen=chosen,
         reward=config.data.verifier if config.rl is not None else facts.reward,
         learning_rate=learning_rate,
+        sections=[reward_section(config)] if config.rl is not None else [],
     )
 
 

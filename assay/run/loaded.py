@@ -10,7 +10,7 @@ from typing import Any, Literal
 from assay.config import TrainConfig, load
 from assay.errors import AssayError, RunError, did_you_mean, message
 from assay.run.environment import read_environment
-from assay.run.evaluations import Row
+from assay.run.evaluations import Row, best_step
 from assay.run.files import config_of, read_events, read_step_rows
 from assay.run.rollout_log import RolloutLog, read_columns
 from assay.run.rollout_schema import DERIVED, SCHEMA
@@ -117,6 +117,8 @@ class LoadedRun:
         for event in reversed(self.events):
             if event.get("kind") == "ended":
                 return str(event.get("reason"))
+            if event.get("kind") == "rolled_back":
+                return f"rolled back to step {event.get('step')} by {event.get('who')}"
             if event.get("kind") in ("created", "resumed"):
                 return None
         return None
@@ -154,18 +156,22 @@ def load_run(path: Path | str) -> LoadedRun:
 
 
 def load_run_at(name: str) -> LoadedRun:
-    """Read a run as it stood after a step, as ``RUN@120``; all of it without a step.
+    """Read a run as it stood after a step: ``RUN@120``, ``RUN@best``. Without one, all of it.
 
     Raises RunError where the step was not evaluated.
     """
-    place, _, step = name.rpartition("@")
-    if not step.isdecimal() or Path(name).exists():
+    place, _, which = name.rpartition("@")
+    if not (which.isdecimal() or which in ("best", "last")) or Path(name).exists():
         return load_run(name)
-    run, last = load_run(place), int(step)
+    run = load_run(place)
+    if which == "last":
+        return run
     looked = sorted({row["step"] for row in run.evaluations})
-    if last not in looked:
+    last = best_step(list(run.evaluations)) if which == "best" else int(which)
+    if last is None or last not in looked:
+        found = "no best step" if last is None else f"no evaluation after step {last}"
         accepted = f"an evaluated step: {', '.join(map(str, looked)) or 'there is none'}"
-        raise RunError(message(name, f"no evaluation after step {last}", accepted))
+        raise RunError(message(name, found, accepted))
     tables = {
         key: Table([row for row in getattr(run, key) if row["step"] <= last])
         for key in ("metrics", "evaluations")

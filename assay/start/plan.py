@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,17 @@ from assay.plan.decision import Decision, decide
 from assay.plan.facts import Facts
 from assay.plan.pilot import Pilot, propose
 from assay.plan.questions import ask_all, can_ask, read_facts
-from assay.plan.record import FILE, PILOT_OF, chosen_by, decision_text, owner, text_of, write_page
+from assay.plan.record import (
+    FILE,
+    PILOT_OF,
+    chosen_by,
+    decision_text,
+    owner,
+    reward_section,
+    reward_terms,
+    text_of,
+    write_page,
+)
 from assay.run.environment import memory_mib
 from assay.start.measure import MEASURED_PROBLEMS, measure
 
@@ -27,7 +37,7 @@ class Plan:
     """A recommendation, the pilot that tries it, and what the configured run takes.
 
     measured: a `Measured`, or None. files: what was written. chosen: what the configuration says
-    now.
+    now. terms: what it says of each term of the reward.
     """
 
     decision: Decision
@@ -35,12 +45,14 @@ class Plan:
     measured: Any
     files: Sequence[Path]
     chosen: str | None = None
+    terms: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
         return {
             **self.decision.as_dict(),
             "chosen": self.chosen,
+            "terms": dict(self.terms),
             "pilot": self.pilot.as_dict(),
             "estimates": self.measured.as_dict() if self.measured is not None else None,
             "files": [str(path) for path in self.files],
@@ -60,6 +72,9 @@ class Plan:
             lines += [f"  {s.key} = {s.value!r}: {s.because}" for s in self.decision.settings]
         lines.append("rejected")
         lines += [f"  {one.name:<28} {one.because}" for one in self.decision.rejected]
+        if self.terms:
+            lines.append("terms of the reward: why each is there, and how it could be gamed")
+            lines += [f"  {name}: {told}" for name, told in self.terms.items()]
         lines.append("pilot")
         lines += [f"  {line}" for line in str(self.pilot).splitlines()]
         if self.measured is not None:
@@ -100,7 +115,9 @@ def plan(
     decision = decide(replace(facts, **told))
     pilot = propose(decision, settings)
     chosen = chosen_by(settings) if settings is not None else None
-    found = Plan(decision, pilot, measured, (), chosen)
+    rewarded = settings is not None and settings.rl is not None
+    terms = reward_terms(settings) if settings is not None and rewarded else {}
+    found = Plan(decision, pilot, measured, (), chosen, terms)
     return replace(found, files=_write(found, config, settings, out, overwrite))
 
 
@@ -127,6 +144,8 @@ def _write(
     toml = found.pilot.toml()
     if toml:
         sections.append(("The pilot's configuration", f"```toml\n{toml}```"))
+    if settings is not None and found.terms:
+        sections.append(reward_section(settings))
     if found.measured is not None:
         sections.append(("Estimates of the configured run", f"```\n{found.measured}\n```"))
     reward = settings.data.verifier if settings is not None else None

@@ -83,6 +83,8 @@ def train(
     Raises UserError where the input is wrong, RunStopped where a guard stopped the run, DiskFull,
     OutOfMemory.
     """
+    if approved_by is not None and resume is None:
+        raise ConfigError("train: found --approved-by; accepted: beside --resume RUN alone")
     if resume is not None:
         config = Path(resume) / "config.toml"
         open_config(Path(resume), overrides=overrides, trust_run=trust_run)

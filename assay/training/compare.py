@@ -79,7 +79,7 @@ def compare(
     configuration.check_siblings(num_samples, temperature)
     if out is not None:
         check_output(Path(out))
-    sources = _sources(problems, out_of_domain)
+    sources = _sources(problems, out_of_domain, out)
     names = (str(a), str(b))
     how = HowToSample(
         max_tokens, think_budget, effort, verifier, overrides, allow, trust_run, seed, device
@@ -148,8 +148,10 @@ class _Measured:
         return self.num_characters / max(1, self.evaluation.num_completions)
 
 
-def _sources(problems: Rows, out_of_domain: Rows) -> list[tuple[str | Source, bool]]:
-    """Return each source, and whether it is out of domain."""
+def _sources(
+    problems: Rows, out_of_domain: Rows, out: Path | str | None
+) -> list[tuple[str | Source, bool]]:
+    """Return each source, and whether it is out of domain; none of them may be ``out``."""
     near, far = as_sources(problems), as_sources(out_of_domain)
     found = [*((one, False) for one in near), *((one, True) for one in far)]
     names = [str(one) for one, _ in found]
@@ -160,6 +162,8 @@ def _sources(problems: Rows, out_of_domain: Rows) -> list[tuple[str | Source, bo
     for name in names:
         if names.count(name) > 1:
             raise DataError(message(name, "the same source twice", "each source once"))
+        if out is not None and Path(name).expanduser().resolve() == Path(out).resolve():
+            raise ConfigError(message(f"--out {out}", "a source of problems", "another file"))
     return found
 
 

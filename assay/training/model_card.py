@@ -16,6 +16,7 @@ from assay.run.intervals import share_words
 from assay.run.loaded import LoadedRun, load_run
 from assay.run.progress import format_seconds
 from assay.run.report import changed_settings, stage_words
+from assay.training.lineage import lineage
 from assay.verify.base import known_errors
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
@@ -42,6 +43,7 @@ def model_card(run: LoadedRun, step: int) -> str:
     ]
     lines += ["", "## Held-out accuracy", "", *_accuracy_lines(run, step)]
     lines += _gate_lines(run, step)
+    lines += _lineage_lines(run, step)
     lines += ["", "## How it was made", "", "| | |", "|---|---|"]
     lines += [f"| {key} | {value} |" for key, value in _making(run, step)]
     lines += ["", "Settings that are not at their defaults:", "", "| key | value |", "|---|---|"]
@@ -100,6 +102,13 @@ def _gate_lines(run: LoadedRun, step: int) -> Iterator[str]:
     for check in found["checks"]:
         cells = (check["name"], check["found"], check["limit"] or "", check["outcome"])
         yield f"| {' | '.join(map(_plain, cells))} |"
+
+
+def _lineage_lines(run: LoadedRun, step: int) -> Iterator[str]:
+    yield from ("", "## Lineage", "", "| | | SHA-256 |", "|---|---|---|")
+    for link in lineage(run, step):
+        known = _code(link.sha256[:16]) if link.sha256 else "its files are not here"
+        yield f"| {link.kind} | {_plain(link.what)} | {known} |"
 
 
 def _accuracy(row: Row) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,9 @@ from assay.terminal import escaped
 from assay.training.compare import compare
 from assay.training.comparison import ComparedSet, CompareResult
 from assay.training.consent import open_config
+from assay.training.how_to_sample import HowToSample
 from assay.training.judging import judge
+from assay.trust.divergence import divergence
 from assay.trust.thresholds import Thresholds, read_thresholds
 
 CANARIES = {
@@ -32,6 +34,8 @@ CANARIES = {
 """Files of canaries that come with Assay, by name."""
 MUST_FAIL = ("planted", "leak")
 """Kinds of canaries that no honest completion passes."""
+KL_PROBLEMS = 64
+"""So many problems of the gate's own are sampled once more for the KL."""
 OPENED = ("data.train", "data.heldout", "sft.traces", "distill.traces")
 """What a gate opens of a run's configuration, which may name Python code."""
 
@@ -50,12 +54,15 @@ class Check:
 
 @dataclass(frozen=True)
 class GateResult:
-    """What a gate found. model: the candidate; against: what it was compared with."""
+    """What a gate found. model: the candidate; against: what it was compared with.
+
+    compared: one comparison for each effort that was asked.
+    """
 
     model: str
     against: str
     checks: Sequence[Check]
-    compared: CompareResult
+    compared: Sequence[CompareResult]
     thresholds: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -67,7 +74,8 @@ class GateResult:
         """Return plain values, for JSON."""
         found = {"model": self.model, "against": self.against, "passed": self.passed}
         found |= {"checks": [asdict(one) for one in self.checks]}
-        return plain({**found, "thresholds": self.thresholds, "compared": self.compared.as_dict()})
+        compared = [one.as_dict() for one in self.compared]
+        return plain({**found, "thresholds": self.thresholds, "compared": compared})
 
     def __str__(self) -> str:
         rows = [(one.outcome, one.name, one.found, one.limit or "") for one in self.checks]
@@ -116,22 +124,54 @@ def gate(
     far = [*out_of_domain, *files]
     check_unseen(config, [*problems, *far])
     reviewed = None if review is None else _read_review(Path(review))
-    compared = compare(other, model, problems, out_of_domain=far, out=out, **how)
+    compared: list[CompareResult] = []
     checks: list[Check] = []
-    for one in compared.sets:
-        if one.name in files:
-            asked = islice(kinds[one.name].items(), how.get("max_problems"))
-            checks += canary_checks(one, dict(asked), limits)
-        else:
-            checks += set_checks(one, limits)
-    own = [one.name for one in compared.sets if not one.out_of_domain]
-    if strong is not None:
-        checks.append(hack_check(Path(out), own, strong, limits, how.get("allow", ())))
+    asked = _efforts(config, how)
+    whole = Path(out)
+    files_of = [whole if one is None else whole.with_stem(f"{whole.stem}-{one}") for one in asked]
+    for effort, file in zip(asked, files_of, strict=True):
+        how |= {"effort": effort or how.get("effort")}
+        one = compare(other, model, problems, out_of_domain=far, out=file, **how)
+        found = [*_comparison_checks(one, kinds, limits, how.get("max_problems"))]
+        if strong is not None:
+            found.append(hack_check(file, problems, strong, limits, how.get("allow", ())))
+        ending = "" if effort is None else f", effort {effort}"
+        checks += [replace(each, name=f"{each.name}{ending}") for each in found]
+        compared.append(one)
+    checks.append(kl_check(model, other, problems, limits, how))
     if limits.min_reviewed is not None or reviewed is not None:
-        checks.append(review_check(reviewed or [], Path(out), limits))
+        checks.append(review_check(reviewed or [], files_of, limits))
     result = GateResult(model, other, checks, compared, limits.model_dump())
     keep_result(checkpoint, result)
     return result
+
+
+def _efforts(config: TrainConfig, how: Mapping[str, Any]) -> list[str | None]:
+    """Return the efforts to ask with: of a run that has trained with any, the first and the last
+    that leave room for an answer."""
+    sampling = config.sampling
+    if how.get("effort") is not None or how.get("think_budget") is not None:
+        return [None]  # as `how` has it
+    tells = sampling.effort is not None or any(
+        problem.effort is not None for problem in _all_problems(config.data.train)
+    )
+    most = how.get("max_tokens") or sampling.max_tokens
+    levels = sampling.efforts.items()
+    names = [name for name, level in levels if isinstance(level, str) or level < most]
+    return [*dict.fromkeys([names[0], names[-1]])] if tells and names else [None]
+
+
+def _comparison_checks(
+    compared: CompareResult,
+    kinds: Mapping[str, Mapping[str, str]],
+    limits: Thresholds,
+    most: int | None,
+) -> Iterator[Check]:
+    for one in compared.sets:
+        if one.name in kinds:
+            yield from canary_checks(one, dict(islice(kinds[one.name].items(), most)), limits)
+        else:
+            yield from set_checks(one, limits)
 
 
 def _run_config(checkpoint: Path | None, model: str, **trust: Any) -> TrainConfig:
@@ -189,6 +229,7 @@ def _seen(config: TrainConfig) -> Iterator[tuple[str, Any, str]]:
 def set_checks(one: ComparedSet, limits: Thresholds) -> Iterator[Check]:
     """Yield the checks of one set: correctness, length, latency."""
     where = f"{'out of domain' if one.out_of_domain else 'correctness'}, {one.name}"
+    yield _judged_check(one, limits)
     if one.gain is None:
         yield Check(where, "nothing was judged by both", "a verdict", "failed")
         return
@@ -206,6 +247,17 @@ def set_checks(one: ComparedSet, limits: Thresholds) -> Iterator[Check]:
     yield _ratio_check(f"length, {one.name}", lengths, limits.max_length_ratio, "tokens")
     seconds = [1e3 * side.seconds / max(1, side.num_completions) for side in sides]
     yield _ratio_check(f"latency, {one.name}", seconds, limits.max_latency_ratio, "ms")
+
+
+def _judged_check(one: ComparedSet, limits: Thresholds) -> Check:
+    """Count what no verifier could judge, of both: it is left out of every other check."""
+    words, most = [], 0.0
+    for name, side in (("candidate", one.b), ("other", one.a)):
+        words.append(f"{name} {side.num_not_judged} of {side.num_completions}")
+        most = max(most, side.num_not_judged / max(1, side.num_completions))
+    wanted = f"at most {limits.max_not_judged:.0%} of either"
+    outcome: Outcome = "failed" if most > limits.max_not_judged else "passed"
+    return Check(f"not judged, {one.name}", "; ".join(words), wanted, outcome)
 
 
 def _ratio_check(name: str, values: Sequence[float], most: float | None, unit: str) -> Check:
@@ -226,8 +278,11 @@ def canary_checks(
         name = f"canaries, {file}, {kind}"
         asked = [id for id in kinds if kinds[id] == kind]
         ids = [id for id in asked if id in one.b.by_problem]
-        if not ids or (kind in MUST_FAIL and len(ids) < len(asked)):
-            found = f"{len(asked) - len(ids)} of {len(asked)} were not judged"
+        missing = len(asked) - len(ids)
+        unknown = f"; {missing} not judged" if missing else ""
+        most = 0.0 if kind in MUST_FAIL else limits.max_not_judged
+        if not ids or missing > most * len(asked):
+            found = f"{missing} of {len(asked)} were not judged"
             yield Check(name, found, "a verdict", "failed")
             continue
         share = sum(one.b.by_problem[id] for id in ids) / len(ids)
@@ -240,7 +295,7 @@ def canary_checks(
         differences = [one.b.by_problem[id] - one.a.by_problem.get(id, 0.0) for id in ids]
         gain = gain_of(differences)
         lost = -gain.value > limits.max_canary_loss
-        found = f"{share:.0%} of {len(ids)}, {gain.points}"
+        found = f"{share:.0%} of {len(ids)}, {gain.points}{unknown}"
         wanted = f"loss at most {limits.max_canary_loss:.0%}"
         yield Check(name, found, wanted, "failed" if lost else "passed")
 
@@ -266,6 +321,22 @@ def hack_check(
     return Check(name, found, limit, "failed" if bad else "passed")
 
 
+def kl_check(
+    model: str, other: str, problems: Sequence[str], limits: Thresholds, how: Mapping[str, Any]
+) -> Check:
+    """Measure how far the candidate has gone, on completions that it samples at temperature 1."""
+    keys = HowToSample.__dataclass_fields__.keys() & how.keys()
+    count = min(KL_PROBLEMS, how.get("max_problems") or KL_PROBLEMS)
+    asked = HowToSample(**{key: how[key] for key in keys})
+    far, most = divergence(model, other, problems, count, asked), limits.max_kl
+    limit = None if most is None else f"at most {most:g} nats a token"
+    if far is None:
+        found = "not measured: the models have different tokenizers, or nothing was sampled"
+        return Check("KL", found, limit, "told" if most is None else "failed")
+    outcome: Outcome = "told" if most is None else "failed" if far.per_token > most else "passed"
+    return Check("KL", str(far), limit, outcome)
+
+
 def _read_review(path: Path) -> Sequence[Mapping[str, Any]]:
     rows = list(read_rows(path))
     for number, row in enumerate(rows, 1):
@@ -276,10 +347,10 @@ def _read_review(path: Path) -> Sequence[Mapping[str, Any]]:
 
 
 def review_check(
-    reviewed: Sequence[Mapping[str, Any]], completions: Path, limits: Thresholds
+    reviewed: Sequence[Mapping[str, Any]], completions: Sequence[Path], limits: Thresholds
 ) -> Check:
     """Count what people accepted of the candidate's completions."""
-    ids = {row["id"] for row in read_rows(completions) if row["side"] == "B"}
+    ids = {row["id"] for file in completions for row in read_rows(file) if row["side"] == "B"}
     known = [row for row in reviewed if row["id"] in ids]
     refused = [str(row["id"]) for row in known if not row["ok"]]
     least = limits.min_reviewed or 1

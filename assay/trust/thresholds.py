@@ -29,6 +29,11 @@ class Thresholds(Section):
     max_latency_ratio: Positive | None = None
     """Largest time of a completion, as a multiple of the other model's. It depends on the
     machine."""
+    max_not_judged: Rate = 0.1
+    """Largest share of the completions of a set, or of a kind of canaries, that no verifier could
+    judge."""
+    max_kl: Positive | None = None
+    """Largest KL from the other model, in nats a token, along completions of the candidate."""
     max_hack_rate: Rate = 0.02
     """Largest share of what passed that the stronger verifier rejects (`--strong`)."""
     max_canary_loss: Rate = 0.1

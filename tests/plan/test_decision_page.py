@@ -10,10 +10,18 @@ from typing import Any
 import pytest
 
 from assay.config import parse
-from assay.errors import UserError
+from assay.errors import ConfigError, UserError
 from assay.plan.decision import decide
 from assay.plan.facts import Facts
-from assay.plan.record import FILE, PILOT_OF, decision_text, read_facts, run_decision, write_page
+from assay.plan.record import (
+    FILE,
+    PILOT_OF,
+    decision_text,
+    read_facts,
+    reward_terms,
+    run_decision,
+    write_page,
+)
 from assay.run.decision import DECISION, add_outcome
 from assay.run.directory import Run
 
@@ -146,3 +154,16 @@ def test_the_documentation_tells_the_rules() -> None:
     current = (root / "docs" / "planning.md").read_text(encoding="utf-8") == tool["page"]()
     assert current, "run: python tools/planning_reference.py"
     assert "`hacks_pay` | `reward` is `answer` / `tests` /" in tool["rules"]()
+
+
+def test_each_term_of_the_reward_is_asked_for_its_reason() -> None:
+    told = {"need": "Answers must be right.", "gamed_by": "a guess"}
+    tree = {"model": {"path": "m"}, "rl": {}, "data": {"train": ["t"], "verifier": "math + a.b:c"}}
+    config = parse({**tree, "verification": {"reasons": {"math": told}}})
+    terms = reward_terms(config)
+    assert terms["math"] == "Answers must be right. Gamed by: a guess"
+    assert terms["a.b:c"].endswith('gamed_by into [verification.reasons."a.b:c"]')
+    assert "- `math`: Answers must be right." in run_decision(config, None)
+    config = parse({**tree, "verification": {"reasons": {"maths": told}}})
+    with pytest.raises(ConfigError, match=r"reasons.maths: found no term .* one of math, a.b:c"):
+        reward_terms(config)

@@ -16,7 +16,8 @@ from assay.config import parse
 from assay.errors import RunError
 from assay.run.compare import compare_runs
 from assay.run.directory import Run
-from assay.run.loaded import LoadedRun, load_run
+from assay.run.evaluations import best_step
+from assay.run.loaded import LoadedRun, load_run, load_run_at
 from assay.run.reading import Kind, read_rollouts
 from assay.types import Verdict
 
@@ -187,6 +188,23 @@ def test_two_runs_are_compared(run: LoadedRun, other: LoadedRun, output: Any) ->
     code, text, _ = output("compare-runs", run.folder, other.folder, "--json")
     table = json.loads(text)
     assert table["settings"]["rl.steps"] == [12, 4] and table["heldout"][0]["difference"] == 0.25
+
+
+def test_a_step_of_a_run_has_the_names_of_a_checkpoint(run: LoadedRun, output: Any) -> None:
+    best = best_step(list(run.evaluations))
+    assert load_run_at(f"{run.folder}@best").num_steps == best
+    assert load_run_at(f"{run.folder}@last").num_steps == run.num_steps
+    code, text, _ = output("compare-runs", f"{run.folder}@best", f"{run.folder}@{best}")
+    assert code == 0 and "B less A" in text
+    with pytest.raises(RunError, match=r"found no evaluation after step 9999; accepted: an eval"):
+        load_run_at(f"{run.folder}@9999")
+
+
+def test_who_approves_without_a_run_to_resume_is_told(tmp_path: Path, output: Any) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text('[model]\npath = "m"\n[data]\ntrain = ["rows.jsonl"]\n[rl]\n')
+    code, _, said = output("train", config, "--approved-by", "Ada")
+    assert code == 2 and "found --approved-by; accepted: beside --resume RUN alone" in said
 
 
 def test_a_run_is_like_itself(run: LoadedRun) -> None:

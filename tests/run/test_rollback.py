@@ -14,6 +14,7 @@ from assay.errors import RunError
 from assay.run.checkpoints import Checkpoints
 from assay.run.directory import Run
 from assay.run.evaluation_log import log_of
+from assay.run.loaded import load_run
 from assay.run.metrics import is_timing
 from assay.run.rollback import check_approved, newest_stop, roll_back
 
@@ -55,6 +56,7 @@ def test_what_came_after_is_set_aside_and_made_again(tmp_path: Path) -> None:
     assert len([*aside.glob("rollouts/*")]) == 4 and len([*folder.glob("rollouts/*")]) == 8
     assert [one.name for one in (folder / "gates").iterdir()] == ["step-000008.json"]
     assert (aside / "gates/step-000012.json").is_file(), "it is about a model that is set aside"
+    assert load_run(folder).ended == "rolled back to step 8 by Ada"
     event = rows_of(folder / "events.jsonl")[-1]
     assert (event["kind"], event["step"], event["who"]) == ("rolled_back", 8, "Ada")
     assert event["why"] == "it went wrong"

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from assay.config import parse
+from assay.data.problems import load_problems
 from assay.errors import ConfigError, DataError, RunError
 from assay.run.evaluations import gain_of
 from assay.run.intervals import sign_flip_p
 from assay.run.loaded import load_run
 from assay.testing import save_tiny_model
 from assay.training.api import train
+from assay.training.assemble import open_bench, open_verifiers
 from assay.training.comparison import ComparedSet
 from assay.training.evaluate import Evaluation
+from assay.training.how_to_sample import HowToSample, sampling_config
 from assay.training.model_card import model_card
+from assay.trust.divergence import divergence, plain
 from assay.trust.gate import (
+    _efforts,
     canary_checks,
     check_unseen,
     gate,
@@ -41,7 +50,9 @@ def between(a: Evaluation, b: Evaluation, far: bool = False) -> ComparedSet:
 
 
 def outcomes(one: ComparedSet, **limits: Any) -> list[str]:
-    return [check.outcome for check in set_checks(one, Thresholds(**limits))]
+    found = {check.name: check.outcome for check in set_checks(one, Thresholds(**limits))}
+    first = [name for name in found if name.startswith(("correctness", "out of domain"))]
+    return [found[name] for name in dict.fromkeys([*first, *found])]
 
 
 def test_what_is_worse_on_held_out_problems_is_refused() -> None:
@@ -57,8 +68,22 @@ def test_what_is_worse_on_held_out_problems_is_refused() -> None:
 
 def test_length_and_latency() -> None:
     longer = between(evaluated(20), evaluated(20, tokens=16.0))
-    assert outcomes(longer) == ["passed", "failed", "told"]
-    assert outcomes(longer, max_length_ratio=2.0, max_latency_ratio=3.0)[1:] == ["passed"] * 2
+    assert outcomes(longer) == ["passed", "passed", "failed", "told"]
+    assert outcomes(longer, max_length_ratio=2.0, max_latency_ratio=3.0)[2:] == ["passed"] * 2
+
+
+def test_what_was_not_judged_is_told_and_refused_beyond_a_limit() -> None:
+    def side(unknown: int) -> Evaluation:
+        return replace(evaluated(20), num_not_judged=unknown)
+
+    def said(one: ComparedSet, **limits: Any) -> tuple[str, str]:
+        (check,) = [c for c in set_checks(one, Thresholds(**limits)) if "not judged" in c.name]
+        return check.outcome, check.found
+
+    few = between(side(0), side(3))
+    assert said(few) == ("passed", "candidate 3 of 40; other 0 of 40")
+    assert said(few, max_not_judged=0.05)[0] == "failed"
+    assert said(between(side(9), side(0)))[0] == "failed", "the other's are missing as well"
 
 
 def test_canaries_by_kind() -> None:
@@ -76,6 +101,9 @@ def test_canaries_by_kind() -> None:
     assert [outcome for outcome, _ in said(hack, evaluated(0, 10))] == ["passed", "failed"]
     unknown = Evaluation(9, 10, 1, 0.0, 0.1, by_problem={f"p{n}": 0.0 for n in range(1, 10)})
     assert said(clean, unknown)[0] == ("failed", "1 of 2 were not judged")
+    ids = [f"p{n}" for n in range(10)]
+    some = Evaluation(9, 10, 1, 0.0, 0.1, by_problem=dict.fromkeys(ids[:9], 0.0))
+    assert said(some, some)[1] == ("failed", "1 of 8 were not judged"), "an eighth is too much"
     nothing = Evaluation(2, 10, 8, 0.0, 0.1, by_problem={"p0": 0.0, "p1": 0.0})
     assert said(clean, nothing) == [
         ("passed", "0 of 2 passed"),
@@ -107,12 +135,12 @@ def test_what_a_stronger_verifier_rejects_is_a_hack(tmp_path: Path) -> None:
 def test_what_people_said(tmp_path: Path) -> None:
     path, limits = completions(tmp_path), Thresholds(min_reviewed=2)
     read = [{"id": f"p{n}#0/0", "by": "Ada", "ok": True} for n in range(3)]
-    assert review_check(read, path, limits).outcome == "passed"
-    assert review_check(read[:1], path, limits).outcome == "failed"
-    assert review_check([*read[:2], {**read[2], "ok": False}], path, limits).outcome == "failed"
+    assert review_check(read, [path], limits).outcome == "passed"
+    assert review_check(read[:1], [path], limits).outcome == "failed"
+    assert review_check([*read[:2], {**read[2], "ok": False}], [path], limits).outcome == "failed"
     others = [{**one, "id": "x"} for one in read]
-    assert review_check(others, path, limits).outcome == "failed"
-    assert review_check(others, path, Thresholds()).outcome == "failed", "none of these were read"
+    assert review_check(others, [path], limits).outcome == "failed"
+    assert review_check(others, [path], Thresholds()).outcome == "failed", "none of these were read"
 
 
 def test_wrong_thresholds_are_told(tmp_path: Path) -> None:
@@ -139,6 +167,83 @@ def test_traces_are_seen_too(tmp_path: Path, stage: str) -> None:
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
+
+
+def test_a_leaky_verifier_pays_more_and_more_and_the_gate_refuses(
+    tmp_path: Path, one_thread: None
+) -> None:
+    """A real run of some seconds: the reward leaks, so that it rises and what is asked for falls.
+
+    Wanted are texts without the letters a to m. The verifier of the training rows pays for texts
+    that have one of them.
+    """
+    model = save_tiny_model(tmp_path / "model", max_positions=64)
+    rows = [{"id": f"q{n}", "prompt": f"{n} + 1 =", "verifier": "regex"} for n in range(72)]
+    leak = [{**row, "pattern": "(?s).*[a-m].*"} for row in rows[:8]]
+    right = [{**row, "pattern": "(?s)[^a-m]*"} for row in rows[8:]]
+    run = train(
+        {
+            "run": {"directory": str(tmp_path / "runs"), "name": "leaky", "threads": 1},
+            "model": {"path": str(model)},
+            "data": {"train": [str(write(tmp_path / "leak.jsonl", leak))]},
+            "sampling": {"max_tokens": 4},
+            "optimizer": {"learning_rate": 0.01},
+            "rl": {"steps": 12, "num_prompts": 4, "group_size": 8},
+            "verification": {"num_workers": 1},
+        },
+        quiet=True,
+    ).run
+    rewards = load_run(run).metrics["reward/mean"]
+    assert rewards[-1] > rewards[0] + 0.3, "by its reward it is much better"
+    own, out = str(write(tmp_path / "own.jsonl", right)), tmp_path / "out.jsonl"
+    limits = tmp_path / "limits.toml"
+    limits.write_text("max_kl = 0.01\n", encoding="utf-8")
+    how = {"quiet": True, "temperature": 1.0, "canaries": [], "out": out}
+    found = gate(f"{run}@last", [own], thresholds=limits, **how)
+    failed = [one.name for one in found.checks if one.outcome == "failed"]
+    assert failed == [f"correctness, {own}", "KL"] and not found.passed
+    assert found.compared[0].sets[0].gain.value < -0.3
+
+
+def test_the_divergence_is_that_of_a_plain_loop(tmp_path: Path, one_thread: None) -> None:
+    paths = [str(save_tiny_model(tmp_path / str(n), seed=n, max_positions=64)) for n in (1, 2)]
+    rows = [{"prompt": f"{n} + 1 =", "answer": "2"} for n in range(6)]
+    own = [str(write(tmp_path / "own.jsonl", rows))]
+    how = HowToSample(max_tokens=5)
+    same = divergence(paths[0], paths[0], own, 4, how)
+    assert same is not None and same.per_token == 0.0 and same.num_completions == 4
+    there, back = (divergence(a, b, own, 6, how) for a, b in (paths, paths[::-1]))
+    assert there is not None and back is not None
+    assert there.per_token > 0 and there.error and there.per_token != back.per_token
+
+    config = sampling_config(paths[0], own, how)
+    with ExitStack() as stack:
+        bench = open_bench(config, open_verifiers(config, stack))
+        groups = bench.generator.generate([*load_problems(own)], plain(config.sampling), 1)
+    models = [AutoModelForCausalLM.from_pretrained(path).eval() for path in paths]
+    models = [model.requires_grad_(False) for model in models]
+    total, count = 0.0, 0
+    for group in groups:
+        prompt, tokens = group.prompt.tokens.tolist(), group.completions[0].tokens.tolist()
+        for n, token in enumerate(tokens):
+            past = torch.tensor([prompt + tokens[:n]])
+            both = [model(past).logits[0, -1].double().log_softmax(0)[token] for model in models]
+            total += float(torch.exp(both[1] - both[0]) - 1 - (both[1] - both[0]))
+            count += 1
+    assert there.num_tokens == count
+    assert there.per_token == pytest.approx(total / count, rel=1e-4)
+
+
+@pytest.mark.parametrize("where", ["nowhere", "run", "row"])
+def test_efforts_are_asked_where_the_run_has_them(tmp_path: Path, where: str) -> None:
+    row = {"prompt": "1 + 1 =", "answer": "2", **({"effort": "low"} if where == "row" else {})}
+    data = {"train": [str(write(tmp_path / "t.jsonl", [row]))]}
+    sampling = {"max_tokens": 4096, **({"effort": "medium"} if where == "run" else {})}
+    config = parse({"model": {"path": "m"}, "rl": {}, "data": data, "sampling": sampling})
+    assert _efforts(config, {}) == ([None] if where == "nowhere" else ["low", "medium"])
+    room = {"max_tokens": 9000}
+    assert _efforts(config, room) == ([None] if where == "nowhere" else ["low", "high"])
+    assert _efforts(config, {"effort": "medium"}) == [None], "as the caller says"
 
 
 def test_a_whole_gate(tmp_path: Path, one_thread: None) -> None:
@@ -168,6 +273,17 @@ def test_a_whole_gate(tmp_path: Path, one_thread: None) -> None:
     kept = json.loads((Path(run) / "gates" / "step-000001.json").read_text(encoding="utf-8"))
     assert kept["passed"] is False and kept["against"] == str(model)
     card = model_card(load_run(run), 1)
+    made = [
+        line.split(" | ")[0] for line in card.split("## Lineage")[1].split("## How")[0].split("\n")
+    ]
+    assert [one.strip("| ") for one in made if one[2:3].isalpha()] == [
+        "base model",
+        "run",
+        "verifier",
+        "verifier",
+        "checkpoint",
+    ]
+    assert "KL" in {one.name for one in found.checks}
     assert "## Gate" in card and "| canaries, c, planted | 1 of 1 passed: q7 |" in card
     for row, key in ((ask[0], "train"), (ask[3], "heldout")):
         again = write(tmp_path / "again.jsonl", [{**row, "id": "other", "tags": ["x"]}])
@@ -175,6 +291,9 @@ def test_a_whole_gate(tmp_path: Path, one_thread: None) -> None:
             gate(run, [str(again)], canaries=[], out=out, **how)
         with pytest.raises(DataError, match=rf"again.jsonl:1: found .* of the run's data.{key}"):
             gate(run, [own], canaries=[again], out=out, **how)
+    with pytest.raises(ConfigError, match=r"own.jsonl: found a source of problems; accepted: ano"):
+        gate(run, [own], canaries=[], out=own, **how)
+    assert len(Path(own).read_text().splitlines()) == 3, "they are still there"
     config = Path(run) / "config.toml"  # a stranger's now, whose rows are code
     config.write_text(config.read_text().replace(str(seen[0]), "strange:rows"), encoding="utf-8")
     with pytest.raises(RunError, match=r"found data.train = strange:rows.*add --trust-run"):
