@@ -202,7 +202,8 @@ def test_a_leaky_verifier_pays_more_and_more_and_the_gate_refuses(
     found = gate(f"{run}@last", [own], thresholds=limits, **how)
     failed = [one.name for one in found.checks if one.outcome == "failed"]
     assert failed == [f"correctness, {own}", "KL"] and not found.passed
-    assert found.compared[0].sets[0].gain.value < -0.3
+    gain = found.compared[0].sets[0].gain
+    assert gain is not None and gain.value < -0.3
 
 
 def test_the_divergence_is_that_of_a_plain_loop(tmp_path: Path, one_thread: None) -> None:
