@@ -35,7 +35,7 @@ from assay.scale.verifying import actors_for
 from assay.tools.toolbox import open_tools
 from assay.training.judging import open_service
 from assay.training.tag_watch import TagWatch
-from assay.training.thinking import check_thinking
+from assay.training.thinking import check_generator, check_thinking
 from assay.training.trial import try_rewards
 from assay.types import Problem
 from assay.verify.expression import parse_expression
@@ -233,6 +233,7 @@ def read_problems(
     reader, tags = FactReader(config.curriculum), TagWatch(config)
 
     def check_all(problem: Problem) -> None:
+        check_generator(config, problem)
         judged(problem)
         reader.check(problem)
         tags.see(problem)
@@ -296,6 +297,7 @@ def read_heldout(
         return []
 
     def check(problem: Problem) -> None:
+        check_generator(config, problem)
         verifiers.check_problem(problem)
         tags.see(problem)
 
