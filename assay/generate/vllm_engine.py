@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,9 @@ class VllmEngine:
     Not exact: its products round in another way, and depend on what is sampled beside a completion.
     So tokens are weighed. Nothing can be given to a completion on its way: no tools, no budgets of
     thinking. as_sent: turns weights into those of a plain model. expected: returns what `probe`
-    should; None: somebody else compares. apart: vLLM works in a process of its own, and not in this
-    one, which it would take over. watch: as the engine's.
+    should; None: somebody else compares. marks: variables by which vLLM's processes are found, and
+    ended, once this one is killed. None: vLLM works in this process, which it takes over. watch: as
+    the engine's.
     """
 
     exact = False
@@ -108,7 +110,7 @@ class VllmEngine:
         threads: int,
         as_sent: Callable[[Weights], Weights] = lambda weights: weights,
         expected: Callable[[], Floats] | None = None,
-        apart: bool = True,
+        marks: Mapping[str, str] | None = None,
     ) -> None:
         self.render = render
         self.stats = EngineStats()
@@ -124,7 +126,8 @@ class VllmEngine:
         with tempfile.TemporaryDirectory(prefix="assay-vllm-") as name:
             facts.write(Path(name))
             self.tokenizer = AutoTokenizer.from_pretrained(name)
-            with _environment(_surroundings(facts, threads, apart)):
+            resource_tracker.ensure_running()  # it frees their shared memory once they are killed
+            with _environment(_surroundings(facts, threads, marks)):
                 self._engine = self._start(name, settings)
 
     def load_policy(self, weights: Weights) -> None:
@@ -367,16 +370,21 @@ def check_vllm(config: ModelConfig) -> None:
         raise ModelError(message(f"model.path {config.path}", found, accepted, remedy))
 
 
-def _surroundings(facts: ModelFacts, threads: int, apart: bool) -> dict[str, str]:
+def _surroundings(
+    facts: ModelFacts, threads: int, marks: Mapping[str, str] | None
+) -> dict[str, str]:
     """Return variables for the process where vLLM works; what the user has set stays."""
     on_cpu = facts.device == "cpu"
     wanted = {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",
     }
+    sockets = {} if marks is None else {"VLLM_RPC_BASE_PATH": marks["TMPDIR"]}
     return {
         **{name: os.environ.get(name, value) for name, value in wanted.items()},
-        "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(apart)),
+        **(marks or {}),
+        **sockets,
+        "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(marks is not None)),
         "OMP_NUM_THREADS": str(threads),
         "TORCHDYNAMO_DISABLE": str(int(on_cpu)),  # to compile would take longer than it saves
     }

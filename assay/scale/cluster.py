@@ -10,7 +10,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -21,7 +20,7 @@ from typing import Any
 
 from assay.config import ScaleConfig
 from assay.errors import ConfigError, MissingExtra, WorkerDied, cause, message
-from assay.verify.serving.remains import VARIABLE, Remains, clear, new_family, start_watcher
+from assay.verify.serving.remains import VARIABLE, Remains, new_family, watched
 
 CONNECT_SECONDS = 5.0  # for the port of a cluster to take a connection
 FACTS_SECONDS = 120.0  # for a machine of the cluster to say what is installed there
@@ -153,9 +152,7 @@ def _local(settings: ScaleConfig, stack: ExitStack) -> tuple[dict[str, Any], dic
     folder = Path(tempfile.mkdtemp(prefix=FOLDER, dir=place))
     (folder / OWNER).write_text(f"{_namespace()} {os.getpid()}", encoding="utf-8")
     remains = Remains(new_family(), "cluster", str(folder))
-    watcher = start_watcher(remains.family)
-    stack.callback(_end_watcher, watcher)
-    stack.callback(clear, [remains])
+    stack.enter_context(watched(remains))
     needed = -(-settings.num_actors * settings.cpus_per_actor // 1)
     options = {
         "address": "local",
@@ -167,11 +164,6 @@ def _local(settings: ScaleConfig, stack: ExitStack) -> tuple[dict[str, Any], dic
     if NICENESS not in os.environ:  # else what the learner leaves idle goes to any other process
         marks[NICENESS] = "0"
     return options, marks
-
-
-def _end_watcher(watcher: subprocess.Popen[bytes]) -> None:
-    watcher.kill()
-    watcher.wait()
 
 
 @contextmanager

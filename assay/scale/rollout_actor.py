@@ -128,9 +128,7 @@ class RolloutActor:
         settings, seed = opening.settings, opening.seed
         if opening.vllm is not None:
             threads = opening.threads
-            return VllmEngine(
-                opening.vllm, render, settings=settings, seed=seed, threads=threads, apart=False
-            )
+            return VllmEngine(opening.vllm, render, settings=settings, seed=seed, threads=threads)
         loaded = load_model(opening.model, opening.device, seed)
         engine = Engine(
             loaded.model,

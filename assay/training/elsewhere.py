@@ -19,6 +19,7 @@ from assay.scale.ahead import Actors, AheadGenerator
 from assay.scale.rollout_actor import Opening
 from assay.scale.rollouts import ActorGenerator
 from assay.training.assemble import Bench
+from assay.verify.serving.remains import Remains, new_family, watched
 
 
 def on_actors(bench: Bench, stack: ExitStack) -> Bench:
@@ -30,6 +31,8 @@ def on_actors(bench: Bench, stack: ExitStack) -> Bench:
     if scale.rollout_actors is None:
         if facts is None:
             return bench
+        remains = Remains(new_family(), "vllm")
+        stack.enter_context(watched(remains))
         vllm = VllmEngine(
             facts,
             engine.render,
@@ -38,6 +41,7 @@ def on_actors(bench: Bench, stack: ExitStack) -> Bench:
             threads=torch.get_num_threads(),
             as_sent=as_sent,
             expected=engine.plain_probe,
+            marks=remains.environment,
         )
         stack.callback(vllm.close)
         return replace(bench, actors=vllm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -56,6 +57,17 @@ def test_weights_arrive_in_place_and_are_proved(vllm: Any) -> None:
     assert vllm.made[0].caches_dropped == 2
     assert vllm.made[0].config["architectures"] == ["LlamaForCausalLM"]
     engine.close()
+
+
+def test_its_processes_are_marked_and_no_others(vllm: Any) -> None:
+    marks = {"ASSAY_WORKER": "family-1", "TMPDIR": "/there"}
+    made(tiny_model(), marks=marks)
+    assert marks.items() <= vllm.made[0].environment.items()
+    assert vllm.made[0].environment["VLLM_RPC_BASE_PATH"] == "/there"
+    assert vllm.made[0].environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "1"
+    assert os.environ.get("ASSAY_WORKER") != "family-1" and "VLLM_RPC_BASE_PATH" not in os.environ
+    made(tiny_model())
+    assert vllm.made[1].environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
 
 
 @pytest.mark.parametrize(

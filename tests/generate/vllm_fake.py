@@ -7,6 +7,7 @@ prove. What vLLM does itself is tested with vLLM, under the marker ``peer``.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,6 +42,7 @@ class FakeEngine:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings, self.worker = settings, Worker()
+        self.environment = dict(os.environ)
         self.config = json.loads((Path(settings["model"]) / "config.json").read_text())
         self.asked: list[tuple[str, list[int], Any]] = []
         self.waiting: list[tuple[str, list[int], Any]] = []

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,7 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore"),
 ]
+psutil = pytest.importorskip("psutil")
 STALE = "test_vllm.DeafReceiver"
 
 
@@ -44,11 +49,20 @@ def wide(world: World) -> World:
     return world
 
 
-def run_of(world: World, name: str, **sections: Any) -> Path:
+def tree_of(world: World, name: str, **sections: Any) -> dict[str, Any]:
     scale = {"generator": "vllm", **sections.pop("scale", {})}
     tree = world.tree(scale=scale, engine={"max_kv_mib": 64.0}, **sections)
     tree["run"]["name"] = name
-    return Path(train(tree, quiet=True).run)
+    return tree
+
+
+def run_of(world: World, name: str, **sections: Any) -> Path:
+    return Path(train(tree_of(world, name, **sections), quiet=True).run)
+
+
+def below(pid: int) -> list[Any]:
+    """The processes that one has started, and those that they have."""
+    return psutil.Process(pid).children(recursive=True)
 
 
 def test_a_run_learns_from_what_vllm_samples(wide: World) -> None:
@@ -80,3 +94,28 @@ def test_an_actor_samples_by_vllm(wide: World, cluster: Any) -> None:
     rows = rows_of(run, "metrics")
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert not [row for row in rows_of(run, "events") if row["kind"] == "actor_lost"]
+
+
+def test_a_killed_command_leaves_no_process_and_no_shared_memory(wide: World) -> None:
+    before = {*Path("/dev/shm").glob("psm_*")}
+    tree = tree_of(wide, "killed", rl={"steps": 10_000}, data={"verifier": "exact"})
+    file = wide.config_file(tree)
+    command = subprocess.Popen(
+        [sys.executable, "-m", "assay.cli", "train", str(file)], start_new_session=True
+    )
+    metrics = wide.folder / "runs" / "killed" / "metrics.jsonl"
+    try:
+        while not metrics.exists() or not metrics.read_text():
+            assert command.poll() is None
+            time.sleep(0.5)
+        started = below(command.pid)
+        folders = [*Path(tempfile.gettempdir()).glob(f"assay-worker-*-{command.pid}-*")]
+        assert any("VLLM" in one.name() or "vllm" in " ".join(one.cmdline()) for one in started)
+        assert folders and {*Path("/dev/shm").glob("psm_*")} - before
+    finally:
+        command.kill()
+        command.wait()
+    _, alive = psutil.wait_procs(started, timeout=60)
+    assert not alive
+    assert not [folder for folder in folders if folder.exists()]
+    assert not {*Path("/dev/shm").glob("psm_*")} - before

@@ -20,8 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -68,6 +68,18 @@ def start_watcher(family: str) -> subprocess.Popen[bytes]:
         cwd="/",
         start_new_session=True,
     )
+
+
+@contextmanager
+def watched(remains: Remains) -> Iterator[None]:
+    """End what is marked when this ends, or when this process is killed."""
+    watcher = start_watcher(remains.family)
+    try:
+        yield
+    finally:
+        clear([remains])
+        watcher.kill()
+        watcher.wait()
 
 
 def watch(family: str, parent: int) -> None:
