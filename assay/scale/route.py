@@ -127,7 +127,9 @@ class Upstream:
                     if said is None or said["choices"] or options.get("include_usage"):
                         yield event
         except (httpx2.HTTPError, httpx2.StreamError, ValueError, RecursionError) as error:
-            raise Trouble(f"{type(error).__name__}: {str(error)[:SHOWN]}") from error
+            late = isinstance(error, httpx2.TimeoutException)
+            why = f"nothing for {self.config.timeout:g} s" if late else str(error)[:SHOWN]
+            raise Trouble(f"{type(error).__name__}: {why}") from error
         finally:
             call.seconds = time.perf_counter() - started
 
