@@ -1,0 +1,86 @@
+"""Chat completions over HTTP by Assay's engine, and any application served from a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from assay.config import SamplingConfig, parse
+from assay.scale.asgi import JSON, Server, address_of, bind, whole_body
+from assay.training.assemble import open_bench
+from assay.types import Problem
+from assay.verify.service import VerifierService
+
+SAMPLING = SamplingConfig(max_tokens=64, temperature=0.0)
+Row = dict[str, Any]
+
+
+class EngineServer:
+    """Chat completions by Assay's engine. Requests that come together are sampled together; it is
+    greedy, so that a prompt that was asked before has the same reply."""
+
+    def __init__(self, checkpoint: Path, data: Mapping[str, Any], service: VerifierService) -> None:
+        tree = {
+            "model": {"path": str(checkpoint)},
+            "data": {"train": ["none"], **data},
+            "sampling": {"max_tokens": SAMPLING.max_tokens},
+            "rl": {},
+        }
+        self.engine = open_bench(parse(tree), service).generator
+        self.replies: dict[str, Row] = {}
+        self.queue: set[str] = set()
+        self.work = asyncio.Lock()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer one request; what goes wrong is told to the client."""
+        prompt = json.loads(await whole_body(receive))["messages"][-1]["content"]
+        self.queue.add(prompt)
+        await asyncio.sleep(0.2)  # others come, and are sampled with it
+        try:
+            async with self.work:
+                if prompt not in self.replies:
+                    batch, self.queue = self.queue - self.replies.keys(), set()
+                    self.replies |= await asyncio.to_thread(self._sample, batch)
+            status, reply = 200, self.replies[prompt]
+        except Exception as error:
+            status, reply = 500, {"error": {"message": f"{type(error).__name__}: {error}"}}
+        await send({"type": "http.response.start", "status": status, "headers": [*JSON]})
+        await send({"type": "http.response.body", "body": json.dumps(reply).encode()})
+
+    def _sample(self, prompts: Collection[str]) -> dict[str, Row]:
+        found: dict[str, Row] = {}
+        for group in self.engine.generate([Problem(one, one) for one in prompts], SAMPLING, 1):
+            (one,) = group.completions
+            assert one.model_logprobs is not None
+            scores = [{"logprob": score} for score in one.model_logprobs.tolist()]
+            choice = {
+                "index": 0,
+                "finish_reason": "length" if one.finish_reason == "length" else "stop",
+            }
+            choice["message"] = {"role": "assistant", "content": one.text}
+            choice["logprobs"] = {"content": scores}
+            usage = {"prompt_tokens": len(group.prompt.tokens), "completion_tokens": len(scores)}
+            found[group.problem.id] = {"choices": [choice], "usage": usage}
+        return found
+
+
+@contextmanager
+def served(app: Any) -> Iterator[str]:
+    """Serve an application from a thread meanwhile; yield its URL."""
+    import uvicorn  # pyright: ignore[reportMissingImports]
+
+    with bind("127.0.0.1", 0, None) as listening:
+        lifespan = "on" if isinstance(app, Server) else "off"
+        running = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan=lifespan))
+        thread = threading.Thread(target=running.run, args=([listening],))
+        thread.start()
+        try:
+            yield address_of(listening)
+        finally:
+            running.should_exit = True
+            thread.join()
