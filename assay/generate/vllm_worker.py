@@ -8,13 +8,13 @@ from __future__ import annotations
 import mmap
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from assay.model.weights import fingerprint
+from assay.model.weights import fingerprint, memory_of
 
 Place = tuple[str, str, list[int], int, int]
 """Where a tensor is: its name, type and shape, the first byte and the number of bytes."""
@@ -35,11 +35,11 @@ class SharedMemory:
     def write(self, tensors: Mapping[str, Tensor]) -> list[Place]:
         """Copy tensors, tied ones once; return where each is."""
         places: list[Place] = []
-        begins: dict[tuple[int, int], int] = {}
+        begins: dict[Hashable, int] = {}
         end = 0
         for name, tensor in tensors.items():
             size = tensor.numel() * tensor.element_size()
-            key = (tensor.data_ptr(), size)
+            key = memory_of(tensor)
             if key not in begins:
                 begins[key], end = end, end + -(-size // 64) * 64
             kind = str(tensor.dtype).removeprefix("torch.")

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +20,7 @@ from assay.config.tools import ToolsConfig
 from assay.generate.engine import Engine
 from assay.generate.vllm_engine import ModelFacts, VllmEngine
 from assay.model.load import load_model
-from assay.model.weights import Weights
+from assay.model.weights import Weights, memory_of
 from assay.tools.toolbox import open_tools
 from assay.types import Floats, Group, Problem, Prompt
 
@@ -56,12 +56,15 @@ class Sent:
 
     @classmethod
     def of(cls, weights: Weights) -> Sent:
-        """Return the weights as they are now; they are copied as they are put in the store."""
+        """Return the weights as they are now; they are copied as they are put in the store, tied
+        ones once."""
         found: dict[str, tuple[str, tuple[int, ...], np.ndarray]] = {}
+        arrays: dict[Hashable, np.ndarray] = {}
         for name, tensor in weights.tensors.items():
             flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             kind = str(tensor.dtype).removeprefix("torch.")
-            found[name] = kind, tuple(tensor.shape), flat.numpy()
+            array = arrays.setdefault(memory_of(tensor), flat.numpy())
+            found[name] = kind, tuple(tensor.shape), array
         return cls(weights.version, found)
 
     def weights(self) -> Weights:

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from assay.errors import ModelError
-from assay.model.weights import Weights, fingerprint
+from assay.model.weights import ROW, Weights, fingerprint
+from assay.scale.rollout_actor import Sent
 from assay.testing import tiny_model
 
 
@@ -45,6 +46,32 @@ def test_a_fingerprint_sees_names_types_shapes_and_every_bit() -> None:
     ]
     seen |= {fingerprint(tensors | change) for change in changes}
     assert len(seen) == 5
+
+
+def test_a_fingerprint_sees_changes_that_could_cancel_each_other() -> None:
+    whole = torch.randn(3 * ROW * 2 + 5, generator=torch.Generator().manual_seed(0))
+    upper, signs, swapped = whole.clone(), whole.clone(), whole.clone()
+    upper[[1, 3]] *= -1.0  # of two words the uppermost bit
+    signs *= -1.0
+    swapped[[0, 2]] = swapped[[2, 0]]
+    rows = torch.cat([whole[2 * ROW : 4 * ROW], whole[: 2 * ROW], whole[4 * ROW :]])
+    end = torch.cat([whole[:-1], whole[-1:] + 1.0])
+    seen = {fingerprint({"a": one}) for one in (whole, upper, signs, swapped, rows, end)}
+    assert len(seen) == 6
+
+
+def test_tied_tensors_are_sent_once_and_hash_as_if_they_were_apart() -> None:
+    model = tiny_model()
+    tensors = dict(model.state_dict())
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    apart = tensors | {"lm_head.weight": tensors["lm_head.weight"].clone()}
+    turned = torch.arange(4.0).view(2, 2)
+    assert fingerprint(tensors) == fingerprint(apart)
+    assert fingerprint({"a": turned, "b": turned}) != fingerprint({"a": turned, "b": turned.T})
+    once, twice = (len(pickle.dumps(Sent.of(Weights(1, one)))) for one in (tensors, apart))
+    head = tensors["lm_head.weight"]
+    assert twice - once > 0.9 * head.numel() * head.element_size()
+    assert fingerprint(Sent.of(Weights(1, tensors)).weights().tensors) == fingerprint(apart)
 
 
 def test_weights_that_were_changed_on_the_way_are_refused() -> None:
