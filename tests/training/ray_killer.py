@@ -94,6 +94,7 @@ class Campaign:
         self.last_words: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.same_bits = self.actors_replaced = self.resumes = self.runs_ended = 0
+        self.slow_starts = 0
         self.slowest_end = 0.0  # seconds from a kill to the exit that it caused
         self.nodes: Nodes | None = None
         self.number = 1  # of the other node
@@ -200,8 +201,11 @@ class Campaign:
             self.ends[killed[-1]]["killed" if code < 0 else f"exit {code}"] += 1
         if code > 0:
             self.last_words[f"{killed[-1:]}: {self.said()}"] += 1
+        if code > 0 and killed:
             self.slowest_end = max(self.slowest_end, seconds)
-        if code > 0 and not killed:
+        elif code > 0 and "cluster does not start" in self.said():
+            self.slow_starts += 1  # Ray waits for 30 s
+        elif code > 0:
             self.wrong.append(f"stopped by itself: {self.said()}")
 
     def said(self) -> str:
@@ -237,6 +241,7 @@ class Campaign:
             "actors_replaced": self.actors_replaced,
             "runs_with_the_same_bits": self.same_bits,
             "wrong": self.wrong,
+            "clusters_that_started_too_slowly": self.slow_starts,
             "slowest_end_s": round(self.slowest_end, 1),
             "last_words": dict(self.last_words),
             "left": [] if self.nodes else gone_soon(lambda: processes(mark)),

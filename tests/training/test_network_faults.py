@@ -62,8 +62,12 @@ class Cut:
         self.world, self.place = world, place
         self.wire = Wire()
         self.nodes = Nodes(HOSTS[0], self.wire.within)
-        for number in (0, 1):
-            self.nodes.start(number, HOSTS[number])
+        try:
+            for number in (0, 1):
+                self.nodes.start(number, HOSTS[number])
+        except BaseException:
+            self.close()
+            raise
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         command = [*self.wire.within(self.place), sys.executable, "-m", "assay.cli", "train"]
