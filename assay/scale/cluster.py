@@ -13,6 +13,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -28,6 +29,7 @@ FOLDER = "assay-ray-"  # short: the path of a socket in it has at most 107 bytes
 OWNER = "owner"
 NICENESS = "RAY_worker_niceness"  # of actors; Ray's own default is 15
 END_SECONDS = 10.0  # for the cluster to be told that actors end
+HEAD_SECONDS = 20.0  # for the head's port to take a connection; Ray ends a process after 60
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 COMPARED = ("torch", "transformers", "numpy")
 
@@ -110,14 +112,39 @@ def end(handles: Sequence[Any]) -> None:
 
 
 def check_alive() -> None:
-    """Raise WorkerDied where a part of a cluster that was started here is dead."""
+    """Raise WorkerDied where the cluster's head is silent, or a part of one that was started here
+    is dead."""
     ray = import_ray()
     node = getattr(getattr(getattr(ray, "_private", None), "worker", None), "_global_node", None)
-    if node is None or not getattr(node, "is_head", lambda: False)():
+    if node is None:
+        return
+    if not node.is_head():
+        _check_head(node.gcs_address)
         return
     dead = [str(kind) for kind, _ in node.dead_processes()]
     if dead:
         raise WorkerDied(f"the local Ray cluster lost its {dead[0]}; go on with --resume")
+
+
+def _check_head(address: str) -> None:
+    """Raise WorkerDied where the head's port takes no connection for a while."""
+    until = time.monotonic() + HEAD_SECONDS
+    while (error := _refused(address)) and time.monotonic() < until:
+        time.sleep(min(1.0, HEAD_SECONDS))
+    if error:
+        silence = f"has not answered for {HEAD_SECONDS:g} s ({cause(error)[:100]})"
+        remedy = "go on with --resume when there is a cluster again"
+        raise WorkerDied(f"the head of the Ray cluster at {address} {silence}; {remedy}")
+
+
+def _refused(address: str) -> OSError | None:
+    """Return why a port takes no connection; None: it does."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except OSError as error:
+        return error
+    return None
 
 
 def strategy(settings: ScaleConfig) -> str:

@@ -98,7 +98,7 @@ class ActorGenerator:
         self._held: Prepared | None = None
         self._closed = False
         self._num_lost = 0  # since a group ended
-        self._listened = time.monotonic()
+        self._listened = self._checked = time.monotonic()
         self._ray = import_ray()
         self._opening_ref = self._ray.put(opening)
         self._members = [self._hire(n) for n in range(settings.rollout_actors)]
@@ -231,8 +231,9 @@ class ActorGenerator:
             if member.doing and time.monotonic() - member.since > self._settings.patience:
                 seconds = f"{self._settings.patience:g} s (scale.patience)"
                 self._lose(member, f"{member.doing}: no progress in {seconds}", waiting)
-        if not ready:
+        if not ready or now - self._checked > LOOK:
             check_alive()
+            self._checked = time.monotonic()
         self._listened = time.monotonic()
         return groups
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections import deque
 from contextlib import ExitStack
@@ -102,6 +103,7 @@ def test_while_nobody_listens_no_actor_is_overdue(monkeypatch: pytest.MonkeyPatc
     member = rollouts.Member("rollout actor 1", None)
     member.ask("loading", "a ref")
     crew.__dict__ |= {"_members": [member], "_closed": False, "_listened": clock[0]}
+    crew._checked = clock[0]
     crew._settings = ScaleConfig(rollout_actors=1, patience=10.0)
     crew._ray = SimpleNamespace(wait=wait)
     crew._lose = lambda member, why, waiting: lost.append(why)
@@ -129,6 +131,18 @@ def test_who_ends_actors_does_not_wait_for_a_cluster_that_is_silent(
     cluster.end(["one", "other"])
     assert asked == ["one"], "it came back while the first was not answered"
     silence.set()
+
+
+def test_a_head_that_is_silent_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        node = SimpleNamespace(is_head=lambda: False, gcs_address=address)
+        worker = SimpleNamespace(worker=SimpleNamespace(_global_node=node))
+        monkeypatch.setattr(cluster, "import_ray", lambda: SimpleNamespace(_private=worker))
+        monkeypatch.setattr(cluster, "HEAD_SECONDS", 0.2)
+        cluster.check_alive()
+    with pytest.raises(WorkerDied, match="has not answered for 0"):
+        cluster.check_alive()
 
 
 def test_a_cluster_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
