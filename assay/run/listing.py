@@ -117,28 +117,37 @@ def list_runs(folder: Path | str = "runs", asked: Sequence[str] = ()) -> Listing
     return Listing(found, len(runs), str(top))
 
 
-def run_folders(top: Path) -> Iterator[Path]:
-    """Yield the run directories below a folder; what lies in a run is not looked at."""
+def run_folders(top: Path, seen: set[str] | None = None) -> Iterator[Path]:
+    """Yield the run directories below a folder; what lies in a run is not looked at.
+
+    seen: folders that are passed over, since links may lead to them again and again.
+    """
+    seen = set() if seen is None else seen
+    seen.add(os.path.realpath(top))
     with os.scandir(top) as entries:
         folders = sorted(entry.path for entry in entries if entry.is_dir())
     for path in folders:
         if os.path.isfile(os.path.join(path, "config.toml")):
             yield Path(path)
-        else:
+        elif os.path.realpath(path) not in seen:
             with suppress(OSError):
-                yield from run_folders(Path(path))
+                yield from run_folders(Path(path), seen)
 
 
 def _read(folder: Path) -> ListedRun:
     """Return what a line needs; of a run that cannot be read, why."""
     try:
-        tree = tomllib.loads((folder / "config.toml").read_text("utf-8"))
-        events = [*_rows(_ends(folder / "events.jsonl"))]
-        last = next(_rows(reversed(_ends(folder / "metrics.jsonl"))), {})
-        evaluations = [*read_rows(folder / "evaluations.jsonl")]
-        best = best_step(evaluations)
-    except (AssayError, OSError, ValueError, KeyError, TypeError) as error:
+        return _listed(folder)
+    except (AssayError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return ListedRun(str(folder), folder.name, "unreadable", str(error))
+
+
+def _listed(folder: Path) -> ListedRun:
+    tree = tomllib.loads((folder / "config.toml").read_text("utf-8"))
+    events = [*_rows(_ends(folder / "events.jsonl"))]
+    last = next(_rows(reversed(_ends(folder / "metrics.jsonl"))), {})
+    evaluations = [*read_rows(folder / "evaluations.jsonl")]
+    best = best_step(evaluations)
     stage = next((name for name in STAGES if name in tree), "")
     state, why = _state(folder, events)
     scores = [accuracy_of(row) for row in of_deciding_kind(evaluations) if row["step"] == best]

@@ -86,6 +86,35 @@ def test_how_runs_ended_is_told(tmp_path: Path) -> None:
     assert one.state == "unreadable" and one.why
 
 
+def test_links_to_folders_above_are_not_followed_again_and_again(
+    folder: Path, tmp_path: Path
+) -> None:
+    """With two such links there would be 2^40 paths before the system refuses one."""
+    shutil.copytree(folder / "first", tmp_path / "deep" / "first")
+    for name in ("again", "deep/once more"):
+        (tmp_path / name).symlink_to(tmp_path, target_is_directory=True)
+    (tmp_path / "elsewhere").symlink_to(folder / "recipe", target_is_directory=True)
+    assert sorted(one.name for one in list_runs(tmp_path).runs) == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("config.toml", 'guard = "strict"'),
+        ("metrics.jsonl", '{"step": 1, "time/elapsed": "long"}'),
+        ("evaluations.jsonl", '{"step": 1, "eval/pass_at_1": "high"}'),
+    ],
+)
+def test_a_run_that_says_nonsense_hides_no_other(
+    folder: Path, tmp_path: Path, file: str, text: str
+) -> None:
+    for name in ("well", "ill"):
+        shutil.copytree(folder / "first", tmp_path / name)
+    (tmp_path / "ill" / file).write_text(text + "\n", encoding="utf-8")
+    states = {one.name: one.state for one in list_runs(tmp_path).runs}
+    assert states == {"well": "finished", "ill": "unreadable"}
+
+
 def test_of_long_journals_only_the_ends_are_read(folder: Path, tmp_path: Path) -> None:
     """What lies between is no JSON here: whoever parsed it would say so."""
     run = tmp_path / "long"
