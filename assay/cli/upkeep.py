@@ -23,6 +23,7 @@ from assay.cli.console import (
     show,
     verifier_options,
 )
+from assay.errors import UserError
 
 
 @app.command(rich_help_panel=READ)
@@ -89,6 +90,8 @@ def audit(
     """Let people judge what a second verifier judges otherwise; labels make a labelled set."""
     from assay.trust import audit as of_audit
 
+    if label and second is not None:
+        raise UserError("assay audit: give one of --second and --label")
     if label:
         ask = lambda text: str(typer.prompt(text, err=True))  # noqa: E731
         show(of_audit.label(run, ask, say_line, by or getpass.getuser()), as_json)

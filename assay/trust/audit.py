@@ -25,6 +25,7 @@ from assay.types import Group, Verdict
 
 LABELS = ("passed", "failed", "unsure")
 QUEUE, LABELLED = "queue.jsonl", "labelled.jsonl"
+_NEEDED = {"id", "step", "kind", "prompt", "completion", "think", "spec", "verdicts", "extracted"}
 _WAYS = {
     ("passed", "failed"): "passed, and the second verifier rejects it",
     ("failed", "passed"): "failed, and the second verifier accepts it",
@@ -205,9 +206,12 @@ def read_queue(folder: Path) -> list[dict[str, Any]]:
     """Return the rows of a run's queue, also as people have edited it; raises DataError."""
     path = folder / "audit" / QUEUE
     rows = list(read_rows(path))
+    if path.exists() and (lines := len(path.read_bytes().splitlines())) > len(rows):
+        where, remedy = f"{path}:{lines}", "mend the line, or take it out"
+        raise DataError(message(where, "a damaged line", "one JSON object a line", remedy))
     for number, row in enumerate(rows, 1):
         where = f"{path} row {number}"
-        if missing := {"id", "completion", "spec", "verdicts", "kind"} - row.keys():
+        if missing := _NEEDED - row.keys():
             found = f"no {', '.join(sorted(missing))}"
             raise DataError(message(where, found, "the keys that the row had", "restore them"))
         if row.get("label") not in (None, *LABELS):

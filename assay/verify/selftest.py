@@ -123,17 +123,27 @@ def self_test_on(path: Path, verifier: str, **settings: Any) -> SelfTest:
     settings: of the service. Raises VerifierError for a row without id, completion or label.
     """
     rows: list[dict[str, Any]] = []
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+    text = path.read_text("utf-8")  # other ends of lines may stand in a completion
+    for number, line in enumerate(text.removesuffix("\n").split("\n") if text else (), 1):
+        row: Any = None
         with suppress(ValueError):
-            rows.append(json.loads(line))
-        if len(rows) < number or not {"id", "completion", "expected"} <= {*rows[-1]}:
+            row = json.loads(line)
+        if not _is_labelled(row):
             accepted = "a JSON object with id, completion and expected (passed or failed)"
             raise VerifierError(message(f"{path}:{number}", line[:60], accepted))
+        rows.append(row)
     if not rows:
         raise VerifierError(message(str(path), "no rows", "labelled rows"))
     with VerifierService(verifier, **settings) as service:
         service.check([verifier])
         return measure(service, verifier, rows)
+
+
+def _is_labelled(row: Any) -> bool:
+    texts = isinstance(row, dict) and (row.get("id"), row.get("completion"), row.get("expected"))
+    return bool(texts and all(isinstance(one, str) for one in texts)) and (
+        row["expected"] in ("passed", "failed")
+    )
 
 
 def sampled_self_test(

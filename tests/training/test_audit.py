@@ -10,7 +10,7 @@ import pytest
 from train_worlds import World
 
 from assay.cli.command import run_command
-from assay.errors import DataError, RunError
+from assay.errors import DataError, RunError, VerifierError
 from assay.run.rollout_log import RolloutLog
 from assay.training.api import train
 from assay.trust.audit import audit, label, read_queue
@@ -107,7 +107,7 @@ def test_the_draw_is_bounded_and_repeats(run: Path) -> None:
     assert audit(run, "texts:by_length", among=10).judged == 16, "one step of sixteen"
 
 
-def test_what_is_wrong_is_told(run: Path, tmp_path: Path) -> None:
+def test_what_is_wrong_is_told(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RunError, match=r"found 0 rows, none without a label; accepted: a queue"):
         label(run, lambda text: "q", print, "Ada")
     audit(run, "texts:by_length", count=2)
@@ -117,3 +117,24 @@ def test_what_is_wrong_is_told(run: Path, tmp_path: Path) -> None:
         audit(run)
     with pytest.raises(RunError, match="not a run directory"):
         audit(tmp_path, "math")
+    broken = queue.read_text().replace('"maybe"', "null").rstrip("\n").removesuffix("}")
+    queue.write_text(broken)
+    with pytest.raises(DataError, match=r"queue.jsonl:2: found a damaged line"):
+        audit(run)
+    assert queue.read_text() == broken, "a row with a mistake of the hand is not thrown away"
+    queue.write_text(json.dumps({"id": "a", "completion": "b", "spec": {}}) + "\n")
+    with pytest.raises(DataError, match=r"row 1: found no extracted, kind, prompt, step, think, v"):
+        audit(run)
+    monkeypatch.setattr(sys, "argv", ["assay", "audit", str(run), "--label", "--second", "math"])
+    assert run_command() == 2
+
+
+def test_a_labelled_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "labelled.jsonl"
+    row = {"id": "a", "completion": "so\u2028\\boxed{4}", "answer": "4", "expected": "passed"}
+    path.write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert self_test_on(path, "math", num_workers=1).accuracy == 1.0
+    for wrong in ({**row, "expected": "yes"}, {**row, "completion": 4}, 5):
+        path.write_text(json.dumps(wrong) + "\n", encoding="utf-8")
+        with pytest.raises(VerifierError, match=r"labelled.jsonl:1: found .*\(passed or failed\)"):
+            self_test_on(path, "math", num_workers=1)
