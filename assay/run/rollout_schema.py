@@ -138,10 +138,15 @@ def _whole(value: Any) -> Any:
     return {key: _whole(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
+def names_in_label(label: str) -> list[str]:
+    """Return the verifiers of a label, each with its version."""
+    terms = label.split(" + ")
+    return [name for term in terms for name in (term.rpartition("*")[0] or term).split("|")]
+
+
 def hash_of_label(label: str, known: Mapping[str, str]) -> str | None:
     """The content hash of ``math@1``; of ``math@1*1 + think_format@1*0.1`` those of its terms."""
-    terms = [label] if label in known else label.split(" + ")
-    names = [name for term in terms for name in (term.rpartition("*")[0] or term).split("|")]
+    names = [label] if label in known else names_in_label(label)
     hashes = [known.get(name, "?") for name in names]
     return " + ".join(hashes) if {*hashes} != {"?"} else None
 

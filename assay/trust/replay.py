@@ -7,10 +7,12 @@ rollouts were written, and goes on: by the path that a killed run takes through 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from difflib import unified_diff
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -35,7 +37,7 @@ from assay.run.environment import (
 from assay.run.files import Journal, config_of, read_json, read_rows
 from assay.run.metrics import is_timing
 from assay.run.rollout_log import RolloutLog
-from assay.run.rollout_schema import LEARNED_COLUMNS, as_numpy, hash_of_label
+from assay.run.rollout_schema import LEARNED_COLUMNS, as_numpy, hash_of_label, names_in_label
 from assay.training.consent import open_config
 from assay.training.rescore import recorded_groups
 from assay.training.rl import Loop, train_step
@@ -90,7 +92,7 @@ def replay(
     environment = read_environment(folder) or {}
     with ExitStack() as stack:
         place = Path(stack.enter_context(TemporaryDirectory(prefix="assay-replay-")))
-        copy = _copy(folder, place / folder.name, start, step)
+        copy = _copy(folder, place / folder.resolve().name, start, step)
         changes = [*_AS_IT_WAS]
         if config.run.threads is None and environment.get("threads"):
             changes.append(f"run.threads={environment['threads']}")
@@ -102,36 +104,39 @@ def replay(
         judged, flips = verdicts_again(settings, log, step, service)
         again = [judged, *_take(loop, folder, log, start, step)]
         causes = find_differences(environment, collect_environment(settings))
-        causes += _uncommitted(environment) + _events_between(folder, start, step)
-        sources = source_changes(folder, environment.get("verifiers") or {}, service)
+        causes += _uncommitted(environment) + _events_about(folder, start, step)
+        used = {**(environment.get("verifiers") or {}), **verifiers_in(log, step)}
+        sources = source_changes(folder, used, service)
     return ReplayResult(str(folder), step, start, again, flips, sources, causes)
 
 
 def start_of(folder: Path, step: int) -> int:
     """Return the step of the checkpoint to begin from; 0: the start. Raises RunError."""
     with closing(RolloutLog(folder / "rollouts")) as log:
-        recorded = {one for one in log.steps() if log.table(one) is not None}
-    done = {int(row["step"]) for row in read_rows(folder / "metrics.jsonl")}
-    checkpoints = Checkpoints(folder / "checkpoints", CheckpointConfig())
-    whole = [one for one in checkpoints.steps() if find_damage(checkpoints.path(one)) is None]
+        done = {int(row["step"]) for row in read_rows(folder / "metrics.jsonl")}
+        checkpoints = Checkpoints(folder / "checkpoints", CheckpointConfig())
+        saved = checkpoints.steps()
+        # of a long run only what is needed is read
+        recorded = cache(lambda one: log.table(one) is not None)
+        whole = cache(lambda one: find_damage(checkpoints.path(one)) is None)
 
-    def begin(of: int) -> int | None:
-        first = max((one for one in whole if one < of), default=0)
-        needed = range(first + 1, of + 1)
-        return first if of in done and recorded.issuperset(needed) else None
+        def begin(of: int) -> int | None:
+            first = next((one for one in reversed(saved) if one < of and whole(one)), 0)
+            needed = range(first + 1, of + 1)
+            return first if of in done and all(map(recorded, needed)) else None
 
-    if (first := begin(step)) is not None:
-        return first
-    able = [one for one in sorted(done) if begin(one) is not None]
-    found = f"{step}, {_why_not(step, done, recorded)}"
+        if (first := begin(step)) is not None:
+            return first
+        able = [one for one in sorted(done) if begin(one) is not None]
+        found = f"{step}, {_why_not(step, done, recorded)}"
     accepted = f"a step of {_ranges(able)}" if able else "none: no step of it can be replayed"
     raise RunError(message(f"assay replay {folder} --step", found, accepted))
 
 
-def _why_not(step: int, done: set[int], recorded: set[int]) -> str:
+def _why_not(step: int, done: set[int], recorded: Callable[[int], bool]) -> str:
     if step not in done:
         return "which the run has not finished"
-    if step not in recorded:
+    if not recorded(step):
         return "whose rollouts are not there, or damaged"
     return "of which no whole checkpoint is left from before, nor the rollouts since the start"
 
@@ -154,10 +159,12 @@ def _copy(folder: Path, copy: Path, start: int, step: int) -> Path:
     """
     for part in ("rollouts", "checkpoints"):
         (copy / part).mkdir(parents=True)
-    for name in ("environment.json", "judge_replies.jsonl", "reference.safetensors"):
+    for name in ("environment.json", "reference.safetensors"):
         if (folder / name).is_file():
             os.symlink((folder / name).resolve(), copy / name)
-    (copy / "config.toml").write_bytes(config_of(folder).read_bytes())
+    if (replies := folder / "judge_replies.jsonl").is_file():  # new ones are appended
+        shutil.copyfile(replies, copy / replies.name)
+    shutil.copyfile(config_of(folder), copy / "config.toml")
     journal = Journal(copy / "metrics.jsonl")
     for row in read_rows(folder / "metrics.jsonl"):
         if int(row["step"]) <= start:
@@ -231,6 +238,20 @@ def _flip(
         why=why,
         text=completion.text,
     )
+
+
+def verifiers_in(log: RolloutLog, step: int) -> dict[str, dict[str, str]]:
+    """Return version and hash of each verifier that judged a step, which a run may have changed."""
+    table = log.table(step)
+    assert table is not None
+    found: dict[str, dict[str, str]] = {}
+    columns = (table.column(one).to_pylist() for one in ("verifier", "verifier_hash"))
+    for label, hashes in dict.fromkeys(zip(*columns, strict=True)):
+        for name, hash in zip(names_in_label(label), (hashes or "").split(" + "), strict=False):
+            bare, _, version = name.rpartition("@")
+            if hash not in ("", "?"):
+                found[bare] = {"version": version, "hash": hash}
+    return found
 
 
 def source_changes(
@@ -368,12 +389,21 @@ def _uncommitted(environment: Mapping[str, Any]) -> list[str]:
     return ["the code had changes that were not committed"] if changed else []
 
 
-def _events_between(folder: Path, start: int, step: int) -> list[str]:
-    """Return what happened to the run on the way that was replayed, and could matter."""
+def _events_about(folder: Path, start: int, step: int) -> list[str]:
+    """Return what happened to the run and could matter for the steps that were taken again.
+
+    Settings of later starts count too, since the configuration is the newest; so does the machine
+    of an earlier start, since the environment is that of the first.
+    """
     found: list[str] = []
     for event in read_rows(folder / "events.jsonl"):
-        if start <= int(event.get("step") or 0) < step:
-            for key in ("config_changes", "differences", "changes"):
-                where = f"step {event.get('step')}, {event.get('kind')}"
-                found += [f"{where}: {one}" for one in event.get(key) or ()]
+        at = int(event.get("step") or 0)
+        where = f"step {at}, {event.get('kind')}"
+        matters = {
+            "config_changes": at >= start,
+            "differences": at < step,
+            "changes": start <= at < step,
+        }
+        for key in filter(matters.get, matters):
+            found += [f"{where}: {one}" for one in event.get(key) or ()]
     return found

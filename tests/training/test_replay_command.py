@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from tempfile import gettempdir
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,10 +16,11 @@ from train_worlds import REWARD, World, rows_of
 from assay.cli.command import run_command
 from assay.errors import RunError, UserError
 from assay.run.environment import kept_source
-from assay.run.rollout_log import read_columns
+from assay.run.rollout_log import RolloutLog, read_columns
 from assay.training.api import train
-from assay.trust.replay import replay
+from assay.trust.replay import _copy, replay, start_of
 from assay.trust.replayed import ReplayResult
+from assay.verify.judge.store import JudgeStore
 
 GENEROUS = """
 def reward(problem, completion):
@@ -156,6 +158,48 @@ def test_what_cannot_be_replayed_is_told(world: World) -> None:
     with pytest.raises(RunError, match=r"data\.train: found a draw that the rollout log does not"):
         replay(run, 1)
     assert len(rows_of(run, "metrics")) == 1
+
+
+def test_what_a_later_start_changed_is_told_with_its_source(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of before the change: the configuration and the environment are those of after it."""
+    monkeypatch.chdir(world.folder)
+    mine = world.folder / "my_ends.py"
+    mine.write_text(GENEROUS, encoding="utf-8")
+    tree = world.tree(data={"verifier": "my_ends:reward"}, rl={"steps": 2})
+    run = Path(train(tree, quiet=True).run)
+    first = (run / "verifiers").iterdir().__next__().name
+    mine.write_text(STRICT, encoding="utf-8")
+    changes = ["rl.steps=3", "optimizer.learning_rate=0.002"]
+    train(resume=run, overrides=changes, accept_changed_verifiers=True, quiet=True)
+    tables: list[int] = []
+    table = RolloutLog.table
+    monkeypatch.setattr(RolloutLog, "table", lambda log, one: tables.append(one) or table(log, one))
+    assert start_of(run, 1) == 0 and tables == [1], "of a long run only what is needed is read"
+
+    monkeypatch.chdir(run / "rollouts")
+    monkeypatch.syspath_prepend(str(world.folder))
+    result = replay(Path(".."), 1)
+    assert not [*Path(gettempdir()).glob("config.toml")], "nothing beside the copy"
+    ((title, changed),) = result.sources.items()
+    assert f"({first}) then" in title and "+    return" in changed
+    assert outcomes(result)["metrics"] == "differs"
+    assert any("learning_rate: 0.001 before, 0.002 now" in one for one in result.causes)
+
+
+def test_new_replies_of_a_judge_stay_out_of_the_run(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.toml").write_text("", encoding="utf-8")
+    kept = JudgeStore(run / "judge_replies.jsonl")
+    kept.put("old", {"text": "yes"})
+    before = everything(run)
+    copy = _copy(run, tmp_path / "copy", 0, 0)
+    store = JudgeStore(copy / "judge_replies.jsonl")
+    assert store.get("old") == {"text": "yes"}
+    store.put("new", {"text": "no"})
+    assert everything(run) == before
 
 
 def _shard(run: Path, step: int = 2) -> Path:
