@@ -188,7 +188,7 @@ def keep_sources(run: Path, verifiers: Mapping[str, Mapping[str, Any]]) -> dict[
 
 def kept_source(run: Path, hash: str) -> dict[str, str]:
     """Return the text of each module that a run has kept of a user's verifier, by its hash."""
-    files = sorted((run / SOURCES / hash).glob("*.py"))
+    files = sorted((run / SOURCES / re.sub(r"\W", "", hash)).glob("*.py"))
     return {file.stem: file.read_text("utf-8") for file in files}
 
 

@@ -118,9 +118,13 @@ def fallen(rule: Rule, seen: Seen) -> CheckFound | None:
     return None
 
 
+SURE = 0.9
+"""Share that passes, above which a policy that is sure of itself is what was wanted."""
+
+
 def falls_alone(rule: Rule, seen: Seen) -> CheckFound | None:
-    """The window's mean of the first metric is below limit times the very first window's, and none
-    of the others rose.
+    """The window's mean of the first metric is below limit times the very first window's, none of
+    the others rose, and the first of these, a share, is not above `SURE`.
 
     One has risen where it did so by more than floor standard errors, from its first window to its
     newest.
@@ -135,7 +139,8 @@ def falls_alone(rule: Rule, seen: Seen) -> CheckFound | None:
         values = np.concatenate([first.values, newest.values])
         rises.append(_rise(Window([*first.steps, *newest.steps], values)))
     fall, *rest = rises
-    if fall.after >= rule.bound * fall.before or any(one.times > rule.floor for one in rest):
+    won = rest[0].after > SURE or any(one.times > rule.floor for one in rest)
+    if won or fall.after >= rule.bound * fall.before:
         return None
     numbers = {"before": fall.before, "value": fall.after}
     numbers |= {"passed_before": rest[0].before, "passed": rest[0].after}

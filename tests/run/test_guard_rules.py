@@ -101,6 +101,7 @@ def test_a_rule_tells_the_sick_from_the_healthy(
         ([1.0] * 5 + [0.6] * 5, [0.3, 0.2] * 5, False),  # more than half is left
         ([1.0] * 5 + [0.1] * 5, [0.2, 0.3] * 2 + [0.2, 0.6] + [0.5, 0.6] * 2, False),  # it learned
         ([1.0] * 5 + [0.1] * 4, [0.3, 0.2] * 4 + [0.2], False),  # the windows overlap
+        ([1.0] * 5 + [0.1] * 5, [0.97, 0.95] * 5, False),  # it was right from the start
         ([0.2] * 5 + [0.09] * 5, [0.3, 0.2] * 2 + [0.1] * 6, True),  # a start that is low already
     ],
 )
