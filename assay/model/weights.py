@@ -101,5 +101,5 @@ def _digest(data: np.ndarray) -> bytes:
         part = mixed[: len(block)]
         np.right_shift(block, np.uint64(32), out=part)
         np.bitwise_xor(part, block, out=part)
-        digest.update(part @ _FACTORS)
+        digest.update((part @ _FACTORS).tobytes())
     return digest.digest()
