@@ -66,7 +66,7 @@ def serve_verifiers(
 
 @app.command(rich_help_panel=READ)
 def route(
-    config: Annotated[Path, typer.Argument(help="TOML: [route], [cheap] and [strong].")],
+    config: Annotated[Path, typer.Argument(help="TOML with the tables route, cheap and strong.")],
     host: Host = "127.0.0.1",
     port: Port = 8760,
     token_env: TokenEnv = "ASSAY_ROUTE_TOKEN",
