@@ -20,11 +20,12 @@ from assay.config import field_help  # noqa: E402
 FAST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 EXAMPLES = Path(__file__).parents[2] / "examples" / "cluster"
 STUB = """#!/bin/bash
+n=$(grep -c 'ray start' "$CALLS")  # counted first: a status stands behind what it has seen
 echo "$(basename "$0") $*" >> "$CALLS"
 case "$(basename "$0") $*" in
 scontrol*) printf 'n1\\nn2\\nn3\\n' ;;
 *hostname*) echo address-of-n1 ;;
-"ray status"*) n=$(grep -c 'ray start' "$CALLS"); [ "$n" -gt "${NODES:-3}" ] && n=$NODES
+"ray status"*) [ "$n" -gt "${NODES:-3}" ] && n=$NODES
     for i in $(seq "$n"); do echo " 1 node_$i"; done ;;
 "srun "*"ray start"*) exec sleep 60 ;;
 "srun "*"assay train"*) exit "${TRAINED:-0}" ;;
