@@ -44,7 +44,7 @@ class Trouble(Exception):
 
 
 @dataclass
-class Call:
+class RoutedCall:
     """One request to a model: why, and what came of it.
 
     reason: ``easy`` or ``hard`` (the rule's word), ``unsure`` (its word after a look at the cheap
@@ -97,7 +97,7 @@ class Upstream:
         self.endpoint = config.endpoint(name)
         self.client = httpx2.AsyncClient(**connection(256), timeout=config.timeout)
 
-    async def pieces(self, call: Call, body: Mapping[str, Any]) -> AsyncGenerator[bytes]:
+    async def pieces(self, call: RoutedCall, body: Mapping[str, Any]) -> AsyncGenerator[bytes]:
         """Yield the whole reply, or the events of a stream as they come; raises Trouble."""
         import httpx2
 
@@ -230,7 +230,7 @@ class Routed:
 
     def __init__(self, server: RouteServer, body: dict[str, Any], send: Send) -> None:
         self.server, self.rule, self.body, self.send = server, server.rule, body, send
-        self.calls: list[Call] = []
+        self.calls: list[RoutedCall] = []
         self.hardness: float | None = None
         self.unknown, self.ended = "", "answered"
 
@@ -296,7 +296,7 @@ class Routed:
             reason = "fallback"
         raise Refused(502, "; ".join(f"{one.model}: {one.trouble}" for one in self.calls))
 
-    async def _pass_on(self, call: Call) -> Answer | None:
+    async def _pass_on(self, call: RoutedCall) -> Answer | None:
         async with aclosing(self._pieces(call, self.body)) as pieces:
             piece = await anext(pieces)
             if not self.body.get("stream"):
@@ -317,14 +317,14 @@ class Routed:
     async def _send(self, piece: bytes, more: bool = True) -> None:
         await self.send({"type": "http.response.body", "body": piece, "more_body": more})
 
-    def _call(self, name: str, reason: str) -> Call:
-        self.calls.append(Call(name, reason, (len(prompt_of(self.body)), 0)))
+    def _call(self, name: str, reason: str) -> RoutedCall:
+        self.calls.append(RoutedCall(name, reason, (len(prompt_of(self.body)), 0)))
         return self.calls[-1]
 
-    def _pieces(self, call: Call, body: Mapping[str, Any]) -> AsyncGenerator[bytes]:
+    def _pieces(self, call: RoutedCall, body: Mapping[str, Any]) -> AsyncGenerator[bytes]:
         return self.server.models[call.model].pieces(call, body)
 
-    def _failed(self, call: Call, trouble: Trouble) -> None:
+    def _failed(self, call: RoutedCall, trouble: Trouble) -> None:
         """Keep why a model gave no reply; raises Refused where the request itself is wrong."""
         call.trouble = str(trouble)
         if trouble.refused:
@@ -344,7 +344,7 @@ def _checked(raw: bytes) -> dict[str, Any]:
     raise Refused(400, f"body: accepted: {accepted}")
 
 
-def _header(call: Call) -> tuple[bytes, bytes]:
+def _header(call: RoutedCall) -> tuple[bytes, bytes]:
     return b"x-assay-route", f"{call.model} {call.reason}".encode()
 
 

@@ -27,7 +27,7 @@ TOKENS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Divergence:
+class MeasuredKL:
     """KL(model || reference), in nats a sampled token. error: its standard error, by completion.
 
     None: of fewer than two completions.
@@ -50,7 +50,7 @@ class Divergence:
 
 def divergence(
     model: str, reference: str, problems: Sequence[str], count: int, how: HowToSample
-) -> Divergence | None:
+) -> MeasuredKL | None:
     """Sample one completion of each of the first ``count`` problems, at temperature 1, and compare.
 
     The estimate is k3 of `kl_estimate`, which is unbiased for samples of the model. None: the
@@ -88,7 +88,7 @@ def _logprobs(model: Any, batch: Batch) -> Tensor:
     return logprobs_T
 
 
-def _mean(batch: Batch, kl_T: Tensor) -> Divergence:
+def _mean(batch: Batch, kl_T: Tensor) -> MeasuredKL:
     """The mean over sampled tokens; its error is that of a ratio of sums over completions."""
     kept_T = batch.sampled_T.cpu()
     row_T = batch.row_T.cpu()[kept_T]
@@ -97,4 +97,4 @@ def _mean(batch: Batch, kl_T: Tensor) -> Divergence:
     counts_R = zeros_R.index_add(0, row_T, torch.ones(len(row_T), dtype=torch.float64))
     mean = float(sums_R.sum() / counts_R.sum())
     residues = ((sums_R - mean * counts_R) / counts_R.mean()).tolist()
-    return Divergence(mean, stderr_of(residues), batch.num_rows, len(row_T))
+    return MeasuredKL(mean, stderr_of(residues), batch.num_rows, len(row_T))

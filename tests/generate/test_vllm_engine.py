@@ -184,7 +184,7 @@ def test_adapters_are_sent_as_part_of_their_layers(vllm: Any) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
-                parameter.normal_()
+                parameter.normal_(std=0.3, generator=torch.Generator().manual_seed(0))
     engine = made(model, as_sent=partial(merged, model=model))
     engine.load_policy(Weights.of(model, 1))
     sent = vllm.made[0].worker.model.state_dict()
