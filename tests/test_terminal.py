@@ -16,7 +16,7 @@ from rich.console import Console
 from assay import cli
 from assay.cli import console
 from assay.run.progress import Progress
-from assay.terminal import escaped
+from assay.terminal import aligned, escaped
 from assay.testing import save_tiny_model
 from assay.training.results import SampleResult
 
@@ -80,3 +80,10 @@ def test_commands(
     assert any(DRIVES.search(one["completion"]) for one in samples)
     for out in (*assay("sample", *asked), *assay("verify", rows), *assay("verify", bad)):
         assert not DRIVES.search(out)
+
+
+def test_rows_stand_in_columns() -> None:
+    rows = [("name", "n"), ("a", "1,000"), ("longer", "")]
+    assert [*aligned(rows)] == ["name    n", "a       1,000", "longer"]
+    assert [*aligned(rows, right=[1])] == ["name        n", "a       1,000", "longer"]
+    assert [*aligned([])] == []

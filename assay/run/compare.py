@@ -24,7 +24,7 @@ from assay.run.intervals import share_words, sign_flip_p
 from assay.run.loaded import LoadedRun
 from assay.run.metrics import is_timing
 from assay.run.progress import format_seconds
-from assay.terminal import escaped
+from assay.terminal import aligned, escaped
 
 Each = tuple[Any, ...]
 """Of the first run, A, of the second, B, and so on; None where one has no such thing."""
@@ -269,11 +269,7 @@ def _section(title: str, rows: Mapping[str, Each], words: Callable[[Any], str]) 
     if not table:
         yield "none"
         return
-    table = [("", *LETTERS[: len(table[0]) - 1]), *table]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        cells = zip(row, widths, strict=True)
-        yield "  ".join(f"{cell:{width}}" for cell, width in cells).rstrip()
+    yield from aligned([("", *LETTERS[: len(table[0]) - 1]), *table])
 
 
 def _number(value: float | None) -> str:

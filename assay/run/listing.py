@@ -22,7 +22,7 @@ from assay.run.environment import flat
 from assay.run.evaluations import accuracy_of, best_step, of_deciding_kind
 from assay.run.files import plain, read_rows
 from assay.run.progress import format_seconds
-from assay.terminal import escaped
+from assay.terminal import aligned, escaped
 
 _TAIL = 16_384
 """Bytes of a journal's end that hold its last rows."""
@@ -87,12 +87,9 @@ class Listing:
 
     def __str__(self) -> str:
         rows = [_SHOWN, *(one.cells() for one in self.runs)]
-        widths = [max(len(row[n]) for row in rows) for n in range(len(_SHOWN))]
-        lines = [
-            "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
-        return escaped("\n".join([*lines, f"({len(self.runs)} of {self.of} runs in {self.where})"]))
+        return escaped(
+            "\n".join([*aligned(rows), f"({len(self.runs)} of {self.of} runs in {self.where})"])
+        )
 
 
 def list_runs(folder: Path | str = "runs", asked: Sequence[str] = ()) -> Listing:

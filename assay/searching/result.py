@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from assay.run.intervals import share_interval, spread_words, stderr_of
-from assay.terminal import escaped
+from assay.terminal import aligned, escaped
 
 BASE = "one_sample"
 """The row that others are compared with: one completion, without a search."""
@@ -123,11 +123,7 @@ class SearchResult:
         ]
         heads = ["method", "budget", "accuracy", "over one sample", "tokens", "completions"]
         table = [[*heads, "score"], *(row.cells for row in self.rows)]
-        widths = [max(len(line[n]) for line in table) for n in range(len(table[0]))]
-        for line in table:
-            words = [line[0].ljust(widths[0])]
-            words += [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
-            lines.append("  ".join(words).rstrip())
+        lines += aligned(table, right=range(1, len(table[0])))
         lines += ["", "budget, tokens: of each problem. ± is one standard error over problems."]
         lines.append("oracle: any completion of plain sampling is right (pass@n), a ceiling.")
         if any(row.num_not_judged for row in self.rows):

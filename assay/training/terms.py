@@ -19,7 +19,7 @@ from assay.errors import RunError, message
 from assay.learn.baselines import group_advantages
 from assay.run.files import plain
 from assay.run.loaded import LoadedRun, load_run
-from assay.terminal import escaped
+from assay.terminal import aligned, escaped
 from assay.training.assemble import choose_algorithm
 from assay.verify.expression import parse_expression
 
@@ -65,11 +65,7 @@ class TermTable:
             share = "-" if one.share is None else f"{one.share:.1%}"
             same = "-" if one.correlation is None else f"{one.correlation:.3f}"
             table.append((one.term, f"{one.mean:+.4f}", share, same, f"{one.turned:.1%}"))
-        widths = [max(len(row[n]) for row in table) for n in range(len(table[0]))]
-        lines = [f"{self.run}: {self.num_completions} completions"]
-        for row in table:
-            cells = zip(row, widths, strict=True)
-            lines.append("  ".join(f"{cell:{width}}" for cell, width in cells).rstrip())
+        lines = [f"{self.run}: {self.num_completions} completions", *aligned(table)]
         if self.left_out:
             lines.append(f"{self.left_out} left out: not judged, or their terms are not the reward")
         return escaped("\n".join(lines))

@@ -17,7 +17,7 @@ import numpy as np
 from assay.errors import DataError, message
 from assay.run.files import plain, read_rows
 from assay.run.intervals import stderr_of, t_quantile
-from assay.terminal import escaped
+from assay.terminal import aligned, escaped
 
 Verdicts = Mapping[str, Mapping[str, Any]]
 """Rows of a file, by the completion's id."""
@@ -61,18 +61,14 @@ class Drift:
     def __str__(self) -> str:
         head = ("file", "verifier", "not judged", "passed", "reward", "shift", "order", "turned")
         table = [head, *(_cells(one) for one in self.versions)]
-        widths = [max(len(row[n]) for row in table) for n in range(len(head))]
-        lines = [f"{self.num_completions} completions in all files"]
-        for row in table:
-            cells = zip(row, widths, strict=True)
-            lines.append("  ".join(f"{cell:{width}}" for cell, width in cells))
+        lines = [f"{self.num_completions} completions in all files", *aligned(table)]
         if self.only_some:
             lines.append(f"{self.only_some} others are not in every file, and are left out")
         lines.append(
             "shift, order and turned: against the first file; intervals at 95 %; turned: to passed"
             " / to failed"
         )
-        return escaped("\n".join(line.rstrip() for line in lines))
+        return escaped("\n".join(lines))
 
     __repr__ = __str__  # what a notebook shows
 

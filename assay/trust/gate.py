@@ -18,7 +18,7 @@ from assay.run.checkpoints import step_of
 from assay.run.evaluations import gain_of
 from assay.run.files import plain, read_rows, write_json
 from assay.run.names import find_checkpoint
-from assay.terminal import escaped
+from assay.terminal import aligned, escaped
 from assay.training.compare import compare
 from assay.training.comparison import ComparedSet, CompareResult
 from assay.training.consent import open_config
@@ -79,14 +79,10 @@ class GateResult:
 
     def __str__(self) -> str:
         rows = [(one.outcome, one.name, one.found, one.limit or "") for one in self.checks]
-        widths = [max(len(row[n]) for row in rows) for n in range(3)]
-        lines = [f"candidate: {self.model}", f"against:   {self.against}", ""]
-        lines += [
-            "  ".join(f"{row[n]:{widths[n]}}" for n in range(3)) + f"  {row[3]}" for row in rows
-        ]
+        lines = [f"candidate: {self.model}", f"against:   {self.against}", "", *aligned(rows)]
         failed = [one.name for one in self.checks if one.outcome == "failed"]
         lines += ["", f"refused: {', '.join(failed)}" if failed else "the gate is passed"]
-        return escaped("\n".join(line.rstrip() for line in lines))
+        return escaped("\n".join(lines))
 
     __repr__ = __str__  # what a notebook shows
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from assay.run.files import plain
-from assay.terminal import escaped
+from assay.terminal import aligned, escaped
 
 SHOWN = 20
 """Flips in the text; JSON has all."""
@@ -92,11 +92,7 @@ class ReplayResult:
         origin = f"the checkpoint of step {self.start}" if self.start else "the start"
         lines = [f"{self.run}: {steps} taken again from {origin}; nothing was sampled", ""]
         rows = [(one.outcome, one.name, f"{one.count:,}", one.note) for one in self.again]
-        widths = [max(len(row[n]) for row in rows) for n in range(3)]
-        lines += [
-            f"{row[0]:{widths[0]}}  {row[1]:{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]}".rstrip()
-            for row in rows
-        ]
+        lines += aligned(rows, right=[2])
         if self.flips:
             lines += ["", "=== verdicts that flipped ==="]
             lines += [line for one in self.flips[:SHOWN] for line in one.lines()]
