@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -71,7 +71,7 @@ def start_watcher(family: str) -> subprocess.Popen[bytes]:
 
 
 @contextmanager
-def watched(remains: Remains) -> Iterator[None]:
+def watched(remains: Remains) -> Generator[None]:
     """End what is marked when this ends, or when this process is killed."""
     watcher = start_watcher(remains.family)
     try:
