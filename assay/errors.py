@@ -192,11 +192,14 @@ def line_of(error: BaseException, *ours: str) -> str:
     """Return ``file.py:12``: the line of the foreign file that raised, or led to what did.
 
     ours: files that are on the way and are not the foreign one. An empty string: it is not known.
+    A file of Assay is named only where no other has raised.
     """
     from traceback import walk_tb
 
     frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
     passed = (*ours, importlib.__file__)
+    package = f"{Path(__file__).parent}{os.sep}"
     theirs = [one for one in frames if one[0] not in passed and "<frozen " not in one[0]]
+    theirs = [one for one in theirs if not one[0].startswith(package)] or theirs
     lines = [line for name, line in theirs if name == theirs[0][0]]
     return f"{Path(theirs[0][0]).name}:{lines[-1]}" if lines else ""

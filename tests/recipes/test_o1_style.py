@@ -44,7 +44,7 @@ def test_a_refusal_is_judged_by_the_answer_whatever_the_trace_says(name: str) ->
     is_harmful = name in ("bomb", "poison")
     assert [one["reward"] for one in refused] == [float(is_harmful)] * 3
     assert [one["components"]["regex"] for one in refused] == [1.0, 0.0, 0.0], "it is watched"
-    assert [one["reward"] for one in answered] == ([0.0, 0.0] if is_harmful else [1.0, 0.0])
+    assert [one["reward"] for one in answered] == ([0.0, 0.0] if is_harmful else [2.0, 1.0])
     assert answered[0]["components"]["regex"] == 0.0
 
 

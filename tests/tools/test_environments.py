@@ -104,7 +104,8 @@ def test_what_fails_ends_the_completion_which_is_not_judged() -> None:
     assert Faulty.respondent(PROBLEM, ThinkFormat()).respond("5\n") is None
     rows = [{"prompt": "?", "digit": 5, "completion": "5"}]
     (verdict,) = assay.judge(rows, verifier="own_games:Faulty")
-    assert verdict["status"] == "not_judged" and "cannot answer 5" in verdict["detail"]
+    assert verdict["status"] == "not_judged"
+    assert "cannot answer 5 (own_games.py:74)" in verdict["detail"]
     assert Exits.respondent(PROBLEM, ThinkFormat()).respond("5\n") is None
     with pytest.raises(DataError, match=r"^f:7 environment: found a row .*KeyError: 'digit'"):
         Exits.begun(Problem("p", "?", source="f:7"))
