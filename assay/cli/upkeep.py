@@ -56,6 +56,10 @@ def rollback(
 def replay(
     run: Annotated[Path, typer.Argument(help="Run directory.")],
     step: Annotated[int, typer.Option(min=1, help="A finished step.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="model.trust_remote_code=true, alone."),
+    ] = None,
     allow: Allow = None,
     trust_run: TrustRun = False,
     as_json: Json = False,
@@ -63,7 +67,8 @@ def replay(
     """Judge a step again and take it again from the rollout log; exit code 1 where it differs."""
     from assay.trust.replay import replay as take_again
 
-    result = take_again(run, step, allow=allow or [], trust_run=trust_run)
+    trust = {"overrides": overrides or [], "allow": allow or [], "trust_run": trust_run}
+    result = take_again(run, step, **trust)
     show(result, as_json)
     if not result.agrees:
         raise typer.Exit(1)
@@ -75,11 +80,21 @@ def audit(
     second: Annotated[
         str | None, typer.Option(metavar="VERIFIER", help="Judges again; fills the queue.")
     ] = None,
+    steps: Annotated[
+        str | None,
+        typer.Option(metavar="VERIFIER", help="Judges the steps of passes, at milestones."),
+    ] = None,
     label: Annotated[
         bool, typer.Option("--label", help="Show what waits, and take your labels.")
     ] = False,
     count: Annotated[int, typer.Option(min=2, help="At most so many new rows.")] = 50,
     among: Annotated[int, typer.Option(min=1, help="Completions to judge, about.")] = 2000,
+    at: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="A milestone of --steps. Default: first, middle, last step."),
+    ] = None,
+    passes: Annotated[int, typer.Option(min=1, help="Passes a milestone, for --steps.")] = 50,
+    below: Annotated[float, typer.Option(help="A step that scores less is wrong.")] = 0.5,
     seed: Annotated[int, typer.Option(help="Of the draws of steps and rows.")] = 0,
     by: Annotated[str | None, typer.Option(help="Who labels. Default: the user's name.")] = None,
     overrides: VerifierOptions = None,
@@ -90,8 +105,10 @@ def audit(
     """Let people judge what a second verifier judges otherwise; labels make a labelled set."""
     from assay.trust import audit as of_audit
 
-    if label and second is not None:
-        raise UserError("assay audit: give one of --second and --label")
+    if at and steps is None:
+        raise UserError("assay audit --at: found no --steps; accepted: with --steps VERIFIER")
+    if label and (second is not None or steps is not None):
+        raise UserError("assay audit: give --second and --steps, or --label")
     if label:
         ask = lambda text: str(typer.prompt(text, err=True))  # noqa: E731
         show(of_audit.label(run, ask, say_line, by or getpass.getuser()), as_json)
@@ -99,7 +116,8 @@ def audit(
     trust = {"allow": allow or [], "trust_run": trust_run}
     options = verifier_options(overrides, False)
     sizes = {"count": count, "among": among, "seed": seed}
-    show(of_audit.audit(run, second, **sizes, options=options, **trust), as_json)
+    sizes |= {"at": at or [], "passes": passes, "below": below}
+    show(of_audit.audit(run, second, steps=steps, **sizes, options=options, **trust), as_json)
 
 
 @app.command(rich_help_panel=BEGIN)

@@ -28,6 +28,9 @@ from assay.verify.service import Options
 Seen = Callable[[Group, int, Verdict, Verdict, int], None]
 """Group, index of the completion in it, the verdict of then, that of now, step."""
 
+Pairs = Sequence[tuple[Group, Sequence[Verdict]]]
+"""Groups with the verdicts of then."""
+
 NUM_EXAMPLES = 3
 SHOWN_TEXT = 160
 
@@ -119,6 +122,7 @@ def rescore(
     allow: Sequence[str] = (),
     trust_run: bool = False,
     steps: Sequence[int] | None = None,
+    take: Callable[[int, Pairs], Pairs] | None = None,
     see: Seen | None = None,
     say: Callable[[str], None] | None = None,
 ) -> RescoreResult:
@@ -128,7 +132,8 @@ def rescore(
     options: of verifiers, in place of the run's where they name the same. A judge's stored replies
     are used again, and new ones are not kept. allow: Python code that rows may name as their
     verifier. trust_run: import what a run from elsewhere names. out: a JSONL file with one row a
-    completion. steps: of these alone. see: is shown both verdicts of each completion.
+    completion. steps: of these alone. take: says what of a step is judged, and how it is asked.
+    see: is shown both verdicts of each completion.
 
     Raises RunError where the run holds no rollouts.
     """
@@ -169,8 +174,9 @@ def rescore(
                 result.unreadable.append(step)
                 result.missing += num_completions(folder, step)
                 continue
-            known = [one for one in groups if one[0].problem.id]
+            known: Pairs = [one for one in groups if one[0].problem.id]
             result.missing += sum(len(judged) for group, judged in groups if not group.problem.id)
+            known = known if take is None else take(step, known)
             judged_again = service.judge([group for group, _ in known])
             for (group, before), after in zip(known, judged_again, strict=True):
                 for index, pair in enumerate(zip(before, after, strict=True)):

@@ -1,8 +1,9 @@
 """People look at what two verifiers disagree about: ``assay audit RUN``.
 
 A second verifier judges recorded completions again. Passes that it rejects, and rejections that it
-accepts, wait in ``RUN/audit/queue.jsonl`` for the label of a person. Rows with a label are a set of
-their own, ``RUN/audit/labelled.jsonl``, for ``assay verify --self-test --labelled FILE``.
+accepts, wait in ``RUN/audit/queue.jsonl`` for the label of a person; so do passes of which a
+verifier of steps finds a step wrong. Rows with a label are sets of their own, of answers and of
+steps, for ``assay verify --self-test --labelled FILE``.
 """
 
 from __future__ import annotations
@@ -21,22 +22,25 @@ from assay.run.intervals import share_interval
 from assay.run.loaded import load_run
 from assay.terminal import escaped
 from assay.training.rescore import rescore
+from assay.trust.step_audit import StepAudit, audit_steps, read_step_audit
 from assay.types import Group, Verdict
+from assay.verify.selftest import labelled_row
 
 LABELS = ("passed", "failed", "unsure")
-QUEUE, LABELLED = "queue.jsonl", "labelled.jsonl"
+QUEUE, LABELLED, LABELLED_STEPS = "queue.jsonl", "labelled.jsonl", "labelled_steps.jsonl"
 _NEEDED = {"id", "step", "kind", "prompt", "completion", "think", "spec", "verdicts", "extracted"}
 _WAYS = {
     ("passed", "failed"): "passed, and the second verifier rejects it",
     ("failed", "passed"): "failed, and the second verifier accepts it",
 }
+_STEP_IS_WRONG = "passed, and a step of it is wrong"
 
 
 @dataclass(frozen=True)
 class AuditResult:
     """What an audit holds. judged: by the second verifier, in this call; found: how many of them it
     judged otherwise, by the way. waiting: rows without a label. right: how often each verifier said
-    what people say, by the way."""
+    what people say, by the way. steps: what those of passes came to, when they were judged last."""
 
     run: str
     queue: str
@@ -48,34 +52,40 @@ class AuditResult:
     waiting: int = 0
     unsure: int = 0
     right: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Any])
+    steps: StepAudit | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
-        return plain(asdict(self))
+        steps = None if self.steps is None else self.steps.as_dict()
+        return plain({**asdict(self), "steps": steps})
 
     def __str__(self) -> str:
         lines: list[str] = []
         if self.second is not None:
             lines.append(f"{self.run}: {self.judged} completions judged again by {self.second}")
             lines += [f"  {way}: {count}" for way, count in self.found.items()]
+        lines += [] if self.steps is None else self.steps.lines()
         lines.append(
             f"{self.queue}: {self.rows} rows, {self.rows - self.waiting} with a label"
             f" ({self.unsure} unsure)"
         )
         for way, right in self.right.items():
             of = right["first"] + right["second"]
-            low, high = share_interval(right["first"] / of, of)
+            side = "second" if way == _STEP_IS_WRONG else "first"
+            low, high = share_interval(right[side] / of, of)
+            who = "the verifier of steps" if way == _STEP_IS_WRONG else "the run's verifier"
             lines.append(
-                f"  {way}: the run's verifier was right in {right['first']} of {of}"
+                f"  {way}: {who} was right in {right[side]} of {of}"
                 f" (95% interval {low:.0%} to {high:.0%})"
             )
         if self.waiting:
             lines.append(f'label them: assay audit {self.run} --label, or write "label" there')
-        if self.right:
-            lines.append(
-                f"as a labelled set: assay verify --self-test --labelled {self.labelled}"
-                " --verifier NAME"
-            )
+        sets = {_set_of(way): None for way in self.right}
+        lines += [
+            "as a labelled set: assay verify --self-test --labelled"
+            f" {Path(self.queue).with_name(name)} --verifier NAME"
+            for name in sets
+        ]
         return escaped("\n".join(lines))
 
 
@@ -83,16 +93,22 @@ def audit(
     run: Path | str,
     second: str | None = None,
     *,
+    steps: str | None = None,
     count: int = 50,
     among: int = 2000,
     seed: int = 0,
+    at: Sequence[int] = (),
+    passes: int = 50,
+    below: float = 0.5,
     **how: Any,
 ) -> AuditResult:
     """Fill the queue with what a second verifier judges otherwise; return how the audit stands.
 
     second: None: nothing is judged, labels are read back. count: at most so many new rows, half of
     each way where there are enough. among: judge the completions of steps drawn at random, until
-    there are about so many. seed: of both draws. how: as `rescore` has it.
+    there are about so many. steps: a verifier of steps; passes with a wrong one are queued too, at
+    most ``count``. at, passes, below: as `audit_steps` has them. seed: of all draws. how: as
+    `rescore` has it.
 
     Raises RunError where the run holds no rollouts, DataError for a label that is none.
     """
@@ -102,11 +118,17 @@ def audit(
     judged, found = 0, Counter[str]()
     if second is not None:
         check_folder(folder / "audit", str(folder))
-        steps = _draw_steps(folder, among, seed)
-        judged, fresh = _disagreements(folder, second, steps, how)
+        judged, fresh = _disagreements(folder, second, _draw_steps(folder, among, seed), how)
         found.update(row["kind"] for row in fresh)
-        known = {row["id"] for row in rows}
+        known = {row["id"] for row in rows if row["kind"] != _STEP_IS_WRONG}
         rows += _draw_rows([row for row in fresh if row["id"] not in known], count, seed)
+    if steps is not None:
+        check_folder(folder / "audit", str(folder))
+        drawn = {"at": at, "passes": passes, "below": below, "seed": seed}
+        _, wrong = audit_steps(folder, steps, **drawn, how=how)
+        known = {row["id"] for row in rows if row["kind"] == _STEP_IS_WRONG}
+        fresh = [_with_steps(*one, below) for one in wrong if one[0].completions[0].id not in known]
+        rows += random.Random(f"{seed} wrong steps").sample(fresh, min(count, len(fresh)))
     if rows:
         write_queue(folder, rows)
     return _standing(folder, rows, second, judged, found)
@@ -143,6 +165,9 @@ def _shown(row: Mapping[str, Any], number: int, of: int) -> Sequence[str]:
     spec = ", ".join(f"{key}: {value}" for key, value in row["spec"].items())
     head = f"=== {number} of {of}: {row['id']} (step {row['step']}) ==="
     read = f"read {row['extracted'][0]!r}, the second {row['extracted'][1]!r}"
+    if row["kind"] == _STEP_IS_WRONG:
+        scores = ", ".join(f"{score:.2f}" for score in row.get("step_scores", ()))
+        read = f"is every step right? the scores of its steps: {scores}"
     return [head, str(row["prompt"]), "--- completion ---", row["completion"], "---", spec, read]
 
 
@@ -192,6 +217,15 @@ def _as_row(group: Group, index: int, before: Verdict, after: Verdict, step: int
     }
 
 
+def _with_steps(
+    group: Group, index: int, before: Verdict, after: Verdict, step: int, below: float
+) -> dict[str, Any]:
+    """Return the row of a pass of which a step is wrong, whatever else its second verdict says."""
+    row = _as_row(group, index, before, after, step) | {"kind": _STEP_IS_WRONG}
+    scores = [one.score for one in after.step_scores]
+    return row | {"verdicts": [before.status, "failed"], "step_scores": scores, "below": below}
+
+
 def _draw_rows(rows: Sequence[dict[str, Any]], count: int, seed: int) -> list[dict[str, Any]]:
     """Return at most so many rows drawn at random, as evenly over both ways as there are."""
     chance = random.Random(f"{seed} rows")
@@ -222,25 +256,35 @@ def read_queue(folder: Path) -> list[dict[str, Any]]:
 
 
 def write_queue(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write the queue, and what of it has a label as a labelled set."""
+    """Write the queue, and what of it has a label as labelled sets: of answers, and of steps.
+
+    A right answer by wrong steps says nothing against a verifier of answers.
+    """
     (folder / "audit").mkdir(exist_ok=True)
-    labelled = [
-        {
-            "id": f"{row['id']}@{row['step']}",
-            "prompt": row["prompt"],
-            "completion": row["completion"],
-            "think": row["think"],
-            **row["spec"],
-            "expected": row["label"],
-            "kind": "audit",
-            "note": f"{row['kind']}; labelled by {row.get('by') or 'a person'}",
-        }
-        for row in rows
-        if row["label"] in ("passed", "failed")
-    ]
-    for name, some in ((QUEUE, rows), (LABELLED, labelled)):
+    sets: dict[str, list[Mapping[str, Any]]] = {QUEUE: [*rows], LABELLED: []}
+    for row in rows:
+        if row["label"] in ("passed", "failed"):
+            sets.setdefault(_set_of(row["kind"]), []).append(_as_labelled(row))
+    for name, some in sets.items():
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in some)
         write_atomic(folder / "audit" / name, text.encode("utf-8", "backslashreplace"))
+
+
+def _set_of(kind: str) -> str:
+    return LABELLED_STEPS if kind == _STEP_IS_WRONG else LABELLED
+
+
+def _as_labelled(row: Mapping[str, Any]) -> dict[str, Any]:
+    about = {
+        "id": f"{row['id']}@{row['step']}",
+        "prompt": row["prompt"],
+        "completion": row["completion"],
+        "think": row["think"],
+        "expected": row["label"],
+        "kind": "audit",
+        "note": f"{row['kind']}; labelled by {row.get('by') or 'a person'}",
+    }
+    return labelled_row(about, row["spec"])
 
 
 def _standing(
@@ -266,4 +310,5 @@ def _standing(
         waiting=sum(row["label"] is None for row in rows),
         unsure=sum(row["label"] == "unsure" for row in rows),
         right={way: dict(each) for way, each in right.items()},
+        steps=read_step_audit(folder),
     )

@@ -50,6 +50,8 @@ from assay.verify.service import VerifierService
 _AS_IT_WAS = ("checkpoint.every=1000000000", "checkpoint.keep_last=1000000000")
 _AS_IT_WAS += ("checkpoint.max_disk_gib=", "log.to=[]", "verification.trial_seconds=0")
 """What is set otherwise: none of it touches what was sampled, judged or learned."""
+CONSENTS = ("model.trust_remote_code=true", "teacher.trust_remote_code=true")
+"""Overrides that a replay takes."""
 _NOT_OF_THE_STEP = ("random/",)  # evaluations may draw from the global generators too
 _DIFF_LINES = 40
 
@@ -72,19 +74,27 @@ class OnlyTheLog:
 
 
 def replay(
-    run: Path | str, step: int, *, allow: Sequence[str] = (), trust_run: bool = False
+    run: Path | str,
+    step: int,
+    *,
+    overrides: Sequence[str] = (),
+    allow: Sequence[str] = (),
+    trust_run: bool = False,
 ) -> ReplayResult:
     """Judge a step's completions again, take the step again, and return what differs.
 
     Advantages are computed from the logged verdicts, and the update from the newest checkpoint
-    before the step. allow, trust_run: as `rescore` has them. Nothing in the run's directory is
-    changed.
+    before the step. overrides: consent to the code of a model, which no run brings: those of
+    `CONSENTS`. allow, trust_run: as `rescore` has them. Nothing in the run's directory is changed.
 
     Raises RunError for a step that cannot be replayed, which says which can; UserError for a run
-    that does not learn by [rl].
+    that does not learn by [rl], and for another override: a step is taken again as it was.
     """
     folder = Path(run)
-    config = open_config(folder, allow=allow, trust_run=trust_run)
+    if other := next((one for one in overrides if one not in CONSENTS), None):
+        where = f"assay replay {folder} --set"
+        raise UserError(message(where, other, ", ".join(CONSENTS), "a step is taken as it was"))
+    config = open_config(folder, overrides=overrides, allow=allow, trust_run=trust_run)
     if config.rl is None:
         found = f"a run of [{config.stage}]"
         raise UserError(message(f"assay replay {folder}", found, "a run of [rl]"))

@@ -24,6 +24,9 @@ from assay.types import Completion, Problem, ThinkFormat
 from assay.verify.expression import BUILT_IN, parse_expression
 from assay.verify.service import Options, VerifierService
 
+LABEL_KEYS = ("id", "prompt", "completion", "think", "expected", "kind", "note", "spec")
+"""Keys of a labelled row that say something of it; its others are those of its problem."""
+
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
@@ -187,10 +190,22 @@ def measure(service: VerifierService, name: str, rows: Sequence[Mapping[str, Any
     )
 
 
+def labelled_row(about: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a labelled row: what is said of a completion, and the keys of its problem beside it.
+
+    about: of `LABEL_KEYS`. A problem's key of such a name stands below ``spec``.
+    """
+    plain = {key: value for key, value in spec.items() if key not in LABEL_KEYS}
+    hidden = {key: value for key, value in spec.items() if key in LABEL_KEYS}
+    return {**about, **plain, **({"spec": hidden} if hidden else {})}
+
+
 def labelled_pair(name: str, row: Mapping[str, Any]) -> tuple[Problem, Completion]:
     """Return the problem, to be judged by a built-in verifier, and the completion of a row."""
-    spec = {key: value for key, value in row.items() if key not in ("expected", "kind", "note")}
-    id, text, think = spec.pop("id"), spec.pop("completion"), ThinkFormat(spec.pop("think", "free"))
-    prompt = spec.pop("prompt", "(not given)")
+    spec = {key: value for key, value in row.items() if key not in LABEL_KEYS}
+    if isinstance(hidden := row.get("spec", {}), dict):
+        spec |= hidden
+    id, text, think = row["id"], row["completion"], ThinkFormat(row.get("think", "free"))
+    prompt = row.get("prompt", "(not given)")
     problem = Problem(id, prompt, spec, name, source=f"labelled/{name}.jsonl")
     return problem, Completion.from_text(text, id, think)

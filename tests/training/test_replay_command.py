@@ -44,6 +44,20 @@ def everything(run: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in found}
 
 
+def test_the_code_of_a_model_is_run_again_by_consent(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = world.tree(model={"trust_remote_code": True}, rl={"steps": 2})
+    run = Path(train(tree, quiet=True).run)
+    capsys.readouterr()
+    assert command(run, "--step", "2", monkeypatch=monkeypatch) == 2
+    consent = "model.trust_remote_code=true"
+    assert f"add --set {consent}" in capsys.readouterr().err
+    assert command(run, "--step", "2", "--set", consent, monkeypatch=monkeypatch) == 0
+    with pytest.raises(UserError, match=r"--set: found rl.steps=3; accepted: model.trust_remote"):
+        replay(run, 2, overrides=["rl.steps=3"])
+
+
 def test_a_step_is_taken_again_bit_for_bit_and_what_was_changed_is_found(
     world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
