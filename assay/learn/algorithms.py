@@ -28,9 +28,16 @@ def algorithm(name: str, **overrides: Any) -> Algorithm:
     """Return a row of the table, or the object ``package.module:object``, with fields replaced.
 
     An override that is None leaves the row as it is. Raises ConfigError for a name or a field that
-    does not exist, and for a weight that is to be moved and is 0.
+    does not exist, for a weight that is to be moved and is 0, and where a credit takes a method's
+    critic away and nothing says what is subtracted in its place.
     """
     row = choose_row(ALGORITHMS, Algorithm, "algorithm.name", name, overrides)
+    own = choose_row(ALGORITHMS, Algorithm, "algorithm.name", name, {})
+    if own.has_critic and not row.has_critic and overrides.get("baseline") is None:
+        found = f"{row.credit!r}, which takes away the critic of {row.name}: nothing is subtracted"
+        remedy = "or choose a method with a baseline, as rloo"
+        accepted = "'gae', or an algorithm.baseline beside it (none if that is meant)"
+        raise ConfigError(message("algorithm.credit", found, accepted, remedy))
     for target, weight in (("kl_target", "kl_weight"), ("penalty_target", "penalty_weight")):
         if getattr(row, target) is not None and not getattr(row, weight):
             found = f"{getattr(row, target)}, with a {weight} of 0 to start from"

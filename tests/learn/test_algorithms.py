@@ -180,6 +180,17 @@ def test_settings_that_would_be_ignored_are_refused(
         algorithm(name, **changes)
 
 
+@pytest.mark.parametrize("credit", ["turns", "completion", "to_go", "steps"])
+def test_a_critic_that_a_credit_takes_away_has_something_in_its_place(credit: str) -> None:
+    for name in ("ppo", "ppo_penalty"):
+        with pytest.raises(ConfigError, match=rf"algorithm\.credit: found '{credit}'.*baseline"):
+            algorithm(name, credit=credit)
+        for baseline in ("none", "leave_one_out"):
+            row = algorithm(name, credit=credit, baseline=baseline)
+            assert (row.has_critic, row.baseline) == (False, baseline)
+    assert algorithm("reinforce_plus_plus", credit=credit).baseline == "none", "it has no critic"
+
+
 def test_a_weight_may_fall_to_zero_while_it_is_steered() -> None:
     row = algorithm("ppo_penalty", kl_target=0.1)
     assert replace(row, penalty_weight=0.0, kl_weight=0.0).penalty_target == 0.01
