@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Generator as Yields
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,14 +13,14 @@ import numpy as np
 
 from assay import config as configuration
 from assay.config import SamplingConfig, TrainConfig
-from assay.data.chat import keep_fitting
+from assay.data.chat import PromptRenderer, keep_fitting
 from assay.data.completions import read_completions
 from assay.data.problems import ProblemSet, load_problems
 from assay.data.source import Source
 from assay.data.sources import Rows, as_sources
 from assay.errors import ConfigError, DataError, VerifierError, message
 from assay.generate.base import Generator
-from assay.run.files import check_output
+from assay.run.files import check_output, open_output
 from assay.training.assemble import (
     open_bench,
     open_verifiers,
@@ -59,6 +59,7 @@ def compare(
     seed: int = 0,
     device: str | None = None,
     quiet: bool = False,
+    fitting: Sequence[str] = (),
 ) -> CompareResult:
     """Compare two models on the same problems, asked with the same random numbers.
 
@@ -72,13 +73,11 @@ def compare(
     was not trained for, so that forgetting is seen. judge: ``pairwise``, the judge of
     ``verification.options.judge``, asked in both orders; or a verifier, of which the higher reward
     wins. max_problems: the first of each set. out: a JSONL file that gets every completion; it can
-    stand for ``a`` and ``b`` later.
+    stand for ``a`` and ``b`` later. fitting: sources whose prompts are left out if they do not fit.
 
     The other parameters are those of `evaluate`. Raises UserError where the input is wrong.
     """
     configuration.check_siblings(num_samples, temperature)
-    if out is not None:
-        check_output(Path(out))
     sources = _sources(problems, out_of_domain, out)
     names = (str(a), str(b))
     how = HowToSample(
@@ -91,10 +90,11 @@ def compare(
     with ExitStack() as stack:
         verifiers = open_verifiers(common, stack)
         judging = None if judge is None else open_judge(judge, common, stack)
-        sets = [_open_set(*one, common, verifiers, max_problems, judging) for one in sources]
+        about = (common, verifiers, max_problems, judging, fitting)
+        sets = [_open_set(*one, *about) for one in sources]
         if verifier is None:
             _check_one_verifier(configs, sets)
-        file = None if out is None else stack.enter_context(open(out, "w", encoding="utf-8"))
+        file = None if out is None else stack.enter_context(_Lines(Path(out)))
         found: list[list[_Measured]] = []
         for name, side, config, recorded in zip(names, "AB", configs, files, strict=True):
             sampling = configuration.at_temperature(config.sampling, temperature)
@@ -128,19 +128,22 @@ class _Set:
     out_of_domain: bool
     problems: ProblemSet
     verifiers: Judge
+    fitting: bool = False
 
 
 @dataclass
 class _Measured:
     """What one model did on a set. kept: its completions by problem, where a judge compares.
 
-    useless: the complaint where it controls thinking, and no prompt thinks.
+    left_out: ids of problems whose prompts do not fit. useless: the complaint where it controls
+    thinking, and no prompt thinks.
     """
 
     evaluation: Evaluation
     num_samples: int
     num_characters: int = 0
     kept: dict[str, Group] = field(default_factory=dict[str, Group])
+    left_out: Sequence[str] = ()
     useless: str = ""
 
     @property
@@ -152,6 +155,8 @@ def _sources(
     problems: Rows, out_of_domain: Rows, out: Path | str | None
 ) -> list[tuple[str | Source, bool]]:
     """Return each source, and whether it is out of domain; none of them may be ``out``."""
+    if out is not None:
+        check_output(Path(out))
     near, far = as_sources(problems), as_sources(out_of_domain)
     found = [*((one, False) for one in near), *((one, True) for one in far)]
     names = [str(one) for one, _ in found]
@@ -208,6 +213,7 @@ def _open_set(
     verifiers: VerifierService,
     limit: int | None,
     judging: Preferring | None,
+    fitting: Sequence[str],
 ) -> _Set:
     """Open a source of problems; where a judge compares, no verifier need be able to read them."""
     check = verifiers.check_problem if judging is None else judging.check
@@ -219,7 +225,7 @@ def _open_set(
             verifiers.check_problem(problem)
     except VerifierError:
         judge = _Unverified()
-    return _Set(str(source), out_of_domain, problems, judge)
+    return _Set(str(source), out_of_domain, problems, judge, str(source) in fitting)
 
 
 class _Unverified:
@@ -281,16 +287,54 @@ def _engine(
     with ExitStack() as stack:
         most = max(len(one.problems) for one in sets) * num_samples
         bench = open_bench(with_slots(config, most), verifiers)
+        bad_row = config.data.on_bad_row
+        fitted = {one.name: _fitting(one, bench.renderer, bad_row) for one in sets}
         watch = show_sampling(bench, stack, quiet)
 
         def sample(asked: _Asked, one: _Set) -> _Measured:
-            problems = keep_fitting(one.problems, bench.renderer, config.data.on_bad_row)
+            problems = fitted[one.name]
             useless = useless_thinking(bench.renderer, problems, asked.sampling)
             with watch.doing(f"{asked.side}, {one.name}", len(problems) * num_samples):
                 done = asked.measure(bench.generator, problems, num_samples, one)
+            if one.fitting:
+                done.left_out = sorted(set(_ids(one.problems)) - set(_ids(problems)))
             return replace(done, useless=useless)
 
         yield sample
+
+
+def _fitting(one: _Set, renderer: PromptRenderer, on_bad_row: str) -> ProblemSet:
+    if not one.fitting:
+        return keep_fitting(one.problems, renderer, on_bad_row)
+    try:
+        return keep_fitting(one.problems, renderer, "skip")
+    except DataError:  # none of them does
+        return one.problems.select([])
+
+
+def _ids(problems: ProblemSet) -> Yields[str]:
+    yield from (problems[n].id for n in range(len(problems)))
+
+
+class _Lines:
+    """A file of completions, which is there once there is one: what fails before leaves no file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stack = ExitStack()
+        self._file: Any = None
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write lines; the first ones make the file."""
+        if self._file is None:
+            self._file = self._stack.enter_context(open_output(self._path))
+        self._file.writelines(lines)
 
 
 class _Recorded:
@@ -354,6 +398,7 @@ class _Recorded:
 def _result(one: _Set, a: _Measured, b: _Measured, judging: Preferring | None) -> ComparedSet:
     both = (a.evaluation, b.evaluation)
     found = compared(one.name, one.out_of_domain, both, (a.characters, b.characters))
+    found = replace(found, left_out=tuple(sorted({*a.left_out, *b.left_out})))
     if judging is None:
         return found
     pairs: list[Candidates] = [

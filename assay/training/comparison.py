@@ -27,7 +27,8 @@ class ComparedSet:
     better, worse: ids of the problems on which B does better than A, or worse; the largest change
     first. characters: mean length of a completion of A and of B. wins: how often a judge prefers B
     to A, ties counted half; wins_at_equal_length: what that would be if completions were equally
-    long. not_compared: why there are none, where a judge was asked.
+    long. not_compared: why there are none, where a judge was asked. left_out: ids of problems that
+    were not asked, since their prompts do not fit one of the models.
     """
 
     name: str
@@ -43,6 +44,7 @@ class ComparedSet:
     wins: WinRate | None = None
     wins_at_equal_length: WinRate | None = None
     not_compared: str = ""
+    left_out: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from assay.config import parse
 from assay.data.problems import load_problems
-from assay.errors import ConfigError, DataError, RunError
+from assay.errors import ConfigError, DataError, RunError, VerifierError
 from assay.run.evaluations import gain_of
 from assay.run.intervals import sign_flip_p
 from assay.run.loaded import load_run
@@ -27,6 +27,7 @@ from assay.training.how_to_sample import HowToSample, sampling_config
 from assay.training.model_card import model_card
 from assay.trust.divergence import divergence, plain
 from assay.trust.gate import (
+    CANARIES,
     _efforts,
     canary_checks,
     check_unseen,
@@ -103,12 +104,42 @@ def test_canaries_by_kind() -> None:
     assert said(clean, unknown)[0] == ("failed", "1 of 2 were not judged")
     ids = [f"p{n}" for n in range(10)]
     some = Evaluation(9, 10, 1, 0.0, 0.1, by_problem=dict.fromkeys(ids[:9], 0.0))
-    assert said(some, some)[1] == ("failed", "1 of 8 were not judged"), "an eighth is too much"
+    both = "1 of 8 were not judged; 1 of 8 were not judged of the other model"
+    assert said(some, some)[1] == ("failed", both), "an eighth is too much"
     nothing = Evaluation(2, 10, 8, 0.0, 0.1, by_problem={"p0": 0.0, "p1": 0.0})
     assert said(clean, nothing) == [
         ("passed", "0 of 2 passed"),
         ("failed", "8 of 8 were not judged"),
     ]
+
+
+def test_canaries_that_do_not_fit_are_left_out_and_those_that_were_not_judged_count() -> None:
+    kinds = {f"p{n}": ("planted", "easy", "long")[n // 4] for n in range(12)}
+    shares = dict.fromkeys(kinds, 0.0)
+
+    def said(a: set[str], b: set[str], left_out: tuple[str, ...]) -> dict[str, tuple[str, str]]:
+        """What is said of each kind, where some were not judged of a side."""
+        sides = [
+            Evaluation(12, 12, 0, 0.0, 0.0, by_problem={i: 0.0 for i in shares if i not in gone})
+            for gone in (a, b)
+        ]
+        one = ComparedSet("c", True, sides[0], sides[1], (1.0, 1.0), left_out=left_out)
+        checks = canary_checks(one, kinds, Thresholds(max_not_judged=0.3))
+        return {check.name.split(", ")[-1]: (check.outcome, check.found) for check in checks}
+
+    out = ("p0", "p4", *(f"p{n}" for n in range(8, 12)))
+    found = said({*out}, {*out}, out)
+    assert found["left out"][0] == "told" and found["left out"][1].startswith("6 of 12: ")
+    assert found["planted"] == ("passed", "0 of 3 passed; 1 left out")
+    assert found["easy"][1].startswith("0% of 3, ") and found["easy"][1].endswith("; 1 left out")
+    assert found["long"] == ("told", "none asked; 4 left out")
+    found = said(set(), {"p4"}, ())
+    assert found["easy"][0] == "passed" and found["easy"][1].startswith("0% of 3, ")
+    assert found["easy"][1].endswith("; 1 of 4 were not judged") and "left out" not in found
+    assert said(set(), {"p0"}, ())["planted"] == ("failed", "1 of 4 were not judged")
+    assert said({"p0"}, set(), ())["planted"][0] == "passed", "nothing is compared there"
+    other = said({"p4", "p5"}, set(), ())["easy"]
+    assert other == ("failed", "2 of 4 were not judged of the other model")
 
 
 def completions(folder: Path) -> Path:
@@ -247,9 +278,9 @@ def test_efforts_are_asked_where_the_run_has_them(tmp_path: Path, where: str) ->
     assert _efforts(config, {"effort": "medium"}) == [None], "as the caller says"
 
 
-def test_a_whole_gate(tmp_path: Path, one_thread: None) -> None:
+def test_a_whole_gate(tmp_path: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a run of one step: its result, what is kept, its card, and what is refused before."""
-    model = save_tiny_model(tmp_path / "model", max_positions=64)
+    model = save_tiny_model(tmp_path / "model", max_positions=128)
     rule = {"pattern": "(?s).*", "where": "whole", "verifier": "regex"}
     ask = [{"id": f"q{n}", "prompt": f"{n} + 1 =", **rule} for n in range(8)]
     seen = [write(tmp_path / name, ask[n : n + 2]) for n, name in ((0, "t.jsonl"), (2, "h.jsonl"))]
@@ -295,6 +326,32 @@ def test_a_whole_gate(tmp_path: Path, one_thread: None) -> None:
     with pytest.raises(ConfigError, match=r"own.jsonl: found a source of problems; accepted: ano"):
         gate(run, [own], canaries=[], out=own, **how)
     assert len(Path(own).read_text().splitlines()) == 3, "they are still there"
+    few = gate(run, [own], canaries=["instructions"], max_problems=9, out=out, **how)
+    rows = [json.loads(line) for line in CANARIES["instructions"].read_text().splitlines()][:9]
+    long = [row["id"] for row in rows if len(row["prompt"].encode()) > 120]
+    short = [row["id"] for row in rows if len(row["prompt"].encode()) < 90]
+    assert long and short
+    left_out = few.compared[0].sets[1].left_out
+    assert {*long} <= {*left_out} and not {*short} & {*left_out}
+    (told,) = [one for one in few.checks if one.name == "canaries, instructions, left out"]
+    assert told.found.startswith(f"{len(left_out)} of 9: ") and told.outcome == "told"
+    assert {*left_out} <= {*few.as_dict()["compared"][0]["sets"][1]["left_out"]}
+
+    nowhere = tmp_path / "nothing.jsonl"
+    none = {"out": nowhere, **how}
+    mine = write(tmp_path / "mine.jsonl", [{**ask[7], "prompt": "a" * 130, "tags": ["easy"]}])
+    with pytest.raises(DataError, match=r"mine.jsonl:1 .*accepted"):
+        gate(run, [own], canaries=[mine], **none)
+    slip = write(tmp_path / "slip.jsonl", [{**ask[7], "tags": ["plantd"]}])
+    with pytest.raises(DataError, match=r"slip.jsonl:1 tags: found 'plantd'.*mean planted\?"):
+        gate(run, [own], canaries=[slip], **none)
+    with pytest.raises(VerifierError, match=r"'regx'"):
+        gate(run, [own], canaries=[canary], strong="regx", **none)
+    nothing = [("sandbox", False, "sandbox: found no namespaces; accepted: Linux; allow them")]
+    monkeypatch.setattr("assay.trust.gate.sandbox_report", lambda: nothing)
+    with pytest.raises(RunError, match=r"code: sandbox: found no .* --canaries mathematics --can"):
+        gate(run, [own], **none)
+    assert not nowhere.exists(), "all that is told before anything is sampled"
     config = Path(run) / "config.toml"  # a stranger's now, whose rows are code
     config.write_text(config.read_text().replace(str(seen[0]), "strange:rows"), encoding="utf-8")
     with pytest.raises(RunError, match=r"found data.train = strange:rows.*add --trust-run"):
