@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from assay.config import STAGES
 from assay.errors import AssayError, RunError, did_you_mean, message
@@ -26,12 +26,14 @@ from assay.terminal import aligned, escaped
 
 _TAIL = 16_384
 """Bytes of a journal's end that hold its last rows."""
+STATES = ("running", "finished", "stopped", "paused", "interrupted", "failed", "killed")
+STATES += ("unreadable",)
 _SHOWN = ("name", "state", "steps", "stage", "start", "best held-out", "cost")
 
 
 @dataclass(frozen=True, slots=True)
 class ListedRun:
-    """One run. state: running, finished, stopped, interrupted, failed, killed or unreadable.
+    """One run. state: one of `STATES`.
 
     why: how it ended. of_steps: how many it is to have; None: nobody said. algorithm: of [rl], or
     the method of [preference]. start: when it was created. best: the best held-out accuracy, after
@@ -97,21 +99,39 @@ def list_runs(folder: Path | str = "runs", asked: Sequence[str] = ()) -> Listing
 
     asked: words that stand in a run's name or configuration, or ``key=value`` of its configuration,
     as ``rl.steps=60``; also of ``name``, ``state``, ``stage`` and ``algorithm``. Raises RunError
-    where there is no such folder, and for a key that none of its runs has.
+    where there is no such folder, for a key that none of its runs has, for a state that is none,
+    and for a folder in the place of a word.
     """
     top = Path(folder).expanduser()
+    runs: list[ListedRun] = []
+    if top.is_dir():
+        runs = sorted(map(_read, run_folders(top)), key=lambda one: one.start, reverse=True)
+    for one in asked:
+        _check_asked(one, runs)
     if not top.is_dir():
         raise RunError(message(f"assay runs --directory {top}", "no folder", "a folder of runs"))
-    runs = sorted(map(_read, run_folders(top)), key=lambda one: one.start, reverse=True)
-    known = {"name", "state", "stage", "algorithm", *(key for one in runs for key in one.settings)}
-    for one in asked:
-        key, is_pair, _ = one.partition("=")
-        if is_pair and runs and key not in known:
-            meant = did_you_mean(key, sorted(known))
-            accepted = "a key of a run's configuration, as rl.steps=60"
-            raise RunError(message("assay runs", repr(one), accepted, meant))
     found = [one for one in runs if all(map(one.matches, asked))]
     return Listing(found, len(runs), str(top))
+
+
+def _check_asked(asked: str, runs: Sequence[ListedRun]) -> None:
+    """Raise RunError for a word or a setting that can find nothing."""
+    key, is_pair, value = asked.partition("=")
+    known = {"name", "state", "stage", "algorithm", *(key for one in runs for key in one.settings)}
+    if is_pair and runs and key not in known:
+        accepted = "a key of a run's configuration, as rl.steps=60"
+        meant = did_you_mean(key, sorted(known))
+        raise RunError(message("assay runs", repr(asked), accepted, meant))
+    if key == "state" and is_pair and value.lower() not in STATES:
+        accepted = f"one of {', '.join(STATES)}"
+        meant = did_you_mean(value.lower(), STATES)
+        raise RunError(message("assay runs state", repr(value), accepted, meant))
+    folder = Path(asked).expanduser()
+    if not is_pair and folder.is_dir() and not any(one.matches(asked) for one in runs):
+        accepted = "a word of a run's name or settings, or key=value"
+        is_run = (folder / "config.toml").is_file()
+        remedy = f"for the runs of a folder: --directory {folder.parent if is_run else folder}"
+        raise RunError(message("assay runs", f"the folder {asked}", accepted, remedy))
 
 
 def run_folders(top: Path, seen: set[str] | None = None) -> Iterator[Path]:
@@ -217,9 +237,11 @@ def _rows(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def _same(found: Any, text: str) -> bool:
-    """Whether a value is the one that a text names."""
+    """Whether a value, or one of a list, is the one that a text names; of a path also its end."""
     with suppress(ValueError):
         if isinstance(found, int | float) and not isinstance(found, bool):
             return float(text) == float(found)
-    words = found if isinstance(found, str) else json.dumps(found)
-    return words.lower() == text.lower()
+    if isinstance(found, list) and any(_same(each, text) for each in cast("list[Any]", found)):
+        return True
+    words = found if isinstance(found, str) else json.dumps(found, default=str).strip('"')
+    return text.lower() in (words.lower(), os.path.basename(words).lower())

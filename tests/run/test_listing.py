@@ -73,6 +73,41 @@ def test_runs_are_found_by_words_and_by_settings(folder: Path) -> None:
         list_runs(folder / "none")
 
 
+def test_a_list_a_path_and_a_date_are_found(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "first", run := tmp_path / "first")
+    (run / "config.toml").write_text(
+        'day = 2026-11-23\n[data]\ntrain = ["gym:chain_sum", "rows/sums.jsonl"]\n', encoding="utf-8"
+    )
+
+    def found(asked: str) -> int:
+        return len(list_runs(tmp_path, [asked]).runs)
+
+    for one in ("gym:chain_sum", "rows/sums.jsonl", "sums.jsonl"):
+        assert found(f"data.train={one}") == 1
+    assert found("data.train=s.jsonl") == found("data.train=rows") == 0
+    assert found('data.train=["gym:chain_sum", "rows/sums.jsonl"]') == 1
+    assert (found("day=2026-11-23"), found("day=2026-11-24")) == (1, 0)
+    assert json.dumps(list_runs(tmp_path).as_dict())
+
+
+def test_what_finds_nothing_by_a_slip_is_told(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RunError, match=r"state: found 'finnished'; .*; did you mean finished\?"):
+        list_runs(folder, ["state=finnished"])
+    assert len(list_runs(folder, ["state=FINISHED"]).runs) == 2
+    shutil.copytree(folder / "first", tmp_path / "others" / "deep" / "mine")
+    monkeypatch.chdir(tmp_path)
+    for asked, meant in (("others/deep", "others/deep"), ("others/deep/mine", "others/deep")):
+        for top in (folder, tmp_path / "none"):
+            with pytest.raises(
+                RunError, match=rf"found the folder {asked}; .*--directory {meant}$"
+            ):
+                list_runs(top, [asked])
+    (tmp_path / "dapo").mkdir()
+    assert len(list_runs(folder, ["dapo"]).runs) == 1, "a word that finds runs is a word"
+
+
 def test_how_runs_ended_is_told(tmp_path: Path) -> None:
     with pytest.raises(RunStopped), Run.create(make_config(tmp_path), quiet=True) as run:
         run.attach()
