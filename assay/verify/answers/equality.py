@@ -29,6 +29,7 @@ from assay.verify.answers.math_forms import (
     is_unsummed,
     is_words,
     plain_form,
+    primes_in,
     same_based,
     same_ratio,
     same_time,
@@ -49,7 +50,7 @@ _OPERATOR = re.compile(
     r"|\\end\s*\{\w*matrix\}\s*[-+]"
     r"|\\[dt]?frac\s*\{\s*(?:d|\\partial)\s*(?:\^[^{}]*)?\}\s*\{\s*(?:d|\\partial)\s*[a-z]"
 )
-_CAPITALS = re.compile("[A-Z]{2,}")  # letters in an order: vertices, places, options
+_CAPITALS = re.compile("(?:[A-Z]'*){2,}")  # letters in an order: vertices, places, options
 _ENDLESS = re.compile(r"\\(?:i+nt|oint)|binom|\d{3}|!")
 
 _SPACED = re.compile(r"\d(?:\s|\\(?:quad|qquad|[ ,;:!]))+\d")
@@ -125,7 +126,8 @@ def _same_structure(
     if (decided := same_time(a, b)) is not None:
         return decided
     if expected is None and (is_words(a) or is_words(b) or _CAPITALS.fullmatch(a)):
-        return words_of(a, policy.case) == words_of(b, policy.case)
+        same_marks = primes_in(a) == primes_in(b)  # A'B is another segment than AB
+        return same_marks and words_of(a, policy.case) == words_of(b, policy.case)
     (label_a, value_a), (label_b, value_b) = strip_label(a), strip_label(b)
     if label_a and label_b and label_a == label_b:
         return equal(value_a, value_b)

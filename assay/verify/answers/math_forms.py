@@ -221,6 +221,15 @@ def words_of(text: str, case: bool = False) -> str:
     return "".join(words)
 
 
+_QUOTED = re.compile("(?<![A-Za-z])'+([^']+)'+(?![A-Za-z])")
+_PRIME = re.compile("(?<![A-Za-z])'|(?<=[A-Z])'(?![a-z])")
+
+
+def primes_in(text: str) -> int:
+    """Count the marks of a text that neither quote a part of it, nor stand in a word or end it."""
+    return len(_PRIME.findall(_QUOTED.sub(r"\1", text))) if "'" in text else 0
+
+
 _JOINED = re.compile(r" (?:and|or|to) +", re.IGNORECASE)
 
 
