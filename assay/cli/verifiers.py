@@ -153,6 +153,9 @@ def redteam(
     suite: Annotated[
         str | None, typer.Option(help="Attacks to use. Default: those that fit the verifier.")
     ] = None,
+    key: Annotated[
+        str, typer.Option(metavar="NAME", help="Where your rows have the expected answer.")
+    ] = "answer",
     workers: Annotated[int | None, typer.Option(min=1, help="Worker processes.")] = None,
     deadline: Annotated[float, typer.Option(min=0.001, help="Seconds a completion.")] = 10.0,
     overrides: VerifierOptions = None,
@@ -174,7 +177,7 @@ def redteam(
     results = (
         red.red_team_all(**settings)
         if verifier is None
-        else [judging.redteam(verifier, problems, suite=suite, **settings)]
+        else [judging.redteam(verifier, problems, suite=suite, key=key, **settings)]
     )
     held = True
     for warning in red.warnings(verifier, settings["options"]) if verifier else ():

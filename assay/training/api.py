@@ -225,7 +225,8 @@ def sample(
         given = None if prompt is None else [_prompted(prompt, answer)]
         bench, rows = open_asked(str(model), sources, max_problems, num_samples, how, stack, given)
         show_sampling(bench, stack, quiet)
-        return _sample(bench, rows, num_samples, temperature)
+        found = _sample(bench, rows, num_samples, temperature)
+    return found if prompt is None else replace(found, remedy="give one with --answer")
 
 
 def dry_run(config: GivenConfig, *, overrides: Sequence[str] = (), quiet: bool = False) -> DryRun:

@@ -101,6 +101,7 @@ def redteam(
     problems: Rows | None = None,
     *,
     suite: str | None = None,
+    key: str = "answer",
     num_workers: int | None = None,
     deadline: float = 10.0,
     options: Options | None = None,
@@ -113,7 +114,7 @@ def redteam(
         result.findings  # each case that went wrong
 
     problems: sources or rows of yours to attack; None: the suite's own. suite: the attacks to use;
-    None: those that fit the verifier.
+    None: those that fit the verifier. key: of the expected answer in your rows.
 
     The other parameters are those of `judge`. Raises VerifierError or DataError for what cannot be
     used.
@@ -122,6 +123,7 @@ def redteam(
         expression_of(verifier),
         None if problems is None else load_problems(as_sources(problems)),
         suite=suite,
+        key=key,
         num_workers=num_workers,
         deadline=deadline,
         options=options,

@@ -125,9 +125,10 @@ UNJUDGED = "no answer to judge by"
 
 @dataclass(frozen=True, slots=True)
 class SampleResult:
-    """Completions with their verdicts, to be read."""
+    """Completions with their verdicts, to be read. remedy: what helps where nothing was judged."""
 
     samples: Sequence[Mapping[str, Any]]
+    remedy: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -143,7 +144,7 @@ class SampleResult:
             given = f" ({sample['given']} of them given)" if sample.get("given") else ""
             how = f"{sample['tokens']} tokens{given}, {sample['finish_reason']}"
             facts = [how, sample["status"]]
-            facts += ["give one with --answer"] if sample["status"] == UNJUDGED else []
+            facts += [self.remedy] if self.remedy and sample["status"] == UNJUDGED else []
             facts += [f"{name} {value:g}" for name, value in sample["components"].items()]
             if sample["status"] == "not_judged":
                 facts.append(sample["detail"])

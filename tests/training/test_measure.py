@@ -73,6 +73,8 @@ def test_a_prompt_is_judged_by_what_needs_no_answer(world: World) -> None:
     settings: dict[str, Any] = {"num_samples": 1, "max_tokens": 4}
     free = sample(str(world.folder / "model"), prompt="Hello", **settings)
     assert "give one with --answer" in str(free)
+    dry = str(dry_run(world.sft_tree(data={"verifier": "math"})))
+    assert "no answer to judge by" in dry and "--answer" not in dry, "train has no such option"
     judged = sample(str(world.folder / "model"), prompt="Hello", verifier="repetition", **settings)
     assert judged.samples[0]["status"] in ("passed", "failed")
 

@@ -130,7 +130,8 @@ class RedTeamResult:
         if self.num_accepted:
             yield f"not held: {self.num_accepted} attacks were accepted"
         if dark:
-            rest = "; --problems names rows of yours" if dark == self.tried.total() else ""
+            rest = "; --problems names rows of yours, --key where they have their answer"
+            rest = rest if dark == self.tried.total() else ""
             yield f"not held: {dark} attacks were not judged, so nothing is known of them{rest}"
         if failed and not self.controls_passed:
             yield "not held: no honest control passed, so a refused attack says nothing"
@@ -168,6 +169,7 @@ def red_team(
     problems: Sequence[Problem] | None = None,
     *,
     suite: str | None = None,
+    key: str = "answer",
     num_workers: int | None = None,
     deadline: float = 10.0,
     options: Options | None = None,
@@ -176,9 +178,11 @@ def red_team(
     """Judge a suite's attacks and controls by a verifier, a built-in one or a user's own.
 
     problems: the user's rows; None: the suite's. suite: None takes the one named after the
-    verifier's first term, else the one that fits the problems, else ``math``. Raises VerifierError
-    or DataError for what cannot be used.
+    verifier's first term, else the one that fits the problems, else ``math``. key: of the expected
+    answer in the user's rows. Raises VerifierError or DataError for what cannot be used.
     """
+    if problems is not None and key != "answer":
+        problems = [_with_answer(problem, key) for problem in problems]
     chosen = choose_suite(verifier, problems, suite)
     with ExitStack() as stack:
         if service is None:
@@ -231,9 +235,20 @@ def choose_suite(
     found = found or known["math"]
     for problem in problems or ():
         if not found.fits(problem):
-            accepted = f"what the suite {found.name} reads: {', '.join(found.problems[0].spec)}"
-            raise DataError(message(problem.place, f"the keys {', '.join(problem.spec)}", accepted))
+            reads = ", ".join(found.problems[0].spec)
+            accepted = f"what the suite {found.name} reads: {reads}"
+            remedy = "if another key holds the answer: --key NAME" if reads == "answer" else ""
+            keys = f"the keys {', '.join(problem.spec)}" if problem.spec else "no keys"
+            raise DataError(message(problem.place, keys, accepted, remedy))
     return found
+
+
+def _with_answer(problem: Problem, key: str) -> Problem:
+    """Return a problem whose answer stands under ``answer`` too, where attacks read it."""
+    if key not in problem.spec:
+        found = f"no key {key!r} but {', '.join(problem.spec) or 'none'}"
+        raise DataError(message(f"{problem.place} --key", found, "a key of every row"))
+    return replace(problem, spec={**problem.spec, "answer": problem.spec[key]})
 
 
 def all_cases(suite: Suite, problems: Sequence[Problem] | None, verifier: str) -> Iterator[Case]:

@@ -109,7 +109,7 @@ def test_attacks_that_are_not_judged_are_told_apart() -> None:
     assert not result.held and f"not held: {dark} attacks were not judged" in str(result)
     assert "--problems" not in str(result)
     blind = red_team(f"{HERE}:reads_another_key", num_workers=1)
-    assert "; --problems names rows of yours" in str(blind)
+    assert "; --problems names rows of yours, --key where" in str(blind)
 
 
 def test_problems_of_the_users(tmp_path: Path) -> None:
@@ -118,6 +118,19 @@ def test_problems_of_the_users(tmp_path: Path) -> None:
     result = red_team(f"{HERE}:contains", load_problems([str(path)]), num_workers=1)
     assert {one.problem for one in result.findings} == {"mine"}
     assert result.tried["nearly"] == 4
+
+
+def test_rows_with_their_own_key_are_attacked_once_it_is_named() -> None:
+    rows = [Problem("mine", "What is 3 + 4?", {"symbol": "7"}, source="mine.jsonl:1")]
+    name = f"{HERE}:reads_another_key"
+    with pytest.raises(
+        DataError, match=r"mine.jsonl:1: found the keys symbol; .*answer; .*--key NAME"
+    ):
+        red_team(name, rows, num_workers=1)
+    found = red_team(name, rows, key="symbol", num_workers=1)
+    assert not found.not_judged and found.tried["nearly"] == 4 and found.controls_passed
+    with pytest.raises(DataError, match=r"mine.jsonl:1 --key: found no key 'symbl' but symbol"):
+        red_team(name, rows, key="symbl", num_workers=1)
 
 
 def test_suites_are_chosen_by_name_and_by_what_fits() -> None:
