@@ -128,8 +128,9 @@ class ScriptedGenerator:
         group_size: int,
         first_sibling: int = 0,
         on_group: Callable[[Group], None] | None = None,
+        race: object = None,
     ) -> list[Group]:
-        """Return one group a problem."""
+        """Return one group a problem, also in a race."""
         numbers = range(first_sibling, first_sibling + group_size)
         groups: list[Group] = []
         for problem in problems:

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from assay.complaints import toml_words
 from assay.config.section import (
+    MOST,
     Count,
     Decay,
     Epochs,
@@ -49,6 +50,11 @@ class RLConfig(Section):
     """Prompts in a step."""
     group_size: Count = 8
     """Completions of a prompt. Methods that compare the completions of a group need at least 2."""
+    oversample: Annotated[int, Field(ge=0, le=MOST)] = 0
+    """Prompts that a step samples beyond `num_prompts`, so that it need not wait for a few long
+    completions. The `num_prompts` groups whose longest completion is shortest are learned from; the
+    others are given up. Their problems wait until they fill a step, which samples no more than
+    them, and waits for all (docs/cluster.md)."""
     epochs: Count = 1
     """Passes over each batch."""
     num_minibatches: Natural = 1

@@ -107,7 +107,8 @@ class TrainConfig(Section):
         """Completions that a step samples, refills and growing groups aside; None: it samples
         none."""
         stage = self.drawing
-        return None if stage is None else stage.num_prompts * stage.group_size
+        more = self.rl.oversample if self.rl is not None else 0
+        return None if stage is None else (stage.num_prompts + more) * stage.group_size
 
     @property
     def drawing(self) -> RLConfig | PreferenceConfig | DistillConfig | None:
@@ -352,6 +353,8 @@ def _clashes_of_rl(config: TrainConfig, rl: RLConfig) -> Iterator[str]:
         if rl.max_group_size is not None:
             accepted = "none beside curriculum.group_sizes, which settles a group's size before"
             yield message("rl.max_group_size", rl.max_group_size, accepted)
+    if rl.oversample:
+        yield from _clashes_of_oversample(config, rl.oversample)
     for _, temperature in rl.temperature_schedule:
         if not COOLEST <= temperature <= HOTTEST:
             found, accepted = f"{temperature:g}", f"numbers from {COOLEST} to {HOTTEST:g}"
@@ -359,6 +362,18 @@ def _clashes_of_rl(config: TrainConfig, rl: RLConfig) -> Iterator[str]:
     if config.critic.path is not None and config.critic.backbone == "shared":
         found = 'one with backbone = "shared", which has the policy\'s layers'
         yield message("critic.path", found, 'none, or backbone = "copy"')
+
+
+def _clashes_of_oversample(config: TrainConfig, number: int) -> Iterator[str]:
+    """Yield what keeps groups from being compared by their lengths, or given up."""
+    beside = {
+        "curriculum.group_sizes, as a larger group ends later": config.curriculum.group_sizes,
+        "sampling.min_think, which takes tokens out again": config.sampling.min_think,
+        "scale.steps_ahead = 1, by which nobody waits for the last": config.scale.steps_ahead,
+        'scale.generator = "vllm", which is not told to stop': config.scale.generator == "vllm",
+    }
+    for what in (key for key, value in beside.items() if value):
+        yield message("rl.oversample", number, f"0 with {what}")
 
 
 def _clashes_of_teacher(config: TrainConfig) -> Iterator[str]:

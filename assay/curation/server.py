@@ -60,6 +60,7 @@ class ServerGenerator:
         group_size: int,
         first_sibling: int = 0,
         on_group: Callable[[Group], None] | None = None,
+        race: object = None,
     ) -> list[Group]:
         """Return the groups of the problems that had a reply, with the completions that had one.
 

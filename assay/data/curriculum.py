@@ -38,6 +38,11 @@ class Curriculum:
     group. Orders that walk draw every problem once an epoch; the others draw at random, by what is
     known of each problem's pass rate. Either way what comes next depends on the seed, on how many
     problems were drawn, and on what was observed: a resumed run draws what it would have drawn.
+
+    Where a step over-samples, problems that were drawn and not observed wait, each with its draw.
+    Once they fill a step, it is theirs alone, and all of them are observed. So none is lost, and
+    none waits twice, however long its completions are (as the long rounds of RollPacker, Gao et al.
+    2025, arXiv 2509.21009).
     """
 
     def __init__(
@@ -47,11 +52,13 @@ class Curriculum:
         settings: CurriculumConfig | None = None,
         facts: RowFacts | None = None,
         most_drawn: int | None = None,
+        oversample: int = 0,
     ) -> None:
         """Begin at the first epoch.
 
         facts: what the rows say of themselves, where the settings ask for it. most_drawn: how many
-        draws the run will make, if all goes well.
+        draws the run will make, if all goes well. oversample: how many problems a step draws beyond
+        those that are asked for.
         """
         if not len(problems):
             raise ConfigError(message("data.train", "no problems", "at least one problem"))
@@ -64,6 +71,7 @@ class Curriculum:
             accepted = "a weight above 0 for some problem"
             raise ConfigError(message("curriculum.weights", "0 for every problem", accepted))
         self._most_drawn = most_drawn or len(problems)
+        self._oversample = oversample
         self._walks = self._settings.order in ("uniform", "easy_to_hard")
         self._epoch = 0
         self._position = 0
@@ -73,6 +81,7 @@ class Curriculum:
         self._order = self._new_order()
         self._chances = self._chances_of()
         self._in_hand: dict[str, int] = {}
+        self._waiting: dict[str, int] = {}
         self._of_step: set[int] = set()
         self._sizes: list[int] = []
 
@@ -89,12 +98,15 @@ class Curriculum:
         """
         self._fade()
         self._sizes = self._sizes if refill else []
+        waited = [] if refill else self._take_waiting(num_prompts)
+        more = 0 if refill or waited else self._oversample
+        count = num_prompts - len(waited) + more
         if self._walks:
-            chosen = self._walk(num_prompts)
+            chosen = self._walk(count)
         else:
             self._of_step = self._of_step if refill else set()
-            chosen = self._choose(num_prompts)
-        return [self._hand_out(index) for index in chosen]
+            chosen = self._choose(count)
+        return [*waited, *(self._hand_out(index) for index in chosen)]
 
     def ahead(self) -> Curriculum:
         """Return a copy that may be drawn from: what it draws is what this one will draw next."""
@@ -133,6 +145,27 @@ class Curriculum:
             self.outcomes.add(index, num_passed, num_judged)
         self._judge_anew(np.array(indices, np.int64))
 
+    def _take_waiting(self, num_prompts: int) -> list[Problem]:
+        """Return problems that wait, as they were drawn, where they fill a step.
+
+        Where nothing is over-sampled any more, they need not.
+        """
+        if self._oversample:
+            self._waiting, self._in_hand = self._all_waiting(), {}
+            if len(self._waiting) < num_prompts:
+                return []
+        pairs = [*self._waiting.items()]
+        self._in_hand |= dict(pairs[:num_prompts])
+        self._waiting = dict(pairs[num_prompts:])
+        return [
+            dataclasses.replace(self._problems[index], draw=int(name.rpartition("#")[2]))
+            for name, index in pairs[:num_prompts]
+        ]
+
+    def _all_waiting(self) -> dict[str, int]:
+        """Return what was drawn and not observed, between two steps."""
+        return {**self._waiting, **(self._in_hand if self._oversample else {})}
+
     def metrics(self) -> dict[str, float]:
         """Return how far the run is through its problems, and how hard they are as far as known."""
         found = {
@@ -142,6 +175,8 @@ class Curriculum:
         if self._settings.retires:
             is_retired = self.outcomes.returns_at > self._num_drawn
             found["curriculum/retired"] = float(np.mean(is_retired))
+        if self._oversample:
+            found["oversample/waiting"] = float(len(self._all_waiting()))
         if self._sizes:
             found["curriculum/group_size"] = float(np.mean(self._sizes))
         shares = self.outcomes.histogram()
@@ -276,6 +311,8 @@ class Curriculum:
             "num_faded": self._num_faded,
             "made_by": self._made_by(),
         }
+        if waiting := self._all_waiting():
+            state["waiting"] = waiting
         (folder / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
         self.outcomes.save(folder / OUTCOMES_FILE)
         if self._settings.order == "easy_to_hard":  # rates have moved since it was made
@@ -308,7 +345,7 @@ class Curriculum:
             has_label = state["made_by"]["label"] == self._settings.label
             self.outcomes = Outcomes(None if has_label else self._facts.counts, len(self._problems))
             self.outcomes.load(folder / OUTCOMES_FILE)
-        self._in_hand, self._of_step = {}, set()
+        self._in_hand, self._of_step, self._waiting = {}, set(), state.get("waiting", {})
         self._chances = self._chances_of()
         if state.get("made_by", UNIFORM) != self._made_by():
             self._begin_epoch()

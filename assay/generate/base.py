@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from assay.config import SamplingConfig
+from assay.generate.race import Race
 from assay.model.weights import Weights
 from assay.types import Group, Problem, Tokens
 
@@ -97,12 +98,15 @@ class Generator(Protocol):
         group_size: int,
         first_sibling: int = 0,
         on_group: Callable[[Group], None] | None = None,
+        race: Race | None = None,
     ) -> list[Group]:
         """Sample and return one group of ``group_size`` completions a problem, in the problems'
         order.
 
         first_sibling: the number of the first completion of each, so that groups can be sampled on.
         on_group: is given each group as soon as it is finished, while others are still sampled.
+        race: says which groups are wanted; one that cannot be among them may be given up, and is
+        not returned then. It is given only where more problems are asked for than are wanted.
         """
         ...
 

@@ -26,6 +26,7 @@ from assay.generate.finish import TextEnds, finished_completion
 from assay.generate.forward import Choice, choose_forward, plain_probe, probe
 from assay.generate.kv_cache import Extent, Room
 from assay.generate.memory import default_kv_mib, num_that_fit
+from assay.generate.race import Race
 from assay.generate.sampler import completion_key, sample, uniforms
 from assay.generate.slots import Asking, Slots, Waiting
 from assay.generate.thinking import ThinkControl
@@ -177,13 +178,15 @@ class Engine:
         group_size: int,
         first_sibling: int = 0,
         on_group: Callable[[Group], None] | None = None,
+        race: Race | None = None,
     ) -> list[Group]:
         """Sample and return one group a problem, in the problems' order.
 
         first_sibling: the number of the first completion of each group: what a larger group would
-        have had from there on. on_group: is given each group as soon as it is finished. Raises
-        DataError for a prompt that leaves no room in the model's context, OutOfMemory where not one
-        slot fits in ``engine.max_kv_mib``.
+        have had from there on. on_group: is given each group as soon as it is finished. race: which
+        groups are wanted; others are given up, and left out of what is returned. Raises DataError
+        for a prompt that leaves no room in the model's context, OutOfMemory where not one slot fits
+        in ``engine.max_kv_mib``.
         """
         waiting = [self._admit(n, problem, sampling) for n, problem in enumerate(problems)]
         for group in waiting:
@@ -203,10 +206,14 @@ class Engine:
                 if on_group is not None:
                     for _, group in ended:
                         on_group(group)
+                if race is not None:
+                    for _, group in ended:
+                        race.ended(group)
+                    race.tokens += self._give_up(call, race.limit)
         finally:
             self._choice.forward.end_call()
             return_freed_memory()
-        return [groups[n] for n in range(len(waiting))]
+        return [groups[n] for n in range(len(waiting)) if race is None or n in groups]
 
     def sleep(self) -> None:
         """Give back the packed copies of the weights, which calls under one policy share."""
@@ -425,6 +432,30 @@ class Engine:
                 finished.append((group.position, Group(group.problem, group.prompt, siblings)))
         self.stats.postprocess_seconds += time.perf_counter() - started
         return finished
+
+    def _give_up(self, call: _Call, limit: int | None) -> int:
+        """Take out groups that have a completion of more tokens, or will have; return how many
+        tokens they have."""
+        slots, num_tokens = call.slots, 0
+        if limit is None:
+            return 0
+        longest = dict.fromkeys([*call.queue][:1], 0)
+        for slot in np.flatnonzero(slots.active_S).tolist():
+            group = slots.group[slot]
+            assert group is not None, "an active slot has a group"
+            coming = int(slots.counts_S[slot]) + int(slots.going()[slot])
+            longest[group] = max(coming, longest.get(group, 0))
+        for group, length in longest.items():
+            done = [len(one.tokens) for one in group.done.values()]
+            if max([length, *done]) <= limit:
+                continue
+            num_tokens += sum(done)
+            for slot in [n for n, one in enumerate(slots.group) if one is group]:
+                num_tokens += int(slots.counts_S[slot])
+                slots.release(slot)
+            if group in call.queue:
+                call.queue.remove(group)
+        return num_tokens
 
     def _take_out(self, call: _Call, slot: int, reason: FinishReason) -> Waiting:
         slots = call.slots

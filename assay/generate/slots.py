@@ -99,7 +99,8 @@ class Slots:
 
     def release(self, slot: int) -> None:
         self.active_S[slot] = False
-        self.group[slot] = self.guides[slot] = None
+        self.group[slot] = self.guides[slot] = self.promised[slot] = None
+        self.waits_S[slot] = False
         self.given[slot].clear()
         self.turns[slot] = []
 

@@ -37,6 +37,7 @@ from assay.generate.engine import EngineStats
 from assay.generate.finish import finished_completion
 from assay.generate.forward import check_close, probe_tokens, probed_ids
 from assay.generate.memory import default_kv_mib
+from assay.generate.race import Race
 from assay.generate.sampler import completion_key
 from assay.generate.vllm_worker import SharedMemory, WeightReceiver
 from assay.model.load import saved_architectures
@@ -182,8 +183,9 @@ class VllmEngine:
         group_size: int,
         first_sibling: int = 0,
         on_group: Callable[[Group], None] | None = None,
+        race: Race | None = None,
     ) -> list[Group]:
-        """Sample and return one group a problem, as `Engine.generate` does.
+        """Sample and return one group a problem, as `Engine.generate` does, but also in a race.
 
         A completion is asked for with a seed of its own, by its problem and place: so a step that
         is taken again asks the same. Raises ConfigError where thinking is to be controlled.

@@ -39,7 +39,7 @@ from assay.run.metrics import (
 from assay.run.progress import Progress, format_seconds
 from assay.run.random_state import GlobalRandomState
 from assay.run.resume import check_beginning, check_has_use, stretched_schedule
-from assay.run.rollout_log import Recorded, RolloutLog
+from assay.run.rollout_log import PutBack, Recorded, RolloutLog
 from assay.run.signature import write_config
 from assay.run.stop import StopSignal
 from assay.run.timing import PhaseClock
@@ -69,7 +69,8 @@ class Run:
     """One run directory, locked while it is open; use it as a context so that it ends in order.
 
     step: how many steps are finished; first_step: before this start. metrics: the row of the last
-    one; history: the whole series of each. config: as it was written, without the time limit of
+    one; history: the whole series of each. put_back: what the step at hand has sampled and given
+    up, which `record` writes down. config: as it was written, without the time limit of
     this start. why_not_judged: what was said most often of the newest completions that were not
     judged.
     Made by `create` or `resume`, never directly. Opening one seeds the global random generators.
@@ -94,6 +95,7 @@ class Run:
         self._journals = Journals(folder, self._listener_failed)
         self._parts: dict[str, Stateful] = {"random": GlobalRandomState()}
         self._rollout_metrics: dict[str, float] = {}
+        self.put_back: PutBack | None = None
         self._sources: list[Callable[[], Mapping[str, float]]] = []
         self._evaluated: list[dict[str, Any]] = []
         self._resumed: dict[str, Any] | None = None
@@ -204,8 +206,11 @@ class Run:
         with self.clock.phase("record"):
             groups = list(groups)
             facts = settings.model_dump(mode="json"), surroundings.hashes_of(self.verifiers)
-            self.rollouts.record(self.step + 1, groups, verdicts, *facts)
+            put_back, self.put_back = self.put_back, None
+            self.rollouts.record(self.step + 1, groups, verdicts, *facts, put_back)
             self._rollout_metrics = rollout_metrics(groups, verdicts)
+            if put_back is not None:
+                self._rollout_metrics |= put_back.metrics()
             self._rollout_metrics["sampling/temperature"] = settings.temperature
             self.why_not_judged = most_common_reason(verdicts)
         told = {"step": self.step + 1, "path": str(self.rollouts.path(self.step + 1))}

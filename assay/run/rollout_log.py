@@ -6,6 +6,7 @@ learner found: log-probabilities, values and advantages. Floats and tokens come 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -28,6 +29,7 @@ from assay.run.rollout_schema import (
 from assay.types import Group, Problem, Verdict
 
 _VERSION = b"assay.version"
+_PUT_BACK = b"assay.put_back"
 _DAMAGE = (OSError, pa.ArrowException, ValueError, TypeError, LookupError)
 """What a damaged shard raises: its checksums first, then its decoders."""
 _REPEATING = [field.name for field in SCHEMA if field.type in (pa.string(), pa.int32(), pa.int64())]
@@ -38,6 +40,20 @@ class Recorded(NamedTuple):
 
     groups: list[Group]
     verdicts: list[tuple[Verdict, ...]]
+
+
+class PutBack(NamedTuple):
+    """Groups that a step sampled and gave up, whose problems wait; and their tokens."""
+
+    groups: Sequence[str]
+    tokens: int
+
+    def metrics(self) -> dict[str, float]:
+        """Return how many there are."""
+        return {
+            "oversample/groups": float(len(self.groups)),
+            "oversample/tokens": float(self.tokens),
+        }
 
 
 class RolloutLog:
@@ -66,12 +82,18 @@ class RolloutLog:
         verdicts: Sequence[Sequence[Verdict]],
         sampling: Mapping[str, Any],
         verifier_hashes: Mapping[str, str],
+        put_back: PutBack | None = None,
     ) -> None:
-        """Write the shard of a step; it is on disk when this returns."""
+        """Write the shard of a step; it is on disk when this returns.
+
+        put_back: has no rows, and stands beside them.
+        """
         self.flush()
         columns = recorded_columns(step, groups, verdicts, sampling, verifier_hashes)
-        schema = SCHEMA.with_metadata({_VERSION: str(SCHEMA_VERSION).encode()})
-        table = pa.table(columns, schema=schema)
+        about = {_VERSION: str(SCHEMA_VERSION).encode()}
+        if put_back is not None:
+            about[_PUT_BACK] = json.dumps(put_back._asdict()).encode()
+        table = pa.table(columns, schema=SCHEMA.with_metadata(about))
         self._write(step, table)
         self._open = (step, table)
 
@@ -117,6 +139,12 @@ class RolloutLog:
             return _read_table(self.path(step))
         except _DAMAGE:
             return None
+
+    def put_back(self, step: int) -> PutBack | None:
+        """Return what the step put back; None where it put nothing back, or cannot be read."""
+        table = self.table(step)
+        said = None if table is None else (table.schema.metadata or {}).get(_PUT_BACK)
+        return None if said is None else PutBack(**json.loads(said))
 
     def discard_after(self, step: int) -> list[int]:
         """Remove the shards of steps after this one; returns those steps."""

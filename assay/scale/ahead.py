@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from assay.config import SamplingConfig
 from assay.generate.engine import EngineStats
+from assay.generate.race import Race
 from assay.generate.vllm_engine import VllmEngine
 from assay.model.weights import Weights
 from assay.scale.rollouts import ActorGenerator, Prepared
@@ -91,6 +92,7 @@ class AheadGenerator:
         group_size: int,
         first_sibling: int = 0,
         on_group: Callable[[Group], None] | None = None,
+        race: Race | None = None,
     ) -> list[Group]:
         """Return the groups that were sampled ahead, where they are; sample others now."""
         batch, call = self._wait(), AheadCall(problems, sampling, group_size)
@@ -106,7 +108,8 @@ class AheadGenerator:
         self._load()
         self.actors.watch = self.watch
         try:
-            return self.actors.generate(problems, sampling, group_size, first_sibling, on_group)
+            rest = (sampling, group_size, first_sibling, on_group, race)
+            return self.actors.generate(problems, *rest)
         finally:
             self.actors.watch = None  # nobody waits for what is sampled ahead
 

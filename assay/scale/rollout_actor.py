@@ -18,6 +18,7 @@ import torch
 from assay.config import EngineConfig, ModelConfig, SamplingConfig
 from assay.config.tools import ToolsConfig
 from assay.generate.engine import Engine
+from assay.generate.race import Race
 from assay.generate.vllm_engine import ModelFacts, VllmEngine
 from assay.model.load import load_model
 from assay.model.weights import Weights, memory_of
@@ -96,17 +97,22 @@ class ShareAsked:
     sampling: SamplingConfig
     group_size: int
     first_sibling: int
+    race: Race | None = None
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What a share has come to: groups that ended, and how far the rest is."""
+    """What a share has come to: groups that ended, and how far the rest is.
+
+    given_up: tokens of groups that are not wanted any more.
+    """
 
     groups: Sequence[tuple[int, Group]]
     num_steps: int
     num_completions: int
     tokens: int
     done: bool
+    given_up: int = 0
 
 
 class RolloutActor:
@@ -164,6 +170,11 @@ class RolloutActor:
         assert self._share is not None
         return self._share.take(TAKE_SECONDS)
 
+    def lower(self, limit: int) -> None:
+        """Give up groups that have a completion of more tokens."""
+        if self._share is not None and self._share.race is not None:
+            self._share.race.lower(limit)
+
     def sleep(self) -> None:
         """Give back the memory that only sampling needs."""
         self._ready().sleep()
@@ -179,6 +190,7 @@ class _Share:
     def __init__(self, engine: Engine | VllmEngine, asked: ShareAsked) -> None:
         self._engine = engine
         self._asked = asked
+        self.race = asked.race  # a copy: it hears of the groups of this share alone
         self._ended: queue.Queue[Group | BaseException | None] = queue.Queue()
         self._places: dict[str, list[int]] = {}
         for place, problem, _ in asked.problems:
@@ -203,14 +215,16 @@ class _Share:
             else:
                 groups.append((self._places[one.problem.group_id].pop(0), one))
         stats = self._engine.stats
-        return Taken(groups, stats.num_steps, stats.num_completions, stats.tokens, done)
+        given_up = 0 if self.race is None else self.race.tokens
+        far = stats.num_steps, stats.num_completions, stats.tokens
+        return Taken(groups, *far, done, given_up)
 
     def _work(self) -> None:
         asked = self._asked
         problems = [problem for _, problem, _ in asked.problems]
         try:
             rest = (asked.sampling, asked.group_size, asked.first_sibling, self._ended.put)
-            self._engine.generate(problems, *rest)
+            self._engine.generate(problems, *rest, race=self.race)
             self._ended.put(None)
         except BaseException as error:  # it is raised where the share is taken
             self._ended.put(error)

@@ -18,6 +18,7 @@ from assay.config import SamplingConfig, ScaleConfig
 from assay.errors import ModelError, WorkerDied
 from assay.generate.engine import Engine, EngineStats
 from assay.generate.forward import check_close
+from assay.generate.race import Race
 from assay.model.weights import Weights, fingerprint
 from assay.scale.cluster import ActorLost, answer, check_alive, end, import_ray, strategy
 from assay.scale.rollout_actor import (
@@ -96,6 +97,7 @@ class ActorGenerator:
         self.on_event: Callable[..., None] = lambda kind, **facts: None
         self._opening, self._settings, self._as_sent = opening, settings, as_sent
         self._held: Prepared | None = None
+        self._race: Race | None = None
         self._closed = False
         self._num_lost = 0  # since a group ended
         self._listened = self._checked = time.monotonic()
@@ -110,15 +112,17 @@ class ActorGenerator:
         group_size: int,
         first_sibling: int = 0,
         on_group: Callable[[Group], None] | None = None,
+        race: Race | None = None,
     ) -> list[Group]:
         """Sample and return one group a problem, as the engine does."""
         asked = [(n, without_answers(p), self.engine.render(p)) for n, p in enumerate(problems)]
         found: dict[int, Group] = {}
         waiting, started = deque(range(len(asked))), time.monotonic()
         stats = EngineStats(num_wanted=len(asked) * group_size)
+        self._race = race
         try:
-            while len(found) < len(asked) or self._is_sampling:
-                self._share_out(waiting, asked, (sampling, group_size, first_sibling))
+            while waiting or self._is_sampling:
+                self._share_out(waiting, asked, (sampling, group_size, first_sibling, race))
                 for place, group in self._hear(waiting):
                     group = replace(group, problem=problems[place], prompt=asked[place][2])
                     found[place] = group
@@ -126,6 +130,8 @@ class ActorGenerator:
                     stats.tokens += sum(len(one.tokens) for one in group.completions)
                     if on_group is not None:
                         on_group(group)
+                    if race is not None:
+                        self._tell_limit(race, group)
                 stats.decode_seconds = time.monotonic() - started
                 if self.watch is not None:
                     self.watch(stats)
@@ -133,7 +139,7 @@ class ActorGenerator:
             for member in self._members:  # something was raised: nobody waits for the rest
                 if member.doing == "sampling":
                     self._replace(member)
-        return [found[n] for n in range(len(asked))]
+        return [found[n] for n in range(len(asked)) if race is None or n in found]
 
     def sleep(self) -> None:
         """Have actors give back the memory that only sampling needs."""
@@ -179,6 +185,15 @@ class ActorGenerator:
     def _wait_for_loads(self) -> None:
         while any(member.doing for member in self._members):
             self._hear(deque())
+
+    def _tell_limit(self, race: Race, group: Group) -> None:
+        """Let the race hear of a group that has ended, and actors of a limit that has fallen."""
+        before = race.limit
+        race.ended(group)
+        if race.limit is not None and race.limit != before:
+            for member in self._members:
+                if member.doing == "sampling":
+                    member.handle.lower.remote(race.limit)
 
     @property
     def _is_sampling(self) -> bool:
@@ -264,6 +279,9 @@ class ActorGenerator:
         self._num_lost = 0 if fresh else self._num_lost
         if taken.done:
             member.rest()
+            member.share = set()  # what is left of it was given up
+            if self._race is not None:
+                self._race.tokens += taken.given_up
         else:
             member.pending = member.handle.take.remote()
         return fresh

@@ -253,7 +253,8 @@ def open_curriculum(problems: Sequence[Problem], config: TrainConfig) -> Curricu
     stage, settings = config.drawing, config.curriculum
     assert stage is not None
     facts = FactReader(settings).read(problems)
-    return Curriculum(problems, config.run.seed, settings, facts, stage.steps * stage.num_prompts)
+    most, more = stage.steps * stage.num_prompts, config.rl.oversample if config.rl else 0
+    return Curriculum(problems, config.run.seed, settings, facts, most, more)
 
 
 def _training_check(config: TrainConfig, verifiers: VerifierService) -> Callable[[Problem], None]:

@@ -10,6 +10,7 @@ import numpy as np
 from assay.config import SamplingConfig
 from assay.data.curriculum import Curriculum
 from assay.generate.base import Generator
+from assay.generate.race import Race
 from assay.run.directory import Run
 from assay.scale.ahead import AheadCall
 from assay.training.evaluate import Judge, sample_and_judge
@@ -55,8 +56,12 @@ def sample_groups(
     sizes: Sequence[int],
     sampling: SamplingConfig,
     plan: BatchPlan,
+    wanted: int,
 ) -> tuple[Sequence[Group], Sequence[Sequence[Verdict]]]:
     """Return a group of each problem, of its size, and its verdicts; equal sizes are one call.
+
+    Where there are more problems than groups are wanted, those are returned that end first (`Race`:
+    whose longest completion is shortest); then all have one size.
 
     Where the plan has a largest group size, groups in which nothing passed are sampled on, a group
     size at a time, until something passes in them or they are full: hard problems get the samples
@@ -64,6 +69,10 @@ def sample_groups(
     2510.04996).
     """
     parts = (generator, verifiers)
+    if len(problems) > wanted:
+        (size,) = set(sizes)
+        groups, verdicts = sample_and_judge(*parts, problems, sampling, size, race=Race(wanted))
+        return _sampled_on(parts, groups, verdicts, sampling, plan)
     judged_of: dict[int, Judged] = {}
     for size in sorted(set(sizes)):
         places = [n for n, one in enumerate(sizes) if one == size]
@@ -71,15 +80,26 @@ def sample_groups(
         pairs = zip(*sample_and_judge(*parts, some, sampling, size), strict=True)
         judged_of |= dict(zip(places, pairs, strict=True))
     groups, verdicts = unzip([judged_of[n] for n in range(len(problems))])
+    return _sampled_on(parts, groups, verdicts, sampling, plan)
+
+
+def _sampled_on(
+    parts: tuple[Generator, Judge],
+    groups: Sequence[Group],
+    verdicts: Sequence[Sequence[Verdict]],
+    sampling: SamplingConfig,
+    plan: BatchPlan,
+) -> tuple[Sequence[Group], Sequence[Sequence[Verdict]]]:
+    """Return the groups, those in which nothing passed sampled on where the plan has it so."""
     if plan.max_group_size is None:
         return groups, verdicts
-    whole, judged = groups, verdicts
+    whole, judged = [*groups], [*verdicts]
     for first in range(plan.group_size, plan.max_group_size, plan.group_size):
         count = min(plan.group_size, plan.max_group_size - first)
         hard = [n for n in range(len(whole)) if _is_to_grow(whole[n], judged[n], first)]
         if not hard:
             break
-        again = [problems[n] for n in hard]
+        again = [whole[n].problem for n in hard]
         more = zip(hard, *sample_and_judge(*parts, again, sampling, count, first), strict=True)
         for n, group, group_verdicts in more:
             siblings = (*whole[n].completions, *group.completions)

@@ -374,6 +374,7 @@ class _Recorded:
         group_size: int,
         first_sibling: int = 0,
         on_group: Callable[[Group], None] | None = None,
+        race: object = None,
     ) -> list[Group]:
         """Return the completions that the file holds of each problem."""
         groups: list[Group] = []

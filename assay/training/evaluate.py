@@ -15,6 +15,7 @@ import numpy as np
 
 from assay.config import SamplingConfig
 from assay.generate.base import Generator
+from assay.generate.race import Race
 from assay.run.evaluations import by_think_mode, without_problems
 from assay.run.intervals import share_interval, share_words, stderr_of
 from assay.training.voting import candidates
@@ -58,10 +59,18 @@ def sample_and_judge(
     sampling: SamplingConfig,
     group_size: int,
     first_sibling: int = 0,
+    race: Race | None = None,
 ) -> tuple[list[Group], Sequence[tuple[Verdict, ...]]]:
-    """Return a group of each problem with verdicts; judges some while others are sampled."""
+    """Return a group of each problem with verdicts; judges some while others are sampled.
+
+    race: return the groups that it wants.
+    """
+    rest = (sampling, group_size, first_sibling)
     with verifiers.judging() as judging:
-        groups = generator.generate(problems, sampling, group_size, first_sibling, judging.add)
+        if race is None:
+            groups = generator.generate(problems, *rest, judging.add)
+        else:
+            groups = race.first(generator.generate(problems, *rest, judging.add, race=race))
         return groups, judging.verdicts(groups)
 
 

@@ -15,8 +15,10 @@ import numpy as np
 
 from assay.config import SamplingConfig
 from assay.generate.base import Generator
+from assay.generate.race import Race
 from assay.model.weights import Weights
 from assay.run.directory import Run, Verifiers
+from assay.run.rollout_log import PutBack
 from assay.training.evaluate import Judge, Judging
 from assay.types import Group, Problem, Verdict
 
@@ -87,18 +89,31 @@ class RunGenerator:
         group_size: int,
         first_sibling: int = 0,
         on_group: Callable[[Group], None] | None = None,
+        race: Race | None = None,
     ) -> list[Group]:
-        """Return the logged groups of these draws, whole; generate them where one is missing."""
+        """Return the logged groups of these draws, whole; generate them where one is missing.
+
+        Of a race the log holds the groups that were wanted, and says which were put back.
+        """
         logged = self._log.read()
+        there = [problem for problem in problems if problem.group_id in logged]
         with self._run.phase("generate"):
-            if first_sibling or not all(problem.group_id in logged for problem in problems):
+            if first_sibling or len(there) < (len(problems) if race is None else race.enough):
                 rest = (sampling, group_size, first_sibling, on_group)
-                return self.generator.generate(problems, *rest)
+                if race is None:
+                    return self.generator.generate(problems, *rest)
+                groups = race.first(self.generator.generate(problems, *rest, race=race))
+                names = [problem.group_id for problem in problems]
+                late = [name for name in names if name not in {group.id for group in groups}]
+                self._run.put_back = PutBack(late, race.tokens)
+                return groups
             # the log holds no answers
-            groups = [replace(logged[one.group_id][0], problem=one) for one in problems]
+            groups = [replace(logged[one.group_id][0], problem=one) for one in there]
             if on_group is not None:
                 for group in groups:
                     on_group(group)
+            if race is not None:
+                self._run.put_back = self._run.rollouts.put_back(self._run.step + 1)
             return groups
 
     def sleep(self) -> None:

@@ -49,14 +49,18 @@ def collect(
     Under dynamic sampling (DAPO eq. 11) groups whose judged completions are all right or all wrong
     are replaced by fresh draws, at most ``max_refills`` times; they are recorded all the same.
     Where no group is mixed they are what is returned: measured, and not learned from.
+
+    A curriculum that over-samples draws more problems than are wanted. The groups that end first
+    are taken; the others' problems wait in the curriculum until they fill a step of their own.
     """
     kept: list[Judged] = []
     passed_over: list[Judged] = []
     sampling = plan.sampling_at(run.step)
     for number in range(1 + plan.max_refills):
-        problems = curriculum.draw(plan.num_prompts - len(kept), refill=number > 0)
+        wanted, parts = plan.num_prompts - len(kept), (generator, verifiers)
+        problems = curriculum.draw(wanted, refill=number > 0)
         sizes = curriculum.group_sizes(problems, plan.group_size)
-        groups, verdicts = sample_groups(generator, verifiers, problems, sizes, sampling, plan)
+        groups, verdicts = sample_groups(*parts, problems, sizes, sampling, plan, wanted)
         curriculum.observe(groups, verdicts)
         for judged in zip(groups, verdicts, strict=True):
             (kept if not plan.max_refills or is_mixed(judged[1]) else passed_over).append(judged)
