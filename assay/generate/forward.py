@@ -34,6 +34,7 @@ ROW_MULTIPLES = (8, 16, 64)
 LEAST_ROWS = 4  # of a step, where idle ones are left out: below, products take other ways
 PROBE_PROMPT, PROBE_STEPS = PROMPT_BLOCK + 6, 2  # the probe reaches into a second block
 PROBE_BEYOND = 3 * BLOCK
+LOAD_TOKENS = 16  # that are probed after a load: every weight counts at every position
 PROBED_TOKENS = 256  # of the vocabulary, whose log-probabilities are sent and compared
 SHARED_FROM_MIB = 64  # of the slots' keys and values, a block each: less stays in the cache anyway
 MAX_DIFFERENCE = 1e-3  # of log-probabilities over the whole vocabulary, in float32
@@ -233,7 +234,7 @@ def choose_forward(
     """
     ways = ways_through(model, num_slots)
     reasons: list[str] = []
-    tokens_L = _probe_tokens(model, context_length)
+    tokens_L = _probe_tokens(model, context_length, PROBE_PROMPT + PROBE_STEPS)
     try:
         with in_eval(model):
             logits_LV = model(input_ids=tokens_L[None], use_cache=False).logits[0]
@@ -291,9 +292,11 @@ def shares_prompts(model: nn.Module, num_slots: int) -> bool:
     return kv_mib_of_a_block(model) * num_slots >= SHARED_FROM_MIB
 
 
-def probe_tokens(num_embedded: int, context_length: int | None) -> Tensor:
+def probe_tokens(
+    num_embedded: int, context_length: int | None, length: int = LOAD_TOKENS
+) -> Tensor:
     """Return the fixed tokens [L] that a way through a model is probed with."""
-    length = min(PROBE_PROMPT + PROBE_STEPS, context_length or PROBE_PROMPT + PROBE_STEPS)
+    length = min(length, context_length or length)
     return torch.randint(num_embedded, (length,), generator=torch.Generator().manual_seed(0))
 
 
@@ -302,9 +305,12 @@ def probed_ids(num_words: int) -> range:
     return range(0, num_words, max(1, num_words // PROBED_TOKENS))
 
 
-def _probe_tokens(model: nn.Module, context_length: int | None) -> Tensor:
+def _probe_tokens(
+    model: nn.Module, context_length: int | None, length: int = LOAD_TOKENS
+) -> Tensor:
     embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
-    return probe_tokens(embeddings.num_embeddings, context_length).to(embeddings.weight.device)
+    tokens_L = probe_tokens(embeddings.num_embeddings, context_length, length)
+    return tokens_L.to(embeddings.weight.device)
 
 
 def _fewer_rows(
@@ -324,13 +330,17 @@ def _fewer_rows(
 
 
 def _through_cache(
-    forward: Forward, tokens_L: Tensor, num_rows: int, kv_mib: float = math.inf
+    forward: Forward,
+    tokens_L: Tensor,
+    num_rows: int,
+    kv_mib: float = math.inf,
+    beyond: int = PROBE_BEYOND,
 ) -> tuple[Tensor, bool]:
     """Return log-probabilities of the last positions, and whether all rows and extents gave the
-    same bits."""
+    same bits. beyond: positions by which the far extent is longer; 0: it is not tried."""
     num_prompt = max(len(tokens_L) - PROBE_STEPS, 1)
     found = [forward.prefill(tokens_L[:num_prompt])]
-    cache, beyond = forward.cache, PROBE_BEYOND
+    cache = forward.cache
     far = Extent(len(tokens_L) + beyond, num_prompt + beyond, PROBE_STEPS + beyond)
     num_rows = max(num_that_fit(cache, Room(far, 1, num_rows), num_rows, 1, kv_mib), 1)
     cache.make_room(num_rows, Room(far, 1, num_rows))
@@ -343,9 +353,9 @@ def _through_cache(
         )
         near = Extent(position + 1, num_prompt, position + 1 - num_prompt)
         logits_SV = forward.decode(*step, near)
-        beyond_SV = forward.decode(*step, far)
         same_bits &= torch.equal(logits_SV, logits_SV[:1].expand_as(logits_SV))
-        same_bits &= torch.equal(logits_SV, beyond_SV)
+        if beyond:
+            same_bits &= torch.equal(logits_SV, forward.decode(*step, far))
         found.append(logits_SV[0])
     return torch.stack(found).float().log_softmax(-1), same_bits
 
@@ -377,7 +387,7 @@ def probe(forward: Forward, model: nn.Module, num_rows: int, context_length: int
     """Return log-probabilities of the fixed tokens' ends, of some tokens each, by this way."""
     tokens_L = _probe_tokens(model, context_length)
     forward.refresh(num_rows)
-    logprobs_LV, _ = _through_cache(forward, tokens_L, num_rows)
+    logprobs_LV, _ = _through_cache(forward, tokens_L, num_rows, beyond=0)
     forward.end_call()
     return _thinned(logprobs_LV)
 

@@ -156,7 +156,6 @@ class RolloutActor:
     def load(self, sent: Sent) -> Loaded:
         """Sample from these weights from now on; say what is held now, for whoever sent them."""
         engine = self._ready()
-        engine.sleep()
         engine.load_policy(sent.weights())
         return Loaded(engine.policy_version, engine.fingerprint(), engine.probe())
 

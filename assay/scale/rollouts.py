@@ -69,8 +69,8 @@ class Prepared:
 
     version: int
     ref: Any
-    probe: Floats | None = None
-    fingerprint: str = ""
+    probe: Floats
+    fingerprint: str
 
 
 class ActorGenerator:
@@ -149,17 +149,14 @@ class ActorGenerator:
 
     def load_policy(self, weights: Weights) -> None:
         """Send the weights to every actor, and hold what each has then against the learner's."""
-        weights = self._as_sent(weights)
-        stored = Prepared(weights.version, self._ray.put(Sent.of(weights)))
-        self._send(stored)
-        self._held = self._expecting(stored, weights)  # while they load
-        self._wait_for_loads()
+        self.adopt(self.prepare(weights))
 
     def prepare(self, weights: Weights) -> Prepared:
         """Copy the weights as they are now into the store; `adopt` hands them on."""
         weights = self._as_sent(weights)
-        stored = Prepared(weights.version, self._ray.put(Sent.of(weights)))
-        return self._expecting(stored, weights)
+        probe = self.engine.plain_probe()  # before actors load: on one host they share its cores
+        hashed = fingerprint(weights.tensors)
+        return Prepared(weights.version, self._ray.put(Sent.of(weights)), probe, hashed)
 
     def adopt(self, prepared: Prepared) -> None:
         """Have every actor load these weights, and hold what each has then against them."""
@@ -170,11 +167,6 @@ class ActorGenerator:
         """End the actors; who waits for them is told."""
         self._closed = True
         end([member.handle for member in self._members])
-
-    def _expecting(self, stored: Prepared, weights: Weights) -> Prepared:
-        """Return what is in the store, with what an actor must say of it."""
-        probe = self.engine.plain_probe()
-        return replace(stored, probe=probe, fingerprint=fingerprint(weights.tensors))
 
     def _send(self, prepared: Prepared) -> None:
         self._held, self.policy_version = prepared, prepared.version
@@ -288,7 +280,7 @@ class ActorGenerator:
 
     def _check_loaded(self, member: Member, loaded: Loaded) -> None:
         """Hold what an actor says of its weights against what was sent."""
-        assert self._held is not None and self._held.probe is not None
+        assert self._held is not None
         if loaded.version != self.policy_version:
             return  # newer ones are on their way already
         if loaded.fingerprint != self._held.fingerprint:
