@@ -17,7 +17,7 @@ from assay.errors import DataError, RunError, did_you_mean, message
 from assay.run.checkpoints import step_of
 from assay.run.evaluations import gain_of
 from assay.run.files import plain, read_rows, write_json
-from assay.run.names import find_checkpoint
+from assay.run.names import check_place, find_checkpoint
 from assay.terminal import aligned, escaped
 from assay.training.compare import compare
 from assay.training.comparison import ComparedSet, CompareResult
@@ -123,15 +123,17 @@ def gate(
     trust = {key: how[key] for key in ("allow", "trust_run") if key in how}
     config = _run_config(checkpoint, model, **trust)
     other = against or config.model.path
+    check_place(other, other)
+    find_checkpoint(other)
     files = [str(CANARIES.get(str(one), one)) for one in canaries]
     kinds = _kinds_of(files)
     far = [*out_of_domain, *files]
-    check_unseen(config, [*problems, *far])
+    reviewed = None if review is None else _read_review(Path(review))
     if strong is not None:
         _check_strong(strong, how.get("allow", ()))
     _check_sandbox(canaries, model, how)
+    check_unseen(config, [*problems, *far])
     shipped = [str(path) for path in CANARIES.values()]
-    reviewed = None if review is None else _read_review(Path(review))
     compared: list[CompareResult] = []
     checks: list[Check] = []
     asked = _efforts(config, how)

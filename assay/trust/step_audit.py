@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from assay.errors import RunError, message
+from assay.errors import ConfigError, RunError, message
 from assay.run.files import plain, read_json, write_json
 from assay.run.intervals import share_interval
 from assay.run.loaded import load_run
@@ -106,6 +107,8 @@ def audit_steps(
     `rescore` has it. Raises RunError for a step that was not recorded, and for a verifier without
     step scores.
     """
+    if not math.isfinite(below):
+        raise ConfigError(message("assay audit --below", below, "a number, as 0.5"))
     sample = _draw(folder, at, passes, seed)
     drawn = {one for each in sample.values() for one in each}
     wrong: list[tuple[Group, int, Verdict, Verdict, int]] = []

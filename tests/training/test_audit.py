@@ -11,7 +11,7 @@ import pytest
 from train_worlds import World
 
 from assay.cli.command import run_command
-from assay.errors import DataError, RunError, VerifierError
+from assay.errors import ConfigError, DataError, RunError, VerifierError
 from assay.run.intervals import share_interval
 from assay.run.rollout_log import RolloutLog
 from assay.training.api import train
@@ -160,6 +160,8 @@ def test_milestones_are_chosen_and_share_no_pass(run: Path) -> None:
     assert first.passes == 4 and first.wrong == last.wrong == found.rows == 0
     with pytest.raises(RunError, match=r"--at: found 9; accepted: a recorded step, 1 to 3"):
         audit(run, steps="texts:every_step", at=[9])
+    with pytest.raises(ConfigError, match=r"--below: found nan; accepted: a number"):
+        audit(run, steps="texts:every_step", below=float("nan"))
     with pytest.raises(RunError, match=r"texts:by_sum: found no step scores in .* verdicts; acc"):
         audit(run, steps="texts:by_sum")
 

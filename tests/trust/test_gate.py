@@ -347,6 +347,9 @@ def test_a_whole_gate(tmp_path: Path, one_thread: None, monkeypatch: pytest.Monk
         gate(run, [own], canaries=[slip], **none)
     with pytest.raises(VerifierError, match=r"'regx'"):
         gate(run, [own], canaries=[canary], strong="regx", **none)
+    for name, said in ((f"{run}@9", "there is no .*@9; accepted"), (str(tmp_path / "nobody"), "nothing there")):
+        with pytest.raises(RunError, match=said):
+            gate(run, [own], against=name, canaries=[mine], **none)
     nothing = [("sandbox", False, "sandbox: found no namespaces; accepted: Linux; allow them")]
     monkeypatch.setattr("assay.trust.gate.sandbox_report", lambda: nothing)
     with pytest.raises(RunError, match=r"code: sandbox: found no .* --canaries mathematics --can"):
