@@ -278,6 +278,39 @@ def test_efforts_are_asked_where_the_run_has_them(tmp_path: Path, where: str) ->
     assert _efforts(config, {"effort": "medium"}) == [None], "as the caller says"
 
 
+def refused_before_it_costs(
+    run: str,
+    own: str,
+    row: dict[str, Any],
+    canary: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    **how: Any,
+) -> None:
+    """Hold a gate to it that what is wrong is told before anything is sampled."""
+    folder = canary.parent
+    nowhere = folder / "nothing.jsonl"
+    none = {"out": nowhere, **how}
+    mine = write(folder / "mine.jsonl", [{**row, "prompt": "a" * 130, "tags": ["easy"]}])
+    with pytest.raises(DataError, match=r"mine.jsonl:1 .*accepted"):
+        gate(run, [own], canaries=[mine], **none)
+    slip = write(folder / "slip.jsonl", [{**row, "tags": ["plantd"]}])
+    with pytest.raises(DataError, match=r"slip.jsonl:1 tags: found 'plantd'.*mean planted\?"):
+        gate(run, [own], canaries=[slip], **none)
+    with pytest.raises(VerifierError, match=r"'regx'"):
+        gate(run, [own], canaries=[canary], strong="regx", **none)
+    for name, said in (
+        (f"{run}@9", "there is no .*@9; accepted"),
+        (str(folder / "nobody"), "nothing there"),
+    ):
+        with pytest.raises(RunError, match=said):
+            gate(run, [own], against=name, canaries=[mine], **none)
+    nothing = [("sandbox", False, "sandbox: found no namespaces; accepted: Linux; allow them")]
+    monkeypatch.setattr("assay.trust.gate.sandbox_report", lambda: nothing)
+    with pytest.raises(RunError, match=r"code: sandbox: found no .* --canaries mathematics --can"):
+        gate(run, [own], **none)
+    assert not nowhere.exists(), "all that is told before anything is sampled"
+
+
 def test_a_whole_gate(tmp_path: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a run of one step: its result, what is kept, its card, and what is refused before."""
     model = save_tiny_model(tmp_path / "model", max_positions=128)
@@ -337,24 +370,7 @@ def test_a_whole_gate(tmp_path: Path, one_thread: None, monkeypatch: pytest.Monk
     assert told.found.startswith(f"{len(left_out)} of 9: ") and told.outcome == "told"
     assert {*left_out} <= {*few.as_dict()["compared"][0]["sets"][1]["left_out"]}
 
-    nowhere = tmp_path / "nothing.jsonl"
-    none = {"out": nowhere, **how}
-    mine = write(tmp_path / "mine.jsonl", [{**ask[7], "prompt": "a" * 130, "tags": ["easy"]}])
-    with pytest.raises(DataError, match=r"mine.jsonl:1 .*accepted"):
-        gate(run, [own], canaries=[mine], **none)
-    slip = write(tmp_path / "slip.jsonl", [{**ask[7], "tags": ["plantd"]}])
-    with pytest.raises(DataError, match=r"slip.jsonl:1 tags: found 'plantd'.*mean planted\?"):
-        gate(run, [own], canaries=[slip], **none)
-    with pytest.raises(VerifierError, match=r"'regx'"):
-        gate(run, [own], canaries=[canary], strong="regx", **none)
-    for name, said in ((f"{run}@9", "there is no .*@9; accepted"), (str(tmp_path / "nobody"), "nothing there")):
-        with pytest.raises(RunError, match=said):
-            gate(run, [own], against=name, canaries=[mine], **none)
-    nothing = [("sandbox", False, "sandbox: found no namespaces; accepted: Linux; allow them")]
-    monkeypatch.setattr("assay.trust.gate.sandbox_report", lambda: nothing)
-    with pytest.raises(RunError, match=r"code: sandbox: found no .* --canaries mathematics --can"):
-        gate(run, [own], **none)
-    assert not nowhere.exists(), "all that is told before anything is sampled"
+    refused_before_it_costs(str(run), own, ask[7], canary, monkeypatch, **how)
     config = Path(run) / "config.toml"  # a stranger's now, whose rows are code
     config.write_text(config.read_text().replace(str(seen[0]), "strange:rows"), encoding="utf-8")
     with pytest.raises(RunError, match=r"found data.train = strange:rows.*add --trust-run"):
