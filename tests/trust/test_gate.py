@@ -28,6 +28,7 @@ from assay.training.model_card import model_card
 from assay.trust.divergence import divergence, plain
 from assay.trust.gate import (
     CANARIES,
+    _check_sandbox,
     _efforts,
     canary_checks,
     check_unseen,
@@ -308,6 +309,9 @@ def refused_before_it_costs(
     monkeypatch.setattr("assay.trust.gate.sandbox_report", lambda: nothing)
     with pytest.raises(RunError, match=r"code: sandbox: found no .* --canaries mathematics --can"):
         gate(run, [own], **none)
+    unsafe = {"overrides": ["verification.options.code.unsafe_no_sandbox=true"]}
+    _check_sandbox(["code"], run, unsafe)  # by the user's word
+    _check_sandbox(["mathematics", "instructions"], run, {})
     assert not nowhere.exists(), "all that is told before anything is sampled"
 
 
