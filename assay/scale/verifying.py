@@ -18,7 +18,15 @@ from typing import Any
 
 from assay.config import ScaleConfig, TrainConfig
 from assay.generate.vllm_engine import check_vllm
-from assay.scale.cluster import ActorLost, answer, end, import_ray, open_cluster, strategy
+from assay.scale.cluster import (
+    ActorLost,
+    answer,
+    check_alive,
+    end,
+    import_ray,
+    open_cluster,
+    strategy,
+)
 from assay.verify.serving.process import IMPORT_DEADLINE, STALE, START_DEADLINE, Lost, Worker
 from assay.verify.serving.remains import Remains, clear, new_family, start_watcher
 
@@ -102,7 +110,7 @@ class RemoteWorker(Worker):
         self._starting = self.handle.start.remote(options)
 
     def greet(self, options: dict[str, Any]) -> None:
-        """Wait until the worker is there; raises Lost."""
+        """Wait until the worker is there; raises Lost, WorkerDied where the cluster is gone."""
         if self.ready:
             return
         if self._starting is None:
@@ -138,13 +146,13 @@ class RemoteWorker(Worker):
 
     def kill(self) -> int:
         """End the process; the actor is free again where it answers."""
-        code = 0
-        with suppress(Lost):
-            code, self._words = self._answer(self.handle.kill.remote(), ANSWER_SECONDS)
+        with suppress(ActorLost):
+            who, ref = "a verifier actor", self.handle.kill.remote()
+            code, self._words = answer(ref, who, ANSWER_SECONDS)
             self._actors.take_back(self.handle)
             return code
         end([self.handle])  # it is gone, or hangs: nobody uses it again
-        return code
+        return 0
 
     def release(self) -> None:
         """There is no end of ours to close."""
@@ -158,8 +166,10 @@ class RemoteWorker(Worker):
     def _lost(self, why: str) -> Lost:
         """Return that the actor is lost: no completion is to blame, so another worker is asked.
 
-        Where that happens again and again, a completion may be to blame after all.
+        Where that happens again and again, a completion may be to blame after all. Raises
+        WorkerDied where it is lost with the whole cluster.
         """
+        check_alive()
         self._actors.num_lost += 1
         may_ask_again = self._actors.num_lost <= MOST_LOST
         return Lost("died", f"its actor is lost: {why}", idle=may_ask_again)

@@ -18,11 +18,12 @@ from train_worlds import World
 from assay.config import SamplingConfig, ScaleConfig, parse
 from assay.errors import ConfigError, WorkerDied
 from assay.model.weights import Weights
-from assay.scale import cluster, rollouts
+from assay.scale import cluster, rollouts, verifying
 from assay.scale.ahead import AheadCall, AheadGenerator
 from assay.training import elsewhere
 from assay.training.assemble import Bench
 from assay.types import Completion, Group, Problem, Prompt
+from assay.verify.serving.pool import Pool
 
 
 def test_actors_are_told_whole_paths(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +132,30 @@ def test_who_ends_actors_does_not_wait_for_a_cluster_that_is_silent(
     cluster.end(["one", "other"])
     assert asked == ["one"], "it came back while the first was not answered"
     silence.set()
+
+
+def test_a_cluster_that_is_gone_is_no_verifiers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its verifier actors are lost while the first verifier is asked for."""
+
+    def lost(*_: Any) -> None:
+        raise cluster.ActorLost("ActorDiedError")
+
+    def dead() -> None:
+        raise WorkerDied("the local Ray cluster lost its raylet; go on with --resume")
+
+    monkeypatch.setattr(verifying, "answer", lost)
+    monkeypatch.setattr(verifying, "check_alive", dead)
+    monkeypatch.setattr(verifying, "import_ray", lambda: None)
+    handle = SimpleNamespace(start=SimpleNamespace(remote=lambda options: None))
+    actors: Any = SimpleNamespace(num_lost=0, hear_of_sandbox=None)
+
+    def hire(family: str) -> Any:
+        return verifying.RemoteWorker(handle, family, actors)
+
+    pool = Pool(threading.RLock(), lambda *_: None, lambda *_, **__: None, 1, 5.0, {}, hire)
+    with pytest.raises(WorkerDied, match="lost its raylet"):
+        pool.describe("mine:reward")
+    pool.close()
 
 
 def test_a_head_that_is_silent_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,16 +83,24 @@ class Pool(Lane):
     def describe(self, name: str) -> Mapping[str, Any]:
         """Have a worker import a user's verifier; return what it tells: `facts_of`, or ``error``.
 
-        It is a fresh worker, which stays where the pool has room.
+        It is a fresh worker, which stays where the pool has room. Raises WorkerDied where workers
+        are lost, and not by that import.
         """
-        worker = self._new_worker()
-        try:
-            worker.greet(self.options)
-            worker.send(1, "describe", name)
-            facts = dict(worker.reply(IMPORT_DEADLINE, lambda: self.closed))
-        except Lost as lost:
-            detail, _ = self._end(worker, lost, name)
-            return {"error": f"verifier {name}: its module cannot be imported: {detail}"}
+        for attempt in range(MAX_FAILED_STARTS):
+            worker = self._new_worker()
+            try:
+                worker.greet(self.options)
+                worker.send(1, "describe", name)
+                facts = dict(worker.reply(IMPORT_DEADLINE, lambda: self.closed))
+                break
+            except Lost as lost:
+                detail, code = self._end(worker, lost, name)
+                if worker.ready and not lost.idle:
+                    return {"error": f"verifier {name}: its module cannot be imported: {detail}"}
+                if attempt + 1 == MAX_FAILED_STARTS:
+                    raise WorkerDied(
+                        f"a verifier worker does not start ({code}): {detail}"
+                    ) from lost
         with self.changed:
             if len(self.workers) < self.num_workers and not self.closed:
                 self._employ(worker)

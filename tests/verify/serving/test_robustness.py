@@ -18,10 +18,11 @@ import numpy as np
 import pytest
 from processes import gone, until
 
-from assay.errors import VerifierError
+from assay.errors import VerifierError, WorkerDied
 from assay.types import Completion, Group, Problem, Prompt, Verdict
 from assay.verify.service import VerifierService
 from assay.verify.serving import process
+from assay.verify.serving.process import Lost, Worker
 
 VILLAINS = '''
 import os, re, signal, socket, subprocess, sys, tempfile, threading, time
@@ -442,6 +443,28 @@ def test_a_module_whose_import_hangs(
     with VerifierService("hangs_here:f", num_workers=1) as service, refused:
         service.check([None])
     assert "verifier hangs_here:f: its module is still being imported" in capsys.readouterr().err
+
+
+class Unlucky(Worker):
+    """Some are lost while they start, as where the machine of an actor goes down."""
+
+    num_lost = 0
+
+    def greet(self, options: dict[str, Any]) -> None:
+        if Unlucky.num_lost:
+            Unlucky.num_lost -= 1
+            raise Lost("died", "its actor is lost: ActorDiedError", idle=True)
+        super().greet(options)
+
+
+def test_a_worker_that_is_lost_while_it_starts_is_no_modules_fault(villains: str) -> None:
+    Unlucky.num_lost = 2
+    with VerifierService(villains, num_workers=1, hire=Unlucky) as service:
+        service.check([None])
+    Unlucky.num_lost = 99
+    refused = pytest.raises(WorkerDied, match=r"not start \(.*\): its actor is lost")
+    with VerifierService(villains, num_workers=1, hire=Unlucky) as service, refused:
+        service.check([None])
 
 
 def test_more_workers_than_a_machine_can_have() -> None:
