@@ -62,8 +62,11 @@ class Nodes:
         self.address = f"{host}:{free_port()}"
         self._prefix, self._name = prefix, self.folder.name
 
-    def start(self, number: int, host: str = "127.0.0.1") -> None:
-        """Start a node; number 0 is the head. Raises RuntimeError in its own words."""
+    def start(self, number: int, host: str = "127.0.0.1", more: Sequence[str] = ()) -> None:
+        """Start a node; number 0 is the head. Raises RuntimeError in its own words.
+
+        more: options of ``ray start``.
+        """
         own = ["--address", self.address]
         if number == 0:
             own = ["--head", "--port", self.address.rpartition(":")[2]]
@@ -73,6 +76,7 @@ class Nodes:
             *(sys.executable, "-m", "ray.scripts.scripts", "start", *own),
             *("--node-ip-address", host, "--num-cpus", str(CPUS), "--disable-usage-stats"),
             *("--object-store-memory", str(STORE)),
+            *more,
         ]
         environment = {**os.environ, **PLAIN, MARK: self.mark(number).partition("=")[2]}
         environment.pop("RAY_ADDRESS", None)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray_nodes import PLAIN, Nodes, free_port
 from train_killer import fingerprint
 from train_worlds import World, rows_of
 
@@ -194,6 +195,21 @@ def test_a_cluster_that_runs_is_joined_and_stays(world: World, cluster: Any) -> 
     assert ended.returncode == 0, ended.stderr
     assert differences(run_of(world, "plain"), world.folder / "runs" / "run") == []
     assert cluster.get(cluster.remote(lambda: 3).remote()) == 3
+
+
+@pytest.mark.slow
+def test_rays_client_joins_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("grpc", reason='needs Ray\'s client: pip install "ray[client]"')
+    for name, value in PLAIN.items():
+        monkeypatch.setenv(name, value)
+    nodes, port = Nodes(), free_port()
+    try:
+        nodes.start(0, more=("--ray-client-server-port", str(port)))
+        ended = command(world, {**SCALE, "address": f"ray://127.0.0.1:{port}"})
+        assert ended.returncode == 0, ended.stderr
+    finally:
+        nodes.close([0])
+    assert differences(run_of(world, "plain"), world.folder / "runs" / "run") == []
 
 
 def test_an_address_where_nobody_answers_is_one_line(world: World) -> None:
