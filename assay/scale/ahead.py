@@ -123,9 +123,10 @@ class AheadGenerator:
             self._load()
 
     def take_metrics(self) -> dict[str, float]:
-        """Return how many groups were too old since the last call."""
+        """Return how many groups were too old since the last call, and what actors did."""
         number, self._num_too_old = self._num_too_old, 0
-        return {"policy/too_old": float(number)} if number else {}
+        too_old = {"policy/too_old": float(number)} if number else {}
+        return too_old | self.actors.take_metrics()
 
     def close(self) -> None:
         """End the actors, and what waits for them."""

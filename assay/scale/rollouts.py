@@ -42,7 +42,8 @@ class Member:
     """An actor as the crew knows it.
 
     pending: what it is asked, and has not answered. doing: what that is; "" while it is idle.
-    since: when it last got on. share: the places of the problems that it samples.
+    since: when it last got on. share: the places of the problems that it samples. tokens, seconds:
+    sampled since metrics were taken, and how long that took; counted: until when.
     """
 
     name: str
@@ -53,10 +54,20 @@ class Member:
     version: int | None = None
     share: set[int] = field(default_factory=set[int])
     progress: tuple[int, int] = (0, 0)
+    tokens: int = 0
+    seconds: float = 0.0
+    counted: float = 0.0
 
     def ask(self, doing: str, ref: Any) -> None:
         """Wait for an answer from now on."""
         self.pending, self.doing, self.since = ref, doing, time.monotonic()
+        self.counted = self.since
+
+    def count(self, groups: Sequence[tuple[int, Group]]) -> None:
+        """Add what it has sampled until now."""
+        now = time.monotonic()
+        self.seconds, self.counted = self.seconds + now - self.counted, now
+        self.tokens += sum(len(one.tokens) for _, group in groups for one in group.completions)
 
     def rest(self) -> None:
         """Have nothing to do."""
@@ -163,6 +174,16 @@ class ActorGenerator:
         self._send(prepared)
         self._wait_for_loads()
 
+    def take_metrics(self) -> dict[str, float]:
+        """Return how long each actor has sampled since the last call, and how fast."""
+        found: dict[str, float] = {}
+        for number, one in enumerate(self._members, 1):
+            if one.seconds:
+                found[f"time/rollout_actor_{number}"] = one.seconds
+                found[f"speed/rollout_actor_{number}"] = one.tokens / one.seconds
+            one.seconds, one.tokens = 0.0, 0
+        return found
+
     def close(self) -> None:
         """End the actors; who waits for them is told."""
         self._closed = True
@@ -264,6 +285,7 @@ class ActorGenerator:
                 raise ActorLost(f"it is stale: it sampled from {found}")
         fresh = [(place, group) for place, group in taken.groups if place in member.share]
         member.share -= {place for place, _ in fresh}
+        member.count(fresh)
         progress = taken.num_steps, taken.num_completions
         if fresh or progress != member.progress:
             member.since = time.monotonic()

@@ -10,6 +10,7 @@ from assay.config import TrainConfig
 from assay.learn.algorithms import describe
 from assay.run.guard import Guard
 from assay.scale.ahead import AheadGenerator
+from assay.scale.rollouts import ActorGenerator
 from assay.training.assemble import (
     Bench,
     Problems,
@@ -77,7 +78,8 @@ def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]
     )
     if isinstance(ahead := bench.actors, AheadGenerator):
         generator.begin_next = lambda: ahead.begin(next_calls(curriculum, run, plan))
-        run.add_metrics(ahead.take_metrics)
+    if isinstance(bench.actors, AheadGenerator | ActorGenerator):
+        run.add_metrics(bench.actors.take_metrics)
     loop = Loop(
         curriculum=curriculum,
         generator=generator,

@@ -64,6 +64,12 @@ def test_two_actors_give_the_bits_of_one_process(
 ) -> None:
     run = run_of(world, "two", scale={**SCALE, "verifier_actors": 1})
     assert differences(run_of(world, "plain"), run) == [] and not lost_in(run)
+    for row in rows_of(run, "metrics"):
+        tokens = sum(
+            row[f"time/rollout_actor_{n}"] * row[f"speed/rollout_actor_{n}"] for n in (1, 2)
+        )
+        assert tokens >= row["length/mean"] * 8 - 0.01, "and those of evaluations"
+        assert row["verify/worker_1"] > 0
     monkeypatch.setattr("assay.training.assemble.actors_for", None)
     heldout = str(world.folder / "heldout.jsonl")
     assert evaluate(run, heldout, quiet=True).num_problems == 3, "asks for no actors"

@@ -52,6 +52,7 @@ def test_options_and_schedule_reach_the_rollouts_and_the_evidence(world: World) 
         assert row[f"verify/{REWARD}/count"] >= 8
         assert row[f"verify/{REWARD}/p99"] >= row[f"verify/{REWARD}/p50"] > 0
         assert row["verify/length_target/per_second"] > 0
+        assert 0 < row["verify/worker_1"] < row["time/elapsed"]
 
 
 def test_other_options_are_another_verifier(world: World) -> None:

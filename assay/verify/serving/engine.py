@@ -103,7 +103,8 @@ class JobEngine:
             if now != self._told:
                 metrics |= {f"verify/{key}": float(now[key] - self._told[key]) for key in now}
             self._told = now
-            return metrics
+            busy, self.pool.busy = self.pool.busy, {}
+            return metrics | {f"verify/worker_{place}": s for place, s in sorted(busy.items())}
 
     def keep_only(self, used: Mapping[str, str]) -> None:
         """End the idle lanes, and drop the counts, of verifiers other than these: {name: label}."""

@@ -57,6 +57,7 @@ class Pool(Lane):
         self.deaths = 0
         self.pace = 1.0  # seconds that a call took of late, rather too many
         self.workers: list[Worker] = []
+        self.busy: dict[int, float] = {}  # seconds of calls of each worker's place, from 1 on
         self.watcher: subprocess.Popen[bytes] | None = None
         self._family = new_family()
         self._failed_starts = 0
@@ -137,13 +138,16 @@ class Pool(Lane):
 
     def _employ(self, worker: Worker) -> None:
         self.workers.append(worker)
-        self.spawn("assay-worker", self._work, worker)
+        self.spawn("assay-worker", self._work, worker, len(self.workers))
 
-    def _work(self, worker: Worker | None) -> None:
+    def _work(self, worker: Worker | None, place: int) -> None:
         """Drive a worker, and those that take its place, until the pool is closed."""
         while worker is not None and (calls := self._take()):
             while worker is not None and calls:
+                started = time.monotonic()
                 worker = self._have_answered(worker, calls)
+                with self.changed:
+                    self.busy[place] = self.busy.get(place, 0.0) + time.monotonic() - started
 
     def _take(self) -> deque[Call]:
         """Wait for calls; take a worker's share of them."""
