@@ -26,7 +26,7 @@ SHORT = {
     "collect": ["max_problems=4", "max_tokens=16"],
     "rewrite": [
         "verifier=regex",
-        "config.verification.options.regex={pattern='(?s).*'}",
+        "config.verification.options.regex={pattern='(?s).*', where='whole', mode='search'}",
     ],
     "pairs": ['inputs=["recipe_worlds:ranked"]'],
     "label_difficulty": ["max_problems=4"],
