@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from ray_nodes import PLAIN, Nodes, free_port
@@ -16,6 +17,7 @@ from train_killer import fingerprint
 from train_worlds import World, rows_of
 
 from assay.errors import ConfigError, VerifierError
+from assay.scale import cluster as cluster_module
 from assay.scale import rollouts, verifying
 from assay.scale.rollout_actor import Loaded, RolloutActor
 from assay.training.api import evaluate, train
@@ -223,3 +225,23 @@ def test_an_address_where_nobody_answers_is_one_line(world: World) -> None:
     assert ended.returncode == 2 and not (world.folder / "runs").exists()
     (line,) = ended.stderr.splitlines()
     assert "run.toml:" in line and "scale.address: found 'localhost:9', where no cluster" in line
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_a_machine_that_leaves_while_it_is_asked_is_not_blamed(
+    stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its packages are no question any more; those of one that stays and says nothing are."""
+    node = {"NodeID": "a" * 56, "NodeManagerAddress": "worker-1", "Alive": True}
+
+    def lost(*asked: Any) -> Any:
+        node["Alive"] = stays
+        raise cluster_module.ActorLost("the task is not schedulable")
+
+    ray = MagicMock()
+    ray.nodes.side_effect = lambda: [dict(node)]
+    monkeypatch.setattr(cluster_module, "answer", lost)
+    if not stays:
+        return cluster_module._check_versions(ray)
+    with pytest.raises(ConfigError, match="found worker-1, where assay cannot be imported"):
+        cluster_module._check_versions(ray)
