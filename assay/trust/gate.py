@@ -113,7 +113,8 @@ def gate(
     problems, out_of_domain: sources. against: None: the model that the run started from. canaries:
     names of `CANARIES`, or files of problems whose first tag is their kind. strong: a verifier that
     judges again what passed. review: a JSONL file of rows with the ``id`` of a completion, ``by``
-    and ``ok``. out: gets every completion, as JSONL. how: as `compare` has it.
+    and ``ok``. out: gets every completion, as JSONL. how: as `compare` has it; rows that name no
+    verifier are judged by that of the candidate's run.
 
     Raises DataError where a problem or a canary stands in the run's own sets, UserError for other
     wrong input.
@@ -122,6 +123,8 @@ def gate(
     checkpoint = find_checkpoint(model)
     trust = {key: how[key] for key in ("allow", "trust_run") if key in how}
     config = _run_config(checkpoint, model, **trust)
+    if how.get("verifier") is None and not config.data.verifier_by_tag:
+        how["verifier"] = config.data.verifier  # also where the other run had another
     other = against or config.model.path
     check_place(other, other)
     find_checkpoint(other)

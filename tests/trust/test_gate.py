@@ -315,6 +315,31 @@ def refused_before_it_costs(
     assert not nowhere.exists(), "all that is told before anything is sampled"
 
 
+def test_rows_without_a_verifier_are_judged_by_that_of_the_candidate(
+    tmp_path: Path, one_thread: None
+) -> None:
+    """As in the demo, whose last stage is judged otherwise than the stage that it began from."""
+    model = save_tiny_model(tmp_path / "model", max_positions=128)
+    row = {"pattern": "(?s).*", "where": "whole", "answer": "1"}
+    rows = [{"id": f"q{n}", "prompt": f"{n} + 1 =", **row} for n in range(4)]
+    train_rows = str(write(tmp_path / "t.jsonl", rows[:2]))
+    path = str(model)
+    for name in ("exact", "regex"):
+        tree = {
+            "run": {"directory": str(tmp_path / "runs"), "name": name, "threads": 1},
+            "model": {"path": path},
+            "data": {"train": [train_rows], "verifier": name},
+            "sampling": {"max_tokens": 4},
+            "rl": {"steps": 1, "num_prompts": 1, "group_size": 2},
+            "verification": {"num_workers": 1},
+        }
+        path = str(train(tree, quiet=True).run)
+    own, how = str(write(tmp_path / "own.jsonl", rows[2:])), {"quiet": True, "max_tokens": 4}
+    found = gate(path, [own], canaries=[], out=tmp_path / "out.jsonl", **how)
+    sides = found.compared[0].sets[0]
+    assert (sides.a.pass_at_1, sides.b.pass_at_1) == (1.0, 1.0)
+
+
 def test_a_whole_gate(tmp_path: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a run of one step: its result, what is kept, its card, and what is refused before."""
     model = save_tiny_model(tmp_path / "model", max_positions=128)
