@@ -106,3 +106,8 @@ class World:
         say = [].append if told is None else told.append
         name = None if recipe is None else str(recipe)
         return run_recipe(name, directory=self.folder / "runs", quiet=True, say=say, **how)
+
+
+def anything(problem: Problem, completion: Completion) -> float:
+    """Judge whatever an untrained model says as right, blanks too."""
+    return 1.0

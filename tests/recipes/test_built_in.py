@@ -24,10 +24,7 @@ SHORT = {
     "reward_model": ["reward_model.epochs=0.05"],
     "select": ["keep=any", "filters=[]"],
     "collect": ["max_problems=4", "max_tokens=16"],
-    "rewrite": [
-        "verifier=regex",
-        "config.verification.options.regex={pattern='(?s).*', where='whole', mode='search'}",
-    ],
+    "rewrite": ["verifier=recipe_worlds:anything"],
     "pairs": ['inputs=["recipe_worlds:ranked"]'],
     "label_difficulty": ["max_problems=4"],
     "filter": ["min_pass_rate=0.0", "max_pass_rate=1.0"],
