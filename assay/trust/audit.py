@@ -12,7 +12,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from assay.run.files import check_folder, config_of, plain, read_rows, write_ato
 from assay.run.intervals import share_interval
 from assay.run.loaded import load_run
 from assay.terminal import escaped
-from assay.training.rescore import rescore
+from assay.training.rescore import Pairs, rescore
 from assay.trust.step_audit import StepAudit, audit_steps, read_step_audit
 from assay.types import Group, Verdict
 from assay.verify.selftest import labelled_row
@@ -195,7 +195,10 @@ def _disagreements(
         if way is not None:
             found.append(_as_row(group, index, before, after, step) | {"kind": way})
 
-    result = rescore(folder, second, steps=steps, see=see, **how)
+    def take(step: int, pairs: Pairs) -> Pairs:  # by the second, whatever a row names
+        return [(replace(g, problem=replace(g.problem, verifier=None)), old) for g, old in pairs]
+
+    result = rescore(folder, second, steps=steps, take=take, see=see, **how)
     return result.completions, found
 
 

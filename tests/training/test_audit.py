@@ -166,6 +166,27 @@ def test_milestones_are_chosen_and_share_no_pass(run: Path) -> None:
         audit(run, steps="texts:by_sum")
 
 
+def test_rows_that_name_a_verifier_are_judged_by_the_second_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(world.folder)
+    (world.folder / "texts.py").write_text(TEXTS, encoding="utf-8")
+    rows = [json.loads(line) for line in (world.folder / "train.jsonl").read_text().splitlines()]
+    world.write_rows("train.jsonl", [{**row, "answer": "x", "verifier": "exact"} for row in rows])
+    run = Path(train(world.tree(rl={"steps": 2, "num_prompts": 4}), quiet=True).run)
+    recorded = [RolloutLog(run / "rollouts").read(step) for step in (1, 2)]
+    by_hand = {
+        one.id
+        for each in recorded
+        if each is not None
+        for group in each.groups
+        for one in group.completions
+        if sum(map(ord, one.text)) % 2 == 0 and one.text.strip() != "x"
+    }
+    assert by_hand and audit(run, "texts:by_sum", count=1000).rows == len(by_hand)
+    assert {row["id"] for row in read_queue(run)} == by_hand
+
+
 def test_the_draw_is_bounded_and_repeats(run: Path) -> None:
     odd = expected(run)
     audit(run, "texts:by_length", count=4, seed=1)
