@@ -87,7 +87,8 @@ class Pool(Lane):
         It is a fresh worker, which stays where the pool has room. Raises WorkerDied where workers
         are lost, and not by that import.
         """
-        for attempt in range(MAX_FAILED_STARTS):
+        num_lost = 0
+        while True:
             worker = self._new_worker()
             try:
                 worker.greet(self.options)
@@ -98,10 +99,10 @@ class Pool(Lane):
                 detail, code = self._end(worker, lost, name)
                 if worker.ready and not lost.idle:
                     return {"error": f"verifier {name}: its module cannot be imported: {detail}"}
-                if attempt + 1 == MAX_FAILED_STARTS:
-                    raise WorkerDied(
-                        f"a verifier worker does not start ({code}): {detail}"
-                    ) from lost
+                num_lost += 1
+                if num_lost == MAX_FAILED_STARTS:
+                    why = f"a verifier worker does not start ({code}): {detail}"
+                    raise WorkerDied(why) from lost
         with self.changed:
             if len(self.workers) < self.num_workers and not self.closed:
                 self._employ(worker)
