@@ -372,8 +372,10 @@ def main() -> None:
             found[table].setdefault(kind.name, []).append(one)
     if not options.only:
         write_part(options.page, "rules", list(rules_table()))
-        write_part(options.page, "sick runs", list(sick_table(found["sick"])))
-        write_part(options.page, "healthy runs", list(healthy_table(found["healthy"])))
+        if options.seeds:
+            write_part(options.page, "sick runs", list(sick_table(found["sick"])))
+        if options.healthy:
+            write_part(options.page, "healthy runs", list(healthy_table(found["healthy"])))
         print(options.page)
 
 
