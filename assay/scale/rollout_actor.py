@@ -189,6 +189,7 @@ class _Share:
     def __init__(self, engine: Engine | VllmEngine, asked: ShareAsked) -> None:
         self._engine = engine
         self._asked = asked
+        self._threads = torch.get_num_threads()
         self.race = asked.race  # a copy: it hears of the groups of this share alone
         self._ended: queue.Queue[Group | BaseException | None] = queue.Queue()
         self._places: dict[str, list[int]] = {}
@@ -221,6 +222,7 @@ class _Share:
     def _work(self) -> None:
         asked = self._asked
         problems = [problem for _, problem, _ in asked.problems]
+        torch.set_num_threads(self._threads)  # each thread of Python has a number of its own
         try:
             rest = (asked.sampling, asked.group_size, asked.first_sibling, self._ended.put)
             self._engine.generate(problems, *rest, race=self.race)
