@@ -109,7 +109,8 @@ def list_runs(folder: Path | str = "runs", asked: Sequence[str] = ()) -> Listing
     for one in asked:
         _check_asked(one, runs)
     if not top.is_dir():
-        raise RunError(message(f"assay runs --directory {top}", "no folder", "a folder of runs"))
+        remedy = "name yours with --directory, or train a run first"
+        raise RunError(message(f"assay runs, {top}", "no folder", "a folder of runs", remedy))
     found = [one for one in runs if all(map(one.matches, asked))]
     return Listing(found, len(runs), str(top))
 

@@ -119,8 +119,9 @@ def _choices(run: Path) -> list[tuple[int, str]]:
     steps, best = _checkpoints(run).steps(), _best(run)
     found: list[tuple[int, str]] = []
     for step in reversed(steps):
-        words = [str(step), *["last"] * (step == steps[-1]), *["best"] * (step == best)]
-        found.append((step, f"{run}@{' = @'.join(words)}"))
+        words = [*["last"] * (step == steps[-1]), *["best"] * (step == best)]
+        called = f" (also @{' and @'.join(words)})" if words else ""
+        found.append((step, f"{run}@{step}{called}"))
     return found
 
 

@@ -24,6 +24,7 @@ from assay.errors import ConfigError, MissingExtra, WorkerDied, cause, message
 from assay.verify.serving.remains import VARIABLE, Remains, new_family, watched
 
 CONNECT_SECONDS = 5.0  # for the port of a cluster to take a connection
+MOST_A_CORE = 4  # CPUs that a cluster on this machine has for each real one
 FACTS_SECONDS = 120.0  # for a machine of the cluster to say what is installed there
 FOLDER = "assay-ray-"  # short: the path of a socket in it has at most 107 bytes
 OWNER = "owner"
@@ -180,10 +181,11 @@ def _local(settings: ScaleConfig, stack: ExitStack) -> tuple[dict[str, Any], dic
     (folder / OWNER).write_text(f"{_namespace()} {os.getpid()}", encoding="utf-8")
     remains = Remains(new_family(), "cluster", str(folder))
     stack.enter_context(watched(remains))
+    cores = os.cpu_count() or 1
     needed = -(-settings.num_actors * settings.cpus_per_actor // 1)
     options = {
         "address": "local",
-        "num_cpus": int(max(os.cpu_count() or 1, needed)),
+        "num_cpus": int(max(cores, min(needed, MOST_A_CORE * cores))),
         "include_dashboard": False,
         "_temp_dir": str(folder),
     }

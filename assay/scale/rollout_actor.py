@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import set_num_threads  # as it is before vLLM puts another in its place
 
 from assay.config import EngineConfig, ModelConfig, SamplingConfig
 from assay.config.tools import ToolsConfig
@@ -222,7 +223,7 @@ class _Share:
     def _work(self) -> None:
         asked = self._asked
         problems = [problem for _, problem, _ in asked.problems]
-        torch.set_num_threads(self._threads)  # each thread of Python has a number of its own
+        set_num_threads(self._threads)  # each thread of Python has a number of its own
         try:
             rest = (asked.sampling, asked.group_size, asked.first_sibling, self._ended.put)
             self._engine.generate(problems, *rest, race=self.race)

@@ -132,7 +132,7 @@ def audit_steps(
     judged = [one for one in found.values() if one.judged]
     if judged and not any(one.step_scores for one in judged):
         accepted = "a verifier that scores steps: process_reward_model, or one of yours"
-        remedy = "give its verdicts step_scores (docs/verifiers.md)"
+        remedy = "give its verdicts step_scores, and see that it finds the steps of these texts"
         where = f"assay audit --steps {verifier}"
         raise RunError(
             message(where, f"no step scores in {len(judged)} verdicts", accepted, remedy)

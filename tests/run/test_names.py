@@ -61,7 +61,7 @@ def test_the_names_of_a_runs_checkpoints(tmp_path: Path) -> None:
     }
     assert step_taken(f"{run}/checkpoints/step-000004") == "step-000004"
     assert step_taken(f"{run}/checkpoints/step-000004/random") == "random"
-    choices = f"accepted: {run}@12 = @last, {run}@8 = @best, {run}@4"
+    choices = f"accepted: {run}@12 (also @last), {run}@8 (also @best), {run}@4"
     for which in ("5", "newest", "", "-4"):
         assert refusal(f"{run}@{which}" if which else f"{run}@13").endswith(choices)
 
@@ -78,7 +78,7 @@ def test_what_a_guard_stopped_is_taken_only_by_name(tmp_path: Path) -> None:
     run = make_run(tmp_path, stopped=True, accuracies=(0.1, 0.9, 0.5))
     said = refusal(str(run))
     assert "a guard stopped it at step 12 (kl/mean is 9)" in said
-    assert said.endswith(f"accepted: {run}@12 = @last, {run}@8 = @best, {run}@4")
+    assert said.endswith(f"accepted: {run}@12 (also @last), {run}@8 (also @best), {run}@4")
     assert step_taken(f"{run}@last") == "step-000012"
     assert step_taken(f"{run}@best") == "step-000008"
     with Run.resume(run, overrides=["rl.steps=16"], quiet=True) as again:
@@ -124,7 +124,7 @@ def test_a_damaged_checkpoint_is_not_used(tmp_path: Path, damage: str) -> None:
     for name in (run, f"{run}@last", f"{run}@12", folder, part):
         said = refusal(str(name))
         assert f"the checkpoint is damaged ({wrong}" in said
-        assert f"name another: {run}@8 = @best, {run}@4;" in said
+        assert f"name another: {run}@8 (also @best), {run}@4;" in said
     assert step_taken(f"{run}@best") == "step-000008"
 
 

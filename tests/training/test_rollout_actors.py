@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from ray_nodes import PLAIN, Nodes, free_port
 from train_killer import fingerprint
 from train_worlds import World, rows_of
 
+from assay.config import ScaleConfig
 from assay.errors import ConfigError, VerifierError
 from assay.scale import cluster as cluster_module
 from assay.scale import rollouts, verifying
@@ -245,3 +247,12 @@ def test_a_machine_that_leaves_while_it_is_asked_is_not_blamed(
         return cluster_module._check_versions(ray)
     with pytest.raises(ConfigError, match="found worker-1, where assay cannot be imported"):
         cluster_module._check_versions(ray)
+
+
+def test_a_cluster_of_this_machine_has_room_for_a_few_actors_a_core() -> None:
+    """Two of each run on two cores; forty are refused, as the cluster has no room for them."""
+    cores = os.cpu_count() or 1
+    for actors, cpus in ((4 * cores, 4 * cores), (40 * cores, 4 * cores), (1, cores)):
+        with ExitStack() as stack:
+            options, _ = cluster_module._local(ScaleConfig(rollout_actors=actors), stack)
+        assert options["num_cpus"] == cpus
