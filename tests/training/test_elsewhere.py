@@ -66,6 +66,9 @@ class FakeActors:
     def adopt(self, weights: Any) -> None:
         self.policy_version = weights.version
 
+    def take_metrics(self) -> dict[str, float]:
+        return {}
+
     def generate(self, problems: Any, sampling: Any, size: int, *_: Any) -> list[Group]:
         self.calls.append([problem.id for problem in problems])
         one = replace(Completion.from_text("1", "a"), policy_version=self.policy_version)
