@@ -283,11 +283,11 @@ def set_checks(one: ComparedSet, limits: Thresholds) -> Iterator[Check]:
         return
     gain, p = one.gain, one.p_value_of_all or 0.0
     words = f"{one.a.pass_at_1:.1%} -> {one.b.pass_at_1:.1%}, {gain.points}, p {p:.2g}"
-    if gain.interval[0] < -limits.max_loss:
-        number = gain.num_problems
-        words += f"; {number} problems are too few to rule out a loss of {limits.max_loss:.0%}"
     worse = gain.value < 0 and p < limits.chance
     lost = -gain.value > limits.max_loss
+    if gain.interval[0] < -limits.max_loss and not (worse or lost):
+        number = gain.num_problems
+        words += f"; {number} problems are too few to rule out a loss of {limits.max_loss:.0%}"
     least = None if one.out_of_domain else limits.min_gain
     short = least is not None and gain.value < least
     wanted = f"not worse (p < {limits.chance:g}), loss at most {limits.max_loss:.0%}"

@@ -64,6 +64,21 @@ def test_what_is_worse_on_held_out_problems_is_refused() -> None:
     few = between(evaluated(4, 5), evaluated(3, 5))
     assert outcomes(few)[0] == "failed", "of five problems chance says little: the loss decides"
     assert outcomes(few, max_loss=0.5)[0] == "passed"
+    told = {
+        name: next(
+            c.found for c in set_checks(one, Thresholds(max_loss=most)) if "correct" in c.name
+        )
+        for name, one, most in (
+            ("few", few, 0.5),
+            ("worse", between(evaluated(30), evaluated(20)), 0.1),
+            ("equal", between(evaluated(30), evaluated(30)), 0.1),
+        )
+    }
+    assert ["too few to rule out" in told[name] for name in ("few", "worse", "equal")] == [
+        True,
+        False,
+        False,
+    ], "said where it passes, and the interval holds such a loss"
     assert outcomes(between(evaluated(30), evaluated(30)), min_gain=0.02)[0] == "failed"
     assert outcomes(between(evaluated(30), evaluated(20), far=True))[0] == "failed"
 
