@@ -91,6 +91,8 @@ def test_trainings_that_are_killed_or_interrupted_go_on(
         (7, "pretrain"),
         (8, "thinking"),
         (9, "distill"),
+        (10, "kept"),
+        (11, "taught"),
     ],
 )
 def test_killed_again_and_again(world: World, seed: int, stage: str) -> None:

@@ -26,6 +26,7 @@ from train_worlds import World, rows_of
 import assay.training.api  # noqa: F401 (heavy: imported before the first fork)
 from assay.cli import main
 from assay.run.metrics import is_timing
+from assay.training import kept
 
 STEPS = 6
 KILLED: set[int] = set()
@@ -89,15 +90,32 @@ def pretrain_tree(world: World) -> dict[str, Any]:
     return tree | {"pretrain": {**settings, "tokens_per_step": 100, "max_tokens": 20}}
 
 
-def distill_tree(world: World) -> dict[str, Any]:
-    """A teacher of other sizes, on completions that are sampled."""
+def taught_tree(world: World) -> dict[str, Any]:
+    """Reinforcement learning beside a teacher of other sizes, which rewards each token."""
     if not (world.folder / "teacher").exists():
         from assay.testing import save_tiny_model
 
         save_tiny_model(world.folder / "teacher", seed=5, hidden_size=48, max_positions=64)
-    tree = world.tree(teacher={"path": str(world.folder / "teacher")}, evaluation={"every": 3})
-    del tree["rl"]
+    return world.tree(
+        rl={"steps": STEPS},
+        algorithm={"name": "on_policy_distillation"},
+        teacher={"path": str(world.folder / "teacher")},
+        evaluation={"every": 3},
+    )
+
+
+def distill_tree(world: World) -> dict[str, Any]:
+    """The same teacher's distributions, on completions that are sampled."""
+    tree = taught_tree(world)
+    del tree["rl"], tree["algorithm"]
     return {**tree, "distill": {"divergence": "jsd", "steps": STEPS, "num_prompts": 2}}
+
+
+def kept_tree(world: World) -> dict[str, Any]:
+    """The same on traces, of which the teacher's likeliest tokens are kept in four files."""
+    tree = distill_tree(world)
+    settings = {"traces": [str(world.folder / "traces.jsonl")], "tokens_per_step": 8}
+    return {**tree, "distill": {**settings, "epochs": 3, "keep": "in attempt()", "keep_top": 16}}
 
 
 def thinking_tree(world: World) -> dict[str, Any]:
@@ -127,6 +145,8 @@ STAGES = {
     "on_policy": on_policy_tree,
     "pretrain": pretrain_tree,
     "distill": distill_tree,
+    "kept": kept_tree,
+    "taught": taught_tree,
 }
 
 
@@ -137,6 +157,8 @@ def attempt(world: World, stage: str, name: str, kill_after: float | None) -> fl
         shutil.rmtree(run, ignore_errors=True)
         tree = STAGES[stage](world)
         tree["run"]["name"] = name
+        if stage == "kept":
+            tree["distill"]["keep"] = str(kept_of(run))
         tree["checkpoint"] = {"every": 2, "keep_last": 2}
         arguments = ["train", str(world.config_file(tree, f"{name}.toml")), "--json"]
     else:
@@ -152,6 +174,11 @@ def attempt(world: World, stage: str, name: str, kill_after: float | None) -> fl
         return None
     assert os.WEXITSTATUS(status) == 0, f"the run failed by itself: {status}"
     return time.monotonic() - started
+
+
+def kept_of(run: Path) -> Path:
+    """Return where a run keeps what its teacher said: beside it, so that none finds another's."""
+    return run.with_name(f"{run.name}.kept")
 
 
 def start(arguments: list[str], said: Path | None = None) -> int:
@@ -210,6 +237,8 @@ def fingerprint(run: Path) -> dict[str, Any]:
     for file in sorted((run / "checkpoints").rglob("*")):
         if file.is_file() and file.name != "manifest.json":
             found[str(file.relative_to(run))] = file.read_bytes()
+    for file in sorted(kept_of(run).glob("*")):
+        found[f"kept/{file.name}"] = file.read_bytes()
     table = run / "reference.safetensors"
     found[table.name] = table.read_bytes() if table.exists() else None
     return found
@@ -263,6 +292,7 @@ def kill_again_and_again(world: World, seed: int, num_kills: int, stage: str) ->
 
 if __name__ == "__main__":
     folder, seed, num_kills, *stages = sys.argv[1:]
+    kept.PART = 3  # traces in a file
     given = (World(Path(folder)), int(seed), int(num_kills))
     found = {stage: kill_again_and_again(*given, stage) for stage in stages if stage in STAGES}
     if "ctrl_c" in stages:
