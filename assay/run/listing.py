@@ -111,6 +111,9 @@ def list_runs(folder: Path | str = "runs", asked: Sequence[str] = ()) -> Listing
     if not top.is_dir():
         remedy = "name yours with --directory, or train a run first"
         raise RunError(message(f"assay runs, {top}", "no folder", "a folder of runs", remedy))
+    if (top / "config.toml").is_file():
+        found, remedy = f"the run {top}", f"name its folder: --directory {top.parent}"
+        raise RunError(message("assay runs --directory", found, "a folder of runs", remedy))
     found = [one for one in runs if all(map(one.matches, asked))]
     return Listing(found, len(runs), str(top))
 

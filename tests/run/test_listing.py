@@ -104,6 +104,8 @@ def test_what_finds_nothing_by_a_slip_is_told(
                 RunError, match=rf"found the folder {asked}; .*--directory {meant}$"
             ):
                 list_runs(top, [asked])
+    with pytest.raises(RunError, match=rf"found the run .*first; .*--directory {folder}$"):
+        list_runs(folder / "first")
     (tmp_path / "dapo").mkdir()
     assert len(list_runs(folder, ["dapo"]).runs) == 1, "a word that finds runs is a word"
 
