@@ -153,7 +153,9 @@ def main() -> None:
         print(json.dumps({"teacher": most, "forms": found}, indent=1))
         return
     print("| form | greedy | of the teacher's | temperature 1 | processor, s |")
-    print(f"|---|---:|---:|---:|---:|\n| teacher | {most['greedy']:.1%} | | {most['sampled']:.1%} | |")
+    print(
+        f"|---|---:|---:|---:|---:|\n| teacher | {most['greedy']:.1%} | | {most['sampled']:.1%} | |"
+    )
     for form, row in found.items():
         share = row["greedy"] / most["greedy"] if most["greedy"] else float("nan")
         cells = f"{row['greedy']:.1%} | {share:.0%} | {row['sampled']:.1%} | {row['seconds']:.0f}"
