@@ -192,7 +192,7 @@ def _handler(server: JudgeServer) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             size = int(self.headers.get("Content-Length") or 0)
             headers = {name.casefold(): value for name, value in self.headers.items()}
-            body: Any = json.loads(self.rfile.read(size))
+            body: Any = json.loads(self.rfile.read(size) or b"{}")
             answer = server.answer(Asked(self.path, headers, body))
             if answer.delay:
                 time.sleep(answer.delay)
@@ -207,6 +207,8 @@ def _handler(server: JudgeServer) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Length", str(length))
             self.end_headers()
             self.wfile.write(answer.body)
+
+        do_GET = do_POST
 
         def handle(self) -> None:
             try:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from assay.complaints import toml_words
 from assay.config.section import (
     COOLEST,
     HOTTEST,
@@ -19,6 +20,8 @@ from assay.config.section import (
     Text,
 )
 
+ELSEWHERE = ("url", "api_key_env", "concurrency")
+"""Settings of a teacher that is behind a server."""
 DivergenceKind = Literal["forward_kl", "reverse_kl", "jsd"]
 
 
@@ -28,7 +31,16 @@ class TeacherConfig(Section):
 
     path: Text
     """A folder in Hugging Face layout, a hub name, or a run's checkpoint as in `model.path`. Its
-    tokenizer must have the policy's tokens."""
+    tokenizer must have the policy's tokens. With `url`: the name by which the server knows it."""
+    url: Text | None = None
+    """An OpenAI-compatible server that has the teacher, as ``http://localhost:8000/v1``. It must
+    tell log-probabilities of given tokens, as vLLM does. It tells the `distill.keep_top` likeliest
+    tokens at each token, and the divergence is over these and all others together. None: the
+    teacher is loaded beside the policy."""
+    api_key_env: Text = "ASSAY_SERVER_KEY"
+    """Only with `url`: the environment variable that holds the server's key, if it wants one."""
+    concurrency: Count = 16
+    """Only with `url`: requests that the server is sent at a time."""
     revision: str | None = None
     """Branch, tag or commit of a hub model. None: the model's default branch."""
     dtype: Literal["float32", "bfloat16"] | None = None
@@ -37,6 +49,16 @@ class TeacherConfig(Section):
     """Where its layers are, as in `run.device`. None: beside the policy."""
     trust_remote_code: bool = False
     """Run Python code that ships with the model. Only for models whose code you have read."""
+
+    @model_validator(mode="after")
+    def _is_here_or_there(self) -> TeacherConfig:
+        away = self.url is not None
+        for key in ("revision", "dtype", "device", "trust_remote_code") if away else ELSEWHERE[1:]:
+            value = getattr(self, key)
+            if value != TeacherConfig.model_fields[key].default:
+                found = f"{toml_words(value)} {'with' if away else 'without'} url"
+                raise ValueError(f"{key}: found {found}; accepted: none; leave it out")
+        return self
 
 
 class DistillConfig(Section):
@@ -70,7 +92,8 @@ class DistillConfig(Section):
     no ``[teacher]`` is needed. None: the teacher is asked in each step, for its whole distribution.
     """
     keep_top: Natural = 64
-    """Only with `keep`: how many of the likeliest tokens are kept."""
+    """With `keep`, how many of the likeliest tokens are kept. With `teacher.url`, how many of them
+    the server is asked for at each token; vLLM must be started with a `--max-logprobs` as large."""
     keep_gib: Positive = 10.0
     """Only with `keep`: the most disk that may be filled, in GiB. A run that would need more is
     refused before the teacher is asked."""

@@ -383,3 +383,19 @@ def _clashes_of_teacher(config: TrainConfig) -> Iterator[str]:
     if config.teacher is not None and config.distill is None and config.rl is None:
         found = f"{toml_words(config.teacher.path)} in a run of [{config.stage}]"
         yield message("teacher.path", found, "none: only [distill] and [rl] ask one")
+    if config.teacher is not None and config.teacher.url is not None:
+        yield from _clashes_of_server(config)
+
+
+def _clashes_of_server(config: TrainConfig) -> Iterator[str]:
+    """Yield what a teacher behind a server cannot tell: its distribution at a temperature."""
+    asked: list[tuple[str, float]] = []
+    if config.distill is not None:
+        asked.append(("distill.temperature", config.distill.temperature))
+    if config.rl is not None:
+        asked.append(("sampling.temperature", config.sampling.temperature))
+        asked += [("rl.temperature_schedule", one) for _, one in config.rl.temperature_schedule]
+    for key, value in asked:
+        if value != 1:
+            accepted = "1 with teacher.url: a server tells log-probabilities at temperature 1"
+            yield message(key, f"{value:g}", accepted, "load the teacher here (teacher.path)")

@@ -6,11 +6,14 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from assay.errors import RunError, message
+from assay.learn.passes import Passes
+from assay.model.packing import Batch
 
 FILE = "reference.safetensors"
 
@@ -42,6 +45,12 @@ class Reference:
             yield self._model
         finally:
             self._swap()
+
+    @torch.no_grad()
+    def logprobs(self, batch: Batch, passes: Passes) -> Tensor:
+        """Return the log-probability of each token, [T] float32."""
+        with self.policy() as model:
+            return passes.logprobs(batch, model)
 
     def _swap(self) -> None:
         """Exchange what both hold, without a copy: memory that others share stays as it is."""

@@ -1,32 +1,41 @@
-"""A model beside the policy that says how each next token should have been distributed."""
+"""Who says how each next token should have been distributed: a model beside the policy, or one
+elsewhere, which tells its likeliest tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from assay.learn.passes import Passes
 from assay.model.decoder import hidden_states
 from assay.model.divergence import Divergence
 from assay.model.head import Head
 from assay.model.packing import Batch, MicroBatch
-from assay.model.targets import TeacherStates
+from assay.model.targets import KeptLogprobs, TeacherStates
+
+Likeliest = tuple[Tensor, Tensor, Tensor]
+"""Of some tokens of text: the teacher's likeliest tokens, their log-probabilities, the others'."""
 
 
 class TeacherModel:
     """A frozen model, and the divergence from it.
 
     Its layers may be on another device than the policy; its head is asked beside the policy's, on
-    ``device``.
+    ``device``. context_length: the tokens that it takes at once; None: any number.
     """
 
-    def __init__(self, model: Any, divergence: Divergence, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: Any,
+        divergence: Divergence,
+        device: torch.device,
+        context_length: int | None = None,
+    ) -> None:
         self.model = model.requires_grad_(False)
-        self.divergence = divergence
+        self.divergence, self.context_length = divergence, context_length
         self._device = next(model.parameters()).device
         head = Head.of(model)
         bias_V = None if head.bias_V is None else head.bias_V.to(device)
@@ -39,11 +48,9 @@ class TeacherModel:
         hidden_TD = hidden_states(self.model, inputs, passes.lean)
         return TeacherStates(self._head, hidden_TD.to(passes.device), self.divergence)
 
-    def likeliest(
-        self, batch: Batch, passes: Passes, count: int, size: int
-    ) -> list[tuple[Tensor, Tensor, Tensor]]:
+    def likeliest(self, batch: Batch, passes: Passes, count: int, size: int) -> list[Likeliest]:
         """Return of each row of a batch what `TeacherStates.likeliest` does of its tokens."""
-        found: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        found: dict[int, Likeliest] = {}
         with passes.open():
             for part in passes.split(batch):
                 columns = self.target(part, passes).likeliest(count, size)
@@ -52,7 +59,43 @@ class TeacherModel:
                 found.update(zip(part.row_index_R.tolist(), rows, strict=True))
         return [found[row] for row in range(batch.num_rows)]
 
-    @contextmanager
-    def policy(self) -> Generator[nn.Module]:
-        """Give the model where a reference policy is asked for."""
-        yield self.model
+    @property
+    def size(self) -> int:
+        """Tokens that it gives a probability."""
+        return len(self._head.weight_VD)
+
+    def logprobs(self, batch: Batch, passes: Passes) -> Tensor:
+        """Return the log-probability of each token, [T] float32."""
+        return passes.logprobs(batch, self.model)
+
+
+class TeacherElsewhere(ABC):
+    """A teacher in another process: it tells some log-probabilities at each token.
+
+    count: how many of the likeliest tokens a divergence is over; all others are one event. size:
+    the policy's vocabulary.
+    """
+
+    model = None
+    context_length: int | None = None
+
+    def __init__(self, count: int, size: int, divergence: Divergence) -> None:
+        self.count, self.size, self.divergence = count, size, divergence
+
+    @abstractmethod
+    def likeliest(self, batch: Batch, passes: Passes, count: int, size: int) -> list[Likeliest]:
+        """Do as `TeacherModel.likeliest`."""
+
+    @abstractmethod
+    def logprobs(self, batch: Batch, passes: Passes) -> Tensor:
+        """Do as `TeacherModel.logprobs`."""
+
+    def target(self, micro_batch: MicroBatch, passes: Passes) -> KeptLogprobs:
+        """Return what is known of the teacher's distributions at the tokens of a micro-batch."""
+        rows = self.likeliest(micro_batch.batch, passes, self.count, self.size)
+        columns = (torch.cat(column).to(passes.device) for column in zip(*rows, strict=True))
+        tokens_TK, logprobs_TK, rest_T = columns
+        return KeptLogprobs(tokens_TK, logprobs_TK, rest_T, self.divergence)
+
+
+OpenTeacher = TeacherModel | TeacherElsewhere

@@ -21,7 +21,7 @@ from assay.learn.meter import reward_metrics, update_metrics
 from assay.learn.passes import Passes, PassesLearner
 from assay.learn.policy_update import PolicyUpdate, carriers
 from assay.learn.reference import Reference
-from assay.learn.teacher import TeacherModel
+from assay.learn.teacher import OpenTeacher
 from assay.model.packing import Batch, pack
 from assay.model.value_head import ValueModel
 from assay.types import Group, Verdict
@@ -62,7 +62,7 @@ class PolicyLearner(PassesLearner):
         epochs: int = 1,
         num_minibatches: int = 1,
         keep_reference: bool = False,
-        teacher: TeacherModel | None = None,
+        teacher: OpenTeacher | None = None,
         critic: CriticConfig | None = None,
         critic_start: ValueModel | None = None,
         seed: int = 0,
@@ -117,8 +117,8 @@ class PolicyLearner(PassesLearner):
                 if self.critic is not None:
                     batch = replace(batch, values_T=self.critic.values(batch))
             if self.reference is not None:
-                with self.reference.policy() as reference:
-                    batch = replace(batch, ref_logprobs_T=self.passes.logprobs(batch, reference))
+                logprobs_T = self.reference.logprobs(batch, self.passes)
+                batch = replace(batch, ref_logprobs_T=logprobs_T)
         return batch
 
     def update(self, batch: Batch, advantages: Advantages) -> Update:

@@ -293,7 +293,7 @@ def with_checkpoint(config: TrainConfig) -> TrainConfig:
     changed: dict[str, Any] = {}
     for name in ("model", "critic", "teacher"):
         section = getattr(config, name)
-        if section is None or section.path is None:
+        if section is None or section.path is None or getattr(section, "url", None) is not None:
             continue
         check_place(section.path, f"{name}.path {section.path}")
         if (found := checkpoint_of(section.path)) is not None:

@@ -94,6 +94,8 @@ def powers_of(config: TrainConfig) -> Iterator[tuple[str, str]]:
     yield from (("verification.allow", name) for name in config.verification.allow)
     if config.scale.num_actors and config.scale.address is not None:  # machines that get our code
         yield "scale.address", ""
+    if config.teacher is not None and config.teacher.url is not None:  # text goes out, with a key
+        yield "teacher.url", ""
     if config.distill is not None and config.distill.keep is not None:  # a folder to write to
         yield "distill.keep", ""
     if {*config.log.to} - {"tensorboard"} and not config.log.offline:  # text goes out, with a key

@@ -38,7 +38,7 @@ from assay.training.stage import (
     steps_of,
     try_verifiers,
 )
-from assay.training.teachers import divergence_of, open_teacher, teacher_of
+from assay.training.teachers import divergence_of, open_teacher
 from assay.verify.service import VerifierService
 
 Rows = Sequence[Trace] | Problems
@@ -70,11 +70,11 @@ def lay_out_taught(bench: Bench, traces: Sequence[Trace]) -> Lessons:
         keeping = Keeping(bench, lessons.groups, traces)
         lessons = replace(lessons, teach=keeping.open)
     else:
-        loaded = open_teacher(bench)
-        teacher = teacher_of(bench, loaded)
-        lessons = lay_out_traces(bench, traces, loaded.context_length)
+        teacher = open_teacher(bench)
+        lessons = lay_out_traces(bench, traces, teacher.context_length)
         teach = lambda passes, run: lambda rows: teacher  # noqa: E731
-        lessons = replace(lessons, beside=[loaded.model], teach=teach)
+        beside = [] if teacher.model is None else [teacher.model]
+        lessons = replace(lessons, beside=beside, teach=teach)
     notes = [taught_words(bench.config)]
     return replace(lessons, notes=notes, cross_entropy=settings.cross_entropy)
 
@@ -91,9 +91,8 @@ def run_on_policy(stage: Stage) -> Path:
         bench = on_actors(open_bench(config, service), stack)
         problems = fit_problems(rows, bench)
         tested = try_verifiers(config, service)
-        loaded = open_teacher(bench)
-        teacher = teacher_of(bench, loaded)
-        layout = choose_layout(bench, problems.train, settings.group_size, loaded.model)
+        teacher = open_teacher(bench)
+        layout = choose_layout(bench, problems.train, settings.group_size, teacher.model)
         way = layout.layout, layout.lean
         learner = SFTLearner(make_passes(config, bench.loaded, settings.steps, *way), 0.0)
         run = open_run(stage, settings.steps, bench.loaded.model, stack, bench)
@@ -118,6 +117,8 @@ def taught_words(config: TrainConfig) -> str:
     share = settings.cross_entropy
     beside = f", and {share:g} of cross-entropy" if share else ""
     teacher = "a teacher" if config.teacher is None else config.teacher.path
+    if config.teacher is not None and config.teacher.url is not None:
+        teacher += f" at {config.teacher.url}"
     if settings.keep is not None:
         teacher += f", whose {settings.keep_top} likeliest tokens are kept in {settings.keep}"
     return f"{divergence_of(config)} from {teacher}{beside}"

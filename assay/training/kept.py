@@ -14,15 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from torch import Tensor
 
 from assay.config import TeacherConfig
 from assay.data.traces import Trace
 from assay.errors import ConfigError, DataError, message
 from assay.learn.passes import Passes
+from assay.learn.teacher import Likeliest, OpenTeacher
 from assay.model.divergence import Divergence
-from assay.model.head import Head
-from assay.model.load import LoadedModel
 from assay.model.packing import MicroBatch, pack
 from assay.model.probe import prove_lean
 from assay.model.targets import KeptLogprobs
@@ -30,7 +28,7 @@ from assay.run.directory import Run
 from assay.run.files import disk_full_as, write_atomic
 from assay.training.assemble import Bench
 from assay.training.given import GOOD, check_length, keys_of, parts
-from assay.training.teachers import divergence_of, open_teacher, teacher_of
+from assay.training.teachers import divergence_of, head_size, open_teacher
 from assay.types import Group
 
 PART = 256  # traces in a file
@@ -46,8 +44,6 @@ SCHEMA = pa.schema(
     ]
 )
 
-Likeliest = tuple[Tensor, Tensor, Tensor]
-"""Of some tokens of text: the teacher's likeliest tokens, their log-probabilities, the others'."""
 Ask = Callable[[Sequence[Group]], list[Likeliest]]
 """What asks the teacher: a result for each group."""
 
@@ -188,7 +184,7 @@ class Keeping:
         self.kept = Kept(Path(settings.keep).expanduser(), about)
         lacking = self.kept.lacks(groups)
         self.kept.check_room([groups[n] for n in lacking], settings.keep_gib)
-        self.teacher: LoadedModel | None = None
+        self.teacher: OpenTeacher | None = None
         if not lacking:
             return
         if config.teacher is None:
@@ -197,8 +193,7 @@ class Keeping:
             accepted = "a folder that holds every trace, or [teacher] beside it"
             raise ConfigError(message(where, found, accepted))
         self.teacher = open_teacher(bench)
-        self.ask = teacher_of(bench, self.teacher)
-        self.size = min(map(_vocabulary, (bench.loaded, self.teacher)))
+        self.size = min(head_size(bench.loaded), self.teacher.size)
         if settings.keep_top > self.size:
             accepted = f"at most the {self.size} tokens of both models"
             raise ConfigError(message("distill.keep_top", settings.keep_top, accepted))
@@ -211,19 +206,18 @@ class Keeping:
 
     def open(self, passes: Passes, run: Run) -> Callable[[Sequence[int]], KeptTeacher]:
         """Ask what is lacking, and give the teacher back; return what teaches some traces."""
-        if self.teacher is not None:
-            lean, _ = prove_lean(self.teacher.model)
+        if (teacher := self.teacher) is not None:
             way = copy.copy(passes)
-            way.lean = lean
+            if teacher.model is not None:
+                way.lean, _ = prove_lean(teacher.model)
 
             def ask(groups: Sequence[Group]) -> list[Likeliest]:
                 batch = pack(groups, [[GOOD]] * len(groups), self.device)
-                return self.ask.likeliest(batch, way, self.settings.keep_top, self.size)
+                return teacher.likeliest(batch, way, self.settings.keep_top, self.size)
 
             asked = self.kept.fill(self.groups, ask)
             run.note(f"{asked} traces were shown to the teacher: {self.kept.folder}")
             self.teacher = None
-            del self.ask
         run.event("kept", traces=len(self.groups))
         return self.of
 
@@ -235,10 +229,6 @@ class Keeping:
 
 def _name_of(teacher: TeacherConfig) -> str:
     return teacher.path + (f"@{teacher.revision}" if teacher.revision is not None else "")
-
-
-def _vocabulary(loaded: LoadedModel) -> int:
-    return len(Head.of(loaded.model).weight_VD)
 
 
 def tokens_hash(tokenizer: Any) -> str:

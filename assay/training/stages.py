@@ -35,7 +35,7 @@ from assay.training.stage import (
     steps_of,
     try_verifiers,
 )
-from assay.training.teachers import model_of, open_reference, teacher_of
+from assay.training.teachers import model_of, open_reference
 
 
 def run_rl(stage: Stage) -> Path:
@@ -64,7 +64,7 @@ def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]
     tested = [] if stage.replay else try_verifiers(config, bench.verifiers)
     teacher = open_reference(bench, algorithm)
     layout = choose_layout(bench, problems.train, config.rl.group_size, model_of(teacher))
-    learner = make_learner(bench, algorithm, layout, teacher and teacher_of(bench, teacher))
+    learner = make_learner(bench, algorithm, layout, teacher)
     run = open_run(stage, config.rl.steps, bench.loaded.model, stack, bench)
     parts = attach_sampling(run, bench, problems, learner, layout, tested, stack)
     curriculum, generator, judge = parts

@@ -4,43 +4,61 @@ from __future__ import annotations
 
 from typing import Any
 
-from assay.config import ModelConfig, TrainConfig
+from assay.config import ModelConfig, TeacherConfig, TrainConfig
+from assay.config.distill import ELSEWHERE
 from assay.errors import ConfigError, UserError, message
 from assay.learn.algorithms import Algorithm
-from assay.learn.teacher import TeacherModel
+from assay.learn.teacher import OpenTeacher, TeacherModel
 from assay.model.divergence import Divergence
+from assay.model.head import Head
 from assay.model.load import LoadedModel, load_model, other_token
 from assay.training.assemble import Bench, max_prompt_tokens, warn_of_slow_type
+from assay.training.teacher_server import ServerTeacher
 
 INSTEAD = "to learn from its traces instead: assay data collect with this model, then [sft]"
 
 
-def open_teacher(bench: Bench) -> LoadedModel:
-    """Load the configured teacher; raises ConfigError where it cannot teach this policy."""
+def open_teacher(bench: Bench) -> OpenTeacher:
+    """Open the configured teacher; raises ConfigError where it cannot teach this policy."""
     config = bench.config
     assert config.teacher is not None
-    given = config.teacher.model_dump(exclude={"device"})
+    where = f"teacher.path {config.teacher.path}"
+    if config.teacher.url is None:
+        teacher = _load(bench, config.teacher, where)
+    else:
+        count = 0 if config.distill is None else config.distill.keep_top
+        size = head_size(bench.loaded)
+        tokenizer = bench.loaded.tokenizer
+        teacher = ServerTeacher(config.teacher, tokenizer, count, size, divergence_of(config))
+    longest = teacher.context_length
+    if config.drawing is not None and longest is not None:
+        prompt, completion = max_prompt_tokens(config, bench.loaded), config.sampling.max_tokens
+        if prompt is None or prompt + completion > longest:
+            found = f"a context of {longest} tokens"
+            accepted = f"room for a prompt ({prompt or 'of any length'}) and {completion} tokens"
+            remedy = "lower data.max_prompt_tokens or sampling.max_tokens"
+            raise ConfigError(message(where, found, accepted, remedy))
+    return teacher
+
+
+def _load(bench: Bench, settings: TeacherConfig, where: str) -> TeacherModel:
+    """Load a teacher beside the policy."""
+    config = bench.config
+    given = settings.model_dump(exclude={"device", *ELSEWHERE})
     try:
-        device = config.teacher.device or config.run.device
+        device = settings.device or config.run.device
         loaded = load_model(ModelConfig(**given), device, config.run.seed)
     except UserError as error:
         error.args = (str(error).replace("model.", "teacher.", 1), *error.args[1:])
         raise
     warn_of_slow_type(loaded)
-    where = f"teacher.path {config.teacher.path}"
     check_tokens(bench.loaded, loaded, where)
-    if config.drawing is not None and loaded.context_length is not None:
-        prompt, completion = max_prompt_tokens(config, bench.loaded), config.sampling.max_tokens
-        if prompt is None or prompt + completion > loaded.context_length:
-            found = f"a context of {loaded.context_length} tokens"
-            accepted = f"room for a prompt ({prompt or 'of any length'}) and {completion} tokens"
-            remedy = "lower data.max_prompt_tokens or sampling.max_tokens"
-            raise ConfigError(message(where, found, accepted, remedy))
-    return loaded
+    found = divergence_of(config)
+    return TeacherModel(loaded.model, found, bench.loaded.device, loaded.context_length)
 
 
-def open_reference(bench: Bench, row: Algorithm) -> LoadedModel | None:
-    """Load the teacher that an algorithm asks in the reference's place; None: there is none."""
+def open_reference(bench: Bench, row: Algorithm) -> OpenTeacher | None:
+    """Open the teacher that an algorithm asks in the reference's place; None: there is none."""
     config = bench.config
     if config.teacher is None:
         return None
@@ -52,14 +70,9 @@ def open_reference(bench: Bench, row: Algorithm) -> LoadedModel | None:
     return open_teacher(bench)
 
 
-def model_of(loaded: LoadedModel | None) -> Any:
-    """Return the model alone, where there is one."""
-    return None if loaded is None else loaded.model
-
-
-def teacher_of(bench: Bench, loaded: LoadedModel) -> TeacherModel:
-    """Return what a learner asks, with the configured divergence."""
-    return TeacherModel(loaded.model, divergence_of(bench.config), bench.loaded.device)
+def model_of(teacher: OpenTeacher | None) -> Any:
+    """Return the model beside the policy, where there is one."""
+    return None if teacher is None else teacher.model
 
 
 def divergence_of(config: TrainConfig) -> Divergence:
@@ -68,6 +81,11 @@ def divergence_of(config: TrainConfig) -> Divergence:
     if settings is None:
         return Divergence()
     return Divergence(settings.divergence, settings.skew, settings.beta, settings.temperature)
+
+
+def head_size(loaded: LoadedModel) -> int:
+    """Return how many tokens a model gives a probability."""
+    return len(Head.of(loaded.model).weight_VD)
 
 
 def check_tokens(student: LoadedModel, teacher: LoadedModel, where: str) -> None:

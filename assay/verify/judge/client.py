@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from assay.errors import VerifierError
 from assay.verify.judge.costs import Budget, count, count_reply
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
     import httpx2
 
-MAX_BODY = 8 * 2**20  # bytes of a reply
+Read = TypeVar("Read")
+
+MAX_BODY = 8 * 2**20  # bytes of a reply of a judge
 MAX_WAIT = 60.0  # seconds of backoff before one attempt, where the endpoint asks for no other
 TRY_AGAIN = frozenset({408, 409, 425, 429})  # and every 5xx
 REFUSES_A_KEY = frozenset({400, 415, 422, 501})
@@ -101,6 +103,7 @@ class JudgeClient:
         self.budget = budget
         self._read = read
         self.dialect = Dialect()
+        self.max_body = MAX_BODY
         self._slots = threading.BoundedSemaphore(settings.concurrency)
         self._http: httpx2.Client | None = None
         self._process = 0
@@ -118,25 +121,61 @@ class JudgeClient:
 
         deadline: of `time.monotonic`, for all attempts together. seed: of the waits between them.
         """
-        trouble = JudgeTrouble("unavailable", "the judge was not asked")
-        for attempt in range(self.settings.retries + 1):
-            if attempt:
-                self._wait(trouble, attempt, deadline, seed)
-                if trouble.reason == "error":  # the very same request may well have the same reply
-                    messages = [*messages[:-1], _reminded(messages[-1])]
+
+        asked = [*messages]
+
+        def once(before: JudgeTrouble | None) -> tuple[Any, Reply, dict[str, Any]]:
+            if before is not None and before.reason == "error":
+                asked[-1] = _reminded(asked[-1])  # the very same may well have the same reply
             try:
-                reply, body = self._once(messages, schema, deadline)
+                reply, body = self._once(asked, schema, deadline)
                 try:
                     return read(reply.text), reply, body
                 except JudgeTrouble as error:
                     if reply.finish_reason == "length":
                         error.detail = f"the reply was cut at max_tokens; {error.detail}"
                     raise
+            except JudgeTrouble:
+                count(self.judge.model, failures=1)
+                raise
+
+        return self._tried(once, deadline, seed)
+
+    def send(
+        self,
+        body: Mapping[str, Any] | None,
+        read: Callable[[Any], Read],
+        deadline: float,
+        seed: str,
+    ) -> Read:
+        """Return what ``read`` makes of the answer to a body; raises JudgeTrouble as `ask` does.
+
+        body: None: the address is read.
+        """
+
+        def once(_: JudgeTrouble | None) -> Read:
+            status, headers, raw = self._exchange(body, deadline)
+            if status != 200:
+                raise self._refused(status, headers, self._complaint(raw))
+            return read(self._parsed(raw))
+
+        return self._tried(once, deadline, seed)
+
+    def _tried(
+        self, once: Callable[[JudgeTrouble | None], Read], deadline: float, seed: str
+    ) -> Read:
+        """Return what a request gives, tried again where that may help; it is told what failed."""
+        trouble: JudgeTrouble | None = None
+        for attempt in range(self.settings.retries + 1):
+            if trouble is not None:
+                self._wait(trouble, attempt, deadline, seed)
+            try:
+                return once(trouble)
             except JudgeTrouble as error:
                 trouble = error
-                count(self.judge.model, failures=1)
                 if not error.retry:
                     break
+        assert trouble is not None
         num = self.settings.retries + 1 if trouble.retry else 1
         times = f" ({num} attempts)" if num > 1 else ""
         raise JudgeTrouble(trouble.reason, f"{self._name}: {trouble.detail}{times}", retry=False)
@@ -180,7 +219,8 @@ class JudgeClient:
         """Return the parsed body of a 200, in the simplest dialect that the endpoint insists on."""
         dialect = self.dialect
         while True:
-            status, headers, raw = self._post(dialect.body(self.judge, messages, schema), deadline)
+            body = dialect.body(self.judge, messages, schema)
+            status, headers, raw = self._exchange(body, deadline)
             if status == 200:
                 break
             said = self._complaint(raw)
@@ -189,6 +229,9 @@ class JudgeClient:
                 raise self._refused(status, headers, said)
             dialect = simpler
         self.dialect = dialect
+        return self._parsed(raw)
+
+    def _parsed(self, raw: bytes) -> Any:
         try:
             body = json.loads(raw.decode("utf-8", "replace"))
         except (ValueError, RecursionError):
@@ -196,8 +239,8 @@ class JudgeClient:
             raise JudgeTrouble("error", f"the endpoint's reply is not JSON: {said}") from None
         return self._without_key(body)
 
-    def _post(
-        self, body: Mapping[str, Any], deadline: float
+    def _exchange(
+        self, body: Mapping[str, Any] | None, deadline: float
     ) -> tuple[int, Mapping[str, str], bytes]:
         client = self._client()
         import httpx2
@@ -209,10 +252,10 @@ class JudgeClient:
         headers = {"Content-Type": "application/json"}
         if key:
             headers["Authorization"] = f"Bearer {key}"
-        content = json.dumps(body).encode()
+        content = None if body is None else json.dumps(body).encode()
         try:
             with client.stream(
-                "POST",
+                "GET" if body is None else "POST",
                 self.judge.url,
                 content=content,
                 headers=headers,
@@ -221,9 +264,9 @@ class JudgeClient:
                 chunks = bytearray()
                 for chunk in response.iter_bytes():
                     chunks += chunk
-                    if len(chunks) > MAX_BODY:
+                    if len(chunks) > self.max_body:
                         raise JudgeTrouble(
-                            "error", f"the endpoint's reply exceeds {MAX_BODY} bytes"
+                            "error", f"the endpoint's reply exceeds {self.max_body} bytes"
                         )
                     if time.monotonic() > limit:
                         raise httpx2.ReadTimeout("")
