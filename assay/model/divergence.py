@@ -13,13 +13,45 @@ Without skew the first two are the plain KL divergences. With it they are those 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from assay.config.distill import DivergenceKind
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Distribution:
+    """Distributions of N outcomes: logits and probabilities [B, N], and the normalizers [B].
+
+    A log-probability is a logit less its row's normalizer. It is not computed: what is compared are
+    differences, in which the normalizers count once a row.
+    """
+
+    logits_BN: Tensor
+    probs_BN: Tensor
+    normalizer_B: Tensor
+
+    @classmethod
+    def of(cls, logits_BN: Tensor) -> Distribution:
+        """Return the distributions of some logits."""
+        probs_BN = logits_BN.softmax(-1)
+        normalizer_B = logits_BN.amax(-1) - probs_BN.amax(-1).log()  # both of the likeliest
+        return cls(logits_BN, probs_BN, normalizer_B)
+
+    def mixed(self, other: Distribution, share: float) -> Distribution:
+        """Return share self + (1 - share) other. Its logits are its log-probabilities."""
+        probs_BN = torch.lerp(other.probs_BN, self.probs_BN, share)
+        probs_BN.clamp_(min=torch.finfo(probs_BN.dtype).tiny)  # where both are 0
+        return Distribution(probs_BN.log(), probs_BN, torch.zeros_like(self.normalizer_B))
+
+    def from_other(self, other: Distribution) -> tuple[Tensor, Tensor]:
+        """Return KL(self || other) [B], and by how much each log(self / other) is above it."""
+        above_BN = self.logits_BN - other.logits_BN
+        mean_B = torch.mul(above_BN, self.probs_BN).sum(-1)
+        above_BN.sub_(mean_B[:, None])
+        return mean_B.sub_(self.normalizer_B).add_(other.normalizer_B), above_BN
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,47 +66,38 @@ class Divergence:
     beta: float = 0.5
     temperature: float = 1.0
 
-    def between(self, teacher_BN: Tensor, student_BN: Tensor) -> tuple[Tensor, Tensor]:
+    def between(self, teacher: Distribution, student: Distribution) -> tuple[Tensor, Tensor]:
         """Return the divergence of each row [B], and its gradient by the student's logits [B, N].
 
-        Both arguments are log-probabilities. With f the derivative by q, the gradient is q (f -
-        sum q f).
+        With f the derivative by q, the gradient is q (f - sum q f). Where f is log(q / m), this is
+        q times what `Distribution.from_other` gives.
         """
-        p_BN, q_BN = teacher_BN.exp(), student_BN.exp()
+        p_BN, q_BN = teacher.probs_BN, student.probs_BN
         match self.kind:
+            case "forward_kl" if not self.skew:  # f = -p / q, and q f sums up to -1
+                return teacher.from_other(student)[0], q_BN - p_BN
             case "forward_kl":
-                mixed_BN = _mixture(teacher_BN, student_BN, self.skew)
-                found_B = _expected(p_BN, teacher_BN, mixed_BN)
-                if not self.skew:  # f = -p / q, and q f sums up to -1
-                    return found_B, q_BN.sub_(p_BN)
-                pull_BN = (teacher_BN + student_BN).sub_(mixed_BN).exp_().mul_(self.skew - 1)
+                mixed = teacher.mixed(student, self.skew)
+                found_B, _ = teacher.from_other(mixed)
+                pull_BN = torch.div(p_BN, mixed.probs_BN).mul_(q_BN).mul_(self.skew - 1)
+                pull_BN.sub_(q_BN * pull_BN.sum(-1, keepdim=True))
+            case "reverse_kl" if not self.skew:
+                found_B, above_BN = student.from_other(teacher)
+                pull_BN = above_BN.mul_(q_BN)
             case "reverse_kl":
-                mixed_BN = _mixture(student_BN, teacher_BN, self.skew)
-                found_B = _expected(q_BN, student_BN, mixed_BN)
-                pull_BN = (student_BN - mixed_BN).mul_(q_BN)
-                if self.skew:
-                    share_BN = (2 * student_BN).sub_(mixed_BN).exp_()
-                    pull_BN.add_(share_BN, alpha=-self.skew)
+                mixed = student.mixed(teacher, self.skew)
+                found_B, above_BN = student.from_other(mixed)
+                share_BN = torch.div(q_BN, mixed.probs_BN)
+                pull_BN = above_BN.sub_(share_BN, alpha=self.skew).mul_(q_BN)
+                pull_BN.sub_(q_BN * pull_BN.sum(-1, keepdim=True))
             case "jsd":
-                mixed_BN = _mixture(teacher_BN, student_BN, self.beta)
-                found_B = self.beta * _expected(p_BN, teacher_BN, mixed_BN)
-                found_B += (1 - self.beta) * _expected(q_BN, student_BN, mixed_BN)
-                pull_BN = (student_BN - mixed_BN).mul_(q_BN).mul_(1 - self.beta)
-        return found_B, pull_BN.sub_(q_BN.mul_(pull_BN.sum(-1, keepdim=True)))
+                mixed = teacher.mixed(student, self.beta)
+                ours_B, above_BN = student.from_other(mixed)
+                found_B = ours_B.lerp(teacher.from_other(mixed)[0], self.beta)
+                pull_BN = above_BN.mul_(q_BN).mul_(1 - self.beta)
+        return found_B, pull_BN
 
     def __str__(self) -> str:
         detail = f", beta {self.beta:g}" if self.kind == "jsd" else ""
         skew = f", skew {self.skew:g}" if self.skew else ""
         return f"{self.kind}{detail}{skew}, at temperature {self.temperature:g}"
-
-
-def _mixture(first_BN: Tensor, second_BN: Tensor, share: float) -> Tensor:
-    """Return log(share first + (1 - share) second) of logarithms."""
-    if not share:
-        return second_BN
-    return torch.logaddexp(first_BN + math.log(share), second_BN + math.log1p(-share))
-
-
-def _expected(weight_BN: Tensor, first_BN: Tensor, second_BN: Tensor) -> Tensor:
-    """Return sum weight (first - second), [B]; a weight of 0 counts nothing."""
-    return torch.mul(first_BN - second_BN, weight_BN).sum(-1)

@@ -21,11 +21,12 @@ from torch import Tensor, nn
 from assay.errors import ModelError, message
 from assay.model.accumulators import Accumulators, add_in_pieces
 from assay.model.decoder import unwrap
+from assay.model.divergence import Distribution
 
 LOGITS_AT_ONCE = 2**25
 """Logits of one product, 64 MiB in bfloat16: memory does not grow with T times V."""
 LOGITS_IN_CACHE = 2**19
-"""Logits that are turned into probabilities at one time on a CPU, 2 MiB in float32."""
+"""Logits that a CPU turns into probabilities at one time, with a teacher's: 2 MiB in float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,11 +138,11 @@ class Target(Protocol):
         ...
 
     def compare(
-        self, student_BV: Tensor, raw_BV: Tensor | None, part: slice
+        self, student: Distribution, raw_BV: Tensor | None, part: slice
     ) -> tuple[Tensor, Tensor]:
         """Return the divergence of some tokens [B], and its gradient by the student's logits.
 
-        student_BV: the student's logits at `temperature`. raw_BV: what `logits` gave for these
+        student: the student's distributions at `temperature`. raw_BV: what `logits` gave for these
         tokens. part: where they stand among all. The gradient is of the first logits, as many as
         are compared.
         """
@@ -157,9 +158,7 @@ class _Look:
 
     rows: slice
     part: slice
-    scaled_BV: Tensor
-    probs_BV: Tensor
-    normalizer_B: Tensor
+    model: Distribution
     entropy_B: Tensor
     divergence_B: Tensor | None = None
     pull_BV: Tensor | None = None
@@ -195,20 +194,20 @@ class _Task:
     def _looks(self, chunk: slice, raw: Tensor, taught: Tensor | None) -> Iterator[_Look]:
         size = chunk.stop - chunk.start
         if self.tokens_T.device.type == "cpu":
-            size = max(1, min(size, LOGITS_IN_CACHE // len(self.head.weight_VD)))
+            models = 1 if self.target is None else 2
+            size = max(1, min(size, LOGITS_IN_CACHE // models // len(self.head.weight_VD)))
         for first in range(0, chunk.stop - chunk.start, size):
             last = min(first + size, chunk.stop - chunk.start)
             part = slice(chunk.start + first, chunk.start + last)
             scaled = self.head.scaled(raw[first:last], self.temperature)
-            probs = scaled.softmax(-1)
-            normalizer = scaled.amax(-1) - probs.amax(-1).log()  # both of the likeliest token
-            entropy = normalizer - torch.mul(probs, scaled).sum(-1)
-            look = _Look(slice(first, last), part, scaled, probs, normalizer, entropy)
+            model = Distribution.of(scaled)
+            entropy = model.normalizer_B - torch.mul(model.probs_BN, scaled).sum(-1)
+            look = _Look(slice(first, last), part, model, entropy)
             yield look if self.target is None else self._compared(look, self.target, taught)
 
     def _compared(self, look: _Look, target: Target, taught: Tensor | None) -> _Look:
         cooled = self.temperature / target.temperature
-        student = look.scaled_BV if cooled == 1 else look.scaled_BV * cooled
+        student = look.model if cooled == 1 else Distribution.of(look.model.logits_BN * cooled)
         raw = None if taught is None else taught[look.rows]
         divergence_B, pull_BV = target.compare(student, raw, look.part)
         return replace(look, divergence_B=divergence_B, pull_BV=pull_BV.mul_(cooled))
@@ -219,13 +218,13 @@ class _Task:
         With g the gradient of log p(token) and e that of H, that of a scaled logit j is
         g ([j = token] - p_j) - e p_j (log p_j + H), and what the divergence has beside it.
         """
-        scaled, probs, part = look.scaled_BV, look.probs_BV, look.part
+        scaled, probs, part = look.model.logits_BN, look.model.probs_BN, look.part
         gain = gains.logprobs_T[part, None].to(probs.dtype)
         if gains.entropy_T is None:
             grad = probs * -gain
         else:
             gain_entropy = gains.entropy_T[part, None].to(probs.dtype)
-            surprise = (scaled - look.normalizer_B[:, None]).add_(look.entropy_B[:, None])
+            surprise = (scaled - look.model.normalizer_B[:, None]).add_(look.entropy_B[:, None])
             grad = surprise.mul_(gain_entropy).add_(gain).mul_(probs).neg_()
         grad.scatter_add_(-1, self.tokens_T[part, None], gain)
         if gains.divergence_T is not None and look.pull_BV is not None:
@@ -286,8 +285,9 @@ class _HeadLogprobs(torch.autograd.Function):
         for chunk, raw, looks in task.chunks(hidden_TD):
             for look in looks:
                 part = look.part
-                chosen = look.scaled_BV.gather(-1, task.tokens_T[part, None])[:, 0]
-                found_T[0, part], found_T[1, part] = chosen - look.normalizer_B, look.entropy_B
+                chosen = look.model.logits_BN.gather(-1, task.tokens_T[part, None])[:, 0]
+                found_T[0, part] = chosen - look.model.normalizer_B
+                found_T[1, part] = look.entropy_B
                 if look.divergence_B is not None:
                     found_T[2, part] = look.divergence_B
                 if sums is not None and expected is not None:

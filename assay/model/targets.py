@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from assay.model.divergence import Divergence
+from assay.model.divergence import Distribution, Divergence
 from assay.model.head import LOGITS_AT_ONCE, Head, HeadRoom
 
 LEAST = -100.0
@@ -36,14 +36,15 @@ class TeacherStates:
         return self.head.product(self.hidden_TD[chunk], room, "teacher")
 
     def compare(
-        self, student_BV: Tensor, raw_BV: Tensor | None, part: slice
+        self, student: Distribution, raw_BV: Tensor | None, part: slice
     ) -> tuple[Tensor, Tensor]:
         """Return the divergence of some tokens, and its gradient by the student's logits."""
         assert raw_BV is not None
         taught_BV = self.head.scaled(raw_BV, self.temperature)
-        both = min(student_BV.shape[1], taught_BV.shape[1])
-        student_BN = student_BV[:, :both].log_softmax(-1)
-        return self.divergence.between(taught_BV[:, :both].log_softmax(-1), student_BN)
+        ours, theirs = student.logits_BN.shape[1], taught_BV.shape[1]
+        if theirs < ours:
+            student = Distribution.of(student.logits_BN[:, :theirs])
+        return self.divergence.between(Distribution.of(taught_BV[:, :ours]), student)
 
     def likeliest(self, count: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the likeliest tokens [T, K], their log-probabilities, and that of all others [T].
@@ -83,21 +84,23 @@ class KeptLogprobs:
         """There are no logits of all tokens."""
 
     def compare(
-        self, student_BV: Tensor, raw_BV: Tensor | None, part: slice
+        self, student: Distribution, raw_BV: Tensor | None, part: slice
     ) -> tuple[Tensor, Tensor]:
         """Return the divergence of some tokens, and its gradient by the student's logits.
 
         The gradient of the others' mass is shared among them as their probabilities are.
         """
         tokens_BK = self.tokens_TK[part]
-        student_BV = student_BV.log_softmax(-1)
-        chosen_BK = student_BV.gather(-1, tokens_BK)
-        others_BV = student_BV.scatter_(-1, tokens_BK, -torch.inf)
-        rest_B1 = others_BV.logsumexp(-1, keepdim=True)
+        chosen_BK = student.logits_BN.gather(-1, tokens_BK) - student.normalizer_B[:, None]
+        others_BV = student.probs_BN.scatter(-1, tokens_BK, 0.0)
+        mass_B1 = others_BV.sum(-1, keepdim=True)
         taught_BN = _joined(self.logprobs_TK[part].to(chosen_BK.dtype), self.rest_T[part, None])
-        found_B, pull_BN = self.divergence.between(taught_BN, _joined(chosen_BK, rest_B1))
-        pull_BV = others_BV.sub_(rest_B1.clamp(min=LEAST)).exp_().mul_(pull_BN[:, -1:])
-        return found_B, pull_BV.scatter_(-1, tokens_BK, pull_BN[:, :-1])
+        student_BN = _joined(chosen_BK, mass_B1.log())
+        found_B, pull_BN = self.divergence.between(
+            Distribution.of(taught_BN), Distribution.of(student_BN)
+        )
+        share_B1 = pull_BN[:, -1:] / mass_B1.clamp(min=torch.finfo(mass_B1.dtype).tiny)
+        return found_B, others_BV.mul_(share_B1).scatter_(-1, tokens_BK, pull_BN[:, :-1])
 
 
 def _joined(chosen_BK: Tensor, rest_B1: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.model.divergence import Divergence
+from assay.model.divergence import Distribution, Divergence
 
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
 
@@ -44,7 +44,7 @@ def test_the_loss_is_trls(beta: float) -> None:
     (want_TV,) = torch.autograd.grad(want, student_TV)
     with torch.no_grad():
         tau = divergence.temperature
-        taught, own = ((one / tau).log_softmax(-1) for one in (teacher_TV, student_TV))
+        taught, own = (Distribution.of(one / tau) for one in (teacher_TV, student_TV))
         found_T, pull_TV = divergence.between(taught, own)
     torch.testing.assert_close(found_T[:-1].mean(), want.detach())
     torch.testing.assert_close(pull_TV[:-1] / tau / 8, want_TV[:-1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 T, V, D, WIDE = 23, 40, 6, 9
 COOL = 1.3
 REVERSE = Divergence("reverse_kl", skew=0.2, temperature=2.0)
+ALL_KINDS = [
+    Divergence("forward_kl"),
+    Divergence("forward_kl", skew=0.1),
+    Divergence("reverse_kl"),
+    Divergence("reverse_kl", skew=0.1),
+    Divergence("jsd"),
+]
 KINDS = [Divergence(temperature=COOL), Divergence("jsd", beta=0.3), REVERSE]
 
 
@@ -144,6 +152,30 @@ def test_no_pair_of_all_logits_is_ever_held(expects: bool) -> None:
         got = head_logprobs(*student, COOL, 5 * V, gains if expects else None, target=teacher)
         gradients(got, student, gains)
     assert 5 * V <= largest.numbers < T * V / 2
+
+
+class CostlyOperations(TorchDispatchMode):
+    """Counts exponentials and logarithms of as many numbers as there are logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counter[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if any(word in name for word in ("exp", "log", "softmax")) and found.numel() >= T * V:
+            self.counts[name] += 1
+        return found
+
+
+@pytest.mark.parametrize("divergence", ALL_KINDS, ids=str)
+def test_a_softmax_of_each_model_and_at_most_one_logarithm(divergence: Divergence) -> None:
+    """They are what a divergence costs, beside the products."""
+    with CostlyOperations() as costly:
+        head_logprobs(*a_student(), 1.0, T * V, target=a_teacher(divergence))
+    mixes = divergence.kind == "jsd" or divergence.skew
+    assert costly.counts == {"_softmax": 2, **({"log": 1} if mixes else {})}
 
 
 def kept(teacher: TeacherStates, count: int) -> KeptLogprobs:
