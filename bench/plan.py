@@ -32,6 +32,8 @@ PROGRAMS = {
     "cpu": "import time; time.perf_counter = time.process_time; from assay.cli import main; main()",
 }
 SMOL, DEMO = "SmolLM2-135M", "demo, 0.7M"
+TRACES = {SMOL: "traces", DEMO: "short"}
+SHORT, SHORT_TIMES = 56, 4  # characters of a prompt and a completion for the demo, and how often
 
 # name: (model, what it changes)
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -44,7 +46,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "checkpointing": (SMOL, {"model": {"activation_checkpointing": True}}),
     "sft": (SMOL, {"sft": {"tokens_per_step": 2048}}),
     "critic": (SMOL, {"algorithm": {"name": "ppo"}}),
+    "taught": (SMOL, {"distill": {"tokens_per_step": 2048}}),
+    "asked_once": (SMOL, {"distill": {"tokens_per_step": 2048, "keep": "taught"}}),
+    "demo_taught": (DEMO, {"distill": {}}),
+    "demo_asked_once": (DEMO, {"distill": {"keep": "taught"}}),
+    "demo_on_policy": (DEMO, {"distill": {"num_prompts": 16}}),
+    "demo_rewarded": (DEMO, {"algorithm": {"name": "on_policy_distillation"}}),
 }
+"""Where there is a teacher it is the student's own model."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +109,16 @@ def tree_of(name: str, model: str, folder: Path, arguments: argparse.Namespace) 
         tree["rl"]["num_prompts"] = 16
     for section, values in changes.items():
         tree[section] = {**tree.get(section, {}), **values}
-    if "sft" in changes:
-        tree["sft"]["traces"] = [str(folder / "traces.jsonl")]
-        del tree["rl"], tree["data"]
+    if "distill" in changes or tree["algorithm"]["name"] == "on_policy_distillation":
+        tree["teacher"] = tree["model"]
+    stage = next((stage for stage in ("sft", "distill") if stage in changes), "rl")
+    if "keep" in tree[stage]:
+        tree[stage] = {**tree[stage], "keep": str(folder / f"{name}-kept")}
+    if stage != "rl" and "num_prompts" not in tree[stage]:
+        tree[stage] = {**tree[stage], "traces": [str(folder / f"{TRACES[kind]}.jsonl")]}
+        del tree["data"]
+    if stage != "rl":
+        del tree["rl"]
     return tree
 
 
@@ -112,7 +128,8 @@ def write_rows(folder: Path, problems: Path, num_problems: int = 8) -> None:
         rows = [json.loads(next(file)) for _ in range(64)]
     shown = [{"id": str(n), "prompt": row["question"]} for n, row in enumerate(rows[:num_problems])]
     traces = [{"prompt": row["question"], "completion": row["answer"]} for row in rows]
-    for name, found in (("problems", shown), ("traces", traces)):
+    cut = [{key: text[:SHORT] for key, text in row.items()} for row in traces] * SHORT_TIMES
+    for name, found in (("problems", shown), ("traces", traces), ("short", cut)):
         text = "".join(json.dumps(row) + "\n" for row in found)
         (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
 

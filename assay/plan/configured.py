@@ -28,8 +28,7 @@ def facts_of_config(config: TrainConfig) -> Facts:
         "hours": config.run.max_minutes / 60 if config.run.max_minutes else None,
     }
     stage: Any = config.drawing or config.preference
-    given = config.sft or config.distill
-    if given is not None and given.traces:
+    if config.traces:
         found["reward"] = "demonstrations"
     elif config.pretrain is not None:
         found["reward"] = "texts"
@@ -59,11 +58,10 @@ def reward_of(expression: str) -> tuple[Reward, bool, bool]:
 def count_rows(config: TrainConfig) -> dict[str, Any]:
     """Return how many demonstrations or preferences the configured stage has."""
     on_bad_row = config.data.on_bad_row
-    given = config.sft or config.distill
-    if given is not None and given.traces:
+    if config.traces:
         from assay.data.traces import load_traces
 
-        return {"num_demonstrations": len(load_traces(given.traces, on_bad_row=on_bad_row))}
+        return {"num_demonstrations": len(load_traces(config.traces, on_bad_row=on_bad_row))}
     sources: Sequence[str] = ()
     if config.preference is not None:
         sources = config.preference.given

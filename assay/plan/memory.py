@@ -1,7 +1,8 @@
 """Estimate the memory of a run before it starts, part by part.
 
-Three moments of a run may be its largest: its start, where the engine proves its way through the
-model; a generation; and an update. What one of them takes is given back before the next begins.
+Four moments of a run may be its largest: its start, where the engine proves its way through the
+model; a generation; a teacher's pass; and an update. What one of them takes is given back before
+the next begins.
 """
 
 from __future__ import annotations
@@ -35,12 +36,15 @@ FLOAT32, HALF = 4, 2
 ROW_MULTIPLE = 8  # slots are padded to it (or more, where a product needs it)
 MAX_PROBLEMS_AT_ONCE = 512  # of an evaluation
 PADDING = (1 - MUCH_SHORTER) / 2  # of a rectangle whose rows' lengths are spread as far as it takes
+KEPT = 20  # bytes of a token that a teacher finds likely: in memory, and as it is written
 SLACK_MIB = 48.0  # what the allocator keeps between blocks, and libraries for their kernels
 SMALL, LARGE = 32, 96  # tokens of two passes: what does not grow with them cancels
 
 ALWAYS = ("libraries", "weights", "teacher", "reference", "critic", "master", "optimizer", "slack")
 START = ("libraries", "weights", "teacher", "packed", "proof")
 GENERATION = ("packed", "kv_cache", "decoding")
+ASKING = ("gradients", "asking")
+ASKING_ONCE = ("libraries", "weights", "asked", "slack", "asking")
 UPDATE = ("gradients", "activations", "padding", "logits", "scratch")
 
 
@@ -48,23 +52,25 @@ UPDATE = ("gradients", "activations", "padding", "logits", "scratch")
 class MemoryPlan:
     """Estimated memory by part, in MiB, and the setting that each part answers to.
 
-    Parts of `START`, `GENERATION` and `UPDATE` are held in that moment of a run only. workers_mib:
-    of verifiers' processes, which are counted apart.
+    Parts of `START`, `GENERATION`, `ASKING` and `UPDATE` are held in that moment of a run only; a
+    teacher that is ``asked`` once, before the first step, in `ASKING_ONCE`. workers_mib: of
+    verifiers' processes, elsewhere_mib: of a teacher on another device; both are counted apart.
     """
 
     parts: Mapping[str, float]
     settings: Mapping[str, str]
     workers_mib: float = 0.0
+    elsewhere_mib: float = 0.0
 
     @property
     def moments(self) -> dict[str, float]:
-        """What is held at the start, in a generation and in an update."""
+        """What is held at the start, in a generation, while a teacher is asked, in an update."""
         always = self._sum(ALWAYS)
-        return {
-            "start": self._sum(START),
-            "generation": always + self._sum(GENERATION),
-            "update": always + self._sum(UPDATE),
-        }
+        found = {"start": self._sum(START), "generation": always + self._sum(GENERATION)}
+        if "asking" in self.parts:
+            once = "asked" in self.parts
+            found["asking"] = self._sum(ASKING_ONCE) if once else always + self._sum(ASKING)
+        return {**found, "update": always + self._sum(UPDATE)}
 
     @property
     def total_mib(self) -> float:
@@ -83,6 +89,8 @@ class MemoryPlan:
         rows.append(f"  {'peak':<12}{self.total_mib:>9.0f} MiB   the largest of: {moments}")
         if self.workers_mib:
             rows.append(f"  {'workers':<12}{self.workers_mib:>9.0f} MiB   verification.num_workers")
+        if self.elsewhere_mib:
+            rows.append(f"  {'elsewhere':<12}{self.elsewhere_mib:>9.0f} MiB   teacher.device")
         return "\n".join(rows)
 
 
@@ -95,6 +103,7 @@ def plan_memory(
     teacher: Any = None,
     libraries_mib: float | None = None,
     num_heldout: int = 0,
+    asked: Sequence[int] = (),
 ) -> MemoryPlan:
     """Estimate the memory of ``config`` on a loaded model, by the parts of docs/planning.md.
 
@@ -102,7 +111,8 @@ def plan_memory(
     not. has_critic: it has one, which is taken to be of the policy's size. teacher: the model
     beside the policy, which is then the reference. libraries_mib: the interpreter with its
     libraries; None: what this process holds beside the models. num_heldout: problems of an
-    evaluation.
+    evaluation. asked: how many tokens the teacher is asked about before the first step, and
+    never again, part by part; empty: it stays.
     """
     if libraries_mib is None:
         libraries_mib = measure_libraries(model, teacher)
@@ -114,21 +124,26 @@ def plan_memory(
     if teacher is not None:  # it is the reference
         has_reference = False
     num_critic = sum(p.numel() for p in _critic_layers(model)) if has_copy else 0
+    tokens = _tokens_at_once(config, model, prompt_tokens)
+    stays = None if asked else teacher
+    asking, elsewhere = _asking_bytes(config, model, teacher, tokens, asked)
     parts = {
         "libraries": libraries_mib * MIB,
         "weights": weight_bytes(model),
         "reference": reference_bytes(model) if has_reference else 0,
         "critic": critic_bytes(config, model) if has_copy else 0,
-        "teacher": teacher_bytes(teacher, model),
+        "teacher": teacher_bytes(stays, model),
+        "asked": teacher_bytes(teacher, model) if asked else 0,
+        "asking": asking,
         "master": master,
         "optimizer": moments,
         "slack": SLACK_MIB * MIB,
         "gradients": max(num_trained, num_critic) * FLOAT32,
-        **_update_parts(config, model, prompt_tokens, teacher),
+        **_update_parts(config, model, tokens, stays),
         **_generation_parts(config, model, prompt_tokens, num_heldout),
     }
     found = {name: size / MIB for name, size in parts.items() if size}
-    return MemoryPlan(found, _settings(config), children_mib())
+    return MemoryPlan(found, _settings(config), children_mib(), elsewhere / MIB)
 
 
 def weight_bytes(model: Any) -> int:
@@ -194,6 +209,9 @@ def _settings(config: TrainConfig) -> dict[str, str]:
     return {
         "reference": f"{needs_none}; model.lora copies adapters alone",
         "critic": 'critic.backbone = "shared"',
+        "teacher": "teacher.dtype, teacher.device; distill.keep asks it once",
+        "asked": "once, before the first step; then it is given back",
+        "asking": micro_batch,
         "optimizer": (
             'optimizer.state_dtype = "bfloat16", or name = "adamw_8bit"; model.lora trains far'
             " fewer weights"
@@ -206,18 +224,47 @@ def _settings(config: TrainConfig) -> dict[str, str]:
     }
 
 
-def _update_parts(
-    config: TrainConfig, model: Any, prompt_tokens: int, teacher: Any
-) -> dict[str, float]:
-    """Return what an update takes beside the gradients."""
+def _tokens_at_once(config: TrainConfig, model: Any, prompt_tokens: int) -> int:
+    """Return the tokens of a pass: a micro-batch, or a whole step where that has fewer."""
     stage: Any = getattr(config, config.stage)
+    device = next(model.parameters()).device.type
+    tokens = micro_batch_tokens(stage.max_tokens_per_micro_batch, device)
+    if config.drawing is None:
+        return tokens
+    _, largest = config.curriculum.smallest_and_largest(config.drawing.group_size)
+    group = prompt_tokens + largest * config.sampling.max_tokens
+    return min(tokens, config.drawing.num_prompts * group)
+
+
+def _asking_bytes(
+    config: TrainConfig, model: Any, teacher: Any, tokens: int, asked: Sequence[int]
+) -> tuple[float, float]:
+    """Return what a teacher's pass takes beside its weights here, and what it takes elsewhere.
+
+    The pass keeps nothing of a layer but its result. What is kept of an answer stays until all
+    traces of a file have theirs.
+    """
+    if teacher is None:
+        return 0.0, 0.0
+    shape, one = teacher.config.get_text_config(), next(teacher.parameters())
+    width, inner = shape.hidden_size, getattr(shape, "intermediate_size", None)
+    heads = shape.num_attention_heads * (getattr(shape, "head_dim", None) or 0) or width
+    layer = tokens * (4 * width + 4 * heads + 3 * (inner or 4 * width)) * one.element_size()
+    if one.device.type == "cpu":
+        most = min(SCORES_AT_ONCE, tokens * shape.num_attention_heads * tokens)
+        layer += most * (FLOAT32 + one.element_size())
+    logits = min(LOGITS_AT_ONCE, tokens * shape.vocab_size) * (one.element_size() + 2 * FLOAT32)
+    kept = max(asked, default=0) * (config.distill.keep_top if config.distill else 0) * KEPT
+    here = logits + kept if asked else tokens * width * one.element_size()
+    if one.device == next(model.parameters()).device:
+        return here + layer, 0.0
+    return here, weight_bytes(teacher) + layer
+
+
+def _update_parts(config: TrainConfig, model: Any, tokens: int, teacher: Any) -> dict[str, float]:
+    """Return what an update takes beside the gradients."""
     parameter = next(model.parameters())
     device, size = parameter.device.type, parameter.element_size()
-    tokens = micro_batch_tokens(stage.max_tokens_per_micro_batch, device)
-    if config.drawing is not None:  # a step may have fewer than a micro-batch
-        _, largest = config.curriculum.smallest_and_largest(config.drawing.group_size)
-        group = prompt_tokens + largest * config.sampling.max_tokens
-        tokens = min(tokens, config.drawing.num_prompts * group)
     shape = model.config.get_text_config()
     width, layers, vocabulary = shape.hidden_size, shape.num_hidden_layers, shape.vocab_size
     layer_bytes = kept_bytes(model)

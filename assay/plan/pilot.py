@@ -149,13 +149,14 @@ def _online(decision: Decision, tree: dict[str, Any], config: TrainConfig | None
 
 
 def _base(config: TrainConfig | None) -> dict[str, Any]:
-    """Return the user's configuration without its stage, under another name, as plain values."""
+    """Return the user's configuration under another name, without its stage, as plain values."""
     if config is None:
         return {
             "model": {"path": "path/to/model"},
             "data": {"train": ["problems.jsonl"], "heldout": ["heldout.jsonl"]},
         }
-    tree = config.model_dump(mode="json", exclude_unset=True, exclude_none=True, exclude={*STAGES})
+    others = {*STAGES, "teacher"}  # no recommended stage asks one
+    tree = config.model_dump(mode="json", exclude_unset=True, exclude_none=True, exclude=others)
     run = tree.get("run", {})
     return {**tree, "run": {**run, "name": f"{run.get('name', 'run')}-pilot"}}
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from assay.plan.memory import MemoryPlan
     from assay.start.seconds import StepSeconds
     from assay.training.assemble import Bench
+    from assay.training.stage import FirstLook
     from assay.types import Group, Problem, Verdict
 
     Judged = list[tuple[Group, Sequence[Verdict]]]
@@ -47,7 +48,7 @@ class Measured:
         """The steps of the whole run, without evaluations."""
         if self.seconds is None or self.num_steps is None:
             return None
-        return self.num_steps * self.seconds.total / 60
+        return (self.num_steps * self.seconds.total + self.seconds.once) / 60
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -76,21 +77,23 @@ def measure(
 
     Problems are sampled at the training temperature. Raises UserError for what cannot be opened.
     """
-    from assay.training.api import settled
-    from assay.training.assemble import fit_problems, open_bench, open_verifiers, read_problems
+    from assay.training.api import kind_of, settled
+    from assay.training.assemble import Problems, fit_problems, open_bench, open_verifiers
 
     config = settled(config)
     facts = replace(facts_of_config(config), **count_rows(config))
     started = time.perf_counter()
     with ExitStack() as stack:
         verifiers = open_verifiers(config, stack)
-        rows = read_problems(config, verifiers) if config.rl is not None else None
+        kind = kind_of(config)
+        rows = kind.read(config, verifiers)
         say("loading the model")
         bench = open_bench(config, verifiers)
         bench.generator.watch = SamplingWatch(lambda how_far: say(str(how_far)))
         problems: Sequence[Problem] = ()
         num_heldout, lengths = 0, list[int]()
-        if rows is not None:
+        look = kind.look(config, bench, rows)
+        if isinstance(rows, Problems) and config.preference is None:
             opened = fit_problems(rows, bench)
             problems, num_heldout = opened.train, len(opened.heldout)
             facts = replace(facts, num_problems=len(problems))
@@ -102,7 +105,7 @@ def measure(
             say("trying the verifier")
             tried = try_verifier(config.data.verifier, config.run.seed)
             facts = replace(facts, **facts_of_groups(groups), **tried)
-        found, measured = measure_machine(bench, problems, num_heldout, facts, lengths, say)
+        found, measured = measure_machine(bench, look, problems, num_heldout, facts, lengths, say)
     say(f"measured in {time.perf_counter() - started:.0f} s")
     return replace(facts, **found), measured
 
@@ -175,6 +178,7 @@ def try_verifier(expression: str, seed: int) -> dict[str, Any]:
 
 def measure_machine(
     bench: Bench,
+    look: FirstLook,
     problems: Sequence[Problem],
     num_heldout: int,
     facts: Facts,
@@ -189,33 +193,35 @@ def measure_machine(
     import torch
 
     from assay.plan.memory import MIB, critic_bytes, plan_memory, reference_bytes
-    from assay.start.seconds import mean_lengths, time_rl, time_sft
-    from assay.training.assemble import choose_algorithm
+    from assay.start.seconds import mean_lengths, time_given, time_sampled
+    from assay.training.teachers import model_of
 
     config, model = bench.config, cast("Any", bench.loaded.model)
-    row = choose_algorithm(config) if config.rl is not None else None
     looked_at = [problems[n] for n in range(min(LOOKED_AT, len(problems)))]
     prompts = sorted(len(bench.renderer.render(one).tokens) for one in looked_at) or [64]
     memory = plan_memory(
         config,
         model,
         prompts[-1],
-        row is not None and row.kl_weight > 0,
-        row is not None and row.has_critic,
+        look.has_reference,
+        look.has_critic,
+        model_of(look.teacher),
         num_heldout=num_heldout,
+        asked=look.asked,
     )
     say("timing a few products and decoding steps")
     seconds, num_steps = None, None
-    if row is not None and config.rl is not None:
-        num_steps = config.rl.steps
+    given, sampled = config.sft or config.distill or config.pretrain, config.rl or config.distill
+    if problems and sampled is not None:
+        num_steps = sampled.steps
         typical = prompts[len(prompts) // 2]
-        seconds = time_rl(bench, problems, typical, facts, lengths, row)
-    elif config.sft is not None or config.pretrain is not None:
+        seconds = time_sampled(bench, problems, typical, facts, lengths, look.teacher)
+    elif given is not None:
         prompt, learned = mean_lengths(bench)
-        seconds = time_sft(bench, prompt, learned)
-        if config.sft is not None and facts.num_demonstrations:
-            tokens = config.sft.epochs * facts.num_demonstrations * learned
-            num_steps = max(1, round(tokens / config.sft.tokens_per_step))
+        seconds = time_given(bench, prompt, learned, look.teacher, sum(look.asked))
+        if config.pretrain is None and facts.num_demonstrations:
+            tokens = given.epochs * facts.num_demonstrations * learned
+            num_steps = max(1, round(tokens / given.tokens_per_step))
     own = sum(memory.parts.get(name, 0.0) for name in ("reference", "critic"))
     found: dict[str, Any] = {
         "num_weights": sum(one.numel() for one in model.parameters()),

@@ -8,10 +8,11 @@ generations and two small updates say both.
 from __future__ import annotations
 
 import heapq
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,9 +22,12 @@ from assay.testing import ScriptedGenerator
 from assay.types import Group, Problem, Verdict
 
 if TYPE_CHECKING:
-    from assay.learn.algorithms import Algorithm
+    from assay.learn.passes import Passes
+    from assay.learn.teacher import OpenTeacher
+    from assay.model.packing import Batch
     from assay.plan.facts import Facts
     from assay.training.assemble import Bench
+    from assay.training.kept import KeptTeacher
 
 DECODED_STEPS = 8
 MEASURED_DRAW = -3
@@ -41,24 +45,34 @@ Learn = Callable[[Sequence[Group]], Any]
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """Estimated seconds of one step, part by part."""
+    """Estimated seconds of one step, part by part.
+
+    teacher: its pass in each step. once: all of its passes before the first step, which are no part
+    of one.
+    """
 
     generation: float
     verification: float
     update: float
+    teacher: float = 0.0
+    once: float = 0.0
 
     @property
     def total(self) -> float:
         """Seconds of the step."""
-        return sum(astuple(self))
+        return self.generation + self.verification + self.update + self.teacher
 
     def as_dict(self) -> dict[str, float]:
         """Return plain values, for JSON."""
         return {**asdict(self), "total": self.total}
 
     def __str__(self) -> str:
-        parts = ", ".join(f"{name} {value:.2f}" for name, value in asdict(self).items())
-        return f"  a step     {self.total:9.2f} s     {parts}"
+        parts = [f"generation {self.generation:.2f}, verification {self.verification:.2f}"]
+        parts += [f"update {self.update:.2f}"]
+        parts += [f"teacher {self.teacher:.2f}"] if self.teacher else []
+        told = f"  a step     {self.total:9.2f} s     {', '.join(parts)}"
+        asked = f"\n  the teacher{self.once:9.2f} s     once, before the first step"
+        return told + (asked if self.once else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +80,7 @@ class UnitSeconds:
     """What was measured, in seconds.
 
     Of a generation: its begin, a prompt token, a step of all slots. Of an update: its fixed part,
-    and a token in it.
+    and a token in it. Of a teacher's pass: a token.
     """
 
     begin: float
@@ -74,9 +88,10 @@ class UnitSeconds:
     decode: float
     update_fixed: float
     update_token: float
+    teacher_token: float = 0.0
 
 
-def estimate_rl(
+def estimate_sampled(
     config: TrainConfig,
     measured: UnitSeconds,
     prompt_tokens: float,
@@ -85,13 +100,13 @@ def estimate_rl(
     mixed_share: float | None,
     num_slots: int,
 ) -> StepSeconds:
-    """Return the seconds of a step of reinforcement learning (`decoding_steps` of it).
+    """Return the seconds of a step that samples what it learns from (`decoding_steps` of it).
 
     lengths: of sampled completions; empty: all of the longest. mixed_share: groups that carry
     gradient; None: all. Scoring by the reference, the old policy or a critic is part of the update.
     """
-    assert config.rl is not None
-    prompts, siblings = config.rl.num_prompts, config.rl.group_size
+    assert config.drawing is not None
+    prompts, siblings = config.drawing.num_prompts, config.drawing.group_size
     completions = prompts * siblings
     lengths = lengths or [config.sampling.max_tokens]
     mean = statistics.mean(lengths)
@@ -101,15 +116,15 @@ def estimate_rl(
     tokens = prompts * (prompt_tokens + siblings * mean)
     carried = 1.0 if mixed_share is None else mixed_share
     share = carried + (1 - carried) * FORWARD_SHARE
-    passes = config.rl.epochs
-    update = passes * config.rl.num_minibatches * measured.update_fixed
+    passes, parts = (config.rl.epochs, config.rl.num_minibatches) if config.rl else (1, 1)
+    update = passes * parts * measured.update_fixed
     update += tokens * measured.update_token * (share + (passes - 1) * carried)
     verification = 0.0
     if verdict_seconds is not None:
         workers = config.verification.num_workers or 1
         whole = completions * verdict_seconds / workers
         verification = max(whole - generation, whole / prompts)
-    return StepSeconds(generation, verification, update)
+    return StepSeconds(generation, verification, update, tokens * measured.teacher_token)
 
 
 def decoding_steps(lengths: Sequence[int], completions: int, num_slots: int) -> float:
@@ -127,41 +142,63 @@ def decoding_steps(lengths: Sequence[int], completions: int, num_slots: int) -> 
     return statistics.mean(ends)
 
 
-def estimate_sft(config: TrainConfig, measured: UnitSeconds, row_tokens: float) -> StepSeconds:
+def estimate_given(
+    config: TrainConfig, measured: UnitSeconds, row_tokens: float, asked: int = 0
+) -> StepSeconds:
     """Return the seconds of a step that learns from given tokens.
 
-    row_tokens: a learned token's prompt tokens.
+    row_tokens: a learned token's prompt tokens. asked: learned tokens that the teacher is asked
+    about before the first step, and never again; 0: it is asked in each step.
     """
-    settings = config.sft or config.pretrain
+    settings = config.sft or config.distill or config.pretrain
     assert settings is not None
     tokens = settings.tokens_per_step * (1 + row_tokens)
-    return StepSeconds(0.0, 0.0, measured.update_fixed + tokens * measured.update_token)
+    update = measured.update_fixed + tokens * measured.update_token
+    if asked:
+        once = asked * (1 + row_tokens) * measured.teacher_token
+        return StepSeconds(0.0, 0.0, update, once=once)
+    return StepSeconds(0.0, 0.0, update, tokens * measured.teacher_token)
 
 
-def time_rl(
+def time_sampled(
     bench: Bench,
     problems: Sequence[Problem],
     prompt: int,
     facts: Facts,
     lengths: Sequence[int],
-    row: Algorithm,
+    teacher: OpenTeacher | None = None,
 ) -> StepSeconds:
-    """Time a learner that scores made-up groups and makes one update from them."""
+    """Time a learner that makes one update from made-up groups. teacher: who is asked, too."""
     from assay.learn.advantages import compute_advantages
-    from assay.training.assemble import choose_layout, make_learner
+    from assay.learn.sft_update import SFTLearner
+    from assay.training.assemble import choose_algorithm, choose_layout, make_learner, make_passes
+    from assay.training.teachers import model_of
 
-    config, rl = bench.config, bench.config.rl
-    assert rl is not None
-    learner = make_learner(bench, row, choose_layout(bench, problems, rl.group_size))
+    config = bench.config
+    assert config.drawing is not None
+    way = choose_layout(bench, problems, config.drawing.group_size, model_of(teacher))
+    if config.rl is not None:
+        row = choose_algorithm(config)
+        learner: Any = make_learner(bench, row, way, teacher)
+        passes = learner.passes
 
-    def learn(groups: Sequence[Group]) -> None:
-        batch = learner.score(groups, spread_verdicts(groups))
-        learner.update(batch, compute_advantages(batch, row))
+        def learn(groups: Sequence[Group]) -> None:
+            batch = learner.score(groups, spread_verdicts(groups))
+            learner.update(batch, compute_advantages(batch, row))
+
+    else:
+        passes = make_passes(config, bench.loaded, 1000, way.layout, way.lean)
+        learner = SFTLearner(passes, 0.0)
+
+        def learn(groups: Sequence[Group]) -> None:
+            learner.update(_batch_of(bench, groups), teacher)
 
     completion = round(facts.mean_tokens or config.sampling.max_tokens)
-    measured = measure_units(bench, problems, prompt, completion, learn, facts.group_size)
+    sizes = (prompt, completion, learn, facts.group_size)
+    measured = measure_units(bench, problems, *sizes, _asks(bench, teacher, passes))
     slots, verdict = config.engine.slots, facts.verifier_seconds
-    return estimate_rl(config, measured, prompt, lengths, verdict, facts.mixed, slots)
+    mixed = facts.mixed if config.rl is not None else None
+    return estimate_sampled(config, measured, prompt, lengths, verdict, mixed, slots)
 
 
 def mean_lengths(bench: Bench) -> tuple[int, int]:
@@ -171,22 +208,84 @@ def mean_lengths(bench: Bench) -> tuple[int, int]:
     return prompt, completion
 
 
-def time_sft(bench: Bench, prompt: int, completion: int) -> StepSeconds:
-    """Time a learner of ``[sft]`` or ``[pretrain]`` on made-up rows of its rows' mean length."""
+def time_given(
+    bench: Bench,
+    prompt: int,
+    completion: int,
+    teacher: OpenTeacher | None = None,
+    asked: int = 0,
+) -> StepSeconds:
+    """Time a learner of ``[sft]``, ``[distill]`` or ``[pretrain]`` on made-up rows of its rows'
+    mean length.
+
+    teacher, asked: as of `estimate_given`.
+    """
     from assay.learn.sft_update import SFTLearner
-    from assay.model.packing import pack
     from assay.model.probe import prove_lean
     from assay.training.assemble import make_passes
+    from assay.training.teachers import model_of
 
-    config = bench.config
-    lean, _ = prove_lean(bench.loaded.model)
-    learner = SFTLearner(make_passes(config, bench.loaded, 1000, "plain", lean))
+    config, settings = bench.config, bench.config.distill
+    once = settings is not None and settings.keep is not None
+    model = model_of(teacher)
+    lean, _ = prove_lean(bench.loaded.model, *([] if once or model is None else [model]))
+    passes = make_passes(config, bench.loaded, 1000, "plain", lean)
+    learner = SFTLearner(passes, 1.0 if settings is None else settings.cross_entropy)
 
     def learn(groups: Sequence[Group]) -> None:
-        learner.update(pack(groups, spread_verdicts(groups), learner.device))
+        batch = _batch_of(bench, groups)
+        learner.update(batch, _kept(bench, batch) if once else teacher)
 
-    measured = measure_units(bench, (), prompt, completion, learn, 1)
-    return estimate_sft(config, measured, prompt / completion)
+    ask = _asks(bench, teacher, passes)
+    measured = measure_units(bench, (), prompt, completion, learn, 1, None if once else ask)
+    if once and ask is not None:
+        passes.lean = prove_lean(model)[0] if model is not None else lean
+        _, token = _time_update(ask, prompt, completion, 1)
+        measured = replace(measured, teacher_token=token)
+    return estimate_given(config, measured, prompt / completion, asked)
+
+
+def _batch_of(bench: Bench, groups: Sequence[Group]) -> Batch:
+    """Return a batch of groups that are all learned from."""
+    from assay.model.packing import pack
+
+    return pack(groups, spread_verdicts(groups), bench.loaded.device)
+
+
+def _asks(bench: Bench, teacher: OpenTeacher | None, passes: Passes) -> Learn | None:
+    """Return what asks a teacher about groups, as a run does; None where there is none."""
+    if teacher is None:
+        return None
+    settings = bench.config.distill
+
+    def ask(groups: Sequence[Group]) -> None:
+        batch = _batch_of(bench, groups)
+        if settings is None:
+            teacher.logprobs(batch, passes)
+        elif settings.keep is not None:
+            teacher.likeliest(batch, passes, settings.keep_top, teacher.size)
+        else:
+            with passes.open():
+                for part in passes.split(batch):
+                    teacher.target(part, passes)
+
+    return ask
+
+
+def _kept(bench: Bench, batch: Batch) -> KeptTeacher:
+    """Return what might have been kept of a batch."""
+    import torch
+
+    from assay.training.kept import KeptTeacher
+    from assay.training.teachers import divergence_of
+
+    config, device = bench.config, bench.loaded.device
+    assert config.distill is not None
+    size, top = len(batch.sampled_T), config.distill.keep_top
+    tokens_TK = torch.arange(top, device=device).expand(size, top)
+    logprobs_TK = torch.full((size, top), -math.log(2 * top), device=device)
+    rest_T = torch.full((size,), math.log(0.5), device=device)
+    return KeptTeacher((tokens_TK, logprobs_TK, rest_T), divergence_of(config))
 
 
 def _lengths(bench: Bench) -> list[list[int]]:
@@ -197,8 +296,7 @@ def _lengths(bench: Bench) -> list[list[int]]:
 
     config = bench.config
     if config.pretrain is None:
-        assert config.sft is not None
-        rows = load_traces(config.sft.traces, on_bad_row=config.data.on_bad_row, limit=LOOKED_AT)
+        rows = load_traces(config.rows, on_bad_row=config.data.on_bad_row, limit=LOOKED_AT)
         return [[len(part) for part in bench.renderer.render_trace(row)] for row in rows]
     texts = load_documents(
         config.pretrain.texts, on_bad_row=config.data.on_bad_row, limit=LOOKED_AT
@@ -214,11 +312,17 @@ def measure_units(
     completion_tokens: int,
     learn: Learn,
     group_size: int,
+    ask: Learn | None = None,
 ) -> UnitSeconds:
-    """Measure on the loaded model; without problems nothing is generated."""
+    """Measure on the loaded model; without problems nothing is generated.
+
+    ask: what asks the teacher alone, which ``learn`` does too.
+    """
     generation = _time_generation(bench, problems) if problems else (0.0, 0.0, 0.0)
-    update = _time_update(learn, prompt_tokens, completion_tokens, group_size)
-    return UnitSeconds(*generation, *update)
+    sizes = (prompt_tokens, completion_tokens, group_size)
+    fixed, token = _time_update(learn, *sizes)
+    asking = 0.0 if ask is None else min(token, _time_update(ask, *sizes)[1])
+    return UnitSeconds(*generation, fixed, token - asking, asking)
 
 
 def _time_generation(bench: Bench, problems: Sequence[Problem]) -> tuple[float, float, float]:

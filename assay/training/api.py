@@ -49,6 +49,7 @@ from assay.training.results import (
     sample_lines,
 )
 from assay.training.stage import Kind, Stage
+from assay.training.teachers import model_of
 from assay.training.thinking import check_thinking
 from assay.types import Problem
 from assay.verify.service import VerifierService
@@ -247,8 +248,8 @@ def dry_run(config: GivenConfig, *, overrides: Sequence[str] = (), quiet: bool =
         look = kind.look(settings, bench, rows)
         rate = f"learning rate {rate_words(settings, bench.loaded.model)}"
         length = len(bench.renderer.render(look.problem).tokens)
-        needs = (look.has_reference, look.has_critic, look.teacher)
-        memory = plan_memory(settings, bench.loaded.model, length, *needs)
+        needs = (look.has_reference, look.has_critic, model_of(look.teacher))
+        memory = plan_memory(settings, bench.loaded.model, length, *needs, asked=look.asked)
         first = _sample(bench, [look.problem], 1, settings.sampling.temperature)
         return DryRun(first, [*look.notes, rate, *fixed_words(bench)], memory)
 

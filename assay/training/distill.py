@@ -131,10 +131,15 @@ def first_look(config: TrainConfig, bench: Bench, rows: Rows) -> FirstLook:
     words = taught_words(config)
     if not isinstance(rows, Problems):
         look = sft.first_look(config, bench, rows)
-        teacher = next(iter(lay_out_taught(bench, rows).beside), None)
-        return replace(look, notes=[*look.notes, words], teacher=teacher)
-    problems, teacher = fit_problems(rows, bench), open_teacher(bench).model
-    layout = choose_layout(bench, problems.train, settings.group_size, teacher)
+        look = replace(look, notes=[*look.notes, words])
+        if settings.keep is None:
+            teacher = open_teacher(bench)
+            lay_out_traces(bench, rows, teacher.context_length)  # all of them fit
+            return replace(look, teacher=teacher)
+        keeping = Keeping(bench, lay_out_traces(bench, rows).groups, rows)
+        return replace(look, teacher=keeping.teacher, asked=keeping.asked)
+    problems, teacher = fit_problems(rows, bench), open_teacher(bench)
+    layout = choose_layout(bench, problems.train, settings.group_size, teacher.model)
     steps = f"{settings.steps} steps of {config.completions_a_step} completions"
     notes = [*problems.notes, words, layout.reason, steps]
     return FirstLook(problems.train[0], notes, teacher=teacher)

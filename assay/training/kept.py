@@ -185,6 +185,8 @@ class Keeping:
         lacking = self.kept.lacks(groups)
         self.kept.check_room([groups[n] for n in lacking], settings.keep_gib)
         self.teacher: OpenTeacher | None = None
+        lengths = [len(groups[n].completions[0].tokens) for n in lacking]
+        self.asked = [sum(part) for part in parts(lengths, PART)]  # tokens, of each file
         if not lacking:
             return
         if config.teacher is None:

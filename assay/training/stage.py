@@ -13,6 +13,7 @@ from typing import Any
 from assay.config import TrainConfig
 from assay.data.curriculum import Curriculum
 from assay.errors import VerifierError
+from assay.learn.teacher import OpenTeacher
 from assay.model.probe import LayoutChoice
 from assay.plan.record import run_decision
 from assay.run.directory import Run
@@ -59,14 +60,16 @@ class Stage:
 class FirstLook:
     """What a stage would do: its first problem, a line a finding, and what it needs memory for.
 
-    teacher: the model beside the policy; None: there is none.
+    teacher: who is asked beside the policy; None: nobody. asked: where it is asked once, before
+    the first step, how many tokens it is asked about, part by part.
     """
 
     problem: Problem
     notes: Sequence[str]
     has_reference: bool = False
     has_critic: bool = False
-    teacher: Any = None
+    teacher: OpenTeacher | None = None
+    asked: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

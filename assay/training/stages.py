@@ -96,12 +96,12 @@ def first_look(config: TrainConfig, bench: Bench, rows: Problems) -> FirstLook:
     """Say what the RL stage would do with these problems."""
     assert config.rl is not None
     row, problems = choose_algorithm(config), fit_problems(rows, bench)
-    teacher = model_of(open_reference(bench, row))
+    teacher = open_reference(bench, row)
     notes = [
         *problems.notes,
         f"{row.name}: {row.paper}, {row.equation}",
         f"{row.name} here sets: {describe(row) or 'nothing beside the defaults'}",
-        choose_layout(bench, problems.train, config.rl.group_size, teacher).reason,
+        choose_layout(bench, problems.train, config.rl.group_size, model_of(teacher)).reason,
         f"{config.rl.steps} steps of {config.completions_a_step} completions",
         *(f"warning: {text}" for text in bench.verifiers.warnings()),
     ]

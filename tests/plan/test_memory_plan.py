@@ -34,18 +34,32 @@ folder = Path(sys.argv[1])
 sizes = dict(hidden_size=256, num_layers=6, max_positions=128)
 tiny = save_tiny_model(folder / "tiny", max_positions=128)
 model = save_tiny_model(folder / "model", **sizes, vocab_size=40000)
+teacher = save_tiny_model(folder / "teacher", **{**sizes, "hidden_size": 384}, vocab_size=40000)
 rows = [json.dumps({"prompt": "x" * 20 + str(n), "answer": str(n)}) for n in range(40)]
 (folder / "train.jsonl").write_text("\\n".join(rows))
 tree = json.loads(sys.argv[2])
 tree["data"] = {"train": [str(folder / "train.jsonl")]}
 tree["run"] = {"directory": str(folder / "runs"), "threads": 1}
-train({**tree, "model": {"path": str(tiny)}}, quiet=True)  # whatever is loaded once
+traces = [json.dumps({"prompt": "x" * 20, "completion": "y" * 40 + str(n)}) for n in range(40)]
+(folder / "traces.jsonl").write_text("\\n".join(traces))
+first = {**tree, "model": {"path": str(tiny)}}
+if "distill" in tree:
+    tree["distill"]["traces"] = [str(folder / "traces.jsonl")]
+    first |= {"teacher": {"path": str(tiny)}, "distill": {**tree["distill"]}}
+    if "keep" in tree["distill"]:
+        tree["distill"]["keep"], first["distill"]["keep"] = str(folder / "a"), str(folder / "b")
+    tree["teacher"] = {"path": str(teacher)}
+train(first, quiet=True)  # whatever is loaded once
 before = status("VmRSS")
 open("/proc/self/clear_refs", "w").write("5")  # the peak so far is forgotten
 train({**tree, "model": {**tree.get("model", {}), "path": str(model)}}, quiet=True)
 config = build({**tree, "model": {**tree.get("model", {}), "path": str(model)}})
 loaded = load_model(config.model, "cpu", 0)
-plan = plan_memory(config, loaded.model, 23, config.algorithm.kl_weight != 0.0, libraries_mib=before)
+beside = load_model(config.model.model_copy(update={"path": str(teacher)}), "cpu", 0).model
+taught = {"teacher": beside if "distill" in tree else None}
+taught["asked"] = [1700] if tree.get("distill", {}).get("keep") else []
+has_reference = "rl" in tree and config.algorithm.kl_weight != 0.0
+plan = plan_memory(config, loaded.model, 23, has_reference, libraries_mib=before, **taught)
 print(json.dumps({"measured": status("VmHWM"), **plan.parts, "planned": plan.total_mib}))
 """
 
@@ -139,6 +153,40 @@ def test_what_is_kept_beside_the_policy_has_the_size_that_is_planned(
     assert parts["gradients"] == pytest.approx(trained * 4 / MIB, rel=0.02)
     held = Reference(model)._held.values()
     assert parts["reference"] == sum(t.numel() * t.element_size() for t in held) / MIB
+
+
+def test_a_teacher_stays_or_is_asked_once_or_is_elsewhere() -> None:
+    """Its weights are in every moment, in that of asking alone, or not here but for its head."""
+    import torch
+
+    model = tiny_model(hidden_size=32)
+    teacher: Any = tiny_model(hidden_size=96).to(torch.bfloat16)  # pyright: ignore
+    size = sum(p.numel() for p in teacher.parameters()) * 2 / MIB
+    tree = {"model": {"path": "m"}, "teacher": {"path": "t"}, "distill": {"traces": ["t"]}}
+    config = parse(tree)
+
+    def planned(config: TrainConfig, teacher: Any, **asked: Any) -> Any:
+        return plan_memory(config, model, 10, False, teacher=teacher, libraries_mib=0, **asked)
+
+    alone, beside = planned(config, None), planned(config, teacher)
+    assert "asking" not in alone.moments and beside.parts["teacher"] == size
+    for moment, mib in alone.moments.items():
+        assert beside.moments[moment] >= mib + size
+    fewer = parse({**tree, "distill": {"traces": ["t"], "max_tokens_per_micro_batch": 64}})
+    assert planned(fewer, teacher).parts["asking"] < beside.parts["asking"]
+
+    kept = parse({**tree, "distill": {"traces": ["t"], "keep": "k"}})
+    once = planned(kept, teacher, asked=[1000, 500])
+    assert once.parts["asked"] == size and "teacher" not in once.parts
+    assert once.moments["update"] == alone.moments["update"]
+    more = planned(kept, teacher, asked=[3000, 500]).parts["asking"] - once.parts["asking"]
+    assert more == pytest.approx(2000 * 64 * 20 / MIB)  # of the file with most tokens
+    assert "asked" not in planned(kept, None).parts  # the folder lacks nothing
+
+    far = planned(config, teacher.to("meta"))
+    head = teacher.get_output_embeddings().weight.numel() * 2 / MIB
+    assert far.parts["teacher"] == head and far.elsewhere_mib > size
+    assert "teacher.device" in str(far)
 
 
 def test_libraries_are_what_is_held_beside_the_weights() -> None:
@@ -260,15 +308,28 @@ def test_the_optimizer_takes_what_is_estimated(
     assert found["save"] <= found["kept"] + 8, found
 
 
+REWARDED: dict[str, Any] = {
+    "rl": {"steps": 1, "num_prompts": 4, "group_size": 4, "max_tokens_per_micro_batch": 1024},
+    "algorithm": {"kl_weight": 0.1},
+}
+TAUGHT: dict[str, Any] = {"tokens_per_step": 1000, "max_tokens_per_micro_batch": 1024}
+
+
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
-def test_the_estimate_is_within_a_seventh_of_the_peak(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "stage",
+    [REWARDED, {"distill": TAUGHT}, {"distill": {**TAUGHT, "keep": "a folder"}}],
+    ids=["rewarded", "taught", "taught_once"],
+)
+def test_the_estimate_is_within_a_seventh_of_the_peak(
+    stage: dict[str, Any], tmp_path: Path
+) -> None:
     """Of the whole process, as `bench.plan` has it for larger models. The KL sees to it that there is a gradient, whatever the rewards."""
     tree: dict[str, Any] = {
         "sampling": {"max_tokens": 16},
         "engine": {"num_slots": 16},
-        "rl": {"steps": 1, "num_prompts": 4, "group_size": 4, "max_tokens_per_micro_batch": 1024},
-        "algorithm": {"kl_weight": 0.1},
         "verification": {"num_workers": 1},
+        **stage,
     }
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, str(tmp_path), json.dumps(tree)],

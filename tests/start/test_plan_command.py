@@ -21,6 +21,7 @@ from assay.plan.questions import ask_all, read_facts
 from assay.plan.record import read_facts as facts_of_page
 from assay.start import plan as planning
 from assay.testing import save_tiny_model
+from assay.training.api import train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -81,6 +82,41 @@ def test_a_configuration_is_measured_and_nothing_is_trained(
     row = json.loads(json.dumps(found.as_dict(), allow_nan=False))
     assert row["recommended"] == "dapo" and row["estimates"]["memory_mib"]["total"] > 100
     assert "the configuration says dr_grpo" in str(found)
+
+
+def test_a_teacher_is_planned_for(tree: dict[str, Any], model: Path, tmp_path: Path) -> None:
+    """On traces, on traces where it is asked once, on the student's own, and beside a reward."""
+    traces = [json.dumps({"prompt": f"{n} + 1 =", "completion": f" {n + 1}"}) for n in range(60)]
+    (tmp_path / "traces.jsonl").write_text("\n".join(traces))
+    tree["teacher"] = {"path": str(save_tiny_model(tmp_path / "teacher", hidden_size=96))}
+    given = {"traces": [str(tmp_path / "traces.jsonl")], "tokens_per_step": 60}
+    once = {**given, "keep": str(tmp_path / "kept"), "keep_top": 4}
+    own = {"num_prompts": 2, "group_size": 4, "steps": 3}
+    stages: dict[str, dict[str, Any]] = {
+        "given": {"distill": given},
+        "once": {"distill": once},
+        "own": {"distill": own},
+        "rewarded": {"rl": tree.pop("rl"), "algorithm": {"name": "on_policy_distillation"}},
+    }
+    found: dict[str, Any] = {}
+    for name, stage in stages.items():
+        config = write(tree | stage, tmp_path, f"{name}.toml")
+        planned = planning.plan(config, num_problems=2, out=tmp_path / f"{name}.md", overwrite=True)
+        found[name] = planned.measured
+        assert planned.decision.facts.seconds_per_step == found[name].seconds.total > 0
+        pilot = planned.pilot.config
+        assert pilot is None or "teacher" not in pilot  # no stage of a pilot asks it
+    mib = {name: one.memory.parts for name, one in found.items()}
+    assert mib["given"]["teacher"] == mib["own"]["teacher"] == mib["rewarded"]["teacher"]
+    assert mib["once"]["asked"] == mib["given"]["teacher"] and "teacher" not in mib["once"]
+    assert [one.seconds.teacher > 0 for one in found.values()] == [True, False, True, True]
+    assert found["once"].seconds.once > 0 == found["given"].seconds.once
+    assert found["given"].num_steps == found["once"].num_steps and found["own"].num_steps == 3
+
+    train(tree | stages["once"], quiet=True)  # now the folder lacks nothing
+    kept = write(tree | stages["once"], tmp_path, "kept.toml")
+    after = planning.plan(kept, out=tmp_path / "kept.md", overwrite=True).measured
+    assert after.seconds.once == 0 and "asking" not in after.memory.parts
 
 
 def test_a_checker_that_judges_nothing_is_found_out(tree: dict[str, Any], tmp_path: Path) -> None:

@@ -11,7 +11,13 @@ import pytest
 
 from assay.config import TrainConfig, parse
 from assay.start import seconds
-from assay.start.seconds import StepSeconds, UnitSeconds, estimate_rl, estimate_sft, measure_units
+from assay.start.seconds import (
+    StepSeconds,
+    UnitSeconds,
+    estimate_given,
+    estimate_sampled,
+    measure_units,
+)
 from assay.types import Group
 
 ONE_STEP = UnitSeconds(begin=0.0, prompt_token=0.0, decode=1.0, update_fixed=0.0, update_token=0.0)
@@ -30,7 +36,7 @@ def estimated(
     mixed_share: float | None = None,
     num_slots: int = 64,
 ) -> StepSeconds:
-    return estimate_rl(config, measured, 100, lengths, verdict_seconds, mixed_share, num_slots)
+    return estimate_sampled(config, measured, 100, lengths, verdict_seconds, mixed_share, num_slots)
 
 
 def simulated_steps(lengths: Sequence[int], num_slots: int) -> int:
@@ -91,7 +97,51 @@ def test_a_supervised_step_is_its_tokens() -> None:
     sft = {"traces": ["t"], "tokens_per_step": 1000}
     config = parse({"model": {"path": "m"}, "sft": sft})
     measured = UnitSeconds(0.0, 0.0, 0.0, update_fixed=2.0, update_token=0.001)
-    assert estimate_sft(config, measured, 0.5).total == pytest.approx(2 + 1.5)
+    assert estimate_given(config, measured, 0.5).total == pytest.approx(2 + 1.5)
+
+
+def test_a_teacher_is_asked_in_each_step_or_once() -> None:
+    distill: dict[str, Any] = {"traces": ["t"], "tokens_per_step": 1000}
+    tree = {"model": {"path": "m"}, "teacher": {"path": "t"}}
+    measured = UnitSeconds(0.0, 0.0, 1.0, 2.0, update_token=0.001, teacher_token=0.0004)
+    config = parse({**tree, "distill": distill})
+    beside = estimate_given(config, measured, 0.5)
+    assert (beside.update, beside.teacher, beside.once) == pytest.approx((3.5, 0.6, 0))
+    once = estimate_given(config, measured, 0.5, asked=20_000)
+    assert once.total == once.update == pytest.approx(3.5)
+    assert once.once == pytest.approx(20_000 * 1.5 * 0.0004) and "once" in str(once)
+
+    own = {**tree, "data": {"train": ["t"]}, "distill": {"num_prompts": 4, "group_size": 8}}
+    config = parse({**own, "sampling": {"max_tokens": 50}})
+    sampled = estimated(config, measured)
+    tokens = 4 * (100 + 8 * 50)
+    assert sampled.generation == 50 and sampled.teacher == pytest.approx(0.0004 * tokens)
+    assert sampled.update == pytest.approx(2 + 0.001 * tokens)
+    assert sampled.total == pytest.approx(52 + 0.0014 * tokens)
+
+
+def test_a_teachers_part_of_an_update_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Together they are the whole, whose fixed part is the update's."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def count(groups: Sequence[Group], a_token: float, fixed: float) -> None:
+        rows = [row for one in groups for row in (one.prompt, *one.completions)]
+        now[0] += fixed + a_token * sum(len(row.tokens) for row in rows)
+
+    bench: Any = None
+    found = measure_units(
+        bench,
+        (),
+        30,
+        20,
+        lambda groups: count(groups, 0.01, 3),
+        8,
+        lambda groups: count(groups, 0.004, 0),
+    )
+    assert found.update_fixed == pytest.approx(3)
+    assert found.update_token == pytest.approx(0.006)
+    assert found.teacher_token == pytest.approx(0.004)
 
 
 @pytest.mark.parametrize("lengths", [(30, 20), (100, 256), (900, 3000), (5, 3)])
