@@ -85,6 +85,12 @@ class TrainConfig(Section):
         return getattr(getattr(self, section), key) or self.data.train
 
     @property
+    def traces(self) -> tuple[str, ...]:
+        """The sources of completions that the stage imitates; empty where it does not."""
+        stage = self.sft or self.distill
+        return () if stage is None else stage.traces
+
+    @property
     def watched(self) -> GuardConfig:
         """The guard without the rules that would be wrong in this run, unless they are asked for.
 

@@ -9,6 +9,7 @@ from string import Template
 from typing import Any
 
 from assay.curation.output import MANIFEST, Manifest, read_manifest
+from assay.data.verified import GIVEN, verified_words
 from assay.recipes.manifest import TINY, RecipeManifest, StageRow
 from assay.run.evaluations import (
     accuracy_of,
@@ -84,6 +85,7 @@ def _models(rows: Sequence[StageRow], runs: Mapping[str, LoadedRun]) -> Iterator
     """Yield the table of stage x benchmark x think mode: held-out accuracy after each stage."""
     looks: list[tuple[str, str, LoadedRun, Sequence[Mapping[str, Any]]]] = []
     measured: list[tuple[str, str, str, _Found, _Found]] = []
+    taught: dict[str, str] = {}
     for row in rows:
         if (run := runs.get(row.stage)) is not None:
             evaluations = [one for one in run.evaluations if accuracy_of(one) is not None]
@@ -95,6 +97,7 @@ def _models(rows: Sequence[StageRow], runs: Mapping[str, LoadedRun]) -> Iterator
             looks.append((row.stage, row.kind, run, evaluations))
             found = _found_in(run, evaluations, rows)
             measured.append((row.stage, row.kind, start, found, before))
+            taught[row.stage] = verified_words(run.config.traces)
     places = list(dict.fromkeys(place for *_, found, _ in measured for place in found))
     if not places:
         return
@@ -111,7 +114,10 @@ def _models(rows: Sequence[StageRow], runs: Mapping[str, LoadedRun]) -> Iterator
     if len(modes) > 1:
         note += " think: empty asks for an answer without reasoning."
     shown = [n for n, names in enumerate((sets, modes)) if len(names) > 1]
-    head = ["stage", "", "from", *(("problems", "think")[n] for n in shown), *series]
+    said = ["traces"] if {*taught.values()} - {"", GIVEN} else []
+    if said:
+        note += " traces: what a stage learned from was verified, was not, or was given."
+    head = ["stage", "", "from", *said, *(("problems", "think")[n] for n in shown), *series]
     head += [f"gained, {leading}", f"mean tokens, {leading}"]
     cells: list[list[str]] = []
     for stage, kind, start, found, before in measured:
@@ -122,7 +128,8 @@ def _models(rows: Sequence[StageRow], runs: Mapping[str, LoadedRun]) -> Iterator
             length = "" if now is None else f"{now.get('eval/mean_tokens') or 0:.1f}"
             shares = [_accuracy(of_place.get(name)) for name in series]
             gained = "" if gain is None else str(gain)
-            keys = [stage, kind, start, *(place[n] for n in shown)]
+            keys = [stage, kind, start, *(taught.get(stage, "") for _ in said)]
+            keys += [place[n] for n in shown]
             cells.append([*keys, *shares, gained, length])
     yield Block("What each stage made of the model", note, head, cells)
     yield from _by_tag([(stage, told) for stage, _, _, told in looks], leading)

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from assay.config import TrainConfig, dump
+from assay.data.verified import GIVEN, verified_words
 from assay.run.environment import verifier_text
 from assay.run.evaluations import Lift, Row, lifts_of, on_texts, perplexity_words
 from assay.run.files import disk_full_as, write_atomic
@@ -108,6 +109,8 @@ def _state_html(ended: str | None) -> str:
 def _subtitle(summary: LoadedRun) -> list[str]:
     config, created = summary.config, str(summary.environment.get("created") or "")[:10]
     model, rows = f"model {config.model.path}", f"on {', '.join(config.rows)}"
+    if (told := verified_words(config.traces)) not in ("", GIVEN):
+        rows += f" ({told})"
     return [stage_words(config), model, rows, created]
 
 

@@ -268,10 +268,8 @@ def _seen(config: TrainConfig) -> Iterator[tuple[str, Any, str]]:
     for key in ("train", "heldout"):
         for problem in _all_problems(getattr(config.data, key)):
             yield f"data.{key}", problem.prompt, problem.place
-    given = config.sft or config.distill
-    if given is not None and given.traces:
-        for trace in load_traces(given.traces, on_bad_row="skip"):
-            yield f"{config.stage}.traces", trace.prompt, trace.source
+    for trace in load_traces(config.traces, on_bad_row="skip") if config.traces else ():
+        yield f"{config.stage}.traces", trace.prompt, trace.source
 
 
 def set_checks(one: ComparedSet, limits: Thresholds) -> Iterator[Check]:

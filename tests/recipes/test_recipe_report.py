@@ -38,6 +38,38 @@ def test_the_report_tells_each_stage_and_data_set(world: World) -> None:
     assert shares in page and "<b>" not in page.partition("</header>")[2]
 
 
+def test_each_stage_says_whether_its_traces_were_verified(world: World) -> None:
+    """Two stages from one model: of what a verifier passed, and of all; a third is given both."""
+    ask = {"data": "collect", "model": str(world.folder / "model"), "inputs": world.source("train")}
+    ask |= {"verifier": "recipe_worlds:even_text", "max_tokens": 8, "num_samples": 4}
+    verified = {"data": "select", "inputs": ["@written"], "k": 4}
+    varied = {"data": "vary", "inputs": ["@right"], "variants": {"one": {"append": "?"}}}
+    stages = {"written": ask, "right": verified, "varied": varied}
+    sft = {"tokens_per_step": 8, "epochs": 0.5}
+    learners = {
+        "right_only": ["@varied"],
+        "any": ["@written"],
+        "both": ["@right", *world.source("traces")],
+    }
+    for name, traces in learners.items():
+        stages[name] = {"model": {"path": "@start"}, "sft": {**sft, "traces": traces}}
+    tree = world.tree()
+    tree["stage"] = {**tree["stage"], **stages}
+    folder = Path(world.run(world.file(tree)).folder)
+    text = (folder / "report.md").read_text()
+    for stage, told in (
+        ("cold", "given"),
+        ("right_only", "verified"),
+        ("any", "not verified"),
+        ("both", "verified, given"),
+    ):
+        (row,) = (line for line in text.splitlines() if line.startswith(f"| {stage} | sft | "))
+        assert row.split(" | ")[2:4] == ["start", told]
+        page = (folder / stage / "report.html").read_text()
+        assert (f"({told})" in page) == (told != "given")
+    assert "| reason | rl | cold |  |" in text
+
+
 def test_benchmarks_and_think_modes_are_rows_of_their_own(world: World) -> None:
     """Two held-out sets, one of them made by a stage, and one in both modes."""
     both = [{"id": f"b{n}", "prompt": f"{n} + 2 =", "answer": "2"} for n in range(4)]
