@@ -21,7 +21,6 @@ from assay.data.sources import open_source
 from assay.errors import AssayError, ConfigError, message
 from assay.recipes.cost import Cost, RowCounts, roots_of
 from assay.recipes.file import RecipeStage, references
-from assay.recipes.manifest import TINY
 
 if TYPE_CHECKING:
     from assay.training.results import DryRun
@@ -169,10 +168,11 @@ def look(
             measure(config, 0, lambda text: None),
         )
         steps, at_most = measured.num_steps, False
-        if config.sft is not None and counts.is_open(stage):
-            rows, at_most = counts.of(stage.tree["sft"]["traces"]), True
-            tokens = (rows or 0) * config.sft.epochs * config.sampling.max_tokens
-            steps = None if rows is None else max(1, round(tokens / config.sft.tokens_per_step))
+        given = config.sft or config.distill
+        if given is not None and config.traces and counts.is_open(stage):
+            rows, at_most = counts.of(stage.tree[config.stage]["traces"]), True
+            tokens = (rows or 0) * given.epochs * config.sampling.max_tokens
+            steps = None if rows is None else max(1, round(tokens / given.tokens_per_step))
         seconds = measured.seconds.total if measured.seconds is not None else None
         minutes = None if steps is None or seconds is None else steps * seconds / 60
         cost = Cost(at_most, None, None, steps, minutes, measured.memory.total_mib)
@@ -191,8 +191,9 @@ def _stand_in(
     None where too little is there, as a judge that an earlier stage trains.
     """
     config, notes = settings_of_training(stage, outputs, {}), list[str]()
-    section, (owner, key) = next(item for item in STAGES.items() if item[0] in stage.tree)
-    tree: dict[str, Any] = {name: one for name, one in stage.tree.items() if name != "model"}
+    owner, key = _place_of_rows(config)
+    models = ("model", "teacher")
+    tree: dict[str, Any] = {name: one for name, one in stage.tree.items() if name not in models}
     named = [*tree.get(owner, {}).get(key, ()), *tree.get("data", {}).get("heldout", ())]
     missing = {name for name in _named(tree) if name not in made}
     if missing - {*_named([one for one in named if one.startswith("@")])}:
@@ -200,13 +201,13 @@ def _stand_in(
     absent = tuple(outputs[name] for name in missing)
     sources = getattr(getattr(config, owner), key)
     there = [one for one in sources if not one.endswith(absent)]
-    if sources and not there and section == "rl":
+    if sources and not there and key == "train":
         roots = [one for name in _named(tree[owner][key]) for one in roots_of(name, stages)]
         there, notes = (
             list(dict.fromkeys(roots)),
             ["looked at with the problems that they come from"],
         )
-    elif sources and not there and section == "sft":
+    elif sources and not there and config.traces:
         row = {"prompt": "x" * 32, "completion": "y" * config.sampling.max_tokens}
         (scratch / "made-up.jsonl").write_text(json.dumps(row), encoding="utf-8")
         there, notes = [str(scratch / "made-up.jsonl")], ["looked at with a made-up trace"]
@@ -214,20 +215,28 @@ def _stand_in(
         return None
     heldout = [one for one in config.data.heldout if not one.endswith(absent)]
     config = _with(_with(config, "data", "heldout", heldout), owner, key, there)
-    own = ancestor = stage
-    while names := [*_named(ancestor.tree.get("model", {}))]:
-        own, ancestor = ancestor, stages[names[0]]
-        if ancestor.name not in made and ancestor.kind != "model":
-            continue
-        path = outputs[ancestor.name]
-        if ancestor.name not in made:
-            path = str(make_tiny(ancestor, scratch / TINY))
-        if own is not stage or ancestor.name not in made:
-            notes.append(f"looked at with the model of stage {ancestor.name}")
-        model = config.model.model_copy(update={"path": path})
-        config = config.model_copy(update={"model": model})
-        break
+    for role in models:
+        names = [*_named(stage.tree.get(role, {}))]
+        nearest = bool(names)
+        while names:
+            ancestor = stages[names[0]]
+            if ancestor.name not in made and ancestor.kind != "model":
+                names, nearest = [*_named(ancestor.tree.get("model", {}))], False
+                continue
+            path = outputs[ancestor.name]
+            if ancestor.name not in made:
+                path = str(make_tiny(ancestor, scratch / role))
+            if not nearest or ancestor.name not in made:
+                notes.append(f"looked at with the {role} of stage {ancestor.name}")
+            changed = getattr(config, role).model_copy(update={"path": path})
+            config = config.model_copy(update={role: changed})
+            break
     return config, notes
+
+
+def _place_of_rows(config: TrainConfig) -> tuple[str, str]:
+    """Return the section and the key of what a stage learns from: its own rows, or problems."""
+    return ("data", "train") if config.drawing is not None else STAGES[config.stage]
 
 
 def make_tiny(stage: RecipeStage, folder: Path) -> Path:
@@ -252,7 +261,7 @@ def _read(config: TrainConfig, missing: Sequence[str]) -> None:
         return [one for one in sources if not one.endswith(tuple(missing))]
 
     config = _with(config, "data", "heldout", there(config.data.heldout))
-    section, key = STAGES[config.stage]
+    section, key = _place_of_rows(config)
     sources = getattr(getattr(config, section), key)
     if heldout := getattr(getattr(config, section), "heldout", ()):
         config = _with(config, section, "heldout", there(heldout))

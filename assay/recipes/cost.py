@@ -120,7 +120,8 @@ class RowCounts:
 
     def is_open(self, stage: RecipeStage) -> bool:
         """Whether rows that a stage reads are not there yet."""
-        sources = stage.tree.get("inputs") or stage.tree.get("sft", {}).get("traces", ())
+        taught = stage.tree.get("sft") or stage.tree.get("distill") or {}
+        sources = stage.tree.get("inputs") or taught.get("traces", ())
         return any(name not in self._made for _, name, _ in references(sources))
 
     def _of_one(self, source: str) -> int | None:

@@ -69,6 +69,31 @@ def test_a_dry_run_says_what_stages_take(world: World) -> None:
     assert asked_look.as_dict()["cost"]["completions"] == 15
 
 
+def test_stages_with_a_teacher_are_looked_at_before_it_is_made(world: World) -> None:
+    """Both models are those that they will come from; rows that lack are made up, or bounds."""
+    asked = {"data": "collect", "model": "@reason", "inputs": world.source("train")}
+    distill = {"traces": ["@asked"], "tokens_per_step": 16}
+    taught = {"model": {"path": "@cold"}, "teacher": {"path": "@reason"}}
+    varied = {"data": "vary", "inputs": world.source("train"), "variants": {"a": {}}}
+    own = {"data": {"train": ["@varied"]}, "distill": {"steps": 3, "num_prompts": 2}}
+    stages = {"asked": {**asked, "num_samples": 2}, "varied": varied}
+    stages |= {"given": {**taught, "distill": distill}, "own": {**taught, **own}}
+    *looks, total = dry_run(str(world.file(world.tree(**stages))), quiet=True)
+    found = {one.stage: one for one in looks if isinstance(one, Look)}
+    for name in ("given", "own"):
+        told, cost = found[name].later, found[name].cost
+        assert told[-2:] == [
+            f"looked at with the {role} of stage start" for role in ("model", "teacher")
+        ]
+        assert cost is not None and cost.minutes and cost.memory_mib
+        look = found[name].dry_run
+        assert look is not None and look.memory.parts["teacher"] == look.memory.parts["weights"]
+    first, second = found["given"].cost, found["own"].cost
+    assert first and first.steps == 18 * 8 // 16 and first.at_most
+    assert second and second.steps == 3
+    assert isinstance(total, Total) and total.not_known == []
+
+
 def test_what_is_not_known_is_named(world: World) -> None:
     """A stage that learns from an earlier one's rollouts, which nobody can count before."""
     pairs = {"model": {"path": "@cold"}, "preference": {"pairs": ["run:@reason"]}}
