@@ -28,6 +28,10 @@ class ScaleConfig(Section):
     verifier_actors: Actors | None = None
     """Worker processes of the verifiers, on any machine of the cluster. None: they run on this
     machine (`verification.num_workers`)."""
+    teacher_actors: Actors | None = None
+    """Processes that have the teacher (``[teacher]``), on any machine of the cluster. They tell its
+    `distill.keep_top` likeliest tokens, and the divergence is over these and all others together.
+    None: the teacher is beside the policy."""
     address: Text | None = None
     """The cluster to join: ``HOST:PORT``, ``ray://HOST:PORT``, or ``auto`` for the one that runs on
     this machine. None: the one that the environment variable RAY_ADDRESS names, as under ``ray job
@@ -39,8 +43,8 @@ class ScaleConfig(Section):
     """CPUs that an actor reserves on the cluster. It does not limit an actor's threads
     (`engine.threads`)."""
     gpus_per_actor: NonNegative = 0.0
-    """GPUs that a rollout actor reserves; it samples on one if this is above 0. A fraction shares a
-    GPU."""
+    """GPUs that an actor with a model reserves, a rollout's or a teacher's; it uses one if this is
+    above 0. A fraction shares a GPU."""
     steps_ahead: Literal[0, 1] = 0
     """0: a step is sampled from the newest weights, and the learner waits. 1: the next step is
     sampled while this one is learned from, so its completions are one step old. Then the bits of a
@@ -61,12 +65,17 @@ class ScaleConfig(Section):
     @property
     def num_actors(self) -> int:
         """How many actors there are in all."""
+        return self.num_sampling + (self.teacher_actors or 0)
+
+    @property
+    def num_sampling(self) -> int:
+        """How many sample, or judge what was sampled."""
         return (self.rollout_actors or 0) + (self.verifier_actors or 0)
 
     def clashes(self, stage: str, samples: bool, gives: str | None) -> Iterator[str]:
         """Yield what a stage has no use for. samples: whether it samples completions. gives: the
         key by which completions are given tokens on their way."""
-        if self.num_actors and not samples:
+        if self.num_sampling and not samples:
             accepted = "actors where a run samples completions, as in [rl]"
             yield message("scale", f"actors in a run of [{stage}]", accepted, "leave it out")
         if self.generator != "engine":

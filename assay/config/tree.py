@@ -391,6 +391,12 @@ def _clashes_of_teacher(config: TrainConfig) -> Iterator[str]:
         yield message("teacher.path", found, "none: only [distill] and [rl] ask one")
     if config.teacher is not None and config.teacher.url is not None:
         yield from _clashes_of_server(config)
+    if (number := config.scale.teacher_actors) is not None:
+        if config.teacher is None or config.teacher.url is not None:
+            yield message("scale.teacher_actors", number, "none without a teacher of teacher.path")
+        elif config.teacher.device is not None:
+            accepted = "none with scale.teacher_actors, which use a GPU if scale.gpus_per_actor > 0"
+            yield message("teacher.device", toml_words(config.teacher.device), accepted)
 
 
 def _clashes_of_server(config: TrainConfig) -> Iterator[str]:

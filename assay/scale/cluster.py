@@ -271,7 +271,8 @@ def _check_room(ray: Any, settings: ScaleConfig) -> None:
     there = ray.cluster_resources()
     needed = {
         "CPU": settings.num_actors * settings.cpus_per_actor,
-        "GPU": (settings.rollout_actors or 0) * settings.gpus_per_actor,
+        "GPU": (settings.rollout_actors or 0) * settings.gpus_per_actor
+        + (settings.teacher_actors or 0) * settings.gpus_per_actor,
     }
     for kind, number in needed.items():
         has = there.get(kind, 0.0)

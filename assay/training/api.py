@@ -241,7 +241,8 @@ def dry_run(config: GivenConfig, *, overrides: Sequence[str] = (), quiet: bool =
     check_trackers(settings.log)
     path = Path(config) if isinstance(config, Path | str) else None
     with configuration.naming_lines(path, overrides), ExitStack() as stack:
-        kind, verifiers = kind_of(settings), open_verifiers(settings, stack)
+        taught = settings.scale.teacher_actors is not None
+        kind, verifiers = kind_of(settings), open_verifiers(settings, stack, actors=taught)
         rows = kind.read(settings, verifiers)
         bench = open_bench(settings, verifiers)
         show_sampling(bench, stack, quiet)

@@ -47,8 +47,8 @@ def on_actors(bench: Bench, stack: ExitStack) -> Bench:
         return replace(bench, actors=vllm)
     model = {**config.model.model_dump(), "dtype": str(loaded.dtype).removeprefix("torch.")}
     for key in ("path", "tokenizer"):  # an actor works in another folder
-        model[key] = model[key] and _absolute(model[key])
-    corpus = tuple(map(_absolute, config.tools.corpus))
+        model[key] = model[key] and absolute(model[key])
+    corpus = tuple(map(absolute, config.tools.corpus))
     opening = Opening(
         model=ModelConfig.model_validate(model),
         device=_device(bench),
@@ -94,7 +94,7 @@ def _as_it_is(weights: Weights) -> Weights:
     return weights
 
 
-def _absolute(place: str) -> str:
+def absolute(place: str) -> str:
     """Return the whole path of what is there; what is not is a name of the hub, or a source."""
     path = Path(place).expanduser()
     return str(path.resolve()) if path.exists() else place

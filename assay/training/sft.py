@@ -71,7 +71,7 @@ def learn_given(
     config = stage.config
     with ExitStack() as stack:
         guard = Guard(config.watched)
-        verifiers = open_verifiers(config, stack)
+        verifiers = open_verifiers(config, stack, actors=True)
         given = read(config, verifiers)
         rows = read_heldout(config, verifiers)
         bench = open_bench(config, verifiers)

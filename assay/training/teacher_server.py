@@ -33,7 +33,7 @@ BACKOFF = 1.0  # seconds before the second attempt, then doubled: over a minute 
 MAX_BODY = 2**30  # bytes of an answer: about 75 for each likely token of each token of a text
 NUM_NAMED, NUM_LAST = 256, 32  # tokens that a server is asked to name; those that come last
 SLACK = 1e-3  # by which probabilities of a float32 softmax may add up to more than 1
-UNSEEN = 1e-6  # what float32 cannot tell from 0 where it is left over from 1
+UNSEEN = 1e-5  # a smaller rest of 1 is not known: float32 sums of a whole vocabulary are this exact
 ACCEPTED = "a server that tells log-probabilities of given tokens, as vLLM does (prompt_logprobs)"
 INSTEAD = "to learn from its traces instead: assay data collect --url, then [sft]"
 
@@ -204,8 +204,8 @@ def read_steps(body: Any, tokens: Sequence[int], count: int) -> list[Step]:
 def likeliest(steps: Sequence[Step], count: int, size: int) -> Likeliest:
     """Return the ``count`` likeliest tokens at each place, and what is left of 1 for all others.
 
-    size: tokens in all. What is left is at least what float32 can tell from 0, and at most what
-    the others would have if each were as likely as the last of these.
+    size: tokens in all. What is left is at least what float32 can tell from 0, unless that is more
+    than the others would have if each were as likely as the last of these.
     """
     best = [sorted(step.items(), key=lambda one: (-one[1], one[0]))[:count] for step in steps]
     found = torch.tensor(best, dtype=torch.float64).view(len(best), count, 2)

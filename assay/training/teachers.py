@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
+
+import torch
 
 from assay.config import ModelConfig, TeacherConfig, TrainConfig
 from assay.config.distill import ELSEWHERE
@@ -12,7 +15,9 @@ from assay.learn.teacher import OpenTeacher, TeacherModel
 from assay.model.divergence import Divergence
 from assay.model.head import Head
 from assay.model.load import LoadedModel, load_model, other_token
+from assay.scale.teacher import ActorTeacher
 from assay.training.assemble import Bench, max_prompt_tokens, warn_of_slow_type
+from assay.training.elsewhere import absolute
 from assay.training.teacher_server import ServerTeacher
 
 INSTEAD = "to learn from its traces instead: assay data collect with this model, then [sft]"
@@ -22,14 +27,22 @@ def open_teacher(bench: Bench) -> OpenTeacher:
     """Open the configured teacher; raises ConfigError where it cannot teach this policy."""
     config = bench.config
     assert config.teacher is not None
-    where = f"teacher.path {config.teacher.path}"
-    if config.teacher.url is None:
-        teacher = _load(bench, config.teacher, where)
+    where, divergence = f"teacher.path {config.teacher.path}", divergence_of(config)
+    tokenizer, size = bench.loaded.tokenizer, head_size(bench.loaded)
+    count = 0 if config.distill is None else config.distill.keep_top
+    if config.teacher.url is not None:
+        teacher = ServerTeacher(config.teacher, tokenizer, count, size, divergence)
+    elif config.scale.teacher_actors is not None:
+        device = "cuda" if config.scale.gpus_per_actor else "cpu"
+        path = absolute(config.teacher.path)  # an actor works in another folder
+        settings = config.teacher.model_copy(update={"path": path, "device": device})
+        load = partial(load_teacher, settings, config.run.seed, tokenizer, divergence)
+        teacher = ActorTeacher(load, config.scale, count, size, divergence)
     else:
-        count = 0 if config.distill is None else config.distill.keep_top
-        size = head_size(bench.loaded)
-        tokenizer = bench.loaded.tokenizer
-        teacher = ServerTeacher(config.teacher, tokenizer, count, size, divergence_of(config))
+        here = config.teacher.device or config.run.device
+        settings = config.teacher.model_copy(update={"device": here})
+        head = bench.loaded.device
+        teacher = load_teacher(settings, config.run.seed, tokenizer, divergence, head)
     longest = teacher.context_length
     if config.drawing is not None and longest is not None:
         prompt, completion = max_prompt_tokens(config, bench.loaded), config.sampling.max_tokens
@@ -41,20 +54,26 @@ def open_teacher(bench: Bench) -> OpenTeacher:
     return teacher
 
 
-def _load(bench: Bench, settings: TeacherConfig, where: str) -> TeacherModel:
-    """Load a teacher beside the policy."""
-    config = bench.config
+def load_teacher(
+    settings: TeacherConfig,
+    seed: int,
+    tokenizer: Any,
+    divergence: Divergence,
+    head: torch.device | None = None,
+) -> TeacherModel:
+    """Load a teacher in this process; raises ConfigError where it cannot teach a policy.
+
+    tokenizer: the policy's. head: where its head is to be; None: beside its layers.
+    """
     given = settings.model_dump(exclude={"device", *ELSEWHERE})
     try:
-        device = settings.device or config.run.device
-        loaded = load_model(ModelConfig(**given), device, config.run.seed)
+        loaded = load_model(ModelConfig(**given), settings.device, seed)
     except UserError as error:
         error.args = (str(error).replace("model.", "teacher.", 1), *error.args[1:])
         raise
     warn_of_slow_type(loaded)
-    check_tokens(bench.loaded, loaded, where)
-    found = divergence_of(config)
-    return TeacherModel(loaded.model, found, bench.loaded.device, loaded.context_length)
+    check_tokens(tokenizer, loaded, f"teacher.path {settings.path}")
+    return TeacherModel(loaded.model, divergence, head or loaded.device, loaded.context_length)
 
 
 def open_reference(bench: Bench, row: Algorithm) -> OpenTeacher | None:
@@ -88,13 +107,13 @@ def head_size(loaded: LoadedModel) -> int:
     return len(Head.of(loaded.model).weight_VD)
 
 
-def check_tokens(student: LoadedModel, teacher: LoadedModel, where: str) -> None:
-    """Raise ConfigError for a teacher that has not all of the student's tokens, or under other
-    numbers."""
+def check_tokens(tokenizer: Any, teacher: LoadedModel, where: str) -> None:
+    """Raise ConfigError for a teacher that has not all tokens of the student's tokenizer, or under
+    other numbers."""
     num_embedded = len(teacher.model.get_input_embeddings().weight)  # pyright: ignore
-    ours: dict[str, int] = student.tokenizer.get_vocab()
+    ours: dict[str, int] = tokenizer.get_vocab()
     beyond = ((number, token) for token, number in ours.items() if number >= num_embedded)
-    odd = other_token(student.tokenizer, teacher.tokenizer) or min(beyond, default=None)
+    odd = other_token(tokenizer, teacher.tokenizer) or min(beyond, default=None)
     if odd is not None:
         number, token = odd
         found = f"a tokenizer in which {token!r} is not token {number}"

@@ -1,0 +1,187 @@
+"""A teacher in actors of Ray: in other processes, on this machine or on others."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from assay.config import ScaleConfig
+from assay.errors import WorkerDied
+from assay.learn.passes import Passes
+from assay.learn.teacher import Likeliest, TeacherElsewhere, TeacherModel
+from assay.model.divergence import Divergence
+from assay.model.layouts import Layout
+from assay.model.packing import Batch
+from assay.model.probe import LayoutChoice, probe_layouts
+from assay.scale.cluster import ActorLost, answer, check_alive, end, import_ray, strategy
+
+Ask = Callable[[Any, Batch], Any]
+"""What asks an actor of a part of a batch."""
+
+MOST_LOST = 3  # actors, one after the other, without an answer
+PROVED = 64, 64, 8  # a prompt, completions and their number, for which sharing the prompt is faster
+
+
+@dataclass(frozen=True)
+class TeacherOpening:
+    """What an actor's teacher is made of.
+
+    load: loads it, and raises ConfigError where it cannot teach the policy. path: where modules are
+    found.
+    """
+
+    load: Callable[[], TeacherModel]
+    threads: int
+    path: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the learner's batches go through its model; the teacher's go the same way."""
+
+    section: str
+    temperature: float
+    layout: Layout
+    lean: bool
+    max_tokens: int
+
+    @classmethod
+    def of(cls, passes: Passes) -> Way:
+        """Return the way of some passes."""
+        how = passes.temperature, passes.layout, passes.lean
+        return cls(passes.section, *how, passes.max_tokens)
+
+
+class TeacherActor:
+    """One process with the teacher."""
+
+    def __init__(self, opening: TeacherOpening) -> None:
+        self._opening = opening
+
+    @cached_property
+    def _teacher(self) -> TeacherModel:
+        """The teacher, loaded when it is first asked for; raises ConfigError as it is opened."""
+        opening = self._opening
+        torch.set_num_threads(opening.threads)
+        sys.path += [folder for folder in opening.path if folder not in sys.path]
+        return opening.load()
+
+    @cached_property
+    def _proved(self) -> LayoutChoice:
+        return probe_layouts(self._teacher.model, *PROVED)
+
+    def about(self) -> tuple[int, int | None]:
+        """Return how many tokens the teacher knows, and how many it takes at once."""
+        return self._teacher.size, self._teacher.context_length
+
+    def likeliest(self, batch: Batch, way: Way, count: int, size: int) -> list[Likeliest]:
+        """Return of each row what `TeacherModel.likeliest` does of its tokens, on the CPU."""
+        rows = self._teacher.likeliest(self._here(batch), self._passes(way), count, size)
+        return [(tokens.cpu(), logprobs.cpu(), rest.cpu()) for tokens, logprobs, rest in rows]
+
+    def logprobs(self, batch: Batch, way: Way) -> Tensor:
+        """Return the log-probability of each token, [T] float32, on the CPU."""
+        return self._teacher.logprobs(self._here(batch), self._passes(way)).cpu()
+
+    def _here(self, batch: Batch) -> Batch:
+        return batch.to(next(self._teacher.model.parameters()).device)
+
+    def _passes(self, way: Way) -> Passes:
+        return Passes(
+            self._teacher.model,
+            cast("Any", None),  # nothing is learned here
+            section=way.section,
+            temperature=way.temperature,
+            layout=way.layout if self._proved.layout == "tree" else "plain",
+            lean=way.lean and self._proved.lean,
+            max_tokens_per_micro_batch=way.max_tokens,
+        )
+
+
+class ActorTeacher(TeacherElsewhere):
+    """Shares groups out to actors; one that is lost is replaced, and asked again.
+
+    load: loads the teacher in an actor. Raises ConfigError for one that cannot teach the policy,
+    WorkerDied where actor after actor is lost.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], TeacherModel],
+        settings: ScaleConfig,
+        count: int,
+        size: int,
+        divergence: Divergence,
+    ) -> None:
+        super().__init__(count, size, divergence)
+        assert settings.teacher_actors is not None
+        path = [folder or os.getcwd() for folder in sys.path]
+        opening = TeacherOpening(load, torch.get_num_threads(), path)
+        self._settings = settings
+        self._ray = import_ray()
+        self._opening = self._ray.put(opening)
+        self._members = [self._hire() for _ in range(settings.teacher_actors)]
+        about = [one.about.remote() for one in self._members]  # they load side by side
+        known = [
+            self._answer(n, ref, lambda one: one.about.remote()) for n, ref in enumerate(about)
+        ]
+        its_size, self.context_length = known[0]
+        self.size = min(self.size, its_size)
+
+    def likeliest(self, batch: Batch, passes: Passes, count: int, size: int) -> list[Likeliest]:
+        """Do as `TeacherModel.likeliest`."""
+        way = Way.of(passes)
+        found = self._shared(batch, lambda one, part: one.likeliest.remote(part, way, count, size))
+        return [row for rows in found for row in rows]
+
+    def logprobs(self, batch: Batch, passes: Passes) -> Tensor:
+        """Do as `TeacherModel.logprobs`."""
+        way = Way.of(passes)
+        found = self._shared(batch, lambda one, part: one.logprobs.remote(part, way))
+        return torch.cat(found).to(batch.device)
+
+    def _shared(self, batch: Batch, ask: Ask) -> list[Any]:
+        """Return what actors answer, each of some neighboring groups, in the order of groups."""
+        batch, many = batch.to("cpu"), len(self._members)
+        ends = [number * batch.num_groups // many for number in range(many + 1)]
+        shares = [range(*pair) for pair in pairwise(ends)]
+        parts = [(n, batch.select_groups(share)) for n, share in enumerate(shares) if share]
+        refs = [ask(self._members[number], part) for number, part in parts]
+        return [
+            self._answer(number, ref, lambda one, part=part: ask(one, part))
+            for (number, part), ref in zip(parts, refs, strict=True)
+        ]
+
+    def _answer(self, number: int, ref: Any, again: Callable[[Any], Any]) -> Any:
+        """Return what an actor answers; one that is lost is replaced, and asked again."""
+        who, why = f"teacher actor {number + 1}", ""
+        for _ in range(MOST_LOST):
+            try:
+                return answer(ref, who, self._settings.patience)
+            except ActorLost as lost:
+                check_alive()
+                why = str(lost)
+                print(f"warning: {who} is replaced: {why}", file=sys.stderr)
+                end([self._members[number]])
+                self._members[number] = self._hire()
+                ref = again(self._members[number])
+        remedy = "see why, then go on with assay train --resume RUN"
+        raise WorkerDied(f"{who}: {why}; it was replaced {MOST_LOST} times in vain; {remedy}")
+
+    def _hire(self) -> Any:
+        settings = self._settings
+        actor = self._ray.remote(TeacherActor).options(
+            num_cpus=settings.cpus_per_actor,
+            num_gpus=settings.gpus_per_actor,
+            scheduling_strategy=strategy(settings),
+            max_restarts=0,
+        )
+        return actor.remote(self._opening)
