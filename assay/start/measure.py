@@ -84,7 +84,8 @@ def measure(
     facts = replace(facts_of_config(config), **count_rows(config))
     started = time.perf_counter()
     with ExitStack() as stack:
-        verifiers = open_verifiers(config, stack)
+        taught = config.scale.teacher_actors is not None
+        verifiers = open_verifiers(config, stack, actors=taught)
         kind = kind_of(config)
         rows = kind.read(config, verifiers)
         say("loading the model")

@@ -69,7 +69,8 @@ def open_verifiers(
     """Start the verifiers, which ``stack`` closes: they check every row before a model is loaded.
 
     Workers, and the cluster of actors, start first of all: they load while the model does. actors:
-    use those that the configuration has; a command that only samples has no use for them.
+    use those that the configuration has; a command that only samples has no use for them, and one
+    that opens the teacher has (`ScaleConfig.teacher_actors`).
     """
     set_threads(config)
     parse_expression(config.data.verifier, "data.verifier")

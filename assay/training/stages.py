@@ -53,7 +53,8 @@ def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]
     assert config.rl is not None
     algorithm = choose_algorithm(config)
     guard = Guard(config.watched)
-    verifiers = open_verifiers(config, stack, actors=not stage.replay)
+    used = not stage.replay or config.scale.teacher_actors is not None
+    verifiers = open_verifiers(config, stack, actors=used)
     rows = read_problems(config, verifiers)
     bench = open_bench(config, verifiers)
     if stage.replay:  # what was sampled a step ahead was not the learner's own

@@ -14,8 +14,11 @@ from test_kept import losses
 from test_teacher_server import ALL, WAYS
 from train_worlds import World
 
+from assay.config import parse
 from assay.errors import ConfigError, WorkerDied
 from assay.scale import teacher as teacher_module
+from assay.scale import verifying
+from assay.start.measure import measure
 from assay.testing import save_tiny_model
 from assay.training.api import dry_run, train
 
@@ -98,6 +101,20 @@ def test_a_teacher_with_other_tokens_is_refused(world: World) -> None:
         found = "found a tokenizer in which 'A' is not token 65; accepted: a teacher with the"
         assert str(told.value).startswith(f"teacher.path {world.folder / 'other'}: {found}")
     assert not (world.folder / "runs").exists()
+
+
+def test_a_plan_opens_the_cluster(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a dry run does: without one, Ray would start another on its own."""
+    opened: list[Any] = []
+
+    def actors_for(*given: Any) -> dict[str, Any]:
+        opened.append(given)
+        return verifying.actors_for(*given)
+
+    monkeypatch.setattr("assay.training.assemble.actors_for", actors_for)
+    tree = {**WAYS["on policy"](world, "plan"), "scale": {"teacher_actors": 1}}
+    measure(parse(tree), 0, lambda text: None)
+    assert len(opened) == 1
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
