@@ -114,7 +114,9 @@ def tree_of(name: str, model: str, folder: Path, arguments: argparse.Namespace) 
     stage = next((stage for stage in ("sft", "distill") if stage in changes), "rl")
     if "keep" in tree[stage]:
         tree[stage] = {**tree[stage], "keep": str(folder / f"{name}-kept")}
-    if stage != "rl" and "num_prompts" not in tree[stage]:
+    if "num_prompts" in tree[stage]:
+        tree[stage] = {**tree[stage], "steps": arguments.steps}
+    elif stage != "rl":
         tree[stage] = {**tree[stage], "traces": [str(folder / f"{TRACES[kind]}.jsonl")]}
         del tree["data"]
     if stage != "rl":

@@ -20,6 +20,7 @@ EXAMPLE = ROOT / "examples" / "recipe"
 SHORT = {
     "rl": ["rl.steps=2", "rl.num_prompts=2", "rl.group_size=2", "critic.warmup_steps=0"],
     "sft": ["sft.epochs=0.0005"],
+    "distill": ["distill.steps=2", "distill.num_prompts=2", "distill.epochs=0.05"],
     "pretrain": ["pretrain.epochs=0.002"],
     "reward_model": ["reward_model.epochs=0.05"],
     "select": ["keep=any", "filters=[]"],

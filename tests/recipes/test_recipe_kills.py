@@ -24,6 +24,7 @@ LONGER = {
     "rl": ["rl.steps=4"],
     "preference": ["preference.epochs=0.5"],
     "reward_model": ["reward_model.epochs=0.1"],
+    "distill": ["distill.steps=4", "distill.epochs=0.1"],
 }
 """What makes some steps of each kind of stage: there is something to go on with."""
 
