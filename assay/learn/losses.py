@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from assay.config.algorithm import Aggregation, Algorithm, KLEstimator
-from assay.learn.rows import row_sums
+from assay.learn.rows import of_rows, row_sums
 from assay.learn.surrogates import (
     cispo_surrogate,
     clipped_surrogate,
@@ -169,20 +169,32 @@ def gains_where_first_met(
 def kl_estimate(logprobs_T: Tensor, ref_logprobs_T: Tensor, estimator: KLEstimator) -> Tensor:
     """Return a per-token estimate [T] of KL(policy || reference) from the policy's own samples.
 
-    With d = logprobs - ref_logprobs (Schulman 2020, Approximating KL Divergence):
+    With d = logprobs - ref_logprobs, of a token or of a span of tokens that the reference scores
+    together, where it stands at the last one, and the others have 0 (Schulman 2020, Approximating
+    KL Divergence):
 
         k1 = d                  unbiased; as a loss its expected gradient is zero
         k2 = d^2 / 2            biased; as a loss its expected gradient is that of
-                                KL(policy || reference)
+                                KL(policy || reference); d is bounded, and its gradient stays
         k3 = exp(-d) - 1 + d    unbiased, >= 0 (DeepSeekMath eq. 4); as a loss, of
                                 KL(reference || policy)
     """
-    difference_T = log_ratio(logprobs_T, ref_logprobs_T)
+    spans_T = _span_logprobs(logprobs_T, ~ref_logprobs_T.isnan())
+    is_scored_T = ref_logprobs_T < torch.inf
+    given_T = torch.where(is_scored_T, ref_logprobs_T, 0.0)
+    difference_T = torch.where(is_scored_T, log_ratio(spans_T, given_T), 0.0)
     if estimator == "k1":
         return difference_T
     if estimator == "k2":
-        return 0.5 * difference_T.square()
+        bounded_T = difference_T.detach()
+        return 0.5 * bounded_T.square() + bounded_T * (spans_T - spans_T.detach())
     return torch.expm1(-difference_T) + difference_T
+
+
+def _span_logprobs(logprobs_T: Tensor, ends_T: Tensor) -> Tensor:
+    """Return the sum over each token's span, [T]. ends_T: which tokens are the last of one."""
+    span_T = ends_T.long().cumsum(0) - ends_T.long()
+    return of_rows(row_sums(logprobs_T, span_T, len(span_T) + 1), span_T)
 
 
 def token_weights(

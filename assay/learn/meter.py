@@ -23,8 +23,8 @@ def update_metrics(seen: PolicyUpdate) -> dict[str, float]:
 
     Ratio and clip fraction are over the tokens that carry gradient, in every pass. KL, entropy and
     mismatch are over all sampled tokens, each measured where the update first met it; the KL by k3,
-    whatever the loss uses. KL(old || new) is over the tokens that are trained on; it is left out
-    where no step had been taken when it was measured.
+    whatever the loss uses, without what a teacher has no say of. KL(old || new) is over the tokens
+    that are trained on; it is left out where no step had been taken when it was measured.
     """
     batch, mask_T = seen.batch, seen.advantages.mask_T
     sampled_T, think_T = batch.sampled_T, batch.think_T
@@ -40,6 +40,10 @@ def update_metrics(seen: PolicyUpdate) -> dict[str, float]:
         values["kl/old"] = seen.old_kl_T[mask_T & ~seen.old_kl_T.isnan()]
     if batch.ref_logprobs_T is not None:
         kl_T = kl_estimate(seen.first_logprobs_T, batch.ref_logprobs_T, "k3")
+        unheard_T = batch.ref_logprobs_T == torch.inf
+        if (unheard_T | batch.ref_logprobs_T.isnan()).any():  # a teacher of another tokenizer
+            values["kl/unaligned"] = unheard_T[sampled_T]
+            met_T = met_T & ~unheard_T
         values["kl/mean"] = kl_T[met_T]
         values["kl/think"] = kl_T[met_T & think_T]
         values["kl/answer"] = kl_T[met_T & ~think_T]

@@ -21,7 +21,7 @@ from assay.learn.meter import reward_metrics, update_metrics
 from assay.learn.passes import Passes, PassesLearner
 from assay.learn.policy_update import PolicyUpdate, carriers
 from assay.learn.reference import Reference
-from assay.learn.teacher import OpenTeacher
+from assay.learn.spans import AnyTeacher
 from assay.model.packing import Batch, pack
 from assay.model.value_head import ValueModel
 from assay.types import Group, Verdict
@@ -62,7 +62,7 @@ class PolicyLearner(PassesLearner):
         epochs: int = 1,
         num_minibatches: int = 1,
         keep_reference: bool = False,
-        teacher: OpenTeacher | None = None,
+        teacher: AnyTeacher | None = None,
         critic: CriticConfig | None = None,
         critic_start: ValueModel | None = None,
         seed: int = 0,

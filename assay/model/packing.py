@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from assay.model.layouts import BatchShape, Layout, ModelInputs, plain_inputs, tree_inputs
-from assay.types import Completion, Group, Verdict
+from assay.types import Completion, Group, Problem, Verdict
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,10 @@ class Batch:
     ``versions_T``: the policy version that each token was sampled under. ``turn_T``: the number of
     the token's turn in its completion; None where every completion is one turn. ``step_ends_T``: a
     judged step of the completion ends here, with its score in ``step_scores_T``; both are None
-    where no step was judged. The last three fields are None until `Learner.score` fills them.
+    where no step was judged. Log-probabilities and values are None until `Learner.score` fills
+    them. ``ref_logprobs_T``: a number stands for its token and for those before it that are not a
+    number, a span that a teacher with another tokenizer scores; where it is infinite the teacher
+    has no say. ``problems``: of the P prompts, where they are known.
 
     Raises ValueError where a tensor's size contradicts its suffix.
     """
@@ -54,6 +57,7 @@ class Batch:
     old_logprobs_T: Tensor | None = None
     ref_logprobs_T: Tensor | None = None
     values_T: Tensor | None = None
+    problems: tuple[Problem, ...] = ()
 
     def __post_init__(self) -> None:
         sizes = {"T": len(self.tokens_T), "R": len(self.length_R)}
@@ -160,8 +164,11 @@ class Batch:
         part["row_T"] = torch.from_numpy(np.repeat(np.arange(len(rows_R)), length_R))
         part["group_R"] = torch.from_numpy(block_R)
         part |= {name: part[name].to(self.device) for name in ("row_T", "group_R")}
-        prompts = tuple(self.prompts[shape.group_R[block[0]]] for block in blocks)
-        return MicroBatch(Batch(prompts=prompts, **part), token_index_T, row_index_R)
+        of_blocks = [shape.group_R[block[0]] for block in blocks]
+        prompts = tuple(self.prompts[group] for group in of_blocks)
+        problems = tuple(self.problems[group] for group in of_blocks if self.problems)
+        whole = Batch(prompts=prompts, problems=problems, **part)
+        return MicroBatch(whole, token_index_T, row_index_R)
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,7 +255,7 @@ def pack(
         arrays |= _steps(flat_verdicts, first_R, length_R)
     tensors = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
     prompts = tuple(torch.from_numpy(g.prompt.tokens.astype(np.int64)) for g in groups)
-    return Batch(prompts=prompts, **tensors)
+    return Batch(prompts=prompts, problems=tuple(group.problem for group in groups), **tensors)
 
 
 def _steps(

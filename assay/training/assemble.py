@@ -22,7 +22,7 @@ from assay.generate.engine import Engine
 from assay.learn.algorithms import Algorithm, algorithm, check_group_size, for_generator
 from assay.learn.optimizer import Optimizer, peak_learning_rate
 from assay.learn.passes import Passes
-from assay.learn.teacher import OpenTeacher
+from assay.learn.spans import AnyTeacher
 from assay.learn.update import PolicyLearner
 from assay.model.load import LoadedModel, choose_device, load_model
 from assay.model.packing import Layout
@@ -430,7 +430,7 @@ def choose_layout(
 
 
 def make_learner(
-    bench: Bench, row: Algorithm, layout: LayoutChoice, teacher: OpenTeacher | None = None
+    bench: Bench, row: Algorithm, layout: LayoutChoice, teacher: AnyTeacher | None = None
 ) -> PolicyLearner:
     """Return the learner of the RL stage; it weighs what a generator samples that is not exact."""
     row = for_generator(row, bench.sampler.exact)

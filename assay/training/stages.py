@@ -35,7 +35,7 @@ from assay.training.stage import (
     steps_of,
     try_verifiers,
 )
-from assay.training.teachers import model_of, open_reference
+from assay.training.teachers import model_of, notes_on, open_reference
 
 
 def run_rl(stage: Stage) -> Path:
@@ -67,6 +67,8 @@ def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]
     layout = choose_layout(bench, problems.train, config.rl.group_size, model_of(teacher))
     learner = make_learner(bench, algorithm, layout, teacher)
     run = open_run(stage, config.rl.steps, bench.loaded.model, stack, bench)
+    for words in notes_on(teacher):
+        run.note(words)
     parts = attach_sampling(run, bench, problems, learner, layout, tested, stack)
     curriculum, generator, judge = parts
     plan = BatchPlan(
@@ -100,6 +102,7 @@ def first_look(config: TrainConfig, bench: Bench, rows: Problems) -> FirstLook:
     teacher = open_reference(bench, row)
     notes = [
         *problems.notes,
+        *notes_on(teacher),
         f"{row.name}: {row.paper}, {row.equation}",
         f"{row.name} here sets: {describe(row) or 'nothing beside the defaults'}",
         choose_layout(bench, problems.train, config.rl.group_size, model_of(teacher)).reason,

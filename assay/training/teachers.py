@@ -9,8 +9,10 @@ import torch
 
 from assay.config import ModelConfig, TeacherConfig, TrainConfig
 from assay.config.distill import ELSEWHERE
+from assay.data.chat import PromptRenderer
 from assay.errors import ConfigError, UserError, message
 from assay.learn.algorithms import Algorithm
+from assay.learn.spans import AnyTeacher, SpanTeacher
 from assay.learn.teacher import OpenTeacher, TeacherModel
 from assay.model.divergence import Divergence
 from assay.model.head import Head
@@ -20,11 +22,17 @@ from assay.training.assemble import Bench, max_prompt_tokens, warn_of_slow_type
 from assay.training.elsewhere import absolute
 from assay.training.teacher_server import ServerTeacher
 
-INSTEAD = "to learn from its traces instead: assay data collect with this model, then [sft]"
+INSTEAD = (
+    "to learn from its traces instead: assay data collect with this model, then [sft];"
+    " or [rl] with on_policy_distillation: beside the policy it scores spans of text"
+)
 
 
-def open_teacher(bench: Bench) -> OpenTeacher:
-    """Open the configured teacher; raises ConfigError where it cannot teach this policy."""
+def open_teacher(bench: Bench, loaded: LoadedModel | None = None) -> OpenTeacher:
+    """Open the configured teacher; raises ConfigError where it cannot teach this policy.
+
+    loaded: its model, where it is loaded already.
+    """
     config = bench.config
     assert config.teacher is not None
     where, divergence = f"teacher.path {config.teacher.path}", divergence_of(config)
@@ -39,10 +47,9 @@ def open_teacher(bench: Bench) -> OpenTeacher:
         load = partial(load_teacher, settings, config.run.seed, tokenizer, divergence)
         teacher = ActorTeacher(load, config.scale, count, size, divergence)
     else:
-        here = config.teacher.device or config.run.device
-        settings = config.teacher.model_copy(update={"device": here})
-        head = bench.loaded.device
-        teacher = load_teacher(settings, config.run.seed, tokenizer, divergence, head)
+        loaded = loaded or _load_beside(bench)
+        check_tokens(tokenizer, loaded, where)
+        teacher = _model_of(loaded, divergence, bench.loaded.device)
     longest = teacher.context_length
     if config.drawing is not None and longest is not None:
         prompt, completion = max_prompt_tokens(config, bench.loaded), config.sampling.max_tokens
@@ -59,12 +66,29 @@ def load_teacher(
     seed: int,
     tokenizer: Any,
     divergence: Divergence,
-    head: torch.device | None = None,
 ) -> TeacherModel:
     """Load a teacher in this process; raises ConfigError where it cannot teach a policy.
 
-    tokenizer: the policy's. head: where its head is to be; None: beside its layers.
+    tokenizer: the policy's.
     """
+    loaded = _load(settings, seed)
+    check_tokens(tokenizer, loaded, f"teacher.path {settings.path}")
+    return _model_of(loaded, divergence, loaded.device)
+
+
+def _model_of(loaded: LoadedModel, divergence: Divergence, head: torch.device) -> TeacherModel:
+    return TeacherModel(loaded.model, divergence, head, loaded.context_length)
+
+
+def _load_beside(bench: Bench) -> LoadedModel:
+    """Load the configured teacher where it is to be, beside the policy if nothing is said."""
+    config = bench.config
+    assert config.teacher is not None
+    here = config.teacher.device or config.run.device
+    return _load(config.teacher.model_copy(update={"device": here}), config.run.seed)
+
+
+def _load(settings: TeacherConfig, seed: int) -> LoadedModel:
     given = settings.model_dump(exclude={"device", *ELSEWHERE})
     try:
         loaded = load_model(ModelConfig(**given), settings.device, seed)
@@ -72,12 +96,14 @@ def load_teacher(
         error.args = (str(error).replace("model.", "teacher.", 1), *error.args[1:])
         raise
     warn_of_slow_type(loaded)
-    check_tokens(tokenizer, loaded, f"teacher.path {settings.path}")
-    return TeacherModel(loaded.model, divergence, head or loaded.device, loaded.context_length)
+    return loaded
 
 
-def open_reference(bench: Bench, row: Algorithm) -> OpenTeacher | None:
-    """Open the teacher that an algorithm asks in the reference's place; None: there is none."""
+def open_reference(bench: Bench, row: Algorithm) -> AnyTeacher | None:
+    """Open the teacher that an algorithm asks in the reference's place; None: there is none.
+
+    One that has another tokenizer scores spans of text.
+    """
     config = bench.config
     if config.teacher is None:
         return None
@@ -86,10 +112,38 @@ def open_reference(bench: Bench, row: Algorithm) -> OpenTeacher | None:
         accepted = "an algorithm that asks it, as on_policy_distillation"
         remedy = "set algorithm.kl_weight, or leave [teacher] out"
         raise ConfigError(message("teacher.path", found, accepted, remedy))
-    return open_teacher(bench)
+    if config.teacher.url is not None or config.scale.teacher_actors is not None:
+        return open_teacher(bench)
+    loaded = _load_beside(bench)
+    if other_token(bench.loaded.tokenizer, loaded.tokenizer) is None:
+        return open_teacher(bench, loaded)
+    return _on_spans(bench, loaded)
 
 
-def model_of(teacher: OpenTeacher | None) -> Any:
+def _on_spans(bench: Bench, loaded: LoadedModel) -> SpanTeacher:
+    """Return a teacher that scores spans; raises ConfigError where there are tools."""
+    config = bench.config
+    if config.tools.names or config.tools.environment:
+        found = "a teacher with another tokenizer, and tools"
+        accepted = "one with the policy's tokenizer: it cannot read what the template says of tools"
+        raise ConfigError(message("teacher.path", found, accepted, INSTEAD))
+    asks = PromptRenderer(loaded.tokenizer, config.data, sampling=config.sampling)
+    teacher = _model_of(loaded, divergence_of(config), bench.loaded.device)
+    return SpanTeacher(teacher, asks, bench.loaded.tokenizer, bench.loaded.eos_ids)
+
+
+def notes_on(teacher: AnyTeacher | None) -> list[str]:
+    """Return what is to be said of a teacher before a run."""
+    if not isinstance(teacher, SpanTeacher):
+        return []
+    template = teacher.renderer.template
+    return [
+        "the teacher has another tokenizer: it scores spans of text, each of which ends where a"
+        f" token of both ends; its prompts are rendered by its own {template} template"
+    ]
+
+
+def model_of(teacher: AnyTeacher | None) -> Any:
     """Return the model beside the policy, where there is one."""
     return None if teacher is None else teacher.model
 

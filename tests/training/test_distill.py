@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from train_worlds import World, rows_of
+from transformers import PreTrainedTokenizerFast
 
 from assay.errors import ConfigError, UserError
 from assay.run.metrics import is_timing
@@ -129,9 +131,64 @@ def test_a_teacher_with_other_tokens_is_refused(world: World, given: dict[str, A
         assert str(error.value) == (
             f"teacher.path {path}: found a tokenizer in which 'A' is not token 65; accepted: a teacher"
             " with the policy's tokenizer: each next token is compared; to learn from its traces"
-            " instead: assay data collect with this model, then [sft]"
+            " instead: assay data collect with this model, then [sft]; or [rl] with"
+            " on_policy_distillation, which scores spans of text"
         )
     assert not (world.folder / "runs").exists()
+
+
+def save_word_teacher(folder: Path) -> None:
+    """Save a model whose tokenizer has longer tokens, and another end."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    special = ["<end>", "<pad>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=280, initial_alphabet=letters, special_tokens=special, show_progress=False
+    )
+    tokenizer.train_from_iterator([f"{n} + 1 = {n + 1}" for n in range(60)], trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<pad>")
+    fast.save_pretrained(folder)
+    tiny_model(vocab_size=len(fast), eos_token_id=0, **SIZES).save_pretrained(folder)
+
+
+def span_tree(world: World, **sections: Any) -> dict[str, Any]:
+    """Policy gradient with such a teacher alone."""
+    save_word_teacher(world.folder / "words")
+    tree = distill_tree(world, teacher={"path": str(world.folder / "words")}, **sections)
+    del tree["distill"]
+    tree["rl"] = {"steps": 3, "num_prompts": 4, "group_size": 8}
+    tree["algorithm"] = {"name": "on_policy_distillation"}
+    tree["data"] |= {"verifier": "constant", "heldout": []}
+    return tree
+
+
+def test_a_teacher_with_another_tokenizer_scores_spans(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that was stopped and resumed is the whole one, and says what the teacher does."""
+    whole = train(span_tree(world, run={"name": "whole"}), quiet=True)
+    tree = span_tree(world, run={"name": "part"})
+    (words,) = [note for note in dry_run(tree).notes if "another tokenizer" in note]
+    assert "scores spans of text" in words and "its own base template" in words
+    part = train(tree, overrides=["run.max_minutes=1e-9"])
+    assert words in " ".join("".join(capsys.readouterr()).split())
+    again = train(resume=part.run, quiet=True)
+    plain = [
+        [{k: v for k, v in row.items() if not is_timing(k)} for row in rows_of(run, "metrics")]
+        for run in (whole.run, again.run)
+    ]
+    assert plain[0] == plain[1] and len(plain[0]) == 3
+    assert all(0 < row["kl/unaligned"] < 1 and row["kl/mean"] > 0.1 for row in plain[0])
+
+
+def test_tools_are_not_for_a_teacher_with_another_tokenizer(world: World) -> None:
+    save_tiny_model(world.folder / "long", max_positions=1024)
+    tree = span_tree(world, tools={"names": ["python"]})
+    tree["model"] = {"path": str(world.folder / "long")}
+    with pytest.raises(ConfigError, match="a teacher with another tokenizer, and tools; accepted"):
+        train(tree, quiet=True)
 
 
 def test_a_padded_vocabulary_is_no_other_one(world: World) -> None:
