@@ -23,7 +23,7 @@ from assay.types import Group, Problem, Verdict
 
 if TYPE_CHECKING:
     from assay.learn.passes import Passes
-    from assay.learn.teacher import OpenTeacher
+    from assay.learn.spans import AnyTeacher
     from assay.model.packing import Batch
     from assay.plan.facts import Facts
     from assay.training.assemble import Bench
@@ -166,7 +166,7 @@ def time_sampled(
     prompt: int,
     facts: Facts,
     lengths: Sequence[int],
-    teacher: OpenTeacher | None = None,
+    teacher: AnyTeacher | None = None,
 ) -> StepSeconds:
     """Time a learner that makes one update from made-up groups. teacher: who is asked, too."""
     from assay.learn.advantages import compute_advantages
@@ -212,7 +212,7 @@ def time_given(
     bench: Bench,
     prompt: int,
     completion: int,
-    teacher: OpenTeacher | None = None,
+    teacher: AnyTeacher | None = None,
     asked: int = 0,
 ) -> StepSeconds:
     """Time a learner of ``[sft]``, ``[distill]`` or ``[pretrain]`` on made-up rows of its rows'
@@ -252,15 +252,17 @@ def _batch_of(bench: Bench, groups: Sequence[Group]) -> Batch:
     return pack(groups, spread_verdicts(groups), bench.loaded.device)
 
 
-def _asks(bench: Bench, teacher: OpenTeacher | None, passes: Passes) -> Learn | None:
+def _asks(bench: Bench, teacher: AnyTeacher | None, passes: Passes) -> Learn | None:
     """Return what asks a teacher about groups, as a run does; None where there is none."""
+    from assay.learn.spans import SpanTeacher
+
     if teacher is None:
         return None
     settings = bench.config.distill
 
     def ask(groups: Sequence[Group]) -> None:
         batch = _batch_of(bench, groups)
-        if settings is None:
+        if settings is None or isinstance(teacher, SpanTeacher):
             teacher.logprobs(batch, passes)
         elif settings.keep is not None:
             teacher.likeliest(batch, passes, settings.keep_top, teacher.size)

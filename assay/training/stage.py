@@ -13,7 +13,7 @@ from typing import Any
 from assay.config import TrainConfig
 from assay.data.curriculum import Curriculum
 from assay.errors import VerifierError
-from assay.learn.teacher import OpenTeacher
+from assay.learn.spans import AnyTeacher
 from assay.model.probe import LayoutChoice
 from assay.plan.record import run_decision
 from assay.run.directory import Run
@@ -68,7 +68,7 @@ class FirstLook:
     notes: Sequence[str]
     has_reference: bool = False
     has_critic: bool = False
-    teacher: OpenTeacher | None = None
+    teacher: AnyTeacher | None = None
     asked: Sequence[int] = ()
 
 
