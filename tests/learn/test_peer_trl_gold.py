@@ -9,7 +9,7 @@ from test_spans import KINDS, TEXTS, encoded
 
 from assay.learn.spans import common_ends, text_ends
 
-pytestmark = pytest.mark.peer
+pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
 
 
 def byte_offsets(tokenizer: Any, tokens: list[int]) -> list[tuple[int, int]]:
