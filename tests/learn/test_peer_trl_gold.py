@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_spans import KINDS, TEXTS, encoded
+from test_teacher_spans import KINDS, TEXTS, encoded
 
 from assay.learn.spans import common_ends, text_ends
 
