@@ -1,0 +1,242 @@
+"""Ways to learn from a teacher: its traces, verified or not, its distributions, on policy; beside
+RL."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from assay.recipes.file import find_recipe, read_recipe
+from assay.run.files import read_rows
+from assay.training import api
+from assay.training.tiny import make_model
+from studies.campaign import Arm, Outcome, Panel, Study, Task, main, merge, once
+from studies.claims import Of, exceeds
+from studies.pools import passed, write_rows
+from studies.world import trained
+
+NUM_HELDOUT = 500
+STUDENT_WIDTH = 64
+NUM_WRITTEN, SAMPLES = 1500, 2
+RIGHT, WRITTEN = "right.jsonl", "written.jsonl"
+
+
+def learn(task: Task) -> Outcome:
+    """Make the seed's teacher and student, once, and what the teacher writes; then train the
+    student as the arm says."""
+    teacher = _checkpoint(task, ("base", "zero"), hidden_size=128, seed=task.seed)
+    student = _checkpoint(task, ("student",), hidden_size=STUDENT_WIDTH, seed=1000 + task.seed)
+    written = _written(task, teacher["checkpoint"])
+    tree = _stage(task, task.settings["stage"], task.folder, student["checkpoint"])
+    tree["optimizer"]["learning_rate"] = task.settings["learning_rate"]
+    section = next(name for name in ("sft", "distill", "rl") if name in tree)
+    if "traces" in tree[section]:
+        tree[section]["traces"] = [str(written / task.settings["traces"])]
+        tree[section]["epochs"] = 0.01 if task.quick else task.settings["epochs"]
+    if "teacher" in tree:
+        tree["teacher"] = {"path": teacher["checkpoint"]}
+    wall, cpu = time.perf_counter(), time.process_time()
+    result = trained(tree)
+    share = (time.process_time() - cpu) / (time.perf_counter() - wall)  # of a processor
+    rows = list(read_rows(Path(result.run) / "metrics.jsonl"))
+    values = {
+        "accuracy": _accuracy(result),
+        "accuracy_before": student["accuracy"],
+        "teacher": teacher["accuracy"],
+        "train_seconds": share * sum(row["time/step"] for row in rows),
+        "tokens_trained": sum(row["tokens/trained"] for row in rows),
+    }
+    kinds = {"passed": "verdict/passed", "nll": "loss/nll", "divergence": "loss/divergence"}
+    curves = {
+        name: [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+        for name, key in kinds.items()
+    }
+    return Outcome(values, {name: points for name, points in curves.items() if points})
+
+
+def _checkpoint(
+    task: Task, stages: Sequence[str], *, hidden_size: int, seed: int
+) -> Mapping[str, Any]:
+    """Return the checkpoint, and its accuracy, of a fresh model after stages of the recipe."""
+    folder = task.shared / f"teachers-{stages[-1]}-{task.seed}"
+    trees = [_stage(task, name, folder, "") for name in stages]
+
+    def make() -> Mapping[str, Any]:
+        make_model(folder / "fresh", seed, hidden_size=hidden_size)
+        path, found = str(folder / "fresh"), 0.0
+        for tree in trees:
+            tree["model"] = {"path": path}
+            result = trained(tree)
+            path, found = str(result.checkpoint), _accuracy(result)
+        return {"checkpoint": path, "accuracy": found}
+
+    return once(folder, {"stages": trees}, make)
+
+
+def _written(task: Task, teacher: str) -> Path:
+    """Return the folder of what the teacher writes, and of what is right of it."""
+    folder = task.shared / f"teachers-written-{task.seed}"
+    size = 12 if task.quick else NUM_WRITTEN
+    source = f"assay.data.tasks:chain_sums?num_terms=4&split=train&size={size}&seed={task.seed}"
+
+    def make() -> Mapping[str, Any]:
+        api.evaluate(
+            teacher,
+            [source],
+            num_samples=SAMPLES,
+            temperature=1.0,
+            seed=task.seed,
+            out=folder / WRITTEN,
+            overrides=["run.threads=1", "engine.num_slots=128"],
+        )
+        rows = list(read_rows(folder / WRITTEN))
+        formed = [one for one in rows if passed(one) and one["components"]["think_format"] == 1.0]
+        once_each = list({one["completion"]: one for one in formed}.values())
+        write_rows(folder / RIGHT, once_each or rows[:1] * task.quick)
+        return {"right": len(once_each)}
+
+    once(folder, {"source": source, "samples": SAMPLES, "teacher": teacher}, make)
+    return folder
+
+
+def _stage(task: Task, name: str, folder: Path, model: str) -> dict[str, Any]:
+    """Return a stage of the recipe as a run of its own, with the seed in all that is drawn."""
+    tree = dict(read_recipe(find_recipe("r1_distill")).stages[name].tree)
+    size = 8 if task.quick else NUM_HELDOUT
+    heldout = f"assay.data.tasks:chain_sums?num_terms=4&split=heldout&size={size}&seed={task.seed}"
+    changes: dict[str, Any] = {
+        "run": {"name": name, "directory": str(folder), "seed": task.seed, "threads": 1},
+        "model": {"path": model},
+        "data": {"heldout": [heldout]},
+        "evaluation": {"temperatures": [1.0]},
+    }
+    if "train" in tree["data"]:
+        changes["data"]["train"] = [f"{one}&seed={task.seed}" for one in tree["data"]["train"]]
+    if "sft" in tree:
+        sources = [f"{one}&seed={task.seed}" for one in tree["sft"]["traces"]]
+        changes["sft"] = {"traces": sources, **({"epochs": 0.01} if task.quick else {})}
+    elif task.quick and "traces" not in tree.get("distill", {}):
+        changes["rl" if "rl" in tree else "distill"] = {"steps": 2}
+    return merge(tree, changes)
+
+
+def _accuracy(result: Any) -> float:
+    return result.accuracy("after", 1.0)
+
+
+def _arm(name: str, says: str, stage: str, rate: float, traces: str = "") -> Arm:
+    settings: dict[str, Any] = {"stage": stage, "learning_rate": rate}
+    if traces:  # about as many tokens: half of what was written is right
+        settings |= {"traces": traces, "epochs": 4.0 if traces == RIGHT else 2.0}
+    return Arm(name, says, settings)
+
+
+STUDY = Study(
+    name="teachers",
+    title="Ways to learn from a teacher, beside reinforcement learning",
+    source=(
+        "DeepSeek-AI 2025, DeepSeek-R1 (arXiv 2501.12948), section 4.1: a small model that imitates"
+        " a stronger one ends far above the same model after reinforcement learning of its own."
+        " Agarwal et al. 2024, GKD (arXiv 2306.13649), and the Qwen team 2025, Qwen3 (arXiv"
+        " 2505.09388), section 4.5: on its own completions a student learns more from a teacher"
+        " than on the teacher's. Hinton et al. 2015 (arXiv 1503.02531): distributions teach more"
+        " than what was drawn from them. R1, section 2.3.3: what is wrong is left out."
+    ),
+    setup=(
+        "the models of the recipe [`r1_distill`](../recipes/r1_distill.md), new for each seed: a"
+        " teacher of 0.7M parameters after 80 steps of RL, and a student of 0.18M parameters that"
+        " was trained on texts of the same kind. They solve sums of four numbers. The teacher"
+        f" writes {SAMPLES} completions of each of {NUM_WRITTEN} problems at temperature 1. Each"
+        " arm begins with the same student and takes the recipe's settings, which were not tuned"
+        f" for it. Held-out accuracy is measured on {NUM_HELDOUT} problems, with one completion"
+        " each at temperature 1"
+    ),
+    run=learn,
+    arms=(
+        _arm("rl", "RL of its own, 80 steps of 16 problems x 8 completions", "rl", 4e-4),
+        _arm("unverified", "all that the teacher wrote, two passes", "any", 1e-3, WRITTEN),
+        _arm("verified", "what is right of it, four passes", "traces", 1e-3, RIGHT),
+        _arm("logits", "its distributions (forward KL) on what is right", "logits", 1e-3, RIGHT),
+        _arm("off_policy", "its distributions on all that it wrote", "logits", 1e-3, WRITTEN),
+        _arm(
+            "on_policy",
+            "its distributions (reverse KL) on the student's own completions, 80 steps of 32 x 2",
+            "on_policy",
+            1e-3,
+        ),
+    ),
+    claims=(
+        exceeds(
+            "A student that imitates verified traces ends above RL of its own (R1).",
+            Of("verified", "accuracy"),
+            Of("rl", "accuracy"),
+            margin=0.03,
+        ),
+        exceeds(
+            "It takes less of the student's training time.",
+            Of("rl", "train_seconds"),
+            Of("verified", "train_seconds"),
+            margin=1.5,
+            as_ratio=True,
+        ),
+        exceeds(
+            "Verified traces teach more than all traces.",
+            Of("verified", "accuracy"),
+            Of("unverified", "accuracy"),
+            margin=0.01,
+        ),
+        exceeds(
+            "Distributions teach more than the same verified traces.",
+            Of("logits", "accuracy"),
+            Of("verified", "accuracy"),
+            margin=0.01,
+        ),
+        exceeds(
+            "Distributions teach more than traces that nobody verified.",
+            Of("off_policy", "accuracy"),
+            Of("unverified", "accuracy"),
+            margin=0.01,
+        ),
+        exceeds(
+            "On its own completions the student learns more than on the teacher's (GKD, Qwen3).",
+            Of("on_policy", "accuracy"),
+            Of("off_policy", "accuracy"),
+            margin=0.01,
+        ),
+        exceeds(
+            "On policy it ends above RL of its own (Qwen3).",
+            Of("on_policy", "accuracy"),
+            Of("rl", "accuracy"),
+            margin=0.03,
+        ),
+        exceeds(
+            "On policy it takes a tenth of the time of RL (Qwen3).",
+            Of("rl", "train_seconds"),
+            Of("on_policy", "train_seconds"),
+            margin=10.0,
+            as_ratio=True,
+        ),
+    ),
+    panels=(
+        Panel("accuracy", "held-out accuracy at the end", is_value=True),
+        Panel("train_seconds", "the processor's seconds of training", is_value=True),
+    ),
+    columns={
+        "teacher": "teacher",
+        "accuracy_before": "student before",
+        "accuracy": "student after",
+        "tokens_trained": "tokens trained on",
+        "train_seconds": "processor's seconds of training",
+    },
+    limits=(
+        "One pair of sizes, one setting an arm, one family of sums. The teacher is right half of"
+        " the time at temperature 1, so that what it writes, and its distributions, are half"
+        " wrong; those of the papers are right far more often. The seconds are the student's own:"
+        " neither the making of the teacher nor its writing is in them."
+    ),
+)
+
+if __name__ == "__main__":
+    main(STUDY)
