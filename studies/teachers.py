@@ -149,13 +149,14 @@ STUDY = Study(
         " teacher of 0.7M parameters after 80 steps of RL, and a student of 0.18M parameters that"
         " was trained on texts of the same kind. They solve sums of four numbers. The teacher"
         f" writes {SAMPLES} completions of each of {NUM_WRITTEN} problems at temperature 1. Each"
-        " arm begins with the same student and takes the recipe's settings, which were not tuned"
-        f" for it. Held-out accuracy is measured on {NUM_HELDOUT} problems, with one completion"
-        " each at temperature 1"
+        " arm begins with the same student, in the recipe's settings. Learning rates are the best of"
+        " two to four, on two other seeds: 2e-4 for RL, 2e-3 on policy, 1e-3 for all others."
+        f" Held-out accuracy is measured on {NUM_HELDOUT} problems, with one completion each at"
+        " temperature 1"
     ),
     run=learn,
     arms=(
-        _arm("rl", "RL of its own, 80 steps of 16 problems x 8 completions", "rl", 4e-4),
+        _arm("rl", "RL of its own, 80 steps of 16 problems x 8 completions", "rl", 2e-4),
         _arm("unverified", "all that the teacher wrote, two passes", "any", 1e-3, WRITTEN),
         _arm("verified", "what is right of it, four passes", "traces", 1e-3, RIGHT),
         _arm("logits", "its distributions (forward KL) on what is right", "logits", 1e-3, RIGHT),
@@ -164,7 +165,7 @@ STUDY = Study(
             "on_policy",
             "its distributions (reverse KL) on the student's own completions, 80 steps of 32 x 2",
             "on_policy",
-            1e-3,
+            2e-3,
         ),
     ),
     claims=(
