@@ -149,8 +149,8 @@ STUDY = Study(
         " teacher of 0.7M parameters after 80 steps of RL, and a student of 0.18M parameters that"
         " was trained on texts of the same kind. They solve sums of four numbers. The teacher"
         f" writes {SAMPLES} completions of each of {NUM_WRITTEN} problems at temperature 1. Each"
-        " arm begins with the same student, in the recipe's settings. Learning rates are the best of"
-        " two to four, on two other seeds: 2e-4 for RL, 2e-3 on policy, 1e-3 for all others."
+        " arm begins with the same student, in the recipe's settings. Learning rates are the best"
+        " of two to four on two other seeds: 2e-4 for RL, 2e-3 on policy, 1e-3 for all others."
         f" Held-out accuracy is measured on {NUM_HELDOUT} problems, with one completion each at"
         " temperature 1"
     ),
