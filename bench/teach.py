@@ -123,12 +123,11 @@ def teach(work: Path, form: str, student: Path, teacher: Path, quick: bool) -> d
     if stage == "rl":  # a reward of a constant says nothing about right and wrong
         tree["guard"] = {"options": {"reward_against_correctness": {"action": "note"}}}
     started = time.process_time()
-    result = api.train(tree, quiet=True)
-    found = {
-        "seconds": time.process_time() - started,
-        "greedy": result.accuracy("after", 0.0),
-        "sampled": result.accuracy("after", 1.0),
-    }
+    run = api.train(tree, quiet=True).run
+    found = {"seconds": time.process_time() - started}
+    for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):  # by one verifier in all forms
+        asked = {"temperature": temperature, **judged, "quiet": True}
+        found[name] = api.evaluate(run, heldout["heldout"], **asked).pass_at_1
     kept.write_text(json.dumps(found), encoding="utf-8")
     return found
 
