@@ -221,10 +221,12 @@ def time_given(
     teacher, asked: as of `estimate_given`.
     """
     from assay.learn.sft_update import SFTLearner
+    from assay.learn.spans import SpanTeacher
     from assay.model.probe import prove_lean
     from assay.training.assemble import make_passes
     from assay.training.teachers import model_of
 
+    assert not isinstance(teacher, SpanTeacher), "only [rl] takes a teacher with other tokens"
     config, settings = bench.config, bench.config.distill
     once = settings is not None and settings.keep is not None
     model = model_of(teacher)

@@ -23,7 +23,7 @@ from assay.data.documents import Document, load_documents
 from assay.errors import AssayError, ModelError
 from assay.run.evaluations import best_step, why_settled
 from assay.run.metrics import is_timing
-from assay.start.seconds import mean_lengths, time_sft
+from assay.start.seconds import mean_lengths, time_given
 from assay.testing import byte_tokenizer
 from assay.training.api import dry_run, train
 from assay.training.assemble import open_bench
@@ -236,5 +236,5 @@ def test_a_step_is_timed(world: World) -> None:
     config = parse(tree_of(world))
     with VerifierService("math", num_workers=1) as verifiers:
         bench = open_bench(config, verifiers)
-        seconds = time_sft(bench, *mean_lengths(bench))
+        seconds = time_given(bench, *mean_lengths(bench))
     assert seconds.update > 0 == seconds.generation
