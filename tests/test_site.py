@@ -56,14 +56,13 @@ def dead_links(site: Path) -> list[str]:
     return found
 
 
-def test_links_of_the_sources_lead_to_pages_and_lines(tmp_path: Path) -> None:
+def test_links_of_the_sources_lead_to_pages(tmp_path: Path) -> None:
     """Without the generator: every file that a page links has a page of its own."""
     site = tool()
     site.write_sources(tmp_path)
     text = (tmp_path / "docs" / "architecture.md").read_text(encoding="utf-8")
-    place, line = re.findall(r"\[`train_step`\]\((\S+)#__codelineno-0-(\d+)\)", text)[0]
-    shown = (tmp_path / "docs" / place).read_text(encoding="utf-8").splitlines()
-    assert shown[2].startswith("```") and shown[2 + int(line)].startswith("def train_step")
+    place = re.findall(r"\[`train_step`\]\((\S+)\)", text)[0]
+    assert "def train_step" in (tmp_path / "docs" / place).read_text(encoding="utf-8")
     for page in tmp_path.rglob("docs/*.md"):
         for link in re.findall(r"\]\((?![a-z]+:|#)([^)#\s]+)", page.read_text(encoding="utf-8")):
             assert (page.parent / link).exists(), f"{page.name}: {link}"

@@ -56,7 +56,10 @@ def _toml(value: Any) -> str:
 
 
 def _link(name: str) -> str:
-    """Return a link to the line at which a function, a class or a method is defined."""
+    """Return a link to the file that defines a function, a class or a method.
+
+    Without a line number: those change with every commit, and the symbol's name finds the place.
+    """
     place, _, told = name.rpartition(".")
     try:
         home: Any = importlib.import_module(place)
@@ -65,11 +68,7 @@ def _link(name: str) -> str:
         home, told = getattr(importlib.import_module(place), owner), f"{owner}.{told}"
     thing: Any = inspect.unwrap(getattr(home, name.rpartition(".")[2]))
     file = Path(inspect.getsourcefile(thing) or "").resolve().relative_to(ROOT)
-    line = inspect.getsourcelines(thing)[1]
-    text = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    while text and not re.match(r" *(def|class) ", text[line - 1]):  # past its decorators
-        line += 1
-    return f"[`{told}`](../{file}#L{line})"
+    return f"[`{told}`](../{file})"
 
 
 def _algorithms() -> str:

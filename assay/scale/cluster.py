@@ -153,6 +153,18 @@ def strategy(settings: ScaleConfig) -> str:
     return "SPREAD" if settings.placement == "spread" else "DEFAULT"
 
 
+def spawn(ray: Any, kind: type[Any], settings: ScaleConfig, *arguments: Any) -> Any:
+    """Start an actor that holds a model. arguments: those of its constructor."""
+    # A restart by Ray brings back an actor without a model: the owner spawns a new one and loads it.
+    actor = ray.remote(kind).options(
+        num_cpus=settings.cpus_per_actor,
+        num_gpus=settings.gpus_per_actor,
+        scheduling_strategy=strategy(settings),
+        max_restarts=0,
+    )
+    return actor.remote(*arguments)
+
+
 def versions() -> dict[str, str]:
     """Return what must be the same in the command and on each machine of the cluster."""
     found = {"assay": sys.modules["assay"].__version__}
@@ -271,8 +283,8 @@ def _check_room(ray: Any, settings: ScaleConfig) -> None:
     there = ray.cluster_resources()
     needed = {
         "CPU": settings.num_actors * settings.cpus_per_actor,
-        "GPU": (settings.rollout_actors or 0) * settings.gpus_per_actor
-        + (settings.teacher_actors or 0) * settings.gpus_per_actor,
+        "GPU": settings.gpus_per_actor
+        * ((settings.rollout_actors or 0) + (settings.teacher_actors or 0)),
     }
     for kind, number in needed.items():
         has = there.get(kind, 0.0)

@@ -20,7 +20,7 @@ from assay.generate.engine import Engine, EngineStats
 from assay.generate.forward import check_close
 from assay.generate.race import Race
 from assay.model.weights import Weights, fingerprint
-from assay.scale.cluster import ActorLost, answer, check_alive, end, import_ray, strategy
+from assay.scale.cluster import ActorLost, answer, check_alive, end, import_ray, spawn
 from assay.scale.rollout_actor import (
     Loaded,
     Opening,
@@ -114,7 +114,7 @@ class ActorGenerator:
         self._listened = self._checked = time.monotonic()
         self._ray = import_ray()
         self._opening_ref = self._ray.put(opening)
-        self._members = [self._hire(n) for n in range(settings.rollout_actors)]
+        self._members = [self._spawn(n) for n in range(settings.rollout_actors)]
 
     def generate(
         self,
@@ -212,15 +212,9 @@ class ActorGenerator:
     def _is_sampling(self) -> bool:
         return any(member.doing == "sampling" for member in self._members)
 
-    def _hire(self, number: int) -> Member:
-        settings = self._settings
-        actor = self._ray.remote(RolloutActor).options(
-            num_cpus=settings.cpus_per_actor,
-            num_gpus=settings.gpus_per_actor,
-            scheduling_strategy=strategy(settings),
-            max_restarts=0,
-        )
-        member = Member(f"rollout actor {number + 1}", actor.remote())
+    def _spawn(self, number: int) -> Member:
+        actor = spawn(self._ray, RolloutActor, self._settings)
+        member = Member(f"rollout actor {number + 1}", actor)
         member.ask("opening its model", member.handle.open.remote(self._opening_ref))
         return member
 
@@ -330,4 +324,4 @@ class ActorGenerator:
     def _replace(self, member: Member) -> None:
         end([member.handle])
         number = self._members.index(member)
-        self._members[number] = self._hire(number)
+        self._members[number] = self._spawn(number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, cast
@@ -21,7 +21,7 @@ from assay.model.divergence import Divergence
 from assay.model.layouts import Layout
 from assay.model.packing import Batch
 from assay.model.probe import LayoutChoice, probe_layouts
-from assay.scale.cluster import ActorLost, answer, check_alive, end, import_ray, strategy
+from assay.scale.cluster import ActorLost, answer, check_alive, end, import_ray, spawn
 
 Ask = Callable[[Any, Batch], Any]
 """What asks an actor of a part of a batch."""
@@ -128,7 +128,7 @@ class ActorTeacher(TeacherElsewhere):
         self._settings = settings
         self._ray = import_ray()
         self._opening = self._ray.put(opening)
-        self._members = [self._hire() for _ in range(settings.teacher_actors)]
+        self._members = [self._spawn() for _ in range(settings.teacher_actors)]
         about = [one.about.remote() for one in self._members]  # they load side by side
         known = [
             self._answer(n, ref, lambda one: one.about.remote()) for n, ref in enumerate(about)
@@ -150,7 +150,7 @@ class ActorTeacher(TeacherElsewhere):
 
     def _shared(self, batch: Batch, ask: Ask) -> list[Any]:
         """Return what actors answer, each of some neighboring groups, in the order of groups."""
-        batch, many = batch.to("cpu"), len(self._members)
+        batch, many = replace(batch.to("cpu"), problems=()), len(self._members)
         ends = [number * batch.num_groups // many for number in range(many + 1)]
         shares = [range(*pair) for pair in pairwise(ends)]
         parts = [(n, batch.select_groups(share)) for n, share in enumerate(shares) if share]
@@ -171,17 +171,10 @@ class ActorTeacher(TeacherElsewhere):
                 why = str(lost)
                 print(f"warning: {who} is replaced: {why}", file=sys.stderr)
                 end([self._members[number]])
-                self._members[number] = self._hire()
+                self._members[number] = self._spawn()
                 ref = again(self._members[number])
         remedy = "see why, then go on with assay train --resume RUN"
         raise WorkerDied(f"{who}: {why}; it was replaced {MOST_LOST} times in vain; {remedy}")
 
-    def _hire(self) -> Any:
-        settings = self._settings
-        actor = self._ray.remote(TeacherActor).options(
-            num_cpus=settings.cpus_per_actor,
-            num_gpus=settings.gpus_per_actor,
-            scheduling_strategy=strategy(settings),
-            max_restarts=0,
-        )
-        return actor.remote(self._opening)
+    def _spawn(self) -> Any:
+        return spawn(self._ray, TeacherActor, self._settings, self._opening)
