@@ -155,7 +155,7 @@ def strategy(settings: ScaleConfig) -> str:
 
 def spawn(ray: Any, kind: type[Any], settings: ScaleConfig, *arguments: Any) -> Any:
     """Start an actor that holds a model. arguments: those of its constructor."""
-    # A restart by Ray brings back an actor without a model: the owner spawns a new one and loads it.
+    # Restarted by Ray, an actor has no model: its owner spawns a new one and loads it.
     actor = ray.remote(kind).options(
         num_cpus=settings.cpus_per_actor,
         num_gpus=settings.gpus_per_actor,

@@ -122,16 +122,16 @@ def test_a_stale_actor_is_found_out_before_it_samples(
     world: World, monkeypatch: pytest.MonkeyPatch, kind: type, why: str
 ) -> None:
     """The first actor is planted; those that take its place are honest."""
-    hire, planted = rollouts.ActorGenerator._hire, list[int]()
+    spawn, planted = rollouts.ActorGenerator._spawn, list[int]()
 
     def plant(self: Any, number: int) -> Any:
         with pytest.MonkeyPatch.context() as patch:
             if not planted:
                 planted.append(number)
                 patch.setattr(rollouts, "RolloutActor", kind)
-            return hire(self, number)
+            return spawn(self, number)
 
-    monkeypatch.setattr(rollouts.ActorGenerator, "_hire", plant)
+    monkeypatch.setattr(rollouts.ActorGenerator, "_spawn", plant)
     run = run_of(world, "stale", scale=SCALE)
     assert differences(run_of(world, "plain"), run) == []
     (lost,) = lost_in(run)
