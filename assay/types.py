@@ -55,6 +55,13 @@ class ThinkFormat:
         """Whether the policy is to reason in a block."""
         return self.mode in ("free", "opened")
 
+    @property
+    def row_keys(self) -> dict[str, Any]:
+        """The keys that say in a row how its completion is split; usual tags are not named."""
+        tags = [self.open_tag, self.close_tag]
+        usual = tags == ["<think>", "</think>"]
+        return {"think": self.mode, **({} if usual else {"think_tags": tags})}
+
     def answer_span(self, text: str) -> tuple[int, int] | None:
         """Return where the answer begins and ends in a completion's text; None: all is reasoning.
 

@@ -138,7 +138,7 @@ def completion_row(
         "id": completion.id,
         "problem_id": group.problem.id,
         "completion": before + text,
-        "think": "free" if think.mode == "opened" else think.mode,
+        **(replace(think, mode="free") if think.mode == "opened" else think).row_keys,
         "collected": collected,
     }
     if completion.said:  # what is put before belongs to the first turn

@@ -118,15 +118,21 @@ class Record:
         return read_problem(keys, self.source, self.id)
 
     def to_judge(self) -> tuple[Problem, Completion]:
-        """Return the problem, which needs no prompt, and the completion, for a verifier."""
-        given = self._has(*PROMPT_KEYS, "messages")
-        row = self if given else Record({**self.keys, "prompt": "(not given)"}, self.source)
+        """Return the problem, which needs no prompt, and the completion, for a verifier.
+
+        ``think_tags`` are the tags of its think blocks where they are not the usual ones.
+        """
+        keys = {"prompt": "(not given)", **self.keys}
+        if self._has(*PROMPT_KEYS, "messages"):
+            keys = dict(self.keys)
+        tags = _think_tags(keys.pop("think_tags", None), self.source)
+        row = Record(keys, self.source)
         facts = self.keys.get("collected", self.keys)
         length = facts.get("tokens")
         completion = Completion.from_text(
             self.completion,
             row.problem.id,
-            ThinkFormat(row.problem.think or "free"),
+            ThinkFormat(row.problem.think or "free", *tags),
             length if type(length) is int else 0,
             "length" if facts.get("finish_reason") == "length" else "eos",
             read_said(self.keys.get("said"), self.completion, self.source),
@@ -149,6 +155,16 @@ class Record:
         if not isinstance(reward, int | float) or isinstance(reward, bool):
             raise complaint(self.source, "reward", reward, "a number, where it was judged")
         return Verdict.of_score(passed, RECORDED, reward=float(reward))
+
+
+def _think_tags(value: Any, where: str) -> tuple[str, ...]:
+    """Return the tags that a row names, none where it names none; raises DataError."""
+    if value is None:
+        return ()
+    tags: list[Any] = [*value] if isinstance(value, list | tuple) else []
+    if len(tags) != 2 or not all(isinstance(tag, str) and tag.strip() for tag in tags):
+        raise complaint(where, "think_tags", value, 'two texts: ["<think>", "</think>"]')
+    return tuple(tags)
 
 
 def read_completions(path: Path) -> Iterator[Record]:

@@ -163,7 +163,7 @@ def describe_sample(group: Group, index: int, verdict: Verdict | None) -> dict[s
         "id": completion.id,
         "prompt": group.prompt.text,
         "completion": completion.text,
-        "think": completion.think.mode,
+        **completion.think.row_keys,
         "tokens": len(completion.tokens),
         "given": completion.num_given,
         **({"said": completion.said} if completion.said else {}),

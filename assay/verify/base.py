@@ -273,6 +273,11 @@ class Verifier:
         """``name@version``."""
         return f"{self.name}@{self.version}"
 
+    @property
+    def compares_siblings(self) -> bool:
+        """Whether what it says of a completion may depend on the others of its group."""
+        return self.takes in ("group", "verdicts")
+
     @cached_property
     def known_errors(self) -> tuple[KnownError, ...]:
         """Those of a built-in verifier."""

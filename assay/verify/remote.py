@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
 from assay.errors import VerifierError, message
-from assay.types import Completion, Group, Problem
+from assay.types import Completion, Problem
 from assay.verify.base import Limits, Part, Verifier, is_text, number, option
 from assay.verify.expression import REMOTE
 
@@ -43,14 +43,14 @@ def remote(place: str, pinned: str = "") -> Verifier:
     """
     name = place.removeprefix(REMOTE) + (f"@{pinned}" if pinned else "")
 
-    def judge(problem: Problem, group: Group) -> Sequence[Part]:
-        return _judge(name, problem, group.completions)
+    def judge(pairs: Sequence[tuple[Problem, Completion]]) -> Sequence[Part]:
+        return _judge(name, pairs[0][0], [completion for _, completion in pairs])
 
     return Verifier(
         name=place,
         version=int(pinned or 1),
         judge=judge,
-        takes="group",
+        takes="batch",  # those of one group travel together
         lane="thread",
         domain="what a verifier of another process, machine or language judges",
         fields=FIELDS,
@@ -74,7 +74,8 @@ def _judge(name: str, problem: Problem, completions: Sequence[Completion]) -> li
             "verifier": name,
             "completion": one.text,
             **({"said": one.said} if one.said else {}),
-            "think": one.think.mode,
+            **one.think.row_keys,
+            "tokens": len(one.tokens),
             "finish_reason": one.finish_reason,
         }
         for one in completions

@@ -299,6 +299,11 @@ class VerifierService:
         found = ((sum.names[sum.chains[0][0]], one.name) for one in first if one.equates)
         return None if sum.error else next(found, None)
 
+    def compares_siblings(self, problem: Problem) -> list[str]:
+        """Return the names of a problem's verifiers that judge a group as a whole."""
+        verifiers = self._sum(self._expression(problem)).verifiers
+        return [one.name for one in verifiers if one.verifier.compares_siblings]
+
     def warnings(self, expression: str | None = None) -> list[str]:
         """Return what is doubtful about an expression that can be used, one line each."""
         self.check([expression])

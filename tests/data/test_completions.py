@@ -56,6 +56,26 @@ def test_a_chat_is_a_problem_and_its_completion_is_judged_with_it() -> None:
     assert completion.reasoning_text.strip() == "two, two" and completion.answer_text.strip() == "4"
 
 
+def test_a_row_names_the_tags_of_its_think_block() -> None:
+    tags = ["[[", "]]"]
+    problem, completion = record(completion="[[4]]5", answer="5", think_tags=tags).to_judge()
+    assert completion.answer_text == "5" and problem.spec == {"answer": "5"}
+    for wrong in ("<r>", ["<r>"], ["<r>", ""], [1, 2]):
+        with pytest.raises(DataError, match=r"^f\.jsonl:7 think_tags: found .* two texts"):
+            record(completion="5", think_tags=wrong).to_judge()
+
+
+@pytest.mark.parametrize("think", [ThinkFormat("free", "<r>", "</r>"), ThinkFormat("free")])
+def test_a_written_completion_is_read_with_its_tags(think: ThinkFormat) -> None:
+    """By `assay eval --out` and by `assay data collect`."""
+    one = Completion.from_text(f"{think.open_tag}4{think.close_tag}5", "p#0/0", think)
+    group = Group(Problem("p", "2+3?"), Prompt("2+3?", one.tokens, think), (one,))
+    settings = AskingSettings(inputs=("x",), model="m")
+    rows = [describe_sample(group, 0, None), completion_row(group, 0, None, settings, "s")]
+    for row in rows:
+        assert record(**row).to_judge()[1].think == think
+
+
 def test_what_was_cut_off_is_judged_as_cut_off() -> None:
     for keys in (
         {"finish_reason": "length", "tokens": 3},

@@ -16,7 +16,7 @@ import pytest
 from assay.errors import UserError, VerifierError
 from assay.scale.asgi import bind
 from assay.scale.serve import VerifierServer
-from assay.types import Completion, Group, Problem, Prompt
+from assay.types import Completion, Group, Problem, Prompt, ThinkFormat
 from assay.verify.service import VerifierService
 
 ROWS = [
@@ -176,6 +176,44 @@ def group_of(*texts: str, answer: Any = "2") -> Group:
     completions = tuple(Completion.from_text(text, f"p#0/{n}") for n, text in enumerate(texts))
     spec = {} if answer is None else {"answer": answer}
     return Group(Problem("p", "1+1=", spec), Prompt("", completions[0].tokens), completions)
+
+
+def test_a_remote_verifier_splits_a_completion_by_its_own_tags(server: str) -> None:
+    """The answer stands outside the run's think tags, whatever they are."""
+    think = ThinkFormat("free", "<r1>", "</r1>")
+    texts = ("<r1>1 and 1</r1>2", "<r1>2</r1>3", "<r1>2")
+    said = [Completion.from_text(text, f"p#0/{n}", think) for n, text in enumerate(texts)]
+    group = replace(group_of("2"), completions=tuple(said))
+    options = {"remote": {"url": server, "patience": 30.0}}
+    with VerifierService("remote:exact + remote:think_format", options=options) as asking:
+        (remote,) = asking.judge([group])
+    with VerifierService("exact + think_format", num_workers=1) as own:
+        (here,) = own.judge([group])
+    assert [one.status for one in remote] == ["passed", "failed", "failed"]
+    assert [one.status for one in remote] == [one.status for one in here]
+    forms = [[one.components[name] for one in here] for name in ("think_format",)]
+    assert forms == [[one.components["remote:think_format"] for one in remote]]
+
+
+def test_a_remote_verifier_counts_tokens(server: str) -> None:
+    long = Completion.from_text("2", "p#0/0", num_tokens=900)
+    group = replace(group_of("2"), completions=(long, replace(long, tokens=long.tokens[:10])))
+    group = replace(group, problem=Problem("p", "1+1=", {"max_tokens": 1000, "buffer": 200}))
+    options = {"remote": {"url": server, "patience": 30.0}}
+    with VerifierService("constant + remote:overlong", options=options) as asking:
+        (found,) = asking.judge([group])
+    assert [one.components["remote:overlong"] for one in found] == [-0.5, 0.0]
+
+
+def judge_ranked(problem: Problem, group: Group) -> list[float]:
+    return [float(n) for n, _ in enumerate(group.completions)]
+
+
+def test_a_verifier_that_compares_siblings_cannot_be_remote() -> None:
+    name = f"{__name__}:judge_ranked"
+    with VerifierService("exact", num_workers=1, allow=[name]) as service:
+        status, said = call(VerifierServer(service), "GET", f"/verifiers/{name}")
+    assert status == 404 and "judges each completion by itself" in said["error"]
 
 
 def test_a_servers_verifier_judges_as_ones_own(server: str, service: VerifierService) -> None:
