@@ -18,27 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from studies.claims import MIN_SEEDS, Claim, Outcomes
 
 ROOT = Path(__file__).resolve().parent.parent
-
-# Another instruction set sums in another order and so rounds otherwise, which is as good as another
-# seed. The second run of a study uses the set below the machine's own.
-ROUNDINGS: Mapping[str, Mapping[str, str]] = {
-    "avx2": {
-        "ATEN_CPU_CAPABILITY": "avx2",
-        "ONEDNN_MAX_CPU_ISA": "AVX2",
-        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-    },
-    "sse4": {
-        "ATEN_CPU_CAPABILITY": "default",
-        "ONEDNN_MAX_CPU_ISA": "SSE41",
-        "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -153,31 +137,22 @@ def main(study: Study, argv: Sequence[str] | None = None) -> None:
         for arm in arms.split(","):
             run_one(study, study.arm(arm), int(seed), options.work, options.quick)
         return
-    seeds, work, quick = range(options.seeds), options.work, options.quick
-    runs = [run_all(study, seeds, work, options.jobs, quick)]
-    if options.second and not quick:
-        other = second_rounding()
-        runs.append(run_all(study, seeds, work / other, options.jobs, quick, ROUNDINGS[other]))
-    from studies.page import write_page
+    work, quick, count = options.work, options.quick, options.seeds
+    folder = options.out or (work / "quick" if quick else ROOT / "docs" / "studies")
+    first, other = range(count), range(count, 2 * count)
+    from studies.page import add_run, run_of, write_page
 
-    out = work / "quick" if quick and options.out is None else options.out
-    path = write_page(study, runs, out or ROOT / "docs" / "studies")
+    if options.other_seeds:
+        found = run_all(study, other, work, options.jobs, quick)
+        path = add_run(study, run_of(study, "seeds", found), folder)
+    else:
+        found = run_all(study, first, work, options.jobs, quick)
+        runs = [run_of(study, "first", found)]
+        if options.second and not quick:
+            again = run_all(study, other, work, options.jobs, quick)
+            runs.append(run_of(study, "seeds", again))
+        path = write_page(study, runs, folder, found)
     print(f"{study.name}: {path}")
-
-
-def second_rounding() -> str:
-    """Return the name of the rounding just below this machine's own; raises SystemExit where it has
-    none."""
-    import torch
-
-    own = torch.backends.cpu.get_cpu_capability()
-    below = {"AVX512": "avx2", "AVX2": "sse4"}
-    if own not in below:
-        raise SystemExit(
-            f"kernels: found {own}; a second run needs a processor with {' or '.join(below)}; "
-            "leave it out with --no-second"
-        )
-    return below[own]
 
 
 def run_all(
@@ -186,18 +161,15 @@ def run_all(
     work: Path,
     jobs: int,
     quick: bool,
-    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, dict[int, Mapping[str, Any]]]:
     """Perform every arm with every seed, ``jobs`` at a time; returns what each found, by arm and
     seed.
-
-    environment: variables of the runs' processes, for another rounding.
 
     Raises SystemExit, naming the logs, where a run fails; the others are finished and kept.
     """
     asked = [(arms, seed) for arms in processes(study) for seed in seeds]
     with ThreadPoolExecutor(max_workers=jobs) as pool:
-        run = partial(_run_apart, study, work=work, quick=quick, environment=environment)
+        run = partial(_run_apart, study, work=work, quick=quick)
         codes = list(pool.map(lambda one: run(*one), asked))
     failed = [
         str(folder_of(study, arms[0], seed, work, quick) / "log.txt")
@@ -287,7 +259,6 @@ def _run_apart(
     seed: int,
     work: Path,
     quick: bool,
-    environment: Mapping[str, str],
 ) -> int:
     """Perform runs in a process of their own with one thread; returns its exit code."""
     folders = [folder_of(study, arm, seed, work, quick) for arm in arms]
@@ -299,7 +270,7 @@ def _run_apart(
     command += ["--run", names, str(seed), *(["--quick"] if quick else [])]
     started = time.perf_counter()
     with open(folders[0] / "log.txt", "w", encoding="utf-8") as log:
-        variables = {**os.environ, **environment, "OMP_NUM_THREADS": "1"}
+        variables = {**os.environ, "OMP_NUM_THREADS": "1"}
         code = subprocess.run(
             command, stdout=log, stderr=subprocess.STDOUT, env=variables, check=False
         ).returncode
@@ -327,9 +298,14 @@ def _parser(study: Study) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"python -m studies.{study.name}", description=study.title
     )
-    parser.add_argument("--seeds", type=int, default=MIN_SEEDS, help="how many")
+    parser.add_argument("--seeds", type=int, default=MIN_SEEDS, help="in each run")
     parser.add_argument(
-        "--no-second", dest="second", action="store_false", help="leave out the second rounding"
+        "--no-second", dest="second", action="store_false", help="leave out the second run"
+    )
+    parser.add_argument(
+        "--other-seeds",
+        action="store_true",
+        help="only the run on other seeds, added to the page that is there",
     )
     parser.add_argument("--quick", action="store_true", help="a step or two of each arm")
     parser.add_argument("--out", type=Path, default=None, help="folder of the page")

@@ -4,7 +4,8 @@ Arms share their seeds (cold start, problems), so that differences are taken see
 decides is the 95 % interval of their mean, by Student's t (Student 1908): mean ± t e, where e is
 sqrt(sum (d - mean)^2 / (n - 1) / n) and t is that of n - 1 degrees of freedom (2.36 of eight
 seeds). Fewer than eight seeds decide nothing. Each interval is for its claim alone: of forty, two
-miss. A verdict stands where a second run, which rounds otherwise, comes to the same.
+miss. A verdict stands where a second run on other seeds agrees. The second run of older pages has
+the same seeds on kernels that round differently; it repeats much of the first run's noise.
 """
 
 from __future__ import annotations

@@ -3,17 +3,51 @@
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tomli_w
 
 from studies.campaign import Panel, Study, outcomes_of, processes
-from studies.claims import Outcomes, mean_and_error, number, standing
+from studies.claims import Finding, Outcomes, mean_and_error, number, standing
 
 Found = Mapping[str, Mapping[int, Mapping[str, Any]]]
+Kind = Literal["first", "seeds", "rounding"]
+ByName = dict[int, dict[str, float]]
+
+# Heading of a run's figures, and how its paragraph on machines begins.
+HEADINGS: Mapping[Kind, tuple[str, str]] = {
+    "first": ("Figures", "The runs"),
+    "seeds": ("Figures on other seeds", "The runs on other seeds"),
+    "rounding": (
+        "Figures of the second run",
+        "The second run, on kernels that round differently",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a study, as its page shows it. machines: a paragraph.
+
+    kind: ``first``; ``seeds``, the same on other seeds, which must agree for a claim to be decided;
+    ``rounding``, on pages of before 2026-11-24: the first run's seeds on kernels that round
+    differently, which decides only where there is no run on other seeds.
+    """
+
+    kind: Kind
+    outcomes: Outcomes
+    machines: str
+
+
+def run_of(study: Study, kind: Kind, found: Found) -> Run:
+    """Return what the runs found, for the page."""
+    return Run(kind, outcomes_of(found), _machines(study, kind, found))
+
 
 # Mid-tones with enough contrast on white and on a dark page alike.
 INK = "#7a8290"
@@ -23,47 +57,107 @@ COLORS = (
 )
 
 
-def write_page(study: Study, runs: Sequence[Found], folder: Path) -> Path:
-    """Write ``NAME.svg`` and ``NAME.md`` of one run or of two that round otherwise; returns the
-    page's path."""
+def write_page(study: Study, runs: Sequence[Run], folder: Path, found: Found | None = None) -> Path:
+    """Write ``NAME.md``, and ``NAME.svg`` where ``found`` is given: the first run with its curves.
+
+    Returns the page's path.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    if study.panels:
-        draw(study, runs[0], folder / f"{study.name}.svg")
+    if study.panels and found is not None:
+        draw(study, found, folder / f"{study.name}.svg")
     path = folder / f"{study.name}.md"
     path.write_text(page(study, runs), encoding="utf-8")
     return path
 
 
-def page(study: Study, runs: Sequence[Found]) -> str:
+def add_run(study: Study, run: Run, folder: Path) -> Path:
+    """Add a run to the page that is there, in place of one of its kind; the figure stays."""
+    path = folder / f"{study.name}.md"
+    known = read_runs(study, path.read_text(encoding="utf-8"))
+    return write_page(study, [*(one for one in known if one.kind != run.kind), run], folder)
+
+
+def read_runs(study: Study, text: str) -> list[Run]:
+    """Return the runs that a page shows: the values of its columns, to three digits."""
+    runs: list[Run] = []
+    for kind, (heading, begin) in HEADINGS.items():
+        if (start := text.find(f"\n## {heading}\n")) < 0:
+            continue
+        machines = re.search(rf"^{re.escape(begin)}: seeds ([\d, ]+);.*$", text, re.MULTILINE)
+        assert machines, f"{study.name}: no paragraph that begins with {begin!r}"
+        seeds = [int(one) for one in machines[1].split(",")]
+        rows = [line for line in text[start:].split("\n\n")[1].splitlines() if line[0] == "|"]
+        outcomes = {
+            arm: _values(study, cells, seeds)
+            for arm, *cells in ([cell.strip() for cell in row.split("|")[1:-1]] for row in rows[2:])
+        }
+        runs.append(Run(kind, outcomes, machines[0]))
+    return runs
+
+
+def _values(
+    study: Study, cells: Sequence[str], seeds: Sequence[int]
+) -> dict[int, dict[str, float]]:
+    """Return an arm's values by seed, read from its row of a table; empty cells are left out."""
+    values: dict[int, dict[str, float]] = {seed: {} for seed in seeds}
+    for name, cell in zip(study.columns, cells, strict=True):
+        if each := re.search(r"\((.*)\)", cell):
+            for seed, value in zip(seeds, each[1].split(", "), strict=True):
+                values[seed][name] = float(value)
+    return values
+
+
+def page(study: Study, runs: Sequence[Run]) -> str:
     """Return the page's text: the first run's figure, and every run's numbers."""
-    outcomes, found = [outcomes_of(one) for one in runs], runs[0]
-    parts = [f"# {study.title}", f"Source: {study.source}", "## Found", verdicts(study, outcomes)]
+    parts = [f"# {study.title}", f"Source: {study.source}", "## Found", verdicts(study, runs)]
     if study.reading:
         parts.append(study.reading)
     if study.panels:
         parts.append(f"![{study.title}]({study.name}.svg)")
-        parts.append(_legend(study, found))
-    for name, one in zip(("Figures", "Figures of the second run"), outcomes, strict=False):
-        parts += [f"## {name}", table(study, one)]
+        parts.append(_legend(study, len(next(iter(runs[0].outcomes.values())))))
+    for run in runs:
+        parts += [f"## {HEADINGS[run.kind][0]}", table(study, run.outcomes)]
     parts.append("Mean ± standard error over seeds (each seed's value).")
     parts += ["## How", f"The world: {study.setup}.", _arms(study), _criteria(study)]
-    parts += [_machines(study, runs), "## Limits", study.limits]
+    parts += [run.machines for run in runs]
+    parts += [f"{datetime.date.today().isoformat()}.", "## Limits", study.limits]
     parts.append(f"Make it again: `python -m studies.{study.name}`.")
     return "\n\n".join(parts) + "\n"
 
 
-def verdicts(study: Study, runs: Sequence[Outcomes]) -> str:
+SAYS: Mapping[Kind, str] = {
+    "first": "In brackets: the 95 % interval of the mean over seeds, by Student's t.",
+    "seeds": "*Other seeds*: a second run with other seeds; a claim is decided where both agree.",
+    "rounding": (
+        "*Again*: the first run's seeds on kernels that round differently. It repeats much of the"
+        " first run's noise."
+    ),
+}
+BEFORE: Mapping[Kind, str] = {"first": "", "seeds": "; other seeds: ", "rounding": "; again: "}
+
+
+def judged(study: Study, runs: Sequence[Run]) -> list[tuple[dict[Kind, Finding], str]]:
+    """Return each claim's findings by run, and what they say together.
+
+    A run that only rounds differently decides where there is none on other seeds.
+    """
+    kinds = {run.kind for run in runs}
+    left_out = "rounding" if "seeds" in kinds else None
+    found: list[tuple[dict[Kind, Finding], str]] = []
+    for claim in study.claims:
+        findings = {run.kind: claim.test(run.outcomes) for run in runs}
+        decisive = [one for kind, one in findings.items() if kind != left_out]
+        found.append((findings, standing(decisive)))
+    return found
+
+
+def verdicts(study: Study, runs: Sequence[Run]) -> str:
     """Return each claim with what its runs say together, and each run's numbers, as a list."""
     lines: list[str] = []
-    for claim in study.claims:
-        findings = [claim.test(outcomes) for outcomes in runs]
-        numbers = "; again: ".join(finding.numbers for finding in findings)
-        lines.append(f"- {claim.says} **{standing(findings)}**: {numbers}.")
-    told = (
-        "In brackets: the 95 % interval of the mean over seeds, by Student's t. *Again*: the "
-        "second run, on kernels that round differently."
-    )
-    return "\n".join([*lines, "", told])
+    for claim, (findings, together) in zip(study.claims, judged(study, runs), strict=True):
+        numbers = "".join(BEFORE[kind] + finding.numbers for kind, finding in findings.items())
+        lines.append(f"- {claim.says} **{together}**: {numbers}.")
+    return "\n".join([*lines, "", " ".join(SAYS[run.kind] for run in runs)])
 
 
 def table(study: Study, outcomes: Outcomes) -> str:
@@ -103,10 +197,9 @@ def _criteria(study: Study) -> str:
     return "\n".join(["What decides, fixed in the code before any run:", "", *lines])
 
 
-def _legend(study: Study, found: Found) -> str:
+def _legend(study: Study, num_seeds: int) -> str:
     windows = {panel.window for panel in study.panels if panel.window > 1 and not panel.is_value}
     smoothed = f", smoothed over {max(windows)} points" if windows else ""
-    num_seeds = len(next(iter(found.values())))
     parts: list[str] = []
     if not all(panel.is_value for panel in study.panels):
         parts.append(f"Lines: means over {num_seeds} seeds{smoothed}; bands: ± one standard error.")
@@ -115,21 +208,16 @@ def _legend(study: Study, found: Found) -> str:
     return " ".join(parts)
 
 
-def _machines(study: Study, runs: Sequence[Found]) -> str:
-    lines: list[str] = []
-    for name, found in zip(
-        ("The runs", "The second run, on kernels that round differently"), runs, strict=False
-    ):
-        each = [one for by_seed in found.values() for one in by_seed.values()]
-        cpu = sum(one["cpu_seconds"] for one in each)
-        seeds = sorted({seed for by_seed in found.values() for seed in by_seed})
-        count = len(processes(study)) * len(seeds)
-        lines.append(
-            f"{name}: seeds {', '.join(map(str, seeds))}; {count} processes of one thread"
-            f" on {' and '.join(sorted({one['machine'] for one in each}))};"
-            f" {cpu / count:.0f} seconds of processor each, {cpu / 60:.0f} minutes in all."
-        )
-    return "\n\n".join([*lines, f"{datetime.date.today().isoformat()}."])
+def _machines(study: Study, kind: Kind, found: Found) -> str:
+    each = [one for by_seed in found.values() for one in by_seed.values()]
+    cpu = sum(one["cpu_seconds"] for one in each)
+    seeds = sorted({seed for by_seed in found.values() for seed in by_seed})
+    count = len(processes(study)) * len(seeds)
+    return (
+        f"{HEADINGS[kind][1]}: seeds {', '.join(map(str, seeds))}; {count} processes of one thread"
+        f" on {' and '.join(sorted({one['machine'] for one in each}))};"
+        f" {cpu / count:.0f} seconds of processor each, {cpu / 60:.0f} minutes in all."
+    )
 
 
 def draw(study: Study, found: Found, path: Path) -> None:

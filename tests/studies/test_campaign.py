@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from studies import summary
 from studies.campaign import Arm, Outcome, Panel, Study, Task, merge, once, run_all, run_one
 from studies.claims import (
     Finding,
@@ -24,11 +27,12 @@ from studies.claims import (
     number,
     standing,
 )
-from studies.page import band, page, table, write_page
+from studies.page import Run, add_run, band, judged, page, read_runs, run_of, table, write_page
 
+ROOT = Path(__file__).parents[2]
 STUDIES = sorted(
     path.stem
-    for path in (Path(__file__).parents[2] / "studies").glob("*.py")
+    for path in (ROOT / "studies").glob("*.py")
     if "\nSTUDY = " in path.read_text(encoding="utf-8")
 )
 
@@ -72,6 +76,10 @@ def found(**arms: list[float]) -> dict[str, dict[int, dict[str, Any]]]:
         }
         for arm, by_seed in canned(**arms).items()
     }
+
+
+def a_run(kind: Any, more: Sequence[float] = (2.0, 2.1) * 4) -> Run:
+    return run_of(a_study(), kind, found(more=[*more], less=[1.0] * 8))
 
 
 NOISE = (0.1, -0.1, 0.1, -0.1, 0.1, -0.1, 0.1, -0.1)  # its interval is 0.09 to either side
@@ -205,10 +213,9 @@ def test_a_table_has_means_errors_and_seeds() -> None:
 
 
 def test_a_page_says_what_was_found_and_how_it_was_judged() -> None:
-    run = found(more=[2.0, 2.1] * 4, less=[1.0] * 8)
-    text = page(a_study(), [run, run])
+    text = page(a_study(), [a_run("first"), a_run("seeds")])
     numbers = "difference 1.05 (1.01 to 1.09, 8 seeds)"
-    assert f"- More is more. **Reproduced**: {numbers}; again: {numbers}." in text
+    assert f"- More is more. **Reproduced**: {numbers}; other seeds: {numbers}." in text
     assert text.count("| more | 2.05") == 2
     assert (
         "the value, *more* minus *less*, seed by seed: reproduced if its mean is at least 0.5"
@@ -219,15 +226,57 @@ def test_a_page_says_what_was_found_and_how_it_was_judged() -> None:
 
 
 def test_a_page_of_one_run_says_so() -> None:
-    text = page(a_study(), [found(more=[2.0] * 8, less=[1.0] * 8)])
+    text = page(a_study(), [a_run("first")])
     assert "**Reproduced, in one run alone**" in text
 
 
 def test_the_figure_is_the_same_each_time(tmp_path: Path) -> None:
-    numbers = [found(more=[2.0, 2.1], less=[1.0, 1.0])]
-    first = write_page(a_study(), numbers, tmp_path / "a").with_suffix(".svg").read_bytes()
-    assert first == write_page(a_study(), numbers, tmp_path / "b").with_suffix(".svg").read_bytes()
-    assert b"what rises" in first
+    numbers = found(more=[2.0, 2.1], less=[1.0, 1.0])
+    runs = [run_of(a_study(), "first", numbers)]
+    a, b = (write_page(a_study(), runs, tmp_path / name, numbers) for name in "ab")
+    assert a.with_suffix(".svg").read_bytes() == b.with_suffix(".svg").read_bytes()
+    assert b"what rises" in a.with_suffix(".svg").read_bytes()
+
+
+def test_a_run_on_other_seeds_decides_in_place_of_one_that_rounds_differently(
+    tmp_path: Path,
+) -> None:
+    same, other = a_run("rounding"), a_run("seeds", more=[1.0] * 8)
+    path = write_page(a_study(), [a_run("first"), same], tmp_path)
+    assert "**Reproduced**" in path.read_text()
+    add_run(a_study(), other, tmp_path)
+    text = path.read_text()
+    assert "**Undecided: the first run says reproduced, the second not reproduced**" in text
+    assert [run.kind for run in read_runs(a_study(), text)] == ["first", "seeds", "rounding"]
+    add_run(a_study(), a_run("seeds"), tmp_path)
+    assert "**Reproduced**" in path.read_text()
+
+
+def test_runs_are_read_back_from_their_page() -> None:
+    runs = [a_run("first"), a_run("seeds", more=[3.0, 4.0] * 4), a_run("rounding")]
+    read = read_runs(a_study(), page(a_study(), runs))
+    assert [(run.kind, run.machines) for run in read] == [(run.kind, run.machines) for run in runs]
+    for one, other in zip(read, runs, strict=True):
+        values = {
+            arm: {seed: {"x": found["x"]} for seed, found in by_seed.items()}
+            for arm, by_seed in other.outcomes.items()
+        }
+        assert one.outcomes == values  # of the page's columns alone
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_page_says_what_its_own_numbers_say(name: str) -> None:
+    study: Study = importlib.import_module(f"studies.{name}").STUDY
+    text = (ROOT / "docs" / "studies" / f"{name}.md").read_text(encoding="utf-8")
+    said = re.findall(r"^- .*?\*\*([RNU][^*]*)\*\*: (?:difference|ratio)", text, re.MULTILINE)
+    assert said == [together for _, together in judged(study, read_runs(study, text))]
+
+
+def test_the_counts_of_the_pages_are_current() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert summary.readme_row() in readme, "run: python -m studies.summary"
+    page = (ROOT / "studies" / "README.md").read_text(encoding="utf-8")
+    assert summary.table() in page, "run: python -m studies.summary"
 
 
 def test_what_was_made_is_kept_under_its_settings(tmp_path: Path) -> None:
@@ -262,7 +311,8 @@ def test_arms_of_a_study_may_share_a_process(tmp_path: Path) -> None:
     together = replace(a_study(), together=True)
     with pytest.raises(SystemExit, match=r"canned: 1 runs failed"):
         run_all(together, [0], tmp_path, jobs=2, quick=True)
-    assert "8 processes of one thread" in page(together, [found(more=[2.0] * 8, less=[1.0] * 8)])
+    numbers = found(more=[2.0] * 8, less=[1.0] * 8)
+    assert "8 processes of one thread" in run_of(together, "first", numbers).machines
 
 
 def test_a_failed_run_is_named(tmp_path: Path) -> None:
