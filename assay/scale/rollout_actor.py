@@ -48,6 +48,13 @@ class Opening:
     path: Sequence[str]
     vllm: ModelFacts | None = None
 
+    def sent(self, problem: Problem) -> Problem:
+        """Return what an actor may know of a problem: answers and tests stay behind.
+
+        An environment plays in the actor, by the answer: it gets all. The policy sees the prompt.
+        """
+        return problem if self.tools.environment is not None else replace(problem, spec={})
+
 
 @dataclass(frozen=True)
 class Sent:
@@ -92,7 +99,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class ShareAsked:
-    """A share of one call of `Generator.generate`; problems have no answers in them."""
+    """A share of one call of `Generator.generate`; problems are as `Opening.sent` returns them."""
 
     problems: Sequence[tuple[int, Problem, Prompt]]
     sampling: SamplingConfig
@@ -230,8 +237,3 @@ class _Share:
             self._ended.put(None)
         except BaseException as error:  # it is raised where the share is taken
             self._ended.put(error)
-
-
-def without_answers(problem: Problem) -> Problem:
-    """Return what an actor may know of a problem: answers and tests stay here."""
-    return replace(problem, spec={})

@@ -28,7 +28,6 @@ from assay.scale.rollout_actor import (
     Sent,
     ShareAsked,
     Taken,
-    without_answers,
 )
 from assay.types import Floats, Group, Problem
 
@@ -126,7 +125,7 @@ class ActorGenerator:
         race: Race | None = None,
     ) -> list[Group]:
         """Sample and return one group a problem, as the engine does."""
-        asked = [(n, without_answers(p), self.engine.render(p)) for n, p in enumerate(problems)]
+        asked = [(n, self._opening.sent(p), self.engine.render(p)) for n, p in enumerate(problems)]
         found: dict[int, Group] = {}
         waiting, started = deque(range(len(asked))), time.monotonic()
         stats = EngineStats(num_wanted=len(asked) * group_size)

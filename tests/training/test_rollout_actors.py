@@ -12,17 +12,19 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
+import pyarrow.parquet as pq
 import pytest
 from ray_nodes import PLAIN, Nodes, free_port
 from train_killer import fingerprint
 from train_worlds import World, rows_of
 
-from assay.config import ScaleConfig
+from assay.config import ScaleConfig, ToolsConfig
 from assay.errors import ConfigError, VerifierError
 from assay.scale import cluster as cluster_module
 from assay.scale import rollouts, verifying
-from assay.scale.rollout_actor import Loaded, RolloutActor
+from assay.scale.rollout_actor import Loaded, Opening, RolloutActor
 from assay.training.api import evaluate, train
+from assay.types import Problem
 
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.filterwarnings("ignore")]
 SCALE = {"rollout_actors": 2}
@@ -77,6 +79,29 @@ def test_two_actors_give_the_bits_of_one_process(
     monkeypatch.setattr("assay.training.assemble.actors_for", None)
     heldout = str(world.folder / "heldout.jsonl")
     assert evaluate(run, heldout, quiet=True).num_problems == 3, "asks for no actors"
+
+
+GAME = {
+    "data": {"verifier": "seam_worlds:Echo"},
+    "tools": {"environment": "seam_worlds:Echo", "result": "{result}\n"},
+    "sampling": {"max_tokens": 24, "stop": [*"aeiou "]},
+}
+
+
+def test_an_environment_plays_in_an_actor_by_its_rows_answers(world: World) -> None:
+    """Which it tells the policy: without its spec it could not even start."""
+    run = run_of(world, "played", scale=SCALE, **GAME)
+    assert differences(run_of(world, "plain", **GAME), run) == [] and not lost_in(run)
+    texts = pq.read_table(next((run / "rollouts").glob("*.parquet")))["text"].to_pylist()
+    assert any("[" in text for text in texts), "the environment said something"
+
+
+def test_an_actor_gets_no_answers_where_no_environment_plays() -> None:
+    problem = Problem("p", "2+2?", {"answer": "4"})
+    opening = MagicMock(tools=ToolsConfig(names=("calculator",)))
+    assert Opening.sent(opening, problem).spec == {}
+    opening.tools = ToolsConfig(environment="seam_worlds:Echo")
+    assert Opening.sent(opening, problem) is problem
 
 
 def test_an_actor_that_dies_is_replaced_and_nothing_changes(
