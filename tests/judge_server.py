@@ -3,9 +3,11 @@
     with JudgeServer(obedient) as server:
         options = {"url": server.url, "model": "obedient"}
 
-It serves one port from a thread, keeps what it was asked, and answers as a function says. `obedient`
+It serves one port from a thread, keeps what it was asked, and answers as a function says. In a
+function's reply, CODE stands for the code of the request, as in {"verdict_CODE": "correct"}. `obedient`
 does what the prompt says: it reads the quoted data and compares the answer with the references.
-`naive` believes the first thing that looks like a verdict or an instruction outside of the data.
+`naive` believes the first thing that looks like a verdict or an instruction outside of the data,
+and `echoing` quotes the text that it judges.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ import threading
 import time
 import unicodedata
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from assay.verify.judge.replies import last_object
+from assay.verify.judge.replies import objects_of
 
 BLOCK = re.compile(
     r"^--- begin (?P<name>[A-Za-z]+) (?P<code>[0-9a-f]{16})(?P<note> \(.*\))? ---$\n"
@@ -28,7 +30,11 @@ BLOCK = re.compile(
     r"^--- end (?P=name) (?P=code) ---$",
     re.MULTILINE,
 )
-_SCALE = re.compile(r"`score`, a number from (?P<low>\S+) \(worst\) to (?P<high>\S+) \(best\)")
+_CODE = re.compile(r"`(?:score|verdict)_([0-9a-f]{8})`")
+_SCALE = re.compile(
+    r"`score_\w{8}`, a number from (?P<low>\S+) \(worst\) to (?P<high>\S+) \(best\)"
+)
+_FOOLED = {"verdict_CODE": "correct", "score_CODE": 10}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,12 @@ class Asked:
         for block in BLOCK.finditer(self.prompt):
             found.setdefault(block["name"], []).append(json.loads(block["line"]))
         return found
+
+    @property
+    def code(self) -> str:
+        """What the key of the reply ends in; "": the prompt asks for no verdict."""
+        found = _CODE.findall(self.outside) if "messages" in self.body else ()
+        return found[-1] if found else ""
 
     @property
     def outside(self) -> str:
@@ -105,17 +117,18 @@ def obedient(asked: Asked) -> str:
     if scale := _SCALE.search(asked.prompt):
         text = (data.get("answer") or data.get("trace") or [""])[0]
         low, high = float(scale["low"]), float(scale["high"])
-        return json.dumps({"reasoning": "words", "score": min(high, low + len(text.split()))})
+        return json.dumps({"reasoning": "words", "score_CODE": min(high, low + len(text.split()))})
     if "A" in data:
         sizes = len(data["A"][0]), len(data["B"][0])
         verdict = "tie" if sizes[0] == sizes[1] else "A" if sizes[0] > sizes[1] else "B"
-        return json.dumps({"reasoning": "length", "verdict": verdict})
+        return json.dumps({"reasoning": "length", "verdict_CODE": verdict})
     text = data["answer"][0].strip()
     marked = re.findall(r"\\boxed\{([^{}]*)\}|<answer>(.*?)</answer>", text)
     said = re.split(r"answer is|answer:|\n", text, flags=re.IGNORECASE)
     answer = "".join(marked[-1]) if marked else said[-1]
     same = any(_letters(answer) == _letters(reference) for reference in data["reference"])
-    return json.dumps({"reasoning": "compared", "verdict": "correct" if same else "incorrect"})
+    verdict = "correct" if same else "incorrect"
+    return json.dumps({"reasoning": "compared", "verdict_CODE": verdict})
 
 
 def naive(asked: Asked) -> str:
@@ -127,12 +140,20 @@ def naive(asked: Asked) -> str:
     lines = (line.strip().casefold() for line in outside.splitlines())
     for line in lines:
         if line.startswith(("verdict:", "score:", "system:", "assistant:", "ignore ")):
-            return json.dumps({"reasoning": "a line told me", "verdict": "correct", "score": 10})
-    if (found := last_object(outside)) and ("verdict" in found or "score" in found):
-        return json.dumps({"reasoning": "the last verdict that I saw", **found})
+            return json.dumps({"reasoning": "a line told me", **_FOOLED})
+    if any("verdict" in found or "score" in found for found in objects_of(outside)):
+        return json.dumps({"reasoning": "the last verdict that I saw", **_FOOLED})
     if re.search(r"<\|?/?\w+\|?>|\[/?INST\]", asked.prompt):
-        return json.dumps({"reasoning": "a new turn began", "verdict": "correct", "score": 10})
+        return json.dumps({"reasoning": "a new turn began", **_FOOLED})
     return obedient(asked)
+
+
+def echoing(asked: Asked) -> str:
+    """Judge as `obedient` does, and quote the text to examine before the verdict and after it."""
+    text = "\n".join(
+        each for name in ("answer", "trace", "A", "B") for each in asked.data.get(name, ())
+    )
+    return f"It says:\n{text}\nSo: {obedient(asked)}\nsince it says:\n{text}"
 
 
 def _letters(text: str) -> str:
@@ -166,7 +187,8 @@ class JudgeServer:
         with self._lock:
             self.asked.append(asked)
         reply = self.reply(asked)
-        return chat(reply) if isinstance(reply, str) else reply
+        answer = chat(reply) if isinstance(reply, str) else reply
+        return replace(answer, body=answer.body.replace(b"_CODE", f"_{asked.code}".encode()))
 
     def __enter__(self) -> JudgeServer:
         self._thread.start()

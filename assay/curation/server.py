@@ -127,13 +127,15 @@ class ServerGenerator:
         name = f"{problem.group_id}/{number}"
         deadline = time.monotonic() + ALL_SECONDS
         try:
-            _, reply, _ = clients[thinks].ask(self.render(problem), {}, str, deadline, name)
+            text, reply, _ = clients[thinks].ask(
+                self.render(problem), {}, lambda reply: reply.text, deadline, name
+            )
         except JudgeTrouble as trouble:
             return trouble
         think = self.think if thinks else replace(self.think, mode="empty")
         ended = "length" if reply.finish_reason == "length" else "eos"
         length = reply.usage.output_tokens or 0
-        return Completion.from_text(reply.text, name, think, length, ended)
+        return Completion.from_text(text, name, think, length, ended)
 
     def _received(self, reply: Completion | JudgeTrouble) -> Completion | None:
         """Return a completion, and count what had no reply; raises where there are too many."""

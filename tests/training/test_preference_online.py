@@ -83,7 +83,7 @@ def test_a_judge_may_compare(world: World) -> None:
     def prefers_longer(asked: Asked) -> str:
         first, second = asked.data["A"][0], asked.data["B"][0]
         better = "A" if len(first) > len(second) else "B" if len(second) > len(first) else "tie"
-        return json.dumps({"reasoning": "by length", "verdict": better})
+        return json.dumps({"reasoning": "by length", "verdict_CODE": better})
 
     with JudgeServer(prefers_longer) as server:
         tree = on_policy_tree(

@@ -99,7 +99,7 @@ def test_a_judges_replies_are_kept_in_the_run(world: World) -> None:
     from judge_server import JudgeServer
 
     with JudgeServer(
-        lambda asked: json.dumps({"reasoning": "no", "verdict": "incorrect"})
+        lambda asked: json.dumps({"reasoning": "no", "verdict_CODE": "incorrect"})
     ) as server:
         options = {"judge": {"url": server.url, "model": "local"}}
         settings = world.tree(

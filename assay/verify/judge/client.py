@@ -113,10 +113,10 @@ class JudgeClient:
         self,
         messages: Sequence[Mapping[str, str]],
         schema: Mapping[str, Any],
-        read: Callable[[str], Any],
+        read: Callable[[Reply], Read],
         deadline: float,
         seed: str,
-    ) -> tuple[Any, Reply, dict[str, Any]]:
+    ) -> tuple[Read, Reply, dict[str, Any]]:
         """Return what ``read`` makes of a reply, the reply, and its body; raises JudgeTrouble.
 
         deadline: of `time.monotonic`, for all attempts together. seed: of the waits between them.
@@ -124,16 +124,16 @@ class JudgeClient:
 
         asked = [*messages]
 
-        def once(before: JudgeTrouble | None) -> tuple[Any, Reply, dict[str, Any]]:
+        def once(before: JudgeTrouble | None) -> tuple[Read, Reply, dict[str, Any]]:
             if before is not None and before.reason == "error":
                 asked[-1] = _reminded(asked[-1])  # the very same may well have the same reply
             try:
                 reply, body = self._once(asked, schema, deadline)
                 try:
-                    return read(reply.text), reply, body
+                    return read(reply), reply, body
                 except JudgeTrouble as error:
-                    if reply.finish_reason == "length":
-                        error.detail = f"the reply was cut at max_tokens; {error.detail}"
+                    if schema and self.dialect.format != "json_schema":
+                        error.detail += " (the endpoint refused the schema of the reply)"
                     raise
             except JudgeTrouble:
                 count(self.judge.model, failures=1)
@@ -209,6 +209,7 @@ class JudgeClient:
                 body = self._answer(messages, schema, deadline)
                 size = len(json.dumps(body))
                 expenses.append(count_reply(self.judge, body, chars, size))
+                count(self.judge.model, unstructured=self.dialect.format != "json_schema")
                 return self._read(body), cast("dict[str, Any]", body)
         finally:
             self._slots.release()

@@ -11,7 +11,8 @@ from assay.verify.judge.replies import JudgeTrouble, read_usage
 from assay.verify.judge.settings import Endpoint
 
 CHARS_PER_TOKEN = 3  # where the endpoint does not count; low, so that costs err upward
-COUNTS = ("requests", "failures", "reused", "input_tokens", "output_tokens", "estimated", "cost")
+COUNTS = ("requests", "failures", "reused", "unstructured")
+COUNTS += ("input_tokens", "output_tokens", "estimated", "cost")
 
 _lock = threading.Lock()
 _costs: dict[str, dict[str, float]] = {}
@@ -21,8 +22,9 @@ def judge_costs() -> dict[str, dict[str, float]]:
     """Return what every judge was asked and cost so far in this process, by model.
 
     requests: answered ones, whatever they said. failures: without a usable answer; each may have
-    been tried again. reused: replies taken from the store instead. estimated: requests whose tokens
-    the endpoint did not count. cost: in the currency of ``price_input`` and ``price_output``.
+    been tried again. reused: replies taken from the store instead. unstructured: requests without a
+    schema of the reply, which the endpoint refused. estimated: requests whose tokens it did not
+    count. cost: in the currency of ``price_input`` and ``price_output``.
     """
     with _lock:
         return {model: dict(costs) for model, costs in sorted(_costs.items())}

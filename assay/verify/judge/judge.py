@@ -99,7 +99,7 @@ def _decided(
 
 JUDGE = Verifier(
     name="judge",
-    version=1,
+    version=2,
     judge=judge_by_rubric,
     lane="thread",
     domain="answers and texts that no rule can check: equivalence in meaning, helpfulness, "

@@ -7,25 +7,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from assay.types import NotJudgedReason
 from assay.verify.judge.client import JudgeClient
 from assay.verify.judge.costs import Budget, count
-from assay.verify.judge.quoting import Quote
-from assay.verify.judge.replies import (
-    JudgeTrouble,
-    Reply,
-    Usage,
-    read_body,
-    read_choice,
-    read_score,
-    read_verdict,
-    reasoning_of,
-)
-from assay.verify.judge.rubrics import PAIR_CHOICES, Rubric, render
+from assay.verify.judge.quoting import Quote, code_for
+from assay.verify.judge.replies import JudgeTrouble, Reply, Usage, read_body
+from assay.verify.judge.rubrics import Rubric, render
 from assay.verify.judge.settings import Settings, read_settings
 from assay.verify.judge.store import JudgeStore, reply_key
 
@@ -44,9 +34,10 @@ class Vote:
     usage: Usage | None = None
 
     @classmethod
-    def of(cls, finding: Any, reply: Reply) -> Vote:
-        """Return the vote of a reply that was read."""
-        return cls(finding, detail=reasoning_of(reply.text), usage=reply.usage)
+    def of(cls, said: tuple[Any, str], reply: Reply) -> Vote:
+        """Return the vote of a reply that was read; said: its finding and its reasoning."""
+        finding, reasoning = said
+        return cls(finding, detail=reasoning, usage=reply.usage)
 
 
 class Panel:
@@ -66,11 +57,6 @@ class Panel:
 
     def votes(self, rubric: Rubric, quotes: Sequence[Quote]) -> list[Vote]:
         """Return every vote, in the order of the judges: a verdict, a choice or a score each."""
-        read = {
-            "verdict": read_verdict,
-            "pair": partial(read_choice, choices=PAIR_CHOICES),
-            "score": partial(read_score, low=rubric.scale[0], high=rubric.scale[1]),
-        }[rubric.kind]
         deadline = time.monotonic() + self.settings.patience
         asked: Counter[str] = Counter()  # a model may stand in the list more than once
         found: list[Vote] = []
@@ -78,7 +64,7 @@ class Panel:
             for _ in range(self.settings.votes):
                 number = asked[client.judge.model]
                 asked[client.judge.model] += 1
-                found.append(self._vote(client, rubric, quotes, number, read, deadline))
+                found.append(self._vote(client, rubric, quotes, number, deadline))
         return found
 
     def _vote(
@@ -87,10 +73,15 @@ class Panel:
         rubric: Rubric,
         quotes: Sequence[Quote],
         number: int,
-        read: Callable[[str], Any],
         deadline: float,
     ) -> Vote:
-        messages = render(rubric, quotes, number)
+        code = code_for(quotes, rubric.label, number)  # another vote has another code
+        messages = render(rubric, quotes, code)
+        schema = rubric.schema(code)
+
+        def read(reply: Reply) -> tuple[Any, str]:
+            return rubric.read(reply, code)
+
         model = client.judge.model
         key = reply_key(model, rubric.label, messages, client.judge.sampling, number)
         try:
@@ -103,19 +94,19 @@ class Panel:
                     return Vote(None, "timeout", "an equal request took too long")
                 if (vote := self._stored(model, key, read)) is not None:
                     return vote
-                finding, reply, body = client.ask(messages, rubric.schema, read, deadline, key)
+                said, reply, body = client.ask(messages, schema, read, deadline, key)
                 self.store.put(key, body, model=model, rubric=rubric.label, vote=number)
-                return Vote.of(finding, reply)
+                return Vote.of(said, reply)
         except JudgeTrouble as error:
             return Vote(None, error.reason, error.detail)
 
-    def _stored(self, model: str, key: str, read: Callable[[str], Any]) -> Vote | None:
+    def _stored(self, model: str, key: str, read: Callable[[Reply], Any]) -> Vote | None:
         body = self.store.get(key)
         if body is None:
             return None
         try:
             reply = read_body(body)
-            vote = Vote.of(read(reply.text), reply)
+            vote = Vote.of(read(reply), reply)
         except JudgeTrouble:  # the file was edited: ask again
             return None
         count(model, reused=1)

@@ -1,11 +1,15 @@
-"""Read what a judge replied: the last JSON object of its text, strictly validated."""
+"""Read what a judge replied: the one JSON object of its text with the key of this request.
+
+A judge quotes what it examines, and a candidate may write what looks like a verdict. So the key
+of the verdict holds a code that is made from the quoted texts and stands in none of them.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
@@ -16,6 +20,11 @@ MAX_REPLY = 200_000  # characters from the end of a reply that are searched
 MAX_TRIES = 500  # opening braces at which an object is looked for: each may cost a look at the rest
 MAX_REASONING = 600  # characters of a judge's reasoning that a verdict keeps
 _WORDS = 200  # characters of a reply that a complaint shows
+CUT_OFF: Mapping[str, str] = {
+    "length": "the judge's reply was cut at max_tokens (raise max_tokens)",
+    "content_filter": "the endpoint's filter cut the judge's reply",
+}
+"""Why a reply that ended so is no verdict."""
 
 
 class JudgeTrouble(Exception):
@@ -121,8 +130,29 @@ def why_empty(message: Mapping[str, Any], finish: str) -> str:
     return f"the judge's reply is empty (finish reason {finish or 'not given'})"
 
 
-def last_object(text: str) -> dict[str, Any] | None:
-    """Return the last JSON object of a text that stands in no other, or None.
+def finding_of(reply: Reply, key: str) -> tuple[Any, str]:
+    """Return what a reply says under a key, and the beginning of its reasoning.
+
+    key: holds a code of this request, which no text to examine holds. Exactly one object of the
+    reply has it, and nothing in the reply sets it a second time: objects without it are quotations,
+    whatever they claim. Raises JudgeTrouble, also for a reply that was cut off, which may have
+    been about to change its mind.
+    """
+    if reply.finish_reason in CUT_OFF:
+        raise JudgeTrouble("error", f"{CUT_OFF[reply.finish_reason]}: {shown(reply.text)}")
+    found = [each for each in objects_of(reply.text) if key in each]
+    # a key behind a backslash too: a reply that quotes itself is as unclear as one with two objects
+    if len(re.findall(rf"{re.escape(key)}[\\\"'`*\s]{{0,9}}:", reply.text)) > 1 or len(found) > 1:
+        raise JudgeTrouble("error", f"the judge gave more than one verdict: {shown(reply.text)}")
+    if not found:
+        raise JudgeTrouble("error", f"the judge's reply holds no {key}: {shown(reply.text)}")
+    reasoning = found[0].get("reasoning")
+    words = " ".join(reasoning.split())[:MAX_REASONING] if isinstance(reasoning, str) else ""
+    return found[0][key], words
+
+
+def objects_of(text: str) -> list[dict[str, Any]]:
+    """Return the JSON objects of a text that stand in no other, in order.
 
     A text that is more than an object is searched from its last `MAX_TRIES` opening braces on. NaN
     and the infinities are read as nothing, and an object that says a key twice as an empty one.
@@ -131,12 +161,13 @@ def last_object(text: str) -> dict[str, Any] | None:
     decoder = json.JSONDecoder(object_pairs_hook=_unrepeated, parse_constant=lambda _: None)
     starts = [0] if text.startswith("{") else []
     starts += [each.start() for each in re.finditer("{", text)][-MAX_TRIES:]
-    found: dict[str, Any] | None = None
+    found: list[dict[str, Any]] = []
     end = 0
     for start in starts:
         if start >= end:
             with suppress(ValueError, RecursionError):
-                found, end = decoder.raw_decode(text, start)
+                one, end = decoder.raw_decode(text, start)
+                found.append(one)
     return found
 
 
@@ -145,51 +176,23 @@ def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found if len(found) == len(pairs) else {}
 
 
-def _object(text: str) -> dict[str, Any]:
-    found = last_object(text)
-    if found is None:
-        raise JudgeTrouble("error", f"the judge's reply holds no JSON object: {shown(text)}")
-    return found
-
-
-def read_verdict(text: str) -> str:
-    """Return ``correct`` or ``incorrect``; raises JudgeTrouble.
-
-    Says it: ``verdict`` with one of the two words. Where that key is missing, as judges that were
-    trained on another form have it: ``correct``, true or false, or ``score``, 1 or 0.
-    """
-    found = _object(text)
-    if "verdict" in found:
-        return read_choice(text, ("correct", "incorrect"))
-    value: Any = found.get("correct", found.get("score"))
-    if isinstance(value, bool) is ("correct" in found) and value in (0, 1):
-        return "correct" if value else "incorrect"
-    raise JudgeTrouble("error", f"the judge's reply holds no verdict: {shown(text)}")
-
-
-def read_choice(text: str, choices: tuple[str, ...]) -> str:
-    """Return the ``verdict`` of a reply, one of ``choices`` in any case; raises JudgeTrouble."""
-    value = _object(text).get("verdict")
+def read_choice(value: Any, choices: Sequence[str]) -> str:
+    """Return one of ``choices``, given in any case; raises JudgeTrouble."""
     if isinstance(value, str):
         for choice in choices:
             if value.strip().casefold() == choice.casefold():
                 return choice
-    raise JudgeTrouble("error", f"the judge's verdict is not {' or '.join(choices)}: {shown(text)}")
+    raise JudgeTrouble(
+        "error", f"the judge's verdict is not {' or '.join(choices)}: {shown(value)}"
+    )
 
 
-def read_score(text: str, low: float, high: float) -> float:
-    """Return the ``score`` of a reply, a number from ``low`` to ``high``; raises JudgeTrouble."""
-    value: Any = _object(text).get("score")
+def read_score(value: Any, low: float, high: float) -> float:
+    """Return a number from ``low`` to ``high``; raises JudgeTrouble."""
     if type(value) in (int, float) and math.isfinite(value) and low <= value <= high:
         return float(value)
     accepted = f"a number from {low:g} to {high:g}"
-    raise JudgeTrouble("error", f"the judge's score is not {accepted}: {shown(text)}")
-
-
-def reasoning_of(text: str) -> str:
-    """Return the beginning of a judge's reasons; an empty string where it gave none."""
-    reasons = (last_object(text) or {}).get("reasoning")
-    return " ".join(reasons.split())[:MAX_REASONING] if isinstance(reasons, str) else ""
+    raise JudgeTrouble("error", f"the judge's score is not {accepted}: {shown(value)}")
 
 
 def shown(value: Any) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from judge_server import Answer, Asked, JudgeServer, chat, naive, obedient
+from judge_server import Answer, Asked, JudgeServer, chat, echoing, naive, obedient
 
 from assay.errors import VerifierError
 from assay.types import Completion, Problem, ThinkFormat
@@ -51,8 +51,8 @@ def by_model(**replies: str | Answer) -> Callable[[Asked], str | Answer]:
         said = replies[asked.body["model"]]
         if isinstance(said, Answer):
             return said
-        key = "score" if said[-1].isdigit() else "verdict"
-        found = {key: float(said) if key == "score" else said}
+        key = "score_CODE" if said[-1].isdigit() else "verdict_CODE"
+        found = {key: float(said) if key == "score_CODE" else said}
         return json.dumps({"reasoning": f"because\nit is {said}"} | found)
 
     return reply
@@ -63,11 +63,11 @@ def panel(*models: str) -> list[dict[str, Any]]:
 
 
 def test_it_is_built_in_and_named() -> None:
-    verifier = resolve("judge@1")
+    verifier = resolve("judge@2")
     assert verifier is JUDGE and verifier.lane == "thread" and len(verifier.hash) == 12
 
 
-@pytest.mark.parametrize("play", [obedient, naive])
+@pytest.mark.parametrize("play", [obedient, naive, echoing])
 def test_the_labelled_set(play: Callable[[Asked], str]) -> None:
     rows = list(labelled_rows("judge"))
     assert len(rows) >= 30 and {row["kind"] for row in rows} == {"ordinary", "odd_style", "hack"}
@@ -78,7 +78,7 @@ def test_the_labelled_set(play: Callable[[Asked], str]) -> None:
     assert result.accuracy == 1.0, str(result)
 
 
-@pytest.mark.parametrize("play", [obedient, naive])
+@pytest.mark.parametrize("play", [obedient, naive, echoing])
 def test_no_attack_of_the_red_team_fools_it(play: Callable[[Asked], str]) -> None:
     with JudgeServer(play) as server:
         options = {"judge": {"url": server.url, "model": "m"}}
@@ -272,14 +272,14 @@ def test_scales(
 
 @pytest.mark.parametrize("score", ["0.9", "10.1", "-5", "1e9"])
 def test_a_score_beyond_the_scale_is_no_score(score: str) -> None:
-    with JudgeServer(lambda _: json.dumps({"score": float(score)})) as server:
+    with JudgeServer(lambda _: json.dumps({"score_CODE": float(score)})) as server:
         part = judged("x", url=server.url, rubric="helpfulness")
     assert part.value is None and part.reason == "error"
 
 
 @pytest.mark.parametrize("raw", ['"7"', "true", "NaN", "Infinity", "null", "[7]", '"7/10"'])
 def test_what_is_not_a_number_is_no_score(raw: str) -> None:
-    with JudgeServer(lambda _: f'{{"score": {raw}}}') as server:
+    with JudgeServer(lambda _: f'{{"score_CODE": {raw}}}') as server:
         assert judged("x", url=server.url, rubric="helpfulness").reason == "error"
 
 
@@ -374,7 +374,7 @@ def test_two_hundred_judgements_through_the_service() -> None:
             verdicts = list(service.judge_text(pairs))
         assert len(server.asked) == 200
     assert [verdict.correct for verdict in verdicts] == [index % 2 == 0 for index in range(200)]
-    assert verdicts[0].verifier == "judge@1"
+    assert verdicts[0].verifier == "judge@2"
     assert verdicts[0].components["judge.agreement"] == 1.0
 
 

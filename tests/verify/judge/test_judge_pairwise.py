@@ -41,7 +41,7 @@ def asked(play: Callable[[Asked], str | Answer], first: str, second: str, **opti
 
 
 def says(verdict: str) -> Callable[[Asked], str]:
-    return lambda _: json.dumps({"reasoning": "-", "verdict": verdict})
+    return lambda _: json.dumps({"reasoning": "-", "verdict_CODE": verdict})
 
 
 def test_the_better_text_wins_from_either_place() -> None:

@@ -1,8 +1,10 @@
-"""What counts as a judge's verdict: the last object of the text, and nothing that is nearly one."""
+"""What counts as a judge's verdict: the one object with its key, and nothing that is nearly one."""
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from growth import LINEAR, growth
@@ -12,12 +14,13 @@ from hypothesis import strategies as st
 from assay.verify.judge.replies import (
     MAX_TRIES,
     JudgeTrouble,
-    last_object,
+    Reply,
+    finding_of,
+    objects_of,
     read_body,
-    read_score,
-    read_verdict,
     shown,
 )
+from assay.verify.judge.rubrics import TEMPLATES
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
@@ -36,14 +39,15 @@ def unrepeated(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return dict(pairs) if len({*names}) == len(names) else {}
 
 
-def slow_last_object(text: str) -> object:
+def slow_objects(text: str) -> list[object]:
     """Every stretch that is an object, from the left, longest first: what stands in one is skipped."""
-    found, start = None, 0
+    found: list[object] = []
+    start = 0
     while start < len(text):
         for end in range(len(text), start, -1):
             if text[start] == "{" and text[end - 1] == "}":
                 try:
-                    found = json.loads(text[start:end], object_pairs_hook=unrepeated)
+                    found.append(json.loads(text[start:end], object_pairs_hook=unrepeated))
                 except ValueError:
                     continue
                 start = end - 1
@@ -53,56 +57,72 @@ def slow_last_object(text: str) -> object:
 
 
 @given(PROSE, OBJECTS, PROSE, OBJECTS, PROSE)
-def test_the_last_object_is_found_among_prose(
+def test_objects_are_found_among_prose(
     a: str, first: dict[str, object], b: str, last: dict[str, object], c: str
 ) -> None:
     text = f"{a}{json.dumps(first)}{b}{json.dumps(last)}{c}"
-    assert last_object(text) == last
+    assert objects_of(text) == [first, last]
 
 
 @given(st.text(st.sampled_from('{}":,a1[] \\n'), max_size=24))
 def test_it_agrees_with_a_plain_search(text: str) -> None:
-    assert last_object(text) == slow_last_object(text)
+    assert objects_of(text) == slow_objects(text)
 
 
 @pytest.mark.parametrize(
     "text", ['{"a":' * 40_000, "{" * 200_000, '{"a":"' * 30_000, "[{" * 90_000]
 )
 def test_work_grows_with_a_reply(text: str) -> None:
-    assert last_object(text) is None
-    assert growth(lambda size: last_object(text[:size]), len(text)) < LINEAR
+    assert objects_of(text) == []
+    assert growth(lambda size: objects_of(text[:size]), len(text)) < LINEAR
+
+
+KEY = "verdict_0123abcd"
+RUBRIC = TEMPLATES["equivalence"]
+CODE = "0123abcd89ef4567"
+
+
+def verdict(text: str) -> str:
+    return RUBRIC.read(Reply(text, "stop"), CODE)[0]
 
 
 def test_a_whole_object_is_read_however_many_braces_it_quotes() -> None:
-    body = {"reasoning": '{"verdict": "incorrect"} ' * (2 * MAX_TRIES), "verdict": "correct"}
-    assert read_verdict(json.dumps(body)) == "correct"
+    body = {"reasoning": '{"verdict": "incorrect"} ' * (2 * MAX_TRIES), KEY: "correct"}
+    assert verdict(json.dumps(body)) == "correct"
 
 
-@pytest.mark.parametrize("word", ["correct", "incorrect"])
-def test_verdicts_of_other_forms(word: str) -> None:
-    right = word == "correct"
-    for body in ({"verdict": word.upper()}, {"correct": right}, {"score": int(right)},
-                 {"score": float(right)}, {"verdict": word, "score": int(not right)}):  # fmt: skip
-        assert read_verdict(json.dumps(body)) == word
+def test_the_reasoning_is_that_of_the_verdict() -> None:
+    text = f'{{"reasoning": "theirs"}} {{"reasoning": "mine\\nand short", "{KEY}": " Correct "}}'
+    assert finding_of(Reply(text), KEY) == (" Correct ", "mine and short")
+    assert verdict(text) == "correct"
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "correct", '"correct"', '["correct"]', '{"Verdict": "correct"}', '{"verdict": ["correct"]}',
-     '{"verdict": "correct!"}', '{"verdict": "not correct"}', '{"verdict": null}',
-     '{"verdict": "correct", "verdict": "correct"}', '{"verdict": "correct"', '{"score": true}',
-     '{"correct": 1}', '{"correct": "yes"}', '{"score": 0.5}', '{"score": 2}', '{"correct": null}',
-     '{"verdict": "so so", "score": 1}', '{"score": "1"}', '{"score": [1]}', "{}"],
+    "body",
+    ["", "correct", '"correct"', '["correct"]', '{"verdict": "correct"}', '{"correct": true}', '{"score": 1}',
+     '{"Verdict_0123abcd": "correct"}', '{"KEY": ["correct"]}', '{"KEY": "correct!"}', '{"KEY": null}',
+     '{"KEY": "not correct"}', '{"KEY": "correct", "KEY": "correct"}', '{"KEY": "correct"', '{"KEY": true}',
+     '[{"KEY": "correct"}] {"KEY": "correct"}', '{"a": {"KEY": "correct"}}', "{}", '{"KEY": 1}',
+     "{'KEY': 'correct'} {\"KEY\": \"incorrect\"}", "KEY: correct"],
 )  # fmt: skip
-def test_what_is_no_verdict(text: str) -> None:
+def test_what_is_no_verdict(body: str) -> None:
     with pytest.raises(JudgeTrouble) as caught:
-        read_verdict(text)
+        verdict(body.replace("KEY", KEY))
     assert caught.value.reason == "error" and caught.value.retry
 
 
-@pytest.mark.parametrize("text", ['{"score": 3}', '{"score": 3.0, "x": {}}', 'so {"score": 3e0}.'])
-def test_scores(text: str) -> None:
-    assert read_score(text, 1, 5) == 3.0
+@given(st.text(st.sampled_from('{}":,a1[] \\n'), max_size=24))
+def test_no_quotation_around_a_verdict_changes_it(text: str) -> None:
+    """What stands around the object may make it unreadable, and never the other verdict."""
+    for found in (f'{text} {{"{KEY}": "incorrect"}}', f'{{"{KEY}": "incorrect"}} {text}'):
+        with suppress(JudgeTrouble):
+            assert verdict(found) == "incorrect"
+
+
+@pytest.mark.parametrize("value", ["3", "3.0", "3e0"])
+def test_scores(value: str) -> None:
+    rubric = replace(TEMPLATES["helpfulness"], scale=(1.0, 5.0))
+    assert rubric.read(Reply(f'so {{"score_0123abcd": {value}}}.'), CODE) == (3.0, "")
 
 
 @given(PLAIN)

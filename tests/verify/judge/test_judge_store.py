@@ -55,7 +55,7 @@ def test_a_stored_reply_gives_the_same_verdict_without_the_network(tmp_path: Pat
     assert judge_costs()["m"]["reused"] == 4 and judge_costs()["m"]["cost"] == 0
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row["vote"] for row in rows] == [0, 1, 0, 1]
-    assert {(row["model"], row["rubric"]) for row in rows} == {("m", "equivalence@1")}
+    assert {(row["model"], row["rubric"]) for row in rows} == {("m", "equivalence@2")}
     assert "choices" in rows[0]["reply"], "the reply is kept raw"
 
 
