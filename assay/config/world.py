@@ -187,9 +187,10 @@ class SamplingConfig(Section):
     """Strings that end a completion where they appear. They stay in its text, so that exactly what
     was sampled is learned from."""
     think_budget: Natural | None = None
-    """Most tokens of thinking. A completion that still thinks there is given `think_stop_text`,
-    whose tokens count, and then writes its answer. Given tokens are context: nothing is learned
-    from them. Prompts without a think block are left alone. None: no budget."""
+    """Most tokens of thinking: those sampled inside think blocks, all blocks together. A completion
+    that still thinks there is given `think_stop_text`, whose tokens count, and then writes its
+    answer. Given tokens are context: nothing is learned from them. What tools answer does not
+    count. Prompts without a think block are left alone. None: no budget."""
     effort: Text | None = None
     """A name of `efforts`, as ``low``, for rows that have no key ``effort`` of their own. None: no
     name."""
@@ -199,8 +200,8 @@ class SamplingConfig(Section):
     think_stop_text: Text = "\n\nI am out of time, so I answer with what I have.\n{close}\n\n"
     """The text that ends thinking; ``{close}`` is the tag that closes the block."""
     min_think: Natural | None = None
-    """Fewest tokens of thinking. Where the policy ends its thinking before, the end is replaced by
-    `think_more_text`. Whether to end there was the policy's choice, of which nothing is learned.
+    """Fewest tokens of thinking, counted as in `think_budget`. Where the policy ends its thinking
+    before, the end is replaced by `think_more_text`. Whether to end there was the policy's choice, of which nothing is learned.
     None: it may end anywhere."""
     think_more_text: Text = "Wait"
     """The text that makes thinking go on."""

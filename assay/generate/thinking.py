@@ -24,8 +24,8 @@ LONGEST_TAG = 40  # bytes, so tokens at the most, of those that `assay.think` kn
 class ThinkControl:
     """What one call of a generator gives to its completions, as tokens.
 
-    stop: ends thinking. stop_at: the number of tokens at which it is given, so that all of thinking
-    and it hold ``sampling.think_budget`` tokens; None: never. more: makes it go on.
+    stop: ends thinking. stop_at: the number of thinking tokens at which it is given, so that all of
+    thinking and it hold ``sampling.think_budget`` tokens; None: never. more: makes it go on.
     """
 
     tokenizer: Any
@@ -91,12 +91,17 @@ class ThinkControl:
 
 
 class ThinkGuide:
-    """Follows one completion in and out of its think block."""
+    """Follows one completion in and out of its think blocks.
+
+    Thinking tokens are those that the policy sampled inside a block, the tags of the block, and the
+    texts that are given here. What tools and environments answer is none, wherever it stands.
+    """
 
     def __init__(self, control: ThinkControl) -> None:
         self._control = control
         self._inside = control.think.mode == "opened"
         self._num_more = 0
+        self._num_thinking = 0
 
     def __call__(self, so_far: SoFar) -> GivenTokens | None:
         """Return the text that stops thinking, or makes it go on; None while neither is due."""
@@ -104,15 +109,25 @@ class ThinkGuide:
         tag_start = self._look(so_far)
         if so_far.given:  # what was given opens and closes blocks by right
             was_inside = self._inside
+        elif was_inside:
+            self._num_thinking += so_far.newest is not None
+        elif self._inside:  # the policy has opened a block: its tag is the first of it
+            self._num_thinking += so_far.num_tokens - self._before(so_far, tag_start)
         if was_inside and (so_far.ends or not self._inside) and self._num_more < control.max_more:
-            num_kept = so_far.num_tokens - 1 if self._inside else self._before(so_far, tag_start)
-            fits = control.stop_at is None or num_kept + len(control.more) <= control.stop_at
-            if num_kept < control.min_think and fits:
+            kept = so_far.num_tokens - 1 if self._inside else self._before(so_far, tag_start)
+            num_replaced = so_far.num_tokens - kept
+            num_thinking = self._num_thinking - num_replaced
+            fits = control.stop_at is None or num_thinking + len(control.more) <= control.stop_at
+            if num_thinking < control.min_think and fits:
                 self._num_more += 1
                 self._inside = True
-                return GivenTokens(control.more, so_far.num_tokens - num_kept)
-        due = control.stop_at is not None and so_far.num_tokens >= control.stop_at
-        return GivenTokens(control.stop) if due and self._inside and not so_far.ends else None
+                self._num_thinking = num_thinking + len(control.more)
+                return GivenTokens(control.more, num_replaced)
+        due = control.stop_at is not None and self._num_thinking >= control.stop_at
+        if not due or not self._inside or so_far.ends:
+            return None
+        self._num_thinking += len(control.stop)
+        return GivenTokens(control.stop)
 
     def _look(self, so_far: SoFar) -> int:
         """Find out whether the block is open; return where in the text its last tag begins."""

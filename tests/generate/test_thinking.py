@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from assay.config import SamplingConfig
 from assay.errors import ConfigError
-from assay.generate.base import SoFar
+from assay.generate.base import GivenTokens, SoFar
 from assay.generate.thinking import ThinkControl
 from assay.testing import byte_tokenizer
 from assay.types import Prompt, ThinkFormat
@@ -81,8 +81,10 @@ def test_what_has_ended_before_is_not_stopped() -> None:
         ("plain " * 8, "plain " * 8),  # it never opens a block
         ("<think>" + "x" * 20, "<think>" + "x" * 13 + STOPPED + "x" * 7),
         ("<think>a</think>" + "y" * 40, "<think>a</think>" + "y" * 40),
-        ("y" * 40 + "<think>z", "y" * 40 + "<think>" + STOPPED + "z"),  # opens late: stops at once
+        ("y" * 40 + "<think>" + "z" * 14, "y" * 40 + "<think>" + "z" * 13 + STOPPED + "z"),  # opens late
+        # the first block holds 16 tokens, so that the second is over its limit as it opens
         ("<think>a</think>b" + "y" * 30 + "<THINK >c", "<think>a</think>b" + "y" * 30 + "<THINK >" + STOPPED + "c"),
+        ("<think></think>b" + "<think></think>", "<think></think>b" + "<think>" + STOPPED + "</think>"),
     ],
 )  # fmt: skip
 def test_a_block_that_the_policy_opens(script: str, text: str) -> None:
@@ -137,15 +139,75 @@ def test_what_thinks_at_the_budget_is_stopped_there(
     """A slow reading of the whole text at every token finds the same place."""
     words = "".join(pieces)
     found = told(words, control_of(think, think_budget=budget), ends=False, limit=10_000)
-    text, rest, due = b"", list(words.encode()), budget - len(STOPPED)
+    text, rest, due, num_thinking = b"", list(words.encode()), budget - len(STOPPED), 0
+
+    def block(text: bytes) -> tuple[bool, int]:
+        read = text.decode("utf-8", "replace")
+        inside, (start, _) = think.open_block(read)
+        return inside, len(read[:start].encode())
+
     while True:
         # blocks nest: each level is closed by a text of its own
-        while len(text) >= due and think.open_block(text.decode("utf-8", "replace"))[0]:
+        while num_thinking >= due and block(text)[0]:
             text += STOPPED.encode()
         if not rest:
             break
+        was_inside, _ = block(text)
         text += bytes([rest.pop(0)])
+        inside, tag = block(text)
+        num_thinking += 1 if was_inside else (len(text) - tag) * inside
     assert found == text.decode("utf-8", "replace")
+
+
+def test_only_what_the_policy_thinks_counts() -> None:
+    """Neither what it says outside of blocks, nor what a tool answers, in a block or outside."""
+    control = control_of(FREE, think_budget=54)
+    call, answer = "call" * 20, "=" * 250
+    found = told(f"<think>{'a' * 5}</think>{call}" + "<think>" + "b" * 40, control, False, 400)
+    assert found.partition(call)[2] == "<think>" + "b" * 13 + STOPPED + "b" * 27
+    for inside in (True, False):
+        script = ["<think>aaaaa" if inside else "<think>a</think>b", answer, "x" * 60]
+        guide, said = control.guide(), np.zeros(0, np.int32)
+        stopped_at = None
+        for number, part in enumerate(script):
+            words = np.array(list(part.encode()), np.int32)
+            for size in [len(words)] if number == 1 else [1] * len(words):
+                said, words = np.append(said, words[:size]), words[size:]
+                so_far = SoFar(len(said), int(said[-1]), False, said.copy, number == 1)
+                if guide(so_far) is not None and stopped_at is None:
+                    stopped_at = len(said)
+        assert stopped_at == (12 + 250 + 28 if inside else None)
+
+
+def test_the_least_length_counts_no_answers_of_tools() -> None:
+    control = control_of(min_think=20, max_think_more=9)
+    guide, said = control.guide(), np.array(list(b"a" * 4 + b"=" * 100), np.int32)
+    for size in range(5):
+        assert guide(SoFar(size, int(said[size - 1]) if size else None, False, said.copy)) is None
+    assert guide(SoFar(104, int(said[-1]), False, said.copy, given=True)) is None
+    end = b"</think>"
+    for size in range(1, len(end) + 1):
+        text = np.append(said, np.array(list(end[:size]), np.int32))
+        found = guide(SoFar(len(text), int(text[-1]), False, text.copy))
+    assert found is not None and found.replaces == len(end), "four tokens of thinking are few"
+
+
+class Answers:
+    """A guide that closes the block after five tokens, answers at length, and opens another."""
+
+    def __call__(self, so_far: SoFar) -> GivenTokens | None:
+        text = b"</think>" + b"y" * 30 + b"<think>"
+        return GivenTokens([*text], begins_turn=True) if so_far.num_tokens == 5 else None
+
+
+def test_the_engine_leaves_a_second_block_what_the_first_has_left() -> None:
+    sampling = SamplingConfig(max_tokens=120, think_budget=40, think_stop_text=STOP)
+    engine = engine_of(eos_ids=(), render=thinking)
+    engine.guide = lambda problem, prompt: Answers()
+    (group,) = engine.generate([problem_of(9)], sampling, 2)
+    for one in group.completions:
+        given = np.flatnonzero(~one.sampled)
+        assert given.tolist() == [*range(5, 50), *range(50 + 21, 50 + 21 + 14)]
 
 
 def thinking(problem: Any) -> Prompt:
