@@ -13,9 +13,9 @@ import numpy as np
 from assay.config import DataConfig, SamplingConfig
 from assay.data.problems import ProblemSet
 from assay.data.rows import appended
+from assay.data.template import TemplateFailed, render_chat
 from assay.data.traces import Trace
-from assay.errors import DataError, ModelError, cause, message
-from assay.foreign import deadline
+from assay.errors import DataError, ModelError, message
 from assay.types import Mask, Message, Problem, Prompt, ThinkFormat, ThinkMode, Tokens
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 _MARK = "0Assay0"
 _SWITCH = re.compile(r"(?<![\w/<])/(no_)?think(?![\w/])")  # a path or a close tag is none
 _MODES: tuple[ThinkMode, ...] = get_args(ThinkMode)
-TEMPLATE_SECONDS = 10.0  # for a chat template, which is a program, to render one prompt
 
 
 class PromptRenderer:
@@ -259,17 +258,12 @@ class PromptRenderer:
         return "empty" if found[-1][1] else "opened" if configured == "opened" else "free"
 
     def _chat_text(self, turns: Sequence[Message], mode: ThinkMode, where: str) -> str:
-        switches = think_switches(mode)
-        if self._tools:
-            switches["tools"] = self._tools
-        apply: Any = self.tokenizer.apply_chat_template
         try:
-            with deadline(TEMPLATE_SECONDS, "the chat template"):
-                return str(apply(turns, tokenize=False, add_generation_prompt=True, **switches))
-        except Exception as error:  # a chat template is a program that comes with the model
+            return render_chat(self.tokenizer, turns, True, self._tools, **think_switches(mode))
+        except TemplateFailed as error:
             has_system = self._data.system_prompt is not None
             remedy = "drop data.system_prompt or the system message" if has_system else ""
-            found = f"messages that the chat template refuses ({cause(error)})"
+            found = f"messages that the chat template refuses ({error})"
             accepted = "messages that it takes"
             raise DataError(message(f"{where} prompt", found, accepted, remedy)) from error
 
@@ -410,9 +404,8 @@ def finished_chat(tokenizer: Any, reply: str) -> str | None:
         return None
     turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": reply}]
     try:
-        with deadline(TEMPLATE_SECONDS, "the chat template"):
-            return str(tokenizer.apply_chat_template(turns, tokenize=False))
-    except Exception:  # a template that takes no finished turn says nothing of its end
+        return render_chat(tokenizer, turns)
+    except TemplateFailed:  # a template that takes no finished turn says nothing of its end
         return None
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from assay.data.template import TemplateFailed, render_chat
 from assay.errors import VerifierError, message
 from assay.types import PLAIN_TEMPLATE, Completion, Problem, ThinkFormat
 
@@ -147,10 +148,9 @@ class ConversationEncoder:
             return before.replace("{prompt}", prompt) + text + after
         chat = [*turns, {"role": "assistant", "content": text}]
         try:
-            return str(self.tokenizer.apply_chat_template(chat, tokenize=False))
-        except Exception as error:  # a chat template is a program that comes with the model
-            line = str(error).strip().partition("\n")[0]
-            raise VerifierError(f"the chat template refuses the messages: {line}") from error
+            return render_chat(self.tokenizer, chat)
+        except TemplateFailed as error:
+            raise VerifierError(f"the chat template refuses the messages: {error}") from error
 
     def _turns(
         self, problem: Problem, guarded: list[str], think: ThinkFormat

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from assay.data.chat import TEMPLATE_SECONDS, end_of_turn
-from assay.foreign import deadline
+from assay.data.chat import end_of_turn
+from assay.data.template import TemplateFailed, render_chat
 from assay.tools.base import FREE, Tool
 from assay.types import ThinkFormat
 from assay.verify.answers.calls import BadCalls, FunctionCall, NoCalls, calls_in
@@ -120,11 +120,9 @@ class OfTemplate:
         called = {"type": "function", "id": "call00001", "function": _CALLED}
         reply = {"role": "assistant", "content": "", "tool_calls": [called]}
         try:
-            with deadline(TEMPLATE_SECONDS, "the chat template"):
-                show: Callable[..., str] = tokenizer.apply_chat_template
-                before = show(asked, tokenize=False, add_generation_prompt=True, tools=[_LOOKUP])
-                text = show([*asked, reply], tokenize=False, tools=[_LOOKUP])
-        except Exception:  # a template that takes no calls has no format of them
+            before = render_chat(tokenizer, asked, True, [_LOOKUP])
+            text = render_chat(tokenizer, [*asked, reply], False, [_LOOKUP])
+        except TemplateFailed:  # a template that takes no calls has no format of them
             return None
         if "Looks a word up" not in before:
             return None

@@ -19,8 +19,8 @@ from functools import cache, cached_property, partial
 from queue import SimpleQueue
 from typing import Any, TypeGuard
 
-from assay.data.chat import TEMPLATE_SECONDS, think_switches, with_think_block
-from assay.foreign import deadline
+from assay.data.chat import think_switches, with_think_block
+from assay.data.template import TemplateFailed, render_chat
 from assay.generate.base import GivenTokens, Promise, SoFar
 from assay.tools.base import FREE, Respondent
 from assay.types import Message, ThinkFormat
@@ -162,12 +162,9 @@ class Telling:
             content, *names = (f"0Assay{3 * number + each:03}" for each in range(3))
             named = dict(zip(_FIELDS[1:], names, strict=True)) if role == "tool" else {}
             turns.append({"role": role, "content": f'{content}"', **named})
-        show: Callable[..., str] = self.tokenizer.apply_chat_template
         try:
-            with deadline(TEMPLATE_SECONDS, "the chat template"):
-                switches = think_switches(think.mode)
-                text = show(turns, tokenize=False, add_generation_prompt=True, **switches)
-        except Exception:  # a template that refuses these roles
+            text = render_chat(self.tokenizer, turns, True, **think_switches(think.mode))
+        except TemplateFailed:  # a template that refuses these roles
             return None
         _, found, text = text.partition(_REPLY)
         pieces: list[Piece] = []

@@ -364,7 +364,7 @@ def test_a_text_that_is_far_too_long_is_not_tokenized(monkeypatch: pytest.Monkey
 
 
 def test_a_template_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assay.data.chat.TEMPLATE_SECONDS", 0.3)
+    monkeypatch.setattr("assay.data.template.TEMPLATE_SECONDS", 0.3)
     loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     with pytest.raises(DataError, match=r"template refuses \(TimeoutError: not done after 0\.3 s"):
         renderer(loops).render(Problem("p", "x"))

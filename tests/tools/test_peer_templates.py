@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from assay.data.chat import end_of_turn
+from assay.data.template import render_chat
 from assay.testing import byte_tokenizer
 from assay.tools.calls import OfTemplate
 from assay.tools.turns import Telling
@@ -65,6 +66,15 @@ def calling(*words: str) -> dict[str, Any]:
     functions = [{"name": "lookup", "arguments": {"word": word}} for word in words]
     calls = [{"type": "function", "function": one} for one in functions]
     return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_text_is_that_of_apply_chat_template(name: str) -> None:
+    tokenizer = tokenizer_of(name)
+    tools = [{"type": "function", "function": LOOKUP}]
+    for messages in (ASKED, [*ASKED, {"role": "assistant", "content": "An animal."}]):
+        theirs = show(tokenizer, messages, add_generation_prompt=True)
+        assert render_chat(tokenizer, messages, True, tools) == theirs
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -1,0 +1,78 @@
+"""The process that renders chat templates: a child of `assay.data.template`, run as a script.
+
+A request and its reply are JSON, each behind its length in eight bytes. The address space is
+limited, and an alarm ends the process where its parent could not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import Any, BinaryIO
+
+MOST_SHOWN = 500  # characters of an error
+
+
+def main(memory_bytes: int, most_characters: int) -> None:
+    """Render until standard input ends."""
+    asked, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # a print of a library would break into the replies
+    # Transformers' own environment: a copy of it here would differ one day.
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    render: Any = render_jinja_template
+    limit_memory(memory_bytes)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    _write(replies, {"ready": True})
+    while head := asked.read(8):
+        seconds, options = json.loads(asked.read(int.from_bytes(head, "big")))
+        # The kernel ends this process even inside one long operation, which no handler would see.
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        reply = _reply(render, options, most_characters)
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        _write(replies, reply)
+
+
+def limit_memory(memory_bytes: int) -> None:
+    """Limit the address space to what is in use and so many bytes more."""
+    # macOS has no /proc and does not enforce this limit; the clock is left there.
+    statm = Path("/proc/self/statm")
+    used = int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 2**32
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit = used + memory_bytes
+    if hard != resource.RLIM_INFINITY:
+        limit = min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+
+
+def _reply(render: Any, options: dict[str, Any], most_characters: int) -> dict[str, str]:
+    try:
+        ((text,), _) = render(**options)
+        if len(text) <= most_characters:
+            return {"text": text}
+        return {"kind": "ValueError", "said": f"{len(text):,} characters, of {most_characters:,}"}
+    except MemoryError:
+        return {"kind": "MemoryError", "said": ""}
+    except BaseException as error:  # a template is a program that comes with the model
+        return {"kind": type(error).__name__, "said": _words(error)}
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return str(error)[:MOST_SHOWN]
+    except BaseException:  # the methods of a foreign error may raise
+        return ""
+
+
+def _write(replies: BinaryIO, reply: dict[str, Any]) -> None:
+    raw = json.dumps(reply).encode()
+    replies.write(len(raw).to_bytes(8, "big") + raw)
+    replies.flush()
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
