@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from assay.types import Group, Problem, Verdict
+from assay.verify.base import listed
 
 Compared = tuple[str, str] | None
 """A verifier, and the key of the spec in which it takes an answer as the accepted one."""
@@ -15,26 +16,33 @@ Compared = tuple[str, str] | None
 
 @dataclass
 class _Ballot:
-    """The answers of a group. names: answer to its candidate. open: wrong ones without one."""
+    """The answers of a group. names: answer to its candidate. open: pools of answers without one,
+    the right ones and the wrong ones: answers of different pools are never equal. asked: the pool
+    in question."""
 
     group: Group
     verifier: str
     key: str
     votes: Mapping[str, float]
     texts: Mapping[str, int]
-    open: list[str]
+    open: list[list[str]]
     names: dict[str, str] = field(default_factory=dict[str, str])
+    asked: list[str] = field(default_factory=list[str])
 
     def question(self) -> Group | None:
-        """Return the open answers, to be judged by the first; None where nothing can change."""
-        self.open = [answer for answer in self.open if answer not in self.names]
+        """Return open answers, to be judged by the first; None where nothing can change."""
+        for pool in self.open:
+            pool[:] = [answer for answer in pool if answer not in self.names]
+            self.names |= {answer: answer for answer in pool if len(pool) == 1}
         sizes = defaultdict[str, float](float)
         for answer, name in self.names.items():
             sizes[name] += self.votes[answer]
-        left = sum(self.votes[answer] for answer in self.open)
-        if len(self.open) < 2 or left < max(sizes.values(), default=0):
+        most = max(sizes.values(), default=0)
+        pools = [pool for pool in self.open if sum(map(self.votes.__getitem__, pool)) >= most]
+        self.asked = next((pool for pool in pools if len(pool) > 1), [])
+        if not self.asked:
             return None
-        gold, *others = self.open
+        gold, *others = self.asked
         self.names[gold] = gold
         problem = self.group.problem
         spec: dict[str, Any] = {**problem.spec, self.key: gold}
@@ -44,7 +52,7 @@ class _Ballot:
 
     def answer(self, verdicts: Sequence[Verdict]) -> None:
         """Give the answers that were judged right the name of the one that was the gold."""
-        gold, *others = self.open
+        gold, *others = self.asked
         for answer, verdict in zip(others, verdicts, strict=True):
             if verdict.correct:
                 self.names[answer] = gold
@@ -59,9 +67,10 @@ def candidates(
 ) -> list[Mapping[str, str]]:
     """Return, for each group, {extracted answer: the answer that stands for its candidate}.
 
-    Right answers are one candidate. Of the others the verifier is asked which is right where
-    another is the gold: each distinct text once against each candidate, the most frequent first,
-    and no more once they cannot win together. A group whose verifier compares nothing (`compares`
+    Right answers are one candidate where one answer is accepted: they are equal to it. Of several
+    accepted ones, and of wrong answers, the verifier is asked which is right where another is the
+    gold: each distinct text once against each candidate, the most frequent first, and no more once
+    they cannot win together. A group whose verifier compares nothing (`compares`
     gives None) has an empty mapping: its answers are compared as text. weights: what the vote of
     each completion counts, 0 or more; 1 where there are none.
     """
@@ -90,8 +99,11 @@ def _ballot(
     for n, one in said:
         votes[one.extracted or ""] += weights[n]
     texts = {one.extracted or "": n for n, one in reversed(said)}
-    right = [one.extracted or "" for _, one in said if one.correct]
-    names = dict.fromkeys(right, right[0]) if right else {}
     most = sorted(votes, key=lambda answer: -votes[answer])
-    wrong = [answer for answer in most if answer not in names and answer.strip()]
-    return _Ballot(group, *compared, votes, texts, wrong, names)
+    passed = {one.extracted or "" for _, one in said if one.correct}
+    right = [answer for answer in most if answer in passed]
+    wrong = [answer for answer in most if answer not in passed and answer.strip()]
+    if len(listed(group.problem.spec.get(compared[1]))) > 1:
+        return _Ballot(group, *compared, votes, texts, [right, wrong])
+    names = dict.fromkeys(right, right[0]) if right else {}
+    return _Ballot(group, *compared, votes, texts, [wrong], names)

@@ -105,7 +105,7 @@ def test_where_no_answer_was_extracted_there_is_no_majority() -> None:
     assert summarize(map(group_of, rows), rows).majority == 0.5
 
 
-def ask_math(texts: Sequence[str], gold: str, verifier: str = "math") -> tuple[float | None, int]:
+def ask_math(texts: Sequence[str], gold: Any, verifier: str = "math") -> tuple[float | None, int]:
     """Return the majority of completions under a verifier, and how many judgements it took besides."""
     asked: list[int] = []
 
@@ -131,10 +131,16 @@ def ask_math(texts: Sequence[str], gold: str, verifier: str = "math") -> tuple[f
         (["7", "3", "3", "3"], "3", 1.0, 0),
         (["1/2", "0.5", "3", "3"], "3", 0.5, 1),
         (["", "", "3"], "3", 1.0, 0),
+        # of several accepted answers each is a candidate of its own
+        (["1", "2", "7", "7", "7"], ["1", "2"], 0.0, 0),
+        (["1", "2", "7"], ["1", "2"], 2 / 3, 1),
+        (["1", "2", "7", "7"], ["1", "2"], 0.0, 1),
+        (["1", "2", "1.0", "7", "7", "8"], ["1", "2"], 0.5, 3),
+        (["1/2", "0.5", r"\frac12", "7", "7"], ["1/2", "3"], 1.0, 2),
     ],
 )
 def test_equal_answers_are_one_candidate(
-    texts: list[str], gold: str, majority: float, asked: int
+    texts: list[str], gold: Any, majority: float, asked: int
 ) -> None:
     boxed = [f"\\boxed{{{text}}}" if text else "" for text in texts]
     assert ask_math(boxed, gold, "math*1.0 + think_format*0.1") == (majority, asked)
