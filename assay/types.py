@@ -261,6 +261,7 @@ class Verdict:
     score: correctness in [0, 1]; None exactly when status is ``not_judged``. components: each part
     under its own name, not bounded. reward: the weighted sum that the optimizer sees; None when not
     judged. A verdict that was not judged is never a 0: it enters no baseline and has no gradient.
+    step_weight: what the score of a step counts in the reward: the weight of the first term.
     verifier: ``name@version``. seconds: time spent judging.
     """
 
@@ -270,6 +271,7 @@ class Verdict:
     reward: float | None = None
     components: Mapping[str, float] = field(default_factory=dict[str, float])
     step_scores: tuple[StepScore, ...] = ()
+    step_weight: float = 1.0
     reason: NotJudgedReason | None = None
     extracted: str | None = None
     detail: str = ""

@@ -57,8 +57,8 @@ def token_rewards(batch: Batch, algorithm: Algorithm) -> Tensor:
         r_t = -kl_weight KL_t + [t is the last sampled token] (outcome + overlong)
 
     Ziegler et al. 2019, eq. 2, token by token (Stiennon et al. 2020; Ouyang et al. 2022). Under
-    credit ``turns`` a step's score is a part of the outcome that arises where the step ends; what
-    is left of the outcome arises at the end. A row's sum is `shape_rewards`.
+    credit ``turns`` a step's weighted score is a part of the outcome that arises where the step
+    ends; what is left of the outcome arises at the end. A row's sum is `shape_rewards`.
     """
     parts = reward_parts(batch, algorithm)
     parts.pop("kl", None)

@@ -28,8 +28,8 @@ class Batch:
     of the think block. ``sampled_T``: the policy chose the token; others are context only.
     ``versions_T``: the policy version that each token was sampled under. ``turn_T``: the number of
     the token's turn in its completion; None where every completion is one turn. ``step_ends_T``: a
-    judged step of the completion ends here, with its score in ``step_scores_T``; both are None
-    where no step was judged. Log-probabilities and values are None until `Learner.score` fills
+    judged step of the completion ends here, with its weighted score in ``step_scores_T``; both are
+    None where no step was judged. Log-probabilities and values are None until `Learner.score` fills
     them. ``ref_logprobs_T``: a number stands for its token and for those before it that are not a
     number, a span that a teacher with another tokenizer scores; where it is infinite the teacher
     has no say. ``problems``: of the P prompts, where they are known.
@@ -261,8 +261,10 @@ def pack(
 def _steps(
     verdicts: Sequence[Verdict], first_R: np.ndarray, length_R: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Return where judged steps end, and their scores; raises ValueError for an end beyond its
-    row."""
+    """Return where judged steps end, and what each counts in the reward.
+
+    Raises ValueError for an end beyond its row.
+    """
     ends_T = np.zeros(length_R.sum(), np.bool_)
     scores_T = np.zeros(length_R.sum(), np.float32)
     for verdict, first, length in zip(verdicts, first_R, length_R, strict=True):
@@ -270,7 +272,7 @@ def _steps(
             if not 0 <= step.end < length:
                 raise ValueError(f"a step ends at token {step.end} of a completion of {length}")
             ends_T[first + step.end] = True
-            scores_T[first + step.end] = step.score
+            scores_T[first + step.end] = step.score * verdict.step_weight
     return {"step_ends_T": ends_T, "step_scores_T": scores_T}
 
 

@@ -21,9 +21,9 @@ _STEP_SCORES = pa.list_(pa.struct([("score", _DOUBLE), ("end", _INT)]))
 _DTYPES = {_INTS: np.int32, _FLOATS: np.float32, _BOOLS: np.bool_}
 """Of lists that come from arrays, and come back as such."""
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """One more whenever a column is added."""
-ADDED_IN: Mapping[str, int] = {"token_versions": 2, "turn_ends": 2, "said": 3}
+ADDED_IN: Mapping[str, int] = {"token_versions": 2, "turn_ends": 2, "said": 3, "step_weight": 4}
 """Columns that came after version 1, with their version; in older shards they are null."""
 
 
@@ -76,6 +76,7 @@ _COLUMNS: Mapping[str, tuple[pa.DataType, Callable[[_Row], Any] | None]] = {
         _STEP_SCORES,
         lambda row: [(one.score, one.end) for one in row.verdict.step_scores],
     ),
+    "step_weight": (_DOUBLE, lambda row: row.verdict.step_weight),
     "extracted": (_TEXT, lambda row: row.verdict.extracted),
     "detail": (_TEXT, lambda row: row.verdict.detail),
     "verifier": (_TEXT, lambda row: row.verdict.verifier),
@@ -216,6 +217,7 @@ def _verdict(row: Mapping[str, Any]) -> Verdict:
         detail=row["detail"] or "",
         components=dict(row["components"] or ()),
         step_scores=tuple(StepScore(**one) for one in row["step_scores"] or ()),
+        step_weight=1.0 if row["step_weight"] is None else row["step_weight"],
         seconds=row["judge_seconds"] or 0.0,
     )
 

@@ -61,6 +61,9 @@ def test_judged_steps_stand_at_their_last_tokens() -> None:
     assert batch.step_ends_T is not None and batch.step_scores_T is not None
     assert batch.step_ends_T.nonzero()[:, 0].tolist() == [1, 3]
     assert batch.step_scores_T.tolist() == [0, 0.25, 0, 0.75, 0, 0, 0, 0, 0]
+    weighed = pack(groups, [[replace(stepped, step_weight=2.0), *verdicts[0][1:]]])
+    assert weighed.step_scores_T is not None
+    assert weighed.step_scores_T.tolist() == [0, 0.5, 0, 1.5, 0, 0, 0, 0, 0]
     assert pack(groups, judge(groups)).step_ends_T is None
     beyond = Verdict.of_score(0.5, "prm@1", step_scores=(StepScore(0.25, 4),))
     with pytest.raises(ValueError, match="a step ends at token 4 of a completion of 4"):

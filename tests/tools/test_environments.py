@@ -153,10 +153,16 @@ def test_a_run_learns_from_the_turns_of_the_policy(tmp_path: Path, player: Path)
     assert all(row["status"] != "not_judged" for row in rows)
 
 
-def test_credit_by_turns_gives_each_turn_its_own_advantage(tmp_path: Path, player: Path) -> None:
-    """The run's advantages are those of its logged rewards, turn by turn, among the siblings."""
+@pytest.mark.parametrize("weight", ["", "*2", "*0.5 + constant*0.25"])
+def test_credit_by_turns_gives_each_turn_its_own_advantage(
+    tmp_path: Path, player: Path, weight: str
+) -> None:
+    """The run's advantages are those of its logged rewards, turn by turn, among the siblings.
+
+    What a turn earned counts as much as the end does: by the weight of the first term.
+    """
     game = {
-        "data": {"verifier": "own_games:Warmer"},
+        "data": {"verifier": f"own_games:Warmer{weight}"},
         "tools": {"environment": "own_games:Warmer"},
         "algorithm": {"name": "rloo", "credit": "turns"},
     }
@@ -181,7 +187,8 @@ def test_credit_by_turns_gives_each_turn_its_own_advantage(tmp_path: Path, playe
 def _to_go_of_turns(row: dict[str, Any]) -> list[float]:
     ends = row["turn_ends"] or [len(row["tokens"])]
     steps = {step["end"] + 1: step["score"] for step in row["step_scores"] or ()}
-    earned = [steps.get(end, 0.0) for end in ends]
+    factor = {"own_games:Warmer@1*2": 2.0, "own_games:Warmer@1": 1.0}.get(row["verifier"], 0.5)
+    earned = [factor * steps.get(end, 0.0) for end in ends]
     return [row["reward"] - sum(earned[:turn]) for turn in range(len(ends))]
 
 

@@ -115,6 +115,7 @@ class Sum:
             verifier=self.label,
             reward=math.fsum(weight * value for weight, value in zip(weights, values, strict=True)),
             step_scores=first.step_scores,
+            step_weight=weights[0],
             extracted=first.extracted,
             detail=first.detail,
             **rest,
