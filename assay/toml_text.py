@@ -1,4 +1,4 @@
-"""What `tomllib` leaves to us: the line of each key, overrides, and tables whose keys are free."""
+"""What `tomllib` leaves to us: lines of keys, overrides, comments, and tables of free keys."""
 
 from __future__ import annotations
 
@@ -10,11 +10,41 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, cast
 
+import tomli_w
+
 from assay.complaints import toml_words
 from assay.errors import ConfigError, message
+from assay.terminal import escaped
 
 _Path = tuple[str | int, ...]
 _CLOSINGS = ("", "]", "]]", "]]]", "]]]]")
+
+
+def one_line(text: str, limit: int = 300) -> str:
+    """Return a text that may hold anything as one line that can stand behind a ``#``."""
+    line = escaped(" ".join(text.split()))
+    return line if len(line) <= limit else f"{line[: limit - 3]}..."
+
+
+def comment(text: str) -> str:
+    """Return a text as a comment: whatever it holds, it ends with its line."""
+    return f"# {one_line(text)}"
+
+
+def toml_line(key: str, value: Any, note: str = "") -> str:
+    """Return ``key = value`` in one line, with a note behind it.
+
+    Raises ValueError for a text that TOML cannot hold: half a surrogate pair.
+    """
+    text = f"{tomli_w.dumps({key: 0}).rpartition(' = ')[0]} = {_value_text(value)}"
+    text.encode()
+    return f"{text:<27} {comment(note)}" if note else text
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, list | tuple):  # the writer would take a line for each
+        return f"[{', '.join(map(_value_text, cast('list[Any]', value)))}]"
+    return tomli_w.dumps({"value": value}).removeprefix("value = ").rstrip("\n")
 
 
 def key_lines(text: str) -> dict[str, int]:

@@ -33,6 +33,7 @@ RANKS = {
     "types": 1,
     "errors": 0,
     "complaints": 1,
+    "removal": 1,
     "foreign": 1,
     "terminal": 1,
     "toml_text": 1,

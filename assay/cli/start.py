@@ -30,7 +30,10 @@ def init(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The file. Default: KIND.toml.")] = None,
     overwrite: Annotated[
-        bool, typer.Option(help="Also over a configuration and a tiny model that are there.")
+        bool,
+        typer.Option(
+            help="Also over a configuration that is there, and a tiny model that init made."
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from assay.config import field_help, holds_text, read_section
 from assay.curation.output import ROWS, Manifest, Output, StageSettings
 from assay.errors import ConfigError, RunError, did_you_mean, message
+from assay.removal import remove_empty
 from assay.run.files import check_folder
 from assay.toml_text import apply_override
 
@@ -92,7 +93,7 @@ def run_stage(name: str, tree: Mapping[str, Any] | StageSettings, folder: Path |
         return out.manifest
     finally:
         with suppress(OSError):
-            folder.rmdir()  # where nothing was written
+            remove_empty(folder)  # where nothing was written
 
 
 def check_new(folder: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from assay.data.rowset import RowSet, load_rows
 from assay.data.source import UNREAD
 from assay.data.sources import JsonLines, open_source
 from assay.errors import DataError, DiskFull, RunError, message
+from assay.removal import put_in_place, remove_file
 from assay.run.files import is_disk_full, plain, sync_file, write_atomic
 
 ROWS, MANIFEST = "rows.jsonl", "manifest.json"
@@ -198,7 +198,7 @@ class Output(ExitStack):
             is_full = error is not None and is_disk_full(error)
             kept = _keep_whole_lines(self._part) if is_full else self.manifest.rows
             if not kept:
-                self._part.unlink(missing_ok=True)
+                remove_file(self._part)
             if is_full:
                 kept_words = f"{kept} rows are in {self._part}" if kept else "no row was written"
                 raise DiskFull(f"{self._part}: the disk is full; {kept_words}") from error
@@ -214,7 +214,7 @@ class Output(ExitStack):
         if self.output == "parquet":
             self._to_parquet()
         sync_file(self._part)
-        os.replace(self._part, self.folder / rows_name(self.output))
+        put_in_place(self._part, self.folder / rows_name(self.output))
         text = json.dumps(manifest.as_dict(), ensure_ascii=False, indent=1)
         write_atomic(self.folder / MANIFEST, f"{text}\n".encode(errors="replace"))
 
@@ -226,13 +226,13 @@ class Output(ExitStack):
         try:
             write_parquet(lambda: (lines.parse(raw, "") for _, _, raw in lines.scan()), file)
         except BaseException as error:
-            file.unlink(missing_ok=True)
+            remove_file(file)
             if isinstance(error, DataError):
                 where = f"{self.manifest.stage} {self.folder}"
                 kept = f'leave output = "parquet" out; the rows are in {self._part}'
                 raise DataError(f"{where} {error}; {kept}") from error
             raise
-        self._part.unlink()
+        remove_file(self._part)
         self._part = file
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from assay.model.family import NotLean
+from assay.removal import put_in_place
 from assay.run.environment import c_compiler
 from assay.run.files import state_folder
 
@@ -50,5 +51,5 @@ def _built(source: Path, command: list[str], version: str) -> Path:
         partial = path.with_suffix(f".{os.getpid()}.partial")
         command = [*command, f"-I{HEADER.parent}", "-o", str(partial), str(source)]
         subprocess.run(command, capture_output=True, check=True)
-        partial.replace(path)
+        put_in_place(partial, path)
     return path

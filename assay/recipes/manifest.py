@@ -10,10 +10,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from pydantic import BaseModel, ConfigDict
+
 from assay import __version__
-from assay.errors import RunError, message
 from assay.recipes.file import Recipe, RecipeStage
-from assay.run.files import read_facts, write_json
+from assay.removal import child_of, move_aside
+from assay.run.files import write_json
+from assay.run.records import Seconds, read_record
 
 NAME = "manifest.json"
 TINY = "tiny"
@@ -33,7 +36,7 @@ class StageRow:
     settings: str
     inputs: Mapping[str, str]
     output: str
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
     ended: str | None = None
 
     @property
@@ -47,6 +50,19 @@ class StageRow:
         return _digest([self.settings, dict(self.inputs)])
 
 
+class _Manifest(BaseModel):
+    """The file. Keys of later versions are kept."""
+
+    model_config = ConfigDict(extra="allow")
+
+    recipe: str | None = None
+    about: str | None = None
+    paper: str | None = None
+    scale: str | None = None
+    assay: str | None = None
+    stages: list[StageRow] = []
+
+
 @dataclass
 class RecipeManifest:
     """The rows of a recipe's directory, by the name of their stage; kept on disk."""
@@ -58,13 +74,15 @@ class RecipeManifest:
     @classmethod
     def read(cls, folder: Path) -> RecipeManifest:
         """Read a directory's manifest, an empty one where there is none; raises RunError."""
-        facts = read_facts(folder / NAME) or {}
-        try:
-            rows = [StageRow(**row) for row in facts.pop("stages", ())]
-        except TypeError as error:
-            found, accepted = f"a row of another form ({error})", "what `assay recipe run` wrote"
-            raise RunError(message(str(folder / NAME), found, accepted, "restore it")) from error
-        return cls(folder, facts, {row.stage: row for row in rows})
+        found = read_record(folder / NAME, _Manifest)
+        if found is None:
+            return cls(folder)
+        facts = found.model_dump(exclude={"stages"}, exclude_unset=True)
+        manifest = cls(folder, facts, {row.stage: row for row in found.stages})
+        for row in manifest.rows.values():
+            if row.kind != "model":  # the name of a folder elsewhere, or of the hub
+                manifest.place(row)
+        return manifest
 
     @property
     def name(self) -> str:
@@ -84,8 +102,17 @@ class RecipeManifest:
         write_json(self.folder / NAME, {**self.facts, "stages": rows})
 
     def place(self, row: StageRow) -> Path:
-        """Return the folder that a stage made."""
-        return self.folder / Path(row.output).parts[0]
+        """Return the folder that a stage made; raises RunError where it names another place."""
+        where = f"{self.folder / NAME} stage {row.stage} output"
+        inner = child_of(self.folder, row.output, where)
+        return inner if inner.parent == self.folder else inner.parent
+
+    def clear(self, row: StageRow) -> Path:
+        """Return the folder that a stage is to make; what a killed one left there is set aside."""
+        place = self.place(row)
+        if os.path.lexists(place):
+            move_aside(place, "unfinished")
+        return place
 
     def output(self, row: StageRow) -> str:
         """Return what ``@STAGE`` stands for: a run, a file of rows, or a model."""
@@ -98,7 +125,7 @@ class RecipeManifest:
     def free_name(self, stage: str) -> str:
         """Return the name of a folder that is not there yet."""
         names = (stage if number == 1 else f"{stage}-{number}" for number in range(1, 10_000))
-        return next(name for name in names if not (self.folder / name).exists())
+        return next(name for name in names if not os.path.lexists(self.folder / name))
 
 
 def settings_of(stage: RecipeStage) -> str:

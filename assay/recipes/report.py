@@ -71,14 +71,17 @@ def write_report(folder: Path) -> Path:
 
 
 def _run_of(manifest: RecipeManifest, row: StageRow) -> LoadedRun | None:
+    if row.kind == "model":
+        return None
     place = manifest.place(row)
-    is_run = row.kind != "model" and (place / "config.toml").is_file()
-    return load_run(place) if is_run else None
+    return load_run(place) if (place / "config.toml").is_file() else None
 
 
 def _data_set_of(manifest: RecipeManifest, row: StageRow) -> Manifest | None:
+    if row.kind == "model":
+        return None
     path = manifest.place(row) / MANIFEST
-    return read_manifest(path) if row.kind != "model" and path.is_file() else None
+    return read_manifest(path) if path.is_file() else None
 
 
 def _models(rows: Sequence[StageRow], runs: Mapping[str, LoadedRun]) -> Iterator[Block]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -191,9 +190,14 @@ def find_standing(stages: Sequence[RecipeStage], manifest: RecipeManifest) -> di
         before = manifest.rows.get(stage.name)
         if now.kind == "model":  # it is there
             found[stage.name] = replace(now, output=stage.tree["model"], ended="finished")
-        elif before and before.finished and before.key == now.key and manifest.has(before):
+        elif before and _is_done(before, now) and manifest.has(before):
             found[stage.name] = before
     return found
+
+
+def _is_done(before: StageRow, now: StageRow) -> bool:
+    """Whether a stage has made what it would make now."""
+    return before.finished and before.kind == now.kind and before.key == now.key
 
 
 def planned_outputs(
@@ -244,7 +248,7 @@ def _run_stages(plan: _Plan, quiet: bool, say: Say) -> str:
             manifest.put(rows[stage.name])
             continue
         row, before = row_of(stage, rows, ""), manifest.rows.get(stage.name)
-        if before is not None and not before.finished and before.key == row.key:
+        if before and not before.finished and (before.kind, before.key) == (row.kind, row.key):
             row = replace(before, ended=None)
         else:
             row = replace(row, output=output_of(stage, manifest.free_name(stage.name)))
@@ -290,8 +294,7 @@ def _make_model(
     outputs: Mapping[str, str],
     quiet: bool,
 ) -> str:
-    shutil.rmtree(manifest.place(row), ignore_errors=True)
-    make_tiny(stage, manifest.place(row))
+    make_tiny(stage, manifest.clear(row))
     return "finished"
 
 
@@ -302,8 +305,7 @@ def _make_rows(
     outputs: Mapping[str, str],
     quiet: bool,
 ) -> str:
-    shutil.rmtree(manifest.place(row), ignore_errors=True)
-    run_stage(row.kind, settings_of_data(stage, outputs), manifest.place(row))
+    run_stage(row.kind, settings_of_data(stage, outputs), manifest.clear(row))
     return "finished"
 
 
@@ -320,7 +322,7 @@ def _train(
     folder = manifest.place(row)
     if (folder / "config.toml").is_file():
         return api.train(resume=folder, quiet=quiet).ended
-    shutil.rmtree(folder, ignore_errors=True)  # killed before it had begun
+    manifest.clear(row)  # killed before it had begun
     run = {"directory": str(manifest.folder.absolute()), "name": folder.name}
     config = settings_of_training(stage, outputs, run)
     return api.run_stage(Stage(config, quiet=quiet)).ended

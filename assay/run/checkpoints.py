@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from assay.config import CheckpointConfig
 from assay.errors import AssayError, DiskFull, RunError, cause
+from assay.removal import is_temporary, move, move_aside, remove_temporary
 from assay.run.files import has_room, is_disk_full, read_json, sync_file, write_json
 
 MANIFEST = "manifest.json"
@@ -61,14 +61,14 @@ class Checkpoints:
         try:
             self._write(temporary, step, parts)
             self._discard(self.path(step))
-            os.rename(temporary, self.path(step))
+            move(temporary, self.path(step))
             sync_file(self.folder)
         except Exception as error:  # whatever a part raises: a full disk has many names
             if is_disk_full(error) or not has_room(self.folder):
                 raise DiskFull(self._full_complaint(step)) from error
             raise
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            remove_temporary(temporary)
         self.prune(best)
         return self.path(step)
 
@@ -118,19 +118,13 @@ class Checkpoints:
         """
         names: list[str] = []
         for folder in (self.path(newer) for newer in self.steps() if newer > step):
-            aside = self.folder / f"damaged-{folder.name}"
-            number = 1
-            while aside.exists():
-                number += 1
-                aside = self.folder / f"damaged-{folder.name}-{number}"
-            os.rename(folder, aside)
-            names.append(aside.name)
+            names.append(move_aside(folder, "damaged").name)
         return names
 
     def clean(self) -> None:
         """Remove what killed processes left half written or half removed."""
-        for leftover in self.folder.glob(".*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+        for leftover in filter(is_temporary, self.folder.glob(".*")):
+            remove_temporary(leftover)
 
     def _write(self, folder: Path, step: int, parts: Mapping[str, Stateful]) -> None:
         folder.mkdir()
@@ -160,12 +154,19 @@ class Checkpoints:
                 self._discard(self.path(step))
 
     def _discard(self, folder: Path) -> None:
-        """Remove a checkpoint; killed half way, it is already out of sight."""
-        if folder.exists():
-            out_of_sight = folder.with_name(f".removing-{folder.name}-{os.getpid()}")
-            shutil.rmtree(out_of_sight, ignore_errors=True)
-            os.rename(folder, out_of_sight)
-            shutil.rmtree(out_of_sight, ignore_errors=True)
+        """Remove a checkpoint; killed half way, it is already out of sight.
+
+        One with files that were not written with it is set aside: they may be somebody's own.
+        """
+        if not os.path.lexists(folder):
+            return
+        if folder.is_symlink() or not _is_as_listed(folder):
+            move_aside(folder, "kept")
+            return
+        out_of_sight = folder.with_name(f".removing-{folder.name}-{os.getpid()}")
+        remove_temporary(out_of_sight)
+        move(folder, out_of_sight)
+        remove_temporary(out_of_sight)
 
     def _full_complaint(self, step: int) -> str:
         steps = self.steps()
@@ -229,6 +230,13 @@ def find_damage(folder: Path) -> str | None:
         if _describe(path) != facts:
             return f"{name} is not as it was written"
     return None
+
+
+def _is_as_listed(folder: Path) -> bool:
+    """Whether a checkpoint holds no file but those that its manifest lists."""
+    listed = (read_json(folder / MANIFEST) or {}).get("files")
+    found = {str(path.relative_to(folder)) for path in _files_of(folder)}
+    return isinstance(listed, dict) and found <= {MANIFEST, *listed}
 
 
 def _describe(path: Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from assay.config import SamplingConfig, TrainConfig, dump, load
 from assay.errors import DiskFull, RunError, RunStopped, message
+from assay.removal import remove_temporary_files
 from assay.run import environment as surroundings
 from assay.run import files
 from assay.run.checkpoints import Checkpoints, Stateful
@@ -38,6 +39,7 @@ from assay.run.metrics import (
 )
 from assay.run.progress import Progress, format_seconds
 from assay.run.random_state import GlobalRandomState
+from assay.run.records import read_events, read_step_rows
 from assay.run.resume import check_beginning, check_has_use, stretched_schedule
 from assay.run.rollout_log import PutBack, Recorded, RolloutLog
 from assay.run.signature import write_config
@@ -414,9 +416,9 @@ class Run:
             rows, events = self._journals.rows("metrics"), self._journals.rows("events")
             check_beginning(self.folder, rows, events, before.checkpoint.every, damaged)
         self.step = self.first_step = step or 0
-        files.read_step_rows(self.folder / "metrics.jsonl")
-        files.read_events(self.folder / "events.jsonl")
-        evaluations = files.read_step_rows(self.folder / "evaluations.jsonl")
+        read_step_rows(self.folder / "metrics.jsonl")
+        read_events(self.folder / "events.jsonl")
+        evaluations = read_step_rows(self.folder / "evaluations.jsonl")
         self._evaluated = [dict(row) for row in evaluations if row["step"] <= self.step]
         for folder in (self.checkpoints.folder, self.rollouts.folder):
             if folder.exists() and not folder.is_dir():
@@ -445,8 +447,7 @@ class Run:
         with files.disk_full_as(self._disk_full):
             facts["set_aside"] = self.checkpoints.set_aside_after(last)
             self.checkpoints.clean()
-            for leftover in [*self.folder.glob(".*.tmp"), *self.rollouts.folder.glob(".*.tmp")]:
-                leftover.unlink(missing_ok=True)
+            remove_temporary_files(self.folder, self.rollouts.folder)
             discard_answers(self.folder, last)
             for name in ("metrics", "evaluations"):
                 self._journals.keep(name, lambda row: row.get("step", last + 1) <= last)

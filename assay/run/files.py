@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
 from assay.errors import DiskFull, RunError, message
+from assay.removal import put_in_place, remove_file, temporary_beside
+from assay.run.records import as_object, numbered, read_record
 
 LOCK_PATIENCE = 3.0  # seconds for the children of a killed process to let go of its lock
 
@@ -44,7 +46,7 @@ def has_room(folder: Path) -> bool:
     except OSError as error:
         return not is_disk_full(error)
     finally:
-        probe.unlink(missing_ok=True)
+        remove_file(probe)
     return True
 
 
@@ -85,15 +87,15 @@ def sync_file(path: Path) -> None:
 
 def write_atomic(path: Path, data: bytes | memoryview) -> None:
     """Write a file so that at any moment there is the old one or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_beside(path)
     try:
         with open(temporary, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        put_in_place(temporary, path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        remove_file(temporary)
         raise
     sync_file(path.parent)
 
@@ -160,7 +162,7 @@ def plain(value: Any) -> Any:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return a JSON object from a file, or None where it is absent or not one."""
     with suppress(OSError):
-        return _as_object(path.read_bytes())
+        return as_object(path.read_bytes())
     return None
 
 
@@ -173,20 +175,7 @@ def state_folder() -> Path:
 
 def read_facts(path: Path) -> dict[str, Any] | None:
     """Return a JSON object from a file, None where it is absent; RunError where it is damaged."""
-    if not path.exists():
-        return None
-    facts = _as_object(path.read_bytes())
-    if facts is None:
-        raise RunError(message(str(path), "a damaged file", "a JSON object", "restore it"))
-    return facts
-
-
-def _as_object(text: bytes) -> dict[str, Any] | None:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):  # not UTF-8, not JSON, 100,000 brackets
-        return None
-    return value if isinstance(value, dict) else None
+    return read_record(path, dict[str, Any])
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -241,7 +230,7 @@ class Journal:
         if self._file.read(1) == b"\n":
             return b""
         last = self.path.read_bytes().rpartition(b"\n")[2]
-        if _as_object(last) is not None:
+        if as_object(last) is not None:
             return b"\n"
         self._file.truncate(self._file.seek(0, os.SEEK_END) - len(last))
         return b""
@@ -257,57 +246,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
     A last line that is cut off, since its writer was killed, is passed over.
     """
-    if not path.exists():
-        return
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            row = _as_object(line)
-            if row is not None:
-                yield row
-            elif not _is_torn(line):
-                remedy = "mend the line, or take it out"
-                where = f"{path}:{number}"
-                raise RunError(message(where, "a damaged line", "one JSON object a line", remedy))
-
-
-def _is_torn(line: bytes) -> bool:
-    """Whether this may be all that was written of a row (zeros: when the power failed)."""
-    return not line.endswith(b"\n") and (line.startswith(b"{") or not line.strip(b"\0"))
-
-
-def read_step_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file of metrics or evaluations; raises RunError for a wrong one."""
-    rows = list(read_rows(path))
-    for number, row in enumerate(rows, 1):
-        for key, value in row.items():
-            if not _is_measured(key, value) or "step" not in row:
-                where, found = f"{path} row {number} {key}", f"{value!r:.60}"
-                raise RunError(message(where, found, "a step and its measures", "mend it"))
-    return rows
-
-
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """Return a run's events; raises RunError for a row that is none."""
-    rows = list(read_rows(path))
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row.get("kind"), str):
-            where = f"{path} row {number} kind"
-            raise RunError(message(where, f"{row.get('kind')!r:.60}", "a text", "mend it"))
-    return rows
-
-
-def _is_measured(key: str, value: Any) -> bool:
-    if key == "step":
-        return type(value) is int
-    if key == "eval/kind":
-        return isinstance(value, str)
-    if key in ("eval/by_tag", "eval/by_think", "eval/by_source", "eval/reliability"):
-        return isinstance(value, dict | list)
-    if key == "eval/by_problem" and isinstance(value, dict):
-        return all(
-            isinstance(share, int | float) for share in cast("dict[str, Any]", value).values()
-        )
-    return value is None or isinstance(value, int | float)
+    return (row for _, row in numbered(path))
 
 
 class DirectoryLock:

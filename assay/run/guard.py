@@ -10,8 +10,8 @@ from assay.config.guard import Rule
 from assay.errors import ConfigError, RunStopped, message
 from assay.foreign import import_object
 from assay.run.evidence import GuardFinding, write_evidence
-from assay.run.files import read_rows
 from assay.run.guard_checks import CHECKS, Seen
+from assay.run.records import read_events
 
 if TYPE_CHECKING:
     from assay.run.directory import Run
@@ -100,7 +100,7 @@ def _may_speak(rule: Rule, run: Run, spoke: dict[str, int]) -> bool:
 def _spoken(run: Run) -> dict[str, int]:
     """Return the step at which each rule spoke last, up to the step at hand."""
     spoke: dict[str, int] = {}
-    for event in read_rows(run.folder / "events.jsonl"):
+    for event in read_events(run.folder / "events.jsonl"):
         step, kind = int(event.get("step") or 0), event.get("kind")
         if kind in _SPOKEN:
             spoke[str(event.get("rule"))] = step

@@ -20,8 +20,9 @@ from assay.config import STAGES
 from assay.errors import AssayError, RunError, did_you_mean, message
 from assay.run.environment import flat
 from assay.run.evaluations import accuracy_of, best_step, of_deciding_kind
-from assay.run.files import plain, read_rows
+from assay.run.files import plain
 from assay.run.progress import format_seconds
+from assay.run.records import read_step_rows
 from assay.terminal import aligned, escaped
 
 _TAIL = 16_384
@@ -167,7 +168,7 @@ def _listed(folder: Path) -> ListedRun:
     tree = tomllib.loads((folder / "config.toml").read_text("utf-8"))
     events = [*_rows(_ends(folder / "events.jsonl"))]
     last = next(_rows(reversed(_ends(folder / "metrics.jsonl"))), {})
-    evaluations = [*read_rows(folder / "evaluations.jsonl")]
+    evaluations = [*read_step_rows(folder / "evaluations.jsonl")]
     best = best_step(evaluations)
     stage = next((name for name in STAGES if name in tree), "")
     state, why = _state(folder, events)

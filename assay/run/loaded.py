@@ -11,7 +11,8 @@ from assay.config import TrainConfig, load
 from assay.errors import AssayError, RunError, did_you_mean, message
 from assay.run.environment import read_environment
 from assay.run.evaluations import Row, best_step
-from assay.run.files import config_of, read_events, read_step_rows
+from assay.run.files import config_of
+from assay.run.records import read_events, read_step_rows
 from assay.run.rollout_log import RolloutLog, read_columns
 from assay.run.rollout_schema import DERIVED, SCHEMA
 from assay.run.table import Table

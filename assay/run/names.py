@@ -9,7 +9,8 @@ from assay.config.world import RunConfig
 from assay.errors import RunError, message, nearest
 from assay.run.checkpoints import MANIFEST, Checkpoints, find_damage, step_of
 from assay.run.evaluations import best_step
-from assay.run.files import read_json, read_rows
+from assay.run.files import read_json
+from assay.run.records import read_step_rows
 from assay.run.rollback import newest_stop
 
 
@@ -134,4 +135,4 @@ def _checkpoints(run: Path) -> Checkpoints:
 
 
 def _best(run: Path) -> int | None:
-    return best_step([row for row in read_rows(run / "evaluations.jsonl") if "step" in row])
+    return best_step([row for row in read_step_rows(run / "evaluations.jsonl") if "step" in row])

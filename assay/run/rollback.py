@@ -6,7 +6,6 @@ What lies beyond the checkpoint is set aside in the run's ``rolled_back/``, neve
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -15,16 +14,11 @@ from typing import Any
 
 from assay.config import CheckpointConfig
 from assay.errors import RunError, message
+from assay.removal import move
 from assay.run.checkpoints import Checkpoints, find_damage
 from assay.run.evaluation_log import FOLDER
-from assay.run.files import (
-    DirectoryLock,
-    Journal,
-    config_of,
-    make_folder,
-    read_rows,
-    write_atomic,
-)
+from assay.run.files import DirectoryLock, Journal, config_of, make_folder, write_atomic
+from assay.run.records import read_events, read_step_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +59,7 @@ def roll_back(run: Path | str, to: int, *, who: str, why: str) -> RolledBack:
     lock = DirectoryLock(folder)
     try:
         names = ("metrics", "evaluations")
-        rows = {name: list(read_rows(folder / f"{name}.jsonl")) for name in names}
+        rows = {name: read_step_rows(folder / f"{name}.jsonl") for name in names}
         before = max([*steps, *(int(row["step"]) for row in rows["metrics"])])
         if before == to:
             raise RunError(message(where, to, "a step before the newest, which it is"))
@@ -75,7 +69,7 @@ def roll_back(run: Path | str, to: int, *, who: str, why: str) -> RolledBack:
         for path in _later_files(folder, to):
             target = aside / path.relative_to(folder)
             target.parent.mkdir(parents=True, exist_ok=True)
-            os.rename(path, target)
+            move(path, target)
         facts = {"before": before, "who": who, "why": why, "kept": str(aside)}
         _write_event(folder, to, "rolled_back", facts)
     finally:
@@ -105,7 +99,7 @@ def newest_stop(run: Path) -> Mapping[str, Any] | None:
     Who rolled the run back, or approved that it goes on, has answered for it.
     """
     stop: Mapping[str, Any] | None = None
-    for event in read_rows(run / "events.jsonl"):
+    for event in read_events(run / "events.jsonl"):
         if event.get("kind") == "guard_stop":
             stop = event
         elif event.get("kind") in ("rolled_back", "approved"):

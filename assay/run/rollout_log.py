@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from assay.removal import remove_file
 from assay.run.files import disk_full_as, write_atomic
 from assay.run.rollout_schema import (
     ADDED_IN,
@@ -150,7 +151,7 @@ class RolloutLog:
         """Remove the shards of steps after this one; returns those steps."""
         newer = [one for one in self.steps() if one > step]
         for one in reversed(newer):
-            self.path(one).unlink()
+            remove_file(self.path(one))
         return newer
 
     def flush(self) -> None:

@@ -14,6 +14,7 @@ import secrets
 import stat
 from pathlib import Path
 
+from assay.removal import remove_file
 from assay.run.files import state_folder, write_atomic
 
 MARK = "# written by assay, signature "
@@ -87,4 +88,4 @@ def _make_key(path: Path) -> None:
     except FileExistsError:
         pass
     finally:
-        temporary.unlink(missing_ok=True)
+        remove_file(temporary)

@@ -25,7 +25,7 @@ from assay.errors import MissingExtra, UserError, cause
 from assay.run.directory import Run
 from assay.run.environment import settings_of
 from assay.run.evaluations import FINISHED_EARLY, kind_of
-from assay.run.files import read_events
+from assay.run.records import read_events
 from assay.terminal import escaped
 from assay.types import Group, Verdict
 

@@ -7,7 +7,6 @@ import importlib.util
 import logging
 import os
 import re
-import shutil
 import signal
 import socket
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 
 from assay.config import ScaleConfig
 from assay.errors import ConfigError, MissingExtra, WorkerDied, cause, message
+from assay.removal import remove_temporary
 from assay.verify.serving.remains import VARIABLE, Remains, new_family, watched
 
 CONNECT_SECONDS = 5.0  # for the port of a cluster to take a connection
@@ -224,7 +224,7 @@ def _clear_of_dead() -> None:
         with suppress(OSError, ValueError):
             namespace, process = owner.read_text(encoding="utf-8").split()
             if namespace == _namespace() and not Path(f"/proc/{process}").exists():
-                shutil.rmtree(owner.parent, ignore_errors=True)
+                remove_temporary(owner.parent)
 
 
 def _namespace() -> str:

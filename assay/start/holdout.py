@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from assay.data.rows import PROMPT_KEYS
 from assay.data.sources import open_source
 from assay.errors import DataError, message
+from assay.removal import put_in_place, remove_file, temporary_beside
 
 _PARTS = 1_000_000
 
@@ -21,8 +22,26 @@ def split_rows(sources: Sequence[str], share: float, train: Path, heldout: Path)
     A question stands in one file only, however often it comes, and in the same one when rows are
     added. Raises DataError where a row cannot be written as JSON, or where a file stays empty.
     """
+    parts = {file: temporary_beside(file) for file in (train, heldout)}
+    try:
+        counts = _split(sources, share, train, heldout, parts)
+        _check_both(counts, train, share)
+        for file, part in parts.items():
+            put_in_place(part, file)
+    finally:
+        for part in parts.values():
+            remove_file(part)
+
+
+def _split(
+    sources: Sequence[str], share: float, train: Path, heldout: Path, parts: Mapping[Path, Path]
+) -> dict[Path, int]:
+    """Write the rows into the parts; return how many are in each."""
     counts = {train: 0, heldout: 0}
-    with train.open("w", encoding="utf-8") as kept, heldout.open("w", encoding="utf-8") as held:
+    with (
+        parts[train].open("w", encoding="utf-8") as kept,
+        parts[heldout].open("w", encoding="utf-8") as held,
+    ):
         files = {train: kept, heldout: held}
         for source in sources:
             opened = open_source(source)
@@ -31,6 +50,10 @@ def split_rows(sources: Sequence[str], share: float, train: Path, heldout: Path)
                 chosen = heldout if _part_of(row, f"{source}:{number}") < share else train
                 files[chosen].write(json.dumps(row, ensure_ascii=False) + "\n")
                 counts[chosen] += 1
+    return counts
+
+
+def _check_both(counts: Mapping[Path, int], train: Path, share: float) -> None:
     if 0 in counts.values():
         side = "training" if counts[train] == 0 else "held out"
         found = f"{share:g} of {sum(counts.values())} rows, which leaves none {side}"

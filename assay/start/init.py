@@ -7,10 +7,11 @@ that was assumed is said.
 from __future__ import annotations
 
 import json
+import os
 import shlex
-import shutil
+import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -22,6 +23,11 @@ from assay.data.pairs import load_preferences
 from assay.data.problems import load_problems
 from assay.data.traces import load_traces
 from assay.errors import DataError, RunError, UserError, did_you_mean, message
+from assay.removal import (
+    list_written,
+    not_ours,
+)
+from assay.start.draft import Draft
 from assay.start.holdout import split_rows
 from assay.start.look import (
     LookedModel,
@@ -33,6 +39,7 @@ from assay.start.look import (
     look_at_rows,
 )
 from assay.start.starter import make_fresh, make_starter
+from assay.toml_text import key_lines, one_line, toml_line
 from assay.types import Problem
 from assay.verify.service import VerifierService
 
@@ -96,38 +103,6 @@ class InitResult:
         return "\n".join(lines)
 
 
-@dataclass(slots=True)
-class Draft:
-    """What is known of the configuration that is being written; a failure takes it all back."""
-
-    kind: str
-    file: Path
-    written: list[str] = field(default_factory=list)
-    assumed: list[str] = field(default_factory=list)
-    values: dict[str, Any] = field(default_factory=dict)
-    new: list[Path] = field(default_factory=list)
-
-    def write(self, file: Path, text: str, what: str) -> None:
-        """Write a file."""
-        self.new += [] if file.exists() else [file]
-        file.write_text(text, encoding="utf-8")
-        self.written.append(f"{file}: {what}")
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        for path in self.new if kind is not None else ():
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-
-    def line(self, key: str, value: Any, note: str = "", name: str = "") -> None:
-        """Give a key its line, with a note behind it."""
-        self.values[name or key] = _line(key, value, note)
-
-    def unset(self, key: str, value: Any, note: str) -> None:
-        """Show a key that is left out, and a value that it might have."""
-        self.values[key] = f"# {_line(key, value, note)}"
-
-
 def init(
     kind: str,
     *,
@@ -184,7 +159,8 @@ def init(
             expression = _choose_verifier(draft, held, verifier, answer_key(held.rows))
         path = model if model is not None else _make_tiny(draft, rows, key, overwrite, say)
         looked = look_at_model(path)
-        draft.values |= {"kind": kind, "file": draft.file, "verification": _judge_keys(made)}
+        draft.values |= {"kind": kind, "file": one_line(str(draft.file))}
+        draft.values["verification"] = _judge_keys(made)
         _describe_rows(draft, rows, held, heldout_share)
         _describe_model(draft, looked)
         if is_rl:
@@ -196,8 +172,8 @@ def init(
             _describe_epochs(draft, looked, len(rows.rows))
             _describe_verifier(draft, expression)
         text = Template(_template(f"{made.template}.toml")).substitute(draft.values)
+        configuration.parse(tomllib.loads(text), str(draft.file), key_lines(text))
         draft.write(draft.file, text, "the configuration")
-        configuration.load(draft.file)
     command = f"assay train {shlex.quote(str(draft.file))}"
     following = [f"{command} --dry-run", command]
     return InitResult(str(draft.file), draft.written, draft.assumed, following)
@@ -220,8 +196,8 @@ def _judge_keys(made: InitKind) -> str:
     lines = [
         "",
         "[verification.options.judge]",
-        _line("url", "http://localhost:8000/v1", "any OpenAI-compatible endpoint"),
-        _line("model", "judge", "the judge's name there; its key is in ASSAY_JUDGE_KEY"),
+        toml_line("url", "http://localhost:8000/v1", "any OpenAI-compatible endpoint"),
+        toml_line("model", "judge", "the judge's name there; its key is in ASSAY_JUDGE_KEY"),
     ]
     return "\n".join(lines) + "\n"
 
@@ -234,7 +210,7 @@ def _write_missing(draft: Draft, name: str, what: str, text: str = "") -> str:
     """Write a file of the templates, or a text, where there is none of that name."""
     file = Path(name)
     if file.exists():
-        draft.assumed.append(f"{name} was there, and is used as it is")
+        draft.assume(f"{name} was there, and is used as it is")
     else:
         draft.write(file, text or _template(name), what)
     return name
@@ -246,9 +222,16 @@ def _hold_out(
     """Split the rows; return the new source of those to train on, and of those held out."""
     train, heldout = (draft.file.with_suffix(f".{part}.jsonl") for part in ("train", "heldout"))
     for file in (train, heldout):
+        if same := next(
+            (one for one in sources if os.path.realpath(one) == os.path.realpath(file)), ""
+        ):
+            found = f"{same}, which the split would be written over"
+            raise RunError(message("--data", found, "another file", "give another --out"))
         if file.exists() and not overwrite:
             remedy = "give --overwrite, or another --out"
             raise RunError(message(str(file), "a file that exists", "a new one", remedy))
+        if file.is_dir():
+            raise RunError(message(str(file), "a folder", "a file", "give another --out"))
     draft.new += [file for file in (train, heldout) if not file.exists()]
     split_rows(sources, share, train, heldout)
     draft.written.append(f"{train} and {heldout}: the rows of {', '.join(sources)}")
@@ -264,7 +247,7 @@ def _choose_verifier(
     """
     problems: Sequence[Problem] = rows.rows
     if verifier is None and all(problem.verifier for problem in problems):
-        draft.assumed.append("each row names its own verifier")
+        draft.assume("each row names its own verifier")
         return None
     fitting = None
     if verifier is None and draft.file.stem and rows.sources != ("rows.jsonl",):
@@ -274,7 +257,7 @@ def _choose_verifier(
         finally:
             service.close()
     if fitting is not None:
-        draft.assumed.append(f"the verifier is {fitting}: every row has what it reads")
+        draft.assume(f"the verifier is {fitting}: every row has what it reads")
         return fitting
     expression = verifier or "my_reward:reward"
     if expression.startswith("my_reward:"):
@@ -288,15 +271,15 @@ def _write_reward(draft: Draft, rows: LookedRows, key: str | None) -> None:
     if key is None and not Path(name).exists():
         keys = ", ".join(rows.columns)
         found = f"the rows have no answer (their keys: {keys})"
-        draft.assumed.append(f"{found}: my_reward.py pays for five words, as an example")
+        draft.assume(f"{found}: my_reward.py pays for five words, as an example")
     if key is None:
         what, open_ended = "an example: say in it what to pay for", _template("my_reward_open.py")
         _write_missing(draft, name, what, open_ended)
         return
-    text = _template(name).replace('spec["answer"]', f"spec[{json.dumps(key)}]")
+    text = _template(name).replace('spec["answer"]', f"spec[{json.dumps(key, ensure_ascii=False)}]")
     _write_missing(draft, name, f"a reward that reads the row's {key}", text)
     if without := [one.source for one in rows.rows if one.spec.get(key) is None]:
-        draft.assumed.append(
+        draft.assume(
             f"{len(without)} rows have no {key}, the first is {without[0]}: a reward that reads it"
             " fails on them, and they are not judged"
         )
@@ -310,23 +293,27 @@ def _make_tiny(
     if folder.exists() and not overwrite:
         remedy = f"give --overwrite to make it again, or --model {folder} to use it"
         raise RunError(message(str(folder), "a folder that exists", "a new one", remedy))
+    if folder.exists() and (why := not_ours(folder)):
+        remedy = f"move it away, or use it with --model {folder}"
+        accepted = "a folder that assay init wrote, and nobody changed"
+        raise RunError(message(f"{folder} with --overwrite", why, accepted, remedy))
     pairs = _prompts_and_answers(rows, key)
     say("making a tiny model (about ten seconds on an idle machine)")
-    if folder.exists():
-        shutil.rmtree(folder)
-    draft.new.append(folder)
+    draft.make_room(folder)
     if draft.kind in ("sft", "reward_model"):
         make_fresh(folder, pairs)
+        list_written(folder)
         draft.written.append(f"{folder}/: a model of 0.7 million parameters that knows nothing")
         return str(folder)
     make_starter(folder, pairs)
+    list_written(folder)
     draft.written.append(
         f"{folder}/: a model of 0.7 million parameters that guesses among the rows' "
         f"{key or 'answer'}s"
     )
     num_answers = len({answer for _, answer in pairs})
     if num_answers > MANY_ANSWERS:
-        draft.assumed.append(
+        draft.assume(
             f"a tiny model guesses among {num_answers} answers too rarely right to learn much: "
             "name a pretrained one with --model"
         )
@@ -358,22 +345,22 @@ def _describe_rows(
     key = _ROWS_KEYS.get(KINDS[draft.kind].template, "train")
     note = f"{rows.size}; columns: {', '.join(rows.columns) or 'none'}"
     draft.line(key, list(rows.sources), note, "train")
-    draft.assumed.append(f"{', '.join(rows.sources)}: {note}")
+    draft.assume(f"{', '.join(rows.sources)}: {note}")
     if held is not None:
         note = f"{held.size}, never trained on"
         if share is not None:
             note += ", chosen by a hash of their question"
-            draft.assumed.append(f"{', '.join(held.sources)}: {note}")
+            draft.assume(f"{', '.join(held.sources)}: {note}")
         draft.line("heldout", list(held.sources), note)
     elif draft.kind == "sft":
         draft.unset("heldout", ["problems.jsonl"], "problems with answers, to measure with")
-        draft.assumed.append(
+        draft.assume(
             "no held-out problems: what is measured is the loss on the training rows"
             " (--heldout names problems that the model is to solve)"
         )
     else:
         draft.unset("heldout", ["heldout.jsonl"], "rows that are never trained on, to measure with")
-        draft.assumed.append(
+        draft.assume(
             f"no held-out rows: what is measured is {_MEASURED.get(draft.kind, 'accuracy')} on the"
             " training rows (--heldout-share 0.1 holds a tenth of them out)"
         )
@@ -417,15 +404,15 @@ def _describe_model(draft: Draft, model: LookedModel) -> None:
     template = "chat" if model.chat else "base"
     draft.line("template", template, _TEMPLATES[template])
     has = "has a chat template, which is used" if model.chat else f"has {_TEMPLATES['base']}"
-    draft.assumed.append(f"the model {model.path} {has}")
+    draft.assume(f"the model {model.path} {has}")
     if model.think is None:
         draft.line("think", "off", '"free" lets it reason between think tags')
-        draft.assumed.append("it has no think tags: the whole completion is its answer")
+        draft.assume("it has no think tags: the whole completion is its answer")
     else:
         opening, closing = model.think
         how = "its chat template opens the block" if model.opens else "the model opens the block"
         draft.line("think", "free", how)
-        draft.assumed.append(f"it reasons between {opening} and {closing}; {how}")
+        draft.assume(f"it reasons between {opening} and {closing}; {how}")
         if model.think != ("<think>", "</think>"):
             draft.line("think_open", opening)
             draft.line("think_close", closing)
@@ -450,7 +437,7 @@ def _describe_lengths(draft: Draft, rows: LookedRows, model: LookedModel, key: s
         tokens = max(1, model.context - prompt - 32)
         why = f"what the model's context of {model.context} leaves"
     draft.line("max_tokens", tokens, why)
-    draft.assumed.append(f"an answer has at most {tokens} tokens: {why}")
+    draft.assume(f"an answer has at most {tokens} tokens: {why}")
 
 
 def _describe_training(draft: Draft, model: LookedModel, num_rows: int) -> None:
@@ -461,8 +448,3 @@ def _describe_training(draft: Draft, model: LookedModel, num_rows: int) -> None:
         draft.line("learning_rate", 5e-4, "for a tiny model; a pretrained one takes 1e-6")
     else:
         draft.unset("learning_rate", 1e-6, "the default; ten times as much for adapters")
-
-
-def _line(key: str, value: Any, note: str) -> str:
-    text = f"{key} = {json.dumps(value, ensure_ascii=False)}"
-    return f"{text:<27} # {note}" if note else text

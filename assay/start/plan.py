@@ -26,6 +26,7 @@ from assay.plan.record import (
     text_of,
     write_page,
 )
+from assay.removal import remove_file
 from assay.run.environment import memory_mib
 from assay.start.measure import MEASURED_PROBLEMS, measure
 
@@ -158,5 +159,5 @@ def _write(
         write_page(pilot, f"{PILOT_OF}{title}\n\n{toml}", overwrite)
         return page, pilot
     if owner(text_of(pilot)) == title:
-        pilot.unlink()  # an earlier plan's, of the same name: this one has none
+        remove_file(pilot)  # an earlier plan's, of the same name: this one has none
     return (page,)

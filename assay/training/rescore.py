@@ -18,7 +18,8 @@ from typing import Any
 from assay.config import TrainConfig
 from assay.data.problems import load_problems
 from assay.errors import RunError
-from assay.run.files import open_output, read_rows
+from assay.run.files import open_output
+from assay.run.records import read_step_rows
 from assay.run.rollout_log import RolloutLog, read_columns
 from assay.training.consent import RULES_UNSET, TO_JUDGE, open_config
 from assay.training.judging import open_service
@@ -220,7 +221,7 @@ def recorded_groups(
 
 def num_completions(folder: Path, step: int) -> int:
     """Return how many completions a step had, by the run's metrics; 0 where they do not tell."""
-    for row in read_rows(folder / "metrics.jsonl"):
+    for row in read_step_rows(folder / "metrics.jsonl"):
         if row.get("step") == step and row.get("length/mean"):
             return round(row["tokens/generated"] / row["length/mean"])
     return 0

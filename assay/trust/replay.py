@@ -34,8 +34,9 @@ from assay.run.environment import (
     kept_source,
     read_environment,
 )
-from assay.run.files import Journal, config_of, read_json, read_rows
+from assay.run.files import Journal, config_of, read_json
 from assay.run.metrics import is_timing
+from assay.run.records import read_events, read_step_rows
 from assay.run.rollout_log import RolloutLog
 from assay.run.rollout_schema import LEARNED_COLUMNS, as_numpy, hash_of_label, names_in_label
 from assay.training.consent import open_config
@@ -123,7 +124,7 @@ def replay(
 def start_of(folder: Path, step: int) -> int:
     """Return the step of the checkpoint to begin from; 0: the start. Raises RunError."""
     with closing(RolloutLog(folder / "rollouts")) as log:
-        done = {int(row["step"]) for row in read_rows(folder / "metrics.jsonl")}
+        done = {int(row["step"]) for row in read_step_rows(folder / "metrics.jsonl")}
         checkpoints = Checkpoints(folder / "checkpoints", CheckpointConfig())
         saved = checkpoints.steps()
         # of a long run only what is needed is read
@@ -176,7 +177,7 @@ def _copy(folder: Path, copy: Path, start: int, step: int) -> Path:
         shutil.copyfile(replies, copy / replies.name)
     shutil.copyfile(config_of(folder), copy / "config.toml")
     journal = Journal(copy / "metrics.jsonl")
-    for row in read_rows(folder / "metrics.jsonl"):
+    for row in read_step_rows(folder / "metrics.jsonl"):
         if int(row["step"]) <= start:
             journal.append(row)
     journal.close()
@@ -361,7 +362,7 @@ def _compared(name: str, then: np.ndarray, now: np.ndarray, note: str) -> Again:
 def metrics_again(folder: Path, copy: Path, start: int, step: int) -> Again:
     """Compare the metrics of each step that do not depend on the clock."""
     then, now = (
-        {int(row["step"]): row for row in read_rows(each / "metrics.jsonl")}
+        {int(row["step"]): row for row in read_step_rows(each / "metrics.jsonl")}
         for each in (folder, copy)
     )
     pairs = {
@@ -406,7 +407,7 @@ def _events_about(folder: Path, start: int, step: int) -> list[str]:
     of an earlier start, since the environment is that of the first.
     """
     found: list[str] = []
-    for event in read_rows(folder / "events.jsonl"):
+    for event in read_events(folder / "events.jsonl"):
         at = int(event.get("step") or 0)
         where = f"step {at}, {event.get('kind')}"
         matters = {

@@ -118,3 +118,79 @@ def test_a_stranger_s_recipe_is_not_run_unread(world: World) -> None:
     (folder / "recipe.toml").write_text(text)
     with pytest.raises(RunError, match="read it, then name it: assay recipe run"):
         world.run(resume=folder)
+
+
+def spoilt(folder: Path, stage: str, **keys: Any) -> str:
+    """Change a stage's row in a recipe's manifest; return the file's new text."""
+    path = folder / "manifest.json"
+    facts = json.loads(path.read_text())
+    next(row for row in facts["stages"] if row["stage"] == stage).update(keys)
+    path.write_text(json.dumps(facts))
+    return path.read_text()
+
+
+OUTSIDE = ("../victim", "../../victim", "..", ".", "/", "{victim}", "link", "link/rows.jsonl", "")
+
+
+@pytest.mark.parametrize("output", OUTSIDE)
+@pytest.mark.parametrize("stage", ["made", "cold"])
+def test_a_manifest_that_names_a_place_outside_removes_nothing(
+    world: World, stage: str, output: str
+) -> None:
+    tree = world.tree(made={"model": "tiny"})
+    recipe = world.file(tree)
+    folder = Path(world.run(recipe, until="made" if stage == "made" else "cold").folder)
+    victims = [folder.parent / "victim", folder.parent.parent / "victim"]
+    for victim in victims:
+        victim.mkdir()
+        (victim / "precious").write_text("mine")
+    (folder / "link").symlink_to(victims[0])
+    output = output.format(victim=victims[0])
+    for ended in (None, "failed", "finished"):
+        text = spoilt(folder, stage, output=output, ended=ended)
+        with pytest.raises(
+            RunError, match=rf"manifest\.json stage {stage} output: found .*no link"
+        ):
+            world.run(recipe, resume=folder)
+        assert (folder / "manifest.json").read_text() == text
+        assert [(victim / "precious").read_text() for victim in victims] == ["mine", "mine"]
+        assert (folder / "recipe.toml").exists()
+
+
+def test_what_a_killed_stage_left_is_set_aside(world: World) -> None:
+    recipe = world.file(world.tree(made={"model": "tiny"}))
+    folder = Path(world.run(recipe, until="made").folder)
+    for number in (1, 2):
+        (folder / "made" / "mine").write_text(str(number))
+        spoilt(folder, "made", ended=None)
+        world.run(recipe, resume=folder, until="made")
+        assert (folder / "made" / "model.safetensors").exists()
+    assert (folder / "unfinished-made" / "mine").read_text() == "1"
+    assert (folder / "unfinished-made-2" / "mine").read_text() == "2"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[]", "a damaged file"),
+        ("{", "a damaged file"),
+        ('{"stages": 1}', "stages: found 1; accepted: a list"),
+        ('{"stages": [1]}', r"stages\.0: found 1; accepted: an object"),
+        ('{"stages": [{"stage": []}]}', r"stages\.0\.stage: found \[\]; accepted: text"),
+        ('{"stages": [{"stage": "a"}]}', r"stages\.0\.kind: found nothing"),
+        ('{"recipe": 7}', "recipe: found 7; accepted: text"),
+        ('{"stages": [{"stage": "a", "kind": "tiny", "settings": "", "inputs": 3, "output": "a"}]}',
+         r"inputs: found 3; accepted: an object"),
+        ('{"stages": [{"stage": "a", "kind": "tiny", "settings": "", "inputs": {}, "output": "a",'
+         ' "seconds": NaN}]}', r"seconds: found nan; accepted: a number"),
+        ('{"stages": [{"stage": "a", "kind": "tiny", "settings": "", "inputs": {}, "output": "a",'
+         ' "ended": 1}]}', r"ended: found 1; accepted: text"),
+        ('{"stages": [{"stage": "a", "kind": "tiny", "settings": "", "inputs": {}, "output": "a",'
+         ' "seconds": 1e999}]}', r"seconds: found inf; accepted: a number"),
+    ],
+)  # fmt: skip
+def test_a_damaged_manifest_is_told_in_one_line(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(RunError, match=rf"manifest\.json.*{told}") as caught:
+        RecipeManifest.read(tmp_path)
+    assert "\n" not in str(caught.value)

@@ -15,7 +15,7 @@ from assay.config import LogConfig
 from assay.errors import MissingExtra, UserError
 from assay.run import listeners, trackers
 from assay.run.directory import Run
-from assay.run.files import read_events
+from assay.run.records import read_events
 
 
 class Recorder:

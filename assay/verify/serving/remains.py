@@ -5,8 +5,7 @@ session it moves to; where /proc tells (Linux), that finds it. The name of its t
 whose it is, so that a later run clears those of one that was killed itself.
 
 Where the parent of the workers is killed, nobody is left to look. So a small process of its own
-session waits for that: ``python remains.py FAMILY PARENT``, which knows the mark that all workers
-of a pool share.
+session waits for that (`watch`), which knows the mark that all workers of a pool share.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,10 +24,19 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from assay.removal import remove_temporary
+
 VARIABLE = "ASSAY_WORKER"
 UNKNOWN = "x"
 ROUNDS = 5  # a process may fork while we look
 WATCH_SECONDS = 1.0  # between two looks at the parent
+# Without site-packages, which take a while: this package alone, from where it lies.
+_WATCH = """import sys
+sys.path.insert(0, sys.argv[1])
+from assay.verify.serving.remains import watch
+watch(sys.argv[2], int(sys.argv[3]))
+"""
+_ROOT = str(Path(__file__).resolve().parents[3])
 
 
 def new_family() -> str:
@@ -55,13 +62,13 @@ def clear(remains: Collection[Remains]) -> None:
     """Kill the marked processes and delete the folders of workers that are dead."""
     _end_marked(tuple(f"{VARIABLE}={each.family}-{each.number}" for each in remains))
     for each in remains:
-        shutil.rmtree(each.folder, ignore_errors=True)
+        remove_temporary(Path(each.folder))
 
 
 def start_watcher(family: str) -> subprocess.Popen[bytes]:
     """Start the process that clears up after this one, should it be killed."""
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__, family, str(os.getpid())],
+        [sys.executable, "-I", "-S", "-c", _WATCH, _ROOT, family, str(os.getpid())],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -99,7 +106,7 @@ def clear_of_dead_parents() -> None:
         for folder in Path(tempfile.gettempdir()).iterdir():
             found = mine.match(folder.name)
             if found and not Path(f"/proc/{found[1]}").exists():
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_temporary(folder)
 
 
 def _end_marked(marks: tuple[str, ...]) -> None:
@@ -145,7 +152,3 @@ def _environment(pid: int) -> set[bytes]:
             return set(file.read().split(b"\0"))
     except OSError:  # it ended, or is another user's
         return set()
-
-
-if __name__ == "__main__":
-    watch(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,152 @@
+"""The only code of Assay that removes, renames or replaces files of its user's disk.
+
+Each function proves first that it may: a removed folder has a name that only temporary folders of
+Assay have, or a list of its content that Assay wrote; what is moved never lands on another file; a
+name that was read from a file names one entry of one folder. `tests/test_removal.py` finds every
+other call. (`assay/verify/sandbox/isolation.py` runs without the package, and removes its own.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from assay.errors import RunError, message
+
+WRITTEN = ".assay-written.json"
+"""The list of what Assay wrote into a folder: by its path there, the SHA-256 of each file."""
+# What `tempfile.mkdtemp` and checkpoints make: a prefix, and a process or random characters.
+_TEMPORARY = re.compile(
+    r"assay-(worker|sandbox|ray)-.+"
+    r"|\.(saving|removing)-[\w-]+-\d+"
+    r"|\.assay-replaced-\d+-\d+"
+)
+_TEMPORARY_FILE = re.compile(r"\..+\.\d+\.tmp")
+
+
+def child_of(folder: Path, name: Any, where: str) -> Path:
+    """Return the path of one entry of a folder, or of a file in one, by a name from a file.
+
+    name: ``NAME`` or ``NAME/FILE``. Raises RunError where it is none, or leads elsewhere: through
+    ``..``, from the root, or by a link.
+    """
+    parts = name.split("/") if isinstance(name, str) else []
+    plain = bool(parts) and all(part not in ("", ".", "..") for part in parts)
+    if plain and len(parts) <= 2 and "\0" not in name and len(name) < 256:
+        path = folder / name
+        real = os.path.join(os.path.realpath(folder), name)
+        if not path.is_symlink() and os.path.realpath(path) == real:
+            return path
+    accepted = f"the name of an entry of {folder}, no link"
+    found = json.dumps(name, default=str, ensure_ascii=False)[:80]
+    raise RunError(message(where, found, accepted, "restore the file, or begin anew"))
+
+
+def temporary_beside(path: Path) -> Path:
+    """Return the name under which a file is written before it is put in its place."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def put_in_place(temporary: Path, path: Path) -> None:
+    """Give a finished temporary file its name, atomically; raises OSError where a folder has it."""
+    os.replace(temporary, path)
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file, or a link but not what it leads to; nothing where there is none.
+
+    Never a folder: that raises OSError.
+    """
+    path.unlink(missing_ok=True)
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove a folder that holds nothing; any other raises OSError."""
+    folder.rmdir()
+
+
+def remove_temporary_files(*folders: Path) -> None:
+    """Remove what killed processes left of files that `temporary_beside` names."""
+    for path in (path for folder in folders for path in folder.glob(".*.tmp")):
+        if _TEMPORARY_FILE.fullmatch(path.name) and path.is_file():
+            remove_file(path)
+
+
+def remove_temporary(folder: Path) -> None:
+    """Remove a temporary folder of ours: by its name, this user's, and no link. Others stay."""
+    if not _TEMPORARY.fullmatch(folder.name):
+        raise ValueError(f"{folder} is not a temporary folder of Assay")
+    if folder.is_dir() and not folder.is_symlink() and folder.lstat().st_uid == os.geteuid():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_temporary(folder: Path) -> bool:
+    """Return whether a folder has the name of a temporary one of ours."""
+    return _TEMPORARY.fullmatch(folder.name) is not None
+
+
+def move(path: Path, target: Path) -> None:
+    """Rename a file or a folder to a name that is free; raises FileExistsError where it is not."""
+    if os.path.lexists(target):
+        raise FileExistsError(17, "File exists", str(target))
+    os.rename(path, target)
+
+
+def move_aside(path: Path, prefix: str) -> Path:
+    """Rename to ``PREFIX-NAME`` beside it, with a number where that is taken; return the path."""
+    number, aside = 1, path.with_name(f"{prefix}-{path.name}")
+    while os.path.lexists(aside):
+        number += 1
+        aside = path.with_name(f"{prefix}-{path.name}-{number}")
+    move(path, aside)
+    return aside
+
+
+def list_written(folder: Path) -> None:
+    """Write the list of a folder's files into it, so that it may be replaced later."""
+    text = json.dumps(_digests(folder), indent=1)
+    (folder / WRITTEN).write_text(f"{text}\n", encoding="utf-8")
+
+
+def not_ours(folder: Path) -> str:
+    """Return what of a folder Assay did not write, or is not as it wrote it; "" where all is."""
+    if folder.is_symlink() or not folder.is_dir():
+        return "a link" if folder.is_symlink() else "no folder"
+    try:
+        listed = json.loads((folder / WRITTEN).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return f"a folder without {WRITTEN}, which Assay writes into its own"
+    if not isinstance(listed, dict):
+        return f"a folder whose {WRITTEN} is damaged"
+    found = _digests(folder)
+    odd = next((name for name in {**found, **listed} if listed.get(name) != found.get(name)), "")
+    return f"{odd}, which is not as Assay wrote it" if odd else ""
+
+
+def move_out_of_sight(folder: Path) -> Path:
+    """Rename a folder of ours to a temporary name beside it, to be put back or removed."""
+    names = (f".assay-replaced-{os.getpid()}-{number}" for number in count())
+    aside = next(one for name in names if not os.path.lexists(one := folder.with_name(name)))
+    move(folder, aside)
+    return aside
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file below a folder; of a link, where it leads."""
+    found: dict[str, str] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = f"link to {os.readlink(path)}"
+        elif not path.is_file():
+            found |= {} if path.is_dir() else {name: "no file"}
+        elif name != WRITTEN:
+            with open(path, "rb") as file:
+                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
