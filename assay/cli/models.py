@@ -23,7 +23,7 @@ from assay.cli.console import (
     say_line,
     show,
 )
-from assay.errors import UserError
+from assay.errors import UserError, message
 
 Model = Annotated[
     str, typer.Argument(help="Model folder, hub name, or a run: RUN, RUN@best, RUN@120.")
@@ -392,24 +392,30 @@ def search(
 def export(
     model: Annotated[str, typer.Argument(help="RUN, RUN@best, RUN@last, RUN@120 or a checkpoint.")],
     out: Annotated[
-        Path | None, typer.Argument(help="New folder for the merged model.", show_default=False)
+        Path | None,
+        typer.Argument(help="New folder for the merged model, or new file.", show_default=False),
     ] = None,
+    format: Annotated[
+        str, typer.Option(help="hf: a Hugging Face folder; gguf: one file for llama.cpp, Ollama.")
+    ] = "hf",
     push: Annotated[
         str, typer.Option(metavar="NAME", help="Upload it to the hub, as OWNER/NAME.")
     ] = "",
     public: Annotated[bool, typer.Option("--public", help="A new repository is public.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write a run's model, adapters merged, as a plain Hugging Face folder with a model card."""
+    """Write a run's model, adapters merged: a Hugging Face folder with a model card, or GGUF."""
     if out is None and not push:
         raise UserError("assay export: give a new folder, --push NAME, or both")
+    if push and format != "hf":
+        raise UserError(message("--format", f"{format} with --push", "--push of a folder (hf)"))
     from assay.training import api, publish
 
     if push:
         place = publish.publish(model, push, out, public=public)
     else:
         assert out is not None
-        place = api.export(model, out)
+        place = api.export(model, out, format=format)  # pyright: ignore[reportArgumentType]
     print(json.dumps({"model": str(place)}) if as_json else place)
 
 

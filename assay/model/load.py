@@ -167,6 +167,10 @@ def export(checkpoint: Path | str, out: Path | str) -> Path:
         model = adapted.merge_and_unload().to(dtype)
     place = _tokenizer_source(ModelConfig(path=str(checkpoint)), source)
     tokenizer = read_tokenizer(place, model)
+    # Servers end at the generation configuration's tokens alone: a base model that was trained on
+    # chats would never stop there.
+    if ends := find_eos_ids(model, tokenizer):
+        model.generation_config.eos_token_id = ends[0] if len(ends) == 1 else list(ends)
     save_model(model, tokenizer, out)
     if (facts := checkpoint / FACTS_FILE).is_file():
         shutil.copyfile(facts, out / FACTS_FILE)

@@ -10,7 +10,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
 
 from assay import config as configuration
 from assay.config import TrainConfig
@@ -19,7 +20,7 @@ from assay.data.problems import load_problems
 from assay.data.rows import read_problem
 from assay.data.source import Source
 from assay.data.sources import Rows, as_sources
-from assay.errors import ConfigError, RunError, VerifierError
+from assay.errors import ConfigError, RunError, UserError, VerifierError, message
 from assay.plan.memory import plan_memory
 from assay.run.files import check_folder, check_new_folder, check_output
 from assay.run.loaded import load_run
@@ -255,25 +256,40 @@ def dry_run(config: GivenConfig, *, overrides: Sequence[str] = (), quiet: bool =
         return DryRun(first, [*look.notes, rate, *fixed_words(bench)], memory)
 
 
-def export(model: Path | str, out: Path | str) -> Path:
-    """Write a run's model as a plain Hugging Face folder for serving; return the folder.
+def export(model: Path | str, out: Path | str, *, format: Literal["hf", "gguf"] = "hf") -> Path:
+    """Write a run's model for serving, adapters merged; return the folder or the file.
 
         assay.export("runs/first@best", "served")
+        assay.export("runs/first@best", "served.gguf", format="gguf")
 
-    model: ``RUN``, ``RUN@best``, ``RUN@120`` or a checkpoint. out: a new folder.
-
-    Adapters are merged, and a model card holds the evidence of the run.
+    model: ``RUN``, ``RUN@best``, ``RUN@120`` or a checkpoint. out: a new place. format: ``hf``, a
+    plain Hugging Face folder with a model card that holds the evidence of the run; ``gguf``, one
+    file for llama.cpp and Ollama, of the families Llama, Mistral, Qwen2 and Qwen3.
     """
     from assay.model.load import export as export_model
     from assay.training.model_card import write_card
 
-    check_new_folder(Path(out).expanduser(), "export to")
+    if format not in ("hf", "gguf"):
+        raise UserError(message("format", repr(format), "hf or gguf"))
+    place = Path(out).expanduser()
+    if format == "hf":
+        check_new_folder(place, "export to")
+    elif place.exists():
+        raise RunError(message(f"export to {place}", "something there", "a new file"))
+    else:
+        check_folder(place.parent, "export to")
     folder = checkpoint_of(str(model)) or Path(model)
     if not folder.is_dir():
         raise RunError(f"{model}: found nothing there; accepted: a run directory or a checkpoint")
-    made = export_model(folder, Path(out))
-    write_card(folder, made)
-    return made
+    if format == "hf":
+        made = export_model(folder, place)
+        write_card(folder, made)
+        return made
+    from assay.model.gguf_export import write_gguf
+
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=place.parent, prefix=f".{place.name}-") as scratch:
+        return write_gguf(export_model(folder, Path(scratch) / "hf"), place, place.stem)
 
 
 def read_config(config: GivenConfig, overrides: Sequence[str]) -> TrainConfig:

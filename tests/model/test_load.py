@@ -369,6 +369,17 @@ def test_export_of_a_plain_checkpoint(folder: Path, tmp_path: Path) -> None:
     assert load(out).eos_ids == (257,)
 
 
+def test_an_exported_model_ends_where_its_chat_template_ends_a_turn(
+    folder: Path, tmp_path: Path
+) -> None:
+    """A server reads the generation configuration alone, and a base model has other ends there."""
+    saved = folder / "generation_config.json"
+    saved.write_text(json.dumps(json.loads(saved.read_text()) | {"eos_token_id": 5}))
+    out = export(folder, tmp_path / "out")
+    assert json.loads((out / "generation_config.json").read_text())["eos_token_id"] == [5, 257]
+    assert load(out).eos_ids == load(folder).eos_ids == (5, 257)
+
+
 def test_transformers_itself_reads_what_is_saved(folder: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

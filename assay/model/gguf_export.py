@@ -1,0 +1,250 @@
+"""Write a Hugging Face folder as one GGUF file, for llama.cpp, Ollama and LM Studio.
+
+The `gguf` package names keys and tensors and lays out the file. Three decisions are left to whoever
+writes one: the order of query and key rows, the name of the tokenizer's splitting rule, and the
+tokens that end a completion.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from assay.errors import MissingExtra, ModelError, message
+from assay.model.load import find_eos_ids
+
+# llama.cpp's architecture by Transformers' model type. Other families have tensors of their own.
+ARCHITECTURES: Mapping[str, str] = MappingProxyType(
+    {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+)
+CONVERTER = "export without --format gguf, then run llama.cpp's convert_hf_to_gguf.py on the folder"
+
+# llama.cpp knows splitting rules by name (`tokenizer.ggml.pre`). These are the patterns in
+# tokenizer.json for which it has a rule. Its own converter tells them apart by a hash of one
+# encoded text, which needs a table of hashes; the pattern itself says the same.
+_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SPLITS: Mapping[str, str] = MappingProxyType(
+    {_SPLIT % r"\p{N}": "qwen2", _SPLIT % r"\p{N}{1,3}": "llama-bpe"}
+)
+GPT2_SPLIT, DIGITS_SPLIT = "gpt-2", "smollm"
+
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # llama.cpp's types of tokens
+
+
+def write_gguf(folder: Path, out: Path, name: str) -> Path:
+    """Write the model and the tokenizer in ``folder`` to the file ``out``; return it.
+
+    Matrices keep the type that they are saved in. Vectors become float32, as llama.cpp asks. Raises
+    ModelError for a family, a tokenizer or a rotary embedding that this does not write, and
+    MissingExtra without the gguf package.
+    """
+    try:
+        import gguf
+    except ImportError as error:
+        raise MissingExtra.of("gguf", "gguf", "assay export --format gguf") from error
+    from transformers import AutoConfig, AutoTokenizer
+
+    config: Any = AutoConfig.from_pretrained(folder)
+    if (arch := ARCHITECTURES.get(config.model_type)) is None:
+        raise _refused(f"a {config.model_type} model", f"one of {', '.join(ARCHITECTURES)}")
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    logging.getLogger("gguf").setLevel(logging.ERROR)  # it reports every key at INFO
+    partial = out.with_name(f"{out.name}.partial")
+    writer = gguf.GGUFWriter(partial, arch)
+    try:
+        writer.add_name(name)
+        _add_shape(writer, config, arch)
+        _add_tokenizer(writer, folder, config, tokenizer)
+        of_arch = {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}[arch]
+        names = gguf.get_tensor_name_map(of_arch, config.num_hidden_layers)
+        targets: list[tuple[Path, str]] = []
+        for path, key, shape, dtype in _stored(folder):
+            target = names.get_name(key, try_suffixes=(".weight", ".bias"))
+            if target is None:
+                raise _refused(f"a tensor {key}", f"the tensors of {arch}")
+            kind = _kind(gguf, dtype, len(shape))
+            size = math.prod(shape) * (4 if kind == gguf.GGMLQuantizationType.F32 else 2)
+            writer.add_tensor_info(target, shape, np.dtype(np.float32), size, raw_dtype=kind)
+            targets.append((path, key))
+        extra = _rotary_factors(config)
+        if extra is not None:
+            writer.add_tensor("rope_freqs.weight", extra)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for path, key in targets:  # one at a time: memory for one matrix
+            writer.write_tensor_data(_bytes_of(path, key, config, arch))
+        if extra is not None:
+            writer.write_tensor_data(extra)
+        writer.close()
+        partial.replace(out)
+    finally:
+        partial.unlink(missing_ok=True)
+    return out
+
+
+def splitting_rule(tokenizer: Mapping[str, Any]) -> str:
+    """Return llama.cpp's name of the rule by which a tokenizer.json splits text before its merges.
+
+    A wrong name is the fault that nobody sees: the file loads, and other tokens arrive.
+    """
+    model, first = tokenizer["model"], tokenizer.get("pre_tokenizer") or {}
+    if model.get("type") != "BPE" or model.get("byte_fallback"):
+        raise _refused("a tokenizer that is not byte-level BPE", "byte-level BPE")
+    steps: Sequence[Mapping[str, Any]] = first.get("pretokenizers") or [first]
+    kinds = [step.get("type") for step in steps]
+    if kinds == ["ByteLevel"] and steps[0].get("use_regex", True):
+        return GPT2_SPLIT
+    if kinds == ["Digits", "ByteLevel"] and steps[0].get("individual_digits"):
+        return DIGITS_SPLIT
+    if kinds == ["Split", "ByteLevel"]:
+        pattern = steps[0].get("pattern", {}).get("Regex", "")
+        if pattern in SPLITS:
+            return SPLITS[pattern]
+    known = ", ".join([GPT2_SPLIT, DIGITS_SPLIT, *SPLITS.values()])
+    raise _refused("a tokenizer with another splitting rule", f"the rules {known}")
+
+
+def _refused(found: str, accepted: str) -> ModelError:
+    return ModelError(message("--format gguf", found, accepted, CONVERTER))
+
+
+def _add_shape(writer: Any, config: Any, arch: str) -> None:
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    # llama.cpp has no sliding window in these architectures: beyond it results would differ
+    window = getattr(config, "sliding_window", None)
+    if getattr(config, "use_sliding_window", True) and window:
+        writer.add_context_length(min(window, config.max_position_embeddings))
+    else:
+        writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(width)
+    writer.add_value_length(width)
+    writer.add_rope_dimension_count(width)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    rotary = _rotary(config)
+    writer.add_rope_freq_base(rotary["rope_theta"])
+    # llama.cpp reads frequencies from the file for its llama architecture alone
+    known = ("default", "llama3") if arch == "llama" else ("default",)
+    if (kind := rotary.get("rope_type", "default")) not in known:
+        raise _refused(f"a rotary embedding of type {kind}", " or ".join(known))
+
+
+def _rotary(config: Any) -> Mapping[str, Any]:
+    return config.rope_parameters
+
+
+def _rotary_factors(config: Any) -> np.ndarray | None:
+    """Return by what each frequency is divided under Llama 3's scaling; None without it.
+
+    Frequencies with a wavelength below L / high stay, those above L / low are divided by the
+    factor, and between the two 1 / factor and 1 are mixed linearly in L / wavelength. L is the
+    length that the model was trained on first (Llama 3.1's release).
+    """
+    rotary = _rotary(config)
+    if rotary.get("rope_type") != "llama3":
+        return None
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    frequency = rotary["rope_theta"] ** -(np.arange(0, width, 2, dtype=np.float64) / width)
+    turns = rotary["original_max_position_embeddings"] * frequency / (2 * math.pi)
+    low, high, factor = (rotary[f"{one}factor"] for one in ("low_freq_", "high_freq_", ""))
+    share = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return (1.0 / ((1.0 - share) / factor + share)).astype(np.float32)
+
+
+def _add_tokenizer(writer: Any, folder: Path, config: Any, tokenizer: Any) -> None:
+    from gguf import SpecialVocab
+
+    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(splitting_rule(content))
+    by_id = {number: token for token, number in tokenizer.get_vocab().items()}
+    special = {one["id"]: one["special"] for one in content.get("added_tokens", [])}
+    tokens, types = list[str](), list[int]()
+    for number in range(config.vocab_size):
+        # an embedding is often padded: its last rows are nobody's
+        tokens.append(by_id.get(number, f"[PAD{number}]"))
+        if number not in by_id:
+            types.append(UNUSED)
+        elif number in special:
+            types.append(CONTROL if special[number] else USER_DEFINED)
+        else:
+            types.append(NORMAL)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    words = SpecialVocab(folder, load_merges=True, n_vocab=config.vocab_size)
+    words.special_token_ids.pop("eos", None)
+    words.add_special_token.pop("bos", None)
+    words.chat_template = tokenizer.chat_template
+    words.add_to_gguf(writer, quiet=True)
+    begins = tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]
+    writer.add_add_bos_token(begins)
+    # llama.cpp ends at `eos` and at `eot`; it knows further ends by their text, such as <|im_end|>
+    last, *others = reversed(find_eos_ids(_Ends(folder, config), tokenizer))
+    writer.add_eos_token_id(last)
+    if others:
+        writer.add_eot_token_id(others[0])
+
+
+class _Ends:
+    """The part of a model that says what ends a completion."""
+
+    def __init__(self, folder: Path, config: Any) -> None:
+        from transformers import GenerationConfig
+
+        self.config = config
+        self.generation_config = GenerationConfig.from_pretrained(folder)
+
+
+def _stored(folder: Path) -> Iterator[tuple[Path, str, list[int], str]]:
+    """Yield (file, key, shape, type) of each saved tensor."""
+    from safetensors import safe_open
+
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as weights:
+            for key in weights.keys():  # noqa: SIM118 - not a mapping
+                part = weights.get_slice(key)
+                yield path, key, part.get_shape(), part.get_dtype()
+
+
+def _kind(gguf: Any, dtype: str, num_axes: int) -> Any:
+    kinds = gguf.GGMLQuantizationType
+    if num_axes < 2 or dtype == "F32":
+        return kinds.F32
+    return {"BF16": kinds.BF16, "F16": kinds.F16}[dtype]
+
+
+def _bytes_of(path: Path, key: str, config: Any, arch: str) -> np.ndarray:
+    """Return a tensor as the file holds it."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as weights:
+        tensor: Tensor = weights.get_tensor(key)
+    # llama.cpp's llama rotates neighboring rows together, Transformers those half a head apart
+    if arch == "llama" and key.split(".")[-2] in ("q_proj", "k_proj"):
+        heads = config.num_attention_heads if "q_proj" in key else config.num_key_value_heads
+        halves = tensor.unflatten(0, (heads, 2, -1))
+        tensor = halves.transpose(1, 2).flatten(0, 2)
+    if tensor.ndim < 2:
+        return tensor.float().numpy()
+    if tensor.dtype == torch.bfloat16:  # numpy has no such type: the same bits as whole numbers
+        return tensor.contiguous().view(torch.int16).numpy()
+    return tensor.contiguous().numpy()
