@@ -181,7 +181,7 @@ def test_an_unknown_rotary_embedding_is_refused_and_leaves_no_file(
     tmp_path: Path, family: str, rope: Mapping[str, Any]
 ) -> None:
     write_model(tmp_path / "hf", family, torch.float32, rope_parameters=dict(rope))
-    with pytest.raises(ModelError, match="rotary embedding of type (linear|llama3)"):
+    with pytest.raises(ModelError, match=r"rotary embedding of type (linear|llama3)"):
         write_gguf(tmp_path / "hf", tmp_path / "m.gguf", "x")
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
