@@ -57,8 +57,9 @@ def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]
     verifiers = open_verifiers(config, stack, actors=used)
     rows = read_problems(config, verifiers)
     bench = open_bench(config, verifiers)
-    if stage.replay:  # what was sampled a step ahead was not the learner's own
-        bench.generator.exact = not config.scale.steps_ahead
+    if stage.replay:  # what vLLM sampled, or was sampled a step ahead, is weighed again
+        by_engine = config.scale.generator == "engine"
+        bench.generator.exact = by_engine and not config.scale.steps_ahead
     else:
         bench = on_actors(bench, stack)
     problems = fit_problems(rows, bench)

@@ -12,9 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from train_worlds import REWARD, World, rows_of
+from vllm_fake import SamplingEngine, fake_vllm
 
 from assay.cli.command import run_command
 from assay.errors import RunError, UserError
+from assay.generate import vllm_engine
 from assay.run.environment import kept_source
 from assay.run.rollout_log import RolloutLog, read_columns
 from assay.training.api import train
@@ -105,6 +107,18 @@ def test_a_step_is_taken_again_bit_for_bit_and_what_was_changed_is_found(
     assert "differs  advantages" in said and "by 0.25 at most" in said
     assert "equal    old_logprobs of the update" in said
     assert "what may explain it" in said and "not all agrees" in said
+
+
+def test_a_step_that_vllm_sampled_is_taken_again_as_it_was(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tokens were weighed by how much more likely the learner held them; and they are again."""
+    fake = fake_vllm(engine=SamplingEngine)
+    monkeypatch.setattr(vllm_engine, "import_vllm", lambda: fake)
+    run = Path(train(world.tree(scale={"generator": "vllm"}), quiet=True).run)
+    found = replay(run, 3)
+    assert len(fake.made) == 1, "nothing is sampled again"
+    assert {*outcomes(found).values()} == {"equal"}, str(found)
 
 
 def test_a_replay_after_a_change_of_the_verifier_explains_every_flip(

@@ -84,6 +84,30 @@ class FakeEngine:
         return [SimpleNamespace(request_id=name, outputs=[output])]
 
 
+class SamplingEngine(FakeEngine):
+    """Answers each request with tokens of its own model, by the request's seed: for whole runs."""
+
+    @torch.no_grad()
+    def step(self) -> list[Any]:
+        name, prompt, params = self.waiting[-1]
+        if params.logprob_token_ids:
+            return super().step()
+        self.waiting.pop()
+        del self.output_processor.request_states[name]
+        draws = torch.Generator().manual_seed(params.seed)
+        tokens, told, stop = list[int](), list[dict[int, float]](), None
+        while len(tokens) < params.max_tokens and stop is None:
+            logits_V = self.worker.model(torch.tensor([[*prompt, *tokens]])).logits[0, -1]
+            logprobs_V = (logits_V / (params.temperature or 1.0)).log_softmax(-1)
+            chosen = torch.multinomial(logprobs_V.exp(), 1, generator=draws)
+            token = int(chosen if params.temperature else logits_V.argmax())
+            tokens.append(token)
+            told.append({token: float(logprobs_V[token])})
+            stop = token if token in (params.stop_token_ids or ()) else None
+        reason = "length" if stop is None else "stop"
+        return [SimpleNamespace(request_id=name, outputs=[answer(tokens, told, reason, stop)])]
+
+
 def answer(
     tokens: list[int], told: list[dict[int, float]], reason: str = "length", stop: Any = None
 ) -> Any:
@@ -91,12 +115,14 @@ def answer(
     return SimpleNamespace(token_ids=tokens, logprobs=rows, finish_reason=reason, stop_reason=stop)
 
 
-def fake_vllm(known: Sequence[str] = ("LlamaForCausalLM",)) -> Any:
+def fake_vllm(
+    known: Sequence[str] = ("LlamaForCausalLM",), engine: type[FakeEngine] = FakeEngine
+) -> Any:
     """Return the module; ``made`` has its engines."""
     made: list[FakeEngine] = []
 
     def from_engine_args(settings: dict[str, Any]) -> FakeEngine:
-        made.append(FakeEngine(settings))
+        made.append(engine(settings))
         return made[-1]
 
     def params(**given: Any) -> Any:
