@@ -67,7 +67,8 @@ class RLConfig(Section):
     all wrong. 0: these groups stay, and are learned from."""
     max_group_size: Count | None = None
     """Adaptive group size. If no completion of a group passes, `group_size` more are sampled, again
-    and again, until one passes or the group has this many. Each prompt counts the same in the loss,
+    and again, until one passes or the group has this many. Where the reward compares siblings, the
+    grown group is judged again as a whole. Each prompt counts the same in the loss,
     however many completions it has. None: groups keep their size."""
     temperature_schedule: tuple[tuple[int, float], ...] = ()
     """Sampling temperature while training: ``[step, temperature]`` points, with straight lines

@@ -13,7 +13,7 @@ from assay.generate.base import Generator
 from assay.generate.race import Race
 from assay.run.directory import Run
 from assay.scale.ahead import AheadCall
-from assay.training.evaluate import Judge, sample_and_judge
+from assay.training.evaluate import Judge, compares_siblings, judge_groups, sample_and_judge
 from assay.types import Group, Problem, Verdict
 
 Judged = tuple[Group, Sequence[Verdict]]
@@ -90,7 +90,10 @@ def _sampled_on(
     sampling: SamplingConfig,
     plan: BatchPlan,
 ) -> tuple[Sequence[Group], Sequence[Sequence[Verdict]]]:
-    """Return the groups, those in which nothing passed sampled on where the plan has it so."""
+    """Return the groups, those in which nothing passed sampled on where the plan has it so.
+
+    Where verifiers compare siblings, a group that has grown is judged again as a whole.
+    """
     if plan.max_group_size is None:
         return groups, verdicts
     whole, judged = [*groups], [*verdicts]
@@ -99,13 +102,25 @@ def _sampled_on(
         hard = [n for n in range(len(whole)) if _is_to_grow(whole[n], judged[n], first)]
         if not hard:
             break
-        again = [whole[n].problem for n in hard]
-        more = zip(hard, *sample_and_judge(*parts, again, sampling, count, first), strict=True)
-        for n, group, group_verdicts in more:
-            siblings = (*whole[n].completions, *group.completions)
-            whole[n] = replace(whole[n], completions=siblings)
-            judged[n] = (*judged[n], *group_verdicts)
+        alone = [n for n in hard if not compares_siblings(parts[1], whole[n].problem)]
+        compared = [n for n in hard if n not in alone]
+        if alone:
+            problems = [whole[n].problem for n in alone]
+            groups, more = sample_and_judge(*parts, problems, sampling, count, first)
+            for n, group, group_verdicts in zip(alone, groups, more, strict=True):
+                whole[n] = _joined(whole[n], group)
+                judged[n] = (*judged[n], *group_verdicts)
+        if compared:
+            problems = [whole[n].problem for n in compared]
+            groups = parts[0].generate(problems, sampling, count, first)
+            grown = [_joined(whole[n], group) for n, group in zip(compared, groups, strict=True)]
+            for n, group, again in zip(compared, grown, judge_groups(parts[1], grown), strict=True):
+                whole[n], judged[n] = group, again
     return whole, judged
+
+
+def _joined(group: Group, more: Group) -> Group:
+    return replace(group, completions=(*group.completions, *more.completions))
 
 
 def _is_to_grow(group: Group, verdicts: Sequence[Verdict], size: int) -> bool:

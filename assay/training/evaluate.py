@@ -74,6 +74,12 @@ def sample_and_judge(
         return groups, judging.verdicts(groups)
 
 
+def compares_siblings(verifiers: Judge, problem: Problem) -> bool:
+    """Whether what verifiers say of a completion may depend on the others of its group."""
+    ask = getattr(verifiers, "compares_siblings", None)
+    return bool(ask is not None and ask(problem))
+
+
 def same_answers(
     verifiers: Judge,
     groups: Sequence[Group],

@@ -19,7 +19,7 @@ from assay.generate.race import Race
 from assay.model.weights import Weights
 from assay.run.directory import Run, Verifiers
 from assay.run.rollout_log import PutBack
-from assay.training.evaluate import Judge, Judging
+from assay.training.evaluate import Judge, Judging, compares_siblings
 from assay.types import Group, Problem, Verdict
 
 Logged = tuple[Group, tuple[Verdict, ...]]
@@ -139,6 +139,10 @@ class RunVerifiers:
         self._run = run
         self._describe = describe
         self._log = StepLog(run)
+
+    def compares_siblings(self, problem: Problem) -> bool:
+        """Whether a completion's verdict may depend on the others of its group."""
+        return compares_siblings(self.verifiers, problem)
 
     @contextmanager
     def judging(self) -> Yields[RunJudging]:

@@ -5,23 +5,28 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from train_worlds import CountingJudge, verdict
+from train_worlds import CountingJudge, World, verdict
 
 from assay.config import CurriculumConfig, SamplingConfig, TrainConfig
 from assay.data.curriculum import Curriculum
 from assay.data.row_facts import RowFacts
 from assay.errors import ConfigError
+from assay.run.rollout_log import RolloutLog
 from assay.testing import ScriptedGenerator
 from assay.training import rl
+from assay.training.api import train
 from assay.training.assemble import choose_algorithm
 from assay.training.batch_plan import BatchPlan, is_mixed
 from assay.training.rl import Loop, collect, train_step
 from assay.types import Completion, Group, Problem, Verdict
+from assay.verify.service import VerifierService
 
 NAMES = ("curriculum", "generator", "verifiers", "run", "learner", "advantages", "update", "guard")
 
@@ -117,6 +122,52 @@ def test_groups_without_success_are_sampled_on_until_something_passes() -> None:
     assert [len(one) for one in verdicts] == [4, 2, 5]
     assert [one.id for one in groups[2].completions] == [f"c#0/{n}" for n in range(5)]
     assert run.recorded == ["a#0", "b#0", "c#0"] and len(judge.seen) == 11
+
+
+class RankedJudge(CountingJudge):
+    """Its rewards depend on the whole group: a completion's place, over the number of siblings."""
+
+    def compares_siblings(self, problem: Problem) -> bool:
+        return problem.id != "d"
+
+    def judge(self, groups: Sequence[Group]) -> list[tuple[Verdict, ...]]:
+        return [
+            tuple(
+                replace(one, reward=(n + 1) / len(each)) if one.judged else one
+                for n, one in enumerate(each)
+            )
+            for each in super().judge(groups)
+        ]
+
+
+def test_a_group_that_grows_is_judged_whole_where_siblings_are_compared() -> None:
+    right = {"a": [False, False, False, True], "b": [True, False], "c": [False] * 6}
+    right |= {"d": [False, False, True, False]}
+    curriculum, generator, judge, run, plan = make_parts(right)
+    plan, ranked = replace(plan, num_prompts=4, max_group_size=5), RankedJudge(judge.judge_one)
+    groups, verdicts = collect(curriculum, generator, ranked, run, plan)
+    assert ids(groups) == list("abcd")
+    rewards = [[one.reward for one in each] for each in verdicts]
+    assert rewards[:3] == [[n / size for n in range(1, size + 1)] for size in (4, 2, 5)]
+    assert rewards[3] == [0.5, 1.0, 0.5, 1.0], "its verifier looks at each completion alone"
+    assert [one.id for one in groups[2].completions] == [f"c#0/{n}" for n in range(5)]
+
+
+def test_a_reward_of_lengths_among_siblings_counts_all_of_a_grown_group(world: World) -> None:
+    """As it would be had the group been sampled at once: the run's log is judged again."""
+    data = {"verifier": "constant*0.0 + kimi_length"}
+    tree = world.tree(data=data, rl={"max_group_size": 12}, sampling={"max_tokens": 16})
+    tree["sampling"]["stop"] = [chr(one) for one in range(33, 70)]  # so that lengths differ
+    run = Path(train(tree, quiet=True).run)
+    with closing(RolloutLog(run / "rollouts")) as log, VerifierService(data["verifier"]) as service:
+        found = log.read(1)
+        assert found is not None
+        groups, verdicts = found
+        assert [len(one.completions) for one in groups] == [12, 12]
+        again = service.judge(groups)
+    rewards = [[one.reward for one in each] for each in verdicts]
+    assert rewards == [[one.reward for one in each] for each in again]
+    assert any(len(set(each)) > 2 for each in rewards)
 
 
 def test_groups_have_the_sizes_that_the_curriculum_says() -> None:
