@@ -314,6 +314,9 @@ def _clashes(config: TrainConfig) -> Iterator[str]:
         when = "while pairs are sampled" if config.preference is not None else "while training"
         accepted = f"a number > 0 {when}, or all siblings would be equal"
         yield message("sampling.temperature", "0 (greedy)", accepted)
+    if config.reward_model is not None and config.model.lora is not None:
+        accepted = "none in a run of [reward_model], whose model is trained whole"
+        yield message("model.lora", "adapters", accepted, "leave [model.lora] out")
     yield from _clashes_of_teacher(config)
     yield from config.scale.clashes(config.stage, config.drawing is not None, _gives(config))
     stages = (config.data, config.preference, config.reward_model, config.pretrain)

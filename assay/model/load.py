@@ -169,7 +169,8 @@ def export(checkpoint: Path | str, out: Path | str) -> Path:
     tokenizer = read_tokenizer(place, model)
     # Servers end at the generation configuration's tokens alone: a base model that was trained on
     # chats would never stop there.
-    if ends := find_eos_ids(model, tokenizer):
+    generates = getattr(model, "generation_config", None) is not None  # a reward model does not
+    if generates and (ends := find_eos_ids(model, tokenizer)):
         model.generation_config.eos_token_id = ends[0] if len(ends) == 1 else list(ends)
     save_model(model, tokenizer, out)
     if (facts := checkpoint / FACTS_FILE).is_file():

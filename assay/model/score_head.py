@@ -49,9 +49,6 @@ def load_scorer(
     1/sqrt(D + 1) from ``seed`` (as in Stiennon et al. 2020, told by Huang et al. 2024,
     arXiv:2403.17031). Raises ModelError.
     """
-    if config.lora is not None:
-        remedy = "leave [model.lora] out: a reward model is trained whole"
-        raise ModelError(message("model.lora", "adapters", "none for a reward model", remedy))
     saved = _saved_scorer(config)
     if saved is None:
         loaded = load_model(config, device, seed)

@@ -342,9 +342,19 @@ def test_what_is_wrong_is_said_in_one_line(world: World) -> None:
     ):
         with pytest.raises(UserError, match=text):
             config_of(world, section)
-    lora = replace_model(config_of(world, KINDS["process"]), lora={"rank": 2})
-    with pytest.raises(ModelError, match="none for a reward model"):
-        run_reward_model(Stage(lora, quiet=True))
+    with pytest.raises(UserError, match=r"model\.lora: found adapters; accepted: none in a run of"):
+        replace_model(config_of(world, KINDS["process"]), lora={"rank": 2})
+
+
+def test_a_dry_run_with_adapters_is_refused_before_anything_is_loaded(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("assay.training.assemble.load_model", None)
+    tree = config_of(world, KINDS["process"]).model_dump(exclude_none=True)
+    tree["model"]["lora"] = {"rank": 2}
+    with pytest.raises(UserError, match=r"model\.lora: found adapters") as told:
+        dry_run(tree)
+    assert "\n" not in str(told.value)
 
 
 def replace_model(config: TrainConfig, **changes: Any) -> TrainConfig:
