@@ -115,7 +115,7 @@ def attend(
     """
     attended = query.new_empty(query.shape)  # contiguous, which the query need not be
     for segment in segments:
-        q, k, v = segment.heads(query), _with_prompt(segment, key), _with_prompt(segment, value)
+        q, k, v = segment.heads(query), _keys(segment, key), _with_prompt(segment, value)
         product = _written_out if _is_written_out(q) else _fused
         for block, seen in _blocks(segment, q, k):
             bias = _bias_of(segment, block, seen, q)
@@ -142,7 +142,7 @@ def attend_backward(
     grad_query, grad_key, grad_value = into
     from_branches: dict[int, tuple[Tensor, Tensor]] = {}
     for segment in reversed(segments):
-        q, k, v = segment.heads(query), _with_prompt(segment, key), _with_prompt(segment, value)
+        q, k, v = segment.heads(query), _keys(segment, key), _with_prompt(segment, value)
         dq, dk, dv = _segment_backward(segment, segment.heads(grad), q, k, v, scale)
         _put(segment, grad_query, dq)
         if segment.prompt is not None and segment.parent_B is not None:
@@ -267,6 +267,19 @@ def _with_prompt(segment: Segment, flat: Tensor) -> Tensor:
         return own
     prompt = segment.prompt.heads(flat).index_select(0, segment.parent_B)
     return torch.cat([prompt, own], dim=2)
+
+
+def _keys(segment: Segment, flat: Tensor) -> Tensor:
+    """Return keys behind those of their prompts, less each row's mean where scores are 16 bits
+    wide.
+
+    Softmax ignores what all scores of a query share, here q . mean(k), but their rounding does not:
+    the biases of Qwen2's keys make scores so large that a layer's result had twice the error.
+    """
+    keys = _with_prompt(segment, flat)
+    if keys.element_size() > 2 or not _is_written_out(keys):
+        return keys
+    return keys - keys.mean(2, keepdim=True, dtype=torch.float32).to(keys.dtype)
 
 
 def _is_written_out(tensor: Tensor) -> bool:

@@ -3,22 +3,35 @@ not?"""
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from assay.errors import ModelError, message
-from assay.model.decoder import unwrap
+from assay.model.activations import kept_bytes
+from assay.model.decoder import hidden_states, unwrap
 from assay.model.family import hidden_tokens
+from assay.model.head import Head
 from assay.model.logprobs import token_logprobs
 from assay.model.packing import Batch, Layout
+from assay.model.rates import best_seconds
+from assay.model.widened import in_float32
+from assay.types import Tokens
 
-LAYOUTS: tuple[Layout, ...] = ("plain", "tree")
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 0.25, torch.float16: 0.05}
 """Largest difference of a token's log-probability (nats) that a type's rounding explains."""
+MOST_OF_PLAIN = 1.5
+"""In a narrow type: a way's error beside that of the model's own modules, both from float32."""
+FLOOR = 0.01
+"""An error (nats) that is no reason against a way in a narrow type."""
+NUM_PROMPTS, PROMPT_TOKENS = 2, 24
+LENGTHS = (9, 16, 3, 12)  # of the continuations that a narrow type is probed on
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +39,8 @@ class LayoutChoice:
     """How batches are laid out, why, and what the probe saw.
 
     lean: the layers are computed by `assay.model.lean_decoder`, where the model is of its family.
-    max_difference: of a token's log-probability between the layouts, in nats. tree_tokens,
-    plain_tokens: what each layout would compute for a group of the configured shape.
+    max_difference: of log-probabilities behind shared prompts, in nats, as `Probe.error` counts.
+    tree_tokens, plain_tokens: what each layout would compute for a group of the configured shape.
     """
 
     layout: Layout
@@ -46,29 +59,30 @@ def probe_layouts(
     group_size: int,
     layout: Layout | None = None,
     beside: nn.Module | None = None,
+    prompts: Sequence[Sequence[int] | Tokens] = (),
 ) -> LayoutChoice:
     """Score two small groups in both layouts on the loaded model, and choose for a typical group.
 
-    Where the lean way through the layers is not the model's own, the modules are called; where the
-    tree does not equal the plain layout, the plain one is taken; the reason says so.
-    Otherwise the one with fewer multiplications is. The choice is a function of the shapes alone,
-    never of a clock, so that a run repeats bit for bit. layout: force this one. beside: another
-    model, which scores the same batches in the same way.
+    Where the lean way through the layers is less exact than the model's own, the modules are
+    called; where the tree does not equal the plain layout, the plain one is taken; the reason says
+    so. Otherwise the one with fewer multiplications is. The choice is a function of the model and
+    the shapes, never of a clock, so that a run repeats bit for bit. layout: force this one. beside:
+    another model, which scores the same batches in the same way. prompts: as of `Probe`.
 
     Raises ModelError where the plain layout does not give what the model itself says.
     """
     started = time.perf_counter()
-    models = [model] if beside is None else [model, beside]
-    lean, note = prove_lean(*models)
+    probes = [Probe(one, prompts) for one in (model, beside) if one is not None]
+    lean, note = _prove_lean(probes)
     tree_tokens = prompt_length + group_size * completion_length
     plain_tokens = group_size * (prompt_length + completion_length)
     difference = 0.0
     if layout is not None:
         reason = f"{layout}, chosen beforehand"
-    elif forbidden := next(filter(None, map(_hidden, models)), None):
+    elif forbidden := next(filter(None, (_hidden(one.model) for one in probes)), None):
         layout, reason = "plain", f"one row a completion: {forbidden}"
     else:
-        found = [(measure_difference(one, lean), _limit(one)) for one in models]
+        found = [(one.error("tree", lean), one.limit) for one in probes]
         difference, limit = max(found, key=lambda one: one[0] / one[1])
         savings = _savings(model, prompt_length, completion_length, group_size)
         layout, reason = _choose(difference, limit, savings)
@@ -77,27 +91,127 @@ def probe_layouts(
     return LayoutChoice(layout, lean, reason, difference, tree_tokens, plain_tokens, seconds)
 
 
-def prove_lean(*models: nn.Module) -> tuple[bool, str]:
-    """Return whether the lean way through the layers is each model's own, and what to note where it
-    is not.
+def prove_lean(
+    *models: nn.Module, prompts: Sequence[Sequence[int] | Tokens] = ()
+) -> tuple[bool, str]:
+    """Return whether the lean way through the layers is as exact as each model's own, and what to
+    note where it is not.
 
-    Raises ModelError where the plain layout does not give what the model itself says.
+    prompts: as of `Probe`. Raises ModelError where the plain layout does not give what the model
+    itself says.
     """
-    for model in models:
-        check_head(model)
-        difference = head_difference(model, lean=True)
-        if not difference <= _limit(model):
-            note = f"layers by their modules: the lean way differs by {difference:.2g} nats"
-            return False, note
+    return _prove_lean([Probe(model, prompts) for model in models])
+
+
+def _prove_lean(probes: Sequence[Probe]) -> tuple[bool, str]:
+    for probe in probes:
+        probe.check_head()
+        if not (error := probe.error("plain", lean=True)) <= probe.limit:
+            found = f"the lean way is off by {error:.2g} nats (limit {probe.limit:.2g})"
+            return False, f"layers by their modules: {found}; {probe.cost_of_modules()}"
     return True, ""
+
+
+class Probe:
+    """A few tokens, and their distributions by the model's own modules.
+
+    In a narrow type the tokens are the model's own likeliest continuations of the first two
+    ``prompts``, and every way through the model is held against the modules in float32: on text
+    that the model finds unlikely, rounding alone moves a log-probability by more than an error of
+    the computation. Its limit is `MOST_OF_PLAIN` times the error of the modules in the model's own
+    type. In float32 made-up tokens do, and a way is held against the modules themselves.
+    """
+
+    def __init__(self, model: nn.Module, prompts: Sequence[Sequence[int] | Tokens] = ()) -> None:
+        self.model = model
+        dtype = next(model.parameters()).dtype
+        self._largest, self.limit = True, TOLERANCE.get(dtype, 0.0)
+        self.batch = _made_up_batch(model)
+        if dtype.itemsize < torch.float32.itemsize:
+            self._become_narrow(_first_two(model, prompts))
+        else:
+            self._exact_TV = _distributions(model, self.batch, "plain", lean=False)
+
+    def _become_narrow(self, prompts_PL: Tensor) -> None:
+        """Take likely text and float32's distributions, unless the model's code refuses either."""
+        try:
+            self.batch = _likely_batch(self.model, prompts_PL)
+            with in_float32(self.model):
+                exact_TV = _distributions(self.model, self.batch, "plain", lean=False)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # a foreign model's forward, asked for what it may not know
+            exact_TV = None
+        plain_TV = _distributions(self.model, self.batch, "plain", lean=False)
+        self._exact_TV = plain_TV if exact_TV is None else exact_TV
+        if exact_TV is not None and exact_TV.isfinite().all():
+            self._largest = False
+            self.limit = max(FLOOR, MOST_OF_PLAIN * self._error_of(plain_TV))
+
+    def error(self, layout: Layout, lean: bool) -> float:
+        """Return how far a way's log-probabilities are off, in nats.
+
+        Of a position it is the expected absolute difference, sum_v p_v |log q_v - log p_v|: it is
+        not left to the one token that stands there. In float32 the largest counts, in a narrow type
+        the mean: the largest of some roundings is no measure of them all. Infinite where the model
+        gives no number, or cannot continue from a shared prompt at all.
+        """
+        try:
+            found_TV = _distributions(self.model, self.batch, layout, lean)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # a foreign model's forward, asked for what it may not know
+            if layout == "plain":
+                raise
+            return math.inf
+        return self._error_of(found_TV)
+
+    def _error_of(self, found_TV: Tensor) -> float:
+        errors_T = (self._exact_TV.exp() * (found_TV - self._exact_TV).abs()).sum(-1)
+        error = (errors_T.max() if self._largest else errors_T.mean()).item()
+        return error if error == error else math.inf
+
+    @torch.no_grad()
+    def check_head(self) -> None:
+        """Raise ModelError where log-probabilities are not those of the model's own logits."""
+        model, batch = self.model, self.batch
+        (part,) = batch.split(2**20, "plain", [0])
+        scored = token_logprobs(model, part, temperature=1.0, layout="plain", lean=False)
+        length, prompt = int(batch.length_R[0]), batch.prompts[0].to(batch.device)
+        row = torch.cat([prompt, batch.tokens_T[:length]])[None]
+        logits_TV = model(input_ids=row, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+        theirs_T = logits_TV.log_softmax(-1).gather(-1, batch.tokens_T[:length, None])[:, 0]
+        difference = (scored.logprobs_T[:length] - theirs_T).abs().max().item()
+        if not difference <= TOLERANCE.get(next(model.parameters()).dtype, 0.0):
+            found = f"log-probabilities {difference:.2g} nats from its own logits"
+            accepted = "a model whose logits are its output head's, scaled or capped"
+            raise ModelError(message(type(unwrap(model)).__name__, found, accepted))
+
+    def cost_of_modules(self) -> str:
+        """Say what the modules take beside the lean way."""
+        lean, modules = (kept_bytes(self.model, way) / 1024 for way in (True, False))
+        parameters = [one for one in self.model.parameters() if one.requires_grad]
+        times = [
+            best_seconds(partial(self._through, way, parameters), 0.0, str(self.batch.device))
+            for way in (True, False)
+        ]
+        slower = f"take {times[1] / max(times[0], 1e-9):.1f} times as long on a small batch"
+        return (
+            f"modules keep {modules:.1f} KiB of activations a token and layer, not {lean:.1f}, and "
+            f"{slower}"
+        )
+
+    def _through(self, lean: bool, parameters: Sequence[Tensor]) -> None:
+        """Go through the layers, and back where anything is learned."""
+        (part,) = self.batch.split(2**20, "plain")
+        with torch.set_grad_enabled(bool(parameters)):
+            hidden_TD = hidden_states(self.model, part.inputs("plain"), lean)
+            if parameters:
+                torch.autograd.grad(hidden_TD.sum(), parameters, allow_unused=True)
 
 
 def _hidden(model: nn.Module) -> str | None:
     return hidden_tokens(unwrap(model).config.get_text_config())
-
-
-def _limit(model: nn.Module) -> float:
-    return TOLERANCE.get(next(model.parameters()).dtype, 0.0)
 
 
 def _choose(difference: float, limit: float, savings: float) -> tuple[Layout, str]:
@@ -126,65 +240,73 @@ def _savings(model: Any, prompt: int, completion: int, group_size: int) -> float
     return 1 - tree / plain
 
 
-def check_head(model: nn.Module) -> None:
-    """Raise ModelError where log-probabilities are not those of the model's own logits."""
-    difference = head_difference(model, lean=False)
-    if not difference <= _limit(model):
-        found = f"log-probabilities {difference:.2g} nats from its own logits"
-        accepted = "a model whose logits are its output head's, scaled or capped"
-        raise ModelError(message(type(unwrap(model)).__name__, found, accepted))
-
-
-@torch.no_grad()
-def head_difference(model: nn.Module, lean: bool) -> float:
-    """Return the largest difference of a log-probability from the model's own logits, in nats."""
-    batch = _small_batch(model)
-    (part,) = batch.split(2**20, "plain", [0])
-    scored = token_logprobs(model, part, temperature=1.0, layout="plain", lean=lean)
-    length, prompt = int(batch.length_R[0]), batch.prompts[0].to(batch.device)
-    row = torch.cat([prompt, batch.tokens_T[:length]])[None]
-    logits_TV = model(input_ids=row, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
-    theirs_T = logits_TV.log_softmax(-1).gather(-1, batch.tokens_T[:length, None])[:, 0]
-    return (scored.logprobs_T[:length] - theirs_T).abs().max().item()
-
-
-@torch.no_grad()
 def measure_difference(model: nn.Module, lean: bool = True) -> float:
-    """Return the largest difference of a log-probability between the two layouts, in nats.
-
-    Infinite where the model gives no number, or cannot continue from a shared prompt at all.
-    """
-    batch = _small_batch(model)
-    stats: dict[Layout, Tensor] = {}
-    for layout in LAYOUTS:
-        (part,) = batch.split(2**20, layout)
-        try:
-            scored = token_logprobs(model, part, temperature=1.0, layout=layout, lean=lean)
-        except Exception:  # a foreign model's forward, asked for what it may not know
-            if layout == "plain":
-                raise
-            return float("inf")
-        stats[layout] = torch.empty_like(scored.logprobs_T)
-        stats[layout][part.token_index_T] = scored.logprobs_T
-    difference = (stats["tree"] - stats["plain"]).abs().max().item()
-    return difference if difference == difference else float("inf")
+    """Return how far shared prompts are from separate ones, as `Probe.error` counts."""
+    return Probe(model).error("tree", lean)
 
 
-def _small_batch(model: nn.Module) -> Batch:
-    """Two groups of two completions, all lengths different, of tokens that any model has."""
+@torch.no_grad()
+def _distributions(model: nn.Module, batch: Batch, layout: Layout, lean: bool) -> Tensor:
+    """Return log-probabilities [T, V] of what may stand in the place of each token, in float32."""
+    (part,) = batch.split(2**20, layout)
+    hidden_TD = hidden_states(model, part.inputs(layout), lean)
+    head = Head.of(model)
+    weight_VD = head.weight_VD.to(hidden_TD.dtype)
+    bias_V = None if head.bias_V is None else head.bias_V.to(hidden_TD.dtype)
+    raw_TV = torch.nn.functional.linear(hidden_TD, weight_VD, bias_V)
+    found_TV = head.scaled(raw_TV, 1.0).log_softmax(-1)
+    return torch.empty_like(found_TV).index_copy_(0, part.token_index_T, found_TV)
+
+
+def _first_two(model: nn.Module, prompts: Sequence[Sequence[int] | Tokens]) -> Tensor:
+    """Return how two prompts begin, [2, L]: of those given, or else of made-up tokens."""
+    vocabulary: int = model.get_input_embeddings().weight.shape[0]  # pyright: ignore
+    known = [one for one in prompts if len(one) > 0 and max(one) < vocabulary]
+    chosen = [torch.as_tensor(one) for one in known[:NUM_PROMPTS]] or [_made_up(4, 1, vocabulary)]
+    length = min(PROMPT_TOKENS, *map(len, chosen))
+    return torch.stack([chosen[0][:length], chosen[-1][:length]]).long()
+
+
+@torch.no_grad()
+def _likely_batch(model: Any, prompts_PL: Tensor) -> Batch:
+    """Return two groups of two completions: what the model itself finds likely behind each prompt,
+    from the likeliest token on and from the next."""
     device = next(model.parameters()).device
-    vocabulary = model.get_input_embeddings().weight.shape[0]  # pyright: ignore
-    lengths_R = torch.tensor([5, 8, 1, 6])
+    output = model(input_ids=prompts_PL.to(device), use_cache=True)
+    first_R1 = output.logits[:, -1].topk(2).indices.reshape(-1, 1)
+    rows_RL = prompts_PL.to(device).repeat_interleave(2, 0)
+    output = model(input_ids=torch.cat([rows_RL, first_R1], 1), use_cache=True)
+    found = [first_R1]
+    for _ in range(max(LENGTHS) - 1):
+        found.append(output.logits[:, -1].argmax(-1, keepdim=True))
+        output = model(input_ids=found[-1], past_key_values=output.past_key_values, use_cache=True)
+    tokens_RL = torch.cat(found, 1).cpu()
+    less = min(3, prompts_PL.shape[1] - 1)  # of the second prompt, so that lengths differ
+    prompts = (prompts_PL[0], prompts_PL[1][less:])
+    rows = [row[:length] for row, length in zip(tokens_RL, LENGTHS, strict=True)]
+    return _batch(prompts, rows).to(device)
+
+
+def _made_up(count: int, start: int, vocabulary: int) -> Tensor:
+    return (torch.arange(count) * 37 + start * 11 + 1) % vocabulary
+
+
+def _made_up_batch(model: nn.Module) -> Batch:
+    """Two groups of two completions, all lengths different, of tokens that any model has."""
+    vocabulary: int = model.get_input_embeddings().weight.shape[0]  # pyright: ignore
+    lengths = [5, 8, 1, 6]
+    prompts = (_made_up(7, 1, vocabulary), _made_up(4, 2, vocabulary))
+    rows = _made_up(sum(lengths), 3, vocabulary).split(lengths)
+    return _batch(prompts, rows).to(next(model.parameters()).device)
+
+
+def _batch(prompts: tuple[Tensor, Tensor], rows: Sequence[Tensor]) -> Batch:
+    lengths_R = torch.tensor([len(row) for row in rows])
     num_tokens = int(lengths_R.sum())
-
-    def tokens(count: int, start: int) -> Tensor:
-        return (torch.arange(count) * 37 + start * 11 + 1) % vocabulary
-
-    ones_R = torch.ones(4)
-    nothing_T = torch.zeros(num_tokens)
-    batch = Batch(
-        prompts=(tokens(7, 1), tokens(4, 2)),
-        tokens_T=tokens(num_tokens, 3),
+    ones_R, nothing_T = torch.ones(4), torch.zeros(num_tokens)
+    return Batch(
+        prompts=prompts,
+        tokens_T=torch.cat(list(rows)),
         row_T=torch.repeat_interleave(torch.arange(4), lengths_R),
         sampled_T=torch.ones(num_tokens, dtype=torch.bool),
         think_T=torch.zeros(num_tokens, dtype=torch.bool),
@@ -198,4 +320,3 @@ def _small_batch(model: nn.Module) -> Batch:
         correct_R=ones_R,
         truncated_R=torch.zeros(4, dtype=torch.bool),
     )
-    return batch.to(device)

@@ -10,13 +10,12 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from assay.config import TrainConfig
 from assay.generate.compiled import CompiledForward
@@ -25,6 +24,7 @@ from assay.generate.kv_cache import Extent, KeyValues, Room, SlotCache
 from assay.generate.memory import default_kv_mib, num_that_fit
 from assay.generate.products import packed_mib
 from assay.generate.shared_prompt import ROWS_AT_ONCE, SharedPromptCache
+from assay.model.activations import kept_bytes
 from assay.model.attention import SCORES_AT_ONCE
 from assay.model.decoder import decoder_of
 from assay.model.family import Decoder, NotLean
@@ -38,7 +38,6 @@ MAX_PROBLEMS_AT_ONCE = 512  # of an evaluation
 PADDING = (1 - MUCH_SHORTER) / 2  # of a rectangle whose rows' lengths are spread as far as it takes
 KEPT = 20  # bytes of a token that a teacher finds likely: in memory, and as it is written
 SLACK_MIB = 48.0  # what the allocator keeps between blocks, and libraries for their kernels
-SMALL, LARGE = 32, 96  # tokens of two passes: what does not grow with them cancels
 
 ALWAYS = ("libraries", "weights", "teacher", "reference", "critic", "master", "optimizer", "slack")
 START = ("libraries", "weights", "teacher", "packed", "proof")
@@ -289,49 +288,6 @@ def _update_parts(config: TrainConfig, model: Any, tokens: int, teacher: Any) ->
         "logits": (at_once + width) * vocabulary * size + taught,
         "scratch": scratch,
     }
-
-
-def kept_bytes(model: Any) -> float:
-    """Return the bytes a token that a layer keeps for its backward pass.
-
-    The lean way keeps the layer's input, heads, what attention gave, the residual after it, gate
-    and up (`assay.model.lean_decoder`). What modules keep, adapters included, is measured on two
-    short passes through all layers.
-    """
-    try:
-        layer = Decoder.of(model).layers[0]
-    except NotLean:
-        layers = model.config.get_text_config().num_hidden_layers
-        return (_kept(model, LARGE) - _kept(model, SMALL)) / (LARGE - SMALL) / layers
-    width = layer.output[0].shape[0]
-    keys = layer.key[0].shape[0] + layer.value[0].shape[0]
-    queries = layer.query[0].shape[0]
-    heads = queries + keys
-    if layer.query_norm:  # before the norms too
-        heads *= 2
-    numbers = 2 * width + heads + queries + 2 * layer.gate[0].shape[0]
-    return numbers * layer.key[0].element_size()
-
-
-def _kept(model: Any, num_tokens: int) -> float:
-    """Return the bytes of all tensors that autograd keeps of one row, weights left out."""
-    kept: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    parameters = list(model.parameters())
-    hooks: AbstractContextManager[Any] = torch.autograd.graph.saved_tensors_hooks(
-        note, lambda tensor: tensor
-    )
-    tokens = torch.arange(num_tokens, device=parameters[0].device)[None]
-    with torch.enable_grad(), hooks:
-        output = decoder_of(model)(input_ids=tokens, use_cache=False).last_hidden_state
-    own = {one.untyped_storage().data_ptr() for one in parameters}
-    found = sum(size for address, size in kept.items() if address not in own)
-    del output
-    return found
 
 
 def _generation_parts(

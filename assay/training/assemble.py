@@ -419,13 +419,15 @@ def choose_layout(
     model that scores the same batches.
     """
     first = [problems[n] for n in range(min(PROBED_PROMPTS, len(problems)))]
-    lengths = sorted(len(bench.renderer.render(problem).tokens) for problem in first)
+    prompts = [bench.renderer.render(problem).tokens for problem in first]
+    lengths = sorted(map(len, prompts))
     return probe_layouts(
         bench.loaded.model,
         prompt_length=lengths[len(lengths) // 2],
         completion_length=bench.config.sampling.max_tokens // 2,
         group_size=group_size,
         beside=beside,
+        prompts=prompts,
     )
 
 

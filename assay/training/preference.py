@@ -393,6 +393,7 @@ def pair_layout(bench: Bench, examples: Sequence[Example]) -> LayoutChoice:
         completion_length=int(np.median(completions)),
         group_size=group_size,
         layout=None if group_size > 1 else "plain",
+        prompts=[one.group.prompt.tokens for one in examples],
     )
 
 

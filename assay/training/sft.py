@@ -14,7 +14,7 @@ from assay.data.traces import Trace, load_traces
 from assay.learn.passes import Passes
 from assay.learn.sft_update import SFTLearner, Teacher
 from assay.model.packing import pack
-from assay.model.probe import prove_lean
+from assay.model.probe import NUM_PROMPTS, prove_lean
 from assay.run.directory import Run
 from assay.run.guard import Guard
 from assay.training.assemble import (
@@ -81,7 +81,8 @@ def learn_given(
         schedule = RowSchedule(
             len(groups), settings.epochs, config.run.seed, per_step, lessons.lengths
         )
-        lean, note = prove_lean(bench.loaded.model, *lessons.beside)
+        first = [groups[n].prompt.tokens for n in range(min(NUM_PROMPTS, len(groups)))]
+        lean, note = prove_lean(bench.loaded.model, *lessons.beside, prompts=first)
         # A row shares its prompt with no other, so a tree would only add a mask.
         passes = make_passes(config, bench.loaded, schedule.num_steps, "plain", lean)
         learner = SFTLearner(passes, lessons.cross_entropy)
@@ -123,7 +124,9 @@ def lay_out_traces(
 def first_look(config: TrainConfig, bench: Bench, traces: Sequence[Trace]) -> FirstLook:
     """Say what the supervised stage would do with these traces."""
     first = f"the first completion is {traces[0].completion!r}"
-    lean = prove_lean(bench.loaded.model)[1]
+    probed = [traces[n] for n in range(min(NUM_PROMPTS, len(traces)))]
+    prompts = [group.prompt.tokens for group in trace_groups(probed, bench.renderer)]
+    lean = prove_lean(bench.loaded.model, prompts=prompts)[1]
     notes = [f"{len(traces)} traces", first, *filter(None, [lean])]
     first_problem = Problem(
         "trace", traces[0].prompt, think=traces[0].think, effort=traces[0].effort

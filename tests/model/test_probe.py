@@ -1,3 +1,4 @@
+import copy
 from typing import Any
 
 import pytest
@@ -8,7 +9,8 @@ import assay.model.operations as operations
 from assay.config import LoraConfig
 from assay.errors import ModelError
 from assay.model.load import add_adapter
-from assay.model.probe import check_head, measure_difference, probe_layouts
+from assay.model.probe import Probe, measure_difference, probe_layouts, prove_lean
+from assay.model.widened import in_float32
 from assay.testing import tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -109,8 +111,59 @@ def test_a_lean_way_that_is_wrong_is_not_taken(monkeypatch: pytest.MonkeyPatch) 
     attend = operations.attend
     monkeypatch.setattr(operations, "attend", half)
     choice = probe_layouts(model, 60, 40, 8)
-    assert not choice.lean and "the lean way differs by" in choice.reason
+    assert not choice.lean and "the lean way is off by" in choice.reason
     assert choice.layout == "tree" and choice.max_difference < 1e-5  # through the modules
+
+
+def test_rounding_that_the_modules_share_is_no_reason_against_the_lean_way() -> None:
+    """On noise large logits move by more than a quarter nat where they are rounded."""
+    model = a_model(num_layers=8).bfloat16()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(20)
+    assert prove_lean(model) == (True, "")
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_a_lean_way_that_is_less_exact_is_not_taken_in_bfloat16(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = a_model(family=family).bfloat16()
+    assert prove_lean(model) == (True, "")
+
+    def off(q: Any, k: Any, v: Any, *rest: Any) -> Any:
+        return attend(q, k, v, *rest) * 0.7
+
+    attend = operations.attend
+    monkeypatch.setattr(operations, "attend", off)
+    lean, note = prove_lean(model)
+    assert not lean and "the lean way is off by" in note
+    assert "KiB of activations a token and layer, not" in note
+
+
+def test_a_narrow_type_is_probed_on_text_that_the_model_finds_likely() -> None:
+    model = a_model().bfloat16()
+    prompts = [[5, 6, 7, 8, 9], [11, 12, 13, 14, 15, 16]]
+    batch = Probe(model, prompts).batch
+    assert [one.tolist() for one in batch.prompts] == [[5, 6, 7, 8, 9], [14, 15]]
+    row = torch.tensor([prompts[0] + batch.tokens_T[:9].tolist()])
+    assert row[0, 5:].tolist() == model(input_ids=row).logits[0, 4:-1].argmax(-1).tolist()
+
+
+def test_a_model_computes_in_float32_and_is_as_it_was() -> None:
+    model = a_model().bfloat16()
+    before = {name: (one, one.data) for name, one in model.named_parameters()}
+    wide = copy.deepcopy(model).float()
+    tokens = torch.arange(12)[None]
+    with torch.no_grad():
+        want = wide(input_ids=tokens).logits
+        with in_float32(model):
+            got = model(input_ids=tokens).logits
+        with pytest.raises(IndexError), in_float32(model):
+            model(input_ids=tokens + 10**6)
+    assert torch.equal(got, want)
+    for name, one in model.named_parameters():
+        assert one is before[name][0] and one.data_ptr() == before[name][1].data_ptr()
+    assert model(input_ids=tokens).logits.dtype == torch.bfloat16
 
 
 def test_an_unused_window_is_none() -> None:
@@ -129,7 +182,7 @@ def test_logits_that_are_not_the_heads_are_refused() -> None:
         output.logits = 2 * output.logits
         return output
 
-    check_head(model)
+    Probe(model).check_head()
     model.forward = scaled
     with pytest.raises(ModelError, match="nats from its own logits"):
         probe_layouts(model, 60, 40, 8)

@@ -46,10 +46,10 @@ def test_layers_whose_lean_way_is_wrong_are_gone_through_by_their_modules(
         want = train(world.sft_tree(run={"name": "modules"}), quiet=True)
     attend = operations.attend
     monkeypatch.setattr(operations, "attend", lambda *args: attend(*args) / 2)
-    assert any("the lean way differs by" in note for note in dry_run(world.sft_tree()).notes)
+    assert any("the lean way is off by" in note for note in dry_run(world.sft_tree()).notes)
     capsys.readouterr()
     got = train(world.sft_tree(run={"name": "wrong"}))
-    assert "layers by their modules: the lean way differs by" in capsys.readouterr().err
+    assert "layers by their modules: the lean way is off by" in capsys.readouterr().err
     assert (
         rows_of(got.run, "metrics")[-1]["loss/nll"] == rows_of(want.run, "metrics")[-1]["loss/nll"]
     )

@@ -1,0 +1,44 @@
+"""A model of a narrow type, computed in float32 without a copy of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@contextmanager
+def in_float32(model: nn.Module) -> Iterator[None]:
+    """Compute every module's forward pass in float32; for inference alone.
+
+    A module's own parameters are float32 while it is called, and what they were before and after:
+    one matrix is held twice, where a float32 copy of the model would take twice its size.
+    """
+    kept: dict[int, tuple[nn.Parameter, Tensor]] = {}
+    handles: list[Any] = []
+
+    def widen(module: nn.Module, *_: Any) -> None:
+        for one in module.parameters(recurse=False):
+            if one.is_floating_point() and id(one) not in kept:
+                kept[id(one)] = one, one.data
+                one.data = one.data.to(torch.promote_types(one.dtype, torch.float32))
+
+    def narrow(module: nn.Module, *_: Any) -> None:
+        for one in module.parameters(recurse=False):
+            if id(one) in kept:
+                one.data = kept.pop(id(one))[1]
+
+    for module in model.modules():
+        if next(module.parameters(recurse=False), None) is not None:
+            handles.append(module.register_forward_pre_hook(widen))
+            handles.append(module.register_forward_hook(narrow))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for one, data in kept.values():  # of calls that raised
+            one.data = data
