@@ -176,12 +176,14 @@ def _check_processor() -> Iterator[Checked]:
 
 def _products_on(device: str) -> Checked:
     """The rate of matrix products in each type that a model may have, measured."""
-    from assay.model.rates import NOISE, TYPES, name_of, product_rate
+    from assay.model.rates import NOISE, rates_here
 
-    rates = {name_of(dtype): product_rate(dtype, device) / 1e9 for dtype in TYPES}
-    found = ", ".join(f"{name} {rate:.3g} GFLOP/s" for name, rate in rates.items())
+    rates, sure = rates_here(device)
+    found = ", ".join(f"{name} {rate / 1e9:.3g} GFLOP/s" for name, rate in rates.items())
     slow = [name for name, rate in rates.items() if rate < NOISE * rates["float32"]]
     remedy = f'slower than float32 here: {", ".join(slow)}; set model.dtype = "float32"'
+    if not sure:
+        remedy = "the machine is busy, so this is not sure: ask again when it is idle"
     return noted(f"matrix products on {device}", found, remedy if slow else "")
 
 

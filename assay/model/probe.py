@@ -20,7 +20,7 @@ from assay.model.family import hidden_tokens
 from assay.model.head import Head
 from assay.model.logprobs import token_logprobs
 from assay.model.packing import Batch, Layout
-from assay.model.rates import best_seconds
+from assay.model.rates import best_seconds, processor_seconds
 from assay.model.widened import in_float32
 from assay.types import Tokens
 
@@ -191,8 +191,10 @@ class Probe:
         """Say what the modules take beside the lean way."""
         lean, modules = (kept_bytes(self.model, way) / 1024 for way in (True, False))
         parameters = [one for one in self.model.parameters() if one.requires_grad]
+        device = str(self.batch.device)
+        clock = processor_seconds if device == "cpu" else time.perf_counter
         times = [
-            best_seconds(partial(self._through, way, parameters), 0.0, str(self.batch.device))
+            best_seconds(partial(self._through, way, parameters), 0.0, device, clock)
             for way in (True, False)
         ]
         slower = f"take {times[1] / max(times[0], 1e-9):.1f} times as long on a small batch"

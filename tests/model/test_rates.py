@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import time
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -9,6 +14,13 @@ from assay.model import rates
 from assay.model.rates import product_rate, slow_type
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 8.0, 8.0))
+    return tmp_path
 
 
 def fake_rates(monkeypatch: pytest.MonkeyPatch, bfloat16: float, float32: float = 152e9) -> None:
@@ -40,3 +52,45 @@ def test_rates_are_measured_without_a_runs_random_numbers(dtype: torch.dtype) ->
     before = torch.get_rng_state()
     assert product_rate(dtype, "cpu", (8, 16, 8), 0.0) > 0
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_busy_machine_is_not_advised_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_rates(monkeypatch, 18.8e9)
+    monkeypatch.setattr(os, "getloadavg", lambda: (9.0, 0.0, 0.0))
+    line = slow_type(torch.bfloat16, CPU) or ""
+    assert "busy, so this is not sure" in line and "set model.dtype" not in line
+
+
+def test_the_first_measurement_of_an_idle_machine_is_kept(
+    own_state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_rates(monkeypatch, 795e9)
+    assert slow_type(torch.bfloat16, CPU) is None
+    fake_rates(monkeypatch, 18.8e9)
+    monkeypatch.setattr(os, "getloadavg", lambda: (9.0, 0.0, 0.0))
+    assert slow_type(torch.bfloat16, CPU) is None
+    (kept,) = own_state.rglob("product-rates.json")
+    kept.write_text('{"a": 1}')
+    assert "not sure" in (slow_type(torch.bfloat16, CPU) or "")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"KEY": 3}', '{"KEY": {"float32": "x", "bfloat16": 1}}']
+)
+def test_a_damaged_file_of_rates_is_measured_again(
+    text: str, own_state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_rates(monkeypatch, 795e9)
+    slow_type(torch.bfloat16, CPU)
+    (kept,) = own_state.rglob("product-rates.json")
+    (key,) = json.loads(kept.read_text())
+    kept.write_text(text.replace("KEY", key))
+    fake_rates(monkeypatch, 0.9e9)
+    assert "0.9 GFLOP/s" in (slow_type(torch.bfloat16, CPU) or "")
+
+
+def test_other_processes_do_not_lower_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that a busy machine cannot hold up."""
+    seconds = iter(range(10**6))
+    monkeypatch.setattr(time, "perf_counter", lambda: 1000.0 * next(seconds))
+    assert product_rate(torch.float32, "cpu", (64, 64, 64), 0.0) > 1e6
