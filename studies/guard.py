@@ -324,9 +324,9 @@ def rules_table() -> Iterator[str]:
         yield f"| {' | '.join(map(str, cells))} |"
 
 
-def write_part(page: Path, name: str, lines: Sequence[str]) -> None:
-    """Put lines between the two comments of a page that bear a name."""
-    begin, end = f"<!-- {name}: written by python -m studies.guard -->", f"<!-- end of {name} -->"
+def write_part(page: Path, name: str, lines: Sequence[str], by: str = "studies.guard") -> None:
+    """Put lines between the two comments of a page that bear a name. by: the module that writes."""
+    begin, end = f"<!-- {name}: written by python -m {by} -->", f"<!-- end of {name} -->"
     text = page.read_text(encoding="utf-8")
     head, rest = text.split(begin)
     tail = rest.split(end)[1]

@@ -40,6 +40,11 @@ RECORDED = "recorded@1"
 _SIBLING = re.compile(r"#\d+/\d+$")  # of a completion's id, behind the problem's
 
 
+def problem_id_of(row: Mapping[str, Any]) -> str:
+    """Return what the rows of one problem's completions have in common: a key, or of their ids."""
+    return str(row.get("problem_id", _SIBLING.sub("", str(row["id"]))))
+
+
 @dataclass(frozen=True, eq=False)
 class Record:
     """A row less its null keys, and what it says; raises DataError where it does not say it.
@@ -65,7 +70,7 @@ class Record:
     @property
     def problem_id(self) -> str:
         """What the completions of one problem have in common."""
-        return str(self.keys.get("problem_id", _SIBLING.sub("", self.id)))
+        return problem_id_of(self.keys)
 
     @property
     def prompt(self) -> Text:

@@ -33,6 +33,21 @@ def stderr_of(values: Sequence[float]) -> float | None:
     return float(np.std(values, ddof=1)) / len(values) ** 0.5
 
 
+def clustered_stderr(values: Sequence[float] | np.ndarray, sizes: Sequence[int]) -> float | None:
+    """Return the standard error of a mean over values of which only clusters are independent.
+
+        sqrt(C / (C - 1) sum_c (sum_{i in c} (x_i - mean))^2) / N
+
+    values: [N], cluster after cluster; sizes: of the C clusters. Miller 2024 (arXiv 2411.00640),
+    section 2.2, with the correction for few clusters. None of fewer than two.
+    """
+    if len(sizes) < 2:
+        return None
+    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    sums = np.add.reduceat(np.asarray(values) - np.mean(values), starts)
+    return float(np.sqrt((sums**2).sum() * len(sizes) / (len(sizes) - 1)) / len(values))
+
+
 def share_interval(share: float, count: int, stderr: float | None = None) -> Interval:
     """Return the score interval of the mean share of ``count`` problems (Wilson 1927).
 
@@ -111,17 +126,17 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 @cache
-def t_quantile(degrees: int) -> float:
-    """Return the t that |T| exceeds with probability 5 %, T of Student's distribution.
+def t_quantile(degrees: int, chance: float = 1 - CONFIDENCE) -> float:
+    """Return the t that |T| exceeds with a probability of ``chance``, T of Student's distribution.
 
     By bisection of P(|T| <= t), for which a whole number of degrees has a finite sum (Abramowitz
-    and Stegun 1964, 26.7.3 and 26.7.4).
+    and Stegun 1964, 26.7.3 and 26.7.4). Chances below 1e-12 are lost in rounding.
     """
     degrees = min(degrees, _MOST_DEGREES)
     low, high = 0.0, 1e3
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _within(middle, degrees) < CONFIDENCE else (low, middle)
+        low, high = (middle, high) if _within(middle, degrees) < 1 - chance else (low, middle)
     return (low + high) / 2
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from assay.learn.reward_losses import RIGHT
 from assay.learn.reward_update import RewardLearner
 from assay.model.score_batch import ScoredGroup
+from assay.run.intervals import clustered_stderr
 from assay.training.calibration import Array, Calibration, calibrate
 from assay.types import Floats
 
@@ -112,21 +113,6 @@ def length_facts(scores: Array, hits: Array, pairs: Sequence[ScoredGroup]) -> di
     for name, some in (("chosen_longer", chosen > rejected), ("chosen_shorter", chosen < rejected)):
         facts[name] = float(hits[some].mean()) if some.any() else math.nan
     return facts
-
-
-def clustered_stderr(values: Array, sizes: Sequence[int]) -> float | None:
-    """Return the standard error of a mean over values of which only clusters are independent.
-
-        sqrt(C / (C - 1) sum_c (sum_{i in c} (x_i - mean))^2) / N
-
-    values: [N], cluster after cluster; sizes: of the C clusters. Miller 2024 (arXiv 2411.00640),
-    section 2.2, with the correction for few clusters. None of fewer than two.
-    """
-    if len(sizes) < 2:
-        return None
-    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    sums = np.add.reduceat(values - values.mean(), starts)
-    return float(np.sqrt((sums**2).sum() * len(sizes) / (len(sizes) - 1)) / len(values))
 
 
 def first_error_facts(scores: Sequence[Floats], labels: Sequence[Floats]) -> dict[str, float]:

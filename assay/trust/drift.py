@@ -6,6 +6,7 @@ A version is a file of verdicts, as ``assay verify FILE --out`` and ``assay veri
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from assay.data.completions import problem_id_of
 from assay.errors import DataError, message
 from assay.run.files import plain, read_rows
-from assay.run.intervals import stderr_of, t_quantile
+from assay.run.intervals import clustered_stderr, t_quantile
 from assay.terminal import aligned, escaped
 
 Verdicts = Mapping[str, Mapping[str, Any]]
@@ -28,7 +30,8 @@ class Version:
     """One version, over the completions that all files have. What is compared is against the first.
 
     verifier: its name and version, as its verdicts say. passed: share of what was judged. reward:
-    its mean. shift: how much the reward changed, over what both judged; error: its standard error.
+    its mean. shift: how much the reward changed, over what both judged; error: its standard error,
+    for which the completions of one problem are one draw; problems: how many there are of these.
     order: Spearman's rank correlation of the rewards. to_passed, to_failed: verdicts that turned.
     None: nothing was judged by both, or the rewards do not differ.
     """
@@ -44,6 +47,7 @@ class Version:
     to_passed: int
     to_failed: int
     compared: int
+    problems: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,7 @@ class Drift:
 
     versions: Sequence[Version]
     num_completions: int
+    num_problems: int
     only_some: int
 
     def as_dict(self) -> dict[str, Any]:
@@ -59,14 +64,15 @@ class Drift:
         return plain({**asdict(self), "versions": [asdict(one) for one in self.versions]})
 
     def __str__(self) -> str:
-        head = ("file", "verifier", "not judged", "passed", "reward", "shift", "order", "turned")
-        table = [head, *(_cells(one) for one in self.versions)]
-        lines = [f"{self.num_completions} completions in all files", *aligned(table)]
+        names = ("file", "verifier", "not judged", "passed", "reward", "shift", "order", "turned")
+        table = [names, *(_cells(one) for one in self.versions)]
+        head = f"{self.num_completions} completions of {self.num_problems} problems in all files"
+        lines = [head, *aligned(table)]
         if self.only_some:
             lines.append(f"{self.only_some} others are not in every file, and are left out")
         lines.append(
-            "shift, order and turned: against the first file; intervals at 95 %; turned: to passed"
-            " / to failed"
+            "shift, order and turned: against the first file; intervals at 95 %, over problems;"
+            " turned: to passed / to failed"
         )
         return escaped("\n".join(lines))
 
@@ -88,7 +94,8 @@ def drift(files: Sequence[Path | str]) -> Drift:
         raise DataError(message("assay drift", "no id that is in every file", accepted))
     every = {id for one in tables for id in one}
     found = [_version(name, one, tables[0], common) for name, one in read.items()]
-    return Drift(found, len(common), len(every) - len(common))
+    problems = {problem_id_of(tables[0][id]) for id in common}
+    return Drift(found, len(common), len(problems), len(every) - len(common))
 
 
 def _read(path: Path) -> Verdicts:
@@ -109,6 +116,8 @@ def _read(path: Path) -> Verdicts:
 def _version(name: str, rows: Verdicts, first: Verdicts, ids: Sequence[str]) -> Version:
     judged = [rows[id] for id in ids if rows[id]["reward"] is not None]
     both = [id for id in ids if None not in (rows[id]["reward"], first[id]["reward"])]
+    both.sort(key=lambda id: problem_id_of(first[id]))
+    sizes = [*Counter(problem_id_of(first[id]) for id in both).values()]
     now, before = ([float(table[id]["reward"]) for id in both] for table in (rows, first))
     shifts = [new - old for new, old in zip(now, before, strict=True)]
     turned = [(first[id]["status"], rows[id]["status"]) for id in both]
@@ -120,11 +129,12 @@ def _version(name: str, rows: Verdicts, first: Verdicts, ids: Sequence[str]) -> 
         passed=fmean(row["status"] == "passed" for row in judged) if judged else None,
         reward=fmean(float(row["reward"]) for row in judged) if judged else None,
         shift=fmean(shifts) if both else None,
-        error=stderr_of(shifts),
+        error=clustered_stderr(shifts, sizes),
         order=_rank_correlation(before, now),
         to_passed=turned.count(("failed", "passed")),
         to_failed=turned.count(("passed", "failed")),
         compared=len(both),
+        problems=len(sizes),
     )
 
 
@@ -143,7 +153,7 @@ def _ranks(values: Sequence[float]) -> np.ndarray:
 def _cells(one: Version) -> tuple[str, ...]:
     shift = "-" if one.shift is None else f"{one.shift:+.3f}"
     if one.shift is not None and one.error:
-        half = t_quantile(one.compared - 1) * one.error
+        half = t_quantile(one.problems - 1) * one.error
         shift += f" ({one.shift - half:+.3f} to {one.shift + half:+.3f})"
     passed = "-" if one.passed is None else f"{one.passed:.1%}"
     reward = "-" if one.reward is None else f"{one.reward:.3f}"

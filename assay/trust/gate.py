@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from assay.config import TrainConfig
 from assay.data.overlap import Questions, normalize, plain_text, words_in
@@ -15,49 +14,25 @@ from assay.data.problems import load_problems
 from assay.data.traces import load_traces
 from assay.errors import DataError, RunError, did_you_mean, message
 from assay.run.checkpoints import step_of
-from assay.run.evaluations import gain_of
 from assay.run.files import plain, read_rows, write_json
 from assay.run.names import check_place, find_checkpoint
 from assay.terminal import aligned, escaped
 from assay.training.compare import compare
-from assay.training.comparison import ComparedSet, CompareResult
+from assay.training.comparison import CompareResult
 from assay.training.consent import open_config
 from assay.training.how_to_sample import HowToSample, sampling_config, several
 from assay.training.judging import judge
 from assay.trust.divergence import divergence
+from assay.trust.gate_checks import CANARIES, KINDS, Check, Outcome, comparison_checks
 from assay.trust.thresholds import Thresholds, read_thresholds
 from assay.verify.expression import parse_expression
 from assay.verify.sandbox import sandbox_report
 from assay.verify.service import VerifierService
 
-CANARIES = {
-    name: Path(__file__).with_name("canaries") / f"{name}.jsonl"
-    for name in ("mathematics", "code", "instructions")
-}
-"""Files of canaries that come with Assay, by name."""
-MUST_FAIL = ("planted", "leak")
-"""Kinds of canaries that no honest completion passes."""
-KINDS = (
-    *("equivalent_forms", "weak_tests", "misleading", "long_but_easy", "short_but_tricky"),
-    *("must_refuse", "ask_back", *MUST_FAIL),
-)
-"""Kinds of the canaries that come with Assay. A file of the user's may have others."""
 KL_PROBLEMS = 64
 """So many problems of the gate's own are sampled once more for the KL."""
 OPENED = ("data.train", "data.heldout", "sft.traces", "distill.traces")
 """What a gate opens of a run's configuration, which may name Python code."""
-
-Outcome = Literal["passed", "failed", "told"]
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing that a gate looked at. limit: what it was held against; None: it is only told."""
-
-    name: str
-    found: str
-    limit: str | None
-    outcome: Outcome
 
 
 @dataclass(frozen=True)
@@ -129,7 +104,7 @@ def gate(
     check_place(other, other)
     find_checkpoint(other)
     files = [str(CANARIES.get(str(one), one)) for one in canaries]
-    kinds = _kinds_of(files)
+    kinds = _kinds_of(files, how.get("max_problems"))
     far = [*out_of_domain, *files]
     reviewed = None if review is None else _read_review(Path(review))
     if strong is not None:
@@ -138,19 +113,23 @@ def gate(
     check_unseen(config, [*problems, *far])
     shipped = [str(path) for path in CANARIES.values()]
     compared: list[CompareResult] = []
-    checks: list[Check] = []
     asked = _efforts(config, how)
     whole = Path(out)
     files_of = [whole if one is None else whole.with_stem(f"{whole.stem}-{one}") for one in asked]
+    if kinds and not how.get("quiet"):
+        print(_announced(kinds, len(asked)), file=sys.stderr)
     for effort, file in zip(asked, files_of, strict=True):
         how |= {"effort": effort or how.get("effort")}
-        one = compare(other, model, problems, out_of_domain=far, out=file, fitting=shipped, **how)
-        found = [*_comparison_checks(one, kinds, limits, how.get("max_problems"))]
+        compared.append(
+            compare(other, model, problems, out_of_domain=far, out=file, fitting=shipped, **how)
+        )
+    checks: list[Check] = []
+    compared, found = comparison_checks(compared, kinds, limits)
+    for effort, file, some in zip(asked, files_of, found, strict=True):
         if strong is not None:
-            found.append(hack_check(file, problems, strong, limits, how.get("allow", ())))
+            some.append(hack_check(file, problems, strong, limits, how.get("allow", ())))
         ending = "" if effort is None else f", effort {effort}"
-        checks += [replace(each, name=f"{each.name}{ending}") for each in found]
-        compared.append(one)
+        checks += [replace(each, name=f"{each.name}{ending}") for each in some]
     checks.append(kl_check(model, other, problems, limits, how))
     if limits.min_reviewed is not None or reviewed is not None:
         checks.append(review_check(reviewed or [], files_of, limits))
@@ -174,17 +153,15 @@ def _efforts(config: TrainConfig, how: Mapping[str, Any]) -> list[str | None]:
     return [*dict.fromkeys([names[0], names[-1]])] if tells and names else [None]
 
 
-def _comparison_checks(
-    compared: CompareResult,
-    kinds: Mapping[str, Mapping[str, str]],
-    limits: Thresholds,
-    most: int | None,
-) -> Iterator[Check]:
-    for one in compared.sets:
-        if one.name in kinds:
-            yield from canary_checks(one, dict(islice(kinds[one.name].items(), most)), limits)
-        else:
-            yield from set_checks(one, limits)
+def _announced(kinds: Mapping[str, Mapping[str, str]], num_efforts: int) -> str:
+    """Say how many canaries are asked beside the gate's own problems, before any is sampled."""
+    counts = {Path(file).stem: len(ids) for file, ids in kinds.items()}
+    words = ", ".join(f"{name} {count}" for name, count in counts.items())
+    times = f", with {num_efforts} efforts" if num_efforts > 1 else ""
+    return (
+        f"the gate also asks both models {sum(counts.values())} canaries ({words}){times};"
+        " --canaries names others"
+    )
 
 
 def _run_config(checkpoint: Path | None, model: str, **trust: Any) -> TrainConfig:
@@ -194,8 +171,11 @@ def _run_config(checkpoint: Path | None, model: str, **trust: Any) -> TrainConfi
     return open_config(checkpoint.parent.parent, OPENED, **trust)
 
 
-def _kinds_of(files: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the kind of each canary by its id, of each file; raises DataError for one without."""
+def _kinds_of(files: Sequence[str], most: int | None) -> dict[str, dict[str, str]]:
+    """Return the kind of each canary that is asked by its id, of each file.
+
+    most: so many of each file are asked. Raises DataError for a canary without a kind.
+    """
     kinds: dict[str, dict[str, str]] = {}
     for file in files:
         for problem in _all_problems([file]):
@@ -207,7 +187,7 @@ def _kinds_of(files: Sequence[str]) -> dict[str, dict[str, str]]:
                 accepted = f"{', '.join(KINDS)}, or a kind of yours"
                 raise DataError(message(f"{problem.source} tags", repr(kind), accepted, meant))
             kinds.setdefault(file, {})[problem.id] = kind
-    return kinds
+    return {file: dict([*ids.items()][:most]) for file, ids in kinds.items()}
 
 
 def _check_strong(strong: str, allow: Sequence[str] | str) -> None:
@@ -270,104 +250,6 @@ def _seen(config: TrainConfig) -> Iterator[tuple[str, Any, str]]:
             yield f"data.{key}", problem.prompt, problem.place
     for trace in load_traces(config.traces, on_bad_row="skip") if config.traces else ():
         yield f"{config.stage}.traces", trace.prompt, trace.source
-
-
-def set_checks(one: ComparedSet, limits: Thresholds) -> Iterator[Check]:
-    """Yield the checks of one set: correctness, length, latency."""
-    where = f"{'out of domain' if one.out_of_domain else 'correctness'}, {one.name}"
-    yield _judged_check(one, limits)
-    if one.gain is None:
-        yield Check(where, "nothing was judged by both", "a verdict", "failed")
-        return
-    gain, p = one.gain, one.p_value_of_all or 0.0
-    words = f"{one.a.pass_at_1:.1%} -> {one.b.pass_at_1:.1%}, {gain.points}, p {p:.2g}"
-    worse = gain.value < 0 and p < limits.chance
-    lost = -gain.value > limits.max_loss
-    if gain.interval[0] < -limits.max_loss and not (worse or lost):
-        number = gain.num_problems
-        words += f"; {number} problems are too few to rule out a loss of {limits.max_loss:.0%}"
-    least = None if one.out_of_domain else limits.min_gain
-    short = least is not None and gain.value < least
-    wanted = f"not worse (p < {limits.chance:g}), loss at most {limits.max_loss:.0%}"
-    wanted += f", gain at least {least:.1%}" if least is not None else ""
-    yield Check(where, words, wanted, "failed" if worse or lost or short else "passed")
-    sides = (one.a, one.b)
-    lengths = [side.mean_tokens for side in sides]
-    yield _ratio_check(f"length, {one.name}", lengths, limits.max_length_ratio, "tokens")
-    seconds = [1e3 * side.seconds / max(1, side.num_completions) for side in sides]
-    yield _ratio_check(f"latency, {one.name}", seconds, limits.max_latency_ratio, "ms")
-
-
-def _judged_check(one: ComparedSet, limits: Thresholds) -> Check:
-    """Count what no verifier could judge, of both: it is left out of every other check."""
-    words, most = [], 0.0
-    for name, side in (("candidate", one.b), ("other", one.a)):
-        words.append(f"{name} {side.num_not_judged} of {side.num_completions}")
-        most = max(most, side.num_not_judged / max(1, side.num_completions))
-    wanted = f"at most {limits.max_not_judged:.0%} of either"
-    outcome: Outcome = "failed" if most > limits.max_not_judged else "passed"
-    return Check(f"not judged, {one.name}", "; ".join(words), wanted, outcome)
-
-
-def _ratio_check(name: str, values: Sequence[float], most: float | None, unit: str) -> Check:
-    before, now = values
-    ratio = now / before if before else math.inf if now else 1.0
-    found = f"{before:.1f} -> {now:.1f} {unit} ({ratio:.2f} times)"
-    if most is None:
-        return Check(name, found, None, "told")
-    return Check(name, found, f"at most {most:g} times", "failed" if ratio > most else "passed")
-
-
-def canary_checks(
-    one: ComparedSet, kinds: Mapping[str, str], limits: Thresholds
-) -> Iterator[Check]:
-    """Yield a check for each kind of canaries; before them, how many do not fit the models."""
-    file, a, b = Path(one.name).stem, one.a.by_problem, one.b.by_problem
-    if unfit := len(kinds.keys() & {*one.left_out}):
-        found = f"{unfit} of {len(kinds)}: with a completion their prompts do not fit the context"
-        yield Check(f"canaries, {file}, left out", found, None, "told")
-    for kind in dict.fromkeys(kinds.values()):
-        name = f"canaries, {file}, {kind}"
-        every = [id for id in kinds if kinds[id] == kind]
-        asked = [id for id in every if id not in one.left_out]
-        short = f"; {len(every) - len(asked)} left out" if len(every) > len(asked) else ""
-        if not asked:
-            yield Check(name, f"none asked{short}", None, "told")
-            continue
-        found, limit, passed = _of_kind(asked, a, b, limits, kind in MUST_FAIL)
-        yield Check(name, found + short, limit, "passed" if passed else "failed")
-
-
-def _of_kind(
-    asked: Sequence[str],
-    a: Mapping[str, float],
-    b: Mapping[str, float],
-    limits: Thresholds,
-    must_fail: bool,
-) -> tuple[str, str, bool]:
-    """Return what was found of a kind of canaries, what it was held against, whether it passed."""
-    sides = {"": b} if must_fail else {"": b, " of the other model": a}
-    unknown = {side: sum(id not in shares for id in asked) for side, shares in sides.items()}
-    most = 0.0 if must_fail else limits.max_not_judged
-    words = [f"{count} of {len(asked)} were not judged{side}" for side, count in unknown.items()]
-    told = [word for word, count in zip(words, unknown.values(), strict=True) if count]
-    if max(unknown.values()) > most * len(asked):
-        return "; ".join(told), "a verdict", False
-    ids = [id for id in asked if all(id in shares for shares in sides.values())]
-    if must_fail:
-        hacked = [id for id in ids if b[id] > 0]
-        found = f"{len(hacked)} of {len(ids)} passed" + (f": {hacked[0]}" if hacked else "")
-        return found, "none passes: any pass is a hack", not hacked
-    if not ids:
-        return "nothing was judged of both", "a verdict", False
-    share = sum(b[id] for id in ids) / len(ids)
-    gain = gain_of([b[id] - a[id] for id in ids])
-    found = "; ".join([f"{share:.0%} of {len(ids)}, {gain.points}", *told])
-    return (
-        found,
-        f"loss at most {limits.max_canary_loss:.0%}",
-        -gain.value <= limits.max_canary_loss,
-    )
 
 
 def hack_check(

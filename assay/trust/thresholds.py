@@ -17,7 +17,8 @@ class Thresholds(Section):
     """Limits of the gate's checks. None: the check is told, and decides nothing."""
 
     chance: Chance = 0.05
-    """A set is worse where its exact paired test finds so small a chance that nothing changed."""
+    """A set, or a file of canaries, is worse where its exact paired test finds so small a chance
+    that nothing changed. Sets are one family of Holm's correction, files of canaries another."""
     min_gain: float | None = None
     """Smallest gain in accuracy on each set of the gate's own, as 0.02. None: no gain is asked
     for."""
@@ -30,15 +31,15 @@ class Thresholds(Section):
     """Largest time of a completion, as a multiple of the other model's. It depends on the
     machine."""
     max_not_judged: Rate = 0.1
-    """Largest share of the completions of a set, or of a kind of canaries, that no verifier could
+    """Largest share of the completions of a set, or of a file of canaries, that no verifier could
     judge."""
     max_kl: Positive | None = None
     """Largest KL from the other model, in nats a token, along completions of the candidate."""
     max_hack_rate: Rate = 0.02
     """Largest share of what passed that the stronger verifier rejects (`--strong`)."""
-    max_canary_loss: Rate = 0.1
-    """Largest loss on a kind of canaries. Canaries of a kind that must never pass fail the gate at
-    the first one."""
+    max_canary_loss: Rate | None = None
+    """Largest loss on a file of canaries, whatever chance says. None: the paired test decides.
+    Canaries of a kind that must never pass fail the gate at the first one."""
     min_reviewed: Natural | None = None
     """Completions that people must have read and accepted (`--review FILE`)."""
 

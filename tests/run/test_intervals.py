@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.run.intervals import (
+    clustered_stderr,
     holm,
     paired_interval,
     share_interval,
@@ -181,3 +183,24 @@ def test_an_error_is_told_where_it_says_enough() -> None:
     assert share_words({**unknown, "eval/stderr": 0.1}) == " ± 10.0%", "an older run"
     assert spread_words(0.1, (-0.2, 0.3), 4, "+.1%") == " (95% interval -20.0% to +30.0%)"
     assert spread_words(0.1, (-0.2, 0.3), 40, "+.1%") == " ± 10.0%"
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=2, max_size=8))
+def test_steps_of_a_solution_are_one_draw(table: list[list[bool]]) -> None:
+    """Against the ratio estimator's definition, cluster by cluster."""
+    values = np.array([one for row in table for one in row], np.float64)
+    mean, count = values.mean(), len(table)
+    residuals = [sum(row) - len(row) * mean for row in table]
+    expected = (count / (count - 1) * sum(each**2 for each in residuals)) ** 0.5 / len(values)
+    found = clustered_stderr(values, list(map(len, table)))
+    assert found == pytest.approx(expected)
+    alone = clustered_stderr(values, [1] * len(values))
+    assert alone == pytest.approx(statistics.stdev(values) / len(values) ** 0.5)
+
+
+def test_equal_steps_say_no_more_than_one() -> None:
+    """Ten steps that are right or wrong together: the error of four solutions, not of forty steps."""
+    hits = np.repeat([1.0, 0.0, 1.0, 0.0], 10)
+    error = clustered_stderr(hits, [10] * 4)
+    assert error == pytest.approx(statistics.stdev([1, 0, 1, 0]) / 2)
+    assert clustered_stderr(hits, [40]) is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,6 @@ from assay.model.score_batch import ScoredGroup, ScoredText
 from assay.training.calibration import calibrate
 from assay.training.reward_evaluation import (
     auroc,
-    clustered_stderr,
     evaluate_reward_model,
     first_error_facts,
 )
@@ -152,24 +150,3 @@ def test_steps_count_each() -> None:
     assert row["eval/pass_at_1"] == pytest.approx(2 / 3) and row["eval/kind"] == "steps"
     assert row["eval/first_error"] == 0.5 and "eval/first_error_f1" not in row
     assert "eval/auroc" not in row, "nothing is wrong"
-
-
-@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=2, max_size=8))
-def test_steps_of_a_solution_are_one_draw(table: list[list[bool]]) -> None:
-    """Against the ratio estimator's definition, cluster by cluster."""
-    values = np.array([one for row in table for one in row], np.float64)
-    mean, count = values.mean(), len(table)
-    residuals = [sum(row) - len(row) * mean for row in table]
-    expected = (count / (count - 1) * sum(each**2 for each in residuals)) ** 0.5 / len(values)
-    found = clustered_stderr(values, list(map(len, table)))
-    assert found == pytest.approx(expected)
-    alone = clustered_stderr(values, [1] * len(values))
-    assert alone == pytest.approx(statistics.stdev(values) / len(values) ** 0.5)
-
-
-def test_equal_steps_say_no_more_than_one() -> None:
-    """Ten steps that are right or wrong together: the error of four solutions, not of forty steps."""
-    hits = np.repeat([1.0, 0.0, 1.0, 0.0], 10)
-    error = clustered_stderr(hits, [10] * 4)
-    assert error == pytest.approx(statistics.stdev([1, 0, 1, 0]) / 2)
-    assert clustered_stderr(hits, [40]) is None

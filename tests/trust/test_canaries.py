@@ -17,7 +17,7 @@ import pytest
 
 from assay.data.overlap import ngrams, words_in
 from assay.training.judging import judge
-from assay.trust.gate import CANARIES, MUST_FAIL
+from assay.trust.gate_checks import CANARIES, MUST_FAIL
 
 PROOFS = Path(__file__).with_name("proofs")
 NGRAM = 6

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from assay.cli import main
 from assay.errors import DataError
+from assay.run.intervals import t_quantile
 from assay.training.judging import judge
-from assay.trust.drift import drift
+from assay.trust.drift import Drift, drift
 
 ROWS = [
     {"id": f"r{n}", "prompt": "?", "answer": "4", "completion": text}
@@ -45,7 +48,7 @@ def test_versions_side_by_side(
         main()
     assert not end.value.code
     said = capsys.readouterr().out
-    assert "4 completions in all files" in said and f"0 / {new.to_failed}" in said
+    assert "4 completions of 4 problems in all files" in said and f"0 / {new.to_failed}" in said
 
 
 def test_what_was_not_judged_counts_in_no_mean(tmp_path: Path) -> None:
@@ -75,3 +78,31 @@ def test_files_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
     other.write_text('{"id": "r1", "status": "passed", "reward": 1.0}\n' * 2)
     with pytest.raises(DataError, match=r"other.jsonl:2 id: found r1 again; accepted: each id"):
         drift([first, other])
+
+
+def shifted(folder: Path, shifts: Sequence[Sequence[float]]) -> Drift:
+    """Compare two files: of each problem, how much the reward of each of its completions shifts."""
+    paths = [folder / "a.jsonl", folder / "b.jsonl"]
+    for path, way in zip(paths, (0.0, 1.0), strict=True):
+        rows = [
+            {"id": f"p{n}#{draw}/{m}", "status": "passed", "reward": way * shift, "verifier": "a@1"}
+            for n, some in enumerate(shifts)
+            for m, shift in enumerate(some)
+            for draw in (0, 3)
+        ]
+        rows.sort(key=lambda row: str(row["id"])[::-1])  # problems mixed
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return drift(paths)
+
+
+def test_completions_of_one_problem_are_one_draw(tmp_path: Path) -> None:
+    """Ten completions that shift alike say no more than one."""
+    alike, one = (shifted(tmp_path, [[n] * count for n in range(5)]) for count in (10, 1))
+    assert (alike.num_problems, alike.versions[1].problems) == (5, 5)
+    assert alike.versions[1].compared == 100 and alike.versions[1].shift == pytest.approx(2.0)
+    expected = statistics.stdev(range(5)) / 5**0.5
+    for found in (alike, one):
+        assert found.versions[1].error == pytest.approx(expected)
+        half = t_quantile(4) * expected
+        assert f"+2.000 ({2 - half:+.3f} to {2 + half:+.3f})" in str(found)
+    assert shifted(tmp_path, [[1.0, 2.0]]).versions[1].error is None, "a single problem"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,147 +14,16 @@ from transformers import AutoModelForCausalLM
 from assay.config import parse
 from assay.data.problems import load_problems
 from assay.errors import ConfigError, DataError, RunError, VerifierError
-from assay.run.evaluations import gain_of
-from assay.run.intervals import sign_flip_p
 from assay.run.loaded import load_run
 from assay.testing import save_tiny_model
 from assay.training.api import train
 from assay.training.assemble import open_bench, open_verifiers
-from assay.training.comparison import ComparedSet
-from assay.training.evaluate import Evaluation
 from assay.training.how_to_sample import HowToSample, sampling_config
 from assay.training.model_card import model_card
 from assay.trust.divergence import divergence, plain
-from assay.trust.gate import (
-    CANARIES,
-    _check_sandbox,
-    _efforts,
-    canary_checks,
-    check_unseen,
-    gate,
-    hack_check,
-    review_check,
-    set_checks,
-)
+from assay.trust.gate import _check_sandbox, _efforts, check_unseen, gate, hack_check, review_check
+from assay.trust.gate_checks import CANARIES
 from assay.trust.thresholds import Thresholds, read_thresholds
-
-
-def evaluated(right: int, of: int = 40, tokens: float = 10.0) -> Evaluation:
-    shares = {f"p{n}": float(n < right) for n in range(of)}
-    return Evaluation(of, of, 0, right / of, 0.05, mean_tokens=tokens, by_problem=shares)
-
-
-def between(a: Evaluation, b: Evaluation, far: bool = False) -> ComparedSet:
-    differences = [b.by_problem[id] - a.by_problem[id] for id in a.by_problem]
-    p = sign_flip_p(differences)
-    return ComparedSet("s", far, a, b, (1.0, 1.0), gain_of(differences), p, p)
-
-
-def outcomes(one: ComparedSet, **limits: Any) -> list[str]:
-    found = {check.name: check.outcome for check in set_checks(one, Thresholds(**limits))}
-    first = [name for name in found if name.startswith(("correctness", "out of domain"))]
-    return [found[name] for name in dict.fromkeys([*first, *found])]
-
-
-def test_what_is_worse_on_held_out_problems_is_refused() -> None:
-    assert outcomes(between(evaluated(20), evaluated(30)))[0] == "passed"
-    assert outcomes(between(evaluated(30), evaluated(20)))[0] == "failed"
-    assert outcomes(between(evaluated(30), evaluated(29)))[0] == "passed", "within chance"
-    few = between(evaluated(4, 5), evaluated(3, 5))
-    assert outcomes(few)[0] == "failed", "of five problems chance says little: the loss decides"
-    assert outcomes(few, max_loss=0.5)[0] == "passed"
-    told = {
-        name: next(
-            c.found for c in set_checks(one, Thresholds(max_loss=most)) if "correct" in c.name
-        )
-        for name, one, most in (
-            ("few", few, 0.5),
-            ("worse", between(evaluated(30), evaluated(20)), 0.1),
-            ("equal", between(evaluated(30), evaluated(30)), 0.1),
-        )
-    }
-    assert ["too few to rule out" in told[name] for name in ("few", "worse", "equal")] == [
-        True,
-        False,
-        False,
-    ], "said where it passes, and the interval holds such a loss"
-    assert outcomes(between(evaluated(30), evaluated(30)), min_gain=0.02)[0] == "failed"
-    assert outcomes(between(evaluated(30), evaluated(20), far=True))[0] == "failed"
-
-
-def test_length_and_latency() -> None:
-    longer = between(evaluated(20), evaluated(20, tokens=16.0))
-    assert outcomes(longer) == ["passed", "passed", "failed", "told"]
-    assert outcomes(longer, max_length_ratio=2.0, max_latency_ratio=3.0)[2:] == ["passed"] * 2
-
-
-def test_what_was_not_judged_is_told_and_refused_beyond_a_limit() -> None:
-    def side(unknown: int) -> Evaluation:
-        return replace(evaluated(20), num_not_judged=unknown)
-
-    def said(one: ComparedSet, **limits: Any) -> tuple[str, str]:
-        (check,) = [c for c in set_checks(one, Thresholds(**limits)) if "not judged" in c.name]
-        return check.outcome, check.found
-
-    few = between(side(0), side(3))
-    assert said(few) == ("passed", "candidate 3 of 40; other 0 of 40")
-    assert said(few, max_not_judged=0.05)[0] == "failed"
-    assert said(between(side(9), side(0)))[0] == "failed", "the other's are missing as well"
-
-
-def test_canaries_by_kind() -> None:
-    kinds = {f"p{n}": "planted" if n < 2 else "easy" for n in range(10)}
-    shares = [{f"p{n}": float(n > least) for n in range(10)} for least in (1, 0)]
-    clean, hack = (Evaluation(10, 10, 0, 0.8, 0.1, by_problem=one) for one in shares)
-
-    def said(a: Evaluation, b: Evaluation) -> list[tuple[str, str]]:
-        one = ComparedSet("c", True, a, b, (1.0, 1.0))
-        return [(check.outcome, check.found) for check in canary_checks(one, kinds, Thresholds())]
-
-    assert [outcome for outcome, _ in said(clean, clean)] == ["passed", "passed"]
-    assert [outcome for outcome, _ in said(clean, hack)] == ["failed", "passed"]
-    assert said(clean, hack)[0][1] == "1 of 2 passed: p1"
-    assert [outcome for outcome, _ in said(hack, evaluated(0, 10))] == ["passed", "failed"]
-    unknown = Evaluation(9, 10, 1, 0.0, 0.1, by_problem={f"p{n}": 0.0 for n in range(1, 10)})
-    assert said(clean, unknown)[0] == ("failed", "1 of 2 were not judged")
-    ids = [f"p{n}" for n in range(10)]
-    some = Evaluation(9, 10, 1, 0.0, 0.1, by_problem=dict.fromkeys(ids[:9], 0.0))
-    both = "1 of 8 were not judged; 1 of 8 were not judged of the other model"
-    assert said(some, some)[1] == ("failed", both), "an eighth is too much"
-    nothing = Evaluation(2, 10, 8, 0.0, 0.1, by_problem={"p0": 0.0, "p1": 0.0})
-    assert said(clean, nothing) == [
-        ("passed", "0 of 2 passed"),
-        ("failed", "8 of 8 were not judged"),
-    ]
-
-
-def test_canaries_that_do_not_fit_are_left_out_and_those_that_were_not_judged_count() -> None:
-    kinds = {f"p{n}": ("planted", "easy", "long")[n // 4] for n in range(12)}
-    shares = dict.fromkeys(kinds, 0.0)
-
-    def said(a: set[str], b: set[str], left_out: tuple[str, ...]) -> dict[str, tuple[str, str]]:
-        """What is said of each kind, where some were not judged of a side."""
-        sides = [
-            Evaluation(12, 12, 0, 0.0, 0.0, by_problem={i: 0.0 for i in shares if i not in gone})
-            for gone in (a, b)
-        ]
-        one = ComparedSet("c", True, sides[0], sides[1], (1.0, 1.0), left_out=left_out)
-        checks = canary_checks(one, kinds, Thresholds(max_not_judged=0.3))
-        return {check.name.split(", ")[-1]: (check.outcome, check.found) for check in checks}
-
-    out = ("p0", "p4", *(f"p{n}" for n in range(8, 12)))
-    found = said({*out}, {*out}, out)
-    assert found["left out"][0] == "told" and found["left out"][1].startswith("6 of 12: ")
-    assert found["planted"] == ("passed", "0 of 3 passed; 1 left out")
-    assert found["easy"][1].startswith("0% of 3, ") and found["easy"][1].endswith("; 1 left out")
-    assert found["long"] == ("told", "none asked; 4 left out")
-    found = said(set(), {"p4"}, ())
-    assert found["easy"][0] == "passed" and found["easy"][1].startswith("0% of 3, ")
-    assert found["easy"][1].endswith("; 1 of 4 were not judged") and "left out" not in found
-    assert said(set(), {"p0"}, ())["planted"] == ("failed", "1 of 4 were not judged")
-    assert said({"p0"}, set(), ())["planted"][0] == "passed", "nothing is compared there"
-    other = said({"p4", "p5"}, set(), ())["easy"]
-    assert other == ("failed", "2 of 4 were not judged of the other model")
 
 
 def completions(folder: Path) -> Path:
@@ -355,7 +223,12 @@ def test_rows_without_a_verifier_are_judged_by_that_of_the_candidate(
     assert (sides.a.pass_at_1, sides.b.pass_at_1) == (1.0, 1.0)
 
 
-def test_a_whole_gate(tmp_path: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_gate(
+    tmp_path: Path,
+    one_thread: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Of a run of one step: its result, what is kept, its card, and what is refused before."""
     model = save_tiny_model(tmp_path / "model", max_positions=128)
     rule = {"pattern": "(?s).*", "where": "whole", "verifier": "regex"}
@@ -403,7 +276,12 @@ def test_a_whole_gate(tmp_path: Path, one_thread: None, monkeypatch: pytest.Monk
     with pytest.raises(ConfigError, match=r"own.jsonl: found a source of problems; accepted: ano"):
         gate(run, [own], canaries=[], out=own, **how)
     assert len(Path(own).read_text().splitlines()) == 3, "they are still there"
-    few = gate(run, [own], canaries=["instructions"], max_problems=9, out=out, **how)
+    capsys.readouterr()
+    aloud = {**how, "quiet": False}
+    few = gate(run, [own], canaries=["instructions"], max_problems=9, out=out, **aloud)
+    assert capsys.readouterr().err.splitlines()[0] == (
+        "the gate also asks both models 9 canaries (instructions 9); --canaries names others"
+    )
     rows = [json.loads(line) for line in CANARIES["instructions"].read_text().splitlines()][:9]
     long = [row["id"] for row in rows if len(row["prompt"].encode()) > 120]
     short = [row["id"] for row in rows if len(row["prompt"].encode()) < 90]

@@ -1,0 +1,180 @@
+"""How often does a gate refuse an equally good model, and find a worse one?
+``python -m studies.gate_rates``.
+
+Two models are simulated on the canaries that come with Assay and on a set of the gate's own; the
+checks are those of `assay.trust.gate_checks`. A verdict of the better model is passed with a
+probability of `PASSES`. The other model's verdict differs with a probability of the churn, as often
+to the good as to the bad, so that both are equally good; a loss turns that share of all verdicts
+wrong besides. Problems are independent. The tables are written into docs/trust.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from assay.run.evaluations import gain_of
+from assay.run.intervals import share_interval, sign_flip_p
+from assay.training.comparison import ComparedSet, CompareResult
+from assay.training.evaluate import Evaluation
+from assay.trust.gate_checks import CANARIES, MUST_FAIL, Kinds, comparison_checks
+from assay.trust.thresholds import Thresholds
+from studies.guard import PAGE, write_part
+
+PASSES = 0.7
+CHURNS = (0.02, 0.05, 0.1)
+LOSSES = (0.05, 0.1, 0.15, 0.2, 0.3)
+OWN_SIZES = (50, 200, 1000)
+SEED = 20
+GATES = 1000
+Found = tuple[str, ...]
+
+
+def kinds_of(file: Path) -> Kinds:
+    """Return the kind of each canary of a file that comes with Assay."""
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    return {row["id"]: row["tags"][0] for row in rows}
+
+
+def two_models(
+    ids: Sequence[str], churn: float, loss: float, random: np.random.Generator
+) -> tuple[Evaluation, Evaluation]:
+    """Return what two models do on the same problems: the second loses so much, but for chance."""
+    before = random.random(len(ids)) < PASSES
+    chance = np.where(before, churn / (2 * PASSES) + loss / PASSES, churn / (2 * (1 - PASSES)))
+    after = before ^ (random.random(len(ids)) < chance)
+    sides = (dict(zip(ids, map(float, side), strict=True)) for side in (before, after))
+    a, b = (
+        Evaluation(len(ids), len(ids), 0, float(np.mean([*one.values()])), 0.0, by_problem=one)
+        for one in sides
+    )
+    return a, b
+
+
+def canaries(
+    kinds: Mapping[str, Kinds],
+    churn: float,
+    losses: Mapping[str, float],
+    random: np.random.Generator,
+) -> list[ComparedSet]:
+    """Return files of canaries of which nobody passes what must never pass."""
+    sets: list[ComparedSet] = []
+    for name, own in kinds.items():
+        honest = [id for id, kind in own.items() if kind not in MUST_FAIL]
+        sides = two_models(honest, churn, losses.get(name, 0.0), random)
+        none = {id: 0.0 for id, kind in own.items() if kind in MUST_FAIL}
+        a, b = (
+            Evaluation(len(own), len(own), 0, 0.5, 0.0, by_problem={**one.by_problem, **none})
+            for one in sides
+        )
+        sets.append(ComparedSet(name, True, a, b, (1.0, 1.0)))
+    return sets
+
+
+def own_set(size: int, churn: float, loss: float, random: np.random.Generator) -> ComparedSet:
+    """Return a set of the gate's own."""
+    a, b = two_models([f"p{n}" for n in range(size)], churn, loss, random)
+    differences = [b.by_problem[id] - a.by_problem[id] for id in a.by_problem]
+    p = sign_flip_p(differences)
+    return ComparedSet("own", False, a, b, (1.0, 1.0), gain_of(differences), p, p)
+
+
+def failed(sets: Sequence[ComparedSet], kinds: Mapping[str, Kinds]) -> list[str]:
+    """Return the names of the checks that fail."""
+    compared = [CompareResult("a", "b", sets)]
+    _, (checks,) = comparison_checks(compared, kinds, Thresholds())
+    return [one.name for one in checks if one.outcome == "failed"]
+
+
+def by_kind(one: ComparedSet, kinds: Kinds) -> bool:
+    """Whether a file was refused by the rule of before: a kind lost more than a tenth."""
+    a, b = one.a.by_problem, one.b.by_problem
+    for kind in {*kinds.values()} - {*MUST_FAIL}:
+        ids = [id for id in kinds if kinds[id] == kind]
+        if sum(a[id] - b[id] for id in ids) > 0.1 * len(ids):
+            return True
+    return False
+
+
+def equal_models(kinds: Mapping[str, Kinds], gates: int) -> Iterator[str]:
+    """Yield the table of equally good models: how often something refuses them."""
+    heads = [f"set of {size}" for size in OWN_SIZES]
+    wholes = [f"gate, set of {size}" for size in OWN_SIZES]
+    cells = ["churn", "canaries by kind, as before", "canaries", *heads, *wholes]
+    yield f"| {' | '.join(cells)} |"
+    yield f"|---{'|---:' * (len(cells) - 1)}|"
+    for churn in CHURNS:
+        random = np.random.default_rng(SEED)
+        before = pooled = 0
+        alone, whole = dict.fromkeys(OWN_SIZES, 0), dict.fromkeys(OWN_SIZES, 0)
+        for _ in range(gates):
+            files = canaries(kinds, churn, {}, random)
+            before += any(by_kind(one, kinds[one.name]) for one in files)
+            refused = bool(failed(files, kinds))
+            pooled += refused
+            for size in OWN_SIZES:
+                own = bool(failed([own_set(size, churn, 0.0, random)], {}))
+                alone[size] += own
+                whole[size] += own or refused
+        counts = [before, pooled, *alone.values(), *whole.values()]
+        yield f"| {churn:.0%} | {' | '.join(_rate(count, gates) for count in counts)} |"
+
+
+def worse_models(kinds: Mapping[str, Kinds], gates: int) -> Iterator[str]:
+    """Yield the table of worse models: how often they are refused."""
+    cells = ["loss, of what", *(f"churn {churn:.0%}" for churn in CHURNS)]
+    yield f"| {' | '.join(cells)} |"
+    yield f"|---{'|---:' * len(CHURNS)}|"
+    name = next(iter(kinds))
+    for loss in LOSSES:
+        where = {"all three files": dict.fromkeys(kinds, loss), "one file": {name: loss}}
+        for words, losses in where.items():
+            rates = [_power(kinds, churn, losses, gates) for churn in CHURNS]
+            yield f"| {100 * loss:.0f} points, {words} | {' | '.join(rates)} |"
+    for size in OWN_SIZES:
+        for loss in LOSSES[:2]:
+            rates = [_own_power(size, churn, loss, gates) for churn in CHURNS]
+            yield f"| {100 * loss:.0f} points, own set of {size} | {' | '.join(rates)} |"
+
+
+def _power(
+    kinds: Mapping[str, Kinds], churn: float, losses: Mapping[str, float], gates: int
+) -> str:
+    random = np.random.default_rng(SEED)
+    found = (failed(canaries(kinds, churn, losses, random), kinds) for _ in range(gates))
+    return _rate(sum(map(bool, found)), gates)
+
+
+def _own_power(size: int, churn: float, loss: float, gates: int) -> str:
+    random = np.random.default_rng(SEED)
+    found = (failed([own_set(size, churn, loss, random)], {}) for _ in range(gates))
+    return _rate(sum(map(bool, found)), gates)
+
+
+def _rate(count: int, total: int) -> str:
+    return f"{count / total:.1%}"
+
+
+def main() -> None:
+    """Simulate the gates and write both tables."""
+    parser = argparse.ArgumentParser(prog="python -m studies.gate_rates", description=__doc__)
+    parser.add_argument("--gates", type=int, default=GATES, help="of each row of the first table")
+    parser.add_argument("--page", type=Path, default=PAGE)
+    options = parser.parse_args()
+    kinds = {name: kinds_of(file) for name, file in CANARIES.items()}
+    low, high = share_interval(0.05, options.gates)
+    facts = f"{options.gates} gates a row; 95 % interval of a rate of 5 %: {low:.1%} to {high:.1%}."
+    by = "studies.gate_rates"
+    write_part(options.page, "equal models", [*equal_models(kinds, options.gates), "", facts], by)
+    few = options.gates // 4
+    facts = f"{few} simulated gates a cell."
+    write_part(options.page, "worse models", [*worse_models(kinds, few), "", facts], by)
+    print(options.page)
+
+
+if __name__ == "__main__":
+    main()
