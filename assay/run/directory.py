@@ -11,7 +11,6 @@ rows beyond it out of the metrics, and keeps the rollouts beyond it, to be repla
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
@@ -44,7 +43,7 @@ from assay.run.resume import check_beginning, check_has_use, stretched_schedule
 from assay.run.rollout_log import PutBack, Recorded, RolloutLog
 from assay.run.signature import write_config
 from assay.run.stop import StopSignal
-from assay.run.timing import PhaseClock
+from assay.run.timing import RunClock
 from assay.types import Group, Verdict
 
 Verifiers = Mapping[str, Mapping[str, Any]]
@@ -87,7 +86,7 @@ class Run:
         self.step = self.first_step = 0
         self.metrics: dict[str, float] = {}
         self.history = History()
-        self.clock = PhaseClock()
+        self.clock = RunClock()
         self.verifiers: dict[str, dict[str, Any]] = {}
         self._reward = surroundings.reward_of(config)
         self.why_not_judged = ""
@@ -104,8 +103,6 @@ class Run:
         self._config_before = config
         self._stop = StopSignal()
         self._paused: str | None = None
-        self._started = self._step_started = time.perf_counter()
-        self._elapsed_before = 0.0
         GlobalRandomState.seed(config.run.seed)
         every, limit = config.evaluation.every, config.run.max_minutes
         self.progress = Progress(
@@ -192,7 +189,7 @@ class Run:
             if self.step:
                 self.checkpoints.restore(self.step, self._parts)
             self._roll_back(facts)
-        self._step_started = time.perf_counter()
+        self.begin_step()
 
     def record(
         self,
@@ -231,30 +228,29 @@ class Run:
         Returns the row. Raises DiskFull.
         """
         step = self.step + 1
-        now = time.perf_counter()
         with self.clock.phase("record"):
             if update.batch is not None and self._rollout_metrics:
                 self.rollouts.complete(step, update.batch, update.advantages_T)
         row: dict[str, float] = {"step": step, "policy_version": update.policy_version}
         row |= {**self._rollout_metrics, **update.metrics}
-        elapsed = self._elapsed_before + now - self._started
-        num_tokens = row.get("tokens/generated") or row.get("tokens/trained") or 0.0
-        row |= timing_metrics(self.clock.drain(), now - self._step_started, elapsed, num_tokens)
         row |= memory_metrics()
         for source in self._sources:
             row |= source()
-        self._append("metrics", row)
+        num_tokens = row.get("tokens/generated") or row.get("tokens/trained") or 0.0
+        row |= timing_metrics(*self.clock.end_step(), num_tokens)
+        with self.clock.after_row("record"):
+            self._append("metrics", row)
         self.step, self.metrics = step, row
         self.history.add(row)
         self._rollout_metrics = {}
         if step % self.config.checkpoint.every == 0 or step == self.num_steps:
             self.save_checkpoint()
-        self._step_started = time.perf_counter()
+        self.begin_step()
         return row
 
     def begin_step(self) -> None:
         """Start the clock of the coming step: what came before is no part of it."""
-        self._step_started = time.perf_counter()
+        self.clock.begin_step()
 
     def record_evaluation(self, result: Mapping[str, Any], step: int | None = None) -> None:
         """Write an evaluation on held-out problems (``eval/pass_at_1``, ``eval/stderr``, ...).
@@ -311,7 +307,7 @@ class Run:
             return path
         if find_non_finite(self.metrics):
             return None
-        with self.clock.phase("checkpoint"):
+        with self.clock.after_row("checkpoint"):
             self.rollouts.flush()
             self._journals.sync()
             self.checkpoints.save(self.step, self._parts, best_step(self._evaluated))
@@ -359,7 +355,7 @@ class Run:
         if why_settled(self._evaluated, self.config.evaluation):
             return FINISHED_EARLY
         limit, learned = self._max_minutes, self.step > self.first_step
-        if limit is not None and learned and time.perf_counter() - self._started > 60 * limit:
+        if limit is not None and learned and self.clock.seconds > 60 * limit:
             return "max_minutes"
         return None
 
@@ -462,7 +458,7 @@ class Run:
         self._evaluated = self._journals.rows("evaluations")
         self.progress.evaluations = [*self._evaluated]
         self.checkpoints.prune(best_step(self._evaluated))
-        self._elapsed_before = self.metrics.get("time/elapsed", 0.0)
+        self.clock.elapsed_before = self.metrics.get("time/elapsed", 0.0)
         rate = self.metrics.get("optimizer/learning_rate")
         stretched = stretched_schedule(self._config_before, self.config, rate) if last else None
         facts["schedule"] = stretched
@@ -475,7 +471,7 @@ class Run:
         for note in notes:
             self.note(note)
         at = f"after step {last}" if last else "at the start (no checkpoint)"
-        self.note(f"{self.folder}: going on {at}, {format_seconds(self._elapsed_before)} in")
+        self.note(f"{self.folder}: going on {at}, {format_seconds(self.clock.elapsed_before)} in")
 
     def _write_environment(self, facts: Mapping[str, Any] | None = None) -> None:
         known = facts or surroundings.read_environment(self.folder)

@@ -164,7 +164,7 @@ def _si(value: float) -> str:
 
 
 def _phases(rows: Sequence[Row], chart: Chart) -> Chart:
-    apart = {"time/step", "time/elapsed", "time/evaluate", "time/checkpoint"}
+    apart = {"time/step", "time/elapsed", "time/evaluate"}
     phases = _labels(rows, "time/", apart)
     if not phases:
         return chart

@@ -37,3 +37,41 @@ class PhaseClock:
         with self._lock:
             seconds, self._seconds = self._seconds, {}
         return seconds
+
+
+class RunClock(PhaseClock):
+    """The clock of a run, by step. elapsed_before: seconds of its earlier starts.
+
+    A row of metrics cannot hold the time that it takes to write it, nor to save the checkpoint
+    behind it. Both are in the row of the next step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elapsed_before = 0.0
+        self._started = self._step_started = time.perf_counter()
+        self._after_row = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since this start of the run."""
+        return time.perf_counter() - self._started
+
+    def begin_step(self) -> None:
+        """Begin the coming step: what came before is no part of it, but what `after_row` counts."""
+        self._step_started = time.perf_counter()
+
+    @contextmanager
+    def after_row(self, name: str) -> Iterator[None]:
+        """Count the time inside, in its phase, to the next step."""
+        started = time.perf_counter()
+        with self.phase(name):
+            yield
+        self._after_row += time.perf_counter() - started
+
+    def end_step(self) -> tuple[dict[str, float], float, float]:
+        """Return the seconds by phase, of the step, and of the run until now; a step begins."""
+        now = time.perf_counter()
+        seconds = now - self._step_started + self._after_row
+        self._step_started, self._after_row = now, 0.0
+        return self.drain(), seconds, self.elapsed_before + now - self._started

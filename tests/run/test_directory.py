@@ -27,7 +27,6 @@ from run_fakes import (
 
 from assay.config import parse
 from assay.errors import DiskFull, RunError, RunStopped
-from assay.run import directory
 from assay.run.directory import Run
 from assay.run.files import read_rows
 
@@ -88,22 +87,6 @@ def test_a_run_leaves_everything_that_the_design_lists(tmp_path: Path) -> None:
     ]
     assert kinds(folder) == ["created", "ended"]
     assert rows_of(folder, "events")[-1]["reason"] == "finished"
-
-
-def test_what_came_before_a_step_is_no_part_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [1000.0]
-    monkeypatch.setattr(directory.time, "perf_counter", lambda: now[0])
-    with Run.create(make_config(tmp_path), verifiers=VERIFIERS, quiet=True) as run:
-        learner = FakeLearner()
-        run.attach(learner=learner)
-        now[0] += 20.0  # a look at the untrained policy
-        run.begin_step()
-        now[0] += 3.0
-        take_steps(run, learner, 1)
-    (row,) = rows_of(tmp_path / "test", "metrics")
-    assert row["time/step"] == 3.0 and row["time/elapsed"] == 23.0
 
 
 def test_names_are_numbered_when_taken(tmp_path: Path) -> None:
