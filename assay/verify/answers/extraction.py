@@ -40,6 +40,7 @@ from assay.verify.answers.sentences import (
 from assay.verify.answers.tables import opens, pattern, says
 
 MAX_ANSWER = 1000
+MAX_REST = 4000  # characters behind a phrase in which the text may go on
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Commitment:
     end: int = 0
 
 
+_THOUSANDS = re.compile(r"(?<=\d)(?:,\\!|\{,\})\s{0,2}(?=\d{3}(?!\d))")  # as LaTeX spaces them
 _SPACES = re.compile(r"[ \t]{3,}|\n{3,}")
 _SPOKEN = re.compile(
     r"\\(?:text|mbox|textbf|mathrm)\s{0,4}\{([^{}]*\b(?:answer|result)s?\b[^{}]*)\}", re.IGNORECASE
@@ -73,6 +75,7 @@ _TAIL = re.compile(
 _QUOTED = re.compile(
     r"```\w*\n([^`]{1,300})\n?```|>\s*([^>\n]{1,300})|[\"“']([^\"“”\n]{1,300})[\"”']"
 )
+_OPENING, _CLOSING = re.compile(r"[(\[]"), re.compile(r"[)\]]")
 _CUT_OFF = re.compile(r"(?:[=+/^({\\-]|(?<!\*)\*)\s*$|\\f?boxed\b|<answer>")
 _EDGES = re.compile(r"^(?:[\s,\"“‘…]|\.{2,5}(?=\s))+|[\s\"”✅✔☑🎉👍\ufe0f]+$")
 _WORKED = re.compile(
@@ -97,6 +100,7 @@ def find_answer(
     """
     truncated = truncated and not text.endswith("\n")
     text = _SPACES.sub(lambda m: m[0][:2], shown(text[-MAX_TEXT:]))
+    text = _THOUSANDS.sub(",", text) if "\\!" in text or "{,}" in text else text
     text = _SPOKEN.sub(r"\1", text) if "\\" in text else text
     plain = pattern("hope").sub("", text).strip()
     hoped, text = len(plain) < len(text), plain
@@ -197,9 +201,14 @@ def find_phrase(
     values; where one corrects or denies what is before it, the last one counts.
     """
     found = phrases(text, start, *MATH_PHRASES, beside_box=beside_box)
+    is_on_the_way = False
     for later in found:
         said = _said(text, later, beside_box, truncated)
-        if said is None:
+        weak = _is_weak_word(later[0])
+        if said is None or (weak and is_on_the_way):
+            continue
+        if weak and _goes_on(said, text[said.end : said.end + MAX_REST]):
+            is_on_the_way = True  # and so are those before it
             continue
         values = said.parts
         for match in found:
@@ -209,6 +218,21 @@ def find_phrase(
             values, later = (*before.parts, *values), match
         return replace(said, parts=tuple(dict.fromkeys(values)))
     return None
+
+
+def _is_weak_word(phrase: str) -> bool:
+    """Whether a phrase may mark a step of the way: the result, the answer to the first part."""
+    return bool(says("of_a_step", phrase) or (says("weak", phrase) and "final" not in phrase))
+
+
+def _goes_on(said: Commitment, rest: str) -> bool:
+    """Whether a text works on with what a phrase says, or concludes something else."""
+    last = of_last_sentence(rest) if re.search(r"\d", rest) else None
+    if last is not None and canonical(last[0]) == canonical(said.parts[-1]):
+        return False
+    if on := opens("goes_on", rest):
+        return not says("checks", rest[on.end() :].partition(".")[0])
+    return last is not None and opens("concluding", last[1]) is not None
 
 
 def _are_joined(text: str, first: re.Match[str], said: Commitment, later: re.Match[str]) -> bool:
@@ -258,7 +282,10 @@ def _balanced(content: str) -> str:
     content = re.sub(r"\*{1,2}!+$", "", content)
     if content.count("**") == 1:
         content = content.replace("**", "")
-    if content.endswith(")") and content.count(")") > content.count("("):
+    # one bracket of [0, 1) closes the other
+    if content.endswith((")", "]")) and len(_CLOSING.findall(content)) > len(
+        _OPENING.findall(content)
+    ):
         content = content[:-1].rstrip(". ")
     if content.endswith("$") and content.count("$") == 1 and content[:-1].strip():
         content = f"${content[:-1].strip()}$"

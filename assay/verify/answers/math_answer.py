@@ -105,14 +105,14 @@ def _around(gold: str, commitment: Commitment, policy: Policy) -> bool:
 
 MATH = Verifier(
     name="math",
-    version=4,
+    version=5,
     judge=judge_math,
     domain="mathematical answers: numbers with units, formulas, sets, tuples, intervals, matrices, "
     "relations",
     fields=(ANSWER, *OPTIONS),
     accepts=r"the last of \boxed{}, <answer>, 'the answer is', ####, Final:, A:; else a reply that "
     "commits without a mark: only an answer, one sentence with one value, a last line or a final "
-    "bold value that is only an answer",
+    "bold value that is only an answer, a last sentence that concludes (`fallback`)",
     limits=Limits(memory_mib=4096),
     text_only=True,
     cached=True,

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from assay.verify.base import Field, choice, flag, number
 
 European = Literal["auto", "always", "never"]
-Fallback = Literal["none", "sentence", "last_number"]
+Fallback = Literal["sentence", "none", "last_number"]
 
 MAX_TOLERANCE = 0.1
 
@@ -19,7 +19,7 @@ MAX_TOLERANCE = 0.1
 class Policy:
     """What counts as the same answer; each option is described in `OPTIONS`."""
 
-    fallback: Fallback = "none"
+    fallback: Fallback = "sentence"
     percent: Literal["either", "fraction", "number"] = "either"
     units: Literal["optional", "required"] = "optional"
     ordered: bool = False
@@ -36,8 +36,8 @@ OPTIONS = (
     choice(
         "fallback",
         *get_args(Fallback),
-        accepts="none, sentence or last_number: what counts as the answer where nothing marks it "
-        "in a longer reply",
+        accepts="sentence (the value of a last sentence that concludes), none or last_number: what "
+        "counts as the answer where nothing marks it in a longer reply",
     ),
     choice(
         "percent",

@@ -17,7 +17,10 @@ MAX_ENDING = 4000  # characters in which the last line or sentence of a reply is
 MATH_PHRASES = ("result", "answer_line", "final_answer", "language")
 
 DISPLAY = r"\$\$.{1,1000}?\$\$|\\\[.{1,1000}?\\\]"
-_INLINE = r"(?<![\\\d])\$(?!\s*\d[\d.,]*\s+[a-z]{2})[^$\n]{1,1000}?(?<!\\)\$|\\\(.{1,1000}?\\\)"
+# a dollar sign before a digit is money: $6 + $18 is no formula
+_INLINE = (
+    r"(?<![\\\d])\$(?!\s*\d[\d.,]*\s+[a-z]{2})[^$\n]{1,1000}?(?<!\\)\$(?!\d)|\\\(.{1,1000}?\\\)"
+)
 _MATH = re.compile(f"{DISPLAY}|{_INLINE}", re.DOTALL)
 _BOLD = re.compile(r"\*\*(.+?)\*\*", re.DOTALL)
 _BARE = re.compile(
@@ -29,6 +32,15 @@ _NUMBER = re.compile(
     r"(?:\s*/\s*\d+|\s+\d+\s*[/⁄]\s*\d+|\s*⁄\s*\d+)?(?:[eE][+-]?\d+)?"
     r"(?:\s*(?:\\?%|percent\b)|\s?[€£¥₹$]|(?:m|cm|km|mm)[²³]|°)?"
 )
+_INTERVAL = re.compile(r"(?<![\w}\\])([(\[][^()\[\]=\n]{1,60},[^()\[\]=\n]{1,60}[)\]])[\s.*$]*\Z")
+_SAYING = r"\b(?:is|are|was|equals|gets?|gives?|makes?|obtain|yields?|leaves?)\s{1,3}"
+_IS_VALUE = re.compile(_SAYING + r"(-?\d[\d.,]*)[\s.!*]*\Z")
+# a condition that an equation follows: if it has 5 sides, then it has 5 * 2 = 10
+_IF = re.compile(
+    r"\A\W{0,4}if\b[^.?]{1,300}?,?\s(?:then\s)(?=[^.?]*\d\s*=)|\A\W{0,4}if\b[^.?,]{1,300},\s(?=[^.?]*\d\s*=)",
+    re.I,
+)
+_SAYS_VALUE = re.compile(_SAYING + r"-?\d")
 _COPULA = re.compile(r"\b(?:is|are|was|were)\s+\**([A-Za-z][A-Za-z -]{0,60})$")
 _FOLLOWING = re.compile(r"(?:[ ]?[/°]?[ ]?[A-Za-z°]+(?:[²³]|\^\{?-?\d\}?)?){1,5}")
 _LISTED = re.compile(r"[\s,;]*(?:and|or)?[\s,;]*")
@@ -44,7 +56,7 @@ _SPELLED = re.compile(
     rf"\b(?:{'|'.join(sorted(NUMBER_WORDS - {'one', 'dozen'}))})\b",
     re.IGNORECASE,
 )
-_BULLET = re.compile(r"\s*(?:\d{1,2}[.)]|\(?[a-z]\)|[-*•])\s+")
+_BULLET = re.compile(r"\A\s*(?:\d{1,2}[.)]|\(?[a-z]\)|[-*•])\s+")
 _SUM = re.compile(
     r"(?:^|\s)\d[\d.,]*(?:\s?[+*/×÷·-]\s?\d[\d.,]{0,30}){1,8}\s?=\s?(-?\d[\d,]*(?:\.\d+)?)[\s.!]*$"
 )
@@ -81,6 +93,8 @@ def value_of(sentence: str) -> str | None:
         return sentence.strip("*").strip() or None
     if any(says(name, sentence) for name in ("hedge", "bound", "changed")):
         return None
+    if interval := _INTERVAL.search(sentence):
+        return interval[1]
     for each in (_BOLD, _MATH):
         found = list(each.finditer(sentence))
         if found and re.search(r"\w", sentence[found[-1].end() :]):
@@ -88,7 +102,11 @@ def value_of(sentence: str) -> str | None:
         if not found:
             continue
         first, last = found[0], found[-1]
+        if is_value := _IS_VALUE.search(sentence, last.end()):
+            return is_value[1]  # the number right after $42$ is 43
         if not re.search(r"\w", sentence[last.end() :]) or len(found) == 1:
+            if says("beside_it", sentence, 0, last.start()):
+                return None
             return last[each.groups].strip()
         if not re.search(r"\w", sentence[: first.start()]):
             return first[each.groups].strip()
@@ -106,7 +124,8 @@ def _number_of(sentence: str) -> str | None:
     if not numbers:
         return None
     if len({canonical(text) for _, _, text in numbers}) == 1:
-        return with_unit(sentence, *numbers[-1])
+        beside = says("beside_it", sentence, 0, numbers[0][0])
+        return None if beside else with_unit(sentence, *numbers[-1])
     if not re.search(r"\w", sentence[numbers[-1][1] :]):
         first = len(numbers) - 1
         while first and _LISTED.fullmatch(sentence[numbers[first - 1][1] : numbers[first][0]]):
@@ -239,19 +258,47 @@ def of_final_emphasis(text: str) -> str | None:
 
 
 def of_last_sentence(text: str) -> tuple[str, str] | None:
-    """Return (value, sentence) of the last sentence, else of the one before it."""
+    """Return (value, sentence) of the last sentence that concludes, else of the one before it.
+
+    A value without words is none: `of_last_line` has judged whether it is one of a list.
+    """
     for sentence in reversed(_sentences(text)[-2:]):
-        if any(is_denied(sentence, m.start()) for m in pattern(*MATH_PHRASES).finditer(sentence)):
+        sentence = _IF.sub("", _BULLET.sub("", sentence, count=1), count=1)
+        if is_anothers(sentence) or says("hedge", sentence) or says("supposed", sentence):
             return None
-        sentence = _BULLET.sub("", sentence, count=1)
-        value = value_of(sentence)
-        if value is not None and re.search(r"[\d\\$]", value):
-            return value, sentence.strip().rstrip(".")
-        if re.search(r"\d", sentence):
+        if not re.search(r"\d", sentence):
+            if opens("goes_on", sentence) or says("unfinished", sentence):
+                return None
+            value = value_of(sentence)
+            if value is not None and re.search(r"[\\$]", value):
+                return value, sentence.strip().rstrip(".")
+            if copula := _COPULA.search(sentence.rstrip(".!。* ")):
+                return copula[1], ""
+            continue
+        if is_answer_alone(sentence) or opens("task", sentence) or says("unfinished", sentence):
             return None
-        if copula := _COPULA.search(sentence.rstrip(".!。* ")):
-            return copula[1], ""
+        if (value := value_of(sentence)) is None or not re.search(r"[\d\\$]", value):
+            return None
+        computed = re.compile(rf"=\s*{re.escape(value)}(?![\d.,]*\d)")
+        if _names_others(sentence, value):
+            return None
+        is_said = opens("concluding", sentence) or says("asserts", sentence)
+        if not is_said and not computed.search(text):
+            return None
+        return value, sentence.strip().rstrip(".")
     return None
+
+
+def _names_others(sentence: str, value: str) -> bool:
+    """Whether a sentence has numbers beside its value, and does not say the value of them."""
+    if "=" in sentence or _MATH.search(sentence) or _BARE.search(sentence):
+        return False
+    named, found = (
+        {canonical(number) for _, _, number in numbers_of(text)} for text in (sentence, value)
+    )
+    if named <= found:
+        return False
+    return not _IS_VALUE.search(sentence) or len(_SAYS_VALUE.findall(sentence)) > 1
 
 
 def _sentences(text: str) -> list[str]:

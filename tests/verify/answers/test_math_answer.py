@@ -89,7 +89,7 @@ PINNED = [
     ("1 m", r"\boxed{100\text{ cm}}", True),
     ("60 mph", r"\boxed{60\text{ km/h}}", False),
     ("2A", r"\boxed{2a}", False),
-    ("72", "She sold 24 in May.\nShe sold 48+24 = 72 clips altogether.", False),
+    ("72", "She sold 24 in May.\nShe sold 48+24 = 72 clips altogether.", True),
     ("72", "We add them up. The total is **72**.", True),
     ("5", "We solve.\n\n$$x = 5$$", True),
     ("5", "$$4$$\n$$5$$", False),
@@ -97,9 +97,9 @@ PINNED = [
 
 
 @pytest.mark.parametrize(("answer", "text", "verdict"), PINNED)
-def test_verdicts_of_version_4(answer: str, text: str, verdict: bool) -> None:
-    """These verdicts belong to math@4: who changes one raises the version."""
-    assert MATH.version == 4
+def test_verdicts_of_version_5(answer: str, text: str, verdict: bool) -> None:
+    """These verdicts belong to math@5: who changes one raises the version."""
+    assert MATH.version == 5
     assert passes(answer, text) == verdict
 
 
@@ -170,8 +170,8 @@ def test_fallbacks() -> None:
     text = "there are 12 apples in 3 baskets at 5 dollars"
     assert not passes("5", text)
     assert passes("5", text, fallback="last_number")
-    assert passes("17", "We add. That is 17.", fallback="sentence")
-    assert not passes("17", "We add. That is 17.")
+    assert passes("17", "We add. That is 17.")
+    assert not passes("17", "We add. That is 17.", fallback="none")
     with pytest.raises(VerifierError, match="fallback"):
         passes("5", text, fallback="guess")
 
