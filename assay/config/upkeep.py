@@ -47,6 +47,10 @@ class CheckpointConfig(Section):
 
     every: Natural = 50
     """Steps between checkpoints; the last step always has one."""
+    minutes: Positive | None = 10.0
+    """Also save a checkpoint at the end of a step that ends more than this many minutes after the
+    last checkpoint, so that a kill costs no more, however long steps are. It changes no result.
+    None: only `every` counts."""
     keep_last: Natural = 2
     """Checkpoints kept, newest first."""
     keep_best: bool = True

@@ -117,6 +117,10 @@ class Curriculum:
         other._sizes = list(self._sizes)
         return other
 
+    def state_copy(self) -> Curriculum:
+        """Return the state as it is now, for `save_state`."""
+        return self.ahead()
+
     def group_sizes(self, problems: Sequence[Problem], usual: int) -> list[int]:
         """Return how many completions each of the problems that were drawn is to get.
 

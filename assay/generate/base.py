@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias
 from assay.config import SamplingConfig
 from assay.generate.race import Race
 from assay.model.weights import Weights
-from assay.types import Group, Problem, Tokens
+from assay.types import Completion, Group, Problem, Prompt, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,18 @@ def first_of(*guides: Guide) -> Guide:
         return next((answer for answer in answers if answer is not None), None)
 
     return ask
+
+
+class CompletionLog(Protocol):
+    """Holds completions of the step at hand that have ended, so that they are not sampled again."""
+
+    def find(self, problem: Problem, completion_id: str) -> Completion | None:
+        """Return a completion that has ended before; None where there is none."""
+        ...
+
+    def add(self, problem: Problem, prompt: Prompt, completion: Completion) -> None:
+        """Keep a completion that has just ended."""
+        ...
 
 
 class Generator(Protocol):

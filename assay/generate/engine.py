@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from assay.config import EngineConfig, SamplingConfig
 from assay.errors import DataError, OutOfMemory, message
-from assay.generate.base import Guide, first_of
+from assay.generate.base import CompletionLog, Guide, first_of
 from assay.generate.finish import TextEnds, finished_completion
 from assay.generate.forward import Choice, choose_forward, plain_probe, probe
 from assay.generate.kv_cache import Extent, Room
@@ -102,6 +102,7 @@ class Engine:
     and not on its neighbors (`independent`; a mixture of experts is the exception). Models without
     ``eos_ids`` go on to the limit. watch: is called with the stats after each decoding step. guide:
     returns what may give tokens to a completion of a prompt, beside what controls its thinking.
+    log: holds completions that are not to be sampled again, and is given those that end.
     """
 
     exact = True
@@ -127,6 +128,7 @@ class Engine:
         self.stats = EngineStats()
         self.watch: Callable[[EngineStats], None] | None = None
         self.guide: Callable[[Problem, Prompt], Guide | None] | None = None
+        self.log: CompletionLog | None = None
         config: Any = getattr(model, "config", None)
         self.context_length = context_length or getattr(config, "max_position_embeddings", None)
         self._eos_ids = np.array(sorted(set(eos_ids)), np.int64)
@@ -190,11 +192,11 @@ class Engine:
         """
         waiting = [self._admit(n, problem, sampling) for n, problem in enumerate(problems)]
         for group in waiting:
-            group.first_sibling = first_sibling
-        groups: dict[int, Group] = {}
+            group.begin(first_sibling, group_size, self.log)
+        groups = {one.position: one.group() for one in waiting if not one.todo}
         try:
             with self._threads():
-                call = self._begin(waiting, sampling, group_size)
+                call = self._begin([one for one in waiting if one.todo], sampling, group_size)
             while call.queue or call.slots.active_S.any():
                 with out_of_memory_names(MEMORY_SETTINGS, "generation"), self._threads():
                     self._schedule(call)
@@ -259,6 +261,7 @@ class Engine:
             num_rows = self._make_ready(room)
         num_slots = min(num_rows, self.settings.slots)
         self.stats = EngineStats(num_slots=num_slots, num_wanted=len(waiting) * group_size)
+        self.stats.num_completions = sum(len(group.done) for group in waiting)
         text_ends = TextEnds(self.tokenizer, sampling.stop) if sampling.stop else None
         return _Call(
             sampling=sampling,
@@ -335,7 +338,7 @@ class Engine:
                 call.read = group.prompt.tokens, logits_V
                 self.stats.prompt_tokens += len(tokens_L)
             logits_V = call.read[1]
-            siblings = range(group.num_placed, min(call.group_size, group.num_placed + len(free)))
+            siblings = [group.todo.popleft() for _ in range(min(len(free), len(group.todo)))]
             chosen, free = free[: len(siblings)], free[len(siblings) :]
             index = torch.from_numpy(chosen).to(self._device)
             forward.cache.place(index)
@@ -345,8 +348,7 @@ class Engine:
                 number = group.first_sibling + sibling
                 key = completion_key(self.seed, problem.id, problem.draw, number)
                 slots.take(int(slot), group, sibling, key, self._guide(call, group))
-            group.num_placed = siblings.stop
-            if group.num_placed == call.group_size:
+            if not group.todo:
                 call.queue.popleft()
         self.stats.prefill_seconds += time.perf_counter() - started
 
@@ -428,8 +430,7 @@ class Engine:
             reason: FinishReason = "stop_string" if slot in stopped else "length"
             group = self._take_out(call, slot, "eos" if at_eos_S[slot] else reason)
             if len(group.done) == call.group_size:
-                siblings = tuple(group.done[n] for n in range(call.group_size))
-                finished.append((group.position, Group(group.problem, group.prompt, siblings)))
+                finished.append((group.position, group.group()))
         self.stats.postprocess_seconds += time.perf_counter() - started
         return finished
 
@@ -464,7 +465,7 @@ class Engine:
         rows = slots.rows(slot)
         group.done[sibling] = finished_completion(
             self.tokenizer,
-            f"{group.problem.group_id}/{group.first_sibling + sibling}",
+            group.name_of(sibling),
             group.prompt,
             slots.token_log[rows, slot],
             slots.behavior_log[rows, slot],
@@ -477,6 +478,8 @@ class Engine:
         )
         slots.release(slot)
         self.stats.num_completions += 1
+        if self.log is not None:
+            self.log.add(group.problem, group.prompt, group.done[sibling])
         return group
 
 

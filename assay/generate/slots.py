@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from assay.errors import RunStopped, message
-from assay.generate.base import GivenTokens, Guide, Promise, SoFar
+from assay.generate.base import CompletionLog, GivenTokens, Guide, Promise, SoFar
 from assay.generate.kv_cache import Extent
-from assay.types import Completion, Problem, Prompt, ThinkFormat
+from assay.types import Completion, Group, Problem, Prompt, ThinkFormat
 
 PATIENCE = 600.0
 """Seconds in which one of the promises has to be kept where all completions wait."""
@@ -21,15 +21,37 @@ Asking = tuple[ThinkFormat, str | None]
 
 @dataclass(eq=False)
 class Waiting:
-    """A group on its way: what is known of it, and the completions that are done."""
+    """A group on its way: what is known of it, and the completions that are done.
+
+    todo: the siblings that have no slot yet. Siblings are numbered from ``first_sibling`` on.
+    """
 
     position: int
     problem: Problem
     prompt: Prompt
     limit: int
     first_sibling: int = 0
-    num_placed: int = 0
+    todo: deque[int] = field(default_factory=deque[int])
     done: dict[int, Completion] = field(default_factory=dict[int, Completion])
+
+    def begin(self, first_sibling: int, group_size: int, log: CompletionLog | None) -> None:
+        """Settle which siblings are wanted, and take those that the log holds."""
+        self.first_sibling = first_sibling
+        for number in range(group_size):
+            known = None if log is None else log.find(self.problem, self.name_of(number))
+            if known is not None:
+                self.done[number] = known
+            else:
+                self.todo.append(number)
+
+    def name_of(self, sibling: int) -> str:
+        """Return the name of a completion."""
+        return f"{self.problem.group_id}/{self.first_sibling + sibling}"
+
+    def group(self) -> Group:
+        """Return the group, once all siblings are done."""
+        siblings = tuple(self.done[n] for n in range(len(self.done)))
+        return Group(self.problem, self.prompt, siblings)
 
     @property
     def asking(self) -> Asking:

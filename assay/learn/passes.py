@@ -180,6 +180,11 @@ class PassesLearner:
         return self.passes.optimizer.num_steps
 
     @property
+    def state_version(self) -> int:
+        """A number that every optimizer step raises, also those of models beside the policy."""
+        return self.policy_version
+
+    @property
     def device(self) -> torch.device:
         """Where the policy lives, and so where batches belong."""
         return self.passes.device

@@ -169,6 +169,12 @@ class PolicyLearner(PassesLearner):
         batch = replace(batch, old_logprobs_T=policy.old_logprobs_T)
         return Update(metrics, self.policy_version, batch, advantages.advantages_T)
 
+    @property
+    def state_version(self) -> int:
+        """A number that every optimizer step raises, the critic's too."""
+        critic = 0 if self.critic is None else self.critic.optimizer.num_steps
+        return self.policy_version + critic
+
     def save_state(self, folder: Path) -> None:
         """Write the policy in Hugging Face layout, and the state of optimizer and algorithm.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,6 +39,13 @@ class Checkpoints:
     def __init__(self, folder: Path, config: CheckpointConfig) -> None:
         self.folder = folder
         self.config = config
+        self._saved = time.monotonic()
+
+    @property
+    def is_late(self) -> bool:
+        """Whether so many minutes have gone since the last one that another is to be saved."""
+        minutes = self.config.minutes
+        return minutes is not None and time.monotonic() - self._saved >= 60 * minutes
 
     def path(self, step: int) -> Path:
         """Return where the checkpoint of a step is, or would be."""
@@ -65,10 +73,13 @@ class Checkpoints:
             sync_file(self.folder)
         except Exception as error:  # whatever a part raises: a full disk has many names
             if is_disk_full(error) or not has_room(self.folder):
-                raise DiskFull(self._full_complaint(step)) from error
+                what = f"{self.path(step)}: the disk is full, so this checkpoint was not saved"
+                raise DiskFull(self.full_words(what)) from error
             raise
         finally:
             remove_temporary(temporary)
+        # from the end of the save, so that slow disks do not save all the time
+        self._saved = time.monotonic()
         self.prune(best)
         return self.path(step)
 
@@ -168,15 +179,16 @@ class Checkpoints:
         move(folder, out_of_sight)
         remove_temporary(out_of_sight)
 
-    def _full_complaint(self, step: int) -> str:
+    def full_words(self, what: str) -> str:
+        """Return what is said where the disk is full: ``what`` failed, and which one is usable."""
         steps = self.steps()
         usable = (
-            f"the last one, {self.path(steps[-1])}, is usable" if steps else "there is none yet"
+            f"the last checkpoint, {self.path(steps[-1])}, is usable"
+            if steps
+            else "there is no checkpoint yet"
         )
-        return (
-            f"{self.path(step)}: the disk is full, so this checkpoint was not saved; {usable}; "
-            f"free some space and go on with: assay train --resume {self.folder.parent}"
-        )
+        remedy = f"free some space and go on with: assay train --resume {self.folder.parent}"
+        return f"{what}; {usable}; {remedy}"
 
 
 def step_of(folder: Path) -> int | None:

@@ -15,13 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from assay.config import SamplingConfig, TrainConfig, dump, load
 from assay.errors import DiskFull, RunError, RunStopped, message
 from assay.removal import remove_temporary_files
 from assay.run import environment as surroundings
 from assay.run import files
+from assay.run.between import BetweenSteps
 from assay.run.checkpoints import Checkpoints, Stateful
 from assay.run.decision import DECISION, add_outcome
 from assay.run.evaluation_log import discard_answers
@@ -30,6 +31,7 @@ from assay.run.history import History
 from assay.run.listeners import Journals, Listener
 from assay.run.loaded import state_of
 from assay.run.metrics import (
+    StepUpdate,
     find_non_finite,
     memory_metrics,
     most_common_reason,
@@ -39,7 +41,12 @@ from assay.run.metrics import (
 from assay.run.progress import Progress, format_seconds
 from assay.run.random_state import GlobalRandomState
 from assay.run.records import read_events, read_step_rows
-from assay.run.resume import check_beginning, check_has_use, stretched_schedule
+from assay.run.resume import (
+    check_beginning,
+    check_has_use,
+    notes_on_resume,
+    stretched_schedule,
+)
 from assay.run.rollout_log import PutBack, Recorded, RolloutLog
 from assay.run.signature import write_config
 from assay.run.stop import StopSignal
@@ -48,22 +55,6 @@ from assay.types import Group, Verdict
 
 Verifiers = Mapping[str, Mapping[str, Any]]
 """Name to facts of each verifier; ``version`` and ``hash`` are compared on resume."""
-
-
-class StepUpdate(Protocol):
-    """What `Run.finish_step` reads of a learner's update.
-
-    batch, advantages_T: what was learned from, for the rollout log; None where nothing was sampled.
-    """
-
-    @property
-    def metrics(self) -> Mapping[str, float]: ...
-    @property
-    def policy_version(self) -> int: ...
-    @property
-    def batch(self) -> Any: ...
-    @property
-    def advantages_T(self) -> Any: ...
 
 
 class Run:
@@ -95,6 +86,7 @@ class Run:
         self._lock = files.DirectoryLock(folder)
         self._journals = Journals(folder, self._listener_failed)
         self._parts: dict[str, Stateful] = {"random": GlobalRandomState()}
+        self._between: BetweenSteps | None = None
         self._rollout_metrics: dict[str, float] = {}
         self.put_back: PutBack | None = None
         self._sources: list[Callable[[], Mapping[str, float]]] = []
@@ -243,10 +235,22 @@ class Run:
         self.step, self.metrics = step, row
         self.history.add(row)
         self._rollout_metrics = {}
-        if step % self.config.checkpoint.every == 0 or step == self.num_steps:
+        self._between = None
+        by_number = step % self.config.checkpoint.every == 0 or step == self.num_steps
+        if by_number:
             self.save_checkpoint()
+        elif self.checkpoints.is_late and self.save_checkpoint():
+            # so that a run whose checkpoints are lost is not taken for one that had none yet
+            self.event("checkpoint", checkpoint=step)
         self.begin_step()
         return row
+
+    def hold_state(self) -> None:
+        """Hold the state between two steps, until `finish_step`.
+
+        A run that is stopped in the middle of a step has drawn that step's problems already.
+        """
+        self._between = BetweenSteps(self._parts)
 
     def begin_step(self) -> None:
         """Start the clock of the coming step: what came before is no part of it."""
@@ -301,16 +305,21 @@ class Run:
         return self.clock.phase(name)
 
     def save_checkpoint(self) -> Path | None:
-        """Save the state after the last step, unless it is saved or its loss is not finite."""
+        """Save the state after the last step, unless it is saved or its loss is not finite.
+
+        Nothing is saved where the step under way has changed the weights already: that step, and
+        those since the last checkpoint, are taken again from the rollout log.
+        """
         path = self.checkpoints.path(self.step)
         if self.step in self.checkpoints.steps():
             return path
-        if find_non_finite(self.metrics):
+        parts = self._parts if self._between is None else self._between.parts()
+        if parts is None or find_non_finite(self.metrics):
             return None
         with self.clock.after_row("checkpoint"):
             self.rollouts.flush()
             self._journals.sync()
-            self.checkpoints.save(self.step, self._parts, best_step(self._evaluated))
+            self.checkpoints.save(self.step, parts, best_step(self._evaluated))
         return path
 
     def check_verifiers(self, verifiers: Verifiers, *, accept_changed: bool = False) -> None:
@@ -373,6 +382,7 @@ class Run:
         """End the run: save what can be saved, write down why it ended, release the lock."""
         try:
             if error is None or isinstance(error, RunStopped):
+                self.rollouts.sampled.flush()
                 self.save_checkpoint() if self.step else None
             self._write_end(error)
         finally:
@@ -463,12 +473,7 @@ class Run:
         stretched = stretched_schedule(self._config_before, self.config, rate) if last else None
         facts["schedule"] = stretched
         self.event("resumed", **{key: value for key, value in facts.items() if value})
-        kept, bits = self.checkpoints.folder, "the result may differ in the last bits"
-        notes = [f"warning: {one}; going on from an older one" for one in facts["damaged"]]
-        notes += [f"the damaged checkpoint is kept as {kept / one}" for one in facts["set_aside"]]
-        notes += [f"warning: {difference}; {bits}" for difference in facts["differences"]]
-        notes += [f"warning: {stretched}"] if stretched else []
-        for note in notes:
+        for note in notes_on_resume(facts, self.checkpoints.folder):
             self.note(note)
         at = f"after step {last}" if last else "at the start (no checkpoint)"
         self.note(f"{self.folder}: going on {at}, {format_seconds(self.clock.elapsed_before)} in")
@@ -481,13 +486,8 @@ class Run:
             files.write_json(path, {**facts, "verifiers": self.verifiers, "reward": self._reward})
 
     def _disk_full(self) -> str:
-        steps = self.checkpoints.steps()
-        usable = (
-            f"its last checkpoint, step {steps[-1]}, is usable" if steps else "it has no checkpoint"
-        )
-        return (
-            f"{self.folder}: the disk is full after step {self.step}; {usable}; free some space "
-            f"and go on with: assay train --resume {self.folder}"
+        return self.checkpoints.full_words(
+            f"{self.folder}: the disk is full after step {self.step}"
         )
 
 

@@ -11,10 +11,28 @@ import resource
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from assay.types import Completion, Group, Verdict
+
+
+class StepUpdate(Protocol):
+    """What `Run.finish_step` reads of a learner's update.
+
+    batch, advantages_T: what was learned from, for the rollout log; None where nothing was sampled.
+    """
+
+    @property
+    def metrics(self) -> Mapping[str, float]: ...
+    @property
+    def policy_version(self) -> int: ...
+    @property
+    def batch(self) -> Any: ...
+    @property
+    def advantages_T(self) -> Any: ...
+
 
 TIMING_PREFIXES = ("time/", "speed/", "memory/", "verify/")
 _NO_SPEED = ("checkpoint", "evaluate", "record", "load_policy")

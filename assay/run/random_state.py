@@ -27,8 +27,8 @@ class GlobalRandomState:
         if torch := sys.modules.get("torch"):
             torch.manual_seed(seed)
 
-    def save_state(self, folder: Path) -> None:
-        """Write the states; equal states make equal files."""
+    def state_copy(self) -> SavedRandomState:
+        """Return the states as they are now."""
         _, keys, *rest = np.random.get_state(legacy=True)
         states: dict[str, Any] = {
             "python": random.getstate(),
@@ -38,7 +38,11 @@ class GlobalRandomState:
             states["torch"] = _hex(torch.get_rng_state())
             if torch.cuda.is_initialized():
                 states["cuda"] = [_hex(state) for state in torch.cuda.get_rng_state_all()]
-        (folder / _FILE).write_text(json.dumps(states))
+        return SavedRandomState(states)
+
+    def save_state(self, folder: Path) -> None:
+        """Write the states; equal states make equal files."""
+        self.state_copy().save_state(folder)
 
     def load_state(self, folder: Path) -> None:
         """Restore the states; those of devices that are not there are passed over."""
@@ -53,6 +57,17 @@ class GlobalRandomState:
         if torch and torch.cuda.is_available():
             for n, state in enumerate(states.get("cuda", ())[: torch.cuda.device_count()]):
                 torch.cuda.set_rng_state(_tensor(torch, state), n)
+
+
+class SavedRandomState(GlobalRandomState):
+    """The states that there were when this was made."""
+
+    def __init__(self, states: dict[str, Any]) -> None:
+        self._states = states
+
+    def save_state(self, folder: Path) -> None:
+        """Write the states."""
+        (folder / _FILE).write_text(json.dumps(self._states))
 
 
 def _hex(state: Any) -> str:

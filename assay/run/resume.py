@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from assay.config import TrainConfig
 from assay.errors import RunError, message
@@ -60,6 +61,19 @@ def check_has_use(
     if early:
         accepted = "also --set evaluation.patience= (no early end), or a larger one"
     raise RunError(message(str(folder), found, accepted, "or start a new run"))
+
+
+def notes_on_resume(facts: Mapping[str, Any], checkpoints: Path) -> list[str]:
+    """Return what people should know of a run that goes on. facts: of its event ``resumed``."""
+    bits = "the result may differ in the last bits"
+    notes = [f"warning: {one}; going on from an older one" for one in facts["damaged"]]
+    notes += [
+        f"the damaged checkpoint is kept as {checkpoints / one}" for one in facts["set_aside"]
+    ]
+    notes += [f"warning: {difference}; {bits}" for difference in facts["differences"]]
+    if facts["schedule"]:
+        notes.append(f"warning: {facts['schedule']}")
+    return notes
 
 
 def stretched_schedule(before: TrainConfig, now: TrainConfig, rate: float | None) -> str | None:

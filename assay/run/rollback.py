@@ -89,7 +89,8 @@ def _later_files(folder: Path, to: int) -> list[Path]:
     """Return the checkpoints, rollouts, answers and gates of steps after ``to``."""
     found = [*folder.glob("checkpoints/step-*"), *folder.glob("rollouts/step-*.parquet")]
     found += [*folder.glob(f"{FOLDER}/*/step-*.parquet"), *folder.glob("gates/step-*.json")]
-    numbers = ((path, path.stem.removeprefix("step-")) for path in found)
+    found += folder.glob("rollouts/sampled-*.parquet")
+    numbers = ((path, path.stem.rpartition("-")[2]) for path in found)
     return [path for path, number in numbers if number.isdecimal() and int(number) > to]
 
 

@@ -2,6 +2,7 @@
 
 A shard is written before its step is learned from, and once more, in the background, with what the
 learner found: log-probabilities, values and advantages. Floats and tokens come back bit for bit.
+What a step has sampled before its shard is written is in `SampledLog`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from assay.run.rollout_schema import (
     recorded_columns,
     restore,
 )
+from assay.run.sampled_log import SampledLog
 from assay.types import Group, Problem, Verdict
 
 _VERSION = b"assay.version"
@@ -62,6 +64,7 @@ class RolloutLog:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.sampled = SampledLog(folder, self._write_sampled, _read_sampled)
         self._open: tuple[int, pa.Table] | None = None
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollout-log")
         self._pending: Future[None] | None = None
@@ -95,7 +98,8 @@ class RolloutLog:
         if put_back is not None:
             about[_PUT_BACK] = json.dumps(put_back._asdict()).encode()
         table = pa.table(columns, schema=SCHEMA.with_metadata(about))
-        self._write(step, table)
+        self._write(self.path(step), table)
+        self.sampled.recorded(step)
         self._open = (step, table)
 
     def complete(self, step: int, batch: Any, advantages_T: Any) -> None:
@@ -152,6 +156,7 @@ class RolloutLog:
         newer = [one for one in self.steps() if one > step]
         for one in reversed(newer):
             remove_file(self.path(one))
+        self.sampled.discard_after(step)
         return newer
 
     def flush(self) -> None:
@@ -170,9 +175,16 @@ class RolloutLog:
     def _write_completed(self, step: int, table: pa.Table, learned: Mapping[str, pa.Array]) -> None:
         for name, column in learned.items():
             table = table.set_column(SCHEMA.get_field_index(name), SCHEMA.field(name), column)
-        self._write(step, table)
+        self._write(self.path(step), table)
 
-    def _write(self, step: int, table: pa.Table) -> None:
+    def _write_sampled(
+        self, path: Path, groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]]
+    ) -> None:
+        columns = recorded_columns(0, groups, verdicts, {}, {})
+        about = {_VERSION: str(SCHEMA_VERSION).encode()}
+        self._write(path, pa.table(columns, schema=SCHEMA.with_metadata(about)))
+
+    def _write(self, path: Path, table: pa.Table) -> None:
         buffer = pa.BufferOutputStream()
         pq.write_table(
             table,
@@ -183,11 +195,16 @@ class RolloutLog:
             write_statistics=False,
             write_page_checksum=True,
         )
-        with disk_full_as(
-            lambda: f"{self.path(step)}: the disk is full; the last checkpoint is usable"
-        ):
+        with disk_full_as(lambda: f"{path}: the disk is full; the last checkpoint is usable"):
             self.folder.mkdir(exist_ok=True)
-            write_atomic(self.path(step), memoryview(buffer.getvalue()))
+            write_atomic(path, memoryview(buffer.getvalue()))
+
+
+def _read_sampled(path: Path) -> list[Group] | None:
+    try:
+        return restore(_read_table(path))[0]
+    except _DAMAGE:
+        return None
 
 
 def _with_problem(group: Group, problem: Problem) -> Group:

@@ -14,7 +14,8 @@ from dataclasses import replace
 import numpy as np
 
 from assay.config import SamplingConfig
-from assay.generate.base import Generator
+from assay.generate.base import CompletionLog, Generator
+from assay.generate.engine import Engine
 from assay.generate.race import Race
 from assay.model.weights import Weights
 from assay.run.directory import Run, Verifiers
@@ -101,7 +102,7 @@ class RunGenerator:
             if first_sibling or len(there) < (len(problems) if race is None else race.enough):
                 rest = (sampling, group_size, first_sibling, on_group)
                 if race is None:
-                    return self.generator.generate(problems, *rest)
+                    return self._sample(problems, *rest)
                 groups = race.first(self.generator.generate(problems, *rest, race=race))
                 names = [problem.group_id for problem in problems]
                 late = [name for name in names if name not in {group.id for group in groups}]
@@ -116,6 +117,44 @@ class RunGenerator:
                 self._run.put_back = self._run.rollouts.put_back(self._run.step + 1)
             return groups
 
+    def _sample(
+        self,
+        problems: Sequence[Problem],
+        sampling: SamplingConfig,
+        group_size: int,
+        first_sibling: int,
+        on_group: Callable[[Group], None] | None,
+    ) -> list[Group]:
+        """Generate what no kill has interrupted; completions that had ended before are taken.
+
+        Those are logged as they end, one by one where the generator is the engine of this process,
+        and by whole groups where it is another one. Where a completion depends on its neighbors,
+        the bits would change: all are sampled again. In a race, too: its metrics count what was
+        given up.
+        """
+        rest = (sampling, group_size, first_sibling)
+        if not getattr(self.generator, "independent", True):
+            return self.generator.generate(problems, *rest, on_group)
+        log = self._run.rollouts.sampled
+        log.turn_to(self._run.step + 1, self.policy_version)
+        siblings = range(first_sibling, first_sibling + group_size)
+        found = {one.group_id: log.whole(one, siblings) for one in problems}
+        missing = [one for one in problems if found[one.group_id] is None]
+        if on_group is not None:
+            for group in filter(None, found.values()):
+                on_group(group)
+
+        def ended(group: Group) -> None:
+            for one in group.completions:
+                log.add(group.problem, group.prompt, one)
+            if on_group is not None:
+                on_group(group)
+
+        with _logged_by(log, self.generator):
+            sampled = self.generator.generate(missing, *rest, ended) if missing else []
+        groups = {one.id: one for one in (*filter(None, found.values()), *sampled)}
+        return [groups[one.group_id] for one in problems]
+
     def sleep(self) -> None:
         """Pass it on; a step has been collected."""
         self.generator.sleep()
@@ -125,6 +164,19 @@ class RunGenerator:
         """Pass the weights on."""
         with self._run.phase("load_policy"):
             self.generator.load_policy(weights)
+
+
+@contextmanager
+def _logged_by(log: CompletionLog, generator: Generator) -> Yields[None]:
+    """Have the engine of this process log completions; evaluations in between are not logged."""
+    if not isinstance(generator, Engine):
+        yield
+        return
+    generator.log = log
+    try:
+        yield
+    finally:
+        generator.log = None
 
 
 class RunVerifiers:

@@ -130,6 +130,11 @@ class SavedRewardModel:
         self.trained = trained
         self.calibration: dict[str, Any] | None = None
 
+    @property
+    def state_version(self) -> int:
+        """As the learner's."""
+        return self.learner.state_version
+
     def evaluate(self, heldout: Sequence[ScoredGroup], step: int) -> RewardEvaluation:
         """Evaluate the model as it is after a step, and keep what is found for the next save."""
         found = evaluate_reward_model(self.learner, heldout)

@@ -198,6 +198,7 @@ def steps_of(run: Run, guard: Guard, evaluate_now: Callable[[], None]) -> Iterat
         evaluate_and_ask()
     run.begin_step()
     while run.step < run.num_steps and run.stop_reason is None:
+        run.hold_state()
         yield run.step
         if run.step == 1:
             warn_of_cold_start(run)

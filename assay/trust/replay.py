@@ -49,7 +49,8 @@ from assay.types import Completion, Group, Verdict
 from assay.verify.service import VerifierService
 
 _AS_IT_WAS = ("checkpoint.every=1000000000", "checkpoint.keep_last=1000000000")
-_AS_IT_WAS += ("checkpoint.max_disk_gib=", "log.to=[]", "verification.trial_seconds=0")
+_AS_IT_WAS += ("checkpoint.minutes=", "checkpoint.max_disk_gib=", "log.to=[]")
+_AS_IT_WAS += ("verification.trial_seconds=0",)
 """What is set otherwise: none of it touches what was sampled, judged or learned."""
 CONSENTS = ("model.trust_remote_code=true", "teacher.trust_remote_code=true")
 """Overrides that a replay takes."""

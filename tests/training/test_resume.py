@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from train_killer import STAGES, fingerprint, rl_tree
 from train_worlds import World, events_of, rows_of
 
-from assay import load_config
+from assay import RunStopped, load_config
 from assay.cli import main
 from assay.generate import engine as engine_module
+from assay.generate.engine import Engine
 from assay.generate.threads import on_threads
 from assay.training.api import train
 
@@ -25,9 +27,12 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": PATHS}
 
 
 def run_killer(world: World, seed: int, num_kills: int, *stages: str) -> dict[str, Any]:
-    command = [sys.executable, str(HERE / "train_killer.py"), str(world.folder)]
+    return run_program("train_killer.py", world, str(seed), str(num_kills), *stages)
+
+
+def run_program(name: str, world: World, *arguments: str) -> dict[str, Any]:
     done = subprocess.run(
-        [*command, str(seed), str(num_kills), *stages],
+        [sys.executable, str(HERE / name), str(world.folder), *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -97,6 +102,69 @@ def test_trainings_that_are_killed_or_interrupted_go_on(
 )
 def test_killed_again_and_again(world: World, seed: int, stage: str) -> None:
     check_killed(run_killer(world, seed, 24, stage), 24)
+
+
+@pytest.mark.timeout(1200)
+def test_a_step_that_is_killed_while_it_is_sampled_goes_on_from_what_had_ended(
+    world: World,
+) -> None:
+    for stage, result in run_program("step_killer.py", world, "rl", "growing", "thinking").items():
+        assert result["different"] == [], stage
+        assert result["logged"] >= 6, stage
+        assert result["again"] == [], stage
+
+
+def last_files(run: str) -> dict[str, Any]:
+    """Return what a finished run holds that no clock decides: not which checkpoints it has kept."""
+    found, last = fingerprint(Path(run)), f"checkpoints/step-{6:06d}"
+    return {
+        key: one for key, one in found.items() if not key.startswith("checkpoints") or last in key
+    }
+
+
+def test_a_checkpoint_by_the_clock_changes_no_result(world: World) -> None:
+    """Here one comes after each step; in the other run after the last step alone."""
+    runs = []
+    for name, minutes in (("often", 1e-9), ("once", 1e9)):
+        tree = rl_tree(world)
+        tree["run"]["name"] = name
+        tree["checkpoint"] = {"every": 1000, "minutes": minutes, "keep_best": False}
+        tree["checkpoint"]["keep_last"] = 100
+        runs.append(train(tree, quiet=True).run)
+    saved = [sorted(one.name for one in (Path(run) / "checkpoints").iterdir()) for run in runs]
+    assert saved == [[f"step-{n:06d}" for n in range(1, 7)], ["step-000006"]]
+    often, once = map(last_files, runs)
+    assert often == once
+
+
+@pytest.mark.parametrize("stage", ["rl", "on_policy"])
+def test_a_run_that_is_stopped_within_a_step_takes_that_step_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    """Its problems were drawn, and a checkpoint is saved: of the state before they were."""
+
+    def tree(name: str) -> dict[str, Any]:
+        found = STAGES[stage](world)
+        found["run"]["name"] = name
+        found["checkpoint"] = {"every": 1000, "keep_best": False}
+        return found
+
+    whole = train(tree("whole"), quiet=True).run
+    run = world.folder / "runs" / "stopped"
+    plain = Engine.generate
+
+    def generate(engine: Engine, problems: Any, *rest: Any, **more: Any) -> Any:
+        is_trained_on = problems[0].id.startswith("p")
+        if is_trained_on and (run / "rollouts" / "step-000004.parquet").exists():
+            raise RunStopped("nobody answers")
+        return plain(engine, problems, *rest, **more)
+
+    with monkeypatch.context() as patched, pytest.raises(RunStopped):
+        patched.setattr(Engine, "generate", generate)
+        train(tree("stopped"), quiet=True)
+    assert [one.name for one in (run / "checkpoints").iterdir()] == ["step-000004"]
+    train(resume=run, quiet=True)
+    assert last_files(str(run)) == last_files(whole)
 
 
 def test_a_resumed_run_keeps_its_number_of_decoding_threads(
