@@ -2,8 +2,9 @@
 less Python.
 
 For a model of a few million parameters most of a decoding step is the overhead of modules, hooks
-and masks. Here are the tensor operations alone, read from the live modules. Any wrapper, hook or
-unknown part (LoRA, quantization) makes it refuse, and the module's own forward is used.
+and masks. Here are the tensor operations alone, read from the live modules, low-rank adapters among
+them. Any other wrapper, hook or unknown part (quantization) makes it refuse, and the module's own
+forward is used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
 """The linear maps of a decoding step: the live parameters themselves, or packed copies of them.
+Adapters are computed beside live maps, and merged into packed ones, as they are into an export.
 
 On a CPU most of a step is products of a few rows with every weight, and the library reorders a
 weight each time it meets it. Packed once at the start of a generation (query, key and value as one
@@ -18,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from assay.generate.memory import default_kv_mib
-from assay.model.family import Decoder, NotLean
+from assay.model.family import Adapter, Decoder, Layer, NotLean
 
 Map = tuple[Tensor, Tensor | None]  # weight and bias
 
@@ -26,12 +27,16 @@ Map = tuple[Tensor, Tensor | None]  # weight and bias
 class Live:
     """Maps that take the same input, read where they are; results stand side by side."""
 
-    def __init__(self, maps: Sequence[Map]) -> None:
+    def __init__(self, maps: Sequence[Map], adapters: Sequence[Adapter | None] = ()) -> None:
         self._maps = tuple(maps)
+        self._adapters = tuple(adapters) or (None,) * len(self._maps)
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Return every map of rows [n, D], concatenated."""
         results = [F.linear(rows, *one) for one in self._maps]
+        for result, adapter in zip(results, self._adapters, strict=True):
+            if adapter is not None:
+                adapter.add(result, rows)
         return results[0] if len(results) == 1 else torch.cat(results, -1)
 
 
@@ -74,21 +79,35 @@ class Products:
         if packed_for:
             packed_mib(decoder)
 
-        def product(*maps: Map) -> Live | Packed:
-            return Packed(maps, packed_for) if packed_for else Live(maps)
+        def product(layer: Layer, *names: str) -> Live | Packed:
+            maps: list[Map] = [getattr(layer, name) for name in names]
+            adapters = [layer.adapters.get(name) for name in names]
+            return _product(maps, adapters, packed_for)
 
         return cls(
             layers=tuple(
                 LayerProducts(
-                    query_key_value=product(layer.query, layer.key, layer.value),
-                    output=product(layer.output),
-                    gate_up=product(layer.gate, layer.up),
-                    down=product(layer.down),
+                    query_key_value=product(layer, "query", "key", "value"),
+                    output=product(layer, "output"),
+                    gate_up=product(layer, "gate", "up"),
+                    down=product(layer, "down"),
                 )
                 for layer in decoder.layers
             ),
-            head=product(decoder.head),
+            head=_product([decoder.head], [None], packed_for),
         )
+
+
+def _product(
+    maps: Sequence[Map], adapters: Sequence[Adapter | None], packed_for: int
+) -> Live | Packed:
+    if not packed_for:
+        return Live(maps, adapters)
+    whole = [
+        (weight if adapter is None else adapter.merged(weight), bias)
+        for (weight, bias), adapter in zip(maps, adapters, strict=True)
+    ]
+    return Packed(whole, packed_for)
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -125,7 +144,10 @@ def fingerprint(decoder: Decoder) -> tuple[object, ...]:
     It reads all weights, some twenty times as fast as they are packed. Sums over integers see the
     last bit of one weight, which sums over numbers round away.
     """
-    return tuple(_mark(part) for one in _maps(decoder) for part in one if part is not None)
+    parts = [part for one in _maps(decoder) for part in one if part is not None]
+    adapters = [one for layer in decoder.layers for one in layer.adapters.values()]
+    parts += [part for one in adapters for part in (one.down, one.up)]
+    return (*map(_mark, parts), *(one.scale for one in adapters))
 
 
 def _mark(tensor: Tensor) -> object:

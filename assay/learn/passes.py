@@ -16,7 +16,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from assay.errors import ModelError, RunError, message
 from assay.learn.optimizer import Optimizer
 from assay.model.allocator import out_of_memory_names
-from assay.model.decoder import hidden_states, unwrap
+from assay.model.decoder import hidden_states
+from assay.model.family import unwrap
 from assay.model.head import Gains, HeadRoom, Target
 from assay.model.layouts import micro_batch_tokens
 from assay.model.load import ADAPTER_FILE, save_model

@@ -12,14 +12,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from assay.errors import ModelError, message
 from assay.model import long_rows
 from assay.model.accumulators import Accumulators
-from assay.model.family import Decoder, NotLean, hidden_tokens
+from assay.model.family import Decoder, NotLean, hidden_tokens, unwrap
 from assay.model.layouts import ModelInputs, Rectangle
 from assay.model.lean_decoder import lean_hidden_states
-
-
-def unwrap(model: nn.Module) -> Any:
-    """Return the causal model inside adapters; its layers still hold them."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore
 
 
 def decoder_of(model: nn.Module) -> Any:

@@ -1,13 +1,15 @@
 """The common decoder family (Llama, Mistral, Qwen2, Qwen3), read from the live modules.
 
 The lean ways through a model, the engine's and the learner's, use these very parameters and leave
-the modules' own forward aside. Any wrapper, hook or unknown part (LoRA, quantization) makes the
-reading refuse, and the module's own forward is used.
+the modules' own forward aside. Plain low-rank adapters (peft's LoRA) are read with their layers.
+Any other wrapper, hook or unknown part (quantization, DoRA) makes the reading refuse, and the
+module's own forward is used.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,8 +24,35 @@ class NotLean(Exception):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Adapter:
+    """What a low-rank adapter adds to a linear map of x: scale * up down x (Hu et al. 2021, eq. 3).
+
+    down: [r, inputs], up: [outputs, r], live parameters of a type of their own.
+    """
+
+    down: Tensor
+    up: Tensor
+    scale: float
+
+    def merged(self, weight: Tensor) -> Tensor:
+        """Return the map with the adapter in it, summed in float32 and rounded as the map is."""
+        wide = torch.promote_types(weight.dtype, self.up.dtype)
+        up, down = self.up.detach().to(wide), self.down.detach().to(wide)
+        whole = torch.addmm(weight.detach().to(wide), up, down, alpha=self.scale)
+        return whole.to(weight.dtype)
+
+    def add(self, total: Tensor, given: Tensor) -> None:
+        """Add to ``total``, what the map made of rows ``given``, in place and in its type."""
+        inner = given @ self.down.to(given.dtype).T
+        total.addmm_(inner, self.up.to(given.dtype).T, alpha=self.scale)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """One decoder layer's live parameters; a linear map is (weight, bias or None)."""
+    """One decoder layer's live parameters; a linear map is (weight, bias or None).
+
+    adapters: of linear maps, by their names here; few or none have one.
+    """
 
     attention_norm: tuple[Tensor, float]
     query: tuple[Tensor, Tensor | None]
@@ -36,6 +65,7 @@ class Layer:
     gate: tuple[Tensor, Tensor | None]
     up: tuple[Tensor, Tensor | None]
     down: tuple[Tensor, Tensor | None]
+    adapters: Mapping[str, Adapter] = field(default_factory=dict[str, Adapter])
 
     @property
     def maps(self) -> tuple[tuple[Tensor, Tensor | None], ...]:
@@ -63,6 +93,7 @@ class Decoder:
     @classmethod
     def of(cls, model: Any) -> Decoder:
         """Read the parameters of a live model; raise NotLean where it does not fit."""
+        model = unwrap(model)
         config: Any = getattr(model, "config", None)
         if getattr(config, "model_type", None) not in FAMILIES or config.hidden_act != "silu":
             raise NotLean("not of the Llama family")
@@ -103,6 +134,11 @@ class Decoder:
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
+def unwrap(model: nn.Module) -> Any:
+    """Return the causal model inside adapters; its layers still hold them."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore
+
+
 def hidden_tokens(config: Any) -> str | None:
     """Say why a model does not attend to all that stands before a token; None where it does."""
     kinds = {*(getattr(config, "layer_types", None) or ())} - {"full_attention"}
@@ -123,19 +159,47 @@ def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
 def _read(layer: Any) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     normed = hasattr(attention, "q_norm")
+    maps = {
+        "query": attention.q_proj,
+        "key": attention.k_proj,
+        "value": attention.v_proj,
+        "output": attention.o_proj,
+        "gate": mlp.gate_proj,
+        "up": mlp.up_proj,
+        "down": mlp.down_proj,
+    }
+    adapters = {name: _adapter(module) for name, module in maps.items()}
     return Layer(
         attention_norm=_norm(layer.input_layernorm),
-        query=_linear(attention.q_proj),
-        key=_linear(attention.k_proj),
-        value=_linear(attention.v_proj),
         query_norm=_norm(attention.q_norm) if normed else None,
         key_norm=_norm(attention.k_norm) if normed else None,
-        output=_linear(attention.o_proj),
         mlp_norm=_norm(layer.post_attention_layernorm),
-        gate=_linear(mlp.gate_proj),
-        up=_linear(mlp.up_proj),
-        down=_linear(mlp.down_proj),
+        adapters={name: one for name, one in adapters.items() if one is not None},
+        **{name: _linear(getattr(one, "base_layer", one)) for name, one in maps.items()},
     )
+
+
+def _adapter(module: Any) -> Adapter | None:
+    """Return the low-rank adapter that is at work on a linear map; raise NotLean for any other
+    kind."""
+    if not hasattr(module, "base_layer"):
+        return None
+    if type(module).__module__.partition(".")[0] != "peft" or not hasattr(module, "lora_A"):
+        raise NotLean(f"{type(module).__name__} stands around a linear map")
+    if module.merged:
+        raise NotLean("adapters are merged into the weights")
+    if module.disable_adapters:
+        return None
+    try:
+        (name,) = [one for one in module.active_adapters if one in module.lora_A]
+        down, up = module.lora_A[name], module.lora_B[name]
+        plain = type(module.lora_dropout[name]) is nn.Identity and not module.lora_variant
+        plain = plain and name not in module.lora_magnitude_vector
+    except (ValueError, KeyError, AttributeError) as error:
+        raise NotLean(f"not one plain low-rank adapter: {error}") from error
+    if not plain or up.bias is not None or down.bias is not None:
+        raise NotLean("an adapter with more than two matrices")
+    return Adapter(_weight(down, nn.Linear), _weight(up, nn.Linear), float(module.scaling[name]))
 
 
 def _weight(module: Any, kind: type) -> Tensor:

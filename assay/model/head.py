@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from assay.errors import ModelError, message
 from assay.model.accumulators import Accumulators, add_in_pieces
-from assay.model.decoder import unwrap
 from assay.model.divergence import Distribution
+from assay.model.family import unwrap
 
 LOGITS_AT_ONCE = 2**25
 """Logits of one product, 64 MiB in bfloat16: memory does not grow with T times V."""

@@ -5,11 +5,13 @@ Autograd through a Transformers module keeps some thirty tensors a layer and goe
 for each. Here a layer is one step of autograd, which keeps six: what it was given, its heads,
 what attention gave, the residual between its halves, and the gate and up projections; everything
 else is computed again in passing. Weights are read from the live modules (`assay.model.family`),
-and tokens of all rectangles go through a product at once.
+and tokens of all rectangles go through a product at once. Low-rank adapters add their own products
+to those of their maps, and keep nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +21,12 @@ from torch import Tensor
 
 from assay.model.accumulators import Accumulators
 from assay.model.attention import Segment
-from assay.model.family import Decoder, Layer
+from assay.model.family import Adapter, Decoder, Layer
 from assay.model.layouts import ModelInputs
 from assay.model.operations import Heads, Operations, operations_of
+
+ATTENDING = ("query", "key", "value")
+"""Maps that are one product, in the order of its columns."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,9 +169,11 @@ class _FinalNorm(torch.autograd.Function):
 def _layer_forward(x: Tensor, frame: Frame, layer: Layer) -> tuple[Tensor, _Kept]:
     do = frame.operations
     weight, bias = _stack(layer)
-    raw = F.linear(do.norm(x, layer.attention_norm), weight, bias).view(len(x), -1, frame.width)
-    heads = raw
+    normed = do.norm(x, layer.attention_norm)
+    flat = F.linear(normed, weight, bias)
     sizes = _num_heads(layer, frame)
+    _add_adapters(layer, ATTENDING, _columns(flat, sizes, frame), normed)
+    heads = raw = flat.view(len(x), -1, frame.width)
     if layer.query_norm and layer.key_norm:
         query, key, value = _heads(raw, sizes)
         heads = torch.cat(
@@ -174,10 +181,16 @@ def _layer_forward(x: Tensor, frame: Frame, layer: Layer) -> tuple[Tensor, _Kept
         )
     do.rotate(heads[:, : sizes[0] + sizes[1]], frame.cos, frame.signed_sin)
     attended = do.attend(frame.segments, _heads(heads, sizes), frame.scale).flatten(1)
-    middle = F.linear(attended, *layer.output).add_(x)
+    middle = F.linear(attended, *layer.output)
+    _add_adapters(layer, ("output",), [middle], attended)
+    middle += x
     normed = do.norm(middle, layer.mlp_norm)
     gate, up = F.linear(normed, *layer.gate), F.linear(normed, *layer.up)
-    out = F.linear(do.gated(gate, up), *layer.down).add_(middle)
+    _add_adapters(layer, ("gate", "up"), [gate, up], normed)
+    product = do.gated(gate, up)
+    out = F.linear(product, *layer.down)
+    _add_adapters(layer, ("down",), [out], product)
+    out += middle
     return out, _Kept(heads, None if heads is raw else raw, attended, middle, gate, up)
 
 
@@ -187,13 +200,20 @@ def _layer_backward(
     """Return the gradient of the layer's input, and those of its parameters by identity."""
     do = frame.operations
     found: dict[int, Tensor] = {}
-    product, grad_gate, grad_up = do.gated_backward(grad @ layer.down[0], kept.gate, kept.up)
+    adapters = layer.adapters
+    grad_product = grad @ layer.down[0]
+    pulled = _pull(adapters.get("down"), grad, grad_product)
+    product, grad_gate, grad_up = do.gated_backward(grad_product, kept.gate, kept.up)
     _map_backward(found, layer.down, grad, product)
-    del product
+    _adapter_backward(found, adapters.get("down"), grad, pulled, product)
+    del product, grad_product
     normed = do.norm(kept.middle, layer.mlp_norm)
     _map_backward(found, layer.gate, grad_gate, normed)
     _map_backward(found, layer.up, grad_up, normed)
     grad_normed = torch.mm(grad_up, layer.up[0]).addmm_(grad_gate, layer.gate[0])
+    for name, part in (("gate", grad_gate), ("up", grad_up)):
+        pulled = _pull(adapters.get(name), part, grad_normed)
+        _adapter_backward(found, adapters.get(name), part, pulled, normed)
     grad_middle, found[id(layer.mlp_norm[0])] = do.norm_backward(
         grad_normed, kept.middle, layer.mlp_norm
     )
@@ -210,7 +230,10 @@ def _attention_backward(
     found: dict[int, Tensor] = {}
     sizes = _num_heads(layer, frame)
     _map_backward(found, layer.output, grad, kept.attended)
-    grad_attended = (grad @ layer.output[0]).view(len(x), -1, frame.width)
+    grad_flat = grad @ layer.output[0]
+    pulled = _pull(layer.adapters.get("output"), grad, grad_flat)
+    _adapter_backward(found, layer.adapters.get("output"), grad, pulled, kept.attended)
+    grad_attended = grad_flat.view(len(x), -1, frame.width)
     grad_heads = torch.empty_like(kept.heads)
     parts = _heads(grad_heads, sizes)
     do.attend_backward(frame.segments, grad_attended, _heads(kept.heads, sizes), frame.scale, parts)
@@ -222,19 +245,55 @@ def _attention_backward(
             grad_part.copy_(grad_raw)
     flat = grad_heads.flatten(1)
     weight, _ = _stack(layer)
-    grad_weight = flat.T @ do.norm(x, layer.attention_norm)
-    columns = [count * frame.width for count in sizes]
+    normed, grad_normed = do.norm(x, layer.attention_norm), flat @ weight
+    columns = _columns(flat, sizes, frame)
     maps = (layer.query, layer.key, layer.value)
-    for one, part, grad_part in zip(
-        maps, flat.split(columns, 1), grad_weight.split(columns), strict=True
-    ):
-        found[id(one[0])] = grad_part
-        if one[1] is not None:
-            found[id(one[1])] = part.sum(0)
+    if any(one[0].requires_grad for one in maps):
+        grad_weight = flat.T @ normed
+        grads = grad_weight.split([part.shape[1] for part in columns])
+        found |= {id(one[0]): grad_part for one, grad_part in zip(maps, grads, strict=True)}
+    for name, (_, bias), part in zip(ATTENDING, maps, columns, strict=True):
+        if bias is not None and bias.requires_grad:
+            found[id(bias)] = part.sum(0)
+        pulled = _pull(layer.adapters.get(name), part, grad_normed)
+        _adapter_backward(found, layer.adapters.get(name), part, pulled, normed)
     grad_x, found[id(layer.attention_norm[0])] = do.norm_backward(
-        flat @ weight, x, layer.attention_norm
+        grad_normed, x, layer.attention_norm
     )
     return grad_x, found
+
+
+def _add_adapters(layer: Layer, names: Sequence[str], totals: Sequence[Tensor], x: Tensor) -> None:
+    """Add what the adapters of some maps make of x to what the maps made of it."""
+    for name, total in zip(names, totals, strict=True):
+        if (adapter := layer.adapters.get(name)) is not None:
+            adapter.add(total, x)
+
+
+def _pull(adapter: Adapter | None, grad: Tensor, into: Tensor) -> Tensor | None:
+    """Add the gradient of what an adapter was given to ``into``; return that of its inner rows,
+    scale * grad up."""
+    if adapter is None:
+        return None
+    pulled = (grad @ adapter.up.to(grad.dtype)).mul_(adapter.scale)
+    into.addmm_(pulled, adapter.down.to(grad.dtype))
+    return pulled
+
+
+def _adapter_backward(
+    found: dict[int, Tensor],
+    adapter: Adapter | None,
+    grad: Tensor,
+    pulled: Tensor | None,
+    given: Tensor,
+) -> None:
+    """Take down the gradients of an adapter's two matrices; its inner rows are computed again."""
+    if adapter is None or pulled is None:
+        return
+    down, up = adapter.down, adapter.up
+    inner = given @ down.to(given.dtype).T
+    found[id(up)] = (grad.T @ inner).mul_(adapter.scale).to(up.dtype)
+    found[id(down)] = (pulled.T @ given).to(down.dtype)
 
 
 def _map_backward(
@@ -244,7 +303,7 @@ def _map_backward(
     weight, bias = linear
     if weight.requires_grad:
         found[id(weight)] = grad.T @ given
-    if bias is not None:
+    if bias is not None and bias.requires_grad:
         found[id(bias)] = grad.sum(0)
 
 
@@ -259,6 +318,11 @@ def _stack(layer: Layer) -> tuple[Tensor, Tensor | None]:
 def _num_heads(layer: Layer, frame: Frame) -> list[int]:
     """Return the numbers of query, key and value heads."""
     return [len(one[0]) // frame.width for one in (layer.query, layer.key, layer.value)]
+
+
+def _columns(flat: Tensor, sizes: list[int], frame: Frame) -> list[Tensor]:
+    """Return queries, keys and values as views of the columns of one matrix."""
+    return list(flat.split([count * frame.width for count in sizes], 1))
 
 
 def _heads(flat: Tensor, sizes: list[int]) -> Heads:
@@ -277,4 +341,6 @@ def _parameters(layer: Layer) -> list[Tensor]:
         found.append(weight)
         if bias is not None:
             found.append(bias)
+    for adapter in layer.adapters.values():
+        found += (adapter.down, adapter.up)
     return found

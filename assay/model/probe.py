@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from assay.errors import ModelError, message
 from assay.model.activations import kept_bytes
-from assay.model.decoder import hidden_states, unwrap
-from assay.model.family import hidden_tokens
+from assay.model.decoder import hidden_states
+from assay.model.family import hidden_tokens, unwrap
 from assay.model.head import Head
 from assay.model.logprobs import token_logprobs
 from assay.model.packing import Batch, Layout

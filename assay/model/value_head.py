@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from assay.config import ModelConfig
 from assay.errors import ModelError, RunError, message
-from assay.model.decoder import unwrap
+from assay.model.family import unwrap
 from assay.model.score_head import FAMILIES, Scores, load_scorer, score_head, with_score_head
 from assay.model.sources import ModelSource, saved_family
 

@@ -1,5 +1,6 @@
 """Decoding with compiled operations equals plain passes, and neighbors cannot change a bit of it."""
 
+import copy
 import ctypes
 import os
 from pathlib import Path
@@ -19,13 +20,14 @@ from generate_fakes import (
 )
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from assay.config import EngineConfig, SamplingConfig
+from assay.config import EngineConfig, LoraConfig, SamplingConfig
 from assay.generate import compiled as compiled_module
 from assay.generate.compiled import CompiledForward, library
 from assay.generate.compiled_cache import padded
 from assay.generate.engine import Engine
 from assay.generate.kv_cache import Extent, Room
 from assay.model import compiled as model_compiled
+from assay.model.adapters import add_adapter
 from assay.model.compiled import LANES
 from assay.model.family import NotLean
 from assay.run.environment import c_compiler
@@ -63,6 +65,23 @@ def compiled_engine(model: Any, **rest: Any) -> Engine:
     engine = engine_of(model, **rest)
     assert engine.path == "compiled", engine._choice.reasons
     return engine
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+def test_adapters_are_decoded_by_compiled_steps(dtype: torch.dtype) -> None:
+    wrapped = add_adapter(wide_model(dtype=dtype), LoraConfig(rank=2), seed=0)
+    engine = engine_of(wrapped)
+    assert engine.path == "compiled"
+    before = list(engine.generate([problem_of(12)], GREEDY, 1))
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if "lora_B" in name:
+                parameter.add_(0.5)
+    (found,) = engine.generate([problem_of(12)], GREEDY, 1)
+    whole: Any = copy.deepcopy(wrapped).merge_and_unload()
+    (expected,) = engine_of(whole).generate([problem_of(12)], GREEDY, 1)
+    assert found.completions[0].tokens.tolist() == expected.completions[0].tokens.tolist()
+    assert found.completions[0].tokens.tolist() != before[0].completions[0].tokens.tolist()
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])

@@ -1,5 +1,8 @@
 """Which way through a model is taken, and that each way taken is right."""
 
+import warnings
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -17,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from assay.config import SamplingConfig
 from assay.errors import ModelError
 from assay.generate import forward as forward_module
+from assay.generate import products
 from assay.generate.forward import Choice, ModuleForward, choose_forward
 from assay.generate.lean import LeanForward
 from assay.model.family import NotLean
@@ -153,25 +157,58 @@ def test_an_encoder_decoder_is_refused() -> None:
         engine_of(T5ForConditionalGeneration(config).eval())
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_lora_goes_through_the_module_and_is_exact() -> None:
+def with_adapters(model: Any, **settings: Any) -> Any:
     peft = pytest.importorskip("peft")
-    model = tiny_model()
-    assert engine_of(model).path == "lean"
-    lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    wrapped = peft.get_peft_model(model, lora).eval()
+    chosen = {"r": 4, "target_modules": ["q_proj", "v_proj"], "init_lora_weights": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # advice of peft
+        return peft.get_peft_model(model, peft.LoraConfig(**{**chosen, **settings})).eval()
+
+
+@pytest.mark.parametrize("targets", [["q_proj", "v_proj"], "all-linear"])
+@pytest.mark.parametrize("packs", [True, False])
+def test_adapters_are_decoded_lean_and_exactly(
+    targets: Any, packs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not packs:
+        monkeypatch.setattr(products, "can_pack", lambda weight: False)
+    wrapped = with_adapters(tiny_model(), target_modules=targets)
+    engine = engine_of(wrapped)
+    assert engine.path == "lean"
+    check_against_plain(wrapped, engine)
+    with torch.no_grad():  # an update
+        for name, parameter in wrapped.named_parameters():
+            if "lora_" in name:
+                parameter.add_(0.3)
+    check_against_plain(wrapped, engine)
+    with wrapped.disable_adapter():
+        check_against_plain(wrapped, engine)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"use_dora": True}, {"lora_bias": True}, {"lora_dropout": 0.1}]
+)
+def test_adapters_of_another_kind_go_through_the_module(settings: dict[str, Any]) -> None:
+    wrapped = with_adapters(tiny_model(), **settings)
+    with pytest.raises(NotLean):
+        LeanForward(wrapped)
     engine = engine_of(wrapped)
     assert engine.path == "module"
     check_against_plain(wrapped, engine)
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_a_model_wrapped_after_the_start_is_noticed() -> None:
-    peft = pytest.importorskip("peft")
+def test_adapters_that_came_after_the_start_are_noticed() -> None:
     model = tiny_model()
     engine = engine_of(model)
-    lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    peft.get_peft_model(model, lora).eval()  # wraps the linear maps of the very same module
+    with_adapters(model)  # wraps the linear maps of the very same module
+    check_against_plain(model, engine)
+
+
+def test_a_model_wrapped_after_the_start_is_noticed() -> None:
+    model = tiny_model()
+    engine = engine_of(model)
+    assert engine.path == "lean"
+    with_adapters(model, use_dora=True)
     check_against_plain(model, engine)
     assert engine.path == "module"
 

@@ -10,7 +10,10 @@ from model_batches import VOCAB, make_batch
 from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from assay.config import LoraConfig
 from assay.model import decoder
+from assay.model.activations import kept_bytes
+from assay.model.adapters import add_adapter
 from assay.model.decoder import hidden_states, module_hidden_states
 from assay.model.family import Decoder, NotLean
 from assay.model.layouts import Layout, ModelInputs
@@ -126,6 +129,72 @@ def test_it_keeps_less_than_the_modules_and_recomputing_keeps_least() -> None:
     lean = kept(lambda: lean_hidden_states(family, inputs))
     recomputed = kept(lambda: lean_hidden_states(family, inputs, recompute=True))
     assert recomputed < 0.3 * lean < 0.3 * 0.6 * modules, (recomputed, lean, modules)
+
+
+def adapted(family: str, targets: Any = None, dtype: torch.dtype = torch.float64) -> Any:
+    """A frozen model under adapters whose second matrix is not 0."""
+    model = add_adapter(a_model(family), LoraConfig(rank=3, targets=targets), seed=0)
+    dice = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.copy_(0.2 * torch.randn(parameter.shape, generator=dice))
+    return model.to(dtype)
+
+
+@pytest.mark.usefixtures("exact_norms")
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("targets", [None, ("q_proj", "v_proj"), ("down_proj", "o_proj")])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_adapters_and_their_gradients_are_pefts(
+    family: str, targets: Any, recompute: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, inputs = adapted(family, targets), some_inputs()
+    want = both(module_hidden_states(model, inputs), model)
+    got = both(lean_hidden_states(Decoder.of(model), inputs, recompute), model)
+    assert all("lora_" in name for name in got[1])
+    torch.testing.assert_close(got, want)
+    with model.disable_adapter(), torch.no_grad():
+        plain = module_hidden_states(model, inputs)
+        torch.testing.assert_close(lean_hidden_states(Decoder.of(model), inputs), plain)
+        assert not torch.allclose(plain, want[0])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_adapters_in_bfloat16_are_as_near_the_truth_as_pefts(family: str) -> None:
+    inputs, exact = some_inputs(), adapted(family, dtype=torch.bfloat16).double()
+    model = adapted(family, dtype=torch.bfloat16)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:  # as add_adapter makes them
+            parameter.data = parameter.data.float()
+    truth = both(module_hidden_states(exact, inputs), exact)[1]
+    errors = [
+        sum((one.double() - truth[name]).square().sum() for name, one in found.items()) ** 0.5
+        for found in (
+            both(module_hidden_states(model, inputs), model)[1],
+            both(lean_hidden_states(Decoder.of(model), inputs), model)[1],
+        )
+    ]
+    assert errors[1] < 1.25 * errors[0], errors
+
+
+def test_adapters_keep_nothing_beside_the_lean_way() -> None:
+    assert kept_bytes(adapted("qwen2")) == kept_bytes(a_model("qwen2"))
+    found: list[int] = []
+    for model in (a_model(), adapted("llama")):
+        parameters = {id(one) for one in model.parameters()}
+        sizes: dict[int, int] = {}
+
+        def note(tensor: Tensor, own: Any = parameters, sizes: Any = sizes) -> Tensor:
+            if id(tensor) not in own:
+                sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            hidden = hidden_states(model, some_inputs())
+        found.append(sum(sizes.values()))
+        del hidden
+    assert found[1] <= found[0], found
 
 
 def test_models_of_another_form_go_through_their_modules(monkeypatch: pytest.MonkeyPatch) -> None:
