@@ -6,7 +6,6 @@ A finding is ``ok``; or a ``note``: something is absent or limited, and Assay wo
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
@@ -22,6 +21,7 @@ from typing import Any, Literal
 
 from assay.errors import AssayError
 from assay.run.environment import c_compiler, memory_mib
+from assay.terminal import escaped, show_json
 
 GIB = 2**30
 LITTLE_MEMORY_GIB = 4
@@ -83,7 +83,7 @@ def report(as_json: bool = False, directory: Path | str = "runs") -> int:
     findings = diagnose(directory)
     sound = all(finding.status != "broken" for finding in findings)
     if as_json:
-        print(json.dumps({"sound": sound, "findings": [asdict(finding) for finding in findings]}))
+        show_json({"sound": sound, "findings": [asdict(finding) for finding in findings]})
     else:
         _print_table(findings)
     return 0 if sound else 1
@@ -101,9 +101,9 @@ def _print_table(findings: list[Checked]) -> None:
     table.add_column(overflow="fold")
     styles = {"ok": "green", "note": "yellow", "broken": "bold red"}
     for finding in findings:
-        text = Text(finding.found)
+        text = Text(escaped(finding.found))
         if finding.remedy:
-            text.append(f"\n{finding.remedy}", style="dim")
+            text.append(escaped(f"\n{finding.remedy}"), style="dim")
         table.add_row(Text(finding.status, style=styles[finding.status]), Text(finding.name), text)
     console.print(table)
     num_broken = sum(finding.status == "broken" for finding in findings)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 INTERRUPTED = 130
 """The exit code of a command that Ctrl-C or SIGTERM ended, as shells have it: 128 + SIGINT."""
@@ -53,6 +53,17 @@ class UserError(AssayError):
 
 class ConfigError(UserError, ValueError):
     """A configuration file, or an override of one of its keys, is wrong."""
+
+    lines: tuple[str, ...] = ()
+    """The complaints, where there are several; nothing else in an error begins a line."""
+
+    @classmethod
+    def of(cls, complaints: Sequence[str]) -> ConfigError:
+        """Return the error of several complaints, each a line."""
+        lines = tuple(line.replace("\n", r"\n") for line in complaints)
+        error = cls("\n".join(lines))
+        error.lines = lines
+        return error
 
 
 class DataError(UserError, ValueError):
@@ -99,7 +110,9 @@ class RunStopped(AssayError, RuntimeError):
 def message(where: str, found: object, accepted: str, remedy: str = "") -> str:
     """Return the one-line form of a complaint about user input."""
     text = f"{where}: found {found}; accepted: {accepted}"
-    return f"{text}; {remedy}" if remedy else text
+    text = f"{text}; {remedy}" if remedy else text
+    # A file's name or a row's text must not begin a line of its own.
+    return text.replace("\n", r"\n")
 
 
 def cause(error: BaseException) -> str:

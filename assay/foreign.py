@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from assay.errors import AssayError, find_object, message
+from assay.terminal import one_line
 
 IMPORT_SECONDS = 60.0
 NOTICE_SECONDS = 10.0
@@ -53,7 +54,7 @@ def deadline(seconds: float, what: str) -> Iterator[None]:
             raise TimeoutError(f"not done after {seconds:g} s")
         if not told:
             told = True
-            os.write(2, f"{what}: not done yet; given up after {seconds:g} s\n".encode())
+            os.write(2, f"{one_line(what)}: not done yet; given up after {seconds:g} s\n".encode())
 
     handler = signal.signal(signal.SIGALRM, ring)
     outer, interval = signal.setitimer(signal.ITIMER_REAL, every, every)

@@ -287,6 +287,33 @@ def test_the_light_rule_finds_faults() -> None:
     assert "sympy" in modules_after("import sympy") & HEAVY
 
 
+# What runs in processes of their own, whose output is a protocol or a program's.
+PRINTS = {"assay/terminal.py", "assay/tools/interpreter.py", "assay/verify/sandbox/probe.py"}
+
+
+def prints(tree: ast.AST) -> list[str]:
+    """Return the calls that write to a standard stream, by their lines."""
+    streams = re.compile(
+        r"(print|(typer|click)\.(echo|secho)|sys\.(__)?std(out|err)(__)?\.\w*write\w*)"
+    )
+    return [
+        f"{node.lineno} {ast.unparse(node.func)}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and streams.fullmatch(ast.unparse(node.func))
+    ]
+
+
+def test_only_the_terminal_module_prints() -> None:
+    files = [name for name in named(python_files("assay")) if name not in PRINTS]
+    faults = {name: found for name in files if (found := prints(tree_of(ROOT / name)))}
+    assert faults == {}, "use assay.terminal: foreign text may hold escapes and line breaks"
+
+
+def test_the_print_rule_finds_faults() -> None:
+    text = "def f():\n    print(1)\nsys.stderr.write(2)\ntyper.echo(3)\nsay(4)\nx.print(5)\n"
+    assert prints(ast.parse(text)) == ["3 sys.stderr.write", "4 typer.echo", "2 print"]
+
+
 def unexplained_excepts(text: str) -> list[int]:
     """Return the lines of broad excepts that neither raise again nor have a comment."""
     faults: list[int] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,8 +16,10 @@ from rich.console import Console
 
 from assay import cli
 from assay.cli import console
+from assay.errors import message
+from assay.run.listing import list_runs
 from assay.run.progress import Progress
-from assay.terminal import aligned, escaped
+from assay.terminal import aligned, escaped, lined, one_line, say, say_progress, warn
 from assay.testing import save_tiny_model
 from assay.training.results import SampleResult
 
@@ -37,7 +40,7 @@ def test_nothing_gets_through_and_json_stays_the_same(text: str) -> None:
     assert json.loads(escaped(json.dumps(text, ensure_ascii=False))) == text
 
 
-@pytest.mark.parametrize("say", [console.warn, console.say_line, console.say_progress])
+@pytest.mark.parametrize("say", [warn, say, say_progress])
 def test_lines_of_commands(say: object, capsys: pytest.CaptureFixture[str]) -> None:
     assert callable(say)
     say(f"note{EVIL}")
@@ -80,6 +83,39 @@ def test_commands(
     assert any(DRIVES.search(one["completion"]) for one in samples)
     for out in (*assay("sample", *asked), *assay("verify", rows), *assay("verify", bad)):
         assert not DRIVES.search(out)
+
+
+def test_a_line_cannot_become_two(capsys: pytest.CaptureFixture[str]) -> None:
+    assert one_line("a\nb\x1b\r") == r"a\nb\u001b\r"
+    assert lined(["a\nb", "c"]) == "a\\nb\nc"
+    assert [*aligned([("name", "n"), ("a\nb", "c")])] == ["name  n", "a\\nb  c"]
+    warn(f"{EVIL}\nFORGED")
+    say_progress("\nFORGED")
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and r"\nFORGED" in said
+    assert message("a\nb", "c\n", "d") == r"a\nb: found c\n; accepted: d"
+
+
+def test_a_run_in_a_folder_with_a_line_break_is_one_line_of_runs(tmp_path: Path) -> None:
+    folder = tmp_path / "a\nFORGED  finished\x1b[2J"
+    folder.mkdir()
+    (folder / "config.toml").write_text("")
+    lines = str(list_runs(tmp_path)).splitlines()
+    assert len(lines) == 3 and lines[1].startswith(r"a\nFORGED  finished\u001b[2J")
+
+
+def test_tracebacks_and_warnings_of_python_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    program = (
+        "import sys, threading, warnings; from assay.terminal import guarded_python\n"
+        "def fail(): raise ValueError('\\x1b[2J')\n"
+        "with guarded_python():\n"
+        "    warnings.warn('\\x1b[3J')\n"
+        "    thread = threading.Thread(target=fail); thread.start(); thread.join()\n"
+        "    fail()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1 and not DRIVES.search(done.stderr)
+    assert done.stderr.count(r"ValueError: \u001b[2J") == 2 and r"\u001b[3J" in done.stderr
 
 
 def test_rows_stand_in_columns() -> None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from assay.errors import INTERRUPTED
+from assay.terminal import guarded_python, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +34,7 @@ def main() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())
-    with signals_interrupt() as received:
+    with guarded_python(), signals_interrupt() as received:
         try:
             from assay.cli.command import run_command
 
@@ -43,7 +44,7 @@ def main() -> None:
                 raise
             code = INTERRUPTED
         if code == INTERRUPTED:
-            print("interrupted", file=sys.stderr)
+            say("interrupted")
         sys.exit(code)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import sys
 from typing import Any, cast
 
 import typer
@@ -16,7 +15,7 @@ from assay.cli import serving, upkeep  # noqa: F401
 # isort: on
 from assay.cli.console import app, leave_closed_pipe
 from assay.errors import AssayError
-from assay.terminal import escaped
+from assay.terminal import lined, one_line, say
 
 # click's UsageError, wherever this typer has its click
 _USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__mro__[1])
@@ -31,7 +30,8 @@ def run_command() -> int:
     except _USAGE_ERROR as error:
         return _complain_of_usage(error)
     except AssayError as error:
-        return _complain(str(error), error.exit_code)
+        # An error is one line, or several complaints about a configuration.
+        return _complain(lined(getattr(error, "lines", ()) or [str(error)]), error.exit_code)
     except typer.Abort:
         return _complain("a question was left without an answer", 2)
     except BrokenPipeError:
@@ -40,12 +40,12 @@ def run_command() -> int:
         of_machine = error.errno in _NOT_OF_THE_INPUT
         if error.strerror is None or (error.filename is None and not of_machine):
             raise  # no file of the user's: a defect
-        where, reason = error.filename or "writing", error.strerror
+        where, reason = one_line(str(error.filename or "writing")), error.strerror
         return _complain(f"{where}: {reason[:1].lower()}{reason[1:]}", 1 if of_machine else 2)
 
 
 def _complain(text: str, code: int) -> int:
-    print(escaped(f"error: {text}"), file=sys.stderr)
+    say(f"error: {text}")
     return code
 
 

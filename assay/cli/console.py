@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from assay import __version__
-from assay.terminal import escaped
+from assay import __version__, terminal
 
 app = typer.Typer(
     name="assay",
@@ -32,7 +30,7 @@ TASKS = BEGIN, TRAIN, CURATE, READ, JUDGE = (
 
 def _print_version(asked: bool) -> None:
     if asked:
-        print(f"assay {__version__}")
+        terminal.show_text(f"assay {__version__}")
         raise typer.Exit
 
 
@@ -89,23 +87,20 @@ def verifier_options(
     return config.build(tree, prefixed).verification.options
 
 
-def warn(text: str) -> None:
-    print(escaped(f"warning: {text}"), file=sys.stderr)
-
-
-def say_line(text: str) -> None:
-    print(escaped(text), file=sys.stderr)
-
-
-def say_progress(text: str) -> None:
-    """Show how far a long command is, on one line of the terminal."""
-    print(f"\r{escaped(text)}", end="", file=sys.stderr, flush=True)
-
-
 def show(result: Any, as_json: bool) -> None:
     """Print a result as one line of JSON (its ``as_dict``), or as text, escaped."""
-    text = json.dumps(result.as_dict(), allow_nan=False) if as_json else escaped(str(result))
-    print(text, flush=True)
+    if as_json:
+        terminal.show_json(result.as_dict())
+    else:
+        terminal.show_text(str(result))
+
+
+def show_path(name: str, place: Any, as_json: bool) -> None:
+    """Print where a result was written."""
+    if as_json:
+        terminal.show_json({name: str(place)})
+    else:
+        terminal.show_text(terminal.one_line(str(place)))
 
 
 def leave_closed_pipe() -> NoReturn:

@@ -9,6 +9,7 @@ import typer
 
 from assay.cli.console import CURATE, Json, app, show
 from assay.errors import UserError
+from assay.terminal import show_text
 
 
 @app.command(rich_help_panel=CURATE)
@@ -31,10 +32,10 @@ def data(
     from assay.curation import base
 
     if stage is None:
-        print(base.describe_stages())
+        show_text(base.describe_stages())
         return
     if not inputs and not overrides and out is None:
-        print(base.describe_settings(stage))
+        show_text(base.describe_settings(stage))
         return
     settings = base.settings_of(stage, inputs or [], overrides or [])
     if out is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -20,10 +19,11 @@ from assay.cli.console import (
     Overrides,
     TrustRun,
     app,
-    say_line,
     show,
+    show_path,
 )
 from assay.errors import UserError, message
+from assay.terminal import say
 
 Model = Annotated[
     str, typer.Argument(help="Model folder, hub name, or a run: RUN, RUN@best, RUN@120.")
@@ -83,7 +83,7 @@ def samples(command: Callable[..., None]) -> Callable[..., None]:
 def fail_where_none(judged: object, remedy: str) -> None:
     """Exit with 1 where nothing was judged: what found nothing is no success."""
     if not judged:
-        say_line(f"error: nothing was judged; see the reasons with {remedy}")
+        say(f"error: nothing was judged; see the reasons with {remedy}")
         raise typer.Exit(1)
 
 
@@ -326,7 +326,7 @@ def label_steps(
         temperature=temperature,
         max_completions=max_completions,
         **how,
-        say=say_line,
+        say=say,
     )
     show(result, as_json)
 
@@ -416,7 +416,7 @@ def export(
     else:
         assert out is not None
         place = api.export(model, out, format=format)  # pyright: ignore[reportArgumentType]
-    print(json.dumps({"model": str(place)}) if as_json else place)
+    show_path("model", place, as_json)
 
 
 @app.command(rich_help_panel=READ)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pydoc
 import sys
@@ -11,8 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from assay.cli.console import READ, Json, app
+from assay.cli.console import READ, Json, app, show
 from assay.errors import UserError, message
+from assay.terminal import escaped
 
 
 @app.command(rich_help_panel=READ)
@@ -104,9 +104,8 @@ def compare(
 
 def show_paged(result: Any, as_json: bool) -> None:
     """Print a result; what is longer than the terminal goes through ``PAGER``, or ``less``."""
-    text = json.dumps(result.as_dict(), allow_nan=False) if as_json else str(result)
     if as_json or not sys.stdout.isatty():
-        print(text, flush=True)
+        show(result, as_json)
         return
     os.environ.setdefault("LESS", "-FRX")  # no pager for a text that fits
-    pydoc.pager(text)
+    pydoc.pager(escaped(str(result)))

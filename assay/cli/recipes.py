@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from assay.cli.console import TRAIN, Json, app, say_line, show
+from assay.cli.console import TRAIN, Json, app, show
 from assay.errors import INTERRUPTED
+from assay.terminal import say, show_json, show_text
 
 recipe = typer.Typer(
     no_args_is_help=True, help="Chains of stages: a published pipeline, end to end, in one file."
@@ -30,10 +30,10 @@ def list_recipes(as_json: Json = False) -> None:
     found = [read_recipe(path) for path in built_in().values()]
     if as_json:
         rows = [{"name": one.name, "about": one.about, "paper": one.paper} for one in found]
-        print(json.dumps({"recipes": rows}))
+        show_json({"recipes": rows})
         return
     for one in found:
-        print(f"{one.name:<18}{one.about}")
+        show_text(f"{one.name:<18}{one.about}")
 
 
 @recipe.command(name="show")
@@ -43,7 +43,7 @@ def show_recipe(name: Name) -> None:
 
     path = find_recipe(name)
     read_recipe(path)
-    print(path.read_text(encoding="utf-8"), end="")
+    show_text(path.read_text(encoding="utf-8"), end="")
 
 
 @recipe.command(name="run")
@@ -75,7 +75,7 @@ def run(
         for one in looks:
             show(one, as_json)
         return
-    result = recipes.run_recipe(name, **how, directory=directory, quiet=as_json, say=say_line)
+    result = recipes.run_recipe(name, **how, directory=directory, quiet=as_json, say=say)
     show(result, as_json)
     if result.ended.startswith("interrupted"):
         raise typer.Exit(INTERRUPTED)

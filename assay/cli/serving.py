@@ -17,10 +17,10 @@ from assay.cli.console import (
     Unsafe,
     VerifierOptions,
     app,
-    say_line,
     verifier_options,
 )
 from assay.errors import MissingExtra
+from assay.terminal import say
 
 MAX_OPEN = 256
 """Expressions of clients that a server of verdicts keeps open."""
@@ -59,7 +59,7 @@ def serve_verifiers(
         VerifierService(verifier, allow=allow or [], max_open=MAX_OPEN, **settings) as service,
     ):
         service.check([None])
-        say_line(f"verdicts of {verifier}: POST {address_of(listening)}/judge")
+        say(f"verdicts of {verifier}: POST {address_of(listening)}/judge")
         with suppress(KeyboardInterrupt):
             run_server(VerifierServer(service, token, max_waiting), listening, "serve-verifiers")
 
@@ -83,6 +83,6 @@ def route(
     with ExitStack() as stack:
         judge = open_judge(settings, str(config), stack)
         listening = stack.enter_context(bind(host, port, token))
-        say_line(f"by {settings.route.by}: {address_of(listening)}/v1")
+        say(f"by {settings.route.by}: {address_of(listening)}/v1")
         with suppress(KeyboardInterrupt):
             run_server(RouteServer(settings, judge, token), listening, "route")

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from assay.cli.console import BEGIN, Json, app, say_line, show
+from assay.cli.console import BEGIN, Json, app, show
+from assay.terminal import say
 
 
 @app.command(rich_help_panel=BEGIN)
@@ -49,6 +50,6 @@ def init(
         verifier=verifier,
         out=out,
         overwrite=overwrite,
-        say=say_line,
+        say=say,
     )
     show(result, as_json)

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from assay.cli.console import BEGIN, TRAIN, Json, Overrides, TrustRun, app, say_line, show
+from assay.cli.console import BEGIN, TRAIN, Json, Overrides, TrustRun, app, show
 from assay.errors import INTERRUPTED, UserError, VerifierError
+from assay.terminal import say
 
 
 @app.command(rich_help_panel=TRAIN)
@@ -110,6 +111,6 @@ def plan(
         out=out,
         overwrite=overwrite,
         ask=typer.prompt,
-        say=say_line,
+        say=say,
     )
     show(result, as_json)

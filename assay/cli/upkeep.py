@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -19,11 +18,12 @@ from assay.cli.console import (
     TrustRun,
     VerifierOptions,
     app,
-    say_line,
     show,
+    show_path,
     verifier_options,
 )
 from assay.errors import UserError
+from assay.terminal import escaped, say
 
 
 @app.command(rich_help_panel=READ)
@@ -35,7 +35,7 @@ def report(
     from assay.run.report import write_report
 
     path = write_report(run)
-    print(json.dumps({"report": str(path)}) if as_json else path)
+    show_path("report", path, as_json)
 
 
 @app.command(rich_help_panel=TRAIN)
@@ -110,8 +110,8 @@ def audit(
     if label and (second is not None or steps is not None):
         raise UserError("assay audit: give --second and --steps, or --label")
     if label:
-        ask = lambda text: str(typer.prompt(text, err=True))  # noqa: E731
-        show(of_audit.label(run, ask, say_line, by or getpass.getuser()), as_json)
+        ask = lambda text: str(typer.prompt(escaped(text), err=True))  # noqa: E731
+        show(of_audit.label(run, ask, say, by or getpass.getuser()), as_json)
         return
     trust = {"allow": allow or [], "trust_run": trust_run}
     options = verifier_options(overrides, False)

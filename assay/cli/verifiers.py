@@ -18,13 +18,11 @@ from assay.cli.console import (
     VerifierOptions,
     app,
     leave_closed_pipe,
-    say_line,
-    say_progress,
     show,
     verifier_options,
-    warn,
 )
 from assay.errors import UserError
+from assay.terminal import say, say_progress, show_json, warn
 
 
 @app.command(rich_help_panel=JUDGE)
@@ -59,7 +57,7 @@ def verify(
         raise UserError("assay verify: give one of FILE, --rescore RUN and --self-test")
     if labelled is not None and not self_test:
         raise UserError("assay verify: --labelled needs --self-test")
-    say = say_progress if sys.stderr.isatty() else None
+    how_far = say_progress if sys.stderr.isatty() else None
     if rescore is not None:
         from assay.training.rescore import rescore as judge_again
 
@@ -72,11 +70,11 @@ def verify(
             options=options,
             allow=allow or [],
             trust_run=trust_run,
-            say=say,
+            say=how_far,
         )
         show(result, as_json)
         if result.unreadable:
-            say_line(f"error: {rescore}: not all that it recorded could be read")
+            say(f"error: {rescore}: not all that it recorded could be read")
             raise typer.Exit(1)
         return
     if self_test:
@@ -93,14 +91,16 @@ def verify(
             deadline=deadline,
             options=options,
             allow=allow or [],
-            say=say if out is not None else None,
+            say=how_far if out is not None else None,
             warn=warn,
         )
     except BrokenPipeError:
         leave_closed_pipe()
     facts = (f"{key.replace('_', ' ')} {value}" for key, value in summary.items() if value)
-    text = json.dumps(summary) if as_json else ", ".join(facts)
-    print(text, file=sys.stdout if as_json and out is not None else sys.stderr)
+    if as_json and out is not None:
+        show_json(summary)
+    else:
+        say(json.dumps(summary) if as_json else ", ".join(facts))
     if summary["rows"] == summary["not_judged"]:
         raise typer.Exit(1)  # the checker did no work at all
 

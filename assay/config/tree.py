@@ -228,7 +228,7 @@ def read_section(
         complaints = [
             complain(dict(item), model, where, lines or {}, overridden) for item in error.errors()
         ]
-        raise ConfigError("\n".join(complaints)) from error
+        raise ConfigError.of(complaints) from error
     except RecursionError as error:
         raise ConfigError(f"{where}: values nested too deeply; accepted: a few levels") from error
 

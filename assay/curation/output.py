@@ -21,6 +21,7 @@ from assay.data.sources import JsonLines, open_source
 from assay.errors import DataError, DiskFull, RunError, message
 from assay.removal import put_in_place, remove_file
 from assay.run.files import is_disk_full, plain, sync_file, write_atomic
+from assay.terminal import lined
 
 ROWS, MANIFEST = "rows.jsonl", "manifest.json"
 MAX_EXAMPLES = 3
@@ -68,10 +69,11 @@ class Manifest:
         return plain(asdict(self))
 
     def __str__(self) -> str:
-        read = "".join(f"\n  {one['rows']} rows from {one['source']}" for one in self.inputs)
-        took = "".join(f"\n  {each}" for each in self.filters)
-        found = "".join(f"\n  {name}: {_words(value)}" for name, value in self.measured.items())
-        return f"{self.stage}: {self.rows} rows in {self.out}{read}{took}{found}"
+        lines = [f"{self.stage}: {self.rows} rows in {self.out}"]
+        lines += [f"  {one['rows']} rows from {one['source']}" for one in self.inputs]
+        lines += [f"  {each}" for each in self.filters]
+        lines += [f"  {name}: {_words(value)}" for name, value in self.measured.items()]
+        return lined(lines)
 
 
 def read_manifest(path: Path) -> Manifest:

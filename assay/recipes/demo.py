@@ -13,6 +13,7 @@ from assay.errors import RunError
 from assay.recipes.file import find_recipe, read_recipe
 from assay.recipes.run import run_recipe
 from assay.run.evaluations import Gain
+from assay.terminal import lined
 from assay.training import api
 from assay.training.results import read_result
 
@@ -64,7 +65,7 @@ class DemoResult:
             f"{self.seconds:.0f} seconds in all. The evidence is in {self.run}",
             f"Open the report: {self.report}",
         ]
-        return "\n".join(lines)
+        return lined(lines)
 
 
 def _row(name: str, before: float, after: float, gained: Gain | None) -> str:

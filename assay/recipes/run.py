@@ -31,6 +31,7 @@ from assay.recipes.report import write_report
 from assay.run.files import DirectoryLock, check_folder, make_folder
 from assay.run.progress import format_seconds
 from assay.run.signature import why_not_own, write_config
+from assay.terminal import lined
 
 FILE = "recipe.toml"
 Say = Callable[[str], None]
@@ -56,7 +57,7 @@ class RecipeResult:
             lines.append(f"  {row.stage:<16}{row.kind:<14}{row.ended or 'begun':<16}{took:>8}")
         if not self.ended.startswith("finished"):
             lines.append(f"go on with: assay recipe run --resume {self.folder}")
-        return "\n".join([*lines, f"report: {self.folder}/report.html"])
+        return lined([*lines, f"report: {self.folder}/report.html"])
 
 
 def open_recipe(

@@ -24,7 +24,7 @@ from assay.run.intervals import share_words, sign_flip_p
 from assay.run.loaded import LoadedRun
 from assay.run.metrics import is_timing
 from assay.run.progress import format_seconds
-from assay.terminal import aligned, escaped
+from assay.terminal import aligned, lined
 
 Each = tuple[Any, ...]
 """Of the first run, A, of the second, B, and so on; None where one has no such thing."""
@@ -141,7 +141,7 @@ class ComparedRuns:
         lines += _section("last steps, mean", numbers, _number)
         lines += _section("speed", self.speed, _number)
         lines += _section("machine and versions that differ", self.surroundings, _text)
-        return escaped("\n".join(lines))
+        return lined(lines)
 
 
 def compare_runs(runs: Sequence[LoadedRun], num_flips: int = 0) -> ComparedRuns:

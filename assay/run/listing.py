@@ -23,7 +23,7 @@ from assay.run.evaluations import accuracy_of, best_step, of_deciding_kind
 from assay.run.files import plain
 from assay.run.progress import format_seconds
 from assay.run.records import read_step_rows
-from assay.terminal import aligned, escaped
+from assay.terminal import aligned, lined
 
 _TAIL = 16_384
 """Bytes of a journal's end that hold its last rows."""
@@ -90,9 +90,7 @@ class Listing:
 
     def __str__(self) -> str:
         rows = [_SHOWN, *(one.cells() for one in self.runs)]
-        return escaped(
-            "\n".join([*aligned(rows), f"({len(self.runs)} of {self.of} runs in {self.where})"])
-        )
+        return lined([*aligned(rows), f"({len(self.runs)} of {self.of} runs in {self.where})"])
 
 
 def list_runs(folder: Path | str = "runs", asked: Sequence[str] = ()) -> Listing:

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from assay.run.evaluations import TEXTS, Row, accuracy_of, kind_of, perplexity_words
 from assay.run.intervals import share_words
-from assay.terminal import escaped
+from assay.terminal import escaped, one_line
 
 _BARS = "▁▂▃▄▅▆▇█"
 _PLAIN_EVERY = 5.0
@@ -198,7 +198,7 @@ class Progress:
         elif kind == "evaluations":
             self._evaluated(row)
         elif kind == "notes" and not self.quiet:
-            self._print(row["text"])
+            self._print(one_line(row["text"]))
 
     def _step(self, step: int, metrics: Row) -> None:
         elapsed = metrics.get("time/elapsed", 0.0)
@@ -251,7 +251,7 @@ class Progress:
         if self._live is not None:
             row = Table.grid(padding=(0, 2))
             bar = ProgressBar(how_far.num_wanted, how_far.num_completions, width=30)
-            row.add_row(Text(how_far.what), bar, Text(how_far.numbers, "dim"))
+            row.add_row(Text(escaped(how_far.what)), bar, Text(how_far.numbers, "dim"))
             self._live.update(row if self._head is None else Group(self._head, row))
         elif not self.quiet:
             self._print(str(how_far))

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from assay.errors import RunError, message
 from assay.run.files import plain
 from assay.run.loaded import LoadedRun
-from assay.terminal import escaped
+from assay.terminal import escaped, one_line
 
 Kind = Literal["worst", "best", "failed", "not_judged", "longest", "flipped"]
 Row = Mapping[str, Any]
@@ -35,9 +35,9 @@ class Reading:
             prompt = (row["problem_id"], row["prompt"])
             if prompt != last_prompt:
                 last_prompt = prompt
-                lines += [f"=== {row['problem_id']} ===", row["prompt"] or ""]
-            lines += [f"--- {', '.join(_facts(row))} ---", row["text"] or ""]
-        lines.append(self.why or f"({len(self.rollouts)} of {self.found} rollouts)")
+                lines += [one_line(f"=== {row['problem_id']} ==="), row["prompt"] or ""]
+            lines += [one_line(f"--- {', '.join(_facts(row))} ---"), row["text"] or ""]
+        lines.append(one_line(self.why) or f"({len(self.rollouts)} of {self.found} rollouts)")
         return escaped("\n".join(lines))
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from typing import Any
 
 from assay.scale.asgi import JSON, Answer, Receive, Refused, Send, Server, while_there, whole_body
 from assay.scale.route_config import RouteConfig, UpstreamConfig, hardness, prompt_of
+from assay.terminal import say
 from assay.verify.judge.client import MAX_BODY, connection
 from assay.verify.judge.costs import CHARS_PER_TOKEN
 from assay.verify.judge.replies import read_usage
@@ -222,7 +222,7 @@ class RouteServer(Server):
             named = {"model": call.model, "reason": call.reason, "trouble": call.trouble}
             row["calls"].append(named | {what: facts[what] for what in COUNTS[2:]})
         with suppress(OSError):  # the answer matters more than its line
-            print(json.dumps(row), file=sys.stderr, flush=True)
+            say(json.dumps(row))
 
 
 class Routed:

@@ -22,6 +22,7 @@ from assay.model.layouts import Layout
 from assay.model.packing import Batch
 from assay.model.probe import LayoutChoice, probe_layouts
 from assay.scale.cluster import ActorLost, answer, check_alive, end, import_ray, spawn
+from assay.terminal import warn
 
 Ask = Callable[[Any, Batch], Any]
 """What asks an actor of a part of a batch."""
@@ -169,7 +170,7 @@ class ActorTeacher(TeacherElsewhere):
             except ActorLost as lost:
                 check_alive()
                 why = str(lost)
-                print(f"warning: {who} is replaced: {why}", file=sys.stderr)
+                warn(f"{who} is replaced: {why}")
                 end([self._members[number]])
                 self._members[number] = self._spawn()
                 ref = again(self._members[number])

@@ -27,6 +27,7 @@ from assay.scale.cluster import (
     open_cluster,
     strategy,
 )
+from assay.terminal import warn
 from assay.verify.serving.process import IMPORT_DEADLINE, STALE, START_DEADLINE, Lost, Worker
 from assay.verify.serving.remains import Remains, clear, new_family, start_watcher
 
@@ -204,8 +205,8 @@ class VerifierActors:
         if trouble and host not in self._told:
             self._told.add(host)
             why = " ".join(trouble.split())
-            told = f"warning: verifier actors on {host} have no sandbox ({why})"
-            print(f"{told}: what needs one is not judged there", file=sys.stderr)
+            found = f"verifier actors on {host} have no sandbox ({why})"
+            warn(f"{found}: what needs one is not judged there")
 
     def close(self) -> None:
         """End the actors that nobody uses; a pool has ended its own."""

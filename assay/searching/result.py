@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from assay.run.intervals import share_interval, spread_words, stderr_of
-from assay.terminal import aligned, escaped
+from assay.terminal import aligned, lined
 
 BASE = "one_sample"
 """The row that others are compared with: one completion, without a search."""
@@ -131,6 +131,6 @@ class SearchResult:
             lines.append(f"up to {most} answers of a row were not judged, and are left out")
         if self.out:
             lines.append(f"trees: {self.out}")
-        return escaped("\n".join(lines))
+        return lined(lines)
 
     __repr__ = __str__  # what a notebook shows

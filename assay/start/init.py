@@ -39,6 +39,7 @@ from assay.start.look import (
     look_at_rows,
 )
 from assay.start.starter import make_fresh, make_starter
+from assay.terminal import lined
 from assay.toml_text import key_lines, one_line, toml_line
 from assay.types import Problem
 from assay.verify.service import VerifierService
@@ -100,7 +101,7 @@ class InitResult:
         lines += ["", "Assumed (change it in the file):"]
         lines += [f"  - {text}" for text in self.assumed]
         lines += ["", "Next:", *(f"  {command}" for command in self.next)]
-        return "\n".join(lines)
+        return lined(lines)
 
 
 def init(
@@ -199,7 +200,7 @@ def _judge_keys(made: InitKind) -> str:
         toml_line("url", "http://localhost:8000/v1", "any OpenAI-compatible endpoint"),
         toml_line("model", "judge", "the judge's name there; its key is in ASSAY_JUDGE_KEY"),
     ]
-    return "\n".join(lines) + "\n"
+    return lined(lines) + "\n"
 
 
 def _template(name: str) -> str:

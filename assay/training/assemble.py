@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from assay.model.value_head import ValueModel
 from assay.run.progress import Progress, SamplingWatch
 from assay.scale.ahead import Actors
 from assay.scale.verifying import actors_for
+from assay.terminal import warn
 from assay.tools.toolbox import open_tools
 from assay.training.judging import open_service
 from assay.training.tag_watch import TagWatch
@@ -135,7 +135,7 @@ def open_bench(config: TrainConfig, verifiers: VerifierService) -> Bench:
 def warn_of_slow_type(loaded: LoadedModel) -> None:
     """Warn where the model's type is slower here than float32; the choice is the user's."""
     if line := slow_type(loaded.dtype, loaded.device):
-        print(f"warning: {line}", file=sys.stderr)
+        warn(line)
 
 
 def show_sampling(bench: Bench, stack: ExitStack, quiet: bool) -> SamplingWatch:
@@ -322,7 +322,7 @@ def _try_rewards(
     told = try_rewards(rows, what, verifiers, config.data, seconds) if seconds else []
     for line in told:
         if line.startswith("warning: "):
-            print(line, file=sys.stderr)
+            warn(line.removeprefix("warning: "))
     return [line for line in told if not line.startswith("warning: ")]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from assay.run.evaluations import Gain, gain_of
 from assay.run.intervals import holm, share_words, sign_flip_p
-from assay.terminal import escaped
+from assay.terminal import lined
 from assay.training.evaluate import Evaluation
 from assay.verify.judge.pairwise import WinRate
 
@@ -92,7 +92,7 @@ class CompareResult:
             lines += ["", f"± is one standard error. p: exact test, {test}, paired by problem."]
         if len(self.sets) > 1:
             lines.append(f"p of all: what p comes to since {len(self.sets)} sets were compared.")
-        return escaped("\n".join(lines))
+        return lined(lines)
 
     def __str__(self) -> str:
         return self.text()

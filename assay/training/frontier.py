@@ -19,6 +19,7 @@ from assay.data.sources import Rows, as_sources
 from assay.errors import ConfigError, MissingExtra, message
 from assay.run.files import check_output
 from assay.run.intervals import stderr_of
+from assay.terminal import aligned
 from assay.training.api import open_asked
 from assay.training.assemble import Bench, show_sampling
 from assay.training.evaluate import evaluate
@@ -75,14 +76,9 @@ class Frontier:
             rows.append((one.mode or "as the rows", one.name, accuracy, tokens, *shares))
         if all(one.mode is None for one in self.points):
             rows = [row[1:] for row in rows]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
         noun = "sample" if self.num_samples == 1 else "samples"
         about = f"{self.points[0].num_problems} problems, {self.num_samples} {noun} of each"
-        return "\n".join([*lines, f"{about}, temperature {self.temperature:g}"])
+        return "\n".join([*aligned(rows), f"{about}, temperature {self.temperature:g}"])
 
     __repr__ = __str__  # what a notebook shows
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from assay import config as configuration
 from assay.config import SamplingConfig, TrainConfig
 from assay.run.names import check_place, find_checkpoint
+from assay.terminal import one_line, say
 from assay.training.consent import RULES_UNSET, TO_SAMPLE, open_config
 
 
@@ -87,7 +87,7 @@ def checkpoint_of(model: str) -> Path | None:
     """
     found = find_checkpoint(model)
     if found is not None and found != Path(model):
-        print(f"note: {model} is {found}", file=sys.stderr)
+        say(one_line(f"note: {model} is {found}"))
     return found
 
 

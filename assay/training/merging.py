@@ -16,6 +16,7 @@ from assay.model.merge import MergeMethod, Tensors, check_alike, merge_tensors
 from assay.model.sources import ModelSource, saved_dtype
 from assay.model.weights import Weights
 from assay.run.files import check_new_folder
+from assay.terminal import lined
 from assay.training.api import open_asked
 from assay.training.assemble import show_sampling
 from assay.training.evaluate import Evaluation, evaluate
@@ -37,7 +38,7 @@ class MergeResult:
     def __str__(self) -> str:
         width = max((len(name) for name, _ in self.accuracies), default=0)
         rows = [f"{name:<{width}}  {found}" for name, found in self.accuracies]
-        return "\n".join([*rows, self.model])
+        return lined([*rows, self.model])
 
 
 def merge(

@@ -21,6 +21,7 @@ from assay.errors import RunError
 from assay.run.files import open_output
 from assay.run.records import read_step_rows
 from assay.run.rollout_log import RolloutLog, read_columns
+from assay.terminal import lined
 from assay.training.consent import RULES_UNSET, TO_JUDGE, open_config
 from assay.training.judging import open_service
 from assay.types import Group, Problem, Verdict
@@ -109,7 +110,7 @@ class RescoreResult:
                     f"  {one['id']} (step {one['step']}): answer {one['answer']!r}, "
                     f"read {old!r} before, {new!r} now{why}; ...{one['text']!r}"
                 )
-        return "\n".join(lines)
+        return lined(lines)
 
 
 def rescore(

@@ -21,7 +21,7 @@ from assay.run.evaluations import (
 )
 from assay.run.intervals import share_words
 from assay.run.loaded import load_run
-from assay.terminal import escaped
+from assay.terminal import escaped, lined, one_line
 from assay.types import Group, Verdict
 
 
@@ -85,7 +85,7 @@ class TrainResult:
         if self.ended != "finished":
             more = " --set evaluation.patience=" if self.ended == FINISHED_EARLY else ""
             lines.append(f"go on with: assay train --resume {self.run}{more}")
-        return "\n".join(lines)
+        return lined(lines)
 
     __repr__ = __str__  # what a notebook shows
 
@@ -150,7 +150,7 @@ class SampleResult:
                 facts.append(sample["detail"])
             if sample["extracted"] is not None:
                 facts.append(f"extracted {sample['extracted']!r}")
-            lines += [f"--- {', '.join(facts)} ---", sample["completion"]]
+            lines += [one_line(f"--- {', '.join(facts)} ---"), sample["completion"]]
         return escaped("\n".join(lines))
 
     __repr__ = __str__  # what a notebook shows

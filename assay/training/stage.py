@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -23,6 +22,7 @@ from assay.run.evaluations import kind_of
 from assay.run.guard import Guard
 from assay.run.report import write_report
 from assay.run.trackers import report_to_trackers
+from assay.terminal import warn
 from assay.training.assemble import Bench, Problems, open_curriculum, rate_words
 from assay.training.evaluate import evaluate
 from assay.training.replay import RunGenerator, RunVerifiers
@@ -171,7 +171,7 @@ def report_if_possible(folder: Path) -> None:
     try:
         write_report(folder)
     except OSError as error:
-        print(f"warning: {folder}: no report ({error}); see assay report", file=sys.stderr)
+        warn(f"{folder}: no report ({error}); see assay report")
 
 
 def steps_of(run: Run, guard: Guard, evaluate_now: Callable[[], None]) -> Iterator[int]:

@@ -35,6 +35,7 @@ from assay.reward_models.steps import Places, Step, split_steps
 from assay.run.files import Journal, check_output
 from assay.run.progress import SamplingWatch
 from assay.run.rollout_log import RolloutLog
+from assay.terminal import lined
 from assay.training.assemble import open_bench, open_verifiers
 from assay.training.consent import open_config
 from assay.training.evaluate import Judge, judge_groups
@@ -80,7 +81,7 @@ class StepLabels:
             lines.append(f"{self.skipped} skipped: without a step, or nothing was judged")
         if self.not_judged:
             lines.append(f"{self.not_judged} rollouts not judged")
-        return "\n".join(lines)
+        return lined(lines)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from assay.config import TrainConfig
 from assay.errors import message
+from assay.terminal import warn
 from assay.types import Problem
 
 LOOKED_AT = 200  # rows whose tags are read, of a set that is not read before it is drawn
@@ -43,4 +43,4 @@ class TagWatch:
             line = message(
                 f"data.verifier_by_tag.{tag}", "no row with this tag", shown or "no tags"
             )
-            print(f"warning: {line}", file=sys.stderr)
+            warn(line)

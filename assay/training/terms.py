@@ -19,7 +19,7 @@ from assay.errors import RunError, message
 from assay.learn.baselines import group_advantages
 from assay.run.files import plain
 from assay.run.loaded import LoadedRun, load_run
-from assay.terminal import aligned, escaped
+from assay.terminal import aligned, lined
 from assay.training.assemble import choose_algorithm
 from assay.verify.expression import parse_expression
 
@@ -68,7 +68,7 @@ class TermTable:
         lines = [f"{self.run}: {self.num_completions} completions", *aligned(table)]
         if self.left_out:
             lines.append(f"{self.left_out} left out: not judged, or their terms are not the reward")
-        return escaped("\n".join(lines))
+        return lined(lines)
 
     __repr__ = __str__  # what a notebook shows
 

@@ -20,7 +20,7 @@ from assay.errors import DataError, RunError, message
 from assay.run.files import check_folder, config_of, plain, read_rows, write_atomic
 from assay.run.intervals import share_interval
 from assay.run.loaded import load_run
-from assay.terminal import escaped
+from assay.terminal import lined
 from assay.training.rescore import Pairs, rescore
 from assay.trust.step_audit import StepAudit, audit_steps, read_step_audit
 from assay.types import Group, Verdict
@@ -86,7 +86,7 @@ class AuditResult:
             f" {Path(self.queue).with_name(name)} --verifier NAME"
             for name in sets
         ]
-        return escaped("\n".join(lines))
+        return lined(lines)
 
 
 def audit(

@@ -19,7 +19,7 @@ from assay.data.completions import problem_id_of
 from assay.errors import DataError, message
 from assay.run.files import plain, read_rows
 from assay.run.intervals import clustered_stderr, t_quantile
-from assay.terminal import aligned, escaped
+from assay.terminal import aligned, lined
 
 Verdicts = Mapping[str, Mapping[str, Any]]
 """Rows of a file, by the completion's id."""
@@ -74,7 +74,7 @@ class Drift:
             "shift, order and turned: against the first file; intervals at 95 %, over problems;"
             " turned: to passed / to failed"
         )
-        return escaped("\n".join(lines))
+        return lined(lines)
 
     __repr__ = __str__  # what a notebook shows
 

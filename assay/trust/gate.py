@@ -16,7 +16,7 @@ from assay.errors import DataError, RunError, did_you_mean, message
 from assay.run.checkpoints import step_of
 from assay.run.files import plain, read_rows, write_json
 from assay.run.names import check_place, find_checkpoint
-from assay.terminal import aligned, escaped
+from assay.terminal import aligned, lined
 from assay.training.compare import compare
 from assay.training.comparison import CompareResult
 from assay.training.consent import open_config
@@ -65,7 +65,7 @@ class GateResult:
         lines = [f"candidate: {self.model}", f"against:   {self.against}", "", *aligned(rows)]
         failed = [one.name for one in self.checks if one.outcome == "failed"]
         lines += ["", f"refused: {', '.join(failed)}" if failed else "the gate is passed"]
-        return escaped("\n".join(lines))
+        return lined(lines)
 
     __repr__ = __str__  # what a notebook shows
 

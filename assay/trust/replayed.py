@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from assay.run.files import plain
-from assay.terminal import aligned, escaped
+from assay.terminal import aligned, escaped, one_line
 
 SHOWN = 20
 """Flips in the text; JSON has all."""
@@ -90,7 +90,8 @@ class ReplayResult:
     def __str__(self) -> str:
         steps = span(self.start + 1, self.step)
         origin = f"the checkpoint of step {self.start}" if self.start else "the start"
-        lines = [f"{self.run}: {steps} taken again from {origin}; nothing was sampled", ""]
+        head = f"{self.run}: {steps} taken again from {origin}; nothing was sampled"
+        lines = [one_line(head), ""]
         rows = [(one.outcome, one.name, f"{one.count:,}", one.note) for one in self.again]
         lines += aligned(rows, right=[2])
         if self.flips:

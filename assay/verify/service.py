@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import threading
 import weakref
 from collections import Counter, OrderedDict, deque
@@ -19,6 +18,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from assay.errors import VerifierError, message
+from assay.terminal import say
 from assay.types import Completion, Group, Problem, Prompt, Verdict
 from assay.verify.expression import (
     BUILT_IN,
@@ -406,7 +406,7 @@ class VerifierService:
     def _ask_for_facts(self, name: str) -> Mapping[str, Any]:
         """Have a worker import a user's verifier: their code never runs in this process."""
         words = f"verifier {name}: its module is still being imported"
-        notice = threading.Timer(NOTICE_SECONDS, print, [words], {"file": sys.stderr})
+        notice = threading.Timer(NOTICE_SECONDS, say, [words])
         notice.daemon = True
         notice.start()
         try:

@@ -16,6 +16,7 @@ from itertools import chain
 from typing import Any
 
 from assay.errors import DataError, VerifierError, did_you_mean, message
+from assay.terminal import lined
 from assay.types import Completion, Problem, ThinkFormat, Verdict
 from assay.verify.base import resolve
 from assay.verify.expression import BUILT_IN, parse_expression
@@ -102,7 +103,7 @@ class RedTeamResult:
     def __str__(self) -> str:
         if self.skipped:
             return f"{self.verifier}: skipped: {self.skipped}"
-        return "\n".join([*self._table(), *self._shown_findings(), *self._outcome()])
+        return lined([*self._table(), *self._shown_findings(), *self._outcome()])
 
     __repr__ = __str__  # what a notebook shows
 
