@@ -43,6 +43,8 @@ class Model:
         self.before, self.status, self.usage = 0.0, 200, True
         self.cut: int | None = None
         self.hangs = False
+        self.instead: dict[str, Any] | None = None  # keys of a reply or an event
+        self.drip = b""  # sent again and again, before anything else
         self.left = threading.Event()
 
     async def __call__(self, scope: Any, receive: Callable[..., Any], send: Any) -> None:
@@ -79,6 +81,9 @@ class Model:
         if self.status != 200:
             await part(json.dumps({"error": {"message": "no: my-secret-key"}}).encode(), False)
             return
+        while self.drip:
+            await part(self.drip)
+            await asyncio.sleep(0.02)
         for raw in self._events(body) if body.get("stream") else [self._whole(body)]:
             await part(raw)
             await asyncio.sleep(0.01)
@@ -93,13 +98,15 @@ class Model:
             content = [{"token": one, "logprob": self.logprob} for one in self.text.split()]
             choice["logprobs"] = {"content": content}
         found = {"id": "1", "object": "chat.completion", "choices": [choice]}
+        found |= self.instead or {}
         raw = json.dumps({**found, **self._usage()}).encode()
         return raw if self.cut is None else raw[: self.cut]
 
     def _events(self, body: dict[str, Any]) -> Iterator[bytes]:
         for word in self.text.split()[: self.cut]:
             choice = {"index": 0, "delta": {"content": f"{word} "}, "finish_reason": None}
-            yield f"data: {json.dumps({'id': '1', 'choices': [choice]})}\r\n\r\n".encode()
+            event = {"id": "1", "choices": [choice]} | (self.instead or {})
+            yield f"data: {json.dumps(event)}\r\n\r\n".encode()
         if self.cut is None:
             if (body.get("stream_options") or {}).get("include_usage") and self.usage:
                 yield f"data: {json.dumps({'choices': [], **self._usage()})}\n\n".encode()

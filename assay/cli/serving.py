@@ -47,7 +47,8 @@ def serve_verifiers(
     unsafe_no_sandbox: Unsafe = False,
 ) -> None:
     """Give verdicts over HTTP, to trainers in other processes, languages and clusters."""
-    from assay.scale.asgi import address_of, bind, run_server
+    from assay.scale.asgi import address_of, bind
+    from assay.scale.listening import run_server
     from assay.scale.serve import VerifierServer
     from assay.verify.service import VerifierService
 
@@ -72,7 +73,8 @@ def route(
     token_env: TokenEnv = "ASSAY_ROUTE_TOKEN",
 ) -> None:
     """Send easy requests to a cheap model and hard ones to a strong one, as an OpenAI server."""
-    from assay.scale.asgi import address_of, bind, run_server
+    from assay.scale.asgi import address_of, bind
+    from assay.scale.listening import run_server
     from assay.scale.route import RouteServer
     from assay.scale.route_config import open_judge, read_config
 

@@ -4,7 +4,8 @@
     GET /metrics   counts, in the text format of Prometheus
 
 What can wait is bounded: a request that finds no room is refused at once (503, Retry-After), so
-that memory stays as it is. The work of a client that has gone is given up.
+that memory stays as it is. The work of a client that has gone is given up. A web page cannot use a
+server of this machine: Host, Origin and the content type are checked.
 """
 
 from __future__ import annotations
@@ -14,15 +15,19 @@ import hmac
 import json
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
-from assay.errors import MissingExtra, UserError, message
+from assay.errors import UserError, cause, message
+from assay.terminal import warn
 
 MOST_BYTES = 32 * 2**20  # of a request
+MOST_HELD = 8 * MOST_BYTES  # of all requests whose work is under way
 BODY_SECONDS = 60.0  # for the whole of a request to arrive
+SEND_SECONDS = 60.0  # for a client to take what it is sent
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 Found = TypeVar("Found")
@@ -69,6 +74,7 @@ class Server:
         self.token = token
         self.max_waiting = max_waiting
         self.waiting = 0
+        self.held = 0  # bytes of bodies
         self.answered: Counter[int] = Counter()
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
@@ -77,6 +83,7 @@ class Server:
             await self._live(receive, send)
         if scope["type"] != "http":
             return
+        send = _patient(send)
         try:
             answer = await self._answer(scope, receive, send)
         except Refused as refused:
@@ -84,6 +91,9 @@ class Server:
             answer = Answer.of(self.complaint(str(refused)), refused.status, *again)
         except ConnectionResetError:
             return  # nobody reads what we would say
+        except Exception as error:  # a defect: the others are answered as before
+            warn(f"a request failed: {cause(error)}")
+            answer = Answer.of(self.complaint("this request failed; see the server's log"), 500)
         self.answered[answer.status if answer else 200] += 1
         if answer is not None:
             length = (b"content-length", str(len(answer.raw)).encode())
@@ -130,12 +140,46 @@ class Server:
         self, scope: Mapping[str, Any], receive: Receive, send: Send
     ) -> Answer | None:
         method, path = scope["method"], scope["path"].rstrip("/") or "/"
+        self._check_page(method, dict(scope["headers"]))
         if (method, path) == ("GET", "/health"):
             return Answer.of(self.health())
         self._check_token(scope)
         if (method, path) == ("GET", "/metrics"):
             return Answer("".join(f"{line}\n" for line in self._metrics()).encode(), TEXT)
         return await self.respond(method, path, scope, receive, send)
+
+    def _check_page(self, method: str, headers: Mapping[bytes, bytes]) -> None:
+        """Refuse the requests that a browser sends for a web page.
+
+        A page may send POST without asking where its content type is that of a form, and by a name
+        of its own that leads to this machine it may even read the reply.
+        """
+        host, origin = headers.get(b"host"), headers.get(b"origin")
+        # A token is known to no page; without one, only the names of this machine are ours.
+        if self.token is None and host is not None and _name_of(host) not in LOOPBACK:
+            raise Refused(403, f"Host: accepted: {', '.join(LOOPBACK)}, where there is no token")
+        if origin is not None and urlsplit(origin).netloc != host:
+            raise Refused(403, "Origin: accepted: none, or that of this server")
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if method == "POST" and kind != b"application/json":
+            raise Refused(415, "Content-Type: accepted: application/json")
+
+    @asynccontextmanager
+    async def body(self, receive: Receive) -> AsyncIterator[bytes]:
+        """Yield a request's body, which counts as held meanwhile; raises Refused."""
+        size = 0
+
+        def hold(more: int) -> None:
+            nonlocal size
+            if self.held + more > MOST_HELD:
+                raise Refused(503, f"{self.held} bytes of requests are held; try again")
+            size += more
+            self.held += more
+
+        try:
+            yield await whole_body(receive, hold)
+        finally:
+            self.held -= size
 
     def _check_token(self, scope: Mapping[str, Any]) -> None:
         if self.token is None:
@@ -162,8 +206,31 @@ class Server:
                 return
 
 
-async def whole_body(receive: Receive) -> bytes:
-    """Return a request's body; raises Refused for one that is too large, or does not arrive."""
+def _name_of(host: bytes) -> str:
+    """Return the name or address in a Host header, without its port; "" where there is none."""
+    with suppress(ValueError):
+        return urlsplit(f"//{host.decode('latin-1')}").hostname or ""
+    return ""
+
+
+def _patient(send: Send) -> Send:
+    """Return a way to send that gives a client up who takes nothing: ConnectionResetError."""
+
+    async def sent(event: dict[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(SEND_SECONDS):
+                await send(event)
+        except TimeoutError:
+            raise ConnectionResetError from None
+
+    return sent
+
+
+async def whole_body(receive: Receive, hold: Callable[[int], None] = lambda more: None) -> bytes:
+    """Return a request's body; raises Refused for one that is too large, or does not arrive.
+
+    hold: is given the bytes of each part, and may refuse them.
+    """
     found = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -171,7 +238,9 @@ async def whole_body(receive: Receive) -> bytes:
                 event = await receive()
                 if event["type"] == "http.disconnect":
                     raise ConnectionResetError
-                found += event.get("body", b"")
+                part = event.get("body", b"")
+                hold(len(part))
+                found += part
                 if len(found) > MOST_BYTES:
                     said = f"a body of more than {MOST_BYTES} bytes; send less at a time"
                     raise Refused(413, said)
@@ -228,20 +297,3 @@ def address_of(listening: socket.socket) -> str:
     """Return the URL of a socket that listens."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def run_server(app: Server, listening: socket.socket, command: str) -> None:
-    """Answer requests until a signal comes; those under way are answered first."""
-    try:
-        import uvicorn  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise MissingExtra.of("uvicorn", "serve", f"assay {command}") from error
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        lifespan="on",
-        timeout_keep_alive=60,
-        timeout_graceful_shutdown=10,
-    )
-    uvicorn.Server(config).run(sockets=[listening])

@@ -10,17 +10,18 @@ was passed on. Each request is a line in the log, and counts in /metrics, by mod
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from assay.scale.asgi import JSON, Answer, Receive, Refused, Send, Server, while_there, whole_body
+from assay.scale.asgi import JSON, Answer, Receive, Refused, Send, Server, while_there
 from assay.scale.route_config import RouteConfig, UpstreamConfig, hardness, prompt_of
 from assay.terminal import say
 from assay.verify.judge.client import MAX_BODY, connection
@@ -59,20 +60,19 @@ class RoutedCall:
     trouble: str = ""
     seconds: float = 0.0
 
-    def hear(self, said: Any) -> None:
-        """Count a reply, or an event of a stream; raises Trouble where it is none."""
-        if (
-            not isinstance(said, dict)
-            or said.get("error")
-            or not isinstance(said.get("choices"), list)
-        ):
+    def hear(self, said: Any, part: str) -> None:
+        """Count a reply (part: ``message``), or an event of a stream (``delta``).
+
+        Raises Trouble where it is none.
+        """
+        if not _is_reply(said, part):
             raise Trouble(f"no reply, but {json.dumps(said)[:SHOWN]}")
         usage = read_usage(said)
         if usage.input_tokens is not None:
             self.usage = (usage.input_tokens, usage.output_tokens)
         written = 0
         for choice in said["choices"]:
-            content = (choice.get("message") or choice.get("delta") or {}).get("content")
+            content = (choice.get(part) or {}).get("content")
             written += len(content) if isinstance(content, str) else 0
         self.chars = (self.chars[0], self.chars[1] + written)
 
@@ -95,6 +95,7 @@ class Upstream:
 
         self.config = config
         self.endpoint = config.endpoint(name)
+        self.seconds = config.timeout
         self.client = httpx2.AsyncClient(**connection(256), timeout=config.timeout)
 
     async def pieces(self, call: RoutedCall, body: Mapping[str, Any]) -> AsyncGenerator[bytes]:
@@ -109,51 +110,91 @@ class Upstream:
         key = self.endpoint.key()
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         try:
+            clock = Clock(self.seconds)
             asking = self.client.stream("POST", self.endpoint.url, json=sent, headers=headers)
-            async with asking as reply:
+            async with _opened(asking, clock) as reply:
                 if reply.status_code != 200:
-                    said = (await _read(reply)).decode("utf-8", "replace")[:SHOWN]
+                    said = (await _read(reply, clock)).decode("utf-8", "replace")[:SHOWN]
                     said = said.replace(key, "[key]") if key else said
                     status = reply.status_code
                     raise Trouble(f"HTTP {status}: {said}", status if status in REFUSED else 0)
                 if not body.get("stream"):
-                    raw = await _read(reply)
-                    call.hear(json.loads(raw))
+                    raw = await _read(reply, clock)
+                    call.hear(json.loads(raw), "message")
                     yield raw
                     return
-                async for event, said in _events(reply):
+                async for event, said in _events(reply, clock):
                     if said is not None:
-                        call.hear(said)
+                        call.hear(said, "delta")
                     if said is None or said["choices"] or options.get("include_usage"):
                         yield event
+        except (httpx2.TimeoutException, TimeoutError) as error:
+            name = "ReadTimeout" if isinstance(error, TimeoutError) else type(error).__name__
+            raise Trouble(f"{name}: nothing for {self.seconds:g} s") from error
         except (httpx2.HTTPError, httpx2.StreamError, ValueError, RecursionError) as error:
-            late = isinstance(error, httpx2.TimeoutException)
-            why = f"nothing for {self.config.timeout:g} s" if late else str(error)[:SHOWN]
-            raise Trouble(f"{type(error).__name__}: {why}") from error
+            raise Trouble(f"{type(error).__name__}: {str(error)[:SHOWN]}") from error
         finally:
             call.seconds = time.perf_counter() - started
 
 
-async def _read(reply: Any) -> bytes:
+class Clock:
+    """What is left for a server to send something whole; bytes alone do not wind it up again."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.wind()
+
+    def wind(self) -> None:
+        """Give the server its seconds again."""
+        self._end = asyncio.get_running_loop().time() + self._seconds
+
+    def running(self) -> asyncio.Timeout:
+        """Return a context that raises TimeoutError when the seconds are over."""
+        return asyncio.timeout_at(self._end)
+
+    async def chunks(self, reply: Any) -> AsyncGenerator[bytes]:
+        """Yield the bytes of a reply as they come."""
+        async with aclosing(reply.aiter_bytes()) as chunks:
+            while True:
+                try:
+                    async with self.running():
+                        chunk = await anext(chunks)
+                except StopAsyncIteration:
+                    return
+                yield chunk
+
+
+@asynccontextmanager
+async def _opened(asking: Any, clock: Clock) -> AsyncIterator[Any]:
+    async with AsyncExitStack() as stack:
+        async with clock.running():
+            reply = await stack.enter_async_context(asking)
+        yield reply
+
+
+async def _read(reply: Any, clock: Clock) -> bytes:
     found = bytearray()
-    async for chunk in reply.aiter_bytes():
+    async for chunk in clock.chunks(reply):
         found += chunk
         if len(found) > MAX_BODY:
             raise Trouble(f"a reply of more than {MAX_BODY} bytes")
     return bytes(found)
 
 
-async def _events(reply: Any) -> AsyncGenerator[tuple[bytes, Any]]:
+async def _events(reply: Any, clock: Clock) -> AsyncGenerator[tuple[bytes, Any]]:
     """Yield each event of a stream, as it came and as JSON; None of what is no JSON."""
     pending, data = b"", b""
-    async for chunk in reply.aiter_bytes():
+    async for chunk in clock.chunks(reply):
         *events, pending = re.split(rb"\r?\n\r?\n", pending + chunk)
         if len(pending) > MAX_BODY:
             raise Trouble(f"an event of more than {MAX_BODY} bytes")
         for event in events:
             lines = (line.partition(b":") for line in event.splitlines())
             data = b"".join(value.strip() for name, _, value in lines if name == b"data") or data
-            yield event + b"\n\n", json.loads(data) if b"{" in data[:1] else None
+            said = json.loads(data) if b"{" in data[:1] else None
+            yield event + b"\n\n", said
+            if said is not None:
+                clock.wind()  # after it was passed on: a slow client is not the server's fault
     if data != b"[DONE]":
         raise Trouble("the stream ended before its [DONE]")
 
@@ -188,7 +229,8 @@ class RouteServer(Server):
         if (method, path) != ("POST", "/v1/chat/completions"):
             accepted = "POST /v1/chat/completions, GET /v1/models, /health, /metrics"
             raise Refused(404, f"found {method} {path}; accepted: {accepted}")
-        body = _checked(await whole_body(receive))
+        async with self.body(receive) as raw:
+            body = _checked(raw)
         with self.room(1, "requests"):
             routed = Routed(self, body, send)
             try:
@@ -331,13 +373,37 @@ class Routed:
             raise Refused(trouble.refused, f"{call.model}: {trouble}")
 
 
+def _is_reply(said: Any, part: str) -> bool:
+    """Whether this is a chat completion, or an event of one, as far as it is read here."""
+    if not isinstance(said, dict) or said.get("error"):
+        return False
+    choices = said.get("choices")
+    if not isinstance(choices, list) or (part == "message" and not choices):
+        return False
+    return all(isinstance(one, dict) and _is_message(one.get(part), part) for one in choices)
+
+
+def _is_message(one: Any, part: str) -> bool:
+    if one is None:
+        return part == "delta"
+    if not isinstance(one, dict):
+        return False
+    calls = one.get("tool_calls")
+    return calls is None or (isinstance(calls, list) and all(isinstance(c, dict) for c in calls))
+
+
 def _checked(raw: bytes) -> dict[str, Any]:
     """Return a request's body; raises Refused."""
-    accepted = "a JSON object with messages, a list of objects; metadata, if any: an object"
+    accepted = (
+        "a JSON object with messages, a list of objects; if any, model: text; stream: true or "
+        "false; stream_options and metadata: objects"
+    )
     try:
         body = json.loads(raw)
         prompt_of(body)
-        if body["messages"] and isinstance(body.get("metadata") or {}, dict):
+        kinds = {"model": str, "stream": bool, "stream_options": dict, "metadata": dict}
+        known = {key: kind for key, kind in kinds.items() if body.get(key) is not None}
+        if body["messages"] and all(isinstance(body[key], known[key]) for key in known):
             return body
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         pass

@@ -33,8 +33,8 @@ class UpstreamConfig(Section):
     api_key_env: Text = "ASSAY_ROUTE_KEY"
     """The environment variable with the server's key. Where it is not set, no key is sent."""
     timeout: Positive = 120.0
-    """Seconds in which a server must send something: its reply, or the next event of a stream.
-    After that the other model is asked."""
+    """Seconds in which a server must send something whole: its reply, or the next event of a
+    stream with data. After that the other model is asked."""
     price_input: NonNegative = 0.0
     """Price of a million tokens that the model reads."""
     price_output: NonNegative = 0.0

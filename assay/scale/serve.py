@@ -9,17 +9,21 @@ A request that is not done in its seconds is given up (504), and so is one whose
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from assay.data.completions import Record
 from assay.errors import AssayError, DataError, UserError, message
-from assay.scale.asgi import Answer, Receive, Refused, Send, Server, while_there, whole_body
+from assay.scale.asgi import Answer, Receive, Refused, Send, Server, while_there
 from assay.types import Group, Problem, Prompt
 from assay.verify.service import VerifierService
 
 MOST_SECONDS = 1700.0
+Asked = TypeVar("Asked")
+Found = TypeVar("Found")
 
 
 class VerifierServer(Server):
@@ -37,15 +41,19 @@ class VerifierServer(Server):
         super().__init__(token, max_waiting)
         self.service = service
         self.seconds = seconds
+        # Two: one client's slow rows do not hold up those of all others.
+        self._checks = ThreadPoolExecutor(2, "assay-checks")
 
     async def respond(
         self, method: str, path: str, scope: Mapping[str, Any], receive: Receive, send: Send
     ) -> Answer:
         """Return verdicts, or the facts of a verifier."""
         if method == "GET" and path.startswith("/verifiers/"):
-            return Answer.of(self._facts(path.removeprefix("/verifiers/")))
+            name = path.removeprefix("/verifiers/")
+            return Answer.of(await self._off_the_loop(receive, self._facts, name))
         if (method, path) == ("POST", "/judge"):
-            return Answer.of(await self._judge(await whole_body(receive), receive))
+            async with self.body(receive) as raw:
+                return Answer.of(await self._judge(raw, receive))
         raise Refused(
             404,
             f"found {method} {path}; accepted: POST /judge, GET /verifiers/NAME, /health, /metrics",
@@ -57,6 +65,24 @@ class VerifierServer(Server):
         if self.service.engine.closed or failure is not None:
             raise Refused(503, f"no verdicts: {failure or 'closed'}")
         return super().health()
+
+    async def _off_the_loop(
+        self, receive: Receive, work: Callable[[Asked], Found], asked: Asked
+    ) -> Found:
+        """Return what some work gives, in a thread: checks of rows and imports take their time."""
+        loop = asyncio.get_running_loop()
+
+        async def done() -> Found:
+            return await loop.run_in_executor(self._checks, work, asked)
+
+        try:
+            return await while_there(receive, done(), self.seconds)
+        except TimeoutError as error:
+            raise Refused(504, f"not checked in {self.seconds:g} s") from error
+
+    async def close(self) -> None:
+        """End the threads."""
+        self._checks.shutdown(wait=False, cancel_futures=True)
 
     def _facts(self, name: str) -> dict[str, Any]:
         try:
@@ -72,7 +98,7 @@ class VerifierServer(Server):
         return {key: found[key] for key in found if key != "source"}  # which is its owner's
 
     async def _judge(self, raw: bytes, receive: Receive) -> dict[str, Any]:
-        groups, ids, seconds = self._read(raw)
+        groups, ids, seconds = await self._off_the_loop(receive, self._read, raw)
         with self.room(len(groups), "completions"):
             try:
                 judging = self.service.judge_async(groups)

@@ -61,6 +61,9 @@ _TOKEN = re.compile(
 )
 
 
+MOST_CHARACTERS = 4000  # of an expression
+
+
 @dataclass(frozen=True, slots=True)
 class Term:
     """One part of a sum: a verifier, or alternatives joined by ``|``, and its weight.
@@ -93,6 +96,9 @@ def parse_expression(text: str, where: str = "verifier") -> tuple[Term, ...]:
     between them. The first term weighs 1 where no number is written, a later one what its verifier
     says. Raises VerifierError, whose message names ``where`` and the column.
     """
+    if len(text) > MOST_CHARACTERS:  # a server parses what strangers send
+        found, accepted = f"{len(text):,} characters", f"at most {MOST_CHARACTERS:,}"
+        raise VerifierError(message(where, found, accepted))
     return _Parser(text, where).terms()
 
 

@@ -117,7 +117,7 @@ def _ask(
     import httpx2
 
     url, pause = str(options["url"]).rstrip("/") + path, PAUSE
-    headers = _token(options)
+    headers = {**_token(options), "Content-Type": "application/json"}
     content = None if body is None else json.dumps(body).encode()
     while True:
         left = limit - time.monotonic()

@@ -51,6 +51,7 @@ def short(problem, completion):
 def broken(problem, completion):
     raise RuntimeError("no score today")
 """
+JSON = {"content-type": "application/json"}
 EASY, HARD = "1+1", "the sum of one and one and one"
 
 
@@ -195,6 +196,45 @@ def test_a_model_that_fails_is_replaced_by_the_other(world: Any, fault: str, str
     assert here.server.counted["failures", "cheap", "easy"] == 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "instead",
+    [
+        {"choices": [1]},
+        {"choices": [None]},
+        {"choices": None},
+        {"choices": [{"message": 3, "delta": "x"}]},
+        {"choices": [{"message": {"tool_calls": [1]}, "delta": {"tool_calls": 1}}]},
+    ],
+)
+def test_a_reply_that_is_none_is_replaced_by_the_others(
+    world: Any, instead: dict[str, Any], stream: bool
+) -> None:
+    for rule in ('by = "length"\nthreshold = 10', 'by = "confidence"\nthreshold = 0.2'):
+        here = world(rule)
+        here.cheap.instead = instead
+        reply = here.ask(stream=stream)
+        assert reply.status_code == 200 and reply.headers["x-assay-route"] == "strong fallback"
+        assert "no reply, but" in here.line()["calls"][0]["trouble"]
+
+
+@pytest.mark.parametrize(
+    ("stream", "drip"), [(False, b" "), (True, b"data: {"), (True, b": still here\n\n")]
+)
+def test_a_model_that_drips_is_given_up_after_its_timeout(
+    world: Any, stream: bool, drip: bytes
+) -> None:
+    here = world('by = "length"\nthreshold = 10')
+    here.cheap.drip = drip
+    reply = here.ask(stream=stream)
+    if drip.startswith(b":"):  # comments are passed on, so that it is too late for the other
+        assert "ReadTimeout: nothing for 0.5 s" in reply.text and "[DONE]" not in reply.text
+    else:
+        assert reply.headers["x-assay-route"] == "strong fallback" and "indeed" in reply.text
+    assert here.line()["calls"][0]["trouble"] == "ReadTimeout: nothing for 0.5 s"
+    assert here.cheap.left.wait(5.0)
+
+
 def test_a_cheap_reply_stands_where_the_strong_model_fails(world: Any) -> None:
     here = world('by = "confidence"\nthreshold = 0.05')
     here.strong.status = 503
@@ -286,6 +326,7 @@ def test_cost_is_counted_by_model_and_reason(world: Any) -> None:
 def test_a_client_that_goes_away_frees_its_model(world: Any, stream: bool) -> None:
     here = world('by = "length"\nthreshold = 10')
     here.server.models["cheap"].client.timeout = httpx2.Timeout(30.0)
+    here.server.models["cheap"].seconds = 30.0
     here.cheap.hangs, here.cheap.cut = True, (1 if stream else 20)
     body = {"messages": [{"role": "user", "content": EASY}], "stream": stream}
     with pytest.raises(httpx2.ReadTimeout):
@@ -311,11 +352,15 @@ def test_what_finds_no_room_is_refused(world: Any) -> None:
 
 @pytest.mark.parametrize(
     "body", [b"{", b"[]", b'{"messages": []}', b'{"messages": [3]}', b'{"messages": "hello"}',
-             b'{"messages": [{"content": "x"}], "metadata": 3}', b'{"messages": [{"content": [3]}]}']
+             b'{"messages": [{"content": "x"}], "metadata": 3}', b'{"messages": [{"content": "x"}], "stream_options": [1]}',
+             b'{"messages": [{"content": "x"}], "model": ["cheap"]}', b'{"messages": [{"content": "x"}], "stream": 3}',
+             b'{"messages": [{"content": [3]}]}']
 )  # fmt: skip
 def test_a_wrong_body_is_told_in_one_line(world: Any, body: bytes) -> None:
     here = world('by = "length"\nthreshold = 10')
-    reply = httpx2.post(f"{here.url}/v1/chat/completions", content=body, trust_env=False)
+    reply = httpx2.post(
+        f"{here.url}/v1/chat/completions", content=body, headers=JSON, trust_env=False
+    )
     assert reply.status_code == 400
     assert "messages, a list of objects" in reply.json()["error"]["message"]
     assert httpx2.get(f"{here.url}/v1/nothing", trust_env=False).status_code == 404

@@ -19,6 +19,7 @@ from assay.verify.loading import slow_import
 MAX_VALUES = 10_000  # values inside the answer
 MAX_DEPTH = 64
 MAX_DIGITS = 400
+MOST_SCHEMA = 200_000  # characters
 PATTERN_SECONDS = 0.5  # of CPU time for one string and one pattern
 
 _SCHEMA = "a JSON schema (an object, or true or false) without references to other documents"
@@ -59,6 +60,9 @@ def judge_json(problem: Problem, completion: Completion) -> Part:
 def read_schema(problem: Problem) -> Any:
     """Return the validator of a problem's schema; raises VerifierError where it is none."""
     schema = json.dumps(SCHEMA.read(problem))
+    if len(schema) > MOST_SCHEMA:  # to check one takes time that grows with it
+        found, accepted = f"{len(schema):,} characters", f"at most {MOST_SCHEMA:,}"
+        raise VerifierError(message("schema", found, accepted))
     try:
         return _validator(schema)
     except VerifierError as error:

@@ -46,6 +46,7 @@ def call(app: VerifierServer, method: str, path: str, body: Any = None, **header
     async def send(event: dict[str, Any]) -> None:
         sent.append(event)
 
+    headers = {"content-type": "application/json", **headers}
     pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "method": method, "path": path, "headers": pairs}
     asyncio.run(app(scope, receive, send))
@@ -115,7 +116,12 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(
     async def send(event: dict[str, Any]) -> None:
         sent.append(event)
 
-    scope = {"type": "http", "method": "POST", "path": "/judge", "headers": []}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/judge",
+        "headers": [(b"content-type", b"application/json")],
+    }
     asyncio.run(app(scope, receive, send))
     assert sent[0]["status"] == 408 and b"did not arrive in 0.01 s" in sent[1]["body"]
 
