@@ -40,6 +40,7 @@ def cell(code, space={"__name__": "__main__"}):
         if value is not None:
             print(repr(value))
 """
+LOST = "(the variables of earlier calls are lost)\n"
 _ENDS: Mapping[str, str] = {
     "timeout": "stopped: it took more than {seconds:g} seconds",
     "memory": f"stopped: it needed more than {MEMORY_MIB} MiB of memory",
@@ -78,7 +79,8 @@ class Interpreter:
     """The cells of one completion, in one sandboxed process.
 
     Where a cell ends its process, the cells before it run once more in a fresh one, so that only
-    the state of that cell is lost.
+    the state of that cell is lost. They may take half of a call's seconds; if they take more, or
+    one of them ends the process now, all state is lost, and the policy is told.
     """
 
     seconds: float
@@ -92,7 +94,10 @@ class Interpreter:
         if len(code) > MAX_CODE:
             raise ToolError(f"code of more than {MAX_CODE} characters")
         try:
-            outcome = self._ready().call("cell", (code,))
+            used, lost = self._prepare()
+            assert self.session is not None
+            left = Limits(2 * self.seconds, self.seconds - used, MEMORY_MIB, OUTPUT_KIB)
+            outcome = self.session.call("cell", (code,), limits=left)
         except Unsupported as error:
             raise ToolError("code that is no text") from error
         except SandboxTrouble:
@@ -103,19 +108,35 @@ class Interpreter:
             self.done.append(code)
         else:
             self._forget()
-        return _told(outcome, self.seconds)
+        return _told(outcome, self.seconds, lost)
 
-    def _ready(self) -> Session:
-        """Return the process of this completion; a fresh one has run what was done before."""
-        if self.session is None:
-            idle = 2 * self.seconds
-            limits = Limits(idle, self.seconds, MEMORY_MIB, OUTPUT_KIB)
-            session = self.session = _sandbox(self.unsafe).load(CELL, limits)
-            _sessions.add(session)
-            weakref.finalize(self, _over, this_thread(), _here.ended, session)
-            for code in self.done:
-                session.call("cell", (code,))
-        return self.session
+    def _prepare(self) -> tuple[float, bool]:
+        """Have a process that has run what was done before.
+
+        Return the seconds that this took, and whether the state was lost.
+        """
+        if self.session is not None:
+            return 0.0, False
+        session = self._start()
+        used, most = 0.0, self.seconds / 2
+        for code in self.done:
+            limits = Limits(2 * most - used, most - used, MEMORY_MIB, OUTPUT_KIB)
+            again = session.call("cell", (code,), limits=limits)
+            # Sleeping takes no processor, but whoever waits for the answer waits for it, too.
+            used += max(again.cpu_seconds, again.wall_seconds / 2)
+            if not again.alive or used >= most:
+                self._forget()
+                self.done.clear()
+                self._start()
+                return min(used, most), True
+        return used, False
+
+    def _start(self) -> Session:
+        limits = Limits(2 * self.seconds, self.seconds, MEMORY_MIB, OUTPUT_KIB)
+        session = self.session = _sandbox(self.unsafe).load(CELL, limits)
+        _sessions.add(session)
+        weakref.finalize(self, _over, this_thread(), _here.ended, session)
+        return session
 
     def _forget(self) -> None:
         session, self.session = self.session, None
@@ -123,9 +144,9 @@ class Interpreter:
             _end(session)
 
 
-def _told(outcome: Outcome, seconds: float) -> str:
-    """Return what the policy is told of a cell."""
-    said = outcome.stdout + outcome.stderr
+def _told(outcome: Outcome, seconds: float, lost: bool) -> str:
+    """Return what the policy is told of a cell. lost: no variable of earlier calls is there."""
+    said = (LOST if lost else "") + outcome.stdout + outcome.stderr
     if outcome.status == "ok":
         return said.rstrip("\n") or "(no output)"
     ends = _ENDS.get(outcome.status)

@@ -15,7 +15,7 @@ from processes import until
 
 uvicorn = pytest.importorskip("uvicorn", reason='needs uvicorn: pip install "assay-rl[serve]"')
 
-from test_served_verifiers import ROWS, call  # noqa: E402
+from server_calls import ROWS, call  # noqa: E402
 
 from assay.errors import VerifierError  # noqa: E402
 from assay.scale import asgi, listening  # noqa: E402

@@ -66,6 +66,27 @@ def test_a_process_that_ends_loses_its_last_call_alone(run: RunCall, code: str, 
     assert told(run, "kept + first") == "6"
 
 
+def test_repeated_calls_take_at_most_half_of_a_calls_seconds(run: RunCall) -> None:
+    """Four calls of 0.1 s of processor each: all of them again would take the call's 0.5 s."""
+    busy = "import time\nend = time.process_time() + 0.1\nwhile time.process_time() < end: pass"
+    for n in range(4):
+        told(run, f"x{n} = {n}\n{busy}")
+    assert "exit code 3" in told(run, "import os; os._exit(3)")
+    assert told(run, "'x0' in globals()") == f"{module.LOST}False"
+    assert told(run, "x0 = 7") == "(no output)" and told(run, "x0") == "7"
+
+
+def test_a_call_that_ends_the_process_when_repeated_leaves_no_dead_interpreter(
+    run: RunCall,
+) -> None:
+    run.__self__.done.append("import os; os._exit(4)")  # type: ignore[attr-defined]
+    assert "exit code 3" in told(run, "import os; os._exit(3)")
+    assert told(run, "1 + 1") == f"{module.LOST}2"
+    assert told(run, "y = 5") == "(no output)" and told(run, "y") == "5"
+    assert "exit code 3" in told(run, "import os; os._exit(3)")
+    assert told(run, "y") == "5", "what came after is repeated again"
+
+
 def test_processes_of_ended_completions_are_closed(run: RunCall) -> None:
     other = interpreter(0.5).open()
     told(other, "x = 1")

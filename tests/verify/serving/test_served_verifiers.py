@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from server_calls import ROWS, call
 
 from assay.errors import UserError, VerifierError
 from assay.scale.asgi import bind
@@ -19,40 +19,11 @@ from assay.scale.serve import VerifierServer
 from assay.types import Completion, Group, Problem, Prompt, ThinkFormat
 from assay.verify.service import VerifierService
 
-ROWS = [
-    {"id": "right", "prompt": "1+1=", "answer": "2", "completion": "2"},
-    {"id": "wrong", "prompt": "1+1=", "answer": "2", "completion": "3"},
-]
-
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[VerifierService]:
     with VerifierService("exact", num_workers=1) as found:
         yield found
-
-
-def call(app: VerifierServer, method: str, path: str, body: Any = None, **headers: str) -> Any:
-    """Return (status, reply) of one request that is made without a network."""
-    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    sent: list[dict[str, Any]] = []
-    events = [{"type": "http.request", "body": raw}]
-
-    async def receive() -> dict[str, Any]:
-        if events:
-            return events.pop()
-        await asyncio.sleep(60)
-        return {"type": "http.disconnect"}
-
-    async def send(event: dict[str, Any]) -> None:
-        sent.append(event)
-
-    headers = {"content-type": "application/json", **headers}
-    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
-    scope = {"type": "http", "method": method, "path": path, "headers": pairs}
-    asyncio.run(app(scope, receive, send))
-    said = sent[1]["body"].decode()
-    is_json = dict(sent[0]["headers"])[b"content-type"] == b"application/json"
-    return sent[0]["status"], json.loads(said) if is_json else said
 
 
 def test_a_batch_has_a_verdict_for_each_row_in_order(service: VerifierService) -> None:
