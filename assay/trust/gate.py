@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from assay.errors import DataError, RunError, did_you_mean, message
 from assay.run.checkpoints import step_of
 from assay.run.files import plain, read_rows, write_json
 from assay.run.names import check_place, find_checkpoint
-from assay.terminal import aligned, lined
+from assay.terminal import aligned, lined, say
 from assay.training.compare import compare
 from assay.training.comparison import CompareResult
 from assay.training.consent import open_config
@@ -117,7 +116,7 @@ def gate(
     whole = Path(out)
     files_of = [whole if one is None else whole.with_stem(f"{whole.stem}-{one}") for one in asked]
     if kinds and not how.get("quiet"):
-        print(_announced(kinds, len(asked)), file=sys.stderr)
+        say(_announced(kinds, len(asked)))
     for effort, file in zip(asked, files_of, strict=True):
         how |= {"effort": effort or how.get("effort")}
         compared.append(
