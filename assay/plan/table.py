@@ -94,6 +94,13 @@ def known_of(facts: Facts) -> dict[str, Any]:
     }
 
 
+def reason_of(rule: str, facts: Facts) -> str | None:
+    """Return in words why a rule by this name applies to the facts; None where it does not."""
+    known = known_of(facts)
+    row = next(row for row in RULES if row.rule == rule)
+    return told(row.because, figures_of(known)) if holds(row.when, known) else None
+
+
 def first_row(
     rows: Sequence[MethodRow], known: Mapping[str, Any], method: str | None = None
 ) -> MethodRow:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ from assay.data.curriculum import Curriculum
 from assay.errors import VerifierError
 from assay.learn.spans import AnyTeacher
 from assay.model.probe import LayoutChoice
+from assay.plan.configured import facts_of_config
 from assay.plan.record import run_decision
+from assay.plan.table import LIMITS, reason_of
 from assay.run.directory import Run
 from assay.run.environment import read_environment
 from assay.run.evaluation_log import record_answers
@@ -34,7 +36,6 @@ from assay.verify.service import VerifierService
 SELF_TEST_ROWS = 12
 _TESTED: dict[str, list[SelfTest]] = {}
 """What this process has found of built-in verifiers, by their code, options and the rows asked."""
-COLD_START_FLOOR = 0.08
 
 
 @dataclass(frozen=True)
@@ -312,10 +313,17 @@ def warn_of_cold_start(run: Run) -> None:
         return
     if run.config.teacher is not None:  # it has something to say of wrong completions too
         return
-    if passed < COLD_START_FLOOR:
-        run.event("cold_start", passed=passed)
-        run.note(
-            f"warning: only {passed:.1%} of the first step's completions are right (below"
-            f" {COLD_START_FLOOR:.0%}): there is little to reinforce, and the run may learn nothing"
-            " or collapse; train on easier problems, or cold-start with [sft] first"
-        )
+    floor, cut = LIMITS["COLD_START_FLOOR"], run.metrics.get("length/truncated")
+    if passed >= floor:
+        return
+    run.event("cold_start", passed=passed)
+    facts = replace(facts_of_config(run.config), pass_at_1=passed, truncated=cut)
+    if (reason := reason_of("cut_off", facts)) is not None:
+        longer = f"raise sampling.max_tokens first (`assay plan` tries {4 * facts.max_tokens})"
+        run.note(f"warning: {reason}; {longer}")
+        return
+    run.note(
+        f"warning: only {passed:.1%} of the first step's completions are right (below"
+        f" {floor:.0%}): there is little to reinforce, and the run may learn nothing"
+        " or collapse; train on easier problems, or cold-start with [sft] first"
+    )

@@ -191,9 +191,7 @@ def test_rows_of_both_tables_are_candidates() -> None:
 def test_the_tables_figures_are_those_that_stand_elsewhere() -> None:
     from assay.config import GuardConfig
     from assay.learn.algorithms import IMPORTANCE_CAP
-    from assay.training import stage
 
-    assert LIMITS["COLD_START_FLOOR"] == stage.COLD_START_FLOOR
     assert Facts().max_tokens == 256 and LIMITS["MAX_NOT_JUDGED"] == GuardConfig().max_not_judged
     caps = {row.value for row in SETTINGS if row.key == "algorithm.importance_cap"}
     assert caps == {IMPORTANCE_CAP} and [*REWARDS] == [*get_args(Reward)]

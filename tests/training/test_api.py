@@ -338,15 +338,27 @@ def test_what_train_needs(world: World, tmp_path: Path) -> None:
 
 def test_too_little_success_is_warned_of(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     """By what the first step sampled: nothing is sampled only to be warned by."""
-    tree = world.tree(data={"verifier": "math", "heldout": []}, rl={"steps": 2})
+    stops = {"stop": [*"etaoinshrdlu 0123456789"], "max_tokens": 40}
+    tree = world.tree(data={"verifier": "math", "heldout": []}, rl={"steps": 2}, sampling=stops)
     result = train(tree)
     said = capsys.readouterr().err
     assert said.count("warning: only 0.0% of the first step's completions are right") == 1
-    assert "cold-start with [sft] first" in said
+    assert "cold-start with [sft] first" in said and "longer completions" not in said
     events = rows_of(result.run, "events")
     assert [row["passed"] for row in events if row["kind"] == "cold_start"] == [0.0]
     train(resume=result.run, overrides=["rl.steps=3"])
     assert "first step's completions" not in capsys.readouterr().err
+
+
+def test_success_that_is_cut_off_asks_for_longer_completions(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the rule of `assay plan`: a model that is cut off shows nothing of what it can do."""
+    longest = {"max_tokens": 6}
+    train(world.tree(data={"verifier": "math", "heldout": []}, rl={"steps": 1}, sampling=longest))
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if "pass@1 is 0%" in one]
+    assert "of completions are cut at 6 tokens" in line and "sampling.max_tokens" in line
+    assert "[sft]" not in line
 
 
 def test_before_the_first_step_nothing_is_sampled(
