@@ -16,6 +16,7 @@ from assay.verify.answers.latex_text import (
     brackets_of,
     canonical,
     is_label,
+    same_name,
     split_equals,
     split_top,
     squeeze,
@@ -31,11 +32,13 @@ from assay.verify.answers.math_forms import (
     plain_form,
     primes_in,
     same_based,
+    same_parameter,
     same_ratio,
     same_time,
     words_of,
 )
 from assay.verify.answers.math_policy import DEFAULT, Policy
+from assay.verify.answers.notation import same_connected, same_order
 from assay.verify.answers.plain_numbers import PlainNumber, read_number, same_number, split_unit
 from assay.verify.answers.symbolic import same_expression, same_union
 from assay.verify.answers.units import Unit, convert
@@ -64,6 +67,7 @@ class Parts:
     items: tuple[str, ...]
     labels: tuple[str, ...]
     brackets: str = ""
+    pieces: tuple[str, ...] = ()  # items with their labels
 
     @property
     def ordered_by_label(self) -> bool:
@@ -92,6 +96,11 @@ def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
         return False  # algebra would read a product there, which nothing makes 0
     if "\\ldots" in b and "\\ldots" not in a:
         return False  # and so on: nobody knows how
+    stripped = same_parameter(a, b)
+    if stripped is None:
+        return False
+    if stripped != (a, b):
+        return equivalent(*stripped, policy)
     a, b = plain_form(a), plain_form(b)
     if not policy.unevaluated and is_unsolved(b) and not is_unsolved(a):
         return False
@@ -128,9 +137,13 @@ def _same_structure(
     if expected is None and (is_words(a) or is_words(b) or _CAPITALS.fullmatch(a)):
         same_marks = primes_in(a) == primes_in(b)  # A'B is another segment than AB
         return same_marks and words_of(a, policy.case) == words_of(b, policy.case)
+    if (decided := same_connected(a, b, equal)) is not None:
+        return decided
     (label_a, value_a), (label_b, value_b) = strip_label(a), strip_label(b)
-    if label_a and label_b and label_a == label_b:
+    if label_a and label_b and same_name(label_a, label_b):
         return equal(value_a, value_b)
+    if (decided := _same_named(a, b, policy)) is not None:
+        return decided
     if label_a and not label_b and not _has_relation(b):
         return equal(value_a, b)
     if not label_a and not _has_relation(a) and (label_b or ("=" in b and not _is_bare_list(b))):
@@ -163,6 +176,46 @@ def _same_structure(
     return _same_formula(a, b, expected, found, policy)
 
 
+def _same_named(a: str, b: str, policy: Policy) -> bool | None:
+    """Compare collections by the names that they have; None where it is not names that decide."""
+    equal = partial(equivalent, policy=policy)
+    (label_a, value_a), (label_b, value_b) = strip_label(a), strip_label(b)
+    names_a, names_b = _names(a), _names(b)
+    if names_a and names_b:
+        return names_a.keys() == names_b.keys() and all(
+            equal(item, names_b[name]) for name, item in names_a.items()
+        )
+    if names_b and not label_a and label_b and _is_shuffled([*names_b]):
+        return equal(a, f"({', '.join(names_b[name] for name in sorted(names_b))})")
+    if not label_a or not label_b or bool(names_a) != bool(names_b):
+        return None
+    if (r"\in " in a) != (r"\in " in b):
+        return None  # "D = (0, 1)" and "x \in (0, 1)"
+    if read_parts(value_a) or read_parts(value_b) or ":" in label_a + label_b:
+        return False
+    return None
+
+
+def _names(text: str) -> dict[str, str]:
+    """Return the items of ``(x, y) = (1, 2)`` or of ``x = 1, y = 2`` by their names, or nothing."""
+    label, value = strip_label(text)
+    brackets, inside = brackets_of(label)
+    parts = read_parts(value if brackets else text)
+    if parts is None:
+        return {}
+    names = [each.strip() for each in inside.split(",")] if brackets else [*parts.labels]
+    if not all(names) or not (len({*names}) == len(names) == len(parts.items) > 1):
+        return {}
+    return dict(zip(names, parts.items, strict=True))
+
+
+def _is_shuffled(names: list[str]) -> bool:
+    """Whether names are neighbors in the alphabet, as (y, x), and in another order."""
+    order = sorted(names)
+    letters = all(len(name) == 1 for name in names)
+    return letters and order != names and ord(order[-1]) - ord(order[0]) == len(names) - 1
+
+
 def _parts_unless(text: str, number: PlainNumber | None) -> Parts | None:
     """Read a collection, unless it is one number, as 1,024."""
     return read_parts(text) if number is None or number.listed else None
@@ -180,6 +233,8 @@ def _same_formula(
     a: str, b: str, expected: PlainNumber | None, found: PlainNumber | None, policy: Policy
 ) -> bool:
     """Compare by algebra, after the units: they are converted as those of plain numbers are."""
+    if not same_order(a, b):
+        return False
     (bare_a, unit_a), (bare_b, unit_b) = _algebra(a, expected), _algebra(b, found)
     if policy.units == "required" and unit_a and not unit_b:
         return False
@@ -272,7 +327,8 @@ def _parts(
     if kind == "set":
         pieces = [each for piece in pieces for each in _plus_minus(piece)]
     labeled = [strip_label(piece) for piece in pieces]
-    return Parts(kind, tuple(v for _, v in labeled), tuple(n for n, _ in labeled), brackets)
+    labels, items = zip(*labeled, strict=True) if labeled else ((), ())
+    return Parts(kind, items, labels, brackets, tuple(pieces))
 
 
 def _plus_minus(text: str) -> list[str]:
@@ -318,8 +374,15 @@ def _same_parts(
             return None if _has_relation(a) or _has_relation(b) else False
         return all(map(equal, _by_name(gold), _by_name(found)))
     if _relations(gold) or _relations(found):
-        return True if _matches(gold.items, found.items, equal) else None
+        if _joins(a) == _joins(b) and _matches(gold.pieces, found.pieces, equal):
+            return True
+        return None
     return _same_collection(gold, found, policy)
+
+
+def _joins(text: str) -> bool:
+    """Whether conditions hold together rather than one by one: x < 1 and x > 2 is nothing."""
+    return bool(re.search(r"[<>]|\\[lg]e ", text) and re.search(r"\sand\s", text))
 
 
 def _by_name(parts: Parts) -> tuple[str, ...]:
@@ -345,6 +408,9 @@ def _same_collection(gold: Parts, found: Parts, policy: Policy) -> bool:
             equal(item, by_label[label])
             for label, item in zip(gold.labels, gold.items, strict=True)
         )
+    bases = [{label.partition("_")[0] for label in side.labels if label} for side in (gold, found)]
+    if all(bases) and bases[0].isdisjoint(bases[1]):
+        return False  # x = 1, 2 and y = 1, 2
     in_order = policy.ordered and "list" in (gold.kind, found.kind)
     if gold.ordered_by_label or found.ordered_by_label or in_order:
         same_length = len(gold.items) == len(found.items)

@@ -32,9 +32,11 @@ def read_rules(name: str) -> list[tuple[re.Pattern[str], str]]:
 
 _STYLING, _SPELLING = read_rules("styling"), read_rules("spelling")
 _DELIMITERS = re.compile(r"\\\$|\$|\\\(|\\\)|(?<!\\)\\\[|\\\]")
-_ESCAPED_DOLLAR = re.compile(r"\\\$(?=\s*[+-]?\s*[\d.])|(?<=\d)\s*\\\$")
+_ESCAPED_DOLLAR = re.compile(r"\\\$(?=\s*[+-]?\s*(?:[\d.]|\\(?:[dt]?frac|sqrt|pi)))|(?<=\d)\s*\\\$")
 _LONE_DOLLAR = re.compile(r"^(?=\s*[+-]?\$\s*[+-]?[\d.])\s*([+-]?)\$|(?<=\d)\s*\$(?=[\s.]*$)")
 _ENDING = re.compile(r"(?:[.,;:\s]|(?<![\d)\]}a-z!])!|(?<=[a-z]{2})!)+$")
+_LOGICAL = re.compile(r"\s*\\l(and|or)(?![a-zA-Z])\s*")
+_STATES = re.compile(r"[=<>]|\\(?:le|ge|ne|in) ")  # conditions, and no letters of logic
 _DOUBLED = re.compile(r"\\\\(?=[a-zA-Z(){}\[\],;%$ ])")
 
 
@@ -60,6 +62,8 @@ def canonical(text: str) -> str:
     for pattern, replacement in _SPELLING:
         text = pattern.sub(replacement, text)
     text = _ENDING.sub("", text.strip())
+    if r"\l" in text and all(map(_STATES.search, _LOGICAL.split(text)[::2])):
+        text = _LOGICAL.sub(lambda m: f" {m[1]} ", text)
     while (
         text[:1] == "{"
         and text[-1:] == "}"
@@ -176,6 +180,18 @@ def is_label(text: str) -> bool:
     """Whether a text is only a name, as ``x``, ``f(2)``, ``S_{ABC}`` or ``(p, q)``."""
     text = text.strip()
     return len(text) <= 60 and bool(_LABEL.match(text))
+
+
+_APPLIED = re.compile(r"[a-zA-Z]\([a-z]\)")
+
+
+def same_name(a: str, b: str) -> bool:
+    """Whether two labels name one thing: ``f(x) = 2x`` may be written ``y = 2x``."""
+    return (
+        a == b
+        or (a == "y" and bool(_APPLIED.fullmatch(b)))
+        or (b == "y" and bool(_APPLIED.fullmatch(a)))
+    )
 
 
 def strip_label(text: str) -> tuple[str, str]:

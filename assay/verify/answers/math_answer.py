@@ -19,6 +19,7 @@ from assay.verify.answers.math_policy import (
 )
 from assay.verify.answers.plain_numbers import read_number
 from assay.verify.answers.sentences import MAX_SHORT, of_one_sentence
+from assay.verify.answers.units import read_unit
 from assay.verify.base import ANSWER, Limits, Part, Verifier, listed
 
 _WRAPPED = re.compile(r"\\(?:text|mbox|mathrm)\s*\{([^{}]*)\}")
@@ -100,7 +101,36 @@ def _around(gold: str, commitment: Commitment, policy: Policy) -> bool:
     if read_number(part) is not None:
         return False  # a number with a unit, which was compared
     value = of_one_sentence(spoken)
-    return value is not None and value != part and equivalent(gold, value, policy)
+    if value is None or value == part or _is_factor(value, spoken):
+        return False
+    return equivalent(gold, value, policy)
+
+
+_BEFORE = re.compile(r"(?:(?<![A-Za-z\\])[b-zB-HJ-Z]|\\[a-z]+|[\d)}])\s*(?:\\cdot|\\times|\*)?\s*")
+_AFTER = re.compile(
+    r"\s*(?:\\cdot|\\times|\*|/)?\s*(?:\\(?!text|mbox|mathrm|[,;!: %$])[a-z]+|[\d(^_{'!]|pi\b"
+    r"|(?P<letter>[a-zA-Z])(?![a-zA-Z]))"
+)
+
+
+def _is_factor(value: str, text: str) -> bool:
+    """Whether a value that was found among words is multiplied there, as in ``5 x dollars``.
+
+    Or whether a unit follows that was not read with it.
+    """
+    before, found, after = text.rpartition(value)
+    if not found:
+        return False
+    if re.search(rf"{_BEFORE.pattern}$", before):
+        return True
+    match = _AFTER.match(after)
+    if match and (
+        match["letter"] is None or not after[0].isspace() or not read_unit(match["letter"])
+    ):
+        return True
+    word = re.match(r"\s*([A-Za-z]{2,}|[°%])", after)
+    unit = read_unit(word[1]) if word else None
+    return bool(unit and (unit.factors or unit.scale)) and not read_number(value)
 
 
 MATH = Verifier(

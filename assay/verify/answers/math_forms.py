@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from fractions import Fraction
 from functools import lru_cache
 
 from assay.verify.answers.latex_text import brackets_of, read_rules, split_top, squeeze
@@ -65,33 +66,50 @@ def _time(text: str) -> tuple[int, bool] | None:
 
 
 _BASED = re.compile(
-    r"\(?(\d[0-9A-Za-z]{0,200}|[0-9A-F]{1,200}(?=\)?_\{?16))\)?_\{?(\d\d?|[a-z]{3,8})\}?"
+    r"(-?)\(?(-?)(\d[0-9A-Za-z]{0,200}|[0-9A-F]{1,200}(?=(?:\.[0-9A-F]+)?\)?_\{?16))"
+    r"(?:\.([0-9A-Za-z]{1,200}))?\)?_\{?(\d\d?|[a-z]{3,8})\}?"
 )
+_NUMERAL_BELOW = re.compile(r"(?<![a-zA-Z_{\d])\d[\d.]*\s*\)?_|\\overline\s*\{\d+\}\s*_")
 
 
 def _based(text: str) -> tuple[str, str] | None:
-    """Return (digits, base) of ``204_5``, or None."""
+    """Return (digits with their sign, base) of ``-204.1_5``, or None."""
     match = _BASED.fullmatch(squeeze(text))
     if match is None:
         return None
-    base = match[2] if match[2].isdigit() else read_words(match[2])
-    return None if base is None else (match[1], str(base))
+    base = match[5] if match[5].isdigit() else read_words(match[5])
+    digits = f"{match[1] or match[2]}{match[3]}{'.' + match[4] if match[4] else ''}"
+    return None if base is None else (digits, str(base))
 
 
 def same_based(gold: str, found: str) -> bool | None:
     """Compare numbers in a base; one that names none is in the expected base, or in base ten."""
     pair = _based(gold), _based(found)
     if pair == (None, None):
-        return None
+        # Else the grammar would drop a base that it does not understand.
+        return False if _NUMERAL_BELOW.search(gold) or _NUMERAL_BELOW.search(found) else None
     (a, base_a), (b, base_b) = pair[0] or (squeeze(gold), ""), pair[1] or (squeeze(found), "")
     if a.lower() == b.lower() and base_a and base_b in (base_a, ""):
         return True
     if base_b and not base_a and a == b:
         return base_b == "10"
+    values = _value_of(gold, a, base_a), _value_of(found, b, base_b)
+    return values[0] is not None and values[0] == values[1]
+
+
+def _value_of(text: str, digits: str, base: str) -> Fraction | None:
+    """Return the value of digits in a base, or of a text that names none; None: it has none."""
+    if not base:
+        number = read_number(text)
+        return None if number is None or number.unit or number.percent else number.value
+    whole, _, fraction = digits.partition(".")
+    sign = -1 if whole.startswith("-") else 1
     try:
-        return int(a, int(base_a or 10)) == int(b, int(base_b or 10))
+        radix = int(base)
+        below = Fraction(int(fraction or "0", radix), radix ** len(fraction))
+        return sign * (abs(int(whole, radix)) + below)
     except ValueError:
-        return False
+        return None
 
 
 def _ratio(text: str) -> list[str]:
@@ -188,6 +206,46 @@ def is_unsolved(text: str) -> bool:
         if len(holding) > 1 or holding[0] not in names:
             return True
     return False
+
+
+_SET_BUILT = re.compile(r"\\\{\s*(.+?)\s*[:|]\s*([a-z]\s*\\in \s*\\mathbb\{\w\}\S*)\s*\\\}")
+_PARAMETER = re.compile(
+    r"[\s,;(]+(?:(?:where|for|with|and)\s+)?(?:(?:any|every|all|some)\s+)?(?:"
+    r"(?P<name>[a-z])\s*\\in \s*\\mathbb\{(?P<set>[A-Z])\}(?P<part>\S*?)"
+    r"|(?P<named>[a-z])\s+(?:is|being)\s+(?:an?\s+|any\s+)?integers?"
+    r"|integers?\s+(?P<after>[a-z]))[\s).]*$"
+)
+
+
+def split_parameter(text: str) -> tuple[str, str, str]:
+    r"""Return (formula, letter, set) of ``2k\pi, k \in \mathbb{Z}``; the letter may be empty."""
+    text = _SET_BUILT.sub(r"\1, \2", text) if _SET_BUILT.fullmatch(text) else text
+    match = _PARAMETER.search(text)
+    if match is None:
+        return text, "", ""
+    letter = match["name"] or match["named"] or match["after"]
+    formula = text[: match.start()]
+    if not re.search(rf"(?<![a-zA-Z\\]){letter}(?![a-zA-Z])", formula):
+        return text, "", ""
+    return formula, letter, (match["set"] or "Z") + (match["part"] or "")
+
+
+def same_parameter(gold: str, found: str) -> tuple[str, str] | None:
+    """Return two answers without the sets of their parameters, in one letter; None: they differ.
+
+    An answer may leave out that its parameter is an integer, and may say it where the expected one
+    does not.
+    """
+    (a, letter_a, set_a), (b, letter_b, set_b) = split_parameter(gold), split_parameter(found)
+    if not letter_a and not letter_b:
+        return gold, found
+    if (set_a or "Z") != (set_b or "Z"):
+        return None
+    if letter_a and letter_b and letter_a != letter_b:
+        if re.search(rf"(?<![a-zA-Z\\]){letter_a}(?![a-zA-Z])", b):
+            return None
+        b = re.sub(rf"(?<![a-zA-Z\\]){letter_b}(?![a-zA-Z])", letter_a, b)
+    return a, b
 
 
 _FUNCTION_WORDS = {

@@ -14,7 +14,7 @@ from functools import lru_cache
 from assay.verify.answers.latex_text import canonical
 from assay.verify.answers.math_policy import DEFAULT, European, Policy
 from assay.verify.answers.number_words import SCALES, read_words
-from assay.verify.answers.units import NO_UNIT, Unit, convert, read_unit
+from assay.verify.answers.units import NO_UNIT, PERCENT, Unit, convert, read_unit
 
 MAX_DIGITS = 300
 ROUNDED_DIGITS = 6  # significant digits from which a decimal may stand for a number it cannot hold
@@ -48,7 +48,7 @@ _NUMBER = re.compile(
 _REPEATED = re.compile(r"(\d*?)(\d{1,8}?)\2{2,}|(\d*?)(\d{3,8}?)\4")
 _MINUS_WORD = re.compile(r"^(?:minus|negative)\s+(?=[$\d.\\])", re.IGNORECASE)
 _SAID_TWICE = re.compile(r"([^()]{0,60}\S)\s+\(\s*([A-Za-z -]{3,60}|\d{1,18})\s*\)")
-_PERCENT = ("percent", "per cent", "percentage", "pct", "percentage points")
+_PERCENT = re.compile(r"(?:per ?cent|percentage(?: points?)?|pct)(?![a-zA-Z])", re.IGNORECASE)
 _COMPOUND = re.compile(rf"({_DECIMAL})\s*([A-Za-z°']+)[\s,]*(?:and\s+)?")
 _MARKS = {"'": "ft", "''": "in"}
 
@@ -205,8 +205,8 @@ def _read_tail(tail: str, attached: bool) -> tuple[bool, Unit | None]:
         return False, None  # a derivative, or feet that are said without a word
     if tail[0] == "%":
         return True, read_unit(tail[1:])
-    if tail.lower() in _PERCENT:
-        return True, NO_UNIT
+    if percent := _PERCENT.match(tail):
+        return True, read_unit(tail[percent.end() :])
     return False, read_unit(tail, attached)
 
 
@@ -228,6 +228,8 @@ def _compound(text: str) -> PlainNumber | None:
     return None if first is None or first is last else PlainNumber(total, unit=first)
 
 
+_MONEY = re.compile(rf"\s*([+-]?)\s*({_CURRENCY})\s*(\S.*)", re.DOTALL)
+_SHARE = re.compile(r"(?<=[\w})\]])\s*(?:%|\s" + _PERCENT.pattern + r")\s*$", re.IGNORECASE)
 _LAST_WORDS = re.compile(
     r"(?<=[\w})\]°])(?:[\s/]+|(?=°))"
     r"((?:[A-Za-z]{2,}|[msghLN]|°)(?:[\s/.-]|\^\s*\{?\s*-?\d\s*\}?|[A-Za-z°])*)$"
@@ -235,7 +237,11 @@ _LAST_WORDS = re.compile(
 
 
 def split_unit(text: str) -> tuple[str, Unit]:
-    """Return a canonical formula without the unit that follows it, and that unit."""
+    """Return a canonical formula without its unit, and that unit; a percent sign counts as one."""
+    if money := _MONEY.match(text):
+        return money[1] + money[3], read_unit(money[2]) or NO_UNIT
+    if percent := _SHARE.search(text):
+        return text[: percent.start()].strip(), PERCENT
     match = _LAST_WORDS.search(text)
     if match and match[1][0] == "°" and re.search("sin|cos|tan|cot|sec|csc", text):
         return text, NO_UNIT  # the sine of an angle is none
@@ -257,6 +263,8 @@ def same_number(gold: PlainNumber, number: PlainNumber, policy: Policy = DEFAULT
     a, b = gold.value, convert(number.value, number.unit, gold.unit)
     if b is None:
         return False
+    if gold.percent != number.percent and (number.unit if gold.percent else gold.unit):
+        return False  # a share is no length, no price and no count
     if gold.percent == number.percent:
         return _agree(a, b, gold, number, policy)
     if policy.units == "required" and gold.percent and abs(number.value) >= 1:

@@ -14,6 +14,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
+from assay.verify.answers.notation import as_names
 from assay.verify.loading import slow_import
 
 MAX_LENGTH = 800
@@ -33,6 +34,10 @@ ROUNDED_CLOSE = 1.001e-6  # a decimal against a number that it cannot hold
 
 _EXPONENT = re.compile(r"\^\s*\{?\s*[+-]?\s*(\d+)")
 _FACTORIAL = re.compile(r"(\d+)\s*!(?!\s*!)|([)\]}!])\s*!|(\\Gamma.{0,9}?(?:\^|\d{4}))")
+# (2n+1)! has a letter in a short sum, and no power: its values are small enough to be compared.
+_NAMED_FACTORIAL = re.compile(
+    r"\((?=[^()]*[a-zA-Z])(?!\s*\d{4})[a-zA-Z\d\s]{1,9}(?:[-+]\s*[a-zA-Z\d]{1,3}\s*){0,3}\)\s*!(?!\s*!)"
+)
 _TOWER = re.compile(r"\^\s*\{?\s*\(?\s*\d+\s*\)?\s*\^|\^\s*\{[^{}]*\d\s*\^")
 _CHAIN = re.compile(r"(?:\^\s*[^\^(){}\s+*/=,-]{0,8}\s*){4}")
 _FOREIGN = re.compile(r"__|[\"`@#?]")
@@ -70,6 +75,7 @@ def too_big(text: str) -> str:
         return "a tower of powers"
     if _CHAIN.search(text) or text.count(r"\exp") > 2 or _growth(text) > MAX_GROWTH:
         return "powers of powers"
+    text = _NAMED_FACTORIAL.sub(" ", text)
     for number, closing, gamma in _FACTORIAL.findall(text):
         if closing or gamma or len(number) > 9 or int(number) > MAX_FACTORIAL:
             return f"a factorial above {MAX_FACTORIAL}"
@@ -133,7 +139,7 @@ def _same_expression(gold: str, text: str) -> bool:
     if too_big(gold) or too_big(text):
         return False
     expected, found = parse_latex(gold), parse_latex(text)
-    if expected is None or found is None:
+    if expected is None or found is None or _is_decided(expected) or _is_decided(found):
         return False
     try:
         if _same_value(expected, found) or _same_formula(expected, found):
@@ -153,6 +159,13 @@ def _same_expression(gold: str, text: str) -> bool:
         raise  # the checker failed: no judgement
     except Exception:  # sympy raises many kinds for what it cannot compare
         return False
+
+
+def _is_decided(expression: Any) -> bool:
+    """Whether a relation has no unknown: 1 = 6 is false, and so equal to no other falsehood."""
+    from sympy.logic.boolalg import Boolean
+
+    return isinstance(expression, Boolean) and not expression.free_symbols
 
 
 _ZERO = re.compile(r"([^=<>]+)=\s*0")
@@ -197,8 +210,9 @@ def parse_latex(text: str) -> Any:
         text = _DEGREES.sub(r"(\1\\pi/180)", text)
     for sign in "°%$":
         text = text.replace(sign, "")
-    found = _converted(normalize_latex(text, normalization))
-    return None if found is None else _plain_symbols(found)
+    named = as_names(text)
+    found = None if named is None else _converted(normalize_latex(named, normalization))
+    return None if found is None else _without_functions(_plain_symbols(found))
 
 
 def _converted(latex: str) -> Any:
@@ -206,6 +220,8 @@ def _converted(latex: str) -> Any:
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
     from math_verify.parser import get_last_eq, should_treat_as_complex
 
+    if _is_misread(latex):
+        return None
     config = ConversionConfig(lowercase_symbols=False)
     for each in dict.fromkeys((latex, get_last_eq(latex))):
         try:
@@ -220,6 +236,48 @@ def _converted(latex: str) -> Any:
         except Exception:  # the grammar raises many kinds for what it cannot read
             continue
     return None
+
+
+_COMMAND = re.compile(r"\\[a-zA-Z]+")
+
+
+def _is_misread(latex: str) -> bool:
+    r"""Whether the grammar takes the beginning of a command for the whole: ``\ln`` of ``\lnot``."""
+    from antlr4 import InputStream
+    from latex2sympy2_extended.antlr_parser import PSLexer
+
+    lexer: Any = PSLexer(InputStream(latex))
+    lexer.removeErrorListeners()
+    ends = {token.start: token.stop + 1 for token in lexer.getAllTokens()}
+    return any(ends.get(m.start(), m.end()) < m.end() for m in _COMMAND.finditer(latex))
+
+
+def _without_functions(expression: Any) -> Any:
+    """Take functions of unknown law, and what is derived from them, for names.
+
+    A derivative of a letter by another one is a name, too: sympy would say that it is 0.
+    """
+    from sympy import Basic, Derivative, Integral, MatrixBase, Symbol
+    from sympy.core.function import AppliedUndef
+
+    if not isinstance(expression, Basic) or isinstance(expression, MatrixBase):
+        return expression
+
+    def is_unknown(each: Any) -> bool:
+        if isinstance(each, Derivative):
+            inner = each.expr.free_symbols
+            return each.has(AppliedUndef) or bool(inner - {*each.variables} and each.doit() == 0)
+        return isinstance(each, Integral) and each.has(AppliedUndef)
+
+    try:
+        for kind in (is_unknown, lambda each: isinstance(each, AppliedUndef)):
+            for each in sorted(
+                filter(kind, expression.atoms(Derivative, Integral, AppliedUndef)), key=str
+            ):
+                expression = expression.xreplace({each: Symbol(str(each), real=True)})
+    except Exception:  # sympy raises many kinds for what it cannot rebuild
+        return None
+    return expression
 
 
 def _plain_symbols(expression: Any) -> Any:
@@ -278,6 +336,7 @@ def _grader() -> Any:
     logging.getLogger("latex2sympy2_extended").setLevel(logging.CRITICAL)
     grader.sympy_numeric_eq = _same_value
     grader.sympy_symbolic_eq = _same_formula
+    grader.sympy_compare_symbols = _same_symbol
     return grader
 
 
@@ -295,6 +354,22 @@ def _same_value(a: Any, b: Any, float_rounding: int = 0, numeric_precision: int 
     if not isinstance(a, Expr) or not isinstance(b, Expr) or a.free_symbols or b.free_symbols:
         return False
     return bool(_compare_at(a, b, {}))
+
+
+def _same_symbol(a: Any, b: Any) -> bool:
+    """Compare names as they are written: math-verify's own comparison ignores their case."""
+    names = [_letters_of(each) for each in (a, b)]
+    return bool(names[0] and names[0] == names[1])
+
+
+def _letters_of(expression: Any) -> str:
+    """Return the letters of a name, or of a product of names, as ``abc`` may be either."""
+    from sympy import E, Mul, Symbol
+
+    factors = expression.args if isinstance(expression, Mul) else (expression,)
+    if not all(each == E or isinstance(each, Symbol) for each in factors):
+        return ""
+    return "".join("e" if each == E else str(each.name) for each in factors)
 
 
 def _same_formula(a: Any, b: Any) -> bool:

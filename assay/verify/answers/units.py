@@ -44,6 +44,7 @@ class Unit:
 
 
 NO_UNIT = Unit()
+PERCENT = Unit((("percent", 1),), Fraction(1))  # of a formula; a plain number says it apart
 
 
 Known = tuple[dict[str, int], Fraction]
