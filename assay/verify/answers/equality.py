@@ -23,9 +23,12 @@ from assay.verify.answers.latex_text import (
     strip_label,
 )
 from assay.verify.answers.math_forms import (
+    has_unknown,
     is_called,
     is_constant,
     is_qualified,
+    is_simple,
+    is_tame,
     is_unsolved,
     is_unsummed,
     is_words,
@@ -56,6 +59,7 @@ _OPERATOR = re.compile(
 _CAPITALS = re.compile("(?:[A-Z]'*){2,}")  # letters in an order: vertices, places, options
 _ENDLESS = re.compile(r"\\(?:i+nt|oint)|binom|\d{3}|!")
 
+_INEQUALITY = re.compile(r"[<>]|\\(?:[lgn]e|in|cup|cap) ")
 _SPACED = re.compile(r"\d(?:\s|\\(?:quad|qquad|[ ,;:!]))+\d")
 
 
@@ -238,6 +242,12 @@ def _same_formula(
     (bare_a, unit_a), (bare_b, unit_b) = _algebra(a, expected), _algebra(b, found)
     if policy.units == "required" and unit_a and not unit_b:
         return False
+    simple = is_simple(strip_label(bare_a)[1])
+    if _has_relation(bare_a) or _has_relation(bare_b):
+        if (simple or is_tame(bare_a)) and not is_tame(bare_b, bare_a):
+            return False
+    elif simple and has_unknown(bare_b):
+        return False
     angles = [_is_degrees(unit_a), _is_degrees(unit_b)]
     if angles[0] != angles[1] and r"\pi" in (b if angles[0] else a):
         number = rf"({bare_a if angles[0] else bare_b}) \cdot \frac{{\pi}}{{180}}"
@@ -247,7 +257,7 @@ def _same_formula(
         return False
     if factor != 1:
         bare_b = rf"({bare_b}) \cdot \frac{{{factor.numerator}}}{{{factor.denominator}}}"
-    return same_expression(bare_a, bare_b)
+    return same_expression(bare_a, bare_b, policy.tolerance)
 
 
 def _is_degrees(unit: Unit) -> bool:
@@ -376,13 +386,14 @@ def _same_parts(
     if _relations(gold) or _relations(found):
         if _joins(a) == _joins(b) and _matches(gold.pieces, found.pieces, equal):
             return True
-        return None
+        # Conditions may be one set in other pieces; equations are compared one by one.
+        return None if _INEQUALITY.search(a) or _INEQUALITY.search(b) else False
     return _same_collection(gold, found, policy)
 
 
 def _joins(text: str) -> bool:
     """Whether conditions hold together rather than one by one: x < 1 and x > 2 is nothing."""
-    return bool(re.search(r"[<>]|\\[lg]e ", text) and re.search(r"\sand\s", text))
+    return bool(_INEQUALITY.search(text) and re.search(r"\sand\s", text))
 
 
 def _by_name(parts: Parts) -> tuple[str, ...]:

@@ -182,7 +182,7 @@ def is_label(text: str) -> bool:
     return len(text) <= 60 and bool(_LABEL.match(text))
 
 
-_APPLIED = re.compile(r"[a-zA-Z]\([a-z]\)")
+_APPLIED = re.compile(r"[a-zA-Z]\([a-xz]\)")
 
 
 def same_name(a: str, b: str) -> bool:

@@ -106,29 +106,31 @@ def _around(gold: str, commitment: Commitment, policy: Policy) -> bool:
     return equivalent(gold, value, policy)
 
 
-_BEFORE = re.compile(r"(?:(?<![A-Za-z\\])[b-zB-HJ-Z]|\\[a-z]+|[\d)}])\s*(?:\\cdot|\\times|\*)?\s*")
-_AFTER = re.compile(
-    r"\s*(?:\\cdot|\\times|\*|/)?\s*(?:\\(?!text|mbox|mathrm|[,;!: %$])[a-z]+|[\d(^_{'!]|pi\b"
-    r"|(?P<letter>[a-zA-Z])(?![a-zA-Z]))"
+_BEFORE = re.compile(
+    r"(?:(?<![A-Za-z\\])[b-zB-HJ-Z]|\bpi|\\[a-z]+|[\d)}])\s*(?:\\cdot|\\times|\*)?\s*$"
 )
+_AFTER = re.compile(
+    r"\s*(?:\\cdot|\\times|\*|/)?\s*(?:\\[a-z]+|[\d^_{'!]|\((?![A-Za-z]{2})|pi\b"
+    r"|(?!a (?:day|night|week|month|year|hour|minute|second|piece|person|head)\b)"
+    r"(?P<letter>[a-zA-Z])(?![a-zA-Z]))"
+)
+_NEXT_WORD = re.compile(r"\s*([A-Za-z]{2,}|[°%])")
 
 
 def _is_factor(value: str, text: str) -> bool:
-    """Whether a value that was found among words is multiplied there, as in ``5 x dollars``.
+    """Whether a value among words is only a factor there, as in ``5 x dollars``.
 
-    Or whether a unit follows that was not read with it.
+    So is a formula with a unit behind it, which was not read as part of the value.
     """
     before, found, after = text.rpartition(value)
     if not found:
         return False
-    if re.search(rf"{_BEFORE.pattern}$", before):
+    if _BEFORE.search(before):
         return True
-    match = _AFTER.match(after)
-    if match and (
-        match["letter"] is None or not after[0].isspace() or not read_unit(match["letter"])
-    ):
-        return True
-    word = re.match(r"\s*([A-Za-z]{2,}|[°%])", after)
+    if match := _AFTER.match(after):
+        letter = match["letter"]
+        return not (letter and after[0].isspace() and read_unit(letter))  # 5 m long
+    word = _NEXT_WORD.match(after)
     unit = read_unit(word[1]) if word else None
     return bool(unit and (unit.factors or unit.scale)) and not read_number(value)
 

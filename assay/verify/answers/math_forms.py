@@ -172,6 +172,33 @@ def is_constant(text: str) -> bool:
     return not re.search("[a-df-hj-zA-Z]", _COMMAND.sub("", text))
 
 
+_KNOWN = re.compile(r"\\[a-zA-Z]+|sqrt|pi|\b[oO]r\b|\band\b")
+_TAME = re.compile(
+    r"\\(?:frac|cdot|times|le|ge|ne|in|infty|pi|cup|cap|mathbb|sqrt|pm|or|and|emptyset|setminus|begin|end)\b"
+)
+_RISING = re.compile(r"\^\s*(?:[a-zA-Z\\(]|\{[^{}]*[a-zA-Z\\(])")  # an unknown in an exponent
+
+
+def is_simple(text: str) -> bool:
+    """Whether an expected value is a constant or constants in brackets, as ``5`` or ``(1, 2]``."""
+    return is_constant(text) and len(text) <= 200
+
+
+def has_unknown(text: str) -> bool:
+    """Whether a text has letters other than e, i and I, so that no constant is meant."""
+    return bool(re.search("[a-df-hj-zA-HJ-Z]", _KNOWN.sub("", text)))
+
+
+def is_tame(text: str, gold: str = "") -> bool:
+    r"""Whether a relation has polynomials, roots and expected functions alone: it is soon solved.
+
+    ``\sin(x)^{x} = \cos(x)`` would keep it at work for ever, and stands for nothing simpler.
+    """
+    plain = _TAME.sub("", text)
+    others = set(_COMMAND.findall(plain)) - set(_COMMAND.findall(gold))
+    return not others and not _RISING.search(plain) and "!" not in text
+
+
 _TIMES = re.compile(r"\s*(?:\\cdot|\\times|\*)(?![a-zA-Z])\s*")
 _SUM = re.compile(r"(?<=[\w)}\]!°])\s*[-+](?!\s*$)")
 _PRODUCT = re.compile(r"(?<=[\d)}])\*(?=[\d(\\])")

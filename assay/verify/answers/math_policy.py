@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
-from assay.verify.base import Field, choice, flag, number
+from assay.verify.base import Field, choice, flag, is_number
 
 European = Literal["auto", "always", "never"]
 Fallback = Literal["sentence", "none", "last_number"]
@@ -24,7 +24,7 @@ class Policy:
     units: Literal["optional", "required"] = "optional"
     ordered: bool = False
     rounding: Literal["exact", "gold"] = "exact"
-    tolerance: float = 0.0
+    tolerance: float | None = None
     case: bool = False
     european_numbers: European = "auto"
     extra_text: bool = True
@@ -64,9 +64,10 @@ OPTIONS = (
     ),
     Field(
         "tolerance",
-        f"a number from 0 to {MAX_TOLERANCE}: the relative error that a number may have",
-        default=0.0,
-        check=number(0.0, MAX_TOLERANCE),
+        f"a number from 0 to {MAX_TOLERANCE}: the relative error that a number may have. 0: none. "
+        "Not set: none, but a decimal of six digits or more may stand for a number that no decimal "
+        "can hold (3.33333 for 10/3), and one of twelve for a printed float",
+        check=lambda value: value is None or is_number(value, 0.0, MAX_TOLERANCE),
     ),
     flag(
         "case",

@@ -283,7 +283,8 @@ def same_number(gold: PlainNumber, number: PlainNumber, policy: Policy = DEFAULT
 def _agree(
     a: Fraction, b: Fraction, gold: PlainNumber, number: PlainNumber, policy: Policy
 ) -> bool:
-    if _close(a, b, gold.digits, number.digits):
+    # A tolerance of 0 is exact; without one, a decimal may round what it cannot hold.
+    if a == b or (policy.tolerance != 0 and _close(a, b, gold.digits, number.digits)):
         return True
     if policy.tolerance and a and abs(a - b) <= abs(a) * Fraction(policy.tolerance):
         return True

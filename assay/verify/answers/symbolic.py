@@ -124,24 +124,29 @@ def _growth(text: str) -> int:
     return max(within)
 
 
-def same_expression(gold: str, text: str) -> bool:
+def same_expression(gold: str, text: str, tolerance: float | None = None) -> bool:
     """Whether two canonical answers denote the same mathematical object.
 
     3/2x is read as three over 2x, and then as three halves of x: people write both.
+    tolerance: the relative error that a number may have; 0: a decimal is its digits, no rounding.
     """
-    if _same_expression(gold, text):
+    if _same_expression(gold, text, tolerance):
         return True
     other = _SLASH.sub(r"\\frac{\1}{\2}", text)
-    return other != text and _same_expression(gold, other)
+    return other != text and _same_expression(gold, other, tolerance)
 
 
-def _same_expression(gold: str, text: str) -> bool:
+def _same_expression(gold: str, text: str, tolerance: float | None) -> bool:
     if too_big(gold) or too_big(text):
         return False
     expected, found = parse_latex(gold), parse_latex(text)
     if expected is None or found is None or _is_decided(expected) or _is_decided(found):
         return False
     try:
+        if tolerance == 0:
+            expected, found = _digits_only(expected), _digits_only(found)
+        elif tolerance and _is_near(expected, found, tolerance):
+            return True
         if _same_value(expected, found) or _same_formula(expected, found):
             return True
         if _proportional(gold, text):
@@ -159,6 +164,25 @@ def _same_expression(gold: str, text: str) -> bool:
         raise  # the checker failed: no judgement
     except Exception:  # sympy raises many kinds for what it cannot compare
         return False
+
+
+def _digits_only(expression: Any) -> Any:
+    """Take each decimal for the fraction that its digits are."""
+    from sympy import Float, Rational
+
+    return expression.xreplace({each: Rational(str(each)) for each in expression.atoms(Float)})
+
+
+def _is_near(gold: Any, found: Any, tolerance: float) -> bool:
+    """Whether a constant is within a relative error of the expected one."""
+    from sympy import Expr
+
+    if not isinstance(gold, Expr) or not isinstance(found, Expr):
+        return False
+    if gold.free_symbols or found.free_symbols:
+        return False
+    x, y = _complex(gold), _complex(found)
+    return x is not None and y is not None and bool(abs(x - y) <= tolerance * abs(x))
 
 
 def _is_decided(expression: Any) -> bool:
