@@ -237,7 +237,7 @@ def _same_formula(
     a: str, b: str, expected: PlainNumber | None, found: PlainNumber | None, policy: Policy
 ) -> bool:
     """Compare by algebra, after the units: they are converted as those of plain numbers are."""
-    if not same_order(a, b):
+    if not same_order(a, b) or ("matrix}" in b and "matrix}" not in a and not policy.unevaluated):
         return False
     (bare_a, unit_a), (bare_b, unit_b) = _algebra(a, expected), _algebra(b, found)
     if policy.units == "required" and unit_a and not unit_b:

@@ -390,7 +390,7 @@ def _letters_of(expression: Any) -> str:
     """Return the letters of a name, or of a product of names, as ``abc`` may be either."""
     from sympy import E, Mul, Symbol
 
-    factors = expression.args if isinstance(expression, Mul) else (expression,)
+    factors: tuple[Any, ...] = expression.args if isinstance(expression, Mul) else (expression,)
     if not all(each == E or isinstance(each, Symbol) for each in factors):
         return ""
     return "".join("e" if each == E else str(each.name) for each in factors)

@@ -93,6 +93,9 @@ PINNED = [
     ("72", "We add them up. The total is **72**.", True),
     ("5", "We solve.\n\n$$x = 5$$", True),
     ("5", "$$4$$\n$$5$$", False),
+    (r"\frac{dy}{dx}", r"\boxed{0}", False),
+    (r"44\%", r"\boxed{44\text{ cm}}", False),
+    ("(x,y)=(1,2)", r"\boxed{(y,x)=(1,2)}", False),
 ]
 
 
@@ -201,6 +204,29 @@ HONEST = [
 @pytest.mark.parametrize(("answer", "text"), HONEST)
 def test_honest_answers_in_odd_styles(answer: str, text: str) -> None:
     assert passes(answer, text)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        r"330 x\text{ cm}",
+        r"330 k\text{ dollars}",
+        r"330\pi\text{ cm}^3",
+        r"330 r^2\text{ apples}",
+        r"330\cdot x\text{ cm}",
+        r"330\sqrt{3}\text{ feet}",
+        r"\alpha 330\text{ dollars}",
+        r"\frac{330}{x}\text{ cm}",
+        "pi 330 cm",
+    ],
+)
+def test_a_factor_between_a_value_and_its_unit_counts(answer: str) -> None:
+    assert not passes("330", rf"\boxed{{{answer}}}")
+
+
+@pytest.mark.parametrize("answer", ["330 m long", r"330\text{ dollars in all}", "330 a day"])
+def test_words_and_units_beside_a_value_do_not(answer: str) -> None:
+    assert passes("330", rf"\boxed{{{answer}}}")
 
 
 @pytest.mark.parametrize("known", MATH.known_errors, ids=lambda known: known.what)

@@ -91,3 +91,21 @@ def test_answers(answer: Any) -> None:
 @pytest.mark.parametrize("answer", [None, "", " ", [], [None], True, {"a": 1}])
 def test_what_is_no_answer(answer: Any) -> None:
     assert ANSWER.check is not None and not ANSWER.check(answer)
+
+
+@pytest.mark.parametrize(("gold", "answer"), [("10/3", "3.333333"), (r"\pi", "3.14159265")])
+def test_a_tolerance_of_zero_is_exact(gold: str, answer: str) -> None:
+    assert equivalent(gold, answer)
+    assert not equivalent(gold, answer, Policy(tolerance=0.0))
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"), [("10/3", "20/6"), (r"0.5\pi", r"\frac{\pi}{2}"), ("0.1x", r"\frac{x}{10}")]
+)
+def test_exact_decimals_stay_equal(gold: str, answer: str) -> None:
+    assert equivalent(gold, answer, Policy(tolerance=0.0))
+
+
+def test_a_tolerance_holds_for_formulas_too() -> None:
+    assert equivalent(r"\sqrt{2}", "1.42", Policy(tolerance=0.01))
+    assert not equivalent(r"\sqrt{2}", "1.42", Policy(tolerance=0.001))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from assay.verify.answers.equality import equivalent
 from assay.verify.answers.plain_numbers import read_number, same_number
 
 
@@ -210,3 +211,30 @@ def test_fractions_are_read_exactly_in_every_spelling(value: Fraction) -> None:
 def test_no_text_breaks_the_reader(text: str) -> None:
     number = read_number(text)
     assert number is None or same_number(number, number)
+
+
+@pytest.mark.parametrize(
+    "other", ["44 cm", r"\$44", "€44", r"44^\circ", "44 °C", "44 apples", "44 s"]
+)
+def test_a_share_is_no_length_price_angle_or_count(other: str) -> None:
+    assert not equivalent(r"44\%", other)
+    assert not equivalent(other, r"44\%")
+
+
+@pytest.mark.parametrize("other", [r"\sqrt{2}\text{ cm}", r"\$\sqrt{2}", r"\sqrt{2}^\circ"])
+def test_nor_is_a_formula(other: str) -> None:
+    assert not equivalent(r"\sqrt{2}\%", other)
+    assert not equivalent(other, r"\sqrt{2}\%")
+
+
+@pytest.mark.parametrize("share", ["44 percent", "44 percent of students", "44% off", "0.44", "44"])
+def test_a_share_in_words_is_one(share: str) -> None:
+    assert equivalent(r"44\%", share)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [(r"\$5", "5€"), (r"\$5", "£5"), ("5 CAD", "5 EUR"), (r"\$\sqrt{2}", r"\sqrt{2}\text{ cm}")],
+)
+def test_another_currency_is_another_price(gold: str, answer: str) -> None:
+    assert not equivalent(gold, answer)
