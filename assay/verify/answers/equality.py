@@ -205,7 +205,7 @@ def _names(text: str) -> dict[str, str]:
     label, value = strip_label(text)
     brackets, inside = brackets_of(label)
     parts = read_parts(value if brackets else text)
-    if parts is None:
+    if parts is None or (brackets and parts.kind != "tuple"):
         return {}
     names = [each.strip() for each in inside.split(",")] if brackets else [*parts.labels]
     if not all(names) or not (len({*names}) == len(names) == len(parts.items) > 1):

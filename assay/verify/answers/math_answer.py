@@ -137,7 +137,7 @@ def _is_factor(value: str, text: str) -> bool:
 
 MATH = Verifier(
     name="math",
-    version=5,
+    version=6,
     judge=judge_math,
     domain="mathematical answers: numbers with units, formulas, sets, tuples, intervals, matrices, "
     "relations",

@@ -257,7 +257,8 @@ def split_parameter(text: str) -> tuple[str, str, str]:
         return text, "", ""
     letter = match["name"] or match["named"] or match["after"]
     formula = text[: match.start()]
-    if not re.search(rf"(?<![a-zA-Z\\]){letter}(?![a-zA-Z])", formula):
+    free = rf"(?<![a-zA-Z\\]){letter}(?![a-zA-Z])"
+    if formula.strip() == letter or not re.search(free, formula):
         return text, "", ""
     return formula, letter, (match["set"] or "Z") + (match["part"] or "")
 
@@ -271,7 +272,9 @@ def same_parameter(gold: str, found: str) -> tuple[str, str] | None:
     (a, letter_a, set_a), (b, letter_b, set_b) = split_parameter(gold), split_parameter(found)
     if not letter_a and not letter_b:
         return gold, found
-    if (set_a or "Z") != (set_b or "Z"):
+    # x > 3 is of reals unless it says another set; 2k may leave out that k is an integer.
+    implied = ("", "R") if _COMPARED.search(a) else ("", "R", "Z")
+    if set_a != set_b and not ("" in (set_a, set_b) and {set_a, set_b} <= {*implied}):
         return None
     if letter_a and letter_b and letter_a != letter_b:
         if re.search(rf"(?<![a-zA-Z\\]){letter_a}(?![a-zA-Z])", b):

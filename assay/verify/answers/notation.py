@@ -133,9 +133,7 @@ def _connected(text: str) -> tuple[list[str], list[str]]:
     for match in _CONNECTIVE.finditer(text) if "\\" in text else ():
         before = text[: match.start()]
         if sum(map(before.count, "([{")) != sum(map(before.count, ")]}")):
-            if match[1] in ("to", "mapsto", "in"):
-                continue  # the limit of \lim
-            return ["inside", text], [text]
+            continue
         signs.append(match[1])
         pieces.append(text[start : match.start()].strip())
         start = match.end()

@@ -266,14 +266,17 @@ _COMMAND = re.compile(r"\\[a-zA-Z]+")
 
 
 def _is_misread(latex: str) -> bool:
-    r"""Whether the grammar takes the beginning of a command for the whole: ``\ln`` of ``\lnot``."""
+    r"""Whether the grammar does not know a command: it would read ``\ln`` in ``\lnot``."""
     from antlr4 import InputStream
     from latex2sympy2_extended.antlr_parser import PSLexer
 
     lexer: Any = PSLexer(InputStream(latex))
     lexer.removeErrorListeners()
-    ends = {token.start: token.stop + 1 for token in lexer.getAllTokens()}
-    return any(ends.get(m.start(), m.end()) < m.end() for m in _COMMAND.finditer(latex))
+    spans = [(token.start, token.stop + 1) for token in lexer.getAllTokens()]
+    return any(
+        not any(start <= each.start() and each.end() <= end for start, end in spans)
+        for each in _COMMAND.finditer(latex)
+    )
 
 
 def _without_functions(expression: Any) -> Any:
